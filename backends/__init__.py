@@ -1,0 +1,1 @@
+"""What a device program is written as, and the engines that run it."""

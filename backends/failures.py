@@ -1,0 +1,123 @@
+"""What goes wrong while a device program runs, and which of several errors is told.
+
+Devices run side by side, so which one fails first is chance. Told is the error that comes first in
+the order of the program, so that it is the same in every engine and at every run.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from meshdsl.diagnostics import Diagnostic
+
+
+class RunError(Exception):
+    """A run that failed.
+
+    `code` is that of a diagnostic. Known where they apply: the `device` (its rank), the `place` in
+    the source (`mlp.mdsl:15`), the `line` of the emitted text, and the `collective`.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        device: int | None = None,
+        place: str | None = None,
+        line: int | None = None,
+        collective: str | None = None,
+        help: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code, self.message, self.help = code, message, help
+        self.device, self.place, self.line, self.collective = device, place, line, collective
+
+    @property
+    def diagnostic(self) -> Diagnostic:
+        """The error as it is shown to the user."""
+        return Diagnostic(self.code, self.message, help=self.help)
+
+
+class CollectiveError(Exception):
+    """Devices that do not agree on what they have to tell one another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One device's error: where in the emitted text it arose, and the counters of its loops.
+
+    `position` orders errors of one statement. A `consequence` of another device's end is told only
+    when there is nothing else.
+    """
+
+    device: int
+    kind: str
+    message: str
+    line: int | None = None
+    loops: Mapping[str, int] | None = None
+    position: tuple[int, ...] = ()
+    consequence: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A `for` of the emitted text: its lines and the name of its counter."""
+
+    first: int
+    last: int
+    counter: str
+
+
+def loops_of(text: str) -> tuple[Loop, ...]:
+    """The `for` loops of a text, outer before inner."""
+    found = (
+        Loop(node.lineno, node.end_lineno or node.lineno, node.target.id)
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.For) and isinstance(node.target, ast.Name)
+    )
+    return tuple(sorted(found, key=lambda loop: (loop.first, -loop.last)))
+
+
+def program_order(loops: tuple[Loop, ...], failure: Failure) -> tuple[int, ...]:
+    """Sorts failures as the program runs: lines, and within a loop first by its counter."""
+    if failure.line is None:
+        return ()
+    order: list[int] = []
+    for loop in loops:
+        if loop.first < failure.line <= loop.last:
+            order += [loop.first, (failure.loops or {}).get(loop.counter, 0)]
+    return (*order, failure.line)
+
+
+def first_failure(text: str, failures: list[Failure]) -> Failure:
+    """The failure to tell: causes before consequences, then in the order of the program."""
+    loops = loops_of(text)
+
+    def key(failure: Failure) -> tuple[Any, ...]:
+        order = program_order(loops, failure)
+        return failure.consequence, order, failure.position, failure.device
+
+    return min(failures, key=key)
+
+
+def position_of(position: Any) -> tuple[int, ...]:
+    """The global position that an index error names, by dim; empty for any other error."""
+    return tuple(position.values()) if isinstance(position, dict) else ()
+
+
+def as_error(failure: Failure, lines: Mapping[int, str] | None) -> tuple[str, str, dict[str, Any]]:
+    """Code, message and details of a failure, ready to be made a `RunError` of."""
+    place = (lines or {}).get(failure.line or 0)
+    details = {"device": failure.device, "line": failure.line, "place": place}
+    if failure.kind == CollectiveError.__name__:
+        return "MD0702", failure.message, details
+    if failure.kind == "IndexOutOfRange":
+        code, _, message = failure.message.partition(" ")
+        return code, message, details
+    at = f" at {place}" if place else f", line {failure.line} of its program" * bool(failure.line)
+    message = f"device {failure.device} failed{at}: {failure.kind}: {failure.message}"
+    return "MD0701", message, details

@@ -1,0 +1,332 @@
+"""The local engine: every device of a mesh runs the emitted text in a thread of this process."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshdsl.backends.failures import (
+    CollectiveError,
+    Failure,
+    RunError,
+    as_error,
+    first_failure,
+    position_of,
+)
+from meshdsl.backends.local_dist import FILE, LocalDist, Released, Sent
+from meshdsl.backends.support.files import ArraysRefused, check_arrays
+from meshdsl.backends.support.values import Array, Spec, cast, draw_part, local_part
+
+if TYPE_CHECKING:
+    import torch
+
+GRACE = 0.8
+"""Seconds that devices still running get, after the first failure, to come upon an earlier one."""
+
+MOST_DEVICES = 1024
+"""Threads that one process is asked to run; a bigger mesh is refused."""
+
+
+class LocalRunError(RunError):
+    """A run of the local engine that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRun:
+    """What a run yielded.
+
+    `outputs` are whole arrays, `device_outputs` what each device holds of them. `sent` counts the
+    collectives of each device. bf16 values come as float32.
+    """
+
+    outputs: dict[str, Array]
+    device_outputs: tuple[dict[str, Array], ...]
+    sent: tuple[Counter[Sent], ...]
+    specs: dict[str, Spec]
+    mesh: dict[str, int]
+    seconds: float
+
+    def wire_bytes(self, rank: int) -> int:
+        """Bytes that device `rank` sends by ring algorithms."""
+        return sum(sent.wire_bytes * count for sent, count in self.sent[rank].items())
+
+    def disagreements(self) -> list[str]:
+        """Outputs of which two devices hold the same block with different values."""
+        found = []
+        for name, spec in self.specs.items():
+            for rank, held in enumerate(self.device_outputs):
+                block = self.outputs[name][local_part(spec, self.mesh, rank)]
+                if not np.array_equal(block, held[name], equal_nan=block.dtype.kind == "f"):
+                    found.append(f"device {rank} holds other values of {name}")
+        return found
+
+
+class Program(ModuleType):
+    """An emitted text, executed as a module."""
+
+    MESH: dict[str, int]
+    GROUPS: tuple[tuple[str, ...], ...]
+    INPUTS: dict[str, Spec]
+    PARAMS: dict[str, Spec]
+    OUTPUTS: dict[str, Spec]
+    dist: Any
+    device: Any
+
+
+def run_local(
+    text: str,
+    inputs: Mapping[str, Any] | None = None,
+    params: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    lines: Mapping[int, str] | None = None,
+) -> LocalRun:
+    """Run every device of an emitted text and return what they computed.
+
+    `inputs` and `params` hold whole arrays (or what is sliced like one, a `StoredArray`); what is
+    not there is made up from the seed. `lines` maps lines of the text to places of the source.
+    Raises LocalRunError; a KeyboardInterrupt passes through once all devices are released.
+    """
+    program = load(text)
+    devices = math.prod(program.MESH.values())
+    if devices > MOST_DEVICES:
+        message = f"the local engine runs at most {MOST_DEVICES} devices, not {devices}"
+        raise LocalRunError("MD0704", message, help="choose a smaller mesh with --mesh")
+    check_given(inputs or {}, program.INPUTS, "inputs")
+    check_given(params or {}, program.PARAMS, "parameters")
+    given = local_tensors(program, program.INPUTS, inputs or {}, seed, devices)
+    learned = local_tensors(program, program.PARAMS, params or {}, seed, devices)
+    dist = LocalDist(program.MESH, program.GROUPS, lines)
+    program.dist = dist
+    started = time.monotonic()
+    with few_threads(devices):
+        found = Devices(program, dist, given, learned).run()
+    if found.failures:
+        raise told(text, found.failures, found.errors, lines)
+    held = tuple({n: as_array(t) for n, t in outputs.items()} for outputs in found.outputs)
+    outputs = {n: assemble(n, spec, program.MESH, held) for n, spec in program.OUTPUTS.items()}
+    seconds = time.monotonic() - started
+    return LocalRun(outputs, held, tuple(dist.sent), program.OUTPUTS, program.MESH, seconds)
+
+
+def load(text: str) -> Program:
+    """Execute an emitted text as a module, not as the main program."""
+    program = Program("meshdsl_device_program")
+    sys.modules[program.__name__] = program  # some decorators look their module up
+    try:
+        exec(compile(text, FILE, "exec", dont_inherit=True), program.__dict__)
+    finally:
+        del sys.modules[program.__name__]
+    return program
+
+
+def check_given(arrays: Mapping[str, Any], specs: Mapping[str, Spec], what: str) -> None:
+    """Refuse arrays that do not fit the program; missing ones are fine, they are made up."""
+    try:
+        check_arrays(arrays, {n: spec for n, spec in specs.items() if n in arrays}, what)
+    except ArraysRefused as refused:
+        raise LocalRunError("MD0501", str(refused)) from None
+
+
+def local_tensors(
+    program: Program, specs: Mapping[str, Spec], arrays: Mapping[str, Any], seed: int, devices: int
+) -> list[dict[str, torch.Tensor]]:
+    """What each device holds of the tensors in `specs`, in memory of its own."""
+    import torch
+
+    found: list[dict[str, torch.Tensor]] = [{} for _ in range(devices)]
+    for name, spec in specs.items():
+        blocks: dict[str, torch.Tensor] = {}
+        for rank in range(devices):
+            part = local_part(spec, program.MESH, rank)
+            if str(part) in blocks:
+                found[rank][name] = blocks[str(part)].clone()
+                continue
+            values = local_array(name, spec, arrays, seed, part)
+            dtype = getattr(torch, "bfloat16" if spec.dtype == "bf16" else str(values.dtype))
+            block = torch.from_numpy(np.array(values, order="C")).to(dtype)
+            found[rank][name] = blocks[str(part)] = block
+    return found
+
+
+def local_array(
+    name: str, spec: Spec, arrays: Mapping[str, Any], seed: int, part: tuple[slice, ...]
+) -> Array:
+    """One block of one tensor: of the array that is given, or made up."""
+    if name not in arrays:
+        return draw_part(spec, name, seed, part)
+    try:
+        return cast(np.asarray(arrays[name][part]), spec.dtype)
+    except ValueError as error:
+        raise LocalRunError("MD0501", f"{name}: {error}") from None
+
+
+@contextmanager
+def few_threads(devices: int) -> Iterator[None]:
+    """Let each device's operators use its share of the cores."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, min(before, (os.cpu_count() or 1) // devices)))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Devices:
+    """The threads of one run, and what came of them."""
+
+    def __init__(
+        self,
+        program: Program,
+        dist: LocalDist,
+        inputs: list[dict[str, torch.Tensor]],
+        params: list[dict[str, torch.Tensor]],
+    ) -> None:
+        self.program, self.dist, self.inputs, self.params = program, dist, inputs, params
+        self.outputs: list[dict[str, torch.Tensor]] = [{} for _ in inputs]
+        self.failures: list[Failure] = []
+        self.errors: dict[int, BaseException] = {}
+        self._left = len(inputs)
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._failed_at: float | None = None
+        self._threads = [
+            threading.Thread(target=self._device, args=(rank,), daemon=True, name=f"device {rank}")
+            for rank in range(len(inputs))
+        ]
+
+    def run(self) -> Devices:
+        """Run all devices to their ends; no thread is left behind that can be stopped."""
+        started = time.monotonic()
+        try:
+            for thread in self._threads:
+                thread.start()
+            while not self._over.wait(0.05):
+                if self._failed_at is not None and self._is_late(started, self._failed_at):
+                    break
+        except BaseException:
+            self._give_up()
+            raise
+        if not self._over.is_set():
+            self._give_up()
+        return self
+
+    def _is_late(self, started: float, failed: float) -> bool:
+        """Whether devices still running have had time enough to come to where one failed.
+
+        Sharing the cores, they may be behind by as long as the failed one ran.
+        """
+        return time.monotonic() - failed > max(GRACE, failed - started)
+
+    def _give_up(self) -> None:
+        """Release the devices that wait, and stop those that compute at their next statement."""
+        self.dist.close()
+        for thread in self._threads:
+            if thread.ident is not None and thread.is_alive():
+                ident, error = ctypes.c_ulong(thread.ident), ctypes.py_object(Released)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, error)
+        self._over.wait(GRACE / 4)
+
+    def _device(self, rank: int) -> None:
+        failed = True
+        try:
+            self.outputs[rank] = self._call(rank)
+            failed = False
+        except Released:
+            pass
+        except BaseException as error:
+            self._keep(rank, error)
+        finally:
+            self.dist.end(rank, failed)
+            with self._lock:
+                self._left -= 1
+                if not self._left:
+                    self._over.set()
+
+    def _call(self, rank: int) -> dict[str, torch.Tensor]:
+        import torch
+
+        with torch.inference_mode():
+            outputs: dict[str, torch.Tensor] = self.program.device(
+                rank, self.dist.groups(rank), self.inputs[rank], self.params[rank]
+            )
+        return outputs
+
+    def _keep(self, rank: int, error: BaseException) -> None:
+        line, loops = where(error.__traceback__)
+        failure = Failure(
+            rank,
+            type(error).__name__,
+            str(error),
+            line,
+            loops,
+            position_of(getattr(error, "position", None)),
+        )
+        with self._lock:
+            self.failures.append(failure)
+            self.errors[rank] = error
+            self._failed_at = self._failed_at or time.monotonic()
+
+
+def where(trace: TracebackType | None) -> tuple[int | None, dict[str, int]]:
+    """The line of `device` that an error came from, and the counters it had then."""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_name == "device" and code.co_filename == FILE:
+            counters = {k: v for k, v in trace.tb_frame.f_locals.items() if type(v) is int}
+            return trace.tb_lineno, counters
+        trace = trace.tb_next
+    return None, {}
+
+
+def told(
+    text: str,
+    failures: list[Failure],
+    errors: Mapping[int, BaseException],
+    lines: Mapping[int, str] | None,
+) -> LocalRunError:
+    """The one error that the user is told, of all that happened."""
+    first = first_failure(text, failures)
+    code, message, details = as_error(first, lines)
+    if first.kind == CollectiveError.__name__:
+        details["collective"] = first.message
+    error = LocalRunError(code, message, **details)
+    error.__cause__ = errors[first.device]
+    return error
+
+
+def as_array(tensor: torch.Tensor) -> Array:
+    """A local output as a numpy array (sharing its memory where it can)."""
+    import torch
+
+    array: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array
+
+
+def assemble(
+    name: str, spec: Spec, mesh: dict[str, int], held: tuple[dict[str, Array], ...]
+) -> Array:
+    """The whole of output `name` from the blocks that the devices hold."""
+    blocks: dict[str, tuple[tuple[slice, ...], Array]] = {}
+    for rank, outputs in enumerate(held):
+        part, block = local_part(spec, mesh, rank), outputs[name]
+        shape = tuple(p.stop - p.start for p in part)
+        assert block.shape == shape, f"device {rank} holds {block.shape} of {name}, not {shape}"
+        blocks.setdefault(str(part), (part, block))
+    whole = np.empty(tuple(spec.dims.values()), held[0][name].dtype)
+    for part, block in blocks.values():
+        whole[part] = block
+    return whole

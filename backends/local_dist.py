@@ -1,0 +1,357 @@
+"""A stand-in for `torch.distributed` whose devices are threads of one process.
+
+A collective is a meeting: every member puts down its tensor and sleeps; the last one to come
+computes for all, in rank order, and wakes them: results do not depend on timing, and nobody polls.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from fractions import Fraction
+from types import FrameType
+from typing import TYPE_CHECKING, NamedTuple
+
+from meshdsl.backends.failures import CollectiveError
+from meshdsl.backends.support.values import group_members
+
+if TYPE_CHECKING:
+    import torch
+
+FILE = "<device program>"
+"""The file name that an emitted text is compiled under."""
+
+
+class Released(BaseException):
+    """Ends a device whose collective can no longer take place, or whose run was given up."""
+
+
+class Sent(NamedTuple):
+    """One collective of one device, as it was seen to happen.
+
+    `payload` is the size of the local input in bytes, `line` that of the emitted text.
+    """
+
+    kind: str
+    op: str
+    axes: tuple[str, ...]
+    size: int
+    payload: int
+    line: int
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that a ring algorithm sends from this device, rounded up."""
+        n = self.size
+        parts = {
+            "all_gather": Fraction(n - 1),
+            "all_reduce": Fraction(2 * (n - 1), n),
+            "reduce_scatter": Fraction(n - 1, n),
+            "all_to_all": Fraction(n - 1, n),
+        }
+        return math.ceil(parts[self.kind] * self.payload)
+
+
+class Call(NamedTuple):
+    """What one device brings to a meeting; `out` is where it wants the result."""
+
+    rank: int
+    kind: str
+    op: str
+    tensor: torch.Tensor
+    out: torch.Tensor
+    line: int
+
+
+class Meeting:
+    """One process group: its members' calls until all have come."""
+
+    def __init__(self, axes: tuple[str, ...], ranks: list[int]) -> None:
+        self.axes, self.ranks = axes, ranks
+        self.calls: list[Call | None] = [None] * len(ranks)
+        self.arrived = 0
+
+    def clear(self) -> list[Call]:
+        """Take the calls away, ready for the next collective."""
+        calls = [call for call in self.calls if call is not None]
+        self.calls, self.arrived = [None] * len(self.ranks), 0
+        return calls
+
+
+class Member(NamedTuple):
+    """The process group as one device sees it; what `groups["rows"]` is in the emitted text."""
+
+    meeting: Meeting
+    position: int
+    rank: int
+
+
+class ReduceOp:
+    """The reductions, under the names `torch.distributed` gives them."""
+
+    SUM, MAX, MIN, PRODUCT = "sum", "max", "min", "prod"
+
+
+class LocalDist:
+    """What `dist` is in an emitted text that runs in one process. All methods are thread-safe.
+
+    `lines` maps lines of the emitted text to places of the source. `sent` counts, per device, the
+    collectives that took place.
+    """
+
+    ReduceOp = ReduceOp
+
+    def __init__(
+        self,
+        mesh: dict[str, int],
+        groups: tuple[tuple[str, ...], ...],
+        lines: Mapping[int, str] | None = None,
+    ) -> None:
+        self.meetings = [
+            Meeting(axes, ranks) for axes in groups for ranks in group_members(mesh, axes)
+        ]
+        self.devices = math.prod(mesh.values())
+        self.lines = lines or {}
+        self.sent: list[Counter[Sent]] = [Counter() for _ in range(self.devices)]
+        self._lock = threading.Lock()
+        self._gates = [threading.Lock() for _ in range(self.devices)]
+        for gate in self._gates:
+            gate.acquire()
+        self._waiting: dict[int, Meeting] = {}
+        self._verdicts: dict[int, BaseException] = {}
+        self._ended: set[int] = set()
+        self._failed: set[int] = set()
+        self._closed = False
+
+    def groups(self, rank: int) -> dict[str, Member]:
+        """The groups of one device, by axes."""
+        return {
+            "+".join(m.axes): Member(m, m.ranks.index(rank), rank)
+            for m in self.meetings
+            if rank in m.ranks
+        }
+
+    def get_world_size(self, group: Member) -> int:
+        """How many devices are in the group."""
+        return len(group.meeting.ranks)
+
+    def get_rank(self, group: Member) -> int:
+        """Which member of the group this device is."""
+        return group.position
+
+    def all_reduce(self, tensor: torch.Tensor, op: str = "sum", *, group: Member) -> None:
+        """Overwrite `tensor` with the sum, maximum, minimum or product over the group."""
+        self._meet(group, "all_reduce", op, tensor, tensor)
+
+    def all_gather_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, *, group: Member
+    ) -> None:
+        """Write every member's `tensor` into `output`, joined along its first dim."""
+        self._meet(group, "all_gather", "", tensor, output)
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, op: str = "sum", *, group: Member
+    ) -> None:
+        """Write this member's block, along the first dim, of the reduced `tensor` into `output`."""
+        self._meet(group, "reduce_scatter", op, tensor, output)
+
+    def all_to_all_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, *, group: Member
+    ) -> None:
+        """Send the i-th block of `tensor` along its first dim to member i."""
+        self._meet(group, "all_to_all", "", tensor, output)
+
+    def end(self, rank: int, failed: bool) -> None:
+        """Tell that a device has ended: with an error, or having done all it had to do."""
+        with self._lock:
+            self._ended.add(rank)
+            if failed:
+                self._failed.add(rank)
+                for meeting in self.meetings:
+                    if rank in meeting.ranks:
+                        self._dismiss(meeting)
+            self._look_for_deadlock()
+
+    def close(self) -> None:
+        """Release every device, now and at its next collective."""
+        with self._lock:
+            self._closed = True
+            for meeting in self.meetings:
+                self._dismiss(meeting)
+
+    def _meet(
+        self, group: Member, kind: str, op: str, tensor: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        meeting, position, rank = group
+        call = Call(rank, kind, op, tensor, out, _line(sys._getframe(2)))
+        with self._lock:
+            if self._closed:
+                raise Released
+            meeting.calls[position] = call
+            meeting.arrived += 1
+            last = meeting.arrived == len(meeting.ranks)
+            if not last:
+                self._wait_in(meeting, rank)
+        if last:
+            self._hold(meeting, rank)
+        else:
+            self._gates[rank].acquire()
+        verdict = self._verdicts.pop(rank, None)
+        if verdict is not None:
+            raise verdict
+        payload = tensor.numel() * tensor.element_size()
+        self.sent[rank][Sent(kind, op, meeting.axes, len(meeting.ranks), payload, call.line)] += 1
+
+    def _wait_in(self, meeting: Meeting, rank: int) -> None:
+        self._waiting[rank] = meeting
+        if self._failed.isdisjoint(meeting.ranks):
+            self._look_for_deadlock()
+        else:
+            self._dismiss(meeting)
+
+    def _hold(self, meeting: Meeting, rank: int) -> None:
+        """Compute for all members, who have all come, and wake them."""
+        calls = [call for call in meeting.calls if call is not None]
+        problem = self._disagreement(meeting, calls)
+        try:
+            if not problem:
+                perform(calls)
+        except Exception as error:  # of shapes that no collective takes: every member fails alike
+            problem = f"{self._show(calls[0], meeting)}: {error}"
+        with self._lock:
+            meeting.clear()
+            for member in meeting.ranks:
+                if problem:
+                    self._verdicts[member] = CollectiveError(problem)
+                if member != rank:
+                    del self._waiting[member]
+                    self._gates[member].release()
+
+    def _dismiss(self, meeting: Meeting) -> None:
+        """Wake those who wait in a meeting that cannot take place any more."""
+        if meeting.arrived == len(meeting.ranks):  # it is taking place right now
+            return
+        for call in meeting.clear():
+            self._wake(call.rank, Released())
+
+    def _wake(self, rank: int, verdict: BaseException) -> None:
+        self._verdicts[rank] = verdict
+        del self._waiting[rank]
+        self._gates[rank].release()
+
+    def _look_for_deadlock(self) -> None:
+        """When no device can go on, tell each one that waits what it waits for in vain."""
+        if not self._waiting or len(self._waiting) + len(self._ended) < self.devices:
+            return
+        stuck = sorted(self._waiting.items())
+        for_ended = {r for r, m in stuck if not self._ended.isdisjoint(m.ranks)}
+        verdicts: dict[int, BaseException] = {
+            rank: CollectiveError(self._stuck(rank, meeting))
+            if rank in for_ended or not for_ended
+            else Released()
+            for rank, meeting in stuck
+        }
+        for _, meeting in stuck:
+            meeting.clear()
+        for rank, verdict in verdicts.items():
+            self._wake(rank, verdict)
+
+    def _stuck(self, rank: int, meeting: Meeting) -> str:
+        call = self._call_of(rank, meeting)
+        absent = [r for r, c in zip(meeting.ranks, meeting.calls, strict=True) if c is None]
+        other = next((r for r in absent if r in self._ended), absent[0])
+        waits = f"device {rank} waits in {self._show(call, meeting)} for device {other}"
+        if other in self._ended:
+            return f"{waits}, which ended without joining"
+        elsewhere = self._waiting[other]
+        there = self._show(self._call_of(other, elsewhere), elsewhere)
+        return f"{waits}, which waits in {there}"
+
+    def _call_of(self, rank: int, meeting: Meeting) -> Call:
+        call = meeting.calls[meeting.ranks.index(rank)]
+        assert call is not None, "a device that waits has made a call"
+        return call
+
+    def _disagreement(self, meeting: Meeting, calls: list[Call]) -> str:
+        """What is wrong when the members do not all make the same call; else empty."""
+        first = calls[0]
+        for call in calls[1:]:
+            same = call[1:3] == first[1:3] and call.line == first.line
+            tensors = call.tensor.shape == first.tensor.shape
+            if not (same and tensors and call.tensor.dtype == first.tensor.dtype):
+                one, other = self._show(first, meeting), self._show(call, meeting)
+                return f"device {first.rank} is in {one} while device {call.rank} is in {other}"
+        return ""
+
+    def _show(self, call: Call, meeting: Meeting) -> str:
+        dtype = str(call.tensor.dtype).removeprefix("torch.")
+        kind = f"{call.kind} {call.op}".rstrip()
+        place = self.lines.get(call.line) or f"line {call.line} of its program"
+        return (
+            f"{kind} of {dtype}{list(call.tensor.shape)} over {', '.join(meeting.axes)} at {place}"
+        )
+
+    # The names that torch before 2.13 has for the same.
+    all_gather_into_tensor = all_gather_single
+    reduce_scatter_tensor = reduce_scatter_single
+
+
+def perform(calls: list[Call]) -> None:
+    """Compute one collective for all members, whose calls come in rank order."""
+    {
+        "all_reduce": _all_reduce,
+        "all_gather": _all_gather,
+        "reduce_scatter": _reduce_scatter,
+        "all_to_all": _all_to_all,
+    }[calls[0].kind](calls)
+
+
+def _all_reduce(calls: list[Call]) -> None:
+    total = _reduce(calls[0].op, [call.tensor for call in calls], calls[0].out)
+    for call in calls[1:]:
+        call.out.copy_(total)
+
+
+def _all_gather(calls: list[Call]) -> None:
+    for call in calls:
+        for block, source in zip(call.out.chunk(len(calls)), calls, strict=True):
+            block.copy_(source.tensor)
+
+
+def _reduce_scatter(calls: list[Call]) -> None:
+    blocks = [call.tensor.chunk(len(calls)) for call in calls]
+    for index, call in enumerate(calls):
+        _reduce(call.op, [block[index] for block in blocks], call.out)
+
+
+def _all_to_all(calls: list[Call]) -> None:
+    blocks = [call.tensor.chunk(len(calls)) for call in calls]
+    for index, call in enumerate(calls):
+        for target, source in zip(call.out.chunk(len(calls)), blocks, strict=True):
+            target.copy_(source[index])
+
+
+def _reduce(op: str, parts: list[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+    """The parts reduced in order, into `out`, which may be the first of them."""
+    import torch
+
+    functions = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
+    combine = getattr(torch, functions[op])
+    if len(parts) == 1:
+        return out.copy_(parts[0])
+    combine(parts[0], parts[1], out=out)
+    for part in parts[2:]:
+        combine(out, part, out=out)
+    return out
+
+
+def _line(frame: FrameType | None) -> int:
+    """The line of `device` that a collective was called from."""
+    while frame is not None:
+        if frame.f_code.co_name == "device" and frame.f_code.co_filename == FILE:
+            return frame.f_lineno
+        frame = frame.f_back
+    return 0

@@ -1,0 +1,113 @@
+"""The reference engine: the unsharded answer, floats in float64, integers and booleans exact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from meshdsl.backends.failures import Failure, RunError, as_error
+from meshdsl.backends.support.indices import IndexOutOfRange
+from meshdsl.backends.support.values import Array, Spec, cast, draw_part
+from meshdsl.named.ir import Node, Op, Program, Repeat, TensorType, Value
+from meshdsl.ops.opdef import NumpyCall, lookup
+
+Values = dict[Value, Array]
+
+
+def run_reference(
+    program: Program, inputs: Mapping[str, Array], params: Mapping[str, Array]
+) -> dict[str, Array]:
+    """The outputs of a named program on one device; `inputs` and `params` hold every array.
+
+    Raises RunError on an index out of range.
+    """
+    values: Values = {v: widened(inputs[v.label], v.type) for v in program.inputs}
+    for param in program.params:
+        assert param.value.name, "a parameter has a name"
+        values[param.value] = widened(params[param.value.name], param.value.type)
+    try:
+        with np.errstate(all="ignore"):  # as torch: infinities and NaN, without a word
+            _run(program.body, values)
+    except IndexOutOfRange as error:
+        code, message, details = as_error(Failure(0, "IndexOutOfRange", str(error)), None)
+        details |= {"place": error.place, "device": None}
+        raise RunError(code, message, **details) from error
+    return {output.name: values[output.value] for output in program.outputs}
+
+
+def whole_specs(
+    program: Program, draws: Mapping[Value, tuple[Any, ...]]
+) -> tuple[dict[str, Spec], dict[str, Spec]]:
+    """The inputs and the parameters by name, unsplit; `draws` says how each is made up."""
+
+    def spec(value: Value) -> Spec:
+        dims = {dim.name: dim.size for dim in value.type.dims}
+        return Spec(value.type.dtype.name, dims, {}, draws.get(value))
+
+    inputs = {value.label: spec(value) for value in program.inputs}
+    return inputs, {str(p.value.name): spec(p.value) for p in program.params}
+
+
+def made_up(
+    specs: Mapping[str, Spec], arrays: Mapping[str, Any] | None = None, seed: int = 0
+) -> dict[str, Array]:
+    """Whole arrays for `specs`, in their dtypes: those of `arrays`, and made-up ones for the rest.
+
+    The values are bit for bit what the other engines begin with.
+    """
+    found = {}
+    for name, spec in specs.items():
+        part = tuple(slice(0, size) for size in spec.dims.values())
+        if name not in (arrays or {}):
+            found[name] = draw_part(spec, name, seed, part)
+            continue
+        try:
+            found[name] = cast(np.asarray((arrays or {})[name][part]), spec.dtype)
+        except ValueError as error:
+            raise RunError("MD0501", f"{name}: {error}") from None
+    return found
+
+
+def widened(array: Array, type_: TensorType) -> Array:
+    """`array` in the dtype the reference computes in; its shape must be that of `type_`."""
+    assert array.shape == type_.shape, f"{array.shape} where {type_} has {type_.shape}"
+    dtype = np.float64 if type_.dtype.kind == "float" else type_.dtype.numpy
+    return np.asarray(array, dtype)
+
+
+def _run(nodes: tuple[Node, ...], values: Values) -> None:
+    for node in nodes:
+        if isinstance(node, Repeat):
+            _repeat(node, values)
+        else:
+            _apply(node, values)
+
+
+def _apply(op: Op, values: Values) -> None:
+    call = NumpyCall(
+        tuple(v.type for v in op.ins),
+        tuple(v.type for v in op.outs),
+        dict(op.attrs),
+        place=f"{op.span.file}:{op.span.line}",
+    )
+    result = lookup(op.name).numpy(call, *(values[v] for v in op.ins))
+    results = result if isinstance(result, tuple) else (result,)
+    for value, array in zip(op.outs, results, strict=True):
+        values[value] = widened(np.asarray(array), value.type)
+
+
+def _repeat(loop: Repeat, values: Values) -> None:
+    for carry in loop.carries:
+        values[carry.inside] = values[carry.init]
+    for index in range(loop.dim.size):
+        for stack in loop.stacked:
+            axis = stack.outer.type.index(loop.dim.name)
+            values[stack.inside] = values[stack.outer].take(index, axis)
+        _run(loop.body, values)
+        # All at once: what is carried may be another's old value.
+        carried = [values[carry.next] for carry in loop.carries]
+        values.update(zip((c.inside for c in loop.carries), carried, strict=True))
+    for carry in loop.carries:
+        values[carry.result] = values[carry.inside]

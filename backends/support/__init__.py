@@ -1,0 +1,1 @@
+"""Functions that are pasted as text into the programs that need them."""

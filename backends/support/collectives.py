@@ -1,0 +1,88 @@
+"""Collectives on local tensors: one call each for what devices tell one another.
+
+Every device of a group must call the same one with the same shapes.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from meshdsl.backends.support.values import group_members
+
+
+def make_groups(
+    mesh: dict[str, int], groups: tuple[tuple[str, ...], ...], rank: int
+) -> dict[str, Any]:
+    """The process group of this device over each set of mesh axes, under `"axis+axis"`."""
+    found = {}
+    for axes in groups:
+        for members in group_members(mesh, axes):
+            # Every process takes part in making every group, also those it is not in.
+            whole = len(members) == dist.get_world_size()
+            group = dist.group.WORLD if whole else dist.new_group(members)
+            if rank in members:
+                found["+".join(axes)] = group
+    return found
+
+
+def all_reduce(x: torch.Tensor, group: Any, op: str) -> torch.Tensor:
+    """The sum (max, min, prod) over the group; `x` is overwritten where its memory allows."""
+    dense = x
+    if not x.is_contiguous():
+        # The order of dims does not matter to a sum: reduce in the order of the memory.
+        dense = x.permute(sorted(range(x.dim()), key=x.stride, reverse=True))
+    if not dense.is_contiguous():
+        x = dense = x.contiguous()
+    dist.all_reduce(as_numbers(dense), reduce_op(op, x), group=group)
+    return x
+
+
+def all_gather(x: torch.Tensor, dim: int, group: Any) -> torch.Tensor:
+    """The blocks of all devices joined along `dim`, laid out in memory with `dim` outermost."""
+    block = x.movedim(dim, 0).contiguous()
+    whole = block.new_empty(block.shape[0] * dist.get_world_size(group), *block.shape[1:])
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(as_numbers(whole), as_numbers(block), group=group)
+    return whole.movedim(0, dim)
+
+
+def reduce_scatter(x: torch.Tensor, dim: int, group: Any, op: str) -> torch.Tensor:
+    """This device's block, along `dim`, of the sum (max, min, prod) over the group."""
+    whole = x.movedim(dim, 0).contiguous()
+    block = whole.new_empty(whole.shape[0] // dist.get_world_size(group), *whole.shape[1:])
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    scatter(as_numbers(block), as_numbers(whole), reduce_op(op, x), group=group)
+    return block.movedim(0, dim)
+
+
+def all_to_all(x: torch.Tensor, split_dim: int, concat_dim: int, group: Any) -> torch.Tensor:
+    """Exchange blocks: `x` whole along `split_dim` becomes whole along `concat_dim` instead."""
+    size = dist.get_world_size(group)
+    blocks = x.view(*x.shape[:split_dim], size, -1, *x.shape[split_dim + 1 :])
+    # In memory: receiver, then `concat_dim`, so that what arrives lies joined without a copy.
+    inner = concat_dim + (concat_dim > split_dim)
+    sent = blocks.movedim((split_dim, inner), (0, 1)).contiguous()
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(as_numbers(received), as_numbers(sent), group=group)
+    return received.flatten(0, 1).movedim(0, concat_dim)
+
+
+def as_numbers(x: torch.Tensor) -> torch.Tensor:
+    """The same memory; truth values as bytes, which every backend can send."""
+    return x.view(torch.uint8) if x.dtype == torch.bool else x
+
+
+def reduce_op(op: str, x: torch.Tensor) -> Any:
+    """Torch's name of a reduction; of truth values the sum is `or` and the product `and`."""
+    if x.dtype == torch.bool:
+        op = {"sum": "max", "prod": "min"}.get(op, op)
+    return getattr(dist.ReduceOp, {"prod": "PRODUCT"}.get(op, op.upper()))
+
+
+def embed_block(x: torch.Tensor, dim: int, start: int, size: int) -> torch.Tensor:
+    """`x` as the block that begins at `start` of a tensor of zeros, `size` long along `dim`."""
+    shape = [*x.shape[:dim], size, *x.shape[dim + 1 :]]
+    whole = x.new_zeros(shape)
+    whole.narrow(dim, start, x.shape[dim]).copy_(x)
+    return whole

@@ -1,0 +1,79 @@
+"""`TorchText`: one call of an operator while its torch text is being written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from meshdsl.named.ir import Dim, TensorType
+from meshdsl.ops.opdef import Attrs
+from meshdsl.ops.text import aligned
+
+
+@dataclass(slots=True)
+class TorchText:
+    """What a record's `torch` sees (`ops.opdef.TorchCall`), made anew for every call.
+
+    args:       one per operand: a variable, or a Python literal where `constants` says so.
+    ins, outs:  local types; `global_ins`, `global_outs` the global ones.
+    place:      a Python string literal, quotes included.
+    offsets:    text of the global index of the first local element, for each dim in `splits`.
+    fresh:      hint -> a variable name that is not taken.
+    used:       collects the names of support functions.
+    lines:      collects the statements that `let` writes, to stand before the expression.
+    """
+
+    args: tuple[str, ...]
+    constants: tuple[bool, ...]
+    ins: tuple[TensorType, ...]
+    outs: tuple[TensorType, ...]
+    global_ins: tuple[TensorType, ...]
+    global_outs: tuple[TensorType, ...]
+    attrs: Attrs
+    fresh: Callable[[str], str]
+    place: str = "''"
+    offsets: Mapping[str, str] = field(default_factory=dict)
+    splits: frozenset[str] = frozenset()
+    used: set[str] = field(default_factory=set)
+    lines: list[str] = field(default_factory=list)
+
+    def tensor(self, index: int) -> str:
+        """Operand `index` as the text of a tensor; a literal becomes `torch.tensor(…)`."""
+        if not self.constants[index]:
+            return self.args[index]
+        return f"torch.tensor({self.args[index]}, dtype={self.ins[index].dtype.torch})"
+
+    def is_constant(self, index: int) -> bool:
+        """Whether operand `index` is a literal."""
+        return self.constants[index]
+
+    def size(self, dim: str) -> int:
+        """Global size of `dim`."""
+        found = [t.size(dim) for t in (*self.global_ins, *self.global_outs) if t.has(dim)]
+        assert found, f"no dim {dim} in the call"
+        return found[0]
+
+    def is_split(self, dim: str) -> bool:
+        """Whether a device holds only some of `dim`."""
+        return dim in self.splits
+
+    def offset(self, dim: str) -> str:
+        """Text of the global index of the first local element of `dim`; `0` when it is whole."""
+        return self.offsets[dim] if self.is_split(dim) else "0"
+
+    def aligned(self, index: int, dims: tuple[Dim, ...]) -> str:
+        """Operand `index` so that it broadcasts against `dims`, in the fewest characters."""
+        if self.constants[index]:
+            return self.args[index]
+        return aligned(self.args[index], self.ins[index].names, tuple(d.name for d in dims))
+
+    def let(self, hint: str, text: str) -> str:
+        """Assign `text` to a fresh variable named after `hint`; returns the variable."""
+        name = self.fresh(hint)
+        self.lines.append(f"{name} = {text}")
+        return name
+
+    def use(self, function: str) -> str:
+        """Ask for a function of the support library; returns the name to call it by."""
+        self.used.add(function)
+        return function

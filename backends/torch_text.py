@@ -1,0 +1,466 @@
+"""The text of the emitted program: plain torch with explicit collectives, one statement per operator.
+
+Nothing of a `.mdsl` file becomes code: identifiers come from `device/names.py`, strings are written by
+`repr`, and source lines stand in comments with control characters escaped.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections import Counter
+from dataclasses import dataclass, field
+
+from meshdsl import __version__
+from meshdsl.backends.paste import library, paste
+from meshdsl.backends.torch_call import TorchText
+from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Var, walk
+from meshdsl.device.liveness import deaths
+from meshdsl.device.names import Names
+from meshdsl.diagnostics import Span
+from meshdsl.named.ir import TensorType, Value
+from meshdsl.ops.opdef import lookup
+from meshdsl.placed.sbp import Placement
+
+INDENT = "    "
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramText:
+    """The program, and the source place (`file:line`) behind each line of it that has one."""
+
+    text: str
+    places: dict[int, str]
+
+
+def taken_names() -> frozenset[str]:
+    """Names that the support library gives a meaning to."""
+    return frozenset(library())
+
+
+def emit(program: Program, draws: dict[Value, tuple[object, ...]]) -> ProgramText:
+    """The standalone program. `draws` says how values that are not given are made up (`Spec.draw`)."""
+    return _Emitter(program, draws).emit()
+
+
+@dataclass(slots=True)
+class _Lines:
+    """Lines of the device function, each with the place it comes from."""
+
+    lines: list[tuple[str, str]] = field(default_factory=list)
+    depth: int = 1
+    place: str = ""
+
+    def add(self, text: str = "") -> None:
+        self.lines.append((INDENT * self.depth + text if text else "", self.place))
+
+
+class _Emitter:
+    def __init__(self, program: Program, draws: dict[Value, tuple[object, ...]]) -> None:
+        self.program = program
+        self.draws = draws
+        self.mesh = program.mesh
+        self.used: set[str] = {"main", "Spec"}
+        self.out = _Lines()
+        self.names = Names(taken_names() | frozenset(_names(program)))
+        self.constants: dict[Var, str] = {}
+        self.uses = _uses(program)
+        self.fresh: set[Var] = set()
+        self.shown: tuple[str, int] = ("", 0)
+
+    def emit(self) -> ProgramText:
+        self._device()
+        pasted = paste(self.used)
+        head = [self._docstring(), "", *_imports(pasted.imports), "", *self._tables(pasted.texts)]
+        lines = [(line, "") for text in head for line in text.split("\n")]
+        lines += self.out.lines
+        call = "main(MESH, GROUPS, INPUTS, PARAMS, OUTPUTS, device)"
+        tail = ["", "", 'if __name__ == "__main__":', INDENT + call]
+        lines += [(line, "") for line in tail]
+        places = {n: place for n, (_, place) in enumerate(lines, 1) if place}
+        return ProgramText("\n".join(line for line, _ in lines) + "\n", places)
+
+    # --- head --------------------------------------------------------------------------------
+
+    def _docstring(self) -> str:
+        """A comment, not a string: no quote in a file name can end it."""
+        source = self.program.placed
+        mesh = " x ".join(f"{a} {n}" for a, n in self.mesh.axes) or "one device"
+        lines = [
+            f"{inert(source.named.span.file)}, program {source.named.name}: "
+            f"what each of {self.mesh.devices} devices does.",
+            f"mesh {inert(self.mesh.name)} ({mesh}), layout {inert(source.layout)}, "
+            f"partial values reduced: {source.policy}",
+            f"torchrun --nproc-per-node {self.mesh.devices} THIS_FILE "
+            "[--inputs F] [--params F] [--seed S] [--out F.npz]",
+            f"made by meshdsl {__version__}",
+        ]
+        return "\n".join(f"# {line}" for line in lines)
+
+    def _tables(self, support: tuple[str, ...]) -> list[str]:
+        groups = tuple(sorted({m.step.axes for m in _collectives(self.program)}))
+        program = self.program
+        params = [(p.value.name or "", p) for p in program.params]
+        tables = [
+            f"MESH = {_dict_text([(repr(a), str(n)) for a, n in self.mesh.axes])}",
+            f"GROUPS = {_tuple_text([_tuple_text([repr(a) for a in g]) for g in groups])}",
+        ]
+        specs = [
+            _spec_table("INPUTS", [(v.value.label, v) for v in program.inputs], self.draws),
+            _spec_table("PARAMS", params, self.draws),
+            _spec_table("OUTPUTS", list(program.outputs), {}),
+        ]
+        rest = [text for text in support if not text.startswith("class Spec")]
+        spec = [text for text in support if text.startswith("class Spec")]
+        blocks = [*spec, "\n".join(tables + specs)]
+        after = [f"\n\n{text}" if _is_definition(text) else text for text in rest]
+        return ["\n\n" + "\n\n\n".join(blocks), "\n".join(after), "", ""]
+
+    # --- the device function -------------------------------------------------------------------
+
+    def _device(self) -> None:
+        out, program = self.out, self.program
+        out.depth = 0
+        out.add("def device(rank, groups, inputs, params):")
+        out.depth = 1
+        out.add(
+            f'"""What device `rank` of {self.mesh.devices} does; the same text for all of them."""'
+        )
+        self._coordinates()
+        for var in program.inputs:
+            if self.uses[var]:
+                out.add(f"{var.name} = inputs[{var.value.label!r}]{self._typed(var)}")
+        for var in program.params:
+            if self.uses[var]:
+                out.add(f"{var.name} = params[{var.value.name!r}]{self._typed(var)}")
+        self._nodes(program.body, frozenset(var for _, var in program.outputs))
+        self._return()
+
+    def _coordinates(self) -> None:
+        """Where this device stands on each axis that the program asks for."""
+        used = _axes_with_offsets(self.program)
+        stride = self.mesh.devices
+        for axis, size in self.mesh.axes:
+            stride //= size
+            if axis not in used:
+                continue
+            name = self.program.coordinates[axis]
+            text = "rank" if stride == 1 else f"rank // {stride}"
+            whole = stride * size == self.mesh.devices
+            self.out.add(f"{name} = {text}" if whole else f"{name} = {text} % {size}")
+
+    def _nodes(self, nodes: tuple[Node, ...], kept: frozenset[Var]) -> None:
+        """The statements of a block; large tensors are let go after their last use."""
+        for node, dead in zip(nodes, deaths(nodes, kept), strict=True):
+            self._source_line(node.span)
+            match node:
+                case Compute():
+                    self._compute(node)
+                case Move():
+                    self._move(node)
+                case Loop():
+                    self._loop(node)
+            if dead:
+                self.out.add(f"del {', '.join(v.name for v in dead)}")
+
+    def _source_line(self, span: Span) -> None:
+        """The source line that the next statements come from, as a comment."""
+        place = (span.file, span.line)
+        self.out.place = f"{span.file}:{span.line}"
+        if place == self.shown:
+            return
+        self.shown = place
+        self.out.add()
+        self.out.add(f"# {inert(self.out.place)}  {inert(span.source.line(span.line).strip())}")
+
+    def _compute(self, node: Compute) -> None:
+        if node.op.name == "constant":
+            self.constants[node.outs[0]] = _literal(node.op.attr("value"))
+            return
+        opdef = lookup(node.op.name)
+        call = self._call(node)
+        text = opdef.torch(call)
+        for line in call.lines:
+            self.out.add(line)
+        names = ", ".join(v.name for v in node.outs)
+        self.out.add(f"{names} = {text}{self._typed(node.outs[0])}")
+        # A view is nobody else's memory either, if its operand is not and has no other use.
+        if not opdef.view or (node.ins[0] in self.fresh and self.uses[node.ins[0]] == 1):
+            self.fresh.update(node.outs)
+
+    def _call(self, node: Compute) -> TorchText:
+        splits = {d: axes for v in (*node.ins, *node.outs) for d, axes in v.placement.splits}
+        offsets = {d: self._offset(d, axes, node) for d, axes in splits.items()}
+        return TorchText(
+            args=tuple(self.constants.get(v, v.name) for v in node.ins),
+            constants=tuple(v in self.constants for v in node.ins),
+            ins=tuple(v.local for v in node.ins),
+            outs=tuple(v.local for v in node.outs),
+            global_ins=tuple(v.value.type for v in node.ins),
+            global_outs=tuple(v.value.type for v in node.outs),
+            attrs=dict(node.op.attrs),
+            fresh=self.names.fresh,
+            place=repr(self.out.place),
+            offsets=offsets,
+            splits=frozenset(splits),
+            used=self.used,
+        )
+
+    def _offset(self, dim: str, axes: tuple[str, ...], node: Compute) -> str:
+        holders = [v for v in (*node.ins, *node.outs) if v.placement.axes_of(dim)]
+        return self._times(axes, holders[0].local.size(dim))
+
+    def _index(self, axes: tuple[str, ...]) -> str:
+        """Text of the block number of this device along `axes`, outer first."""
+        text = self.program.coordinates[axes[0]]
+        for axis in axes[1:]:
+            text = f"({text} * {self.mesh.size(axis)} + {self.program.coordinates[axis]})"
+        return text
+
+    def _times(self, axes: tuple[str, ...], extent: int) -> str:
+        index = self._index(axes)
+        return index if extent == 1 else f"{index} * {extent}"
+
+    # --- moves -------------------------------------------------------------------------------
+
+    def _move(self, node: Move) -> None:
+        text = {
+            "all_reduce": self._all_reduce,
+            "all_gather": self._all_gather,
+            "reduce_scatter": self._reduce_scatter,
+            "all_to_all": self._all_to_all,
+            "slice": self._slice,
+            "zero_fill": self._zero_fill,
+        }[node.step.kind](node)
+        if node.step.moves:
+            self.used.add(node.step.kind)
+            self.fresh.add(node.target)
+            n = self.mesh.size(*node.step.axes)
+            self._comment(f"{node.step.kind} over {n} devices, {node.wire:,} B sent: {node.why}")
+        if node.source in self.constants:
+            self.constants[node.target] = node.target.name
+        self.out.add(f"{node.target.name} = {text}{self._typed(node.target)}")
+
+    def _comment(self, text: str) -> None:
+        for line in textwrap.wrap(inert(text), 96 - len(INDENT) * self.out.depth):
+            self.out.add(f"# {line}")
+
+    def _group(self, node: Move) -> str:
+        return f'groups["{"+".join(node.step.axes)}"]'
+
+    def _all_reduce(self, node: Move) -> str:
+        """In place where nobody else can see the memory."""
+        own = node.source in self.fresh and self.uses[node.source] == 1
+        x = node.source.name if own else f"{self._tensor(node.source)}.clone()"
+        return f'all_reduce({x}, {self._group(node)}, "{node.step.op}")'
+
+    def _all_gather(self, node: Move) -> str:
+        dim = self._position(node.source, node.step.dim)
+        return f"all_gather({node.source.name}, {dim}, {self._group(node)})"
+
+    def _reduce_scatter(self, node: Move) -> str:
+        dim = self._position(node.source, node.step.dim)
+        x, group = self._tensor(node.source), self._group(node)
+        return f'reduce_scatter({x}, {dim}, {group}, "{node.step.op}")'
+
+    def _all_to_all(self, node: Move) -> str:
+        split = self._position(node.source, node.step.to_dim)
+        concat = self._position(node.source, node.step.dim)
+        return f"all_to_all({node.source.name}, {split}, {concat}, {self._group(node)})"
+
+    def _slice(self, node: Move) -> str:
+        dim = node.step.dim
+        assert dim is not None
+        extent = node.target.local.size(dim)
+        start = self._times(node.step.axes, extent)
+        return f"{node.source.name}.narrow({self._position(node.source, dim)}, {start}, {extent})"
+
+    def _zero_fill(self, node: Move) -> str:
+        """One device of the axis keeps its copy; partial maxima and minima may all keep theirs."""
+        if node.step.op in ("max", "min"):
+            return self.constants.get(node.source, node.source.name)
+        if node.step.dim is not None:
+            return self._embed(node)
+        axis = self.program.coordinates[node.step.axes[0]]
+        if node.source in self.constants:
+            return f"{self.constants[node.source]} if {axis} == 0 else 0"
+        x = node.source.name
+        return f"{x} if {axis} == 0 else torch.zeros_like({x})"
+
+    def _embed(self, node: Move) -> str:
+        """The block at its place in a tensor of zeros."""
+        dim = node.step.dim
+        assert dim is not None
+        extent, size = node.source.local.size(dim), node.target.local.size(dim)
+        self.used.add("embed_block")
+        start = self._times(node.step.axes, extent)
+        position = self._position(node.source, dim)
+        return f"embed_block({node.source.name}, {position}, {start}, {size})"
+
+    def _position(self, var: Var, dim: str | None) -> int:
+        assert dim is not None
+        return var.local.index(dim)
+
+    def _tensor(self, var: Var) -> str:
+        if var not in self.constants:
+            return var.name
+        return f"torch.tensor({self.constants[var]}, dtype={var.local.dtype.torch})"
+
+    # --- loops -------------------------------------------------------------------------------
+
+    def _loop(self, node: Loop) -> None:
+        for carry in node.carries:
+            if carry.inside.name != carry.init.name:
+                init = self._tensor(carry.init)
+                self.out.add(f"{carry.inside.name} = {init}{self._typed(carry.inside)}")
+        self.out.add(f"for {node.index} in range({node.dim.size}):")
+        self.out.depth += 1
+        for stack, inside in node.stacked:
+            position = stack.local.index(node.dim.name)
+            text = f"{stack.name}[{node.index}]"
+            if position:
+                text = f"{stack.name}.select({position}, {node.index})"
+            self.out.add(f"{inside.name} = {text}{self._typed(inside)}")
+        self._nodes(node.body, frozenset(c.next for c in node.carries))
+        self._carry(node)
+        self.out.depth -= 1
+        self.shown = ("", 0)
+
+    def _carry(self, node: Loop) -> None:
+        """What the next iteration begins with; all at once, since one may be another's old value."""
+        pairs = [(c.inside.name, self._tensor(c.next)) for c in node.carries]
+        pairs = [(a, b) for a, b in pairs if a != b]
+        if pairs:
+            names, values = zip(*pairs, strict=True)
+            self.out.add(f"{', '.join(names)} = {', '.join(values)}")
+        elif not node.body and not node.stacked:
+            self.out.add("pass")
+
+    # --- end ---------------------------------------------------------------------------------
+
+    def _return(self) -> None:
+        self.out.place = ""
+        self.out.add()
+        items = [(repr(name), self._tensor(var)) for name, var in self.program.outputs]
+        self.out.add(f"return {_dict_text(items, self.out.depth)}")
+
+    def _typed(self, var: Var) -> str:
+        """The trailing comment: the type with what each device holds of it."""
+        return f"  # {type_text(var.value.type, var.placement)}"
+
+
+def type_text(type_: TensorType, placement: Placement) -> str:
+    """`f32[batch@rows, io]`, and what is partial."""
+    return f"{type_.dtype}{placement.show(type_)}"
+
+
+def inert(text: str) -> str:
+    """`text` for a comment: one line, control and format characters escaped."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+# --- text of tables ----------------------------------------------------------------------------
+
+
+def _literal(value: object) -> str:
+    """A number as Python source; infinities have no literal."""
+    text = repr(value)
+    return f'float("{text}")' if text.lstrip("-") in ("inf", "nan") else text
+
+
+def _dict_text(items: list[tuple[str, str]], depth: int = 0, width: int = 100) -> str:
+    one_line = "{" + ", ".join(f"{k}: {v}" for k, v in items) + "}"
+    if len(one_line) + len(INDENT) * depth + 10 <= width:
+        return one_line
+    pad = INDENT * (depth + 1)
+    body = "".join(f"{pad}{k}: {v},\n" for k, v in items)
+    return "{\n" + body + INDENT * depth + "}"
+
+
+def _tuple_text(items: list[str]) -> str:
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+
+
+def _spec_table(
+    name: str, items: list[tuple[str, Var]], draws: dict[Value, tuple[object, ...]]
+) -> str:
+    rows = [(repr(key), _spec_text(var, draws.get(var.value))) for key, var in items]
+    pad = "".join(f"{INDENT}{k}: {v},\n" for k, v in rows)
+    return f"{name} = {{\n{pad}}}" if rows else f"{name} = {{}}"
+
+
+def _spec_text(var: Var, draw: tuple[object, ...] | None) -> str:
+    dims = _dict_text([(repr(d.name), str(d.size)) for d in var.value.type.dims], width=10**9)
+    splits = [(repr(d), _tuple_text([repr(a) for a in axes])) for d, axes in var.placement.splits]
+    split = _dict_text(splits, width=10**9)
+    drawn = "" if draw is None else f", {_tuple_text([repr(x) for x in draw])}"
+    return f'Spec("{var.value.type.dtype}", {dims}, {split}{drawn})'
+
+
+def _imports(lines: tuple[str, ...]) -> list[str]:
+    third = ["import numpy as np", "import torch", "import torch.distributed as dist"]
+    return ["\n".join([*lines, "", *third])]
+
+
+def _is_definition(text: str) -> bool:
+    return "\ndef " in f"\n{text}" or "\nclass " in f"\n{text}"
+
+
+# --- facts of a program ------------------------------------------------------------------------
+
+
+def _collectives(program: Program) -> list[Move]:
+    return [n for n, _ in walk(program.body) if isinstance(n, Move) and n.step.moves]
+
+
+def _uses(program: Program) -> Counter[Var]:
+    uses: Counter[Var] = Counter(var for _, var in program.outputs)
+
+    def count(nodes: tuple[Node, ...]) -> None:
+        for node in nodes:
+            match node:
+                case Compute():
+                    uses.update(node.ins)
+                case Move():
+                    uses.update([node.source])
+                case Loop():
+                    uses.update(stack for stack, _ in node.stacked)
+                    uses.update(v for c in node.carries for v in (c.init, c.next))
+                    count(node.body)
+
+    count(program.body)
+    return uses
+
+
+def _names(program: Program) -> list[str]:
+    """Every identifier that lowering has given out."""
+    found = [v.name for v in (*program.inputs, *program.params)]
+    found += list(program.coordinates.values())
+
+    def collect(nodes: tuple[Node, ...]) -> None:
+        for node in nodes:
+            match node:
+                case Compute():
+                    found.extend(v.name for v in node.outs)
+                case Move():
+                    found.append(node.target.name)
+                case Loop():
+                    found.append(node.index)
+                    found.extend(c.inside.name for c in node.carries)
+                    found.extend(v.name for _, v in node.stacked)
+                    collect(node.body)
+
+    collect(program.body)
+    return found
+
+
+def _axes_with_offsets(program: Program) -> set[str]:
+    """Axes whose coordinate some statement may ask for."""
+    used: set[str] = set()
+    for node, _ in walk(program.body):
+        if isinstance(node, Move) and not node.step.moves:
+            used.update(node.step.axes)
+        elif isinstance(node, Compute):
+            used.update(
+                a for v in (*node.ins, *node.outs) for _, axes in v.placement.splits for a in axes
+            )
+    return used

@@ -1,0 +1,182 @@
+"""The torchrun engine: the emitted text on real processes, under torch's own launcher.
+
+Nothing outlives the parent: the launcher and the workers are tethered, each to the process that
+started it (Linux kills them with it, even after SIGKILL), and share one temporary folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshdsl.backends.failures import (
+    Failure,
+    RunError,
+    as_error,
+    first_failure,
+    position_of,
+)
+from meshdsl.backends.support.files import write_npz
+from meshdsl.backends.support.values import Array
+
+PATIENCE = 3.0
+"""Seconds that a launcher gets to end its workers before all are killed."""
+
+TETHER = """\
+# Become the command in the arguments, and die with the process that started this one.
+import ctypes, os, signal, sys
+parent, command = int(os.environ["MESHDSL_PARENT"]), sys.argv[1:]
+if sys.platform == "linux":
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before it could be watched
+        sys.exit(1)
+os.environ["MESHDSL_PARENT"] = str(os.getpid())
+os.execv(command[0], command)
+"""
+
+
+class TorchrunError(RunError):
+    """A run under torchrun that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchrunRun:
+    """What a run yielded: whole outputs, what was printed, seconds to start and run."""
+
+    outputs: dict[str, Array]
+    log: str
+    seconds: float
+
+
+def run_torchrun(
+    text: str,
+    inputs: Mapping[str, Any] | str | None = None,
+    params: Mapping[str, Any] | str | None = None,
+    seed: int = 0,
+    lines: Mapping[int, str] | None = None,
+    time_limit: float | None = None,
+) -> TorchrunRun:
+    """Run an emitted text on one process per device and return its outputs as whole arrays.
+
+    `inputs` and `params` are arrays or the name of a file; without, values are made up by `seed`.
+    Raises TorchrunError, also after `time_limit` seconds; a KeyboardInterrupt passes through. In
+    every case all processes are gone afterwards.
+    """
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="meshdsl-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        (folder / "prog.py").write_text(text, encoding="utf-8")
+        (folder / "tether.py").write_text(TETHER, encoding="utf-8")
+        options = ["--seed", str(seed), "--out", str(folder / "out.npz")]
+        options += ["--report", str(folder / "report")]
+        for option, values in (("inputs", inputs), ("params", params)):
+            if values is not None:
+                options += [f"--{option}", _file(folder / f"{option}.npz", values)]
+        code = _launch(folder, devices_of(text), options, time_limit)
+        log = (folder / "log").read_text("utf-8", errors="replace")
+        if code != 0:
+            raise _told(text, _reports(folder), log, lines)
+        with np.load(folder / "out.npz", allow_pickle=False) as archive:
+            outputs = {name: archive[name] for name in archive.files}
+    return TorchrunRun(outputs, log, time.monotonic() - started)
+
+
+def devices_of(text: str) -> int:
+    """How many devices an emitted text is for."""
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MESH":
+            return math.prod(ast.literal_eval(node.value).values())
+    raise AssertionError("the text names no MESH")
+
+
+def _file(path: Path, values: Mapping[str, Any] | str) -> str:
+    if isinstance(values, str):
+        return os.path.abspath(values)
+    write_npz(str(path), {name: np.asarray(array) for name, array in values.items()})
+    return str(path)
+
+
+def _launch(folder: Path, devices: int, options: list[str], limit: float | None) -> int:
+    """Run the program in `folder` under torchrun; returns the exit code."""
+    tethered = [sys.executable, str(folder / "tether.py"), sys.executable]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(devices)]
+    worker = ["--no-python", *tethered, str(folder / "prog.py"), *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MESHDSL_PARENT": str(os.getpid())}
+    with (
+        open(folder / "log", "wb") as log,
+        subprocess.Popen(
+            [*tethered, *launcher, *worker],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            return process.wait(limit)
+        except subprocess.TimeoutExpired:
+            message = f"the program did not end within {limit:g} seconds"
+            raise TorchrunError("MD0706", message) from None
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the launcher, which ends its workers; then, if it has not, kill it and them with it."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(PATIENCE)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _reports(folder: Path) -> list[dict[str, Any]]:
+    """What failed processes wrote, in rank order."""
+    found = []
+    for path in folder.glob("report.rank*"):
+        with contextlib.suppress(ValueError):  # cut short when its process was ended
+            found.append(json.loads(path.read_text("utf-8")))
+    return sorted(found, key=lambda report: int(report["rank"]))
+
+
+def _told(
+    text: str, reports: list[dict[str, Any]], log: str, lines: Mapping[int, str] | None
+) -> TorchrunError:
+    """The one error that the user is told, of all that happened."""
+    for report in reports:
+        if report["exit"] == 2:
+            return TorchrunError("MD0501", report["message"])
+    if not reports:
+        tail = "\n".join(log.strip().splitlines()[-20:])
+        return TorchrunError("MD0705", f"torchrun failed and no process said why:\n{tail}")
+    code, message, details = as_error(first_failure(text, [_failure(r) for r in reports]), lines)
+    return TorchrunError(code, message, **details)
+
+
+def _failure(report: dict[str, Any]) -> Failure:
+    return Failure(
+        report["rank"],
+        report["kind"],
+        report["message"],
+        report["line"],
+        report["loops"],
+        position_of(report["position"]),
+        consequence=report["in_collective"],
+    )

@@ -1,0 +1,44 @@
+"""The command line: one file per command. Exit codes: 0 fine, 1 program, 2 command, 3 while running."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+SETTING = re.compile(r"[A-Za-z_]\w*=-?\d+")
+"""One `dim=size`, as `--set` takes several of them in a row."""
+
+
+def main() -> None:
+    """Run the command line; the console script's entry. Nobody is shown a traceback."""
+    from meshdsl.cli.app import app
+
+    sys.argv[1:] = spread_settings(sys.argv[1:])
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; a second complaint at exit would not help.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:
+        if os.environ.get("MESHDSL_TRACEBACK"):
+            raise
+        sys.stderr.write(f"error[MD0799]: meshdsl itself failed: {type(error).__name__}: {error}\n")
+        sys.stderr.write("help: this is our mistake; MESHDSL_TRACEBACK=1 shows where\n")
+        sys.exit(3)
+
+
+def spread_settings(arguments: list[str]) -> list[str]:
+    """`--set a=1 b=2` as `--set a=1 --set b=2`: an option of the parser takes one value."""
+    found: list[str] = []
+    setting = False
+    for argument in arguments:
+        if setting and SETTING.fullmatch(argument) and found[-1] != "--set":
+            found.append("--set")
+        elif not SETTING.fullmatch(argument):
+            setting = argument == "--set"
+        found.append(argument)
+    return found

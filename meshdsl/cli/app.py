@@ -1,0 +1,45 @@
+"""The table of commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import meshdsl
+from meshdsl.cli import check, compile, explain, fmt, later, run
+
+app = typer.Typer(
+    name="meshdsl",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"meshdsl {meshdsl.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Say which version."
+        ),
+    ] = False,
+) -> None:
+    """Tensor programs with named dimensions, compiled to one torch program per device."""
+
+
+app.command("check")(check.command)
+app.command("fmt")(fmt.command)
+app.command("explain")(explain.command)
+app.command("compile")(compile.command)
+app.command("run")(run.command)
+for _name in later.COMMANDS:
+    later.add(app, _name)

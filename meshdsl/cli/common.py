@@ -1,0 +1,140 @@
+"""What commands share: options, reading a file, and how diagnostics leave the house."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, did_you_mean, fail
+from meshdsl.named.ir import DTYPES
+from meshdsl.pipeline import DEFAULT_POLICY, Options, compile_source
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="A .mdsl file.", show_default=False)]
+Program = Annotated[
+    str | None, typer.Option("--program", metavar="P", help="Which program (the only one).")
+]
+Mesh = Annotated[
+    str | None,
+    typer.Option("--mesh", metavar="M", help='A mesh by name, or "data:2,model:4" (the first).'),
+]
+Layout = Annotated[
+    str | None,
+    typer.Option(
+        "--layout", metavar="L", help='A layout by name, or "batch:data,hidden:model" (the first).'
+    ),
+]
+Reduce = Annotated[
+    str, typer.Option("--reduce", metavar="R", help="Partial values: immediate or deferred.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="DIM=N …", help="Other sizes for dims.", show_default=False),
+]
+DType = Annotated[str | None, typer.Option("--dtype", metavar="T", help="Another type of float.")]
+Strict = Annotated[bool, typer.Option("--strict", help="Warnings are errors.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite files.")]
+
+POLICY = DEFAULT_POLICY
+COMMAND_CODES = ("MD001", "MD05", "MD06")
+RUN_CODES = ("MD07", "MD08")
+NOT_PROGRAM_CODES = ("MD0115", "MD0909")
+
+
+def options(
+    program: str | None,
+    mesh: str | None,
+    layout: str | None,
+    reduce: str,
+    settings: list[str] | None,
+    dtype: str | None,
+    strict: bool,
+) -> Options:
+    """The options of a command as the pipeline takes them. Raises MD06xx."""
+    if dtype is not None and (dtype not in DTYPES or DTYPES[dtype].kind != "float"):
+        floats = [n for n, d in DTYPES.items() if d.kind == "float"]
+        help = did_you_mean(dtype, floats) or f"there are {', '.join(floats)}"
+        fail("MD0602", f"`--dtype {dtype}`: no float type is called so", help=help)
+    return Options(program, mesh, layout, reduce, sizes(settings or []), dtype, strict)
+
+
+def sizes(settings: Iterable[str]) -> dict[str, int]:
+    """`dim=N` texts as sizes."""
+    found = {}
+    for text in settings:
+        name, equals, size = text.partition("=")
+        if not equals or not size.strip().isascii() or not size.strip().isdigit():
+            fail("MD0601", f"`--set {text[:40]}`: write `--set dim=N`, N a whole number")
+        found[name.strip()] = int(size) if len(size) < 20 else 10**19
+    return found
+
+
+def compiled(path: Path, chosen: Options, diagnostics: Diagnostics, until: str) -> dict[str, Any]:
+    """The stages of one file, as `pipeline.compile_source` makes them."""
+    from meshdsl.syntax.parse import read_source
+
+    return compile_source(read_source(path), chosen, diagnostics, until)
+
+
+@contextmanager
+def reporting(as_json: bool = False) -> Iterator[Diagnostics]:
+    """Collect diagnostics, show them at the end, and turn errors into an exit code.
+
+    With `as_json` they are left for the command to print, unless one ends it early.
+    """
+    diagnostics = Diagnostics()
+    try:
+        yield diagnostics
+    except DiagnosticError as error:
+        diagnostics.add(*error.diagnostics)
+        if as_json:
+            print_json({"version": 1, "diagnostics": as_dicts(diagnostics)})
+        else:
+            show(diagnostics)
+        raise typer.Exit(exit_code(diagnostics.errors)) from None
+    if not as_json:
+        show(diagnostics)
+
+
+def exit_code(errors: Iterable[Diagnostic]) -> int:
+    """2 if the command is wrong, 3 if it failed while running, 1 if the program is wrong."""
+    codes = []
+    for error in errors:
+        about_command = error.code.startswith(COMMAND_CODES) or error.code in NOT_PROGRAM_CODES
+        if about_command or (error.span and error.span.file.startswith("--")):
+            codes.append(2)
+        else:
+            codes.append(3 if error.code.startswith(RUN_CODES) else 1)
+    return max(codes, default=0)
+
+
+def show(diagnostics: Iterable[Diagnostic]) -> None:
+    """Print diagnostics on the standard error output."""
+    from rich.console import Console
+
+    from meshdsl.render import print_diagnostics
+
+    items = list(diagnostics)
+    if items:
+        print_diagnostics(items, Console(stderr=True, highlight=False))
+
+
+def as_dicts(diagnostics: Iterable[Diagnostic]) -> list[dict[str, Any]]:
+    """Diagnostics as `check --json` prints them."""
+    from meshdsl.render import to_json
+
+    return [to_json(d) for d in diagnostics]
+
+
+def print_json(value: object) -> None:
+    """Print JSON on the standard output."""
+    import json
+
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+

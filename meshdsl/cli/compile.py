@@ -1,0 +1,67 @@
+"""`meshdsl compile`: the standalone program of every device."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshdsl.cli import common
+from meshdsl.diagnostics import fail
+
+
+def command(
+    file: common.File,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="PROG.py", help="Where to (standard output)."),
+    ] = None,
+    program: common.Program = None,
+    mesh: common.Mesh = None,
+    layout: common.Layout = None,
+    reduce: common.Reduce = common.POLICY,
+    settings: common.Set = None,
+    dtype: common.DType = None,
+    strict: common.Strict = False,
+    force: common.Force = False,
+) -> None:
+    """Write the program as plain torch with explicit collectives, to be run by torchrun."""
+    with common.reporting() as diagnostics:
+        from meshdsl.backends.emission import emit_compiled
+
+        chosen = common.options(program, mesh, layout, reduce, settings, dtype, strict)
+        if output is not None:
+            check_output(output, force)
+        made = common.compiled(file, chosen, diagnostics, "device")
+        text = emit_compiled(made).text
+        if output is None:
+            sys.stdout.write(text)
+            return
+        write_whole(output, text)
+        devices = made["device"].mesh.devices
+        typer.echo(f"wrote {output}; run it: torchrun --nproc-per-node {devices} {output}")
+
+
+def check_output(path: Path, force: bool) -> None:
+    """Refuse, before any work, a file that cannot be written or would be overwritten."""
+    if path.is_dir():
+        fail("MD0502", f"{path} is a folder")
+    if not path.parent.is_dir():
+        fail("MD0502", f"there is no folder {path.parent}", help=f"make it: mkdir -p {path.parent}")
+    if path.exists() and not force:
+        fail("MD0503", f"{path} exists", help="--force overwrites it")
+    if not os.access(path.parent, os.W_OK):
+        fail("MD0502", f"the folder {path.parent} cannot be written to")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that nobody ever sees half of it."""
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        beside.write_text(text, encoding="utf-8", newline="\n")
+        os.replace(beside, path)
+    except OSError as error:
+        fail("MD0501", f"{path} cannot be written: {error.strerror}")

@@ -1,0 +1,52 @@
+"""`meshdsl explain`: what each device holds and does, per source line; or what a code means."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshdsl.cli import common
+from meshdsl.diagnostics import did_you_mean, fail
+
+
+def command(
+    file: Annotated[
+        str, typer.Argument(metavar="FILE|CODE", help="A .mdsl file, or a code such as MD0301.")
+    ],
+    program: common.Program = None,
+    mesh: common.Mesh = None,
+    layout: common.Layout = None,
+    reduce: common.Reduce = common.POLICY,
+    settings: common.Set = None,
+    dtype: common.DType = None,
+    strict: common.Strict = False,
+    json: common.Json = False,
+) -> None:
+    """Say where communication happens, how much, why, and what would remove it."""
+    with common.reporting(json) as diagnostics:
+        if re.fullmatch(r"[Mm][Dd]\d{1,6}", file):
+            _explain_code(file.upper())
+            return
+        from meshdsl.report.explain import explain
+
+        chosen = common.options(program, mesh, layout, reduce, settings, dtype, strict)
+        made = common.compiled(Path(file), chosen, diagnostics, "device")
+        report = explain(made["device"], diagnostics)
+        if json:
+            common.print_json(report)
+            return
+        from meshdsl.report.terminal import print_report
+
+        print_report(report, made["source"])
+
+
+def _explain_code(code: str) -> None:
+    from meshdsl.codes import CODES
+
+    if code not in CODES:
+        help = did_you_mean(code, list(CODES)) or "codes stand in front of every message"
+        fail("MD0603", f"there is no code {code}", help=help)
+    typer.echo(CODES[code].explanation.rstrip())

@@ -1,0 +1,7 @@
+"""MD04xx: expectations."""
+
+from __future__ import annotations
+
+from meshdsl.codes.record import Code
+
+CODES: tuple[Code, ...] = ()

@@ -1,0 +1,7 @@
+"""MD01xx: names and declarations."""
+
+from __future__ import annotations
+
+from meshdsl.codes.record import Code
+
+CODES: tuple[Code, ...] = ()

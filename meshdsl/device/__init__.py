@@ -1,0 +1,1 @@
+"""The device program: local operators and collectives, with their bytes, FLOPs and memory."""

@@ -1,0 +1,114 @@
+"""From the placed program to the device program: names, local shapes, and one step per statement."""
+
+from __future__ import annotations
+
+from meshdsl.device.ir import Carry, Compute, Loop, Move, Node, Program, Var
+from meshdsl.device.names import Names
+from meshdsl.ops.opdef import Signature, lookup
+from meshdsl.placed import ir as placed
+from meshdsl.placed.choose import flops
+from meshdsl.placed.sbp import Placement
+
+
+def lower(program: placed.Program, taken: frozenset[str] = frozenset()) -> Program:
+    """The program of each device; `taken` are names that the backend uses for itself."""
+    return _Lowering(program, taken).program()
+
+
+class _Lowering:
+    def __init__(self, program: placed.Program, taken: frozenset[str]) -> None:
+        self.source = program
+        self.mesh = program.mesh
+        self.names = Names(taken)
+        self.vars: dict[placed.Tensor, Var] = {}
+
+    def program(self) -> Program:
+        coordinates = {axis: self.names.fresh(axis) for axis in self.mesh.names}
+        inputs = tuple(self._new(t) for t in self.source.inputs)
+        params = tuple(self._new(p.tensor) for p in self.source.params)
+        body = self._nodes(self.source.body)
+        outputs = tuple((name, self.vars[t]) for name, t in self.source.outputs)
+        return Program(self.source, self.mesh, inputs, params, body, outputs, coordinates)
+
+    # --- variables ---------------------------------------------------------------------------
+
+    def _new(self, tensor: placed.Tensor, hint: str | None = None) -> Var:
+        var = self._var(tensor, tensor.placement, hint or self._hint(tensor))
+        self.vars[tensor] = var
+        return var
+
+    def _var(self, tensor: placed.Tensor, placement: Placement, hint: str) -> Var:
+        local = placement.local(tensor.value.type, self.mesh)
+        return Var(self.names.fresh(hint), tensor.value, placement, local)
+
+    def _hint(self, tensor: placed.Tensor, op: str = "t") -> str:
+        name = tensor.value.label if tensor.value.name else op
+        return f"{name}_part" if tensor.placement.partial else name
+
+    # --- nodes -------------------------------------------------------------------------------
+
+    def _nodes(self, nodes: tuple[placed.Node, ...]) -> tuple[Node, ...]:
+        found: list[Node] = []
+        for node in nodes:
+            match node:
+                case placed.Apply():
+                    found.append(self._apply(node))
+                case placed.Reshard():
+                    found.extend(self._reshard(node))
+                case placed.Loop():
+                    found.append(self._loop(node))
+        return tuple(found)
+
+    def _apply(self, node: placed.Apply) -> Compute:
+        ins = tuple(self.vars[t] for t in node.ins)
+        outs = tuple(self._new(t, self._hint(t, node.op.name)) for t in node.outs)
+        local = Signature(
+            tuple(v.local for v in ins), tuple(v.local for v in outs), dict(node.op.attrs)
+        )
+        return Compute(node.op, ins, outs, flops(lookup(node.op.name), local))
+
+    def _reshard(self, node: placed.Reshard) -> list[Move]:
+        moves: list[Move] = []
+        source = self.vars[node.source]
+        type_ = node.source.value.type
+        for step in node.route.steps:
+            last = step is node.route.steps[-1]
+            hint = self._version_hint(node.target, step.after, source)
+            target = self._var(node.target, step.after, hint)
+            if last:
+                self.vars[node.target] = target
+            payload, wire = step.payload(type_, self.mesh), step.wire(type_, self.mesh)
+            made = Move(
+                step, source, target, payload, wire, node.span, node.why, node.remedy, node.phase
+            )
+            moves.append(made)
+            source = target
+        return moves
+
+    def _version_hint(self, tensor: placed.Tensor, after: Placement, source: Var) -> str:
+        label = tensor.value.label if tensor.value.name else source.name.removesuffix("_part")
+        if after.partial:
+            return f"{label}_part"
+        return label if source.placement.partial else f"{label}_{_suffix(source.placement, after)}"
+
+    def _loop(self, node: placed.Loop) -> Loop:
+        index = self.names.fresh(node.repeat.dim.name)
+        inits = [self.vars[c.init] for c in node.carries]
+        insides = [self._new(c.inside) for c in node.carries]
+        stacked = tuple((self.vars[a], self._new(b)) for a, b in node.stacked)
+        body = self._nodes(node.body)
+        carries = []
+        for carry, init, inside in zip(node.carries, inits, insides, strict=True):
+            tensor = carry.result
+            result = Var(inside.name, tensor.value, inside.placement, inside.local)
+            self.vars[tensor] = result
+            carries.append(Carry(init, inside, self.vars[carry.next], result))
+        return Loop(node.repeat.dim, index, tuple(carries), stacked, body, node.repeat.span)
+
+
+def _suffix(before: Placement, after: Placement) -> str:
+    """`full` for a gathered tensor, `local` for a sliced one, `moved` for anything else."""
+    b, a = ({d for d, _ in p.splits} for p in (before, after))
+    if b > a or not after.splits:
+        return "full"
+    return "local" if a > b else "moved"

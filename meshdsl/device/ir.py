@@ -1,0 +1,105 @@
+"""The device program: what every device of the mesh does, on local tensors, in order.
+
+All devices run the same text. A variable is what one device holds of one version of a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshdsl.diagnostics import Span
+from meshdsl.named.ir import Dim, Op, TensorType, Value
+from meshdsl.placed import ir as placed
+from meshdsl.placed.collectives import Step
+from meshdsl.placed.sbp import Mesh, Placement
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Var:
+    """One local tensor. `name` is a safe Python identifier; compared by identity."""
+
+    name: str
+    value: Value
+    placement: Placement
+    local: TensorType
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Compute:
+    """An operator on local tensors."""
+
+    op: Op
+    ins: tuple[Var, ...]
+    outs: tuple[Var, ...]
+    flops: int
+
+    @property
+    def span(self) -> Span:
+        """The source of the statement."""
+        return self.op.span
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Move:
+    """One step of a reshard: a collective, or a slice or zero-fill that stays on the device.
+
+    `payload` is the size of the local input in bytes, `wire` what the device sends.
+    """
+
+    step: Step
+    source: Var
+    target: Var
+    payload: int
+    wire: int
+    span: Span
+    why: str
+    remedy: str
+    phase: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Carry:
+    """A carried variable: `inside` and `result` share a name."""
+
+    init: Var
+    inside: Var
+    next: Var
+    result: Var
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loop:
+    """`repeat dim`; `index` is the loop variable, `stacked` pairs of (stack, slice)."""
+
+    dim: Dim
+    index: str
+    carries: tuple[Carry, ...]
+    stacked: tuple[tuple[Var, Var], ...]
+    body: tuple[Node, ...]
+    span: Span
+
+
+Node = Compute | Move | Loop
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """The program of each device. `outputs` are in the order of `return`."""
+
+    placed: placed.Program
+    mesh: Mesh
+    inputs: tuple[Var, ...]
+    params: tuple[Var, ...]
+    body: tuple[Node, ...]
+    outputs: tuple[tuple[str, Var], ...]
+    coordinates: dict[str, str]
+
+
+def walk(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[Compute | Move, int]]:
+    """Every statement in order, with how often it runs."""
+    for node in nodes:
+        if isinstance(node, Loop):
+            yield from walk(node.body, trips * node.dim.size)
+        else:
+            yield node, trips

@@ -1,0 +1,32 @@
+"""Names of variables in the emitted program: the user's own where they are safe and free."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+
+MODULE_NAMES = frozenset(
+    """np torch dist main device rank groups inputs params argparse os sys math json struct pathlib
+    MESH GROUPS INPUTS PARAMS OUTPUTS Spec F""".split()
+)
+"""Names that mean something in the emitted module."""
+
+
+class Names:
+    """Hands out identifiers: no keyword, no builtin, no name of the module, none twice."""
+
+    def __init__(self, taken: frozenset[str] = frozenset()) -> None:
+        self._used = set(taken) | MODULE_NAMES | set(dir(builtins))
+
+    def fresh(self, hint: str) -> str:
+        """`hint` itself if it is safe and free, otherwise with a number after it."""
+        base = re.sub(r"\W", "_", hint, flags=re.ASCII).strip("_") or "t"
+        if base[0].isdigit() or keyword.iskeyword(base) or keyword.issoftkeyword(base):
+            base = f"t_{base}"
+        name, number = base, 1
+        while name in self._used or name.startswith("__"):
+            number += 1
+            name = f"{base}_{number}"
+        self._used.add(name)
+        return name

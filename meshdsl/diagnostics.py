@@ -1,0 +1,157 @@
+"""Sources, spans and diagnostics: what a user is told, where, and how to get out.
+
+A user's mistake is a `Diagnostic` with a stable code. It is collected in a `Diagnostics` bag, so that
+one pass can report many; `DiagnosticError` carries one or more of them past code that cannot go on.
+Our own mistakes are asserts.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, NoReturn
+
+Severity = Literal["error", "warning", "note"]
+
+MAX_ERRORS = 20
+"""Errors of one file that are reported before the rest is only counted."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source:
+    """One text that spans point into: `name` is what the user is shown, `text` has `\\n` line ends."""
+
+    name: str
+    text: str
+    _starts: list[int] = field(default_factory=list, repr=False)
+
+    @property
+    def starts(self) -> list[int]:
+        """Offsets of the first character of every line."""
+        if not self._starts:
+            self._starts.append(0)
+            self._starts.extend(i + 1 for i, char in enumerate(self.text) if char == "\n")
+        return self._starts
+
+    def position(self, offset: int) -> tuple[int, int]:
+        """Line and column (both from 1) of a character offset."""
+        line = bisect.bisect_right(self.starts, offset)
+        return line, offset - self.starts[line - 1] + 1
+
+    def line(self, number: int) -> str:
+        """The text of line `number` (from 1), without its line end; empty past the end."""
+        if number > len(self.starts):
+            return ""
+        start = self.starts[number - 1]
+        end = self.text.find("\n", start)
+        return self.text[start:] if end < 0 else self.text[start:end]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Characters `start` to `end` (exclusive) of a source."""
+
+    source: Source
+    start: int
+    end: int
+
+    @property
+    def file(self) -> str:
+        """The name of the source."""
+        return self.source.name
+
+    @property
+    def line(self) -> int:
+        """Line of the first character, from 1."""
+        return self.source.position(self.start)[0]
+
+    @property
+    def column(self) -> int:
+        """Column of the first character, from 1."""
+        return self.source.position(self.start)[1]
+
+    @property
+    def text(self) -> str:
+        """The characters themselves."""
+        return self.source.text[self.start : self.end]
+
+    def to(self, other: Span) -> Span:
+        """The span from the start of this one to the end of `other`."""
+        return Span(self.source, self.start, max(self.end, other.end))
+
+
+@dataclass(frozen=True, slots=True)
+class Related:
+    """A second place that a diagnostic points at, such as the declaration of what was misused."""
+
+    span: Span
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One thing to tell the user: a stable code, a sentence, a place, and ways out (`help`)."""
+
+    code: str
+    message: str
+    span: Span | None = None
+    severity: Severity = "error"
+    related: tuple[Related, ...] = ()
+    help: str | None = None
+
+
+class DiagnosticError(Exception):
+    """Diagnostics on their way to the user past code that cannot go on without an answer."""
+
+    def __init__(self, *diagnostics: Diagnostic) -> None:
+        super().__init__("; ".join(f"{d.code}: {d.message}" for d in diagnostics))
+        self.diagnostics = diagnostics
+
+
+def fail(
+    code: str, message: str, span: Span | None = None, *related: Related, help: str | None = None
+) -> NoReturn:
+    """Raise one error diagnostic."""
+    raise DiagnosticError(Diagnostic(code, message, span, related=related, help=help))
+
+
+class Diagnostics:
+    """The bag that one compilation collects its diagnostics in, without repeats, in order."""
+
+    def __init__(self) -> None:
+        self._items: list[Diagnostic] = []
+
+    def add(self, *diagnostics: Diagnostic) -> None:
+        """Keep what is not there yet (the same code, message and place)."""
+        for item in diagnostics:
+            if not any(_same(item, old) for old in self._items):
+                self._items.append(item)
+
+    def __iter__(self) -> Iterator[Diagnostic]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def errors(self) -> tuple[Diagnostic, ...]:
+        """Those of severity `error`."""
+        return tuple(d for d in self._items if d.severity == "error")
+
+    def raise_errors(self) -> None:
+        """Raise every error collected so far as one `DiagnosticError`; nothing when there is none."""
+        if self.errors:
+            raise DiagnosticError(*self.errors)
+
+
+def _same(a: Diagnostic, b: Diagnostic) -> bool:
+    return (a.code, a.message, a.span) == (b.code, b.message, b.span)
+
+
+def did_you_mean(name: str, known: list[str]) -> str | None:
+    """A `did you mean` sentence for a misspelt `name`, or None when nothing known is close."""
+    import difflib
+
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean `{close[0]}`?" if close else None

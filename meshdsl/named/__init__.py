@@ -1,0 +1,1 @@
+"""The named program: tensors with named dimensions, on no device yet."""

@@ -1,0 +1,183 @@
+"""Building a named program: loops, scopes, and the one place where operators are appended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from meshdsl.diagnostics import DiagnosticError, Diagnostics, Related, Span, fail
+from meshdsl.named.declarations import Declarations
+from meshdsl.named.ir import (
+    Dim,
+    DType,
+    Init,
+    Node,
+    Op,
+    Pin,
+    Stacked,
+    TensorType,
+    Value,
+)
+from meshdsl.ops.opdef import OpError, lookup
+
+MAX_ELEMENTS = 2**63
+"""Tensors have fewer elements than this."""
+
+Operand = Value | int | float | DType | str
+"""What an expression yields: a tensor, a number that has no dtype yet, a dtype, or a string."""
+
+
+class Poisoned(Exception):
+    """A name whose definition was already reported as wrong was used: nothing new to say."""
+
+
+@dataclass(slots=True)
+class Frame:
+    """A loop being built, or the whole program (`dim` None): its nodes and its slices so far."""
+
+    dim: Dim | None
+    body: list[Node] = field(default_factory=list)
+    stacked: dict[Value, Value] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Scope:
+    """What names mean in one function body: dims, tensors, and where it was called from.
+
+    A name that failed to get a value maps to None.
+    """
+
+    dims: dict[str, Dim]
+    names: dict[str, Operand | None]
+    declarations: Declarations
+    path: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
+    calls: Counter[str] = field(default_factory=Counter)
+    local_to_loop: dict[str, Span] = field(default_factory=dict)
+    params: dict[str, Span] = field(default_factory=dict)
+
+    def enter(self, function: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The path and the function path of the next call of `function` from here."""
+        self.calls[function] += 1
+        count = self.calls[function]
+        instance = function if count == 1 else f"{function}_{count}"
+        return (*self.path, instance), (*self.functions, function)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingParam:
+    """A declared parameter whose `fan_in` is not known before its first use is."""
+
+    value: Value
+    init: Init
+
+
+class Builder:
+    """The program under construction. All operators pass through `emit`."""
+
+    def __init__(self, diagnostics: Diagnostics) -> None:
+        self.diagnostics = diagnostics
+        self.frames = [Frame(None)]
+        self.params: list[PendingParam] = []
+        self._depth: dict[Value, int] = {}
+
+    # --- values ------------------------------------------------------------------------------
+
+    def value(self, type_: TensorType, span: Span, scope: Scope | None = None, **kw: Any) -> Value:
+        """A new value made at the current depth of loops."""
+        check_elements(type_, span)
+        path = scope.path if scope else ()
+        functions = scope.functions if scope else ()
+        made = Value(type_, span, path=path, functions=functions, **kw)
+        self.place(made, len(self.frames) - 1)
+        return made
+
+    def place(self, value: Value, depth: int) -> None:
+        """Record that `value` is made inside `depth` loops."""
+        self._depth[value] = depth
+
+    def reach(self, value: Value) -> Value:
+        """`value` as it is seen in the innermost loop: sliced by the loops it comes into."""
+        for depth in range(self._depth[value] + 1, len(self.frames)):
+            frame = self.frames[depth]
+            assert frame.dim is not None
+            if value.type.has(frame.dim.name):
+                value = self._slice(frame, value, depth)
+        return value
+
+    def _slice(self, frame: Frame, outer: Value, depth: int) -> Value:
+        if outer not in frame.stacked:
+            assert frame.dim is not None
+            inside = replace(outer, type=outer.type.without(frame.dim.name), pins=())
+            self.place(inside, depth)
+            frame.stacked[outer] = inside
+        return frame.stacked[outer]
+
+    def stacks(self, frame: Frame) -> tuple[Stacked, ...]:
+        """The slices that a finished loop takes of tensors from outside."""
+        return tuple(Stacked(outer, inside) for outer, inside in frame.stacked.items())
+
+    # --- operators ---------------------------------------------------------------------------
+
+    def emit(
+        self,
+        name: str,
+        ins: tuple[Value, ...],
+        attrs: Mapping[str, Any],
+        span: Span,
+        scope: Scope,
+        spans: tuple[Span, ...] = (),
+    ) -> tuple[Value, ...]:
+        """Append operator `name`; what it refuses becomes a diagnostic at `span`.
+
+        `spans` are where the operands stand, to point at their types.
+        """
+        try:
+            types = lookup(name).infer(tuple(v.type for v in ins), attrs)
+        except OpError as error:
+            notes = zip(spans, ins, strict=True) if spans else ()
+            related = tuple(Related(s, f"this is {v.type}") for s, v in notes if s != span)
+            fail(error.code, error.message, span, *related, help=error.help)
+        outs = tuple(self.value(t, span, scope) for t in types)
+        op = Op(name, ins, outs, tuple(attrs.items()), span)
+        self.frames[-1].body.append(op)
+        return outs
+
+    def constant(self, number: int | float, dtype: DType, span: Span, scope: Scope) -> Value:
+        """A literal as a value without dims."""
+        if dtype.kind == "bool" or (dtype.kind == "int" and isinstance(number, float)):
+            kind = "a bool" if dtype.kind == "bool" else f"an {dtype} tensor"
+            help = "use a comparison" if dtype.kind == "bool" else "cast the tensor: `cast(x, f32)`"
+            fail("MD0257", f"the number {number} is combined with {kind}", span, help=help)
+        attrs = {"value": float(number) if dtype.kind == "float" else number, "dtype": dtype}
+        return self.emit("constant", (), attrs, span, scope)[0]
+
+    def assign(
+        self, value: Value, name: str, pins: tuple[Pin, ...], span: Span, scope: Scope
+    ) -> Value:
+        """Give `value` a name: the one that was just made is renamed, any other gets an identity."""
+        body = self.frames[-1].body
+        last = body[-1] if body else None
+        fresh = isinstance(last, Op) and last.outs == (value,) and value.name is None
+        if not fresh:
+            value = self.emit("identity", (value,), {}, span, scope)[0]
+            last = body[-1]
+        assert isinstance(last, Op)
+        named = replace(value, name=".".join((*scope.path, name)), pins=pins)
+        self.place(named, self._depth[value])
+        body[-1] = replace(last, outs=(named,))
+        return named
+
+
+def check_elements(type_: TensorType, span: Span) -> None:
+    """Refuse a tensor that no 64-bit index could address."""
+    if type_.elements >= MAX_ELEMENTS:
+        sizes = " x ".join(f"{d.name}={d.size}" for d in type_.dims)
+        fail("MD0255", f"a tensor of {sizes} has 2^63 elements or more", span)
+
+
+def collect(diagnostics: Diagnostics, error: DiagnosticError) -> None:
+    """Keep what an exception carries."""
+    diagnostics.add(*error.diagnostics)

@@ -1,0 +1,319 @@
+"""Calls: operators of the registry, and `def`s, which are inlined."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Span, fail
+from meshdsl.named.builder import Operand, Poisoned, Scope
+from meshdsl.named.expressions import LATER, option_value, surface_name, unknown_function
+from meshdsl.named.ir import DTYPES, Dim, DType, Value
+from meshdsl.named.prelude import prelude
+from meshdsl.ops.opdef import OpDef, OpError, load_all
+from meshdsl.syntax import ast
+
+if TYPE_CHECKING:
+    from meshdsl.named.from_syntax import ProgramBuilder
+
+MAX_CALL_DEPTH = 64
+"""How deep calls may nest before this is taken for a recursion."""
+
+
+@dataclass(slots=True)
+class Arguments:
+    """Evaluated arguments of a call: operands with their places, and options."""
+
+    operands: list[Operand] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+class Calls:
+    """Resolves what a call means: a user's `def`, an operator, or a `def` of the prelude."""
+
+    def __init__(self, program: ProgramBuilder) -> None:
+        self.program = program
+        self.builder = program.builder
+
+    def call(self, node: ast.Call, scope: Scope) -> tuple[Operand, ...]:
+        """The values that `node` yields."""
+        name = node.function.text
+        if name in scope.declarations.functions:
+            self._note_shadowing(scope.declarations.functions[name])
+            return self.inline(scope.declarations.functions[name], node, scope)
+        if name in LATER:
+            fail(LATER[name], f"`{name}` is not supported yet", node.function.span)
+        if name in load_all() and load_all()[name].surface.items != "view":
+            return self.operator(load_all()[name], node, scope)
+        if name in prelude().functions:
+            return self.inline(prelude().functions[name], node, scope, prelude=True)
+        if name == "not":
+            return (self.program.expressions.pointwise("logical_not", node.args, node.span, scope),)
+        known = [*scope.declarations.functions, *load_all(), *prelude().functions]
+        unknown_function(node.function, known)
+
+    def _note_shadowing(self, function: ast.Function) -> None:
+        name = function.name.text
+        if name in load_all() or name in prelude().functions:
+            message = f"this `def {name}` stands before the library's `{name}`"
+            self.builder.diagnostics.add(Diagnostic("MD0116", message, function.name.span, "note"))
+
+    # --- operators ---------------------------------------------------------------------------
+
+    def operator(self, opdef: OpDef, node: ast.Call, scope: Scope) -> tuple[Operand, ...]:
+        """Apply an operator of the registry as its `surface` says."""
+        arguments = self._arguments(opdef, node, scope)
+        tensors = [x for x in arguments.operands if isinstance(x, Value)]
+        _check_arity(opdef, len(arguments.operands), node)
+        if opdef.surface.items == "none" and not opdef.surface.options:
+            _no_items(node, opdef)
+            spans = tuple(arguments.spans)
+            operands = arguments.operands
+            return (self.program.expressions.apply(opdef.name, operands, spans, node.span, scope),)
+        attrs = self._items(opdef, node, tensors, scope) | arguments.options
+        if opdef.surface.items == "dims?" and not attrs["dims"]:
+            return (tensors[0],)
+        dtype = tensors[0].type.dtype if tensors else DTYPES["f32"]
+        values = tuple(
+            self.program.expressions.as_value(x, dtype, s, scope)
+            for x, s in zip(arguments.operands, arguments.spans, strict=True)
+        )
+        if opdef.bind is not None:
+            try:
+                attrs = dict(opdef.bind(attrs, tuple(v.type for v in values)))
+            except OpError as error:
+                fail(error.code, error.message, node.span, help=error.help)
+        spans = tuple(arguments.spans)
+        return self.builder.emit(opdef.name, values, attrs, node.span, scope, spans)
+
+    def _arguments(self, opdef: OpDef, node: ast.Call, scope: Scope) -> Arguments:
+        """Tensors first, then options by position, then options by name."""
+        found = Arguments(options=dict(opdef.surface.options))
+        names = [name for name, _ in opdef.surface.options]
+        given = 0
+        for arg in node.args:
+            operand = self.program.expressions.evaluate(arg, scope)
+            full = len(found.operands) >= opdef.surface.arity[0]
+            if not isinstance(operand, Value) and full and given < len(names):
+                found.options[names[given]] = option_value(operand, arg.span)
+                given += 1
+                continue
+            found.operands.append(operand)
+            found.spans.append(arg.span)
+        for keyword in node.keywords:
+            self._keyword(opdef, keyword, found, scope)
+        _check_options(opdef, found.options, node)
+        return found
+
+    def _keyword(self, opdef: OpDef, keyword: ast.Keyword, found: Arguments, scope: Scope) -> None:
+        if keyword.name.text not in found.options:
+            known = ", ".join(f"`{name}`" for name, _ in opdef.surface.options) or "none"
+            message = f"`{opdef.name}` has no option `{keyword.name.text}`"
+            fail("MD0253", message, keyword.name.span, help=f"its options: {known}")
+        operand = self.program.expressions.evaluate(keyword.value, scope)
+        found.options[keyword.name.text] = option_value(operand, keyword.value.span)
+
+    def _items(
+        self, opdef: OpDef, node: ast.Call, tensors: list[Value], scope: Scope
+    ) -> dict[str, Any]:
+        """The attributes that the bracket (or the arrow) of a call gives."""
+        kind = opdef.surface.items
+        if kind == "none":
+            _no_items(node, opdef)
+            return {}
+        if kind == "out":
+            if node.out is None:
+                help = f"write `{surface_name(opdef)}`: dims missing on the right are summed"
+                fail("MD0252", f"`{opdef.name}` needs its result dims", node.span, help=help)
+            return {"dims": tuple(self.program.expressions.dim(n, scope) for n in node.out)}
+        if node.out is not None:
+            fail("MD0252", f"`{opdef.name}` takes no `-> [dims]`", node.span)
+        if kind == "dims?" and node.items is None:
+            return {"dims": tensors[0].type.dims if tensors else ()}
+        if kind == "arrow":
+            return self._arrow(opdef, node, scope)
+        dims = self._dims(opdef, node, scope)
+        if kind != "dim":
+            return {"dims": dims}
+        if len(dims) != 1:
+            fail("MD0252", f"`{opdef.name}` takes one dim in `[ ]`", node.span)
+        return {"dim": dims[0]}
+
+    def _dims(self, opdef: OpDef, node: ast.Call, scope: Scope) -> tuple[Dim, ...]:
+        if not node.items and opdef.surface.items != "maker":
+            help = f"write `{surface_name(opdef)}`"
+            fail("MD0252", f"`{opdef.name}` needs its dims in `[ ]`", node.span, help=help)
+        dims = []
+        for item in node.items or ():
+            if not isinstance(item, ast.DimItem):
+                help = f"write `{surface_name(opdef)}`"
+                fail("MD0252", f"`{opdef.name}` takes plain dims in `[ ]`", item.span, help=help)
+            dims.append(self.program.expressions.dim(item.dim, scope))
+        return tuple(dims)
+
+    def _arrow(self, opdef: OpDef, node: ast.Call, scope: Scope) -> dict[str, Any]:
+        items = node.items or ()
+        if len(items) != 1 or not isinstance(items[0], ast.ArrowItem):
+            help = f"write `{surface_name(opdef)}`"
+            fail("MD0252", f"`{opdef.name}` takes `[old -> new]`", node.span, help=help)
+        dim = self.program.expressions.dim
+        return {
+            "source": tuple(dim(n, scope) for n in items[0].sources),
+            "target": tuple(dim(n, scope) for n in items[0].targets),
+        }
+
+    # --- functions ---------------------------------------------------------------------------
+
+    def inline(
+        self, function: ast.Function, node: ast.Call, scope: Scope, prelude: bool = False
+    ) -> tuple[Operand, ...]:
+        """Build the body of `function` in place; its parameters belong to this call."""
+        self._guard_recursion(function, node, scope)
+        inner = self._enter(function, node, scope)
+        self._bind_dims(function, node, scope, inner)
+        self._bind_tensors(function, node, scope, inner)
+        try:
+            return self.program.function_body(function, inner)
+        except DiagnosticError as error:
+            raise _at_call(error, node) from None
+
+    def _guard_recursion(self, function: ast.Function, node: ast.Call, scope: Scope) -> None:
+        name = function.name.text
+        if name in scope.functions or len(scope.functions) > MAX_CALL_DEPTH:
+            where = Related(function.name.span, "defined here")
+            message = f"`{name}` calls itself"
+            help = "functions are inlined; use `repeat` for a loop"
+            fail("MD0110", message, node.function.span, where, help=help)
+
+    def _enter(self, function: ast.Function, node: ast.Call, scope: Scope) -> Scope:
+        from meshdsl.named.prelude import prelude
+
+        own = function is not prelude().functions.get(function.name.text)
+        declarations = scope.declarations if own else prelude()
+        path, functions = scope.enter(function.name.text)
+        root = self.program.root_dims if own else {}
+        return Scope(dict(root), {}, declarations, path, functions)
+
+    def _bind_dims(
+        self, function: ast.Function, node: ast.Call, scope: Scope, inner: Scope
+    ) -> None:
+        items = node.items or ()
+        if len(items) != len(function.dims):
+            names = ", ".join(d.text for d in function.dims)
+            message = f"`{function.name.text}` takes {_count(len(function.dims), 'dim')} in `[ ]`"
+            help = f"write `{function.name.text}[{names}](…)`" if names else "leave out the `[ ]`"
+            where = Related(function.name.span, "defined here")
+            fail("MD0252", message, node.span, where, help=help)
+        for name, item in zip(function.dims, items, strict=True):
+            if not isinstance(item, ast.DimItem):
+                fail("MD0252", "a function takes plain dims in `[ ]`", item.span)
+            inner.dims[name.text] = self.program.expressions.dim(item.dim, scope)
+
+    def _bind_tensors(
+        self, function: ast.Function, node: ast.Call, scope: Scope, inner: Scope
+    ) -> None:
+        given = self._match(function, node)
+        for param in function.params:
+            if param.name.text in given:
+                arg = given[param.name.text]
+                value = self.program.expressions.evaluate(arg, scope)
+                self._check_param(param, value, arg, inner)
+            elif param.default is not None:
+                value = self.program.expressions.evaluate(param.default, inner)
+            else:
+                where = Related(param.span, "declared here")
+                message = f"`{function.name.text}` is called without `{param.name.text}`"
+                fail("MD0251", message, node.span, where)
+            inner.names[param.name.text] = value
+
+    def _match(self, function: ast.Function, node: ast.Call) -> dict[str, ast.Expr]:
+        names = [p.name.text for p in function.params]
+        if len(node.args) > len(names):
+            message = f"`{function.name.text}` takes {_count(len(names), 'tensor')}"
+            where = Related(function.name.span, "defined here")
+            fail("MD0251", message, node.args[len(names)].span, where)
+        given = dict(zip(names, node.args, strict=False))
+        for keyword in node.keywords:
+            if keyword.name.text not in names:
+                message = f"`{function.name.text}` has no tensor `{keyword.name.text}`"
+                fail("MD0251", message, keyword.name.span)
+            if keyword.name.text in given:
+                fail("MD0251", f"`{keyword.name.text}` is given twice", keyword.span)
+            given[keyword.name.text] = keyword.value
+        return given
+
+    def _check_param(
+        self, param: ast.TensorParam, value: Operand, arg: ast.Expr, inner: Scope
+    ) -> None:
+        if not isinstance(value, Value):
+            return
+        dims, rest = self.program.dim_list(param.dims, inner)
+        message = mismatch(value, dims, rest)
+        if message:
+            where = Related(param.span, "declared here")
+            fail("MD0250", f"`{param.name.text}`: {message}", arg.span, where)
+        if param.dtype and self.program.dtype(param.dtype) != value.type.dtype:
+            dtype = self.program.dtype(param.dtype)
+            help = f"cast it: `cast(…, {dtype})`"
+            message = f"`{param.name.text}` is {dtype}, and this is {value.type.dtype}"
+            fail("MD0250", message, arg.span, help=help)
+
+
+def mismatch(value: Value, dims: tuple[Dim, ...], rest: bool) -> str | None:
+    """What is wrong with a tensor that should have `dims` (and any others with `rest`), or None."""
+    declared = {d.name for d in dims}
+    missing = [d.name for d in dims if not value.type.has(d.name)]
+    extra = [] if rest else [n for n in value.type.names if n not in declared]
+    if not missing and not extra:
+        return None
+    parts = [f"it lacks {_names(missing)}"] if missing else []
+    parts += [f"it also has {_names(extra)}"] if extra else []
+    return f"this tensor is {value.type}; {' and '.join(parts)}"
+
+
+def _names(names: list[str]) -> str:
+    return ", ".join(f"`{n}`" for n in names)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
+
+
+def _at_call(error: DiagnosticError, node: ast.Call) -> DiagnosticError:
+    """Add the call to what went wrong inside the function."""
+    related = Related(node.span, f"in this call of `{node.function.text}`")
+    found = []
+    for d in error.diagnostics:
+        notes = (*d.related, related) if len(d.related) < 3 else d.related
+        found.append(Diagnostic(d.code, d.message, d.span, d.severity, notes, d.help))
+    return DiagnosticError(*found)
+
+
+def _no_items(node: ast.Call, opdef: OpDef) -> None:
+    if node.items is not None:
+        fail("MD0252", f"`{opdef.name}` takes no `[ ]`", node.span)
+    if node.out is not None:
+        fail("MD0252", f"`{opdef.name}` takes no `-> [dims]`", node.span)
+
+
+def _check_arity(opdef: OpDef, count: int, node: ast.Call) -> None:
+    low, high = opdef.surface.arity
+    if count < low or (high is not None and count > high):
+        wanted = (
+            str(low) if high == low else f"{low} or more" if high is None else f"{low} to {high}"
+        )
+        message = f"`{opdef.name}` takes {wanted} tensors, and {count} are given"
+        fail("MD0251", message, node.span)
+
+
+def _check_options(opdef: OpDef, options: dict[str, Any], node: ast.Call) -> None:
+    for name, value in options.items():
+        if value is ...:
+            help = f"write `{opdef.name}(…, {name}=…)`"
+            fail("MD0253", f"`{opdef.name}` needs its option `{name}`", node.span, help=help)
+        if isinstance(value, DType) != (name == "dtype"):
+            fail("MD0253", f"option `{name}` of `{opdef.name}` cannot be {value}", node.span)
+
+
+__all__ = ["Calls", "Poisoned", "mismatch"]

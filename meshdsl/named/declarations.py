@@ -1,0 +1,287 @@
+"""The declarations of a file, resolved: dims with their sizes, and tables of everything named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from meshdsl.diagnostics import (
+    Diagnostic,
+    DiagnosticError,
+    Diagnostics,
+    Related,
+    Source,
+    Span,
+    did_you_mean,
+    fail,
+)
+from meshdsl.named.ir import Dim
+from meshdsl.syntax import ast
+
+T = TypeVar("T")
+
+MAX_DIM = 2**31 - 1
+"""The largest size of one dim."""
+
+RESERVED_TENSORS = ("params", "grads", "state")
+"""Selectors of layouts, which no tensor may be named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Declarations:
+    """What a file declares, by name. `set_dims` are the sizes given from outside (`--set`)."""
+
+    source: Source
+    dims: Mapping[str, Dim] = field(default_factory=dict)
+    dim_spans: Mapping[str, Span] = field(default_factory=dict)
+    meshes: Mapping[str, ast.Mesh] = field(default_factory=dict)
+    layouts: Mapping[str, ast.Layout] = field(default_factory=dict)
+    sbps: Mapping[str, ast.Sbp] = field(default_factory=dict)
+    functions: Mapping[str, ast.Function] = field(default_factory=dict)
+    programs: Mapping[str, ast.Program] = field(default_factory=dict)
+    expects: tuple[ast.Expect, ...] = ()
+
+
+def declare(
+    tree: ast.File, diagnostics: Diagnostics, set_dims: Mapping[str, int] | None = None
+) -> Declarations:
+    """Resolve the declarations of `tree`; errors go to `diagnostics` and what is wrong is left out."""
+    source = tree.span.source
+    entries = _unique(tree.declarations, diagnostics)
+    dims = _DimSizes(entries["dim"], set_dims or {}, diagnostics).resolve()
+    expects = tuple(d for d in tree.declarations if isinstance(d, ast.Expect))
+    _warn_later(tree.declarations, diagnostics)
+    return Declarations(
+        source,
+        dims,
+        {name: node.name.span for name, node in entries["dim"].items()},
+        _of(entries["mesh"], ast.Mesh),
+        _of(entries["layout"], ast.Layout),
+        _of(entries["sbp"], ast.Sbp),
+        _of(entries["def"], ast.Function),
+        _of(entries["program"], ast.Program),
+        expects,
+    )
+
+
+def unknown(
+    code: str, kind: str, name: ast.Name, known: list[str], help: str | None = None
+) -> Diagnostic:
+    """`unknown KIND NAME`, with the closest known name as help."""
+    help = did_you_mean(name.text, known) or help or _known(kind, known)
+    return Diagnostic(code, f"unknown {kind} `{name.text}`", name.span, help=help)
+
+
+def constant_integer(node: ast.Expr, sizes: Mapping[str, int], largest: int = MAX_DIM) -> int:
+    """The value of constant integer arithmetic over dims; raises a diagnostic when it is not that.
+
+    The result must lie in 1 … `largest`. Nothing larger than 64 bits is computed on the way.
+    """
+    value = _integer(node, sizes)
+    if value < 1:
+        fail("MD0105", f"a size must be at least 1, and this is {value}", node.span)
+    if value > largest:
+        _too_large(node.span)
+    return value
+
+
+# --- duplicates ------------------------------------------------------------------------------
+
+_KINDS: tuple[tuple[type, str], ...] = (
+    (ast.Dim, "dim"),
+    (ast.Mesh, "mesh"),
+    (ast.Layout, "layout"),
+    (ast.Sbp, "sbp"),
+    (ast.Function, "def"),
+    (ast.Program, "program"),
+)
+
+_Named = ast.Dim | ast.Mesh | ast.Layout | ast.Sbp | ast.Function | ast.Program
+
+
+def _unique(
+    nodes: tuple[ast.Declaration, ...], diagnostics: Diagnostics
+) -> dict[str, dict[str, _Named]]:
+    tables: dict[str, dict[str, _Named]] = {kind: {} for _, kind in _KINDS}
+    for node in nodes:
+        if isinstance(node, ast.Expect):
+            continue
+        kind = next(kind for type_, kind in _KINDS if isinstance(node, type_))
+        old = tables[kind].setdefault(node.name.text, node)
+        if old is not node:
+            diagnostics.add(_twice(kind, node.name, old.name))
+    return tables
+
+
+def _of(entries: dict[str, _Named], type_: type[T]) -> dict[str, T]:
+    return {name: node for name, node in entries.items() if isinstance(node, type_)}
+
+
+def _twice(kind: str, name: ast.Name, old: ast.Name) -> Diagnostic:
+    return Diagnostic(
+        "MD0104",
+        f"{kind} `{name.text}` is declared twice",
+        name.span,
+        related=(Related(old.span, "first declared here"),),
+        help="remove one, or give it another name",
+    )
+
+
+def _warn_later(nodes: tuple[ast.Declaration, ...], diagnostics: Diagnostics) -> None:
+    for node in nodes:
+        if isinstance(node, ast.Sbp):
+            message = "`sbp` blocks are not supported yet; this one is read and left aside"
+            diagnostics.add(Diagnostic("MD0905", message, node.name.span, "warning"))
+        if isinstance(node, ast.Mesh) and node.profile:
+            message = "cluster profiles are not supported yet; `on` is read and left aside"
+            diagnostics.add(Diagnostic("MD0906", message, node.profile.span, "warning"))
+
+
+# --- sizes of dims ---------------------------------------------------------------------------
+
+
+class _DimSizes:
+    """Evaluates `dim` declarations in any order, each once."""
+
+    def __init__(
+        self, entries: dict[str, _Named], set_dims: Mapping[str, int], diagnostics: Diagnostics
+    ) -> None:
+        self.entries = _of(entries, ast.Dim)
+        self.set_dims = set_dims
+        self.diagnostics = diagnostics
+        self.sizes: dict[str, int] = {}
+        self.failed: set[str] = set()
+
+    def resolve(self) -> dict[str, Dim]:
+        self._check_set()
+        for name in self.entries:
+            self._resolve_from(name)
+        return {name: Dim(name, self.sizes.get(name, 1)) for name in self.entries}
+
+    def _check_set(self) -> None:
+        for name, size in self.set_dims.items():
+            if name not in self.entries:
+                help = did_you_mean(name, list(self.entries)) or _known("dim", list(self.entries))
+                self.diagnostics.add(
+                    Diagnostic("MD0115", f"`--set {name}`: no such dim", help=help)
+                )
+            elif not 1 <= size <= MAX_DIM:
+                message = f"`--set {name}={size}`: a size lies in 1 … {MAX_DIM}"
+                self.diagnostics.add(Diagnostic("MD0106", message))
+
+    def _resolve_from(self, name: str) -> None:
+        """Resolve `name` and what it needs, with a stack of our own: chains may be long."""
+        stack = [name]
+        while stack:
+            current = stack[-1]
+            waiting = [n for n in self._needs(current) if n not in self.sizes | self._failed()]
+            if not waiting:
+                self._evaluate(stack.pop())
+            elif waiting[0] in stack:
+                self._cycle(stack[stack.index(waiting[0]) :])
+            else:
+                stack.append(waiting[0])
+
+    def _failed(self) -> dict[str, int]:
+        return dict.fromkeys(self.failed, 1)
+
+    def _needs(self, name: str) -> list[str]:
+        if name in self.set_dims or name in self.sizes or name in self.failed:
+            return []
+        return [r for r in _references(self.entries[name].value) if r in self.entries]
+
+    def _evaluate(self, name: str) -> None:
+        if name in self.sizes or name in self.failed:
+            return
+        if name in self.set_dims:
+            self.sizes[name] = min(max(self.set_dims[name], 1), MAX_DIM)
+            return
+        try:
+            node = self.entries[name].value
+            if any(r in self.failed for r in _references(node)):
+                self.failed.add(name)
+            else:
+                self.sizes[name] = constant_integer(node, self.sizes)
+        except DiagnosticError as error:
+            self.diagnostics.add(*error.diagnostics)
+            self.failed.add(name)
+
+    def _cycle(self, names: list[str]) -> None:
+        circle = " -> ".join([*names, names[0]])
+        span = self.entries[names[0]].name.span
+        self.diagnostics.add(
+            Diagnostic("MD0107", f"the size of `{names[0]}` depends on itself: {circle}", span)
+        )
+        self.failed.update(names)
+
+
+def _references(node: ast.Expr) -> list[str]:
+    match node:
+        case ast.Ref():
+            return [node.name.text]
+        case ast.Unary():
+            return _references(node.operand)
+        case ast.Binary():
+            return _references(node.left) + _references(node.right)
+    return []
+
+
+def _integer(node: ast.Expr, sizes: Mapping[str, int]) -> int:
+    match node:
+        case ast.Number(value=int() as value):
+            return _bounded(value, node.span)
+        case ast.Ref():
+            if node.name.text not in sizes:
+                raise DiagnosticError(unknown("MD0101", "dim", node.name, list(sizes)))
+            return sizes[node.name.text]
+        case ast.Unary(op="-"):
+            return -_integer(node.operand, sizes)
+        case ast.Binary(op="+" | "-" | "*" | "/" | "^"):
+            left, right = _integer(node.left, sizes), _integer(node.right, sizes)
+            return _bounded(_arithmetic(node, left, right), node.span)
+    fail(
+        "MD0105",
+        "a size is constant integer arithmetic over numbers and dims",
+        node.span,
+        help="use integers, dims, `+ - * / ^` and parentheses",
+    )
+
+
+def _arithmetic(node: ast.Binary, left: int, right: int) -> int:
+    match node.op:
+        case "+":
+            return left + right
+        case "-":
+            return left - right
+        case "*":
+            return left * right
+        case "/":
+            return _divide(node, left, right)
+    if right < 0 or right * max(abs(left), 2).bit_length() > 256:
+        _too_large(node.span)
+    return int(left**right)
+
+
+def _divide(node: ast.Binary, left: int, right: int) -> int:
+    if right == 0 or left % right:
+        message = f"{left} does not divide by {right} without remainder"
+        fail("MD0105", message, node.span, help="sizes are whole numbers")
+    return left // right
+
+
+def _bounded(value: int, span: Span) -> int:
+    if abs(value) >= 2**63:
+        _too_large(span)
+    return value
+
+
+def _too_large(span: Span) -> None:
+    fail("MD0106", f"this size is larger than {MAX_DIM} (2^31 - 1)", span)
+
+
+def _known(kind: str, known: list[str]) -> str | None:
+    if not known:
+        return f"no {kind} is declared"
+    more = ", …" if len(known) > 8 else ""
+    return f"known: {', '.join(f'`{name}`' for name in known[:8])}{more}"

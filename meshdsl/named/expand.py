@@ -1,0 +1,101 @@
+"""Operators whose own dim is split, written with operators that can work on parts.
+
+Composites are replaced by their definition in the prelude. `cumsum` becomes a cumsum inside blocks plus
+the sum of the blocks before: only one number per block is exchanged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshdsl.diagnostics import Diagnostics
+from meshdsl.named.builder import Builder, Scope
+from meshdsl.named.declarations import Declarations
+from meshdsl.named.ir import Dim, Op, Value
+from meshdsl.named.prelude import prelude
+from meshdsl.ops.opdef import lookup
+
+
+@dataclass(frozen=True, slots=True)
+class Expansion:
+    """Operators that yield the same output, and rules for dims made up on the way (dim, axes)."""
+
+    ops: tuple[Op, ...]
+    rules: tuple[tuple[Dim, tuple[str, ...]], ...] = ()
+
+
+def expand(op: Op, split: Mapping[str, tuple[tuple[str, int], ...]]) -> Expansion | None:
+    """`op` over parts, or None where it has no such form. `split`: own dim -> its axes with sizes."""
+    if op.name == "cumsum":
+        return _blocked_cumsum(op, split)
+    if lookup(op.name).composite:
+        return Expansion(_from_prelude(op))
+    return None
+
+
+def _from_prelude(op: Op) -> tuple[Op, ...]:
+    from meshdsl.named.from_syntax import ProgramBuilder
+
+    function = prelude().functions[op.name]
+    empty = Declarations(op.span.source)
+    program = ProgramBuilder(empty, Diagnostics())
+    scope = _scope(op, prelude())
+    attrs = dict(op.attrs)
+    own = attrs["dims"] if "dims" in attrs else (attrs["dim"],)
+    scope.dims.update({d.text: dim for d, dim in zip(function.dims, own, strict=True)})
+    for param, value in zip(function.params, op.ins, strict=False):
+        program.builder.place(value, 0)
+        scope.names[param.name.text] = value
+    for param in function.params[len(op.ins) :]:
+        assert param.default is not None
+        scope.names[param.name.text] = program.expressions.evaluate(param.default, scope)
+    (result,) = program.function_body(function, scope)
+    assert not program.diagnostics.errors, list(program.diagnostics)
+    return _yield(program.builder, result, op, scope)
+
+
+def _blocked_cumsum(op: Op, split: Mapping[str, tuple[tuple[str, int], ...]]) -> Expansion:
+    dim: Dim = op.attr("dim")
+    axes = split[dim.name]
+    parts = 1
+    for _, size in axes:
+        parts *= size
+    # A dot cannot stand in a user's name.
+    blocks, every = Dim(f"{dim.name}.blocks", parts), Dim(f"{dim.name}.all_blocks", parts)
+    block = Dim(f"{dim.name}.block", dim.size // parts)
+    builder, scope = Builder(Diagnostics()), _scope(op, prelude())
+    builder.place(op.ins[0], 0)
+
+    def emit(name: str, *ins: Value, **attrs: Any) -> Value:
+        return builder.emit(name, ins, attrs, op.span, scope)[0]
+
+    x = emit("split", op.ins[0], dim=dim, into=(blocks, block))
+    totals = emit("rename", emit("sum", x, dims=(block,)), pairs=((blocks, every),))
+    before = emit("shift", emit("cumsum", totals, dim=every), dim=every, by=1)
+    offsets = emit("rename", before, pairs=((every, blocks),))
+    y = emit("add", emit("cumsum", x, dim=block), offsets)
+    result = emit("merge", y, dims=(blocks, block), into=dim)
+    rules = ((blocks, tuple(a for a, _ in axes)),)
+    return Expansion(_yield(builder, result, op, scope), rules)
+
+
+def _scope(op: Op, declarations: Declarations) -> Scope:
+    path, functions = (*op.out.path, op.name), (*op.out.functions, op.name)
+    return Scope({}, {}, declarations, path, functions)
+
+
+def _yield(builder: Builder, result: object, op: Op, scope: Scope) -> tuple[Op, ...]:
+    """The operators built, the last one yielding the output of `op` itself; all at its place."""
+    assert isinstance(result, Value)
+    if result.type.dims != op.out.type.dims:
+        result = builder.emit("transpose", (result,), {"dims": op.out.type.dims}, op.span, scope)[0]
+    body = builder.frames[0].body
+    last = body[-1]
+    assert isinstance(last, Op)
+    if last.outs != (result,):
+        builder.emit("identity", (result,), {}, op.span, scope)
+    ops = [o for o in body if isinstance(o, Op)]
+    ops[-1] = replace(ops[-1], outs=(op.out,))
+    return tuple(replace(o, span=op.span) for o in ops)

@@ -1,0 +1,243 @@
+"""Expressions of the syntax tree into operators of the named program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from meshdsl.diagnostics import DiagnosticError, Related, Span, did_you_mean, fail
+from meshdsl.named.builder import Operand, Poisoned, Scope
+from meshdsl.named.declarations import unknown
+from meshdsl.named.ir import DTYPES, Dim, DType, Value
+from meshdsl.ops.opdef import OpDef, load_all
+from meshdsl.syntax import ast
+
+if TYPE_CHECKING:
+    from meshdsl.named.from_syntax import ProgramBuilder
+
+BINARY = {
+    "+": "add",
+    "-": "sub",
+    "*": "mul",
+    "/": "div",
+    "^": "pow",
+    "==": "eq",
+    "!=": "ne",
+    "<": "lt",
+    "<=": "le",
+    ">": "gt",
+    ">=": "ge",
+    "and": "logical_and",
+    "or": "logical_or",
+}
+
+LATER = {
+    "conv": "MD0901",
+    "max_pool": "MD0901",
+    "avg_pool": "MD0901",
+    "top_k": "MD0901",
+    "normal": "MD0901",
+    "uniform": "MD0901",
+    "dropout": "MD0901",
+    "grad": "MD0902",
+}
+"""Operators of the language that are read but not built yet, and the code that says so."""
+
+FOLD: dict[str, Callable[..., float]] = {
+    "neg": lambda x: -x,
+    "abs": abs,
+    "sqrt": math.sqrt,
+    "rsqrt": lambda x: 1 / math.sqrt(x),
+    "exp": math.exp,
+    "log": math.log,
+    "floor": math.floor,
+    "square": lambda x: x * x,
+    "minimum": min,
+    "maximum": max,
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b,
+    "pow": lambda a, b: a**b,
+}
+"""Functions of numbers that are computed at compile time."""
+
+
+class Expressions:
+    """Evaluates expressions in a scope; what is made is appended to the builder."""
+
+    def __init__(self, program: ProgramBuilder) -> None:
+        self.program = program
+        self.builder = program.builder
+
+    def tensor(self, node: ast.Expr, scope: Scope) -> Value:
+        """The value of `node`, which must be a tensor; a number becomes an f32 constant."""
+        found = self.evaluate(node, scope)
+        if isinstance(found, Value):
+            return found
+        if isinstance(found, int | float):
+            return self.builder.constant(found, DTYPES["f32"], node.span, scope)
+        fail("MD0254", "a tensor is needed here", node.span)
+
+    def evaluate(self, node: ast.Expr, scope: Scope) -> Operand:
+        """The one value of `node`."""
+        node = _maker_call(node, scope)
+        if isinstance(node, ast.Call):
+            results = self.program.calls.call(node, scope)
+            if len(results) != 1:
+                fail("MD0258", f"this yields {len(results)} tensors where one is needed", node.span)
+            return results[0]
+        match node:
+            case ast.Number() | ast.String():
+                return node.value
+            case ast.Ref():
+                return self.reference(node.name, scope)
+            case ast.Unary():
+                return self.pointwise(_unary(node.op), (node.operand,), node.span, scope)
+            case ast.Binary():
+                return self.binary(node, scope)
+            case ast.View():
+                return self.program.views.view(node, scope)
+        raise AssertionError(node)
+
+    def reference(self, name: ast.Name, scope: Scope) -> Operand:
+        """What a bare name means: a tensor, else the size of a dim, else a dtype."""
+        if name.text in scope.names:
+            found = scope.names[name.text]
+            if found is None:
+                raise Poisoned
+            return self.builder.reach(found) if isinstance(found, Value) else found
+        if name.text in scope.dims:
+            return scope.dims[name.text].size
+        if name.text in DTYPES:
+            return DTYPES[name.text]
+        self._unknown_tensor(name, scope)
+
+    def _unknown_tensor(self, name: ast.Name, scope: Scope) -> NoReturn:
+        if name.text in scope.local_to_loop:
+            where = Related(scope.local_to_loop[name.text], "assigned here, inside `repeat`")
+            help = "give it a value before the loop, and it is carried through it"
+            message = f"`{name.text}` exists only inside the `repeat`"
+            fail("MD0112", message, name.span, where, help=help)
+        if name.text in load_all() or name.text in LATER:
+            help = f"call it: `{name.text}(…)`"
+            fail("MD0102", f"`{name.text}` is an operator, not a tensor", name.span, help=help)
+        known = [*scope.names, *scope.dims]
+        raise DiagnosticError(unknown("MD0102", "tensor", name, known))
+
+    def dim(self, name: ast.Name, scope: Scope) -> Dim:
+        """The dim that `name` means in a bracket."""
+        if name.text in scope.dims:
+            return scope.dims[name.text]
+        known = list(scope.dims)
+        help = "declare it: `dim NAME = SIZE`"
+        if name.text in scope.names:
+            help = "`[ ]` holds dims; tensors stand in `( )`"
+        raise DiagnosticError(unknown("MD0101", "dim", name, known, help))
+
+    # --- pointwise ---------------------------------------------------------------------------
+
+    def binary(self, node: ast.Binary, scope: Scope) -> Operand:
+        """`left op right`, by name."""
+        if node.op == "^":
+            return self.power(node, scope)
+        return self.pointwise(BINARY[node.op], (node.left, node.right), node.span, scope)
+
+    def power(self, node: ast.Binary, scope: Scope) -> Operand:
+        """`x ^ n`, as a square or a root where it is one: they are exact or cheaper."""
+        exponent = self.evaluate(node.right, scope)
+        special = {2: "square", 0.5: "sqrt", 1: "identity"}
+        if isinstance(exponent, int | float) and exponent in special:
+            return self.pointwise(special[exponent], (node.left,), node.span, scope)
+        return self.pointwise("pow", (node.left, node.right), node.span, scope)
+
+    def pointwise(
+        self, name: str, nodes: tuple[ast.Expr, ...], span: Span, scope: Scope
+    ) -> Operand:
+        """Apply a pointwise operator; numbers alone are computed now."""
+        operands = [self.evaluate(n, scope) for n in nodes]
+        return self.apply(name, operands, tuple(n.span for n in nodes), span, scope)
+
+    def apply(
+        self, name: str, operands: list[Operand], spans: tuple[Span, ...], span: Span, scope: Scope
+    ) -> Operand:
+        """Apply a pointwise operator to what was evaluated; numbers take the dtype of the tensors."""
+        numbers = [x for x in operands if isinstance(x, int | float)]
+        if len(numbers) == len(operands) and name in FOLD:
+            return _fold(name, numbers, span)
+        dtype = _literal_dtype(name, operands)
+        values = tuple(
+            self.as_value(x, dtype, s, scope) for x, s in zip(operands, spans, strict=True)
+        )
+        return self.builder.emit(name, values, {}, span, scope, spans)[0]
+
+    def as_value(self, operand: Operand, dtype: DType, span: Span, scope: Scope) -> Value:
+        """A tensor as it is, a number as a constant of `dtype`."""
+        if isinstance(operand, Value):
+            return operand
+        if isinstance(operand, int | float):
+            return self.builder.constant(operand, dtype, span, scope)
+        fail("MD0254", "a tensor is needed here", span)
+
+
+def _maker_call(node: ast.Expr, scope: Scope) -> ast.Expr:
+    """`iota[seq]` is a call without `()`: it takes no tensors."""
+    if not isinstance(node, ast.View) or not isinstance(node.tensor, ast.Ref):
+        return node
+    name = node.tensor.name
+    opdef = load_all().get(name.text)
+    if opdef is None or name.text in scope.names or opdef.surface.arity[1] != 0:
+        return node
+    return ast.Call(name, node.items, (), (), None, node.span)
+
+
+def _unary(op: str) -> str:
+    return {"-": "neg", "not": "logical_not"}[op]
+
+
+def _fold(name: str, numbers: list[int | float], span: Span) -> int | float:
+    try:
+        result = FOLD[name](*numbers)
+    except (ArithmeticError, ValueError) as error:
+        fail("MD0261", f"this constant cannot be computed: {error}", span)
+    if isinstance(result, complex) or not math.isfinite(result):
+        fail("MD0261", f"this constant is {result}, not a finite number", span)
+    return result
+
+
+def _literal_dtype(name: str, operands: list[Operand]) -> DType:
+    """The dtype a number takes: that of the first tensor (of `where`: not the condition)."""
+    candidates = operands[1:] if name == "where" else operands
+    for operand in candidates:
+        if isinstance(operand, Value):
+            return operand.type.dtype
+    return DTYPES["f32"]
+
+
+def option_value(operand: Operand, span: Span) -> Any:
+    """The constant that an option gets; tensors are refused."""
+    if isinstance(operand, Value):
+        fail("MD0253", "an option is a constant, not a tensor", span)
+    if isinstance(operand, str) and operand in DTYPES:
+        return DTYPES[operand]
+    return operand
+
+
+def unknown_function(name: ast.Name, known: list[str]) -> NoReturn:
+    """Report a call of something that does not exist."""
+    help = did_you_mean(name.text, known) or "operators are listed in grammar/README.md"
+    fail("MD0103", f"unknown function or operator `{name.text}`", name.span, help=help)
+
+
+def surface_name(opdef: OpDef) -> str:
+    """How a call of the operator is written, for help lines."""
+    items = {
+        "dims": "[dim, …]",
+        "dims?": "[dim, …]",
+        "dim": "[dim]",
+        "arrow": "[old -> new]",
+        "maker": "[dim, …]",
+    }.get(opdef.surface.items, "")
+    out = " -> [dims]" if opdef.surface.items == "out" else ""
+    return f"{opdef.name}{items}(…{out})"

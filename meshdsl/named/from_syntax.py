@@ -1,0 +1,416 @@
+"""From the syntax tree to the named program: statements, loops, functions, the program itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Related, Span, fail
+from meshdsl.named.builder import Builder, Frame, Operand, PendingParam, Poisoned, Scope
+from meshdsl.named.calls import Calls, mismatch
+from meshdsl.named.declarations import RESERVED_TENSORS, Declarations, unknown
+from meshdsl.named.expressions import Expressions
+from meshdsl.named.ir import (
+    DTYPES,
+    Carry,
+    Dim,
+    DType,
+    Init,
+    Output,
+    Pin,
+    Program,
+    Repeat,
+    TensorType,
+    Value,
+)
+from meshdsl.named.params import finish_params
+from meshdsl.named.views import Views
+from meshdsl.syntax import ast
+
+INITS = {"zeros": 0, "ones": 0, "normal": 1, "uniform": 2, "glorot": 0, "he": 0}
+"""How parameters may be initialised, and with how many numbers."""
+
+
+def build(
+    declarations: Declarations, program: ast.Program, diagnostics: Diagnostics
+) -> Program | None:
+    """The named program, or None when it has errors; those go to `diagnostics`."""
+    before = len(diagnostics.errors)
+    built = ProgramBuilder(declarations, diagnostics).build(program)
+    return built if len(diagnostics.errors) == before else None
+
+
+@dataclass(slots=True)
+class _Returned:
+    """What a body returned: expressions with their values, and where."""
+
+    values: tuple[tuple[ast.Expr, Operand], ...]
+    span: Span
+
+
+class ProgramBuilder:
+    """Builds one program. `expressions`, `calls` and `views` are its parts for what they name."""
+
+    def __init__(self, declarations: Declarations, diagnostics: Diagnostics) -> None:
+        self.declarations = declarations
+        self.root_dims: Mapping[str, Dim] = declarations.dims
+        self.diagnostics = diagnostics
+        self.builder = Builder(diagnostics)
+        self.expressions = Expressions(self)
+        self.calls = Calls(self)
+        self.views = Views(self)
+        self.inputs: list[Value] = []
+        self.failures = 0
+
+    def build(self, node: ast.Program) -> Program:
+        """The program as far as it could be built; what is wrong is in the diagnostics."""
+        scope = Scope(dict(self.root_dims), {}, self.declarations)
+        for param in node.params:
+            self._guarded(lambda param=param: self._input(param, scope))
+        returned = self.body(node.body, scope)
+        outputs = self._outputs(returned, node)
+        frame = self.builder.frames[0]
+        params = tuple(p for p in self.builder.params)
+        body = tuple(frame.body)
+        finished = finish_params(params, body)
+        return Program(node.name.text, tuple(self.inputs), finished, body, outputs, node.name.span)
+
+    # --- inputs and outputs ------------------------------------------------------------------
+
+    def _input(self, node: ast.TensorParam, scope: Scope) -> None:
+        name = node.name.text
+        scope.names.setdefault(name, None)
+        if node.default is not None:
+            fail("MD0250", "an input of a program has no default", node.default.span)
+        if any(v.name == name for v in self.inputs):
+            fail("MD0104", f"input `{name}` is declared twice", node.name.span)
+        self._check_name(node.name)
+        dims, rest = self.dim_list(node.dims, scope)
+        if rest:
+            fail("MD0250", "`...` stands only in functions", node.span)
+        type_ = TensorType(dims, self.dtype(node.dtype))
+        pins = self.pins(node.dims, scope)
+        value = self.builder.value(type_, node.span, name=name, pins=pins, role="input")
+        scope.names[name] = value
+        self.inputs.append(value)
+
+    def _outputs(self, returned: _Returned | None, node: ast.Program) -> tuple[Output, ...]:
+        if returned is None:
+            help = "end it with `return NAME, …`"
+            self.diagnostics.add(
+                Diagnostic("MD0113", "this program returns nothing", node.name.span, help=help)
+            )
+            return ()
+        outputs: list[Output] = []
+        for index, (expr, operand) in enumerate(returned.values):
+            name = expr.name.text if isinstance(expr, ast.Ref) else f"out{index}"
+            if not isinstance(operand, Value):
+                message = "a program returns tensors, and this is a number"
+                self.diagnostics.add(Diagnostic("MD0254", message, expr.span))
+            elif any(o.name == name for o in outputs):
+                message = f"`{name}` is returned twice"
+                self.diagnostics.add(Diagnostic("MD0104", message, expr.span))
+            else:
+                outputs.append(Output(name, operand, expr.span))
+        return tuple(outputs)
+
+    # --- statements --------------------------------------------------------------------------
+
+    def body(self, statements: tuple[ast.Statement, ...], scope: Scope) -> _Returned | None:
+        """Build statements in order; an error in one does not hide those in the next."""
+        returned: _Returned | None = None
+        for statement in statements:
+            if returned and not isinstance(statement, ast.Minimize):
+                where = Related(returned.span, "returned here")
+                message = "nothing after `return` is ever reached"
+                self.diagnostics.add(
+                    Diagnostic("MD0113", message, statement.span, related=(where,))
+                )
+                return returned
+            found = self._guarded(lambda s=statement: self._statement(s, scope), statement, scope)
+            returned = returned or found
+        return returned
+
+    def _guarded(
+        self, build: object, statement: ast.Statement | None = None, scope: Scope | None = None
+    ) -> _Returned | None:
+        """Run `build`; its diagnostics are kept and the names it was to give are poisoned."""
+        assert callable(build)
+        try:
+            found = build()
+        except DiagnosticError as error:
+            self.diagnostics.add(*error.diagnostics)
+        except Poisoned:
+            pass
+        else:
+            assert found is None or isinstance(found, _Returned)
+            return found
+        self.failures += 1
+        if statement is not None and scope is not None:
+            for name in assigned((statement,)):
+                scope.names[name] = None
+        if isinstance(statement, ast.Return):
+            return _Returned((), statement.span)
+        return None
+
+    def _statement(self, node: ast.Statement, scope: Scope) -> _Returned | None:
+        match node:
+            case ast.Assign():
+                self._assign(node, scope)
+            case ast.Param():
+                self._param(node, scope)
+            case ast.Repeat():
+                self._repeat(node, scope)
+            case ast.Return():
+                return self._return(node, scope)
+            case ast.Recompute():
+                fail("MD0904", "`recompute` is not supported yet", node.span)
+            case ast.Minimize():
+                help = "leave it out: the program itself compiles and runs"
+                fail("MD0903", "`minimize` is not supported yet", node.span, help=help)
+        return None
+
+    def _return(self, node: ast.Return, scope: Scope) -> _Returned:
+        if len(self.builder.frames) > 1 and not scope.functions:
+            fail("MD0113", "`return` inside `repeat`", node.span, help="return after the loop")
+        values = tuple((e, self.expressions.evaluate(e, scope)) for e in node.values)
+        return _Returned(values, node.span)
+
+    def _assign(self, node: ast.Assign, scope: Scope) -> None:
+        for target in node.targets:
+            self._check_name(target.name)
+        if len(node.targets) > 1 and isinstance(node.value, ast.Call):
+            results = self.calls.call(node.value, scope)
+        else:
+            results = (self.expressions.evaluate(node.value, scope),)
+        if len(results) != len(node.targets):
+            message = f"{len(node.targets)} names for {len(results)} tensors"
+            fail("MD0258", message, node.span)
+        for target, operand in zip(node.targets, results, strict=True):
+            scope.names[target.name.text] = self._bind(target, operand, node.value.span, scope)
+
+    def _bind(self, target: ast.Target, operand: Operand, span: Span, scope: Scope) -> Operand:
+        """Name what was computed, as the target says: dims checked, transposed, pinned."""
+        if not isinstance(operand, Value):
+            if target.dims is not None or not isinstance(operand, int | float):
+                fail("MD0254", "a tensor is needed here", span)
+            return operand
+        pins: tuple[Pin, ...] = ()
+        if target.dims is not None:
+            operand = self._declared(target, operand, span, scope)
+            pins = self.pins(target.dims, scope)
+        return self.builder.assign(operand, target.name.text, pins, target.span, scope)
+
+    def _declared(self, target: ast.Target, value: Value, span: Span, scope: Scope) -> Value:
+        assert target.dims is not None
+        dims, rest = self.dim_list(target.dims, scope)
+        problem = mismatch(value, dims, rest)
+        if problem:
+            where = Related(span, f"this is {value.type}")
+            fail("MD0250", f"`{target.name.text}`: {problem}", target.span, where)
+        if rest or value.type.dims == dims:
+            return value
+        return self.builder.emit("transpose", (value,), {"dims": dims}, span, scope)[0]
+
+    # --- parameters --------------------------------------------------------------------------
+
+    def _param(self, node: ast.Param, scope: Scope) -> None:
+        """A parameter gains the dims of the loops it stands in."""
+        name = node.target.name
+        self._check_name(name)
+        if name.text in scope.params:
+            where = Related(scope.params[name.text], "first declared here")
+            fail("MD0104", f"param `{name.text}` is declared twice", name.span, where)
+        if node.target.dims is None:
+            help = f"write `param {name.text}[dims]`, with `[]` for a scalar"
+            fail("MD0250", "a parameter needs its dims", node.span, help=help)
+        dims, rest = self.dim_list(node.target.dims, scope)
+        if rest:
+            fail("MD0250", "a parameter needs every dim by name", node.target.span)
+        loops = tuple(f.dim for f in self.builder.frames if f.dim is not None)
+        for loop in loops:
+            if loop in dims:
+                message = f"this parameter already gains `{loop}` from the `repeat` around it"
+                fail("MD0259", message, node.target.span)
+        type_ = TensorType((*loops, *dims), self.dtype(node.dtype))
+        value = self.builder.value(
+            type_,
+            node.target.span,
+            scope,
+            name=".".join((*scope.path, name.text)),
+            pins=self.pins(node.target.dims, scope),
+            role="param",
+        )
+        self.builder.place(value, 0)
+        self.builder.params.append(PendingParam(value, self._init(node, scope)))
+        scope.params[name.text] = name.span
+        scope.names[name.text] = value
+
+    def _init(self, node: ast.Param, scope: Scope) -> Init:
+        if node.init is None:
+            return Init("normal")
+        name = node.init.function
+        if name.text not in INITS:
+            raise DiagnosticError(unknown("MD0260", "initialiser", name, list(INITS)))
+        numbers = [self.expressions.evaluate(a, scope) for a in node.init.args]
+        values = tuple(float(n) for n in numbers if isinstance(n, int | float))
+        if len(values) != len(numbers) or node.init.keywords or node.init.items is not None:
+            fail("MD0260", f"`{name.text}` takes plain numbers", node.init.span)
+        if len(values) != INITS[name.text]:
+            message = f"`{name.text}` takes {INITS[name.text]} numbers, not {len(values)}"
+            fail("MD0260", message, node.init.span)
+        return Init(name.text, values)
+
+    # --- loops -------------------------------------------------------------------------------
+
+    def _repeat(self, node: ast.Repeat, scope: Scope) -> None:
+        """One loop: names that existed before are carried, new ones stay inside."""
+        dim = self.expressions.dim(node.dim, scope)
+        outer = dict(scope.names)
+        names = [n for n in dict.fromkeys(assigned(node.body)) if n in outer]
+        inits = {n: self._carried(n, outer[n], dim, node, scope) for n in names}
+        self.builder.frames.append(Frame(dim))
+        try:
+            insides = {n: self._inside(v) for n, v in inits.items()}
+            scope.names = {**outer, **insides}
+            self.body(node.body, scope)
+            after, frame = scope.names, self.builder.frames[-1]
+            nexts = {n: self._next(n, insides[n], after[n], node, scope) for n in names}
+        finally:
+            new = [n for n in scope.names if n not in outer]
+            scope.local_to_loop.update({n: node.span for n in new})
+            scope.names = outer
+            self.builder.frames.pop()
+        carries = tuple(
+            Carry(inits[n], insides[n], nexts[n], self._result(nexts[n], insides[n])) for n in names
+        )
+        scope.names = outer | {n: c.result for n, c in zip(names, carries, strict=True)}
+        stacked = self.builder.stacks(frame)
+        loop = Repeat(dim, carries, stacked, tuple(frame.body), node.span)
+        self.builder.frames[-1].body.append(loop)
+
+    def _carried(
+        self, name: str, operand: Operand | None, dim: Dim, node: ast.Repeat, scope: Scope
+    ) -> Value:
+        if operand is None:
+            raise Poisoned
+        value = operand
+        if isinstance(value, int | float):
+            value = self.builder.constant(value, DTYPES["f32"], node.span, scope)
+        assert isinstance(value, Value)
+        value = self.builder.reach(value)
+        if value.type.has(dim.name):
+            message = f"`{name}` is carried through the loop and has its dim `{dim.name}`"
+            help = "assign to another name inside, or rename the dim"
+            fail("MD0256", message, node.dim.span, help=help)
+        return value
+
+    def _inside(self, init: Value) -> Value:
+        inside = replace(init, role="activation", pins=())
+        self.builder.place(inside, len(self.builder.frames) - 1)
+        return inside
+
+    def _next(
+        self, name: str, inside: Value, operand: Operand | None, node: ast.Repeat, scope: Scope
+    ) -> Value:
+        if operand is None:
+            raise Poisoned
+        if not isinstance(operand, Value):
+            operand = self.builder.constant(operand, inside.type.dtype, node.span, scope)  # type: ignore[arg-type]
+        value = self.builder.reach(operand)
+        same = set(value.type.dims) == set(inside.type.dims)
+        if not same or value.type.dtype != inside.type.dtype:
+            where = Related(inside.span, f"it enters the loop as {inside.type}")
+            message = f"`{name}` leaves an iteration as {value.type}"
+            help = "what a loop carries keeps its dims and dtype"
+            fail("MD0256", message, value.span, where, help=help)
+        if value.type.dims != inside.type.dims:
+            attrs = {"dims": inside.type.dims}
+            value = self.builder.emit("transpose", (value,), attrs, node.span, scope)[0]
+        return value
+
+    def _result(self, next_: Value, inside: Value) -> Value:
+        result = replace(next_, type=inside.type, pins=())
+        self.builder.place(result, len(self.builder.frames) - 1)
+        return result
+
+    # --- functions ---------------------------------------------------------------------------
+
+    def function_body(self, function: ast.Function, scope: Scope) -> tuple[Operand, ...]:
+        """The values that an inlined function returns, in its own scope; raises what is wrong."""
+        before = self.failures
+        returned = self.body(function.body, scope)
+        if self.failures > before:
+            raise Poisoned
+        if returned is None:
+            message = f"`{function.name.text}` returns nothing"
+            fail("MD0113", message, function.name.span, help="end it with `return …`")
+        values = tuple(operand for _, operand in returned.values)
+        if function.result is None:
+            return values
+        return tuple(self._result_type(function, v, returned, scope) for v in values)
+
+    def _result_type(
+        self, function: ast.Function, value: Operand, returned: _Returned, scope: Scope
+    ) -> Operand:
+        if not isinstance(value, Value):
+            return value
+        assert function.result is not None
+        dims, rest = self.dim_list(function.result, scope)
+        problem = mismatch(value, dims, rest)
+        if problem:
+            where = Related(function.name.span, "its result is declared here")
+            fail("MD0250", f"the result: {problem}", returned.span, where)
+        if rest or value.type.dims == dims:
+            return value
+        return self.builder.emit("transpose", (value,), {"dims": dims}, returned.span, scope)[0]
+
+    # --- names, dims, dtypes -----------------------------------------------------------------
+
+    def _check_name(self, name: ast.Name) -> None:
+        if name.text in RESERVED_TENSORS:
+            help = "layouts use it as a selector; choose another name"
+            fail("MD0109", f"`{name.text}` cannot name a tensor", name.span, help=help)
+
+    def dim_list(self, nodes: tuple[ast.DimRef, ...], scope: Scope) -> tuple[tuple[Dim, ...], bool]:
+        """The dims of a list in brackets, and whether it has `...`."""
+        dims: list[Dim] = []
+        for node in nodes:
+            if node.dim.text == "...":
+                continue
+            dim = self.expressions.dim(node.dim, scope)
+            if dim in dims:
+                help = "give the second another name: `dim other = " + dim.name + "`"
+                fail("MD0259", f"dim `{dim.name}` stands here twice", node.span, help=help)
+            dims.append(dim)
+        return tuple(dims), any(n.dim.text == "..." for n in nodes)
+
+    def pins(self, nodes: tuple[ast.DimRef, ...], scope: Scope) -> tuple[Pin, ...]:
+        """What `@` fixes in a list of dims."""
+        return tuple(
+            Pin(self.expressions.dim(n.dim, scope).name, tuple(a.text for a in n.axes), n.span)
+            for n in nodes
+            if n.axes is not None
+        )
+
+    def dtype(self, name: ast.Name | None) -> DType:
+        """The dtype written after a colon; f32 without one."""
+        if name is None:
+            return DTYPES["f32"]
+        if name.text not in DTYPES:
+            raise DiagnosticError(unknown("MD0114", "dtype", name, list(DTYPES)))
+        return DTYPES[name.text]
+
+
+def assigned(statements: tuple[ast.Statement, ...]) -> list[str]:
+    """The names that statements give to tensors, those of blocks inside too."""
+    names: list[str] = []
+    for statement in statements:
+        match statement:
+            case ast.Assign():
+                names += [t.name.text for t in statement.targets]
+            case ast.Param():
+                names.append(statement.target.name.text)
+            case ast.Repeat() | ast.Recompute():
+                names += assigned(statement.body)
+    return names

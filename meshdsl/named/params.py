@@ -1,0 +1,56 @@
+"""What a parameter's first use tells: the `fan_in` of its initialisation."""
+
+from __future__ import annotations
+
+import math
+
+from meshdsl.named.builder import PendingParam
+from meshdsl.named.ir import Node, Op, Param, Repeat, TensorType, Value
+
+_CARRIERS = {"rename", "transpose", "cast", "identity"}
+"""Operators through which a parameter is still the same parameter, its dims perhaps renamed."""
+
+
+def finish_params(pending: tuple[PendingParam, ...], body: tuple[Node, ...]) -> tuple[Param, ...]:
+    """Parameters with `fan_in` (elements summed at first use) and `fan_out` (the others)."""
+    uses = _first_uses(body)
+    found = []
+    for item in pending:
+        type_, summed = _follow(item.value, uses)
+        fan_in = math.prod(type_.size(d) for d in summed)
+        found.append(Param(item.value, item.init, fan_in, max(1, type_.elements // fan_in)))
+    return tuple(found)
+
+
+def _follow(value: Value, uses: dict[Value, Op | Value]) -> tuple[TensorType, tuple[str, ...]]:
+    """The type the first real use sees, and the dims it sums."""
+    use = uses.get(value)
+    while use is not None:
+        if isinstance(use, Value):
+            value = use
+        elif use.name in _CARRIERS:
+            value = use.out
+        else:
+            return value.type, _summed(use, value)
+        use = uses.get(value)
+    return value.type, ()
+
+
+def _summed(op: Op, value: Value) -> tuple[str, ...]:
+    if op.name not in ("einsum", "sum", "mean", "mul"):
+        return ()
+    return tuple(d for d in value.type.names if not op.out.type.has(d))
+
+
+def _first_uses(body: tuple[Node, ...]) -> dict[Value, Op | Value]:
+    uses: dict[Value, Op | Value] = {}
+    for node in body:
+        if isinstance(node, Repeat):
+            for s in node.stacked:
+                uses.setdefault(s.outer, s.inside)
+            for value, use in _first_uses(node.body).items():
+                uses.setdefault(value, use)
+        else:
+            for value in node.ins:
+                uses.setdefault(value, node)
+    return uses

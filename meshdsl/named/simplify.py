@@ -1,0 +1,127 @@
+"""Passes over the named program: sums of products become contractions, unused operators go."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from meshdsl.named.ir import Node, Op, Program, Repeat, Value
+
+
+def simplify(program: Program) -> Program:
+    """The same program with products that are only summed contracted, and nothing unused."""
+    return drop_unused(contract_products(program))
+
+
+# --- sum[k](a * b) is einsum(a, b -> …) -------------------------------------------------------
+
+
+def contract_products(program: Program) -> Program:
+    """`sum` of a product nobody else uses becomes an einsum; the product is never made."""
+    uses = _uses(program)
+    return replace(program, body=_contract_block(program.body, uses))
+
+
+def _contract_block(nodes: tuple[Node, ...], uses: Counter[Value]) -> tuple[Node, ...]:
+    made = {v: node for node in nodes if isinstance(node, Op) for v in node.outs}
+    found: list[Node] = []
+    for node in nodes:
+        if isinstance(node, Repeat):
+            found.append(replace(node, body=_contract_block(node.body, uses)))
+        else:
+            found.extend(_contracted(node, made, uses))
+    return tuple(found)
+
+
+def _contracted(op: Op, made: dict[Value, Op], uses: Counter[Value]) -> tuple[Op, ...]:
+    if op.name != "sum" or not _is_hidden_product(op.ins[0], made, uses):
+        return (op,)
+    operands = _operands(op.ins[0], made, uses)
+    constants = [v for v in operands if v in made and made[v].name == "constant"]
+    tensors = [v for v in operands if v not in constants]
+    if len(tensors) < 2 or op.out.type.dtype.kind == "bool":
+        return (op,)
+    dims = (("dims", op.out.type.dims),)
+    if not constants:
+        return (Op("einsum", tuple(tensors), op.outs, dims, op.span),)
+    value = replace(op.out, name=None, pins=())
+    made_ops = [Op("einsum", tuple(tensors), (value,), dims, op.span)]
+    for constant in constants[:-1]:
+        value = _scaled(made_ops, value, constant, replace(op.out, name=None, pins=()), op)
+    _scaled(made_ops, value, constants[-1], op.out, op)
+    return tuple(made_ops)
+
+
+def _scaled(ops: list[Op], value: Value, constant: Value, out: Value, op: Op) -> Value:
+    ops.append(Op("mul", (value, constant), (out,), (), op.span))
+    return out
+
+
+def _is_hidden_product(value: Value, made: dict[Value, Op], uses: Counter[Value]) -> bool:
+    """A product that has no name and one use: nobody can see that it is gone."""
+    plain = value.name is None and not value.pins and uses[value] == 1
+    return plain and value in made and made[value].name == "mul"
+
+
+def _operands(value: Value, made: dict[Value, Op], uses: Counter[Value]) -> list[Value]:
+    if not _is_hidden_product(value, made, uses):
+        return [value]
+    return [leaf for v in made[value].ins for leaf in _operands(v, made, uses)]
+
+
+def _uses(program: Program) -> Counter[Value]:
+    uses: Counter[Value] = Counter(o.value for o in program.outputs)
+    _count(program.body, uses)
+    return uses
+
+
+def _count(nodes: tuple[Node, ...], uses: Counter[Value]) -> None:
+    for node in nodes:
+        if isinstance(node, Op):
+            uses.update(node.ins)
+            continue
+        uses.update(s.outer for s in node.stacked)
+        uses.update(v for c in node.carries for v in (c.init, c.next))
+        _count(node.body, uses)
+
+
+# --- unused ----------------------------------------------------------------------------------
+
+
+def drop_unused(program: Program) -> Program:
+    """Without operators, loops, carries and slices whose results nobody reads."""
+    needed = {o.value for o in program.outputs}
+    return replace(program, body=_needed_nodes(program.body, needed))
+
+
+def _needed_nodes(nodes: tuple[Node, ...], needed: set[Value]) -> tuple[Node, ...]:
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        if isinstance(node, Repeat):
+            loop = _needed_loop(node, needed)
+            kept.extend([loop] if loop else [])
+        elif any(v in needed for v in node.outs):
+            needed.update(node.ins)
+            kept.append(node)
+    return tuple(reversed(kept))
+
+
+def _needed_loop(node: Repeat, needed: set[Value]) -> Repeat | None:
+    """The loop with the carries that are read after it, or that those need."""
+    wanted = {c for c in node.carries if c.result in needed}
+    if not wanted:
+        return None
+    while True:
+        inner = {c.next for c in wanted}
+        body = _needed_nodes(node.body, inner)
+        more = {c for c in node.carries if c.inside in inner} | wanted
+        if more == wanted:
+            break
+        wanted = more
+    stacked = tuple(s for s in node.stacked if s.inside in inner)
+    carries = tuple(c for c in node.carries if c in wanted)
+    own = {s.inside for s in stacked} | {c.inside for c in carries}
+    needed.update(v for v in inner if v not in own)
+    needed.update(s.outer for s in stacked)
+    needed.update(c.init for c in carries)
+    return replace(node, carries=carries, stacked=stacked, body=body)

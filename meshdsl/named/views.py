@@ -1,0 +1,125 @@
+"""Views `x[…]`: rename, split, merge, pick, slice and gather, from their bracket items."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from meshdsl.diagnostics import Span, fail
+from meshdsl.named.builder import Scope
+from meshdsl.named.ir import Dim, Value
+from meshdsl.syntax import ast
+
+if TYPE_CHECKING:
+    from meshdsl.named.from_syntax import ProgramBuilder
+
+
+class Views:
+    """Applies the items of a bracket in order; renames that stand together are simultaneous."""
+
+    def __init__(self, program: ProgramBuilder) -> None:
+        self.program = program
+
+    def view(self, node: ast.View, scope: Scope) -> Value:
+        """The value of `tensor[items]`."""
+        value = self.program.expressions.tensor(node.tensor, scope)
+        renames: list[ast.ArrowItem] = []
+        for item in node.items:
+            if _is_rename(item):
+                assert isinstance(item, ast.ArrowItem)
+                renames.append(item)
+                continue
+            value = self._rename(value, renames, scope)
+            renames = []
+            value = self._item(value, item, scope)
+        return self._rename(value, renames, scope)
+
+    def _rename(self, value: Value, items: list[ast.ArrowItem], scope: Scope) -> Value:
+        if not items:
+            return value
+        span = items[0].span.to(items[-1].span)
+        pairs = tuple(
+            (self._own(value, i.sources[0], scope), self._dim(i.targets[0], scope)) for i in items
+        )
+        return self._emit("rename", (value,), {"pairs": pairs}, span, scope)
+
+    def _item(self, value: Value, item: ast.Item, scope: Scope) -> Value:
+        match item:
+            case ast.ArrowItem():
+                return self._split_or_merge(value, item, scope)
+            case ast.PickItem():
+                return self._pick(value, item, scope)
+            case ast.SliceItem():
+                return self._slice(value, item, scope)
+        fail(
+            "MD0252",
+            "this is not a view",
+            item.span,
+            help="rename `[a -> b]`, split `[a -> (b, c)]`, merge `[(a, b) -> c]`, pick `[a = 0]`, "
+            "slice `[a = 0:4 -> b]`, gather `[a = ids]`",
+        )
+
+    def _split_or_merge(self, value: Value, item: ast.ArrowItem, scope: Scope) -> Value:
+        if len(item.sources) == 1:
+            dim = self._own(value, item.sources[0], scope)
+            into = tuple(self._dim(t, scope) for t in item.targets)
+            return self._emit("split", (value,), {"dim": dim, "into": into}, item.span, scope)
+        if len(item.targets) != 1:
+            help = (
+                "split into one step `[a -> (b, c)]` or merge `[(a, b) -> c]`, one after the other"
+            )
+            fail("MD0252", "several dims cannot become several dims", item.span, help=help)
+        dims = tuple(self._own(value, s, scope) for s in item.sources)
+        attrs = {"dims": dims, "into": self._dim(item.targets[0], scope)}
+        return self._emit("merge", (value,), attrs, item.span, scope)
+
+    def _pick(self, value: Value, item: ast.PickItem, scope: Scope) -> Value:
+        dim = self._own(value, item.dim, scope)
+        index = self.program.expressions.evaluate(item.index, scope)
+        if isinstance(index, Value):
+            return self._emit("gather", (value, index), {"dim": dim}, item.span, scope)
+        if not isinstance(index, int):
+            fail("MD0253", "an index is an integer or an integer tensor", item.index.span)
+        return self._emit("pick", (value,), {"dim": dim, "index": index}, item.span, scope)
+
+    def _slice(self, value: Value, item: ast.SliceItem, scope: Scope) -> Value:
+        dim = self._own(value, item.dim, scope)
+        start = self._bound(item.start, 0, scope)
+        stop = self._bound(item.stop, dim.size, scope)
+        if item.target is None:
+            help = f"a dim has one size in a file; name the part: `[{dim.name} = {start}:{stop} -> part]`"
+            fail("MD0252", "a slice needs a name for its dim", item.span, help=help)
+        attrs = {
+            "dim": dim,
+            "start": start,
+            "stop": stop,
+            "target": self._dim(item.target, scope),
+        }
+        return self._emit("slice", (value,), attrs, item.span, scope)
+
+    def _bound(self, node: ast.Expr | None, default: int, scope: Scope) -> int:
+        if node is None:
+            return default
+        found = self.program.expressions.evaluate(node, scope)
+        if not isinstance(found, int):
+            fail("MD0253", "the bounds of a slice are constant integers", node.span)
+        return found
+
+    def _dim(self, name: ast.Name, scope: Scope) -> Dim:
+        return self.program.expressions.dim(name, scope)
+
+    def _own(self, value: Value, name: ast.Name, scope: Scope) -> Dim:
+        """A dim that the tensor must have."""
+        dim = self._dim(name, scope)
+        if not value.type.has(dim.name):
+            help = f"its dims are {', '.join(f'`{d}`' for d in value.type.names) or 'none'}"
+            fail("MD0252", f"this tensor has no dim `{dim.name}`", name.span, help=help)
+        return dim
+
+    def _emit(
+        self, name: str, ins: tuple[Value, ...], attrs: dict[str, Any], span: Span, scope: Scope
+    ) -> Value:
+        return self.program.builder.emit(name, ins, attrs, span, scope)[0]
+
+
+def _is_rename(item: ast.Item) -> bool:
+    return isinstance(item, ast.ArrowItem) and len(item.sources) == len(item.targets) == 1

@@ -1,0 +1,1 @@
+"""The operators: one record for each, which every station reads."""

@@ -1,0 +1,358 @@
+"""Pointwise operators: broadcasting is by name, the result's dims are in order of first appearance.
+
+`gelu` is the exact erf form unless `approximate="tanh"` is given.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from meshdsl.named.ir import BF16, BOOL, DTYPES, F32, F64, I32, I64, DType, TensorType
+from meshdsl.ops.build import (
+    BATCH,
+    HIDDEN,
+    SEQ,
+    Array,
+    loops,
+    merged_dims,
+    need_kind,
+    need_one_dtype,
+    no_flops,
+    plain,
+    sample,
+    swapped,
+    tensor,
+)
+from meshdsl.ops.opdef import (
+    Attrs,
+    Factors,
+    NumpyCall,
+    OpDef,
+    OpError,
+    Sample,
+    Signature,
+    Surface,
+    TorchCall,
+    register,
+)
+from meshdsl.ops.pointwise import (
+    UNARY,
+    numpy_pointwise,
+    pointwise,
+    pointwise_samples,
+    torch_pointwise,
+)
+
+# --- arithmetic ------------------------------------------------------------------------------
+
+_FALLS = "a falling function turns a partial maximum into a minimum; a row keeps one op"
+_BOTH = "two partial operands at once come from two different reductions; one is enough"
+
+
+def _falling(*rows: str) -> Mapping[str, str]:
+    return swapped(_FALLS, *rows)
+
+
+def _divide_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    del attrs
+    if all(t.dtype.kind == "int" for t in ins):
+        raise OpError(
+            "MD0203",
+            f"`/` of integers ({ins[0]} and {ins[1]}) is not defined",
+            "convert both with `cast(x, f32)`, and back with `cast(floor(…), i32)` where needed",
+        )
+    need_kind("/", "float", *ins)
+    dtype = need_one_dtype("/", *ins)
+    return (TensorType(merged_dims("/", *ins), dtype),)
+
+
+def _power_text(call: TorchCall, texts: list[str]) -> str:
+    del call
+    # `-2.0 ** x` is -(2.0 ** x) in Python.
+    base = f"({texts[0]})" if texts[0].startswith("-") else texts[0]
+    return f"{base} ** {texts[1]}"
+
+
+def _extreme(function: str, bound: str) -> Callable[[TorchCall, list[str]], str]:
+    def write(call: TorchCall, texts: list[str]) -> str:
+        for literal, other in ((1, 0), (0, 1)):
+            if call.is_constant(literal):
+                return f"{call.tensor(other)}.clamp({bound}={call.args[literal]})"
+        return f"{function}({texts[0]}, {texts[1]})"
+
+    return write
+
+
+pointwise("add", 2, np.add, "{0} + {1}", said="+", linear=[(0, 1)], monotone=[0, 1])
+pointwise(
+    "sub", 2, np.subtract, "{0} - {1}", said="-", linear=[(0, 1)], monotone=[0],
+    true_rows=_falling("B, P(max) -> P(min)", "B, P(min) -> P(max)"),
+)  # fmt: skip
+pointwise("mul", 2, np.multiply, "{0} * {1}", said="*", linear=[(0,), (1,)])
+register(
+    OpDef(
+        "div",
+        Surface("none", (2, 2)),
+        _divide_infer,
+        plain(linear=[(0,)]),
+        numpy_pointwise(np.divide),
+        torch_pointwise("{0} / {1}"),
+        pointwise_samples(2, "float", "int"),
+        exact=False,
+    )
+)
+pointwise(
+    "pow", 2, np.power, _power_text, said="^", accept="float", exact=False,
+    values=("positive", "int"),
+)  # fmt: skip
+pointwise(
+    "maximum", 2, np.maximum, _extreme("torch.maximum", "min"), monotone=[0, 1],
+    true_rows=swapped(_BOTH, "P(max), P(max) -> P(max)"),
+)  # fmt: skip
+pointwise(
+    "minimum", 2, np.minimum, _extreme("torch.minimum", "max"), monotone=[0, 1],
+    true_rows=swapped(_BOTH, "P(min), P(min) -> P(min)"),
+)  # fmt: skip
+
+# --- comparisons and logic -------------------------------------------------------------------
+
+
+def _compare(name: str, said: str, numpy: Any, accept: str, rises: int | None) -> None:
+    """A comparison; it rises in operand `rises` and falls in the other (None: neither)."""
+    rows = {0: ("B, P({}) -> P({})"), 1: ("P({}), B -> P({})")}
+    falls = (
+        [rows[rises].format(*p) for p in (("max", "min"), ("min", "max"))] if rises in rows else []
+    )
+    pointwise(
+        name, 2, numpy, f"{{0}} {said} {{1}}", said=said, accept=accept, result=BOOL,
+        monotone=[] if rises is None else [rises], true_rows=_falling(*falls),
+    )  # fmt: skip
+
+
+_compare("eq", "==", np.equal, "any", None)
+_compare("ne", "!=", np.not_equal, "any", None)
+_compare("lt", "<", np.less, "number", 1)
+_compare("le", "<=", np.less_equal, "number", 1)
+_compare("gt", ">", np.greater, "number", 0)
+_compare("ge", ">=", np.greater_equal, "number", 0)
+pointwise(
+    "logical_and", 2, np.logical_and, "{0} & {1}", said="and", accept="bool", monotone=[0, 1],
+    true_rows=swapped(_BOTH, "P(min), P(min) -> P(min)"),
+)  # fmt: skip
+pointwise(
+    "logical_or", 2, np.logical_or, "{0} | {1}", said="or", accept="bool", monotone=[0, 1],
+    true_rows=swapped(_BOTH, "P(max), P(max) -> P(max)"),
+)  # fmt: skip
+pointwise(
+    "logical_not", 1, np.logical_not, "~{0}", said="not", accept="bool",
+    true_rows=_falling("P(max) -> P(min)", "P(min) -> P(max)"),
+)  # fmt: skip
+
+# --- functions of one operand ----------------------------------------------------------------
+
+
+def _erf(x: Array) -> Array:
+    values = [math.erf(v) for v in x.ravel().tolist()]
+    return np.array(values, dtype=x.dtype).reshape(x.shape)
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * x)))  # exp(-x) would overflow
+
+
+def _smooth(name: str, numpy: Any, torch: str, *, rises: bool = True, values: str = "int") -> None:
+    """A function of floats that rounds; `rises`: it never falls."""
+    pointwise(
+        name, 1, numpy, torch, accept="float", exact=False, values=values,
+        monotone=[0] if rises else [],
+    )  # fmt: skip
+
+
+pointwise(
+    "neg", 1, np.negative, "-{0}", said="-", linear=[(0,)],
+    true_rows=_falling("P(max) -> P(min)", "P(min) -> P(max)"),
+)  # fmt: skip
+pointwise("abs", 1, np.abs, "torch.abs({0})")
+pointwise("sign", 1, np.sign, "torch.sign({0})", monotone=[0])
+pointwise("square", 1, np.square, "torch.square({0})")
+pointwise("relu", 1, lambda x: np.maximum(x, 0), "torch.relu({0})", monotone=[0])
+pointwise("floor", 1, np.floor, "torch.floor({0})", accept="float", monotone=[0], values="half")
+_smooth("tanh", np.tanh, "torch.tanh({0})")
+_smooth("sigmoid", _sigmoid, "torch.sigmoid({0})")
+_smooth("silu", lambda x: x * _sigmoid(x), "torch.nn.functional.silu({0})", rises=False)
+_smooth("exp", np.exp, "torch.exp({0})")
+_smooth("log", np.log, "torch.log({0})", values="positive")
+_smooth("sqrt", np.sqrt, "torch.sqrt({0})", values="positive")
+_smooth("sin", np.sin, "torch.sin({0})", rises=False)
+_smooth("cos", np.cos, "torch.cos({0})", rises=False)
+_smooth("erf", _erf, "torch.erf({0})")
+# Torch's own threshold of 20 would be wrong by 2e-9 in f64.
+_smooth(
+    "softplus",
+    lambda x: np.logaddexp(0, x),
+    "torch.nn.functional.softplus({0}, threshold=40.0)",
+)
+pointwise(
+    "rsqrt", 1, lambda x: 1 / np.sqrt(x), "torch.rsqrt({0})", accept="float", exact=False,
+    values="positive", true_rows=_falling("P(max) -> P(min)", "P(min) -> P(max)"),
+)  # fmt: skip
+pointwise(
+    "stop_gradient", 1, np.asarray, "{0}.detach()", accept="any", linear=[(0,)], monotone=[0],
+    view=True,
+)  # fmt: skip
+pointwise("identity", 1, np.asarray, "{0}", accept="any", linear=[(0,)], monotone=[0], view=True)
+
+# --- gelu ------------------------------------------------------------------------------------
+
+
+def _gelu_numpy(call: NumpyCall, x: Array) -> Array:
+    if call.attrs["approximate"] == "tanh":
+        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
+        return np.asarray(0.5 * x * (1 + np.tanh(inner)))
+    return np.asarray(0.5 * x * (1 + _erf(x / math.sqrt(2))))
+
+
+def _gelu_torch(call: TorchCall) -> str:
+    form = ', approximate="tanh"' if call.attrs["approximate"] == "tanh" else ""
+    return f"torch.nn.functional.gelu({call.tensor(0)}{form})"
+
+
+def _gelu_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    need_kind("gelu", "float", *ins)
+    if attrs["approximate"] not in ("none", "tanh"):
+        raise OpError(
+            "MD0213",
+            f"`gelu` knows no approximation {attrs['approximate']!r}",
+            'leave it out for the exact form, or write `approximate="tanh"`',
+        )
+    return ins
+
+
+register(
+    OpDef(
+        "gelu",
+        Surface("none", (1, 1), (("approximate", "none"),)),
+        _gelu_infer,
+        plain(),
+        _gelu_numpy,
+        _gelu_torch,
+        tuple(
+            sample(tensor(*dims), approximate=form)
+            for (dims,) in UNARY
+            for form in ("none", "tanh")
+        ),
+        exact=False,
+        flops=lambda sig: 8 * sig.outs[0].elements,
+    )
+)
+
+# --- where -----------------------------------------------------------------------------------
+
+
+def _where_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    del attrs
+    need_kind("where", "bool", ins[0])
+    dtype = need_one_dtype("where", *ins[1:])
+    return (TensorType(merged_dims("where", *ins), dtype),)
+
+
+def _where_torch(call: TorchCall) -> str:
+    dims = call.outs[0].dims
+    texts = [call.aligned(i, dims) for i in range(3)]
+    texts[0] = call.tensor(0) if call.is_constant(0) else texts[0]
+    if call.is_constant(1) and call.is_constant(2):
+        texts[1] = call.tensor(1)  # two literals would get torch's default dtype
+    return f"torch.where({', '.join(texts)})"
+
+
+def _where_samples() -> tuple[Sample, ...]:
+    shapes = (
+        ((BATCH, HIDDEN), (BATCH, HIDDEN), (HIDDEN, BATCH)),
+        ((SEQ,), (BATCH, SEQ, HIDDEN), (HIDDEN,)),
+        ((SEQ, BATCH), (), (BATCH,)),
+        ((), (), ()),
+    )
+    kinds = ("bool", "int", "int")
+    return tuple(
+        sample(tensor(*c, dtype=BOOL), tensor(*x), tensor(*y), values=kinds) for c, x, y in shapes
+    )
+
+
+register(
+    OpDef(
+        "where",
+        Surface("none", (3, 3)),
+        _where_infer,
+        plain(linear=[(1, 2)], monotone=[1, 2]),
+        numpy_pointwise(np.where),
+        _where_torch,
+        _where_samples(),
+        true_rows=swapped(_BOTH, "B, P(max), P(max) -> P(max)", "B, P(min), P(min) -> P(min)"),
+    )
+)
+
+# --- cast ------------------------------------------------------------------------------------
+
+
+def _cast_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    if attrs.get("dtype") not in DTYPES.values():
+        raise OpError(
+            "MD0213", "`cast` needs a dtype", f"write `cast(x, f32)`; there are {', '.join(DTYPES)}"
+        )
+    if attrs["dtype"] == BOOL and ins[0].dtype != BOOL:
+        raise OpError("MD0202", f"`cast` of {ins[0]} to bool is not defined", "compare: `x != 0`")
+    return (TensorType(ins[0].dims, attrs["dtype"]),)
+
+
+def _is_widening(old: DType, new: DType) -> bool:
+    """Whether every sum of `old` values is the same sum after the cast."""
+    if old.kind == "int" and new.kind == "float":
+        return new.bytes > old.bytes
+    return old.kind == new.kind != "bool" and new.bytes >= old.bytes and {old, new} != _HALVES
+
+
+_HALVES = {DTYPES["bf16"], DTYPES["f16"]}
+
+
+def _cast_factors(sig: Signature) -> Factors:
+    up = _is_widening(sig.ins[0].dtype, sig.outs[0].dtype)
+    return Factors(loops(sig), (frozenset({0}),) if up else (), (0,))
+
+
+def _cast_numpy(call: NumpyCall, x: Array) -> Array:
+    old, new = call.ins[0].dtype, call.outs[0].dtype
+    if old.kind == new.kind == "float":
+        return x  # the numpy engine computes all floats in the dtype it was given
+    return x.astype(np.float64 if new.kind == "float" else new.numpy)
+
+
+def _cast_torch(call: TorchCall) -> str:
+    return f"{call.tensor(0)}.to({call.outs[0].dtype.torch})"
+
+
+register(
+    OpDef(
+        "cast",
+        Surface("none", (1, 1), (("dtype", None),)),
+        _cast_infer,
+        _cast_factors,
+        _cast_numpy,
+        _cast_torch,
+        (
+            sample(tensor(BATCH, HIDDEN), dtype=F64),
+            sample(tensor(SEQ, BATCH, HIDDEN), values="half", dtype=I32),
+            sample(tensor(BATCH, HIDDEN, dtype=I32), dtype=F32),
+            sample(tensor(BATCH, dtype=I32), dtype=I64),
+            sample(tensor(BATCH, HIDDEN), dtype=BF16),
+            sample(tensor(HIDDEN, SEQ, dtype=BOOL), values="bool", dtype=F32),
+            sample(tensor(dtype=I64), dtype=F64),
+        ),
+        view=True,
+        flops=no_flops,
+        true_rows={"P -> P": "a cast to a narrower dtype rounds; numpy's float64 does not show it"},
+    )
+)

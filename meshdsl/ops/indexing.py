@@ -1,0 +1,238 @@
+"""Indexing by integer tensors: gather `table[vocab = ids]` and `one_hot[vocab](ids)`.
+
+With the indexed dim split, each device serves the indices of its own rows: a gather yields zeros
+for the others, so that the sum over devices is the row (Megatron's vocabulary-parallel embedding).
+Indices are checked against the global size first.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshdsl.backends.support.indices import check_index
+from meshdsl.named.ir import BOOL, F32, I32, I64, Dim, TensorType
+from meshdsl.ops.build import (
+    BATCH,
+    HIDDEN,
+    SEQ,
+    VOCAB,
+    Array,
+    align,
+    loop,
+    loops,
+    need_dims,
+    no_flops,
+    numpy_dtype,
+    plain,
+    sample,
+    tensor,
+)
+from meshdsl.ops.makers import range_text
+from meshdsl.ops.opdef import (
+    Attrs,
+    Factors,
+    NumpyCall,
+    OpDef,
+    OpError,
+    Signature,
+    Surface,
+    TorchCall,
+    register,
+)
+from meshdsl.ops.text import aligned, atom, extent, indexed, permuted, tuple_text
+
+# --- indices ---------------------------------------------------------------------------------
+
+
+def need_indices(said: str, type_: TensorType, dim: Dim) -> None:
+    """MD0211 unless `type_` holds integers, MD0205 if it has the dim that it indexes."""
+    if type_.dtype.kind != "int":
+        raise OpError(
+            "MD0211",
+            f"`{said}` needs integer indices of `{dim}`, not {type_}",
+            "declare them as `: i32`, or `cast(ids, i32)`",
+        )
+    if type_.has(dim.name):
+        raise OpError(
+            "MD0205",
+            f"the indices of `{dim}` have that dim themselves: {type_}",
+            f"rename it first: `ids[{dim} -> other]`",
+        )
+
+
+def checked_numpy(call: NumpyCall, index: int, array: Array, dim: str) -> Array:
+    """Operand `index` as i64 indices of `dim`, checked against its global size."""
+    names = call.ins[index].names
+    offsets = tuple(call.offset(n) for n in names)
+    return np.asarray(check_index(array, dim, call.size(dim), call.place, names, offsets), np.int64)
+
+
+def checked_text(call: TorchCall, index: int, dim: str) -> str:
+    """A variable that holds operand `index` as i64 indices of `dim`, checked at run time."""
+    names = call.ins[index].names
+    offsets = tuple_text([call.offset(n) for n in names])
+    args = [call.tensor(index), repr(dim), call.size(dim), call.place, tuple_names(names), offsets]
+    text = f"{call.use('check_index')}({', '.join(map(str, args))})"
+    return call.let("index", text if call.ins[index].dtype == I64 else f"{text}.long()")
+
+
+def tuple_names(names: tuple[str, ...]) -> str:
+    """A Python tuple of string literals."""
+    return tuple_text([repr(n) for n in names])
+
+
+# --- gather ----------------------------------------------------------------------------------
+
+
+def _gather_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    table, ids = ins
+    dim = attrs["dim"]
+    need_dims("gather", table, (dim,))
+    need_indices("gather", ids, dim)
+    at = table.index(dim.name)
+    new = tuple(d for d in ids.dims if not table.has(d.name))
+    return (TensorType((*table.dims[:at], *new, *table.dims[at + 1 :]), table.dtype),)
+
+
+def _gather_factors(sig: Signature) -> Factors:
+    # The parts of a boolean table do not add up, but "any" joins them.
+    own = loop(sig, sig.attrs["dim"].name, "max" if sig.ins[0].dtype == BOOL else "sum")
+    return Factors((*loops(sig), own), (frozenset({0}),), (0,))
+
+
+def _gather_numpy(call: NumpyCall, table: Array, ids: Array) -> Array:
+    dim = call.attrs["dim"].name
+    index = checked_numpy(call, 1, ids, dim) - call.offset(dim)
+    inside = (index >= 0) & (index < call.extent(dim))
+    found = _take(call, table, np.where(inside, index, 0))
+    if not call.is_split(dim):
+        return found
+    return np.where(align(inside, call.ins[1], call.outs[0].dims), found, np.zeros((), table.dtype))
+
+
+def _take(call: NumpyCall, table: Array, index: Array) -> Array:
+    """The elements of `table` at local indices, for any dims that both have."""
+    dims = call.outs[0].dims
+    sizes = {d.name: n for t, a in zip(call.ins, (table, index), strict=True)
+             for d, n in zip(t.dims, a.shape, strict=True)}  # fmt: skip
+    key = []
+    for name in call.ins[0].names:
+        if name == call.attrs["dim"].name:
+            key.append(align(index, call.ins[1], dims))
+        else:
+            grid = TensorType((Dim(name, sizes[name]),), I64)
+            key.append(align(np.arange(sizes[name]), grid, dims))
+    return np.asarray(table[tuple(np.broadcast_arrays(*key))])
+
+
+def _gather_text(call: TorchCall) -> str:
+    dim = call.attrs["dim"].name
+    index = checked_text(call, 1, dim)
+    if not call.is_split(dim):
+        return _taken_text(call, index)
+    local = call.let("local", f"{index} - {atom(call.offset(dim))}")
+    inside = call.let("inside", f"({local} >= 0) & ({local} < {extent(call, dim)})")
+    found = call.let("found", _taken_text(call, call.let("local", f"{local}.where({inside}, 0)")))
+    # The rows of others are replaced, not multiplied by zero: they might hold NaN.
+    zero = "False" if call.outs[0].dtype == BOOL else "0"
+    inside = aligned(inside, call.ins[1].names, call.outs[0].names)
+    return f"torch.where({inside}, {found}, {zero})"
+
+
+def _taken_text(call: TorchCall, index: str) -> str:
+    """The elements of the table at `index`, a variable with the dims of the index tensor."""
+    table, ids, out = call.ins[0], call.ins[1], call.outs[0]
+    dim = call.attrs["dim"].name
+    at = table.index(dim)
+    new = tuple(n for n in ids.names if not table.has(n))
+    if len(new) == len(ids.names):
+        return indexed(call.tensor(0), at, index)
+    if not new:
+        return f"{_along(call, index, ids.names)}.squeeze({at})"
+    if len(new) == 1:
+        return _along(call, index, ids.names, new[0])
+    shared = tuple(n for n in ids.names if n not in new)
+    flat = f"{permuted(index, ids.names, shared + new)}.flatten({len(shared)})"
+    sizes = tuple_text([out.size(n) for n in new])
+    return f"{_along(call, flat, (*shared, new[0]), new[0])}.unflatten({at}, {sizes})"
+
+
+def _along(call: TorchCall, index: str, names: tuple[str, ...], new: str = "") -> str:
+    """`take_along_dim`, which pairs up dims that both have; `new` stands for the indexed dim."""
+    dim = call.attrs["dim"].name
+    target = tuple(new if n == dim else n for n in call.ins[0].names)
+    text = aligned(index, names, target, full=True)
+    return f"torch.take_along_dim({call.tensor(0)}, {text}, {call.ins[0].index(dim)})"
+
+
+_IDS = tensor(BATCH, SEQ, dtype=I32)
+_AT = ("int", "index:v")
+
+register(
+    OpDef(
+        "gather",
+        Surface("view", (2, 2)),
+        _gather_infer,
+        _gather_factors,
+        _gather_numpy,
+        _gather_text,
+        (
+            sample(tensor(VOCAB, HIDDEN), _IDS, values=_AT, dim=VOCAB),
+            sample(tensor(HIDDEN, VOCAB), tensor(SEQ, dtype=I64), values=_AT, dim=VOCAB),
+            sample(tensor(VOCAB), tensor(dtype=I32), values=_AT, dim=VOCAB),
+            sample(tensor(SEQ, VOCAB, BATCH), _IDS, values=_AT, dim=VOCAB),
+            sample(tensor(VOCAB, BATCH, HIDDEN), _IDS, values=_AT, dim=VOCAB),
+            sample(tensor(HIDDEN, VOCAB, SEQ), _IDS, values=_AT, dim=VOCAB),
+            sample(
+                tensor(HIDDEN, VOCAB),
+                tensor(BATCH, HIDDEN, SEQ, dtype=I32),
+                values=_AT,
+                dim=VOCAB,
+            ),
+            sample(tensor(VOCAB, SEQ, dtype=I32), tensor(SEQ, dtype=I32), values=_AT, dim=VOCAB),
+            sample(tensor(VOCAB, dtype=BOOL), _IDS, values=("bool", "index:v"), dim=VOCAB),
+        ),
+        flops=no_flops,
+    )
+)
+
+# --- one_hot ---------------------------------------------------------------------------------
+
+
+def _one_hot_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    need_indices("one_hot", ins[0], attrs["dim"])
+    if attrs["dtype"].kind == "bool":
+        raise OpError("MD0213", "`one_hot` yields numbers", "compare: `iota[v] == ids`")
+    return (TensorType((*ins[0].dims, attrs["dim"]), attrs["dtype"]),)
+
+
+def _one_hot_numpy(call: NumpyCall, ids: Array) -> Array:
+    dim = call.attrs["dim"].name
+    index = checked_numpy(call, 0, ids, dim)
+    own = np.arange(call.extent(dim)) + call.offset(dim)
+    return np.asarray(index[..., None] == own, dtype=numpy_dtype(call.outs[0].dtype))
+
+
+def _one_hot_text(call: TorchCall) -> str:
+    dim = call.attrs["dim"].name
+    index = checked_text(call, 0, dim)
+    own = range_text(call, dim, "torch.int64")
+    return f"({index}[..., None] == {own}).to({call.outs[0].dtype.torch})"
+
+
+register(
+    OpDef(
+        "one_hot",
+        Surface("dim", (1, 1), (("dtype", F32),)),
+        _one_hot_infer,
+        plain(),
+        _one_hot_numpy,
+        _one_hot_text,
+        (
+            sample(_IDS, values="index:v", dim=VOCAB, dtype=F32),
+            sample(tensor(dtype=I64), values="index:v", dim=VOCAB, dtype=F32),
+            sample(tensor(BATCH, SEQ, HIDDEN, dtype=I32), values="index:v", dim=VOCAB, dtype=I32),
+        ),
+        flops=no_flops,
+    )
+)

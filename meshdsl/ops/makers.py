@@ -1,0 +1,145 @@
+"""Makers, which have no operands: `constant`, `iota`, `zeros`, `ones`.
+
+Tensors are made on torch's default device, which the prologue of a program sets.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from meshdsl.named.ir import BOOL, F32, I32, I64, TensorType
+from meshdsl.ops.build import (
+    BATCH,
+    HIDDEN,
+    SEQ,
+    Array,
+    need_distinct,
+    no_flops,
+    numpy_dtype,
+    plain,
+    sample,
+)
+from meshdsl.ops.opdef import (
+    Attrs,
+    NumpyCall,
+    OpDef,
+    OpError,
+    Surface,
+    TorchCall,
+    register,
+)
+from meshdsl.ops.text import atom, extent, tuple_text
+
+# --- constant --------------------------------------------------------------------------------
+
+
+def _constant_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    del ins
+    if attrs["dtype"].kind == "int" and int(attrs["value"]) != attrs["value"]:
+        raise OpError("MD0213", f"{attrs['value']} is not an {attrs['dtype']}")
+    return (TensorType((), attrs["dtype"]),)
+
+
+def _constant_numpy(call: NumpyCall) -> Array:
+    return np.array(call.attrs["value"], dtype=numpy_dtype(call.outs[0].dtype))
+
+
+def _constant_text(call: TorchCall) -> str:
+    """A Python literal, not a tensor: torch takes it in any dtype of the same kind."""
+    value, kind = call.attrs["value"], call.outs[0].dtype.kind
+    if kind != "float":
+        return repr(int(value) if kind == "int" else bool(value))
+    return repr(float(value)) if math.isfinite(value) else f'float("{float(value)}")'
+
+
+register(
+    OpDef(
+        "constant",
+        Surface("view", (0, 0)),
+        _constant_infer,
+        plain(),
+        _constant_numpy,
+        _constant_text,
+        (
+            sample(value=2.5, dtype=F32),
+            sample(value=-1, dtype=F32),
+            sample(value=float("-inf"), dtype=F32),
+            sample(value=-7, dtype=I32),
+            sample(value=True, dtype=BOOL),
+        ),
+        flops=no_flops,
+    )
+)
+
+# --- iota ------------------------------------------------------------------------------------
+
+
+def _iota_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    del ins
+    return (TensorType((attrs["dim"],), I32),)
+
+
+def _iota_numpy(call: NumpyCall) -> Array:
+    dim = call.attrs["dim"].name
+    return np.arange(call.extent(dim), dtype=np.int32) + np.int32(call.offset(dim))
+
+
+def range_text(call: TorchCall, dim: str, dtype: str) -> str:
+    """The global indices of the local elements of `dim`."""
+    text = f"torch.arange({extent(call, dim)}, dtype={dtype})"
+    return f"{text} + {atom(call.offset(dim))}" if call.is_split(dim) else text
+
+
+register(
+    OpDef(
+        "iota",
+        Surface("dim", (0, 0)),
+        _iota_infer,
+        plain(),
+        _iota_numpy,
+        lambda call: range_text(call, call.attrs["dim"].name, "torch.int32"),
+        (sample(dim=SEQ), sample(dim=HIDDEN)),
+    )
+)
+
+# --- zeros and ones --------------------------------------------------------------------------
+
+
+def _filled(name: str, value: int) -> None:
+    """A tensor of the given dims, all `value`."""
+
+    def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+        del ins
+        need_distinct(name, attrs["dims"])
+        return (TensorType(attrs["dims"], attrs["dtype"]),)
+
+    def numpy(call: NumpyCall) -> Array:
+        dtype = numpy_dtype(call.outs[0].dtype)
+        return np.full(call.local(call.outs[0]).shape, value, dtype=dtype)
+
+    def torch(call: TorchCall) -> str:
+        out = call.outs[0]
+        return f"torch.{name}({tuple_text(out.shape)}, dtype={out.dtype.torch})"
+
+    register(
+        OpDef(
+            name,
+            Surface("maker", (0, 0), (("dtype", F32),)),
+            infer,
+            plain(),
+            numpy,
+            torch,
+            (
+                sample(dims=(BATCH, HIDDEN), dtype=F32),
+                sample(dims=(), dtype=F32),
+                sample(dims=(SEQ, BATCH, HIDDEN), dtype=I64),
+                sample(dims=(SEQ,), dtype=BOOL),
+            ),
+        )
+    )
+
+
+_filled("zeros", 0)
+_filled("ones", 1)

@@ -1,0 +1,315 @@
+"""Composites: softmax and its kin, norms, cross-entropy, argmax.
+
+Each is one operator, with torch's fused kernel, where its own dim is whole. Where that is split,
+its definition of the same name in `prelude/` is used: primitives and a few small all_reduces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshdsl.named.ir import I32, Dim, TensorType
+from meshdsl.ops.build import (
+    BATCH,
+    HIDDEN,
+    SEQ,
+    VOCAB,
+    Array,
+    Infer,
+    align,
+    listed,
+    loops,
+    need_dims,
+    need_kind,
+    need_one_dtype,
+    sample,
+    tensor,
+)
+from meshdsl.ops.indexing import checked_numpy, checked_text, need_indices
+from meshdsl.ops.opdef import (
+    Attrs,
+    Factors,
+    NumpyCall,
+    OpDef,
+    OpError,
+    Sample,
+    Signature,
+    Surface,
+    TorchCall,
+    register,
+)
+from meshdsl.ops.reduce import same_type
+from meshdsl.ops.text import aligned, permuted, tuple_text
+
+# --- constructors ----------------------------------------------------------------------------
+
+
+def composite(
+    name: str,
+    arity: tuple[int, int],
+    infer: Infer,
+    numpy: Callable[..., Array],
+    torch: Callable[[TorchCall], str],
+    samples: tuple[Sample, ...],
+    *,
+    linear: Callable[[Signature], Sequence[Sequence[int]]] = lambda sig: (),
+    monotone: Sequence[int] = (),
+    exact: bool = False,
+    cost: int = 5,
+) -> OpDef:
+    """Register a composite along `dim`, which is in no loop; `cost` is its flops per element."""
+
+    def factors(sig: Signature) -> Factors:
+        groups = tuple(frozenset(g) for g in linear(sig))
+        rises = tuple(i for i in monotone if i < len(sig.ins))
+        return Factors(loops(sig, without=(sig.attrs["dim"].name,)), groups, rises)
+
+    return register(
+        OpDef(
+            name,
+            Surface("dim", arity),
+            infer,
+            factors,
+            numpy,
+            torch,
+            samples,
+            exact=exact,
+            composite=True,
+            flops=lambda sig: cost * sig.ins[0].elements,
+        )
+    )
+
+
+def _axis(call: NumpyCall | TorchCall) -> int:
+    """Position of the own dim in the first operand."""
+    return call.ins[0].index(call.attrs["dim"].name)
+
+
+def _along(function: str) -> Callable[[TorchCall], str]:
+    return lambda call: f"{function}({call.tensor(0)}, {_axis(call)})"
+
+
+def _dropped(name: str, accept: str) -> Infer:
+    """The shape rule of a reduction along `dim`."""
+    keep = same_type(name, accept)
+    return lambda ins, attrs: (keep(ins, attrs)[0].without(attrs["dim"].name),)
+
+
+_SAMPLES = (
+    sample(tensor(SEQ), dim=SEQ),
+    sample(tensor(BATCH, SEQ, HIDDEN), dim=SEQ),
+    sample(tensor(HIDDEN, VOCAB), dim=VOCAB),
+)
+
+# --- softmax and its kin ---------------------------------------------------------------------
+
+
+def _logsumexp(x: Array, axis: int) -> Array:
+    top = x.max(axis, keepdims=True)
+    return np.asarray(top + np.log(np.exp(x - top).sum(axis, keepdims=True)))
+
+
+def _log_softmax_numpy(call: NumpyCall, x: Array) -> Array:
+    return np.asarray(x - _logsumexp(x, _axis(call)))
+
+
+composite(
+    "softmax",
+    (1, 1),
+    same_type("softmax", "float"),
+    lambda call, x: np.exp(_log_softmax_numpy(call, x)),
+    _along("torch.softmax"),
+    _SAMPLES,
+)
+composite(
+    "log_softmax",
+    (1, 1),
+    same_type("log_softmax", "float"),
+    _log_softmax_numpy,
+    _along("torch.log_softmax"),
+    _SAMPLES,
+)
+composite(
+    "logsumexp",
+    (1, 1),
+    _dropped("logsumexp", "float"),
+    lambda call, x: _logsumexp(x, _axis(call)).squeeze(_axis(call)),
+    _along("torch.logsumexp"),
+    _SAMPLES,
+)
+
+# --- argmax ----------------------------------------------------------------------------------
+
+
+def _argmax_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    (out,) = _dropped("argmax", "number")(ins, attrs)
+    return (TensorType(out.dims, I32),)
+
+
+composite(
+    "argmax",
+    (1, 1),
+    _argmax_infer,
+    lambda call, x: np.asarray(x.argmax(_axis(call)), dtype=np.int32),
+    lambda call: f"{call.tensor(0)}.argmax({_axis(call)}).to(torch.int32)",
+    (*_SAMPLES, sample(tensor(HIDDEN, SEQ, dtype=I32), dim=SEQ)),
+    exact=True,
+    cost=1,
+)
+
+# --- norms -----------------------------------------------------------------------------------
+
+LAYER_NORM_EPS = 1e-5
+RMS_NORM_EPS = 1e-6
+
+
+def _norm_infer(name: str) -> Infer:
+    def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+        dim: Dim = attrs["dim"]
+        need_dims(name, ins[0], (dim,))
+        need_kind(name, "float", *ins)
+        need_one_dtype(name, *ins)
+        for type_ in ins[1:]:
+            if type_.names != (dim.name,):
+                raise OpError(
+                    "MD0214",
+                    f"`{name}[{dim}]` takes a scale and shift of the dims [{dim}], not {type_}",
+                )
+        return (ins[0],)
+
+    return infer
+
+
+def _layer_norm_numpy(call: NumpyCall, x: Array, *scales: Array) -> Array:
+    axis = _axis(call)
+    centred = x - x.mean(axis, keepdims=True)
+    variance = np.square(centred).mean(axis, keepdims=True)
+    return _scaled(call, centred / np.sqrt(variance + LAYER_NORM_EPS), scales)
+
+
+def _rms_norm_numpy(call: NumpyCall, x: Array, *scales: Array) -> Array:
+    mean = np.square(x).mean(_axis(call), keepdims=True)
+    return _scaled(call, x / np.sqrt(mean + RMS_NORM_EPS), scales)
+
+
+def _scaled(call: NumpyCall, x: Array, scales: Sequence[Array]) -> Array:
+    """`x * g + b`, as far as they are given."""
+    parts = [align(s, t, call.ins[0].dims) for s, t in zip(scales, call.ins[1:], strict=True)]
+    x = x * parts[0] if parts else x
+    return np.asarray(x + parts[1] if len(parts) > 1 else x)
+
+
+def _norm_text(function: str, eps: float) -> Callable[[TorchCall], str]:
+    """A kernel that normalises the last dim; another dim is brought there and back by strides."""
+
+    def write(call: TorchCall) -> str:
+        dim, names = call.attrs["dim"], call.ins[0].names
+        last = (*(n for n in names if n != dim.name), dim.name)
+        scales = "".join(f", {call.tensor(i)}" for i in range(1, len(call.ins)))
+        x = permuted(call.tensor(0), names, last)
+        text = f"torch.nn.functional.{function}({x}, ({dim.size},){scales}, eps={eps!r})"
+        return permuted(text, last, names)
+
+    return write
+
+
+def _norm_linear(sig: Signature) -> Sequence[Sequence[int]]:
+    """Scale and shift together; the scale alone where there is no shift."""
+    return (tuple(range(1, len(sig.ins))),) if len(sig.ins) > 1 else ()
+
+
+def _norm_samples(most: int) -> tuple[Sample, ...]:
+    cases: tuple[tuple[tuple[Dim, ...], Dim], ...] = (
+        ((SEQ,), SEQ),
+        ((BATCH, SEQ, HIDDEN), SEQ),
+        ((BATCH, HIDDEN), HIDDEN),
+    )
+    return tuple(
+        sample(tensor(*dims), *(tensor(dim) for _ in range(count)), dim=dim)
+        for dims, dim in cases
+        for count in range(most)
+    )
+
+
+composite(
+    "layer_norm",
+    (1, 3),
+    _norm_infer("layer_norm"),
+    _layer_norm_numpy,
+    _norm_text("layer_norm", LAYER_NORM_EPS),
+    _norm_samples(3),
+    linear=_norm_linear,
+    monotone=[2],
+    cost=8,
+)
+composite(
+    "rms_norm",
+    (1, 2),
+    _norm_infer("rms_norm"),
+    _rms_norm_numpy,
+    _norm_text("rms_norm", RMS_NORM_EPS),
+    _norm_samples(2),
+    linear=_norm_linear,
+)
+
+# --- cross-entropy ---------------------------------------------------------------------------
+
+
+def _cross_entropy_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    dim: Dim = attrs["dim"]
+    (out,) = _dropped("cross_entropy", "float")(ins[:1], attrs)
+    need_indices("cross_entropy", ins[1], dim)
+    if set(ins[1].names) != set(out.names):
+        wanted = listed(out.names) if out.dims else "none"
+        raise OpError(
+            "MD0214",
+            f"`cross_entropy[{dim}]` of {ins[0]} takes targets for each position, not {ins[1]}",
+            f"the dims of the targets are those of the logits without `{dim}`: {wanted}",
+        )
+    return (out,)
+
+
+def _cross_entropy_numpy(call: NumpyCall, logits: Array, targets: Array) -> Array:
+    dim = call.attrs["dim"]
+    axis = _axis(call)
+    index = checked_numpy(call, 1, targets, dim.name)
+    at = np.expand_dims(align(index, call.ins[1], call.outs[0].dims), axis)
+    picked = np.take_along_axis(logits, at, axis)
+    return np.asarray((_logsumexp(logits, axis) - picked).squeeze(axis))
+
+
+def _cross_entropy_text(call: TorchCall) -> str:
+    """Torch's kernel is fast on positions × classes; flattening to that is a view as a rule."""
+    dim, out = call.attrs["dim"].name, call.outs[0].names
+    index = aligned(checked_text(call, 1, dim), call.ins[1].names, out)
+    logits = permuted(call.tensor(0), call.ins[0].names, (*out, dim))
+    suffix = ""
+    if len(out) > 1:
+        logits, index = f"{logits}.flatten(0, -2)", f"{index}.flatten()"
+        suffix = f".unflatten(0, {tuple_text(call.outs[0].shape)})"
+    return f'torch.nn.functional.cross_entropy({logits}, {index}, reduction="none"){suffix}'
+
+
+def _targets(*dims: Dim, dtype: Any = I32) -> TensorType:
+    return tensor(*dims, dtype=dtype)
+
+
+composite(
+    "cross_entropy",
+    (2, 2),
+    _cross_entropy_infer,
+    _cross_entropy_numpy,
+    _cross_entropy_text,
+    (
+        sample(tensor(VOCAB), _targets(), values=("int", "index:v"), dim=VOCAB),
+        sample(tensor(BATCH, VOCAB), _targets(BATCH), values=("int", "index:v"), dim=VOCAB),
+        sample(
+            tensor(BATCH, SEQ, VOCAB), _targets(SEQ, BATCH), values=("int", "index:v"), dim=VOCAB
+        ),
+        sample(tensor(VOCAB, SEQ), _targets(SEQ), values=("int", "index:v"), dim=VOCAB),
+    ),
+    cost=6,
+)

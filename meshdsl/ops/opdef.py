@@ -1,0 +1,257 @@
+"""One operator, one record: everything the compiler knows of an operator stands in its `OpDef`.
+
+Shape rule, factors (the loops it runs over, from which its legal placements follow), numpy meaning,
+and how torch writes it. The local work of a sharded operator is the same operator on local shapes;
+where it is not (a gather from a split table, `iota`), numpy and torch read the part's offset from the
+call. No file of operators imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from meshdsl.named.ir import Dim, TensorType
+
+Attrs = Mapping[str, Any]
+ReduceOp = Literal["sum", "max", "min", "prod"]
+
+
+class OpError(Exception):
+    """A call that an operator refuses. `from_syntax` turns it into a diagnostic at the call."""
+
+    def __init__(self, code: str, message: str, help: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.help = code, message, help
+
+
+@dataclass(frozen=True, slots=True)
+class Factor:
+    """One loop of an operator: the dim it indexes in each operand and each output, or None.
+
+    Splitting it splits the operands and outputs that have it. If no output has it, it is reduced
+    with `reduce`. `ins` and `outs` are dim names.
+    """
+
+    name: str
+    ins: tuple[str | None, ...]
+    outs: tuple[str | None, ...]
+    reduce: ReduceOp | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """What an operator allows, as data (GSPMD's and Shardy's sharding rule, with partial values).
+
+    `loops` may be split. Dims in no loop need whole data.
+    `linear`: sets of operands; a partial sum in all of one set, and whole copies of the others, gives
+    a partial sum. `monotone`: operands through which partial maxima and minima pass.
+    """
+
+    loops: tuple[Factor, ...]
+    linear: tuple[frozenset[int], ...] = ()
+    monotone: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """The global types and attributes of one call."""
+
+    ins: tuple[TensorType, ...]
+    outs: tuple[TensorType, ...]
+    attrs: Attrs
+
+
+@dataclass(frozen=True, slots=True)
+class NumpyCall:
+    """One call on numpy arrays, whole or local.
+
+    `ins` and `outs` are the global types. `extents` and `offsets` tell, for each split dim, how many
+    elements this part has and where it begins; a dim that is not there is whole.
+    `place` names the source line for run-time errors.
+    """
+
+    ins: tuple[TensorType, ...]
+    outs: tuple[TensorType, ...]
+    attrs: Attrs
+    extents: Mapping[str, int] = field(default_factory=dict)
+    offsets: Mapping[str, int] = field(default_factory=dict)
+    place: str = ""
+
+    def size(self, dim: str) -> int:
+        """Global size of `dim`, wherever it occurs."""
+        return _size((*self.ins, *self.outs), dim)
+
+    def extent(self, dim: str) -> int:
+        """Local size of `dim`."""
+        return self.extents.get(dim, self.size(dim))
+
+    def offset(self, dim: str) -> int:
+        """Global index of the first local element of `dim`."""
+        return self.offsets.get(dim, 0)
+
+    def is_split(self, dim: str) -> bool:
+        """Whether this part holds only some of `dim`."""
+        return dim in self.extents
+
+    def local(self, type_: TensorType) -> TensorType:
+        """`type_` with local sizes."""
+        return type_.resized(dict(self.extents))
+
+
+class TorchCall(Protocol):
+    """One call to be written as torch text. Types are local: what one device holds.
+
+    A record's `torch` returns the text of one expression. It may first put values into variables with
+    `let`, and ask for a function of `backends/support` with `use`.
+    """
+
+    @property
+    def args(self) -> tuple[str, ...]:
+        """The text of each operand: a variable, or a literal for a constant. Safe to follow by `.f()`
+        only through `tensor(i)`.
+        """
+
+    @property
+    def ins(self) -> tuple[TensorType, ...]:
+        """Local types of the operands."""
+
+    @property
+    def outs(self) -> tuple[TensorType, ...]:
+        """Local types of the outputs."""
+
+    @property
+    def attrs(self) -> Attrs:
+        """The attributes of the operator."""
+
+    @property
+    def place(self) -> str:
+        """Python string literal with the source place, for run-time errors (`'mlp.mdsl:15'`)."""
+
+    def tensor(self, index: int) -> str:
+        """Operand `index` as the text of a tensor (constants become `torch.tensor(…)`)."""
+
+    def is_constant(self, index: int) -> bool:
+        """Whether operand `index` is a literal."""
+
+    def size(self, dim: str) -> int:
+        """Global size of `dim`."""
+
+    def is_split(self, dim: str) -> bool:
+        """Whether a device holds only some of `dim`."""
+
+    def offset(self, dim: str) -> str:
+        """Text of the global index of the first local element of `dim` (`0` when it is whole)."""
+
+    def aligned(self, index: int, dims: tuple[Dim, ...]) -> str:
+        """Operand `index`, transposed and with `None` indices as needed to broadcast against `dims`."""
+
+    def let(self, hint: str, text: str) -> str:
+        """Assign `text` to a fresh variable named after `hint`; returns the variable."""
+
+    def use(self, function: str) -> str:
+        """Ask for a function of the support library; returns the name to call it by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surface:
+    """How the language calls an operator: `name[items](args, options)`.
+
+    items: `none`; `dims` (one or more); `dims?` (none means all); `dim` (exactly one); `arrow`
+    (`a -> b`); `out` (`(… -> [dims])`); `maker` (the dims of the result); `view` (only through a view).
+    arity: least and most number of tensors, None for any number. `options`: names of constant
+    arguments, in order, with defaults (they may be given by position after the tensors).
+    """
+
+    items: Literal["none", "dims", "dims?", "dim", "arrow", "out", "maker", "view"]
+    arity: tuple[int, int | None]
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A small call for the tests that loop over the registry.
+
+    `values` says how to draw each operand: `int` (non-zero integers), `positive`, `half` (multiples of
+    0.5 that are not integers), `unit` (in (-1, 1)), `bool`, or `index:DIM` (valid indices of that dim).
+    """
+
+    ins: tuple[TensorType, ...]
+    attrs: tuple[tuple[str, Any], ...] = ()
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OpDef:
+    """The record of one operator.
+
+    bind:    (attrs as the call gave them, operand types) -> attrs; None keeps them.
+    infer:   (operand types, attrs) -> output types; raises `OpError` on a call it refuses.
+    factors: signature -> what may be split, and where partial values pass.
+    numpy:   (call, *arrays) -> array or tuple of arrays; float arithmetic in the dtype of the arrays.
+    torch:   call -> text of an expression.
+    exact:   no rounding on integer-valued operands (finite sums below 2**24): no exp, root, division.
+    view:    the torch result may share memory with operand 0.
+    composite: defined in the prelude under the same name; used as one operator only where every dim
+             in no loop is whole, expanded there otherwise.
+    flops:   signature (local types) -> floating-point operations; None counts one per output element.
+    legal:   further condition on a whole multi-axis placement (views): (signature, splits of the
+             operand, splits of the output) -> bool, where splits map dim -> product of axis sizes.
+    true_rows: placements that hold numerically but are not declared, each with the reason why not.
+    """
+
+    name: str
+    surface: Surface
+    infer: Callable[[tuple[TensorType, ...], Attrs], tuple[TensorType, ...]]
+    factors: Callable[[Signature], Factors]
+    numpy: Callable[..., Any]
+    torch: Callable[[TorchCall], str]
+    samples: tuple[Sample, ...]
+    exact: bool = True
+    view: bool = False
+    composite: bool = False
+    flops: Callable[[Signature], int] | None = None
+    legal: Callable[[Signature, Mapping[str, int], Mapping[str, int]], bool] | None = None
+    true_rows: Mapping[str, str] = field(default_factory=dict)
+    bind: Callable[[Attrs, tuple[TensorType, ...]], Attrs] | None = None
+
+
+REGISTRY: dict[str, OpDef] = {}
+
+
+def register(opdef: OpDef) -> OpDef:
+    """Put a record into the registry; its name must be new."""
+    assert opdef.name not in REGISTRY, f"operator {opdef.name} is registered twice"
+    REGISTRY[opdef.name] = opdef
+    return opdef
+
+
+def lookup(name: str) -> OpDef:
+    """The record of operator `name`; it must exist."""
+    load_all()
+    return REGISTRY[name]
+
+
+def load_all() -> dict[str, OpDef]:
+    """Import every file of operators beside this one, and return the registry."""
+    if not _LOADED:
+        import importlib
+        import pkgutil
+
+        import meshdsl.ops as package
+
+        _LOADED.append(True)
+        for module in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):
+            importlib.import_module(f"meshdsl.ops.{module}")
+    return REGISTRY
+
+
+_LOADED: list[bool] = []
+
+
+def _size(types: tuple[TensorType, ...], dim: str) -> int:
+    for type_ in types:
+        if type_.has(dim):
+            return type_.size(dim)
+    raise AssertionError(f"no dim {dim} in {types}")

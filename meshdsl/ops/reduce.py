@@ -1,0 +1,217 @@
+"""Reductions `sum[d](x)` and the like, and `cumsum`.
+
+A mean divides by the global size, so that partial means of a split dim add up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from meshdsl.named.ir import BOOL, I32, TensorType
+from meshdsl.ops.build import (
+    BATCH,
+    HIDDEN,
+    SEQ,
+    Array,
+    Infer,
+    axes,
+    loop,
+    loops,
+    need_dims,
+    need_kind,
+    sample,
+    swapped,
+    tensor,
+)
+from meshdsl.ops.einsum_text import sum_text
+from meshdsl.ops.opdef import (
+    Attrs,
+    Factors,
+    NumpyCall,
+    OpDef,
+    ReduceOp,
+    Sample,
+    Signature,
+    Surface,
+    TorchCall,
+    register,
+)
+from meshdsl.ops.text import one_or_tuple
+
+# --- constructors ----------------------------------------------------------------------------
+
+
+def reduction(
+    name: str,
+    op: ReduceOp,
+    numpy: Callable[[NumpyCall, Array], Array],
+    torch: Callable[[TorchCall, list[int]], str],
+    *,
+    accept: str = "number",
+    linear: bool = False,
+    exact: bool = True,
+    true_rows: Mapping[str, str] | None = None,
+) -> OpDef:
+    """Register a reduction over `dims`; a part of a reduced dim yields a partial `op`.
+
+    `torch` gets the positions of the reduced dims.
+    """
+
+    def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+        need_dims(name, ins[0], attrs["dims"])
+        need_kind(name, accept, ins[0])
+        return (ins[0].without(*(d.name for d in attrs["dims"])),)
+
+    def factors(sig: Signature) -> Factors:
+        gone = [d.name for d in sig.ins[0].dims if not sig.outs[0].has(d.name)]
+        reduced = tuple(loop(sig, n, op) for n in gone)
+        return Factors((*loops(sig), *reduced), (frozenset({0}),) if linear else ())
+
+    return register(
+        OpDef(
+            name,
+            Surface("dims?", (1, 1)),
+            infer,
+            factors,
+            numpy,
+            lambda call: torch(call, list(axes(call.ins[0], call.attrs["dims"]))),
+            _samples(accept),
+            exact=exact,
+            flops=lambda sig: sig.ins[0].elements,
+            true_rows=true_rows or {},
+        )
+    )
+
+
+def _samples(accept: str) -> tuple[Sample, ...]:
+    kind = "bool" if accept == "bool" else "int"
+    shape = tensor(SEQ, BATCH, HIDDEN)
+    if accept == "bool":
+        shape = TensorType(shape.dims, BOOL)
+    cases = [((SEQ,),), ((HIDDEN, SEQ),), ((SEQ, BATCH, HIDDEN),)]
+    found = [sample(shape, values=kind, dims=dims) for (dims,) in cases]
+    if accept == "number":
+        ints = tensor(HIDDEN, SEQ, dtype=I32)
+        found += [sample(ints, dims=dims) for dims in ((SEQ,), (HIDDEN, SEQ))]
+    return tuple(found)
+
+
+def _over(function: Callable[..., Array]) -> Callable[[NumpyCall, Array], Array]:
+    def run(call: NumpyCall, x: Array) -> Array:
+        return np.asarray(function(x, axis=axes(call.ins[0], call.attrs["dims"])), dtype=x.dtype)
+
+    return run
+
+
+# --- sums ------------------------------------------------------------------------------------
+
+
+def _sum_text(call: TorchCall, positions: list[int]) -> str:
+    is_i32 = call.ins[0].dtype == I32
+    return sum_text(call.tensor(0), positions, len(call.ins[0].dims), is_i32)
+
+
+def _mean_numpy(call: NumpyCall, x: Array) -> Array:
+    count = math.prod(d.size for d in call.attrs["dims"])
+    return np.asarray(x.sum(axis=axes(call.ins[0], call.attrs["dims"])) / count, dtype=x.dtype)
+
+
+def _mean_text(call: TorchCall, positions: list[int]) -> str:
+    dims = call.attrs["dims"]
+    if any(call.is_split(d.name) for d in dims):
+        return f"{_sum_text(call, positions)} / {math.prod(d.size for d in dims)}"
+    over = "" if len(positions) == len(call.ins[0].dims) else one_or_tuple(positions)
+    return f"{call.tensor(0)}.mean({over})"
+
+
+reduction("sum", "sum", _over(np.sum), _sum_text, linear=True)
+reduction("mean", "sum", _mean_numpy, _mean_text, accept="float", linear=True, exact=False)
+
+# --- maxima, products, quantifiers -----------------------------------------------------------
+
+_OUTER = "`monotone` stands for both extremes, and only one of them passes here"
+
+
+def _method(whole: str, over: str) -> Callable[[TorchCall, list[int]], str]:
+    """`x.whole()` where every dim goes, else `x.over(positions)`."""
+
+    def write(call: TorchCall, positions: list[int]) -> str:
+        if len(positions) == len(call.ins[0].dims):
+            return f"{call.tensor(0)}.{whole}()"
+        return f"{call.tensor(0)}.{over}({one_or_tuple(positions)})"
+
+    return write
+
+
+def _prod_text(call: TorchCall, positions: list[int]) -> str:
+    """One dim at a time, which is all that torch knows; the last dim first, so positions hold."""
+    dtype = "dtype=torch.int32" if call.ins[0].dtype == I32 else ""
+    if len(positions) == len(call.ins[0].dims):
+        return f"{call.tensor(0)}.prod({dtype})"
+    tail = f", {dtype}" if dtype else ""
+    return call.tensor(0) + "".join(f".prod({i}{tail})" for i in reversed(positions))
+
+
+reduction(
+    "max", "max", _over(np.max), _method("max", "amax"),
+    true_rows=swapped(_OUTER, "P(max) -> P(max)"),
+)  # fmt: skip
+reduction(
+    "min", "min", _over(np.min), _method("min", "amin"),
+    true_rows=swapped(_OUTER, "P(min) -> P(min)"),
+)  # fmt: skip
+reduction("prod", "prod", _over(np.prod), _prod_text, exact=False)
+reduction(
+    "any", "max", _over(np.any), _method("any", "any"), accept="bool",
+    true_rows=swapped(_OUTER, "P(max) -> P(max)"),
+)  # fmt: skip
+reduction(
+    "all", "min", _over(np.all), _method("all", "all"), accept="bool",
+    true_rows=swapped(_OUTER, "P(min) -> P(min)"),
+)  # fmt: skip
+
+# --- cumsum ----------------------------------------------------------------------------------
+
+
+def same_type(name: str, accept: str) -> Infer:
+    """The shape rule of an operator along `dim` that keeps all dims of its only operand."""
+
+    def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+        need_dims(name, ins[0], (attrs["dim"],))
+        need_kind(name, accept, ins[0])
+        return (ins[0],)
+
+    return infer
+
+
+def _cumsum_factors(sig: Signature) -> Factors:
+    return Factors(loops(sig, without=(sig.attrs["dim"].name,)), (frozenset({0}),))
+
+
+def _cumsum_numpy(call: NumpyCall, x: Array) -> Array:
+    return np.cumsum(x, axis=call.ins[0].index(call.attrs["dim"].name), dtype=x.dtype)
+
+
+def _cumsum_text(call: TorchCall) -> str:
+    dtype = ", dtype=torch.int32" if call.ins[0].dtype == I32 else ""
+    return f"{call.tensor(0)}.cumsum({call.ins[0].index(call.attrs['dim'].name)}{dtype})"
+
+
+register(
+    OpDef(
+        "cumsum",
+        Surface("dim", (1, 1)),
+        same_type("cumsum", "number"),
+        _cumsum_factors,
+        _cumsum_numpy,
+        _cumsum_text,
+        (
+            sample(tensor(SEQ), dim=SEQ),
+            sample(tensor(BATCH, SEQ, HIDDEN), dim=SEQ),
+            sample(tensor(HIDDEN, SEQ, dtype=I32), dim=HIDDEN),
+        ),
+    )
+)

@@ -1,0 +1,77 @@
+"""Small pieces of torch text that the records share. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshdsl.named.ir import Dim
+from meshdsl.ops.opdef import TorchCall
+
+Names = tuple[str, ...]
+
+
+def permuted(text: str, old: Names, new: Names) -> str:
+    """`text` with its dims brought from order `old` to `new`: `x`, `x.mT` or `x.permute(…)`."""
+    if old == new:
+        return text
+    if len(old) > 1 and new == (*old[:-2], old[-1], old[-2]):
+        return f"{text}.mT"
+    return f"{text}.permute({', '.join(str(old.index(n)) for n in new)})"
+
+
+def aligned(text: str, names: Names, target: Names, *, full: bool = False) -> str:
+    """`text` with dims `names`, permuted and widened to broadcast over `target`.
+
+    Leading dims that are missing are left to broadcasting, unless a tensor of `full` rank is
+    needed.
+    """
+    present = tuple(n for n in target if n in names)
+    assert len(present) == len(names), f"{names} do not broadcast to {target}"
+    while target and target[0] not in names and not full:
+        target = target[1:]
+    return permuted(text, names, present) + _widening([n in names for n in target])
+
+
+def aligned_tensor(call: TorchCall, index: int, dims: tuple[Dim, ...]) -> str:
+    """Operand `index` aligned to `dims`, a tensor even where it is a literal."""
+    return call.tensor(index) if call.is_constant(index) else call.aligned(index, dims)
+
+
+def _widening(present: list[bool]) -> str:
+    """The index that inserts a dim where one is not `present`: `[:, None]`, `[..., None]`."""
+    if all(present):
+        return ""
+    marks = [":" if p else "None" for p in present]
+    while marks[-1] == ":":
+        marks.pop()
+    lead = marks.index("None")
+    if lead > 1 and len(marks) == len(present) and ":" not in marks[lead:]:
+        marks[:lead] = ["..."]
+    return f"[{', '.join(marks)}]"
+
+
+def atom(text: str) -> str:
+    """`text`, in parentheses unless it is a name or a number."""
+    return text if text.isidentifier() or text.isdigit() else f"({text})"
+
+
+def tuple_text(items: Sequence[object]) -> str:
+    """A Python tuple, `(a, b)` or `(a,)`, of texts or numbers."""
+    return f"({', '.join(map(str, items))}{',' if len(items) == 1 else ''})"
+
+
+def one_or_tuple(items: Sequence[object]) -> str:
+    """The item itself when there is one, else a tuple."""
+    return str(items[0]) if len(items) == 1 else tuple_text(items)
+
+
+def indexed(text: str, at: int, index: object) -> str:
+    """`text[:, :, index]`, the index standing at dim `at`."""
+    return f"{text}[{':, ' * at}{index}]"
+
+
+def extent(call: TorchCall, dim: str) -> int:
+    """Local size of `dim`, wherever it occurs."""
+    found = [t.size(dim) for t in (*call.outs, *call.ins) if t.has(dim)]
+    assert found, f"no dim {dim} in the call"
+    return found[0]

@@ -1,0 +1,361 @@
+"""Views `x[…]`: rename, split, merge, transpose, pick, slice. They relabel or narrow.
+
+A placement follows a dim through a split or merge as long as the outer parts are whole blocks:
+splitting `model -> (heads, key)`, the axes of `model` fall to `heads` until it is fully split, and
+further ones to `key` (GSPMD's reshape rule, with names).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from meshdsl.named.ir import BOOL, I32, Dim, TensorType
+from meshdsl.ops.build import (
+    BATCH,
+    HIDDEN,
+    SEQ,
+    VOCAB,
+    Array,
+    Infer,
+    listed,
+    loops,
+    need_dims,
+    need_distinct,
+    no_flops,
+    plain,
+    sample,
+    tensor,
+)
+from meshdsl.ops.opdef import (
+    Attrs,
+    Factor,
+    Factors,
+    NumpyCall,
+    OpDef,
+    OpError,
+    Sample,
+    Signature,
+    Surface,
+    TorchCall,
+    register,
+)
+from meshdsl.ops.text import aligned_tensor, indexed, tuple_text
+
+Splits = Mapping[str, int]
+Legal = Callable[[Signature, Splits, Splits], bool]
+
+
+def _view(
+    name: str,
+    infer: Infer,
+    factors: Callable[[Signature], Factors],
+    numpy: Callable[[NumpyCall, Array], Array],
+    torch: Callable[[TorchCall], str],
+    samples: tuple[Sample, ...],
+    legal: Legal | None = None,
+) -> OpDef:
+    """Register a view of one tensor."""
+    return register(
+        OpDef(
+            name,
+            Surface("view", (1, 1)),
+            infer,
+            factors,
+            numpy,
+            torch,
+            samples,
+            view=True,
+            flops=no_flops,
+            legal=legal,
+        )
+    )
+
+
+def _replaced(said: str, type_: TensorType, dim: Dim, into: Sequence[Dim]) -> TensorType:
+    """`type_` with `into` where `dim` was; MD0205 when that makes a dim occur twice."""
+    at = type_.index(dim.name)
+    dims = (*type_.dims[:at], *into, *type_.dims[at + 1 :])
+    need_distinct(said, dims)
+    return TensorType(dims, type_.dtype)
+
+
+def _need_size(what: str, found: int, wanted: Dim) -> None:
+    if found != wanted.size:
+        raise OpError(
+            "MD0209",
+            f"{what} has {found} elements, and the dim `{wanted}` is of size {wanted.size}",
+            f"declare `dim {wanted} = {found}`, or use a dim of that size",
+        )
+
+
+def _moved(sig: Signature, renames: Mapping[str, str]) -> Factors:
+    """Every dim of the operand in a loop that knows it by its new name in the result."""
+    pairs = [(n, renames.get(n, n)) for n in sig.ins[0].names]
+    loops_ = tuple(Factor(old, (old,), (new,)) for old, new in pairs if sig.outs[0].has(new))
+    return Factors(loops_, (frozenset({0}),), (0,))
+
+
+def _same(call: NumpyCall, x: Array) -> Array:
+    del call
+    return x
+
+
+def _local_shape(call: NumpyCall, x: Array) -> Array:
+    return x.reshape(call.local(call.outs[0]).shape)
+
+
+# --- rename ----------------------------------------------------------------------------------
+
+
+def _rename_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    pairs: tuple[tuple[Dim, Dim], ...] = attrs["pairs"]
+    need_dims("rename", ins[0], [old for old, _ in pairs])
+    for old, new in pairs:
+        _need_size(f"`{old}`", old.size, new)
+    renames = {old.name: new for old, new in pairs}
+    dims = tuple(renames.get(d.name, d) for d in ins[0].dims)
+    need_distinct("rename", dims)
+    return (TensorType(dims, ins[0].dtype),)
+
+
+_MEM = Dim("m", SEQ.size)
+
+_view(
+    "rename",
+    _rename_infer,
+    lambda sig: _moved(sig, {old.name: new.name for old, new in sig.attrs["pairs"]}),
+    _same,
+    lambda call: call.tensor(0),
+    (
+        sample(tensor(BATCH, SEQ), pairs=((SEQ, _MEM),)),
+        sample(tensor(SEQ, BATCH, HIDDEN, dtype=I32), pairs=((SEQ, _MEM), (BATCH, Dim("c", 2)))),
+    ),
+)
+
+# --- split and merge -------------------------------------------------------------------------
+
+
+def _blocks(parts: Sequence[Dim], splits: Splits) -> int | None:
+    """Into how many equal blocks the parts (outer first) split the dim they make up, or None."""
+    blocks, room = 1, True
+    for part in parts:
+        count = splits.get(part.name, 1)
+        if part.size % count or (count > 1 and not room):
+            return None
+        blocks, room = blocks * count, room and count == part.size
+    return blocks
+
+
+def _split_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    dim, into = attrs["dim"], attrs["into"]
+    need_dims("split", ins[0], (dim,))
+    found = math.prod(d.size for d in into)
+    if found != dim.size:
+        sizes = " × ".join(str(d.size) for d in into)
+        raise OpError(
+            "MD0209",
+            f"`{dim}` of size {dim.size} cannot become {listed([d.name for d in into])}: "
+            f"{sizes} is {found}",
+        )
+    return (_replaced("split", ins[0], dim, into),)
+
+
+def _parts_factors(sig: Signature, whole: Dim, parts: Sequence[Dim], splits: bool) -> Factors:
+    """One loop for each part of `whole`, and those of the other dims."""
+    rest = tuple(f for f in _moved(sig, {}).loops if f.name != whole.name)
+    rest = tuple(f for f in rest if f.name not in [p.name for p in parts])
+    own = tuple(
+        Factor(p.name, (whole.name,), (p.name,))
+        if splits
+        else Factor(p.name, (p.name,), (whole.name,))
+        for p in parts
+    )
+    return Factors((*rest, *own), (frozenset({0}),), (0,))
+
+
+def _split_legal(sig: Signature, ins: Splits, outs: Splits) -> bool:
+    dim, into = sig.attrs["dim"], sig.attrs["into"]
+    return _blocks(into, outs) == ins.get(dim.name, 1)
+
+
+def _split_text(call: TorchCall) -> str:
+    into = [call.outs[0].size(d.name) for d in call.attrs["into"]]
+    at = call.ins[0].index(call.attrs["dim"].name)
+    return f"{call.tensor(0)}.unflatten({at}, {tuple_text(into)})"
+
+
+_HEADS, _KEY, _ROW = Dim("n", 4), Dim("k", 2), Dim("r", 2)
+
+_view(
+    "split",
+    _split_infer,
+    lambda sig: _parts_factors(sig, sig.attrs["dim"], sig.attrs["into"], splits=True),
+    _local_shape,
+    _split_text,
+    (
+        sample(tensor(VOCAB), dim=VOCAB, into=(_HEADS, _KEY)),
+        sample(tensor(BATCH, VOCAB, HIDDEN), dim=VOCAB, into=(_KEY, _HEADS)),
+        sample(tensor(HIDDEN, VOCAB), dim=VOCAB, into=(_KEY, _ROW, BATCH)),
+        sample(tensor(SEQ, dtype=I32), dim=SEQ, into=(Dim("one", 1), _HEADS)),
+    ),
+    _split_legal,
+)
+
+
+def _merge_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    dims, into = attrs["dims"], attrs["into"]
+    need_dims("merge", ins[0], dims)
+    said = listed([d.name for d in dims])
+    _need_size(f"the merge of {said}", math.prod(d.size for d in dims), into)
+    order = _merge_order(ins[0], dims)
+    rest = TensorType(order, ins[0].dtype).without(*(d.name for d in dims[1:]))
+    return (_replaced("merge", rest, dims[0], (into,)),)
+
+
+def _merge_order(type_: TensorType, dims: Sequence[Dim]) -> tuple[Dim, ...]:
+    """The dims with the merged ones side by side, as listed, where the first of them stood."""
+    merged = [type_.dims[type_.index(d.name)] for d in dims]
+    names = {d.name for d in dims}
+    first = next(i for i, d in enumerate(type_.dims) if d.name in names)
+    rest = [d for d in type_.dims if d.name not in names]
+    return (*rest[:first], *merged, *rest[first:])
+
+
+def _merge_numpy(call: NumpyCall, x: Array) -> Array:
+    order = _merge_order(call.ins[0], call.attrs["dims"])
+    return _local_shape(call, x.transpose([call.ins[0].index(d.name) for d in order]))
+
+
+def _merge_legal(sig: Signature, ins: Splits, outs: Splits) -> bool:
+    dims, into = sig.attrs["dims"], sig.attrs["into"]
+    return _blocks(dims, ins) == outs.get(into.name, 1)
+
+
+def _merge_text(call: TorchCall) -> str:
+    dims = call.attrs["dims"]
+    order = _merge_order(call.ins[0], dims)
+    first = [d.name for d in order].index(dims[0].name)
+    text = aligned_tensor(call, 0, order)
+    return f"{text}.flatten({first}, {first + len(dims) - 1})" if len(dims) > 1 else text
+
+
+_view(
+    "merge",
+    _merge_infer,
+    lambda sig: _parts_factors(sig, sig.attrs["into"], sig.attrs["dims"], splits=False),
+    _merge_numpy,
+    _merge_text,
+    (
+        sample(tensor(_HEADS, _KEY), dims=(_HEADS, _KEY), into=VOCAB),
+        sample(tensor(_KEY, _HEADS, HIDDEN), dims=(_HEADS, _KEY), into=VOCAB),
+        sample(tensor(_HEADS, HIDDEN, _KEY), dims=(_KEY, _HEADS), into=VOCAB),
+        sample(tensor(_KEY, _ROW, BATCH, dtype=I32), dims=(_KEY, _ROW, BATCH), into=VOCAB),
+    ),
+    _merge_legal,
+)
+
+# --- transpose -------------------------------------------------------------------------------
+
+
+def _transpose_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    need_dims("transpose", ins[0], attrs["dims"])
+    missing = [n for n in ins[0].names if n not in [d.name for d in attrs["dims"]]]
+    if missing:
+        raise OpError("MD0214", f"`transpose` leaves out {listed(missing)} of {ins[0]}")
+    return (TensorType(attrs["dims"], ins[0].dtype),)
+
+
+_view(
+    "transpose",
+    _transpose_infer,
+    plain(linear=[(0,)], monotone=[0]),
+    lambda call, x: x.transpose([call.ins[0].index(n) for n in call.outs[0].names]),
+    lambda call: aligned_tensor(call, 0, call.outs[0].dims),
+    (
+        sample(tensor(SEQ, BATCH), dims=(BATCH, SEQ)),
+        sample(tensor(SEQ, BATCH, HIDDEN), dims=(HIDDEN, SEQ, BATCH)),
+        sample(tensor(BATCH, SEQ, HIDDEN), dims=(BATCH, HIDDEN, SEQ)),
+        sample(tensor(), dims=()),
+    ),
+)
+
+# --- pick and slice --------------------------------------------------------------------------
+
+
+def _pick_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    dim, index = attrs["dim"], attrs["index"]
+    need_dims("pick", ins[0], (dim,))
+    if not 0 <= index < dim.size:
+        raise OpError(
+            "MD0210",
+            f"index {index} is out of range for dim `{dim}` of size {dim.size}",
+            f"indices of `{dim}` run from 0 to {dim.size - 1}",
+        )
+    return (ins[0].without(dim.name),)
+
+
+def _pick_numpy(call: NumpyCall, x: Array) -> Array:
+    at = call.ins[0].index(call.attrs["dim"].name)
+    return np.asarray(np.take(x, call.attrs["index"], axis=at))
+
+
+def _pick_text(call: TorchCall) -> str:
+    at = call.ins[0].index(call.attrs["dim"].name)
+    return indexed(call.tensor(0), at, call.attrs["index"])
+
+
+_view(
+    "pick",
+    _pick_infer,
+    plain(linear=[(0,)], monotone=[0]),
+    _pick_numpy,
+    _pick_text,
+    (
+        sample(tensor(SEQ), dim=SEQ, index=1),
+        sample(tensor(BATCH, SEQ, HIDDEN), dim=SEQ, index=0),
+        sample(tensor(BATCH, HIDDEN, dtype=I32), dim=HIDDEN, index=5),
+        sample(tensor(HIDDEN, BATCH, dtype=BOOL), values="bool", dim=HIDDEN, index=2),
+    ),
+)
+
+
+def _slice_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    dim, start, stop, target = (attrs[k] for k in ("dim", "start", "stop", "target"))
+    need_dims("slice", ins[0], (dim,))
+    if not 0 <= start < stop <= dim.size:
+        raise OpError(
+            "MD0210",
+            f"the slice {start}:{stop} does not lie in dim `{dim}` of size {dim.size}",
+            f"a slice holds at least one element, and 0 <= start < stop <= {dim.size}",
+        )
+    _need_size(f"the slice {start}:{stop}", stop - start, target)
+    return (_replaced("slice", ins[0], dim, (target,)),)
+
+
+def _slice_numpy(call: NumpyCall, x: Array) -> Array:
+    at = call.ins[0].index(call.attrs["dim"].name)
+    return x[(*(slice(None),) * at, slice(call.attrs["start"], call.attrs["stop"]))]
+
+
+def _slice_text(call: TorchCall) -> str:
+    at = call.ins[0].index(call.attrs["dim"].name)
+    return indexed(call.tensor(0), at, f"{call.attrs['start'] or ''}:{call.attrs['stop']}")
+
+
+_PART = Dim("part", 2)
+
+_view(
+    "slice",
+    _slice_infer,
+    lambda sig: Factors(loops(sig, without=(sig.attrs["target"].name,)), (frozenset({0}),), (0,)),
+    _slice_numpy,
+    _slice_text,
+    (
+        sample(tensor(SEQ), dim=SEQ, start=1, stop=3, target=_PART),
+        sample(tensor(BATCH, HIDDEN, SEQ), dim=HIDDEN, start=0, stop=2, target=_PART),
+        sample(tensor(HIDDEN, SEQ, dtype=I32), dim=SEQ, start=2, stop=4, target=_PART),
+    ),
+)

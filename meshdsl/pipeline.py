@@ -1,0 +1,165 @@
+"""The one way through the compiler: a table of stages, each a pure function of what came before.
+
+The command line and every other door go through `compile_source`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshdsl.device import ir as device
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, Span
+from meshdsl.named import ir as named
+from meshdsl.named.declarations import Declarations, declare, unknown
+from meshdsl.named.from_syntax import build
+from meshdsl.placed import ir as placed
+from meshdsl.placed.from_named import POLICIES
+from meshdsl.syntax import ast
+
+LATER_POLICIES = ("mesh-tf", "optimal")
+DEFAULT_POLICY = "deferred"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a user chooses beside the file. Names are as on the command line; None is the default."""
+
+    program: str | None = None
+    mesh: str | None = None
+    layout: str | None = None
+    reduce: str = DEFAULT_POLICY
+    set_dims: Mapping[str, int] = field(default_factory=dict)
+    dtype: str | None = None
+    strict: bool = False
+
+
+def front(source: Source, set_dims: Mapping[str, int], diagnostics: Diagnostics) -> Declarations:
+    """Read and declare a file; errors go to `diagnostics`."""
+    from meshdsl.syntax.parse import parse
+
+    tree, problems = parse(source)
+    diagnostics.add(*problems)
+    return declare(tree, diagnostics, set_dims)
+
+
+def build_named(
+    declarations: Declarations, name: str | None, dtype: str | None, diagnostics: Diagnostics
+) -> named.Program:
+    """The named program called `name` (the only one for None), verified and simplified."""
+    from meshdsl.named.simplify import simplify
+    from meshdsl.named.verify import verify
+
+    node = choose_program(declarations, name)
+    program = build(declarations, node, diagnostics)
+    diagnostics.raise_errors()
+    assert program is not None
+    if dtype is not None:
+        from meshdsl.named.retype import retype
+
+        program = retype(program, named.DTYPES[dtype])
+    verify(program)
+    program = simplify(program)
+    verify(program)
+    return program
+
+
+def choose_program(declarations: Declarations, name: str | None) -> ast.Program:
+    """The program a command is about."""
+    programs = declarations.programs
+    if name is None and len(programs) == 1:
+        return next(iter(programs.values()))
+    whole = Span(declarations.source, 0, 0)
+    if not programs:
+        message = "this file declares no program"
+        help = "add one: `program NAME(x[dim]) { … return … }`"
+        raise DiagnosticError(Diagnostic("MD0111", message, whole, help=help))
+    if name is None:
+        message = f"this file has {len(programs)} programs"
+        help = f"choose one with `--program`: {', '.join(programs)}"
+        raise DiagnosticError(Diagnostic("MD0111", message, whole, help=help))
+    if name not in programs:
+        wrong = ast.Name(name, Span(Source("--program", name), 0, len(name)))
+        raise DiagnosticError(unknown("MD0108", "program", wrong, list(programs)))
+    return programs[name]
+
+
+def place_named(
+    program: named.Program, declarations: Declarations, options: Options, diagnostics: Diagnostics
+) -> placed.Program:
+    """The placed program under the chosen mesh, layout and policy, verified."""
+    from meshdsl.placed.from_named import place
+    from meshdsl.placed.layout import resolve_layout, resolve_mesh
+    from meshdsl.placed.lint import lint
+    from meshdsl.placed.verify import verify
+
+    check_policy(options.reduce)
+    mesh = resolve_mesh(declarations, options.mesh, options.layout)
+    layout = resolve_layout(declarations, options.layout, mesh)
+    lint(program, layout, diagnostics)
+    result = place(program, layout, options.reduce)
+    verify(result)
+    return result
+
+
+def check_policy(policy: str, span: Span | None = None) -> None:
+    """Refuse a reduction policy that does not exist, or not yet."""
+    span = span or Span(Source("--reduce", policy), 0, len(policy))
+    if policy in LATER_POLICIES:
+        message = f"the reduction policy `{policy}` is not supported yet"
+        raise DiagnosticError(
+            Diagnostic("MD0908", message, span, help=f"there are: {', '.join(POLICIES)}")
+        )
+    if policy not in POLICIES:
+        name = ast.Name(policy, span)
+        raise DiagnosticError(unknown("MD0108", "reduction policy", name, list(POLICIES)))
+
+
+def lower_placed(program: placed.Program) -> device.Program:
+    """The device program, verified."""
+    from meshdsl.backends.torch_text import taken_names
+    from meshdsl.device.from_placed import lower
+    from meshdsl.device.verify import verify
+
+    result = lower(program, taken_names())
+    verify(result)
+    return result
+
+
+Stage = Callable[[dict[str, Any], Options, Diagnostics], Any]
+
+STAGES: dict[str, Stage] = {
+    "declarations": lambda made, o, d: front(made["source"], o.set_dims, d),
+    "named": lambda made, o, d: build_named(made["declarations"], o.program, o.dtype, d),
+    "placed": lambda made, o, d: place_named(made["named"], made["declarations"], o, d),
+    "device": lambda made, o, d: lower_placed(made["placed"]),
+}
+"""What is made of a source, in order; errors are raised after each stage."""
+
+
+def compile_source(
+    source: Source, options: Options, diagnostics: Diagnostics, until: str = "device"
+) -> dict[str, Any]:
+    """Run the stages up to `until`; what each made, by name. Raises `DiagnosticError`.
+
+    Under `strict`, warnings are errors.
+    """
+    made: dict[str, Any] = {"source": source}
+    for name, stage in STAGES.items():
+        made[name] = stage(made, options, diagnostics)
+        diagnostics.raise_errors()
+        if name == until:
+            break
+    if options.strict:
+        raise_warnings(diagnostics)
+    return made
+
+
+def raise_warnings(diagnostics: Diagnostics) -> None:
+    """Raise warnings as errors, if there are any."""
+    from dataclasses import replace
+
+    warnings = [replace(d, severity="error") for d in diagnostics if d.severity == "warning"]
+    if warnings:
+        raise DiagnosticError(*warnings)

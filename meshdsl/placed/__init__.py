@@ -1,0 +1,1 @@
+"""The placed program: where every tensor is split, whole or partial, and the reshards between."""

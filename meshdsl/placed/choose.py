@@ -1,0 +1,241 @@
+"""Which legal placement an operator gets: the rows of its factors, combined over the mesh axes.
+
+Where the operands already stand on a row, there is no conflict and that row is taken. Otherwise the rows
+worth considering are those that the operands or the result call for, and the combination is taken
+whose reshards send the fewest bytes; ties go to fewer collectives, fewer partial results, fewer FLOPs,
+and then the order of the rows.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from meshdsl.named.ir import Op, TensorType
+from meshdsl.ops.opdef import OpDef, ReduceOp, Signature, lookup
+from meshdsl.placed.reshard import Route, route
+from meshdsl.placed.sbp import Mesh, Partial, Placement, Split, placement
+from meshdsl.placed.signatures import Row, rows
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Placements the operands must have, what the operator yields, and what it is to become.
+
+    `cost` is in wire bytes per device; a new partial result counts what reducing it would send.
+    """
+
+    needs: tuple[Placement, ...]
+    yields: tuple[Placement, ...]
+    targets: tuple[Placement, ...]
+    cost: int
+    rank: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Chooser:
+    """Chooses for one operator.
+
+    `versions` are the placements each operand is to be had in; `wants` what rules demand of the
+    outputs; `deferred` whether a partial result may stay partial.
+    """
+
+    op: Op
+    versions: tuple[tuple[Placement, ...], ...]
+    wants: tuple[Placement, ...]
+    mesh: Mesh
+    deferred: bool
+
+    def candidates(self) -> list[Choice]:
+        """Every legal combination, the cheapest first."""
+        found = [c for c in map(self._choice, self._combinations(standing=True)) if c is not None]
+        if not found:
+            # Rows that are taken for granted per axis may not go together.
+            found = [c for c in map(self._choice, self._combinations(False)) if c is not None]
+        assert found, f"no legal placement for {self.op.name}"
+        return sorted(found, key=lambda c: (c.cost, c.rank))
+
+    # --- rows --------------------------------------------------------------------------------
+
+    def _combinations(self, standing: bool) -> Iterator[dict[str, Row]]:
+        axes = [a for a, size in self.mesh.axes if size > 1]
+        options = [self._rows(a, standing) for a in axes]
+        for combination in itertools.product(*options):
+            yield dict(zip(axes, combination, strict=True))
+
+    def _rows(self, axis: str, standing: bool) -> list[Row]:
+        factors = self._opdef.factors(self._signature)
+        every = rows(factors, len(self.op.ins), len(self.op.outs))
+        stood_on = [row for row in every if standing and self._stands(row, axis)]
+        if stood_on:
+            return stood_on
+        return [row for row in every if row is every[0] or self._called_for(row, axis)]
+
+    def _stands(self, row: Row, axis: str) -> bool:
+        """Whether every operand already is what the row takes, and rules agree with what it yields."""
+        for component, placements in zip(row.ins, self.versions, strict=True):
+            if all(p.component(axis) != component for p in placements):
+                return False
+        pairs = zip(row.outs, self.wants, strict=True)
+        return all(isinstance(c, Partial) or c == w.component(axis) for c, w in pairs)
+
+    def _called_for(self, row: Row, axis: str) -> bool:
+        """Whether an operand already is what the row takes, or a rule wants what it yields."""
+        for component, placements in zip(row.ins, self.versions, strict=True):
+            held = any(p.component(axis) == component for p in placements)
+            if held and isinstance(component, Split | Partial):
+                return True
+        pairs = zip(row.outs, self.wants, strict=True)
+        return any(isinstance(c, Split) and axis in w.axes_of(c.dim) for c, w in pairs)
+
+    # --- one combination ---------------------------------------------------------------------
+
+    def _choice(self, combination: dict[str, Row]) -> Choice | None:
+        needs = [self._needed(i, combination) for i in range(len(self.op.ins))]
+        yields = [self._yielded(i, combination) for i in range(len(self.op.outs))]
+        if not self._legal(needs, yields):
+            return None
+        targets = tuple(
+            self._target(y, w) for y, w in zip(yields, self.wants, strict=True) if y is not None
+        )
+        made = tuple(p for p in needs if p is not None), tuple(p for p in yields if p is not None)
+        routes = self._routes(*made, targets)
+        if routes is None:
+            return None
+        expected = self._expected(made[1], targets)
+        cost = sum(r.wire_bytes for r in routes) + sum(r.wire_bytes for r in expected)
+        collectives = sum(r.collectives for r in (*routes, *expected))
+        partial = sum(len(t.partial) for t in targets)
+        return Choice(*made, targets, cost, (collectives, partial, self._flops(*made)))
+
+    def _needed(self, index: int, combination: dict[str, Row]) -> Placement | None:
+        components = {a: row.ins[index] for a, row in combination.items()}
+        return self._compose(self.op.ins[index].type, components, combination)
+
+    def _yielded(self, index: int, combination: dict[str, Row]) -> Placement | None:
+        components = {a: row.outs[index] for a, row in combination.items()}
+        return self._compose(self.op.outs[index].type, components, combination)
+
+    def _compose(
+        self, type_: TensorType, components: dict[str, object], combination: dict[str, Row]
+    ) -> Placement | None:
+        """One placement from a component per axis; None if blocks would not be equal or ops mix."""
+        splits: dict[str, list[str]] = {}
+        ops: set[ReduceOp] = set()
+        partial = []
+        for axis in self._ordered(components, combination):
+            component = components[axis]
+            if isinstance(component, Split):
+                splits.setdefault(component.dim, []).append(axis)
+            elif isinstance(component, Partial):
+                partial.append(axis)
+                ops.add(component.op)
+        divides = all(type_.size(d) % self.mesh.size(*axes) == 0 for d, axes in splits.items())
+        if len(ops) > 1 or not divides:
+            return None
+        op = next(iter(ops), None)
+        return placement(self.mesh, {d: tuple(a) for d, a in splits.items()}, tuple(partial), op)
+
+    def _ordered(self, axes: dict[str, object], combination: dict[str, Row]) -> list[str]:
+        """Axes so that those of one factor are in the order its dims are already split in."""
+        positions = {a: self._position(a, combination[a]) for a in axes}
+        return sorted(axes, key=lambda a: (positions[a], self.mesh.names.index(a)))
+
+    def _position(self, axis: str, row: Row) -> int:
+        """How deep `axis` is in the order of the first output, else operand, that has it."""
+        if row.factor is None:
+            return 0
+        placed = [
+            *zip(row.factor.outs, ((w,) for w in self.wants), strict=True),
+            *zip(row.factor.ins, self.versions, strict=True),
+        ]
+        for dim, placements in placed:
+            for p in placements:
+                if dim is not None and axis in p.axes_of(dim):
+                    return p.axes_of(dim).index(axis)
+        return len(self.mesh.axes)
+
+    def _legal(self, needs: Sequence[Placement | None], yields: Sequence[Placement | None]) -> bool:
+        if any(p is None for p in (*needs, *yields)):
+            return False
+        legal = self._opdef.legal
+        if legal is None:
+            return True
+        assert needs[0] is not None
+        assert yields[0] is not None
+        return legal(self._signature, self._ways(needs[0]), self._ways(yields[0]))
+
+    def _ways(self, p: Placement) -> dict[str, int]:
+        return {d: self.mesh.size(*axes) for d, axes in p.splits}
+
+    def _target(self, yielded: Placement, want: Placement) -> Placement:
+        """What the result becomes: split as rules say, and partial where it may stay so."""
+        if not self.deferred:
+            return want
+        ruled = {a for _, axes in want.splits for a in axes}
+        kept = tuple(a for a in yielded.partial if a not in ruled)
+        return placement(self.mesh, dict(want.splits), kept, yielded.op)
+
+    # --- cost --------------------------------------------------------------------------------
+
+    def _routes(
+        self,
+        needs: tuple[Placement, ...],
+        yields: tuple[Placement, ...],
+        targets: tuple[Placement, ...],
+    ) -> list[Route] | None:
+        found: dict[object, Route | None] = {}
+        for value, placements, need in zip(self.op.ins, self.versions, needs, strict=True):
+            found[value, need] = cheapest(value.type, placements, need, self.mesh)
+        for value, yielded, target in zip(self.op.outs, yields, targets, strict=True):
+            found[value, target] = route(value.type, yielded, target, self.mesh)
+        routes = [r for r in found.values() if r is not None]
+        return routes if len(routes) == len(found) else None
+
+    def _expected(
+        self, yields: tuple[Placement, ...], targets: tuple[Placement, ...]
+    ) -> list[Route]:
+        """What reducing would send where a result is newly partial: not done here, but caused."""
+        carried = {a for placements in self.versions for p in placements for a in p.partial}
+        found = []
+        for value, target, want in zip(self.op.outs, targets, self.wants, strict=True):
+            new = tuple(a for a in target.partial if a not in carried)
+            if new:
+                source = placement(self.mesh, dict(target.splits), new, target.op)
+                reduced = route(value.type, source, want, self.mesh)
+                assert reduced is not None
+                found.append(reduced)
+        return found
+
+    def _flops(self, needs: tuple[Placement, ...], yields: tuple[Placement, ...]) -> int:
+        ins = tuple(p.local(v.type, self.mesh) for v, p in zip(self.op.ins, needs, strict=True))
+        outs = tuple(p.local(v.type, self.mesh) for v, p in zip(self.op.outs, yields, strict=True))
+        return flops(self._opdef, Signature(ins, outs, dict(self.op.attrs)))
+
+    @property
+    def _opdef(self) -> OpDef:
+        return lookup(self.op.name)
+
+    @property
+    def _signature(self) -> Signature:
+        ins, outs = (tuple(v.type for v in vs) for vs in (self.op.ins, self.op.outs))
+        return Signature(ins, outs, dict(self.op.attrs))
+
+
+def cheapest(
+    type_: TensorType, placements: tuple[Placement, ...], need: Placement, mesh: Mesh
+) -> Route | None:
+    """The cheapest way to `need` from any of the versions there are."""
+    routes = [route(type_, p, need, mesh) for p in placements]
+    known = [r for r in routes if r is not None]
+    return min(known, key=lambda r: (r.wire_bytes, r.collectives, len(r.steps)), default=None)
+
+
+def flops(opdef: OpDef, local: Signature) -> int:
+    """Floating-point operations of one device; views and copies of indices count none."""
+    if opdef.view:
+        return 0
+    if opdef.flops is not None:
+        return opdef.flops(local)
+    return sum(t.elements for t in local.outs)

@@ -1,0 +1,112 @@
+"""One record per collective: what it does to a placement, and the bytes it sends.
+
+Bytes are those of ring algorithms, sent per device (Thakur, Rabenseifner and Gropp 2005;
+n devices, b bytes of the local input). They are rounded up to whole bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from meshdsl.named.ir import TensorType
+from meshdsl.placed.sbp import Mesh, Placement, placement
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """`wire(n, b)`: bytes a device sends. `moves` is False for steps that stay on the device."""
+
+    kind: str
+    wire: Callable[[int, int], int]
+    formula: str
+    moves: bool = True
+
+
+COLLECTIVES: dict[str, Collective] = {
+    c.kind: c
+    for c in (
+        Collective("all_gather", lambda n, b: (n - 1) * b, "(n-1)*b"),
+        Collective("all_reduce", lambda n, b: -(-2 * (n - 1) * b // n), "2(n-1)/n*b"),
+        Collective("reduce_scatter", lambda n, b: -(-(n - 1) * b // n), "(n-1)/n*b"),
+        Collective("all_to_all", lambda n, b: -(-(n - 1) * b // n), "(n-1)/n*b"),
+        Collective("slice", lambda n, b: 0, "0", moves=False),
+        Collective("zero_fill", lambda n, b: 0, "0", moves=False),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a reshard.
+
+    `dim` is what is gathered, or split off (slice, reduce_scatter), or was split (all_to_all,
+    zero_fill of a split); `to_dim` is what an all_to_all splits instead. `axes` are in mesh order.
+    """
+
+    kind: str
+    axes: tuple[str, ...]
+    before: Placement
+    after: Placement
+    dim: str | None = None
+    to_dim: str | None = None
+    op: str | None = None
+
+    @property
+    def moves(self) -> bool:
+        """Whether anything is sent."""
+        return COLLECTIVES[self.kind].moves
+
+    def payload(self, type_: TensorType, mesh: Mesh) -> int:
+        """Bytes of the local input."""
+        return self.before.local(type_, mesh).bytes
+
+    def wire(self, type_: TensorType, mesh: Mesh) -> int:
+        """Bytes one device sends."""
+        return COLLECTIVES[self.kind].wire(mesh.size(*self.axes), self.payload(type_, mesh))
+
+
+def all_gather(mesh: Mesh, p: Placement, dim: str, axes: tuple[str, ...]) -> Step:
+    """`S(dim) -> B` over the innermost `axes` of the dim."""
+    kept = p.axes_of(dim)[: -len(axes)]
+    return Step("all_gather", axes, p, _with(mesh, p, {dim: kept}), dim=dim)
+
+
+def all_reduce(mesh: Mesh, p: Placement, axes: tuple[str, ...]) -> Step:
+    """`P -> B` over `axes`."""
+    return Step("all_reduce", axes, p, _reduced(mesh, p, axes), op=p.op)
+
+
+def reduce_scatter(mesh: Mesh, p: Placement, dim: str, axes: tuple[str, ...]) -> Step:
+    """`P -> S(dim)` over `axes`, which become the innermost of the dim."""
+    after = _with(mesh, _reduced(mesh, p, axes), {dim: p.axes_of(dim) + axes})
+    return Step("reduce_scatter", axes, p, after, dim=dim, op=p.op)
+
+
+def all_to_all(mesh: Mesh, p: Placement, dim: str, to_dim: str, axes: tuple[str, ...]) -> Step:
+    """`S(dim) -> S(to_dim)` over the innermost `axes` of `dim`."""
+    changed = {dim: p.axes_of(dim)[: -len(axes)], to_dim: p.axes_of(to_dim) + axes}
+    return Step("all_to_all", axes, p, _with(mesh, p, changed), dim=dim, to_dim=to_dim)
+
+
+def slice_(mesh: Mesh, p: Placement, dim: str, axis: str) -> Step:
+    """`B -> S(dim)`: each device keeps its block."""
+    return Step("slice", (axis,), p, _with(mesh, p, {dim: (*p.axes_of(dim), axis)}), dim=dim)
+
+
+def zero_fill(mesh: Mesh, p: Placement, axis: str, op: str, dim: str | None) -> Step:
+    """`B -> P` (one device of the axis keeps its copy) or `S(dim) -> P` (zeros around the block)."""
+    assert op in ("sum", "max", "min", "prod")
+    splits = dict(p.splits)
+    if dim is not None:
+        splits[dim] = splits[dim][:-1]
+    after = placement(mesh, splits, (*p.partial, axis), op)  # type: ignore[arg-type]
+    return Step("zero_fill", (axis,), p, after, dim=dim, op=op)
+
+
+def _with(mesh: Mesh, p: Placement, splits: dict[str, tuple[str, ...]]) -> Placement:
+    return placement(mesh, dict(p.splits) | splits, p.partial, p.op)
+
+
+def _reduced(mesh: Mesh, p: Placement, axes: tuple[str, ...]) -> Placement:
+    return placement(mesh, dict(p.splits), tuple(a for a in p.partial if a not in axes), p.op)

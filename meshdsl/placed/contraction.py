@@ -1,0 +1,103 @@
+"""The order of an einsum of many operands, from opt_einsum, with costs that count the layout."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshdsl.named.ir import Op, TensorType, Value
+from meshdsl.placed.sbp import Mesh, Placement
+
+FLOPS_PER_BYTE = 64
+"""What sending a byte counts against, in FLOPs: about the balance of a core and its network."""
+
+
+def pairwise(op: Op, placed: tuple[Placement, ...], mesh: Mesh) -> tuple[Op, ...]:
+    """`op` as einsums of one or two operands in the cheapest order; the last yields its output.
+
+    A contraction costs its FLOPs on local sizes, and the all_reduce of its result when it sums split
+    dims. The search is opt_einsum's dynamic programming (Pfeifer et al. 2014), outer products included.
+    """
+    ways = {d: mesh.size(*axes) for p in placed for d, axes in p.splits}
+    operands = list(op.ins)
+    made: list[Op] = []
+    steps = _path(op, ways)
+    for number, step in enumerate(steps):
+        ins = tuple(operands[i] for i in sorted(step))
+        operands = [v for i, v in enumerate(operands) if i not in step]
+        out = op.out if number == len(steps) - 1 else _between(op, ins, operands)
+        made.append(Op("einsum", ins, (out,), (("dims", out.type.dims),), op.span))
+        operands.append(out)
+    return tuple(made)
+
+
+def _between(op: Op, ins: tuple[Value, ...], rest: list[Value]) -> Value:
+    """The result of contracting operands early: every dim that is still needed."""
+    needed = {d for v in (*rest, op.out) for d in v.type.names}
+    dims = dict.fromkeys(d for v in ins for d in v.type.dims if d.name in needed)
+    type_ = TensorType(tuple(dims), op.out.type.dtype)
+    return Value(type_, op.span, path=op.out.path, functions=op.out.functions)
+
+
+def _path(op: Op, ways: Mapping[str, int]) -> Sequence[tuple[int, ...]]:
+    """Positions per step; what a step takes is removed and its result appended."""
+    from opt_einsum.paths import DynamicProgramming
+
+    # Small integers, not names: their sets iterate in the same order in every process.
+    names = list(dict.fromkeys(d for v in op.ins for d in v.type.names))
+    inputs = [frozenset(names.index(d) for d in v.type.names) for v in op.ins]
+    output = frozenset(names.index(d) for d in op.out.type.names)
+    sizes = {d.name: d.size for v in op.ins for d in v.type.dims}
+    local = {i: -(-sizes[d] // ways.get(d, 1)) for i, d in enumerate(names)}
+    # opt_einsum renumbers the dims in the order in which it meets them.
+    met = list(dict.fromkeys(itertools.chain(*inputs, output)))
+    cost = _Cost([ways.get(names[i], 1) for i in met], op.out.type.dtype.bytes)
+    optimizer: Any = DynamicProgramming(minimize=cost, search_outer=True)
+    steps: Sequence[tuple[int, ...]] = optimizer(inputs, output, local)
+    return steps
+
+
+@dataclass(frozen=True, slots=True)
+class _Cost:
+    """opt_einsum's custom local cost function; `ways` says how often each dim is split."""
+
+    ways: list[int]
+    bytes: int
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __call__(
+        self,
+        cost1: float,
+        cost2: float,
+        union: frozenset[int],
+        sizes: list[int],
+        cost_cap: float,
+        s1: int,
+        s2: int,
+        found: dict[int, Any],
+        subgraph: int,
+        every: int,
+        inputs: list[frozenset[int]],
+        shared: frozenset[int],
+        memory_limit: int | None,
+        contract1: Any,
+        contract2: Any,
+    ) -> None:
+        merged = s1 | s2
+        rest = subgraph & (every ^ merged)
+        later = {d for i, dims in enumerate(inputs) if rest >> i & 1 for d in dims}
+        summed = shared - later
+        cost = cost1 + cost2 + self._step(union, summed, sizes)
+        if cost <= cost_cap and (merged not in found or cost < found[merged][1]):
+            found[merged] = (union - summed, cost, (contract1, contract2))
+
+    def _step(self, union: frozenset[int], summed: frozenset[int], sizes: list[int]) -> float:
+        flops = 2 * math.prod(sizes[d] for d in union)
+        result = math.prod(sizes[d] for d in union - summed) * self.bytes
+        n = math.prod(self.ways[d] for d in summed)
+        return flops + FLOPS_PER_BYTE * 2 * (n - 1) / n * result

@@ -1,0 +1,320 @@
+"""From the named program and a layout to the placed program.
+
+One walk in program order. Rules bind what they name; operators get the placement whose reshards send
+the fewest bytes (`choose.py`); on axes no rule speaks of, a value is whole, or partial for as long as
+the policy allows. Once a consumer has forced a reduction, later ones read the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from meshdsl.diagnostics import Span, fail
+from meshdsl.named import ir as named
+from meshdsl.named.expand import expand
+from meshdsl.named.ir import Value
+from meshdsl.ops.opdef import Signature, lookup
+from meshdsl.placed import why
+from meshdsl.placed.choose import Choice, Chooser, cheapest
+from meshdsl.placed.contraction import pairwise
+from meshdsl.placed.ir import Apply, Carry, Loop, Node, Parameter, Program, Reshard, Tensor
+from meshdsl.placed.layout import Layout
+from meshdsl.placed.reshard import route
+from meshdsl.placed.sbp import Mesh, Placement, placement
+
+POLICIES = ("immediate", "deferred")
+"""When partial values are reduced; `mesh-tf` and `optimal` are not built yet."""
+
+
+def place(program: named.Program, layout: Layout, policy: str) -> Program:
+    """The placed program. Raises MD03xx for rules that cannot be met and MD0907 for a split loop."""
+    assert policy in POLICIES
+    _refuse_split_loops(program.body, layout)
+    return _Placer(program, layout, policy).program()
+
+
+@dataclass(slots=True)
+class _State:
+    """What a trial can take back: versions per value, node lists per loop depth, known causes."""
+
+    versions: dict[Value, list[Tensor]] = field(default_factory=dict)
+    depth: dict[Value, int] = field(default_factory=dict)
+    blocks: list[list[Node]] = field(default_factory=lambda: [[]])
+    partial_why: dict[Value, tuple[str, ...]] = field(default_factory=dict)
+    settled: dict[Value, Tensor] = field(default_factory=dict)
+
+    def copy(self) -> _State:
+        return _State(
+            {v: list(ts) for v, ts in self.versions.items()},
+            dict(self.depth),
+            [list(b) for b in self.blocks],
+            dict(self.partial_why),
+            dict(self.settled),
+        )
+
+
+class _Placer:
+    def __init__(self, program: named.Program, layout: Layout, policy: str) -> None:
+        self.source = program
+        self.layout = layout
+        self.mesh: Mesh = layout.mesh
+        self.deferred = policy == "deferred"
+        self.policy = policy
+        self.state = _State()
+        self.returned = {o.value for o in program.outputs}
+        self.causes: dict[Value, dict[str, tuple[str, Span]]] = {}
+
+    def program(self) -> Program:
+        inputs = tuple(self._enter(v, self._wanted(v), 0) for v in self.source.inputs)
+        params = tuple(
+            Parameter(p, self._enter(p.value, self._stored(p.value), 0)) for p in self.source.params
+        )
+        for node in self.source.body:
+            self._node(node)
+        outputs = tuple((o.name, self._output(o)) for o in self.source.outputs)
+        body = tuple(self.state.blocks[0])
+        name = self.layout.name
+        tensors = tuple(self.state.settled.values())
+        made = (inputs, params, body, outputs, tensors, self.causes)
+        return Program(self.source, self.mesh, name, self.policy, *made)
+
+    # --- versions ----------------------------------------------------------------------------
+
+    def _wanted(self, value: Value, stored: bool = False) -> Placement:
+        """What rules demand of a value, with the causes noted."""
+        binding = self.layout.bind(value, stored)
+        causes = {d: (str(r), r.span) for d, r in binding.causes.items() if binding.splits.get(d)}
+        self.causes[value] = causes
+        return binding.placement(self.mesh)
+
+    def _stored(self, value: Value) -> Placement:
+        return self._wanted(value, stored=True)
+
+    def _enter(self, value: Value, placed: Placement, depth: int) -> Tensor:
+        tensor = Tensor(value, placed)
+        self.state.versions[value] = [tensor]
+        self.state.depth[value] = depth
+        self.state.settled[value] = tensor
+        return tensor
+
+    def _latest(self, value: Value) -> Tensor:
+        return self.state.versions[value][-1]
+
+    def _placements(self, value: Value) -> tuple[Placement, ...]:
+        return tuple(t.placement for t in self.state.versions[value])
+
+    def _emit(self, node: Node, depth: int = -1) -> None:
+        self.state.blocks[depth].append(node)
+
+    def _version(self, value: Value, need: Placement, ask: why.Ask) -> Tensor:
+        """The version of `value` placed as `need`, made by the cheapest reshard if there is none.
+
+        It is made where the value lives: a tensor from outside a loop is resharded before the loop.
+        """
+        versions = self.state.versions[value]
+        for tensor in versions:
+            if tensor.placement == need:
+                return tensor
+        best = cheapest(value.type, self._placements(value), need, self.mesh)
+        assert best is not None, f"no route to {need}"
+        source = next(
+            t for t in versions if route(value.type, t.placement, need, self.mesh) == best
+        )
+        target = Tensor(value, need)
+        reasons = self.state.partial_why.get(value, ())
+        facts = why.Facts(self.causes.get(value, {}), reasons)
+        text, remedy = why.explain(value, best, ask, facts)
+        node = Reshard(source, target, best, ask.span, text, remedy, ask.phase)
+        self._emit(node, self.state.depth[value])
+        if best.reduces:
+            versions[:] = [t for t in versions if not t.placement.partial]
+        versions.append(target)
+        return target
+
+    def _use_params(self, op: named.Op) -> None:
+        """Bring stored parameters to what the computation uses, at their first use."""
+        for value in op.ins:
+            if value.role == "param" and len(self.state.versions[value]) == 1:
+                need = self._computed(value)
+                if need != self._latest(value).placement:
+                    ask = why.Ask("storage", f"`{op.name}` uses it so", op.span)
+                    made = self._version(value, need, ask)
+                    self.state.versions[value] = [made]
+
+    def _computed(self, value: Value) -> Placement:
+        return self.layout.bind(value).placement(self.mesh)
+
+    # --- nodes -------------------------------------------------------------------------------
+
+    def _node(self, node: named.Node) -> None:
+        if isinstance(node, named.Repeat):
+            self._repeat(node)
+            return
+        self._use_params(node)
+        for op in self._rewritten(node):
+            self._apply(op)
+
+    def _rewritten(self, op: named.Op) -> tuple[named.Op, ...]:
+        """The operator itself; an n-ary einsum in pairs; a composite whose own dim is split, expanded."""
+        if op.name == "einsum" and len(op.ins) > 2:
+            placed = tuple(self._latest(v).placement for v in op.ins)
+            return pairwise(op, placed, self.mesh)
+        own = self._split_own_dims(op)
+        if not own:
+            return (op,)
+        sizes = {d: tuple((a, self.mesh.size(a)) for a in axes) for d, axes in own.items()}
+        expanded = expand(op, sizes)
+        if expanded is None:
+            return (op,)
+        for dim, axes in expanded.rules:
+            self.layout.also(dim, axes, op.span)
+        return expanded.ops
+
+    def _split_own_dims(self, op: named.Op) -> dict[str, tuple[str, ...]]:
+        """Dims that the operator needs whole and that an operand has split, with their axes."""
+        opdef = lookup(op.name)
+        ins, outs = (tuple(v.type for v in vs) for vs in (op.ins, op.outs))
+        loops = opdef.factors(Signature(ins, outs, dict(op.attrs))).loops
+        found: dict[str, tuple[str, ...]] = {}
+        for index, value in enumerate(op.ins):
+            free = {f.ins[index] for f in loops}
+            for dim, axes in self._latest(value).placement.splits:
+                if dim not in free:
+                    found[dim] = axes
+        return found
+
+    def _apply(self, op: named.Op) -> None:
+        wants = tuple(self._wanted(v) for v in op.outs)
+        versions = tuple(self._placements(v) for v in op.ins)
+        # Outputs force: what is returned is reduced as it appears, and everyone reads the result.
+        deferred = self.deferred and self.returned.isdisjoint(op.outs)
+        choices = Chooser(op, versions, wants, self.mesh, deferred).candidates()
+        best = choices[0]
+        ask = why.Ask("operand", why.operator(op), op.span, why.runner_up(choices))
+        needs = zip(op.ins, best.needs, strict=True)
+        ins = tuple(self._version(v, need, ask) for v, need in needs)
+        self._note_partial(op, best)
+        depth = len(self.state.blocks) - 1
+        outs = tuple(self._enter(v, p, depth) for v, p in zip(op.outs, best.yields, strict=True))
+        self._emit(Apply(op, ins, outs))
+        for value, target in zip(op.outs, best.targets, strict=True):
+            self._version(value, target, self._ask_result(value, op, choices))
+            self._keep_only(value, target)
+
+    def _ask_result(self, value: Value, op: named.Op, choices: list[Choice]) -> why.Ask:
+        if value in self.returned:
+            return why.Ask(
+                "output", f"`{value.label}` is returned", op.span, why.runner_up(choices)
+            )
+        kind = "policy" if self.policy == "immediate" else "rule"
+        return why.Ask(kind, "", op.span, why.runner_up(choices))
+
+    def _keep_only(self, value: Value, target: Placement) -> None:
+        kept = [t for t in self.state.versions[value] if t.placement == target]
+        self.state.versions[value] = kept
+        self.state.settled[value] = kept[0]
+
+    def _note_partial(self, op: named.Op, choice: Choice) -> None:
+        """Remember why a result is partial, for whoever has to reduce it."""
+        if not any(p.partial for p in choice.yields):
+            return
+        pairs = zip(op.ins, choice.needs, strict=True)
+        inherited = [self.state.partial_why.get(v, ()) for v, p in pairs if p.partial]
+        causes = {d: c for v in op.ins for d, c in self.causes.get(v, {}).items()}
+        reasons = (*(r for rs in inherited for r in rs), *why.summed(op, choice, causes))
+        for value in op.outs:
+            self.state.partial_why[value] = tuple(dict.fromkeys(reasons))
+
+    # --- loops -------------------------------------------------------------------------------
+
+    def _repeat(self, node: named.Repeat) -> None:
+        """The loop with its carries whole, or partial where that sends fewer bytes in all."""
+        before = self.state.copy()
+        plain, natural = self._loop(node, {})
+        if not self.deferred or not any(p.partial for p in natural.values()):
+            return
+        wait = {v: p for v, p in natural.items() if p.partial}
+        first, self.state = self.state, before
+        partial, _ = self._loop(node, wait)
+        if plain <= partial:
+            self.state = first
+
+    def _loop(
+        self, node: named.Repeat, partial: dict[Value, Placement]
+    ) -> tuple[int, dict[Value, Placement]]:
+        """Place one loop with the carries in `partial` held so; its bytes, and what came out."""
+        entry = len(self.state.blocks[-1])
+        wants = {c.inside: partial.get(c.inside, self._wanted(c.inside)) for c in node.carries}
+        inits = [self._carry_in(c, wants[c.inside], node) for c in node.carries]
+        self.state.blocks.append([])
+        depth = len(self.state.blocks) - 1
+        stacked = tuple(self._stack(s, depth) for s in node.stacked)
+        insides = [self._enter(c.inside, wants[c.inside], depth) for c in node.carries]
+        for carry, want in wants.items():
+            if want.partial:
+                self.state.partial_why[carry] = "it is carried partial through the loop"
+        for inner in node.body:
+            self._node(inner)
+        natural = {c.inside: self._latest(c.next).placement for c in node.carries}
+        nexts = [self._carry_out(c, wants[c.inside], node) for c in node.carries]
+        body = self.state.blocks.pop()
+        results = [self._carry_result(c, wants[c.inside]) for c in node.carries]
+        versions = zip(inits, insides, nexts, results, strict=True)
+        carries = tuple(Carry(*v) for v in versions)
+        self._emit(Loop(node, carries, stacked, tuple(body)))
+        return self._bytes(entry, results), natural
+
+    def _carry_in(self, carry: named.Carry, want: Placement, node: named.Repeat) -> Tensor:
+        ask = why.Ask("carry", f"`{carry.inside.label}` enters `repeat {node.dim}` so", node.span)
+        return self._version(carry.init, want, ask)
+
+    def _carry_out(self, carry: named.Carry, want: Placement, node: named.Repeat) -> Tensor:
+        ask = why.Ask("carry", f"`{carry.next.label}` goes round `repeat {node.dim}` so", node.span)
+        return self._version(carry.next, want, ask)
+
+    def _carry_result(self, carry: named.Carry, want: Placement) -> Tensor:
+        self.causes[carry.result] = self.causes.get(carry.inside, {})
+        if want.partial:
+            self.state.partial_why[carry.result] = self.state.partial_why.get(carry.next, why.CARRIED)
+        return self._enter(carry.result, want, len(self.state.blocks) - 1)
+
+    def _stack(self, item: named.Stacked, depth: int) -> tuple[Tensor, Tensor]:
+        outer = self._latest(item.outer)
+        loop = next(d for d in item.outer.type.names if not item.inside.type.has(d))
+        inside = self._enter(item.inside, outer.placement.without_dim(loop), depth)
+        self.causes[item.inside] = self.causes.get(item.outer, {})
+        return outer, inside
+
+    def _bytes(self, entry: int, results: list[Tensor]) -> int:
+        """Bytes of what was placed since `entry`, and of reducing what the loop leaves partial."""
+        from meshdsl.placed.ir import walk
+
+        nodes = tuple(self.state.blocks[-1][entry:])
+        total = sum(n.route.wire_bytes * k for n, k in walk(nodes) if isinstance(n, Reshard))
+        for tensor in results:
+            whole = placement(self.mesh, dict(tensor.placement.splits))
+            reduced = route(tensor.value.type, tensor.placement, whole, self.mesh)
+            assert reduced is not None
+            total += reduced.wire_bytes
+        return total
+
+    # --- outputs -----------------------------------------------------------------------------
+
+    def _output(self, output: named.Output) -> Tensor:
+        want = self._computed(output.value)
+        ask = why.Ask("output", f"`{output.name}` is returned", output.span)
+        return self._version(output.value, want, ask)
+
+
+def _refuse_split_loops(nodes: tuple[named.Node, ...], layout: Layout) -> None:
+    for node in nodes:
+        if not isinstance(node, named.Repeat):
+            continue
+        for rule in layout.rules:
+            axes = layout.mesh.known(rule.axes)
+            if rule.dim == node.dim.name and layout.mesh.size(*axes) > 1:
+                message = (
+                    f"splitting the `repeat` dim `{rule.dim}` (a pipeline) is not supported yet"
+                )
+                fail("MD0907", message, rule.span, help="leave the rule out for now")
+        _refuse_split_loops(node.body, layout)

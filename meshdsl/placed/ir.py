@@ -1,0 +1,109 @@
+"""The placed program: the named program with a placement per tensor, and every reshard explicit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshdsl.diagnostics import Span
+from meshdsl.named import ir as named
+from meshdsl.placed.reshard import Route
+from meshdsl.placed.sbp import Mesh, Placement
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Tensor:
+    """One version of a value: the same numbers, held in one way. Compared by identity."""
+
+    value: named.Value
+    placement: Placement
+
+    def local(self, mesh: Mesh) -> named.TensorType:
+        """The type of what one device holds."""
+        return self.placement.local(self.value.type, mesh)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reshard:
+    """`source` into `target` along `route`.
+
+    `span` is the place that asked for it, `why` says what asked, `remedy` what would remove it.
+    `phase` is `forward`, or `output` for what is done for returned tensors only.
+    """
+
+    source: Tensor
+    target: Tensor
+    route: Route
+    span: Span
+    why: str
+    remedy: str
+    phase: str = "forward"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Apply:
+    """An operator on placed tensors; what each device does is the operator on its local parts."""
+
+    op: named.Op
+    ins: tuple[Tensor, ...]
+    outs: tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Carry:
+    """The four versions of a carried value; all have one placement."""
+
+    init: Tensor
+    inside: Tensor
+    next: Tensor
+    result: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loop:
+    """A `repeat` on placed tensors. `stacked` are pairs (outside, its slice inside)."""
+
+    repeat: named.Repeat
+    carries: tuple[Carry, ...]
+    stacked: tuple[tuple[Tensor, Tensor], ...]
+    body: tuple[Node, ...]
+
+
+Node = Apply | Reshard | Loop
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parameter:
+    """A parameter as it is stored."""
+
+    param: named.Param
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Program:
+    """A whole placed program.
+
+    `tensors` are all values in the version they settle in, in order of definition; `causes` tells, per
+    value, which rule split which dim.
+    """
+
+    named: named.Program
+    mesh: Mesh
+    layout: str
+    policy: str
+    inputs: tuple[Tensor, ...]
+    params: tuple[Parameter, ...]
+    body: tuple[Node, ...]
+    outputs: tuple[tuple[str, Tensor], ...]
+    tensors: tuple[Tensor, ...]
+    causes: dict[named.Value, dict[str, tuple[str, Span]]]
+
+
+def walk(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[Apply | Reshard, int]]:
+    """Every operator and reshard in order, with how often it runs."""
+    for node in nodes:
+        if isinstance(node, Loop):
+            yield from walk(node.body, trips * node.repeat.dim.size)
+        else:
+            yield node, trips

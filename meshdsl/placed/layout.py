@@ -1,0 +1,319 @@
+"""Layouts: rules `dim -> axis`, who they bind, and which wins.
+
+A rule binds every tensor that has its dim. A selector narrows it: a role (`params:`), a function
+(`head:`), one tensor (`h:`); `@` on a tensor is narrower still. Per tensor and dim the narrowest rule
+wins, and a narrower rule takes an axis away from a wider one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Source, Span, fail
+from meshdsl.named.declarations import Declarations, unknown
+from meshdsl.named.ir import Dim, Value
+from meshdsl.placed.sbp import Mesh, Placement, placement
+from meshdsl.syntax import ast
+
+ROLES = ("params", "grads", "state")
+GENERAL, ROLE, FUNCTION, TENSOR, PIN = range(5)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rule:
+    """One rule, or one `@`. `axes` are outer first, empty for `none`. Compared by identity."""
+
+    selector: tuple[str, ...]
+    dim: str
+    axes: tuple[str, ...]
+    keep: bool
+    span: Span
+
+    def __str__(self) -> str:
+        target = {0: "none", 1: "".join(self.axes)}.get(len(self.axes), f"({', '.join(self.axes)})")
+        prefix = f"{'.'.join(self.selector)}: " if self.selector else ""
+        return f"{prefix}{self.dim} -> {target}"
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """What rules say of one tensor: its splits, and the rule behind each ruled dim.
+
+    A dim with a rule to `none`, or one that lost its axis, has a cause but no split.
+    """
+
+    splits: dict[str, tuple[str, ...]]
+    causes: dict[str, Rule]
+
+    def placement(self, mesh: Mesh) -> Placement:
+        """The splits as a placement; nothing partial."""
+        return placement(mesh, self.splits)
+
+
+@dataclass(slots=True)
+class Layout:
+    """A resolved layout on a mesh. `used` collects the rules that bound something."""
+
+    name: str
+    rules: tuple[Rule, ...]
+    mesh: Mesh
+    used: set[Rule] = field(default_factory=set)
+    extra: dict[str, Rule] = field(default_factory=dict)
+
+    def bind(self, value: Value, stored: bool = False) -> Binding:
+        """The splits that rules demand of `value`; with `stored`, of a parameter as it is kept.
+
+        Raises MD0301 (does not divide), MD0302 (two dims on one axis), MD0303 (equally narrow rules).
+        """
+        chosen: dict[str, tuple[int, Rule]] = {}
+        for level, rule in self._applying(value, stored):
+            self.used.add(rule)
+            old = chosen.get(rule.dim)
+            if old is None or level > old[0]:
+                chosen[rule.dim] = (level, rule)
+            elif level == old[0]:
+                self._equally_narrow(value, old[1], rule)
+        splits = self._displace(value, chosen)
+        self._check_divides(value, splits, chosen)
+        return Binding(splits, {d: rule for d, (_, rule) in chosen.items()})
+
+    def also(self, dim: Dim, axes: tuple[str, ...], span: Span) -> None:
+        """Rule a dim that the compiler made up (the blocks of a split dim)."""
+        self.extra[dim.name] = Rule((), dim.name, axes, False, span)
+
+    def _applying(self, value: Value, stored: bool) -> Iterable[tuple[int, Rule]]:
+        for rule in (*self.rules, *self.extra.values()):
+            if value.type.has(rule.dim) and self._exists(rule.axes):
+                level = self._level(rule, value, stored)
+                if level is not None:
+                    yield level, rule
+        for pin in value.pins:
+            if self._exists(pin.axes):
+                yield PIN, Rule((value.label,), pin.dim, pin.axes, False, pin.span)
+
+    def _exists(self, axes: tuple[str, ...]) -> bool:
+        """Whether a rule to these axes says anything here: `none`, or an axis of the mesh."""
+        return not axes or any(a in self.mesh.names for a in axes)
+
+    def _level(self, rule: Rule, value: Value, stored: bool) -> int | None:
+        if not rule.selector:
+            return GENERAL
+        if rule.selector[0] in ROLES:
+            return ROLE if stored and rule.selector == ("params",) else None
+        return selects(rule.selector, value)
+
+    def _equally_narrow(self, value: Value, first: Rule, second: Rule) -> None:
+        if first.axes == second.axes:
+            return
+        fail(
+            "MD0303",
+            f"two rules for `{first.dim}` of `{value.label}` are equally narrow: "
+            f"`{first}` and `{second}`",
+            second.span,
+            Related(first.span, "the other rule"),
+            help="keep one of them, or select the tensor by name",
+        )
+
+    def _displace(
+        self, value: Value, chosen: dict[str, tuple[int, Rule]]
+    ) -> dict[str, tuple[str, ...]]:
+        """Splits after narrower rules have taken their axes from wider ones."""
+        owner: dict[str, str] = {}
+        for dim in sorted(chosen, key=lambda d: (-chosen[d][0], value.type.names.index(d))):
+            for axis in self.mesh.known(chosen[dim][1].axes):
+                if axis in owner and chosen[owner[axis]][0] == chosen[dim][0]:
+                    self._one_axis(value, axis, chosen[owner[axis]][1], chosen[dim][1])
+                owner.setdefault(axis, dim)
+        return {
+            d: tuple(a for a in self.mesh.known(rule.axes) if owner[a] == d)
+            for d, (_, rule) in chosen.items()
+        }
+
+    def _one_axis(self, value: Value, axis: str, first: Rule, second: Rule) -> None:
+        if self.mesh.size(axis) == 1:
+            return
+        fail(
+            "MD0302",
+            f"`{value.label}` {value.type} would have `{first.dim}` and `{second.dim}` both split over "
+            f"mesh axis `{axis}`",
+            value.span,
+            Related(first.span, f"`{first}`"),
+            Related(second.span, f"`{second}`"),
+            help=f"split one of them over another axis, or free it for this tensor: "
+            f"`{value.label}: {second.dim} -> none`",
+        )
+
+    def _check_divides(
+        self,
+        value: Value,
+        splits: dict[str, tuple[str, ...]],
+        chosen: dict[str, tuple[int, Rule]],
+    ) -> None:
+        for dim, axes in splits.items():
+            size, ways = value.type.size(dim), self.mesh.size(*axes)
+            if size % ways:
+                raise DiagnosticError(indivisible(dim, size, axes, self.mesh, chosen[dim][1].span))
+
+
+def indivisible(dim: str, size: int, axes: tuple[str, ...], mesh: Mesh, span: Span) -> Diagnostic:
+    """MD0301, with the nearest sizes that do divide."""
+    ways = mesh.size(*axes)
+    near = [n for n in (size // ways * ways, -(-size // ways) * ways) if n > 0]
+    over = f"mesh axis `{axes[0]}`" if len(axes) == 1 else f"mesh axes {', '.join(axes)}"
+    message = f"dim `{dim}` of size {size} does not divide over {over} of size {ways}"
+    sizes = " or ".join(f"`--set {dim}={n}`" for n in dict.fromkeys(near))
+    return Diagnostic("MD0301", message, span, help=f"the nearest sizes that divide: {sizes}")
+
+
+def selects(selector: tuple[str, ...], value: Value) -> int | None:
+    """Whether a dotted selector means this value, as TENSOR or as one in a FUNCTION, or not (None)."""
+    parts = (*value.path, value.label)
+    if value.name is not None and selector in (parts, (value.label,)):
+        return TENSOR
+    for names in (value.path, value.functions):
+        for start in range(len(names) - len(selector) + 1):
+            if names[start : start + len(selector)] == selector:
+                return FUNCTION
+    inner = (*value.functions, value.label)
+    if value.name is not None and len(selector) > 1:
+        for names in (parts, inner):
+            if names[-len(selector) :] == selector:
+                return TENSOR
+    return None
+
+
+# --- from syntax -----------------------------------------------------------------------------
+
+
+def resolve_mesh(declarations: Declarations, mesh: str | None, layout: str | None = None) -> Mesh:
+    """The mesh called `mesh`, or written as `data:2,model:4`.
+
+    For None: the first declared that has every axis the layout names, else the first; one device when
+    none is declared. Raises a diagnostic when there is no such mesh.
+    """
+    if mesh is not None and ":" in mesh:
+        return _mesh_of_text(mesh)
+    if mesh is None:
+        if not declarations.meshes:
+            return Mesh("one", ())
+        mesh = _suiting_mesh(declarations, layout)
+    if mesh not in declarations.meshes:
+        name = ast.Name(mesh, Span(Source("--mesh", mesh), 0, len(mesh)))
+        help = "or write the axes: `--mesh data:2,model:4`"
+        raise DiagnosticError(unknown("MD0108", "mesh", name, list(declarations.meshes), help))
+    return mesh_of(declarations.meshes[mesh], declarations)
+
+
+def _suiting_mesh(declarations: Declarations, layout: str | None) -> str:
+    empty = Mesh("", ())
+    axes = {a for r in resolve_layout(declarations, layout, empty).rules for a in r.axes}
+    for name, node in declarations.meshes.items():
+        if axes <= {a.name.text for a in node.axes}:
+            return name
+    return next(iter(declarations.meshes))
+
+
+def mesh_of(node: ast.Mesh, declarations: Declarations) -> Mesh:
+    """A declared mesh with its sizes computed."""
+    from meshdsl.named.declarations import constant_integer
+
+    sizes = {name: dim.size for name, dim in declarations.dims.items()}
+    axes: dict[str, int] = {}
+    for axis in node.axes:
+        if axis.name.text in axes:
+            fail("MD0104", f"mesh axis `{axis.name.text}` is declared twice", axis.name.span)
+        if axis.name.text == "none":
+            fail("MD0109", "`none` cannot name a mesh axis", axis.name.span)
+        axes[axis.name.text] = constant_integer(axis.size, sizes)
+    return Mesh(node.name.text, tuple(axes.items()))
+
+
+def _mesh_of_text(text: str) -> Mesh:
+    axes: dict[str, int] = {}
+    for name, size, span in _pairs(text, "--mesh"):
+        if not size.isdigit() or not 1 <= int(size[:12]) < 2**31:
+            fail("MD0105", "the size of a mesh axis is an integer in 1 … 2147483647", span)
+        if name in axes:
+            fail("MD0104", f"mesh axis `{name}` is given twice", span)
+        axes[name] = int(size)
+    return Mesh(text, tuple(axes.items()))
+
+
+def _pairs(text: str, option: str) -> Iterable[tuple[str, str, Span]]:
+    """`a:b,c:d` (or with `;`) as pairs with their places."""
+    source = Source(option, text)
+    start = 0
+    for part in text.replace(";", ",").split(","):
+        span = Span(source, start, start + max(1, len(part)))
+        start += len(part) + 1
+        left, colon, right = part.strip().partition(":")
+        if not part.strip() and text.strip():
+            continue
+        if not colon or not left.strip().isidentifier() or not right.strip():
+            fail("MD0601", f"`{option}` is written `name:value,name:value`", span)
+        yield left.strip(), right.strip(), span
+
+
+def resolve_layout(declarations: Declarations, layout: str | None, mesh: Mesh) -> Layout:
+    """The layout called `layout`, or written as `batch:data,hidden:model`; the first for None.
+
+    Raises a diagnostic when there is no such layout.
+    """
+    if layout is None:
+        if not declarations.layouts:
+            return Layout("none", (), mesh)
+        layout = next(iter(declarations.layouts))
+    if layout not in declarations.layouts:
+        if ":" in layout:
+            return Layout(layout, tuple(_rules_of_text(layout)), mesh)
+        name = ast.Name(layout, Span(Source("--layout", layout), 0, len(layout)))
+        help = "or write the rules: `--layout batch:data,hidden:model`"
+        raise DiagnosticError(unknown("MD0108", "layout", name, list(declarations.layouts), help))
+    return Layout(layout, _inherited(declarations.layouts[layout], declarations), mesh)
+
+
+def _rules_of_text(text: str) -> Iterable[Rule]:
+    """Mesh-TensorFlow's form; a dim named twice is split over several axes, outer first."""
+    found: dict[str, Rule] = {}
+    for dim, axis, span in _pairs(text, "--layout"):
+        axes = () if axis == "none" else (axis,)
+        before = found[dim].axes if dim in found else ()
+        found[dim] = Rule((), dim, before + axes, False, span)
+    return found.values()
+
+
+def _inherited(node: ast.Layout, declarations: Declarations) -> tuple[Rule, ...]:
+    """The rules of a layout over those it extends: the same selector and dim displace."""
+    chain = [node]
+    while chain[-1].base is not None:
+        base = chain[-1].base
+        if base.text not in declarations.layouts:
+            raise DiagnosticError(unknown("MD0108", "layout", base, list(declarations.layouts)))
+        parent = declarations.layouts[base.text]
+        if parent in chain:
+            fail("MD0107", f"layout `{node.name.text}` extends itself", base.span)
+        chain.append(parent)
+    found: dict[tuple[tuple[str, ...], str], Rule] = {}
+    for layout in reversed(chain):
+        found.update(_own_rules(layout))
+    return tuple(found.values())
+
+
+def _own_rules(node: ast.Layout) -> dict[tuple[tuple[str, ...], str], Rule]:
+    found: dict[tuple[tuple[str, ...], str], Rule] = {}
+    for item in node.rules:
+        axes = tuple(a.text for a in item.axes)
+        if len(set(axes)) != len(axes):
+            fail("MD0302", f"`{item.dim.text}` is split over one axis twice", item.span)
+        rule = Rule(tuple(s.text for s in item.selector), item.dim.text, axes, item.keep, item.span)
+        old = found.setdefault((rule.selector, rule.dim), rule)
+        if old is not rule:
+            fail(
+                "MD0303",
+                f"two rules for `{rule.dim}` are equally narrow: `{old}` and `{rule}`",
+                rule.span,
+                Related(old.span, "the other rule"),
+                help="keep one of them",
+            )
+    return found

@@ -1,0 +1,162 @@
+"""Named SBP: what each device of a mesh holds of a tensor.
+
+Per mesh axis a tensor is split along a dim (`Split`), a full copy (`B`), or partial (`Partial`): the
+value is then the elementwise sum, max, min or product of what the devices hold (OneFlow's SBP with
+names for positions). `Placement` keeps this per dim, since one dim may be split over several axes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from meshdsl.named.ir import TensorType
+from meshdsl.ops.opdef import ReduceOp
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Named device axes in rank order (row-major: the last axis varies fastest)."""
+
+    name: str
+    axes: tuple[tuple[str, int], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Axis names in order."""
+        return tuple(name for name, _ in self.axes)
+
+    @property
+    def devices(self) -> int:
+        """How many devices there are."""
+        return math.prod(size for _, size in self.axes)
+
+    def size(self, *axes: str) -> int:
+        """Product of the sizes of `axes` (1 for none)."""
+        sizes = dict(self.axes)
+        return math.prod(sizes[a] for a in axes)
+
+    def size_or_one(self, axis: str) -> int:
+        """The size of an axis; 1 for one the mesh does not have."""
+        return dict(self.axes).get(axis, 1)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Where device `rank` stands on every axis."""
+        found = {}
+        for name, size in reversed(self.axes):
+            rank, found[name] = divmod(rank, size)
+        return {name: found[name] for name in self.names}
+
+    def sorted(self, axes: tuple[str, ...] | frozenset[str] | set[str]) -> tuple[str, ...]:
+        """`axes` in mesh order."""
+        return tuple(a for a in self.names if a in axes)
+
+    def known(self, axes: tuple[str, ...]) -> tuple[str, ...]:
+        """`axes` less those that this mesh does not have, in the order given."""
+        return tuple(a for a in axes if a in self.names)
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}:{size}" for name, size in self.axes)
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Each device along the axis holds an equal block of the dim."""
+
+    dim: str
+
+    def __str__(self) -> str:
+        return f"S({self.dim})"
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Each device along the axis holds a full copy."""
+
+    def __str__(self) -> str:
+        return "B"
+
+
+@dataclass(frozen=True, slots=True)
+class Partial:
+    """Each device along the axis holds a part; the value is their elementwise `op`."""
+
+    op: ReduceOp = "sum"
+
+    def __str__(self) -> str:
+        return "P" if self.op == "sum" else f"P({self.op})"
+
+
+Component = Split | Broadcast | Partial
+B = Broadcast()
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Splits per dim (axes outer to inner) and the partial axes, which share one `op`.
+
+    Axes in neither are `B`. Canonical: dims sorted by name, no dim without axes, `partial` in mesh
+    order, `op` None exactly when nothing is partial. Make one with `placement()`.
+    """
+
+    splits: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    partial: tuple[str, ...] = ()
+    op: ReduceOp | None = None
+
+    def axes_of(self, dim: str) -> tuple[str, ...]:
+        """The axes `dim` is split over, outer first; empty when it is whole."""
+        return dict(self.splits).get(dim, ())
+
+    def component(self, axis: str) -> Component:
+        """What the tensor is along one mesh axis."""
+        for dim, axes in self.splits:
+            if axis in axes:
+                return Split(dim)
+        if axis in self.partial:
+            assert self.op is not None
+            return Partial(self.op)
+        return B
+
+    def local(self, type_: TensorType, mesh: Mesh) -> TensorType:
+        """The type of what one device holds. Every split must divide its dim."""
+        sizes = {}
+        for dim, axes in self.splits:
+            size, rest = divmod(type_.size(dim), mesh.size(*axes))
+            assert rest == 0, f"{dim} of {type_} does not divide over {axes}"
+            sizes[dim] = size
+        return type_.resized(sizes)
+
+    def without_dim(self, dim: str) -> Placement:
+        """The same placement for the tensor less `dim`."""
+        return Placement(tuple(s for s in self.splits if s[0] != dim), self.partial, self.op)
+
+    def show(self, type_: TensorType) -> str:
+        """`[batch@data, hidden@(x, y), io] partial sum over cols`, in the language's own notation."""
+        dims = ", ".join(_show_dim(d, self.axes_of(d)) for d in type_.names)
+        tail = f" partial {self.op} over {', '.join(self.partial)}" if self.partial else ""
+        return f"[{dims}]{tail}"
+
+
+def placement(
+    mesh: Mesh,
+    splits: dict[str, tuple[str, ...]],
+    partial: tuple[str, ...] | frozenset[str] | set[str] = (),
+    op: ReduceOp | None = None,
+) -> Placement:
+    """The canonical placement; axes of size 1 hold everything and are dropped."""
+    kept = {d: tuple(a for a in axes if mesh.size(a) > 1) for d, axes in splits.items()}
+    summed = mesh.sorted({a for a in partial if mesh.size(a) > 1})
+    used = [a for axes in kept.values() for a in axes] + list(summed)
+    assert len(used) == len(set(used)), f"an axis is used twice: {kept} {summed}"
+    return Placement(
+        tuple((d, kept[d]) for d in sorted(kept) if kept[d]), summed, op if summed else None
+    )
+
+
+WHOLE = Placement()
+
+
+def _show_dim(dim: str, axes: tuple[str, ...]) -> str:
+    if not axes:
+        return dim
+    return f"{dim}@{axes[0]}" if len(axes) == 1 else f"{dim}@({', '.join(axes)})"

@@ -1,0 +1,85 @@
+"""What is legal in a placed program. A violation is our mistake, hence an assert with a message."""
+
+from __future__ import annotations
+
+from meshdsl.ops.opdef import Signature, lookup
+from meshdsl.placed.ir import Apply, Loop, Node, Program, Reshard, Tensor
+from meshdsl.placed.sbp import Mesh, Placement, placement
+from meshdsl.placed.signatures import rows
+
+
+def verify(program: Program) -> None:
+    """Placements fit their tensors; operators stand on legal rows; routes lead where they say."""
+    known = {*program.inputs, *(p.tensor for p in program.params)}
+    for tensor in known:
+        check_tensor(tensor, program.mesh)
+    _verify_nodes(program.body, known, program.mesh)
+    for name, tensor in program.outputs:
+        assert tensor in known, f"output {name} is not defined"
+        assert not tensor.placement.partial, f"output {name} is partial"
+
+
+def check_tensor(tensor: Tensor, mesh: Mesh) -> None:
+    """Blocks are equal, dims exist, no axis serves twice, partial axes share one op."""
+    p = tensor.placement
+    assert p == placement(mesh, dict(p.splits), p.partial, p.op), f"not canonical: {p}"
+    p.local(tensor.value.type, mesh)
+
+
+def _verify_nodes(nodes: tuple[Node, ...], known: set[Tensor], mesh: Mesh) -> None:
+    for node in nodes:
+        match node:
+            case Apply():
+                _verify_apply(node, known, mesh)
+            case Reshard():
+                _verify_reshard(node, known)
+            case Loop():
+                _verify_loop(node, known, mesh)
+
+
+def _verify_apply(node: Apply, known: set[Tensor], mesh: Mesh) -> None:
+    for tensor in node.ins:
+        assert tensor in known, f"{node.op.name} reads a version of {tensor.value.label} not made"
+    for tensor in node.outs:
+        check_tensor(tensor, mesh)
+        known.add(tensor)
+    legal = _legal_rows(node)
+    for axis, size in mesh.axes:
+        ins = tuple(t.placement.component(axis) for t in node.ins)
+        outs = tuple(t.placement.component(axis) for t in node.outs)
+        found = size == 1 or (ins, outs) in legal
+        assert found, f"{node.op.name}: {ins} -> {outs} over {axis} is no legal row"
+
+
+def _legal_rows(node: Apply) -> set[object]:
+    op = node.op
+    ins, outs = (tuple(v.type for v in vs) for vs in (op.ins, op.outs))
+    factors = lookup(op.name).factors(Signature(ins, outs, dict(op.attrs)))
+    return {(r.ins, r.outs) for r in rows(factors, len(ins), len(outs))}
+
+
+def _verify_reshard(node: Reshard, known: set[Tensor]) -> None:
+    assert node.source in known, f"a version of {node.source.value.label} is resharded before made"
+    here: Placement = node.source.placement
+    for step in node.route.steps:
+        assert step.before == here, "the route is broken"
+        here = step.after
+    assert here == node.target.placement, "the route ends elsewhere"
+    known.add(node.target)
+
+
+def _verify_loop(node: Loop, known: set[Tensor], mesh: Mesh) -> None:
+    inner = set(known)
+    for outer, inside in node.stacked:
+        assert outer in known, f"the stack {outer.value.label} is not made"
+        assert not outer.placement.axes_of(node.repeat.dim.name), "the loop's dim is split"
+        inner.add(inside)
+    for carry in node.carries:
+        assert carry.init in known, f"the carry {carry.init.value.label} is not made"
+        versions = (carry.init, carry.inside, carry.next, carry.result)
+        assert len({t.placement for t in versions}) == 1, "a carry changes its placement"
+        inner.add(carry.inside)
+    _verify_nodes(node.body, inner, mesh)
+    for carry in node.carries:
+        assert carry.next in inner, f"{carry.next.value.label} is not made at the loop's end"
+        known.add(carry.result)

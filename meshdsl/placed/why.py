@@ -1,0 +1,126 @@
+"""Words for reshards: what asked for one, and what would remove it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from meshdsl.diagnostics import Span
+from meshdsl.named.ir import Op, Value
+from meshdsl.placed.choose import Choice
+from meshdsl.placed.reshard import Route
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Who needs a tensor placed otherwise.
+
+    kind: `operand` (an operator), `rule` (the layout), `policy` (reduce at once), `storage` (a
+    parameter is stored otherwise), `carry` (a loop), `output`. `who` is a clause or an operator.
+    `instead` names the bytes of the next best way, if one was considered.
+    """
+
+    kind: str
+    who: str
+    span: Span
+    instead: str = ""
+
+    @property
+    def phase(self) -> str:
+        """All reshards of a forward program are `forward`; outputs are left as the layout says."""
+        return "forward"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of the tensor: the rule per split dim, and why it is partial."""
+
+    causes: Mapping[str, tuple[str, Span]]
+    partial: tuple[str, ...]
+
+
+def operator(op: Op) -> str:
+    """How an operator is called in a sentence: with the name it yields, where there is one."""
+    name = op.outs[0].label
+    return f"`{op.name}`" if name == "_" else f"`{op.name}` (for `{name}`)"
+
+
+def runner_up(choices: Sequence[Choice]) -> str:
+    """The cost of the next best way that costs anything else, as a clause; empty without one."""
+    best = choices[0].cost
+    other = next((c.cost for c in choices if c.cost != best), None)
+    return f"the next best way sends {other:,} B per device" if other else ""
+
+
+CARRIED = ("it is carried partial through the loop",)
+
+
+def summed(
+    op: Op, choice: Choice, causes: Mapping[str, tuple[str, Span]]
+) -> tuple[str, ...]:
+    """Why a result is newly partial: the split dims that the operator reduces."""
+    gone = {
+        d
+        for v, p in zip(op.ins, choice.needs, strict=True)
+        for d, _ in p.splits
+        if not op.outs[0].type.has(d)
+    }
+    parts = []
+    for dim in sorted(gone):
+        rule = f" (`{causes[dim][0]}`, line {causes[dim][1].line})" if dim in causes else ""
+        parts.append(f"`{dim}` is split{rule} and `{op.name}` reduces it")
+    return tuple(parts)
+
+
+def explain(value: Value, route: Route, ask: Ask, facts: Facts) -> tuple[str, str]:
+    """Why this reshard is there, and what would remove it."""
+    kinds = {step.kind for step in route.steps}
+    if kinds & {"all_reduce", "reduce_scatter"}:
+        text = " and ".join(facts.partial) or "each device holds a part"
+        tail = _reduced_for(ask)
+        remedy = _reduce_remedy(value, kinds, facts)
+    elif ask.kind == "storage":
+        text, tail = (
+            _split_by(value, facts) + " in storage",
+            "the computation uses it by its own rules",
+        )
+        remedy = "store it as it is used, at the price of memory: drop the `params:` rule"
+    else:
+        text, tail = _split_by(value, facts), _moved_for(ask)
+        remedy = "give both the same rule for this axis, or none"
+    if not any(step.moves for step in route.steps):
+        remedy = "nothing is sent"
+    because = "; ".join(part for part in (text, tail, ask.instead) if part)
+    return because, remedy
+
+
+def _reduced_for(ask: Ask) -> str:
+    return {
+        "operand": f"{ask.who} needs the whole value, not parts of it",
+        "policy": "it is reduced at once",
+        "rule": "the layout splits the result over the same axis",
+    }.get(ask.kind, ask.who)
+
+
+def _moved_for(ask: Ask) -> str:
+    return {
+        "operand": f"{ask.who} needs it otherwise",
+        "rule": "the layout says so of the result",
+        "policy": "the layout says so of the result",
+    }.get(ask.kind, ask.who)
+
+
+def _split_by(value: Value, facts: Facts) -> str:
+    parts = [f"`{d}` is split by `{rule}`" for d, (rule, _) in sorted(facts.causes.items())]
+    return " and ".join(parts) or f"`{value.label}` is placed by its operator"
+
+
+def _reduce_remedy(value: Value, kinds: set[str], facts: Facts) -> str:
+    if "reduce_scatter" in kinds:
+        return (
+            "it already costs half of an all_reduce; only leaving the summed dim whole removes it"
+        )
+    dims = ", ".join(f"`{d}`" for d in value.type.names)
+    if not dims:
+        return "leave the summed dim whole; a scalar costs next to nothing"
+    return f"leave the summed dim whole, or split {dims} over the same axis (a reduce_scatter, half the bytes)"

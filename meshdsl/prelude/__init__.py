@@ -1,0 +1,1 @@
+"""Library functions written in `.mdsl`."""

@@ -1,0 +1,206 @@
+"""Diagnostics as a reader sees them: the sentence, the place with carets, the way out; or as JSON.
+
+Nothing that comes from a file is taken for markup or reaches the terminal as a control character.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from meshdsl.diagnostics import Diagnostic, Related, Span
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+_STYLES = {"error": "bold red", "warning": "bold yellow", "note": "bold cyan"}
+_GUTTER = "bold blue"
+_TAB = "    "
+_LEAST_WIDTH = 20
+_CUT = "…"
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Something to point at: a span, the sign under it, the words behind that, the style."""
+
+    span: Span
+    sign: str
+    label: str
+    style: str
+
+
+def render(diagnostic: Diagnostic, console_width: int = 100) -> Text:
+    """A diagnostic as text of some lines, each ended; source lines are cut to the width.
+
+    ::
+
+        error[MD0301]: dim `heads` of size 6 does not divide over mesh axis `tp` of size 4
+          --> lm.mdsl:7:3
+          |
+        7 |   heads -> tp
+          |   ^^^^^^^^^^^
+        help: sizes that divide: 4 or 8
+    """
+    from rich.text import Text
+
+    style = _STYLES[diagnostic.severity]
+    text = Text()
+    text.append(f"{diagnostic.severity}[{diagnostic.code}]", style)
+    text.append(f": {_safe(diagnostic.message)}\n", "bold")
+    marks = _marks(diagnostic)
+    gutter = max((len(str(mark.span.line)) for mark in marks), default=1)
+    for place, group in _by_file(marks):
+        _file(text, place, group, gutter, console_width)
+    if diagnostic.help is not None:
+        text.append("help", "bold green")
+        text.append(f": {_safe(diagnostic.help)}\n")
+    return text
+
+
+def print_diagnostics(diagnostics: Iterable[Diagnostic], console: Console) -> None:
+    """Print diagnostics to a console, with a blank line after each."""
+    for diagnostic in diagnostics:
+        text = render(diagnostic, console.width)
+        console.print(text, soft_wrap=True, highlight=False)
+
+
+def _marks(diagnostic: Diagnostic) -> list[_Mark]:
+    """The places to show, the main one first."""
+    if diagnostic.span is None:
+        return []
+    main = _Mark(diagnostic.span, "^", "", _STYLES[diagnostic.severity])
+    return [main, *(_second(related) for related in diagnostic.related)]
+
+
+def _second(related: Related) -> _Mark:
+    return _Mark(related.span, "-", _safe(related.message), _GUTTER)
+
+
+def _by_file(marks: list[_Mark]) -> list[tuple[_Mark, list[_Mark]]]:
+    """Marks grouped by their file, in order, each group with its first mark."""
+    groups: dict[int, list[_Mark]] = {}
+    for mark in marks:
+        groups.setdefault(id(mark.span.source), []).append(mark)
+    return [(group[0], group) for group in groups.values()]
+
+
+def _file(text: Text, place: _Mark, marks: list[_Mark], gutter: int, width: int) -> None:
+    """Show the marked lines of one file."""
+    span = place.span
+    text.append(f"{' ' * gutter} --> ", _GUTTER)
+    text.append(f"{_safe(span.file)}:{span.line}:{span.column}\n")
+    text.append(f"{' ' * gutter} |\n", _GUTTER)
+    lines = sorted({mark.span.line for mark in marks})
+    for number, following in zip(lines, [*lines[1:], None], strict=True):
+        here = sorted((m for m in marks if m.span.line == number), key=lambda m: m.sign != "^")
+        _source_line(text, number, here, gutter, width)
+        if following is not None and following > number + 1:
+            text.append(f"{'.' * min(gutter, 3):>{gutter}} |\n", _GUTTER)
+
+
+def _source_line(text: Text, number: int, marks: list[_Mark], gutter: int, width: int) -> None:
+    """One source line, and below it a line for each mark."""
+    cells = _cells(marks[0].span.source.line(number))
+    room = max(width - gutter - 4, _LEAST_WIDTH)
+    start, stop = _window(cells, *_columns(marks[0], cells), room)
+    left = _CUT if start else ""
+    text.append(f"{number:>{gutter}} | ", _GUTTER)
+    text.append(f"{left}{''.join(cells[start:stop])}{_CUT if stop < len(cells) else ''}\n")
+    for mark in marks:
+        first, last = _columns(mark, cells)
+        first, last = max(first, start), min(last, stop)
+        if first > stop or last < start:
+            first, last = start, start + 1
+        _underline(text, mark, len(left) + _width(cells[start:first]), cells[first:last], gutter)
+
+
+def _underline(text: Text, mark: _Mark, indent: int, under: list[str], gutter: int) -> None:
+    label = f" {mark.label}" if mark.label else ""
+    text.append(f"{' ' * gutter} | ", _GUTTER)
+    text.append(f"{' ' * indent}{mark.sign * max(_width(under), 1)}{label}\n", mark.style)
+
+
+def _columns(mark: _Mark, cells: list[str]) -> tuple[int, int]:
+    """The first character and the end of what is marked on the first line of a span, from 0."""
+    first = min(mark.span.column - 1, len(cells))
+    return first, max(min(first + mark.span.end - mark.span.start, len(cells)), first + 1)
+
+
+def _window(cells: list[str], first: int, last: int, room: int) -> tuple[int, int]:
+    """Which characters to show of a line that may be wider than `room`, with the mark in view."""
+    if _width(cells) <= room:
+        return 0, len(cells)
+    room -= 2 * len(_CUT)
+    start = stop = min(first, len(cells))
+    while _width(cells[start:stop]) < room and stop < min(last, len(cells)):
+        stop += 1
+    while start > 0 and _width(cells[start - 1 : stop]) <= room - min(room // 4, len(cells) - stop):
+        start -= 1
+    while stop < len(cells) and _width(cells[start : stop + 1]) <= room:
+        stop += 1
+    return start, stop
+
+
+# --- characters ------------------------------------------------------------------------------
+
+
+def _cells(line: str) -> list[str]:
+    """What is shown for every character of a line."""
+    return [_TAB if char == "\t" else _shown(char) for char in line]
+
+
+def _safe(text: str) -> str:
+    """A text with its control characters escaped; line ends too."""
+    return "".join(map(_shown, text))
+
+
+def _shown(char: str) -> str:
+    """A character, or its escape where it could steer a terminal or turn the line around."""
+    if char.isprintable() or unicodedata.category(char) == "Zs":
+        return char
+    code = ord(char)
+    if code > 0xFFFF:
+        return f"\\U{code:08x}"
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def _width(cells: list[str]) -> int:
+    """Terminal columns that the characters take."""
+    text = "".join(cells)
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+# --- JSON ------------------------------------------------------------------------------------
+
+
+def to_json(diagnostic: Diagnostic) -> dict[str, Any]:
+    """A diagnostic as plain data; lines and columns count from 1, ends are exclusive."""
+    span = diagnostic.span
+    return {
+        "code": diagnostic.code,
+        "severity": diagnostic.severity,
+        "message": diagnostic.message,
+        "file": None if span is None else span.file,
+        "span": None if span is None else _range(span),
+        "related": [
+            {"message": r.message, "file": r.span.file, "span": _range(r.span)}
+            for r in diagnostic.related
+        ],
+        "help": diagnostic.help,
+    }
+
+
+def _range(span: Span) -> dict[str, dict[str, int]]:
+    start, end = span.source.position(span.start), span.source.position(span.end)
+    return {
+        "start": {"line": start[0], "column": start[1]},
+        "end": {"line": end[0], "column": end[1]},
+    }

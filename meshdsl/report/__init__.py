@@ -1,0 +1,1 @@
+"""What a user is shown about a program: JSON first, every other form drawn from it."""

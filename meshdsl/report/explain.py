@@ -1,0 +1,130 @@
+"""What a compiled program does, as JSON version 1. Every other view is drawn from this."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from meshdsl.device.ir import Compute, Move, Program, walk
+from meshdsl.device.liveness import peak
+from meshdsl.diagnostics import Diagnostic
+from meshdsl.placed import ir as placed
+from meshdsl.placed.collectives import COLLECTIVES
+from meshdsl.placed.sbp import Mesh, Placement
+
+VERSION = 1
+
+
+def explain(program: Program, warnings: Iterable[Diagnostic] = ()) -> dict[str, Any]:
+    """The report of one program under one layout. Bytes and FLOPs are per device."""
+    source = program.placed
+    moves = [(n, k) for n, k in walk(program.body) if isinstance(n, Move) and n.step.moves]
+    collectives = [_collective(n, k, program.mesh) for n, k in moves]
+    return {
+        "version": VERSION,
+        "program": source.named.name,
+        "file": source.named.span.file,
+        "mesh": dict(source.mesh.axes),
+        "devices": source.mesh.devices,
+        "layout": source.layout,
+        "reduce": source.policy,
+        "tensors": [_tensor(t, i, source) for i, t in enumerate(source.tensors)],
+        "collectives": collectives,
+        "totals": _totals(collectives, program),
+        "memory": _memory(program),
+        "warnings": [
+            {"code": d.code, "message": d.message, "line": d.span.line if d.span else None}
+            for d in warnings
+            if d.severity == "warning"
+        ],
+    }
+
+
+def _tensor(tensor: placed.Tensor, number: int, program: placed.Program) -> dict[str, Any]:
+    value, p = tensor.value, tensor.placement
+    local = tensor.local(program.mesh)
+    causes = program.causes.get(value, {})
+    return {
+        "name": value.name,
+        "id": number,
+        "file": value.span.file,
+        "line": value.span.line,
+        "dtype": str(value.type.dtype),
+        "dims": list(value.type.names),
+        "shape": list(value.type.shape),
+        "local_shape": list(local.shape),
+        "placement": {a: str(p.component(a)) for a in program.mesh.names},
+        "order": {d: list(axes) for d, axes in p.splits},
+        "role": value.role if value.role != "activation" else _role(value, program),
+        "rules": {d: {"rule": rule, "line": span.line} for d, (rule, span) in causes.items()},
+    }
+
+
+def _role(value: object, program: placed.Program) -> str:
+    returned = any(o.value is value for o in program.named.outputs)
+    return "output" if returned else "activation"
+
+
+def _collective(node: Move, count: int, mesh: Mesh) -> dict[str, Any]:
+    kind = node.step.kind
+    return {
+        "kind": kind,
+        "op": node.step.op,
+        "axes": list(node.step.axes),
+        "group_size": mesh.size(*node.step.axes),
+        "tensor": node.target.value.name or node.target.name,
+        "file": node.span.file,
+        "line": node.span.line,
+        "phase": node.phase,
+        "count": count,
+        "payload_bytes": node.payload,
+        "wire_bytes": node.wire * count,
+        "cluster_wire_bytes": node.wire * count * mesh.devices,
+        "formula": COLLECTIVES[kind].formula,
+        "from": show(node.source.placement, node),
+        "to": show(node.target.placement, node),
+        "why": node.why,
+        "remedy": node.remedy,
+    }
+
+
+def show(p: Placement, node: Move) -> str:
+    """A placement in the language's notation."""
+    return p.show(node.source.value.type)
+
+
+def _totals(collectives: list[dict[str, Any]], program: Program) -> dict[str, Any]:
+    by_kind: Counter[str] = Counter()
+    by_axis: Counter[str] = Counter()
+    by_phase: Counter[str] = Counter()
+    for c in collectives:
+        by_kind[c["kind"]] += c["wire_bytes"]
+        by_axis["+".join(c["axes"])] += c["wire_bytes"]
+        by_phase[c["phase"]] += c["wire_bytes"]
+    counted = [c for c in collectives if c["phase"] != "output"]
+    statements = [(n, k) for n, k in walk(program.body) if isinstance(n, Compute)]
+    return {
+        "wire_bytes": sum(c["wire_bytes"] for c in counted),
+        "cluster_wire_bytes": sum(c["cluster_wire_bytes"] for c in counted),
+        "collectives": sum(c["count"] for c in counted),
+        "by_kind": dict(by_kind),
+        "by_axis": dict(by_axis),
+        "by_phase": dict(by_phase),
+        "flops_per_device": sum(n.flops * k for n, k in statements),
+    }
+
+
+def _memory(program: Program) -> dict[str, Any]:
+    params = sum(v.local.bytes for v in program.params)
+    inputs = sum(v.local.bytes for v in program.inputs)
+    worst = peak(program)
+    return {
+        "params": params,
+        "grads": 0,
+        "state": 0,
+        "inputs": inputs,
+        "activations": worst.bytes,
+        "peak": params + inputs + worst.bytes,
+        "peak_line": worst.line,
+    }

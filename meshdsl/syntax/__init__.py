@@ -1,0 +1,1 @@
+"""The syntax tree: parsing, formatting and the words of syntax errors."""

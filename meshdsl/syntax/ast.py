@@ -1,0 +1,376 @@
+"""The syntax tree of `.mdsl`: what was written, with the span of every node, and no meaning yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshdsl.diagnostics import Span
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """An identifier where it stands."""
+
+    text: str
+    span: Span
+
+
+# --- expressions -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """An integer or float literal; `value` is an int or a float accordingly."""
+
+    value: int | float
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class String:
+    """A string literal, quotes and escapes resolved."""
+
+    value: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A name used as a value: a tensor, or a dim standing for its size."""
+
+    name: Name
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """`-x` or `not x`; `op` is `-` or `not`."""
+
+    op: str
+    operand: Expr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Binary:
+    """`left op right`; `op` is one of `+ - * / ^ == != < <= > >= and or`, at `op_span`."""
+
+    op: str
+    left: Expr
+    right: Expr
+    op_span: Span
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class DimItem:
+    """A bare dim in brackets, as in `softmax[mem]` or `iota[seq]`; `...` is the name `...`."""
+
+    dim: Name
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowItem:
+    """`seq -> mem`, `model -> (heads, key)`, `(heads, key) -> model`, `experts -> slots`."""
+
+    sources: tuple[Name, ...]
+    targets: tuple[Name, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class ByItem:
+    """`h by kh`: a dim and its window (convolution, pooling)."""
+
+    dim: Name
+    window: Name
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class PickItem:
+    """`vocab = ids` or `seq = 0`: index `dim` with an integer tensor or a constant."""
+
+    dim: Name
+    index: Expr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class SliceItem:
+    """`seq = 0:128 -> prefix`; `start` and `stop` may be missing, `target` names the new dim."""
+
+    dim: Name
+    start: Expr | None
+    stop: Expr | None
+    target: Name | None
+    span: Span
+
+
+Item = DimItem | ArrowItem | ByItem | PickItem | SliceItem
+
+
+@dataclass(frozen=True, slots=True)
+class Keyword:
+    """`stride=1` in an argument list."""
+
+    name: Name
+    value: Expr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`f[items](args, keywords -> [out])`: a function, an operator, or an einsum (with `out`).
+
+    `items` is None without brackets, and `out` is None without an arrow.
+    """
+
+    function: Name
+    items: tuple[Item, ...] | None
+    args: tuple[Expr, ...]
+    keywords: tuple[Keyword, ...]
+    out: tuple[Name, ...] | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """`tensor[items]`: rename, split, merge, pick, slice, gather."""
+
+    tensor: Expr
+    items: tuple[Item, ...]
+    span: Span
+
+
+Expr = Number | String | Ref | Unary | Binary | Call | View
+
+
+# --- statements ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DimRef:
+    """`batch`, `batch@data`, `batch@(x, y)` or `batch@none` in a list of dims.
+
+    `axes` is None when nothing is fixed, and empty for `@none`. The dim `...` is what is left in
+    functions.
+    """
+
+    dim: Name
+    axes: tuple[Name, ...] | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The left of an assignment: `h`, `h[batch, hidden]`, `h[batch@data, hidden]`."""
+
+    name: Name
+    dims: tuple[DimRef, ...] | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """`targets = value`; more than one target for `top_k` and `grad`."""
+
+    targets: tuple[Target, ...]
+    value: Expr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """`param w[io, hidden]: bf16 = normal(0.02)`."""
+
+    target: Target
+    dtype: Name | None
+    init: Call | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Repeat:
+    """`repeat layers { … }`."""
+
+    dim: Name
+    body: tuple[Statement, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """`recompute { … }`."""
+
+    body: tuple[Statement, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """`return loss, y`."""
+
+    values: tuple[Expr, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Minimize:
+    """`minimize loss with adam(lr=1e-3)`."""
+
+    value: Expr
+    optimizer: Call
+    span: Span
+
+
+Statement = Assign | Param | Repeat | Recompute | Return | Minimize
+
+
+# --- declarations ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """One entry of a `dim` declaration: `hidden = 4 * io`."""
+
+    name: Name
+    value: Expr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class MeshAxis:
+    """One entry of a mesh: `rows: 2`."""
+
+    name: Name
+    size: Expr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """`mesh pod = { data: 2, model: 4 } on h100`."""
+
+    name: Name
+    axes: tuple[MeshAxis, ...]
+    profile: Name | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`dim -> axis`, `dim -> (a, b)`, `dim -> none`, with an optional selector and `keep`.
+
+    `selector` is the dotted path before the colon, empty for a rule that binds every tensor.
+    `axes` is empty for `none`.
+    """
+
+    selector: tuple[Name, ...]
+    dim: Name
+    axes: tuple[Name, ...]
+    keep: bool
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`layout pipeline extends megatron { … }`."""
+
+    name: Name
+    base: Name | None
+    rules: tuple[Rule, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class SbpEntry:
+    """`x: (S(0), B)`: one component (`S(0)`, `B`, `P`, `P(max)` as a Ref or Call) per mesh axis."""
+
+    tensor: tuple[Name, ...]
+    components: tuple[Expr, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Sbp:
+    """`sbp NAME { x: (S(0), B), … }`."""
+
+    name: Name
+    entries: tuple[SbpEntry, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParam:
+    """A tensor taken in: `x[..., d]`, `ids[batch]: i32`, `scale[d] = 1.0`, `rate`."""
+
+    name: Name
+    dims: tuple[DimRef, ...]
+    dtype: Name | None
+    default: Expr | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """`def f[d](x[..., d]) -> [..., d] { … }`; `result` is None without an arrow."""
+
+    name: Name
+    dims: tuple[Name, ...]
+    params: tuple[TensorParam, ...]
+    result: tuple[DimRef, ...] | None
+    body: tuple[Statement, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """`program mlp(x[batch, io]) { … }`."""
+
+    name: Name
+    params: tuple[TensorParam, ...]
+    body: tuple[Statement, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectPlacement:
+    """`h: [batch@data, hidden@model]` in an `expect` block."""
+
+    tensor: tuple[Name, ...]
+    dims: tuple[DimRef, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectCount:
+    """`all_reduce over (data, model): 1` (`axes` None: over any) or `wire_bytes: 65536`."""
+
+    what: Name
+    axes: tuple[Name, ...] | None
+    value: Expr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Expect:
+    """`expect NAME on MESH with immediate { … }`."""
+
+    layout: Name
+    mesh: Name | None
+    policy: Name | None
+    entries: tuple[ExpectPlacement | ExpectCount, ...]
+    span: Span
+
+
+Declaration = Dim | Mesh | Layout | Sbp | Function | Program | Expect
+
+
+@dataclass(frozen=True, slots=True)
+class File:
+    """A whole `.mdsl` file: its declarations in order."""
+
+    declarations: tuple[Declaration, ...]
+    span: Span

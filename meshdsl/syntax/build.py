@@ -1,0 +1,226 @@
+"""Parse tree to syntax tree, the upper half: statements and declarations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from meshdsl.diagnostics import Diagnostic, Source, Span, fail
+from meshdsl.syntax import ast
+from meshdsl.syntax.build_expressions import Builder, Makers, make_call
+
+if TYPE_CHECKING:
+    from lark import Token, Tree
+
+MAX_DEPTH = 200
+"""Operators, calls, views and blocks that may stand inside each other."""
+
+_DEEPENS = frozenset({"binary", "unary", "call", "view", "bracketed", "block"})
+
+
+def build_file(source: Source, file: Tree[Token]) -> tuple[ast.File, list[Diagnostic]]:
+    """The syntax tree of a parsed file, and the mistakes that the grammar alone does not see.
+
+    What was broken or is found wrong here is left out: the smallest statement or declaration.
+    """
+    builder = Builder(source)
+    fit: list[Any] = []
+    for tree in _declarations(file):
+        deep = _too_deep(builder, tree)
+        if deep is None:
+            fit.append(tree)
+        else:
+            builder.errors.append(deep)
+    declarations = builder.all_of(fit, _DECLARATIONS)
+    return ast.File(declarations, Span(source, 0, len(source.text))), builder.errors
+
+
+def _declarations(file: Any) -> list[Any]:
+    """The declarations of a file; one `dim` line gives one per name."""
+    found: list[Any] = []
+    for tree in file.children:
+        found += tree.children if tree.data == "dims_decl" else [tree]
+    return found
+
+
+def _too_deep(b: Builder, tree: Any) -> Diagnostic | None:
+    """A complaint where nodes stand deeper inside each other than later passes can walk."""
+    todo: list[tuple[Any, int]] = [(tree, 0)]
+    while todo:
+        node, depth = todo.pop()
+        depth += node.data in _DEEPENS
+        if depth > MAX_DEPTH:
+            return Diagnostic(
+                "MD0008",
+                f"this expression is more than {MAX_DEPTH} operators deep",
+                b.span(node),
+                help="give parts of it names of their own",
+            )
+        todo.extend((child, depth) for child in node.children if hasattr(child, "data"))
+    return None
+
+
+# --- statements ------------------------------------------------------------------------------
+
+
+def _target(b: Builder, tree: Any) -> ast.Target:
+    name, dims = tree.children
+    return ast.Target(b.name(name), b.maybe_dims(dims), b.span(tree))
+
+
+def _assign(b: Builder, tree: Any) -> ast.Assign:
+    *targets, value = tree.children
+    return ast.Assign(tuple([_target(b, t) for t in targets]), b.expr(value), b.span(tree))
+
+
+def _param(b: Builder, tree: Any) -> ast.Param:
+    target, dtype, init = tree.children
+    call = None if init is None else make_call(b, init)
+    return ast.Param(_target(b, target), b.maybe_name(dtype), call, b.span(tree))
+
+
+def _body(b: Builder, tree: Any) -> tuple[ast.Statement, ...]:
+    return b.all_of(tree.children, _STATEMENTS)
+
+
+def _repeat(b: Builder, tree: Any) -> ast.Repeat:
+    dim, block = tree.children
+    return ast.Repeat(b.name(dim), _body(b, block), b.span(tree))
+
+
+def _recompute(b: Builder, tree: Any) -> ast.Recompute:
+    return ast.Recompute(_body(b, tree.children[0]), b.span(tree))
+
+
+def _return(b: Builder, tree: Any) -> ast.Return:
+    return ast.Return(tuple([b.expr(value) for value in tree.children]), b.span(tree))
+
+
+def _minimize(b: Builder, tree: Any) -> ast.Minimize:
+    value, optimizer = tree.children
+    return ast.Minimize(b.expr(value), make_call(b, optimizer), b.span(tree))
+
+
+_STATEMENTS: Makers = {
+    "assign": _assign,
+    "param": _param,
+    "repeat": _repeat,
+    "recompute": _recompute,
+    "return_": _return,
+    "minimize": _minimize,
+}
+
+
+# --- declarations ----------------------------------------------------------------------------
+
+
+def _dim(b: Builder, tree: Any) -> ast.Dim:
+    name, value = tree.children
+    return ast.Dim(b.name(name), b.expr(value), b.span(tree))
+
+
+def _mesh(b: Builder, tree: Any) -> ast.Mesh:
+    name, axes, profile = tree.children
+    made = b.all_of(axes.children, {"mesh_axis": _mesh_axis})
+    return ast.Mesh(b.name(name), made, b.maybe_name(profile), b.span(tree))
+
+
+def _mesh_axis(b: Builder, tree: Any) -> ast.MeshAxis:
+    name, size = tree.children
+    return ast.MeshAxis(b.name(name), b.expr(size), b.span(tree))
+
+
+def _layout(b: Builder, tree: Any) -> ast.Layout:
+    name, base, rules = tree.children
+    made = b.all_of(rules.children, {"rule": _rule})
+    return ast.Layout(b.name(name), b.maybe_name(base), made, b.span(tree))
+
+
+def _rule(b: Builder, tree: Any) -> ast.Rule:
+    selector, dim, axes, keep = tree.children
+    if keep is not None and keep != "keep":
+        fail(
+            "MD0001",
+            f"expected `keep`, `,` or end of line, found the name `{keep}`",
+            b.name(keep).span,
+        )
+    path = () if selector is None else b.names(selector)
+    return ast.Rule(path, b.name(dim), b.axes(axes), keep is not None, b.span(tree))
+
+
+def _sbp(b: Builder, tree: Any) -> ast.Sbp:
+    name, entries = tree.children
+    made = b.all_of(entries.children, {"sbp_entry": _sbp_entry})
+    return ast.Sbp(b.name(name), made, b.span(tree))
+
+
+def _sbp_entry(b: Builder, tree: Any) -> ast.SbpEntry:
+    tensor, *components = tree.children
+    return ast.SbpEntry(b.names(tensor), tuple([b.expr(c) for c in components]), b.span(tree))
+
+
+def _tensor(b: Builder, tree: Any) -> ast.TensorParam:
+    name, dims, dtype, default = tree.children
+    return ast.TensorParam(
+        b.name(name),
+        b.maybe_dims(dims) or (),
+        b.maybe_name(dtype),
+        b.maybe_expr(default),
+        b.span(tree),
+    )
+
+
+def _tensors(b: Builder, tree: Any) -> tuple[ast.TensorParam, ...]:
+    return tuple([_tensor(b, child) for child in tree.children])
+
+
+def _function(b: Builder, tree: Any) -> ast.Function:
+    name, dims, tensors, result, block = tree.children
+    return ast.Function(
+        b.name(name),
+        () if dims is None else b.names(dims),
+        _tensors(b, tensors),
+        b.maybe_dims(result),
+        _body(b, block),
+        b.span(tree),
+    )
+
+
+def _program(b: Builder, tree: Any) -> ast.Program:
+    name, tensors, block = tree.children
+    return ast.Program(b.name(name), _tensors(b, tensors), _body(b, block), b.span(tree))
+
+
+def _expect(b: Builder, tree: Any) -> ast.Expect:
+    layout, mesh, policy, entries = tree.children
+    made = b.all_of(entries.children, {"expect_placement": _placement, "expect_count": _count})
+    return ast.Expect(b.name(layout), b.maybe_name(mesh), b.maybe_name(policy), made, b.span(tree))
+
+
+def _placement(b: Builder, tree: Any) -> ast.ExpectPlacement:
+    tensor, dims = tree.children
+    return ast.ExpectPlacement(b.names(tensor), b.dims(dims), b.span(tree))
+
+
+def _count(b: Builder, tree: Any) -> ast.ExpectCount:
+    path, axes, value = tree.children
+    what, *dotted = b.names(path)
+    if dotted:
+        fail(
+            "MD0001",
+            f"expected `:` or `over` after `{what.text}`, found `.`",
+            dotted[0].span,
+            help="a tensor's placement is a list of dims: `mlp.h: [batch@data, hidden]`",
+        )
+    over = None if axes is None else b.names(axes)
+    return ast.ExpectCount(what, over, b.expr(value), b.span(tree))
+
+
+_DECLARATIONS: Makers = {
+    "dim_decl": _dim,
+    "mesh_decl": _mesh,
+    "layout_decl": _layout,
+    "sbp_decl": _sbp,
+    "function_decl": _function,
+    "program_decl": _program,
+    "expect_decl": _expect,
+}

@@ -1,0 +1,200 @@
+"""Parse tree to syntax tree, the lower half: names, lists of dims and expressions.
+
+The grammar's rules have the names that the tables here are keyed by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, Span, fail
+from meshdsl.syntax import ast
+from meshdsl.syntax.literals import number_value, string_value
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """Makes the nodes of one file; mistakes are collected, and what holds them is left out."""
+
+    source: Source
+    errors: list[Diagnostic] = field(default_factory=list)
+
+    def span(self, tree: Any) -> Span:
+        """Where a parse tree stands."""
+        return Span(self.source, tree.meta.start_pos, tree.meta.end_pos)
+
+    def name(self, token: Any) -> ast.Name:
+        """A word as a name."""
+        return ast.Name(str(token), Span(self.source, token.start_pos, token.end_pos))
+
+    def maybe_name(self, token: Any) -> ast.Name | None:
+        """A word as a name, or None where it was not written."""
+        return None if token is None else self.name(token)
+
+    def names(self, tree: Any) -> tuple[ast.Name, ...]:
+        """All words of a tree as names."""
+        return tuple([self.name(token) for token in tree.children])
+
+    def axes(self, tree: Any) -> tuple[ast.Name, ...]:
+        """Mesh axes; `none` is no axis."""
+        names = self.names(tree)
+        return () if [name.text for name in names] == ["none"] else names
+
+    def expr(self, tree: Any) -> ast.Expr:
+        """An expression."""
+        return cast(ast.Expr, EXPRESSIONS[tree.data](self, tree))
+
+    def maybe_expr(self, tree: Any) -> ast.Expr | None:
+        """An expression, or None where it was not written."""
+        return None if tree is None else self.expr(tree)
+
+    def dims(self, tree: Any) -> tuple[ast.DimRef, ...]:
+        """A list of dims in brackets, with or without pins."""
+        return tuple([_dim_ref(self, child) for child in tree.children])
+
+    def maybe_dims(self, tree: Any) -> tuple[ast.DimRef, ...] | None:
+        """A list of dims, or None where it was not written."""
+        return None if tree is None else self.dims(tree)
+
+    def all_of(self, trees: list[Any], makers: Makers) -> tuple[Any, ...]:
+        """A node per tree, without those that were broken or are found wrong now."""
+        nodes = []
+        for tree in trees:
+            if tree.data == "broken":
+                continue
+            try:
+                nodes.append(makers[tree.data](self, tree))
+            except DiagnosticError as error:
+                self.errors.extend(error.diagnostics)
+        return tuple(nodes)
+
+
+Makers = dict[str, Callable[[Builder, Any], Any]]
+
+
+def _dim_ref(b: Builder, tree: Any) -> ast.DimRef:
+    dim, *pins = tree.children
+    pinned = [b.axes(pin) for pin in pins if pin is not None]
+    return ast.DimRef(b.name(dim), pinned[0] if pinned else None, b.span(tree))
+
+
+def _number(b: Builder, tree: Any) -> ast.Number:
+    span = b.span(tree)
+    return ast.Number(number_value(str(tree.children[0]), span), span)
+
+
+def _string(b: Builder, tree: Any) -> ast.String:
+    span = b.span(tree)
+    return ast.String(string_value(str(tree.children[0]), span), span)
+
+
+def _ref(b: Builder, tree: Any) -> ast.Ref:
+    return ast.Ref(b.name(tree.children[0]), b.span(tree))
+
+
+def _unary(b: Builder, tree: Any) -> ast.Unary:
+    op, operand = tree.children
+    return ast.Unary(str(op), b.expr(operand), b.span(tree))
+
+
+def _binary(b: Builder, tree: Any) -> ast.Binary:
+    left, op, right = tree.children
+    op_span = b.name(op).span
+    return ast.Binary(str(op), b.expr(left), b.expr(right), op_span, b.span(tree))
+
+
+def _items(b: Builder, tree: Any) -> tuple[ast.Item, ...]:
+    return tuple([_ITEMS[item.data](b, item) for item in tree.children])
+
+
+def _view(b: Builder, tree: Any) -> ast.View:
+    """`x[items]`, where `x` is a name (rule `bracketed`) or any other tensor (rule `view`)."""
+    head, items = tree.children
+    if not items.children:
+        fail("MD0015", "nothing stands in the brackets of this view", b.span(items))
+    if hasattr(head, "data"):
+        return ast.View(b.expr(head), _items(b, items), b.span(tree))
+    name = b.name(head)
+    return ast.View(ast.Ref(name, name.span), _items(b, items), b.span(tree))
+
+
+def make_call(b: Builder, tree: Any) -> ast.Call:
+    """A call, where only a call can stand or anywhere else."""
+    head, arguments = tree.children
+    *given, out = arguments.children
+    function, items = (head.children) if hasattr(head, "data") else (head, None)
+    return ast.Call(
+        b.name(function),
+        None if items is None else _items(b, items),
+        tuple([b.expr(arg) for arg in given if arg.data != "keyword"]),
+        _keywords(b, given),
+        None if out is None else tuple([b.name(dim.children[0]) for dim in out.children]),
+        b.span(tree),
+    )
+
+
+def _keywords(b: Builder, given: list[Any]) -> tuple[ast.Keyword, ...]:
+    found: dict[str, ast.Keyword] = {}
+    for arg in given:
+        if arg.data != "keyword":
+            if found:
+                fail(
+                    "MD0015",
+                    "an argument without a name comes after one with a name",
+                    b.span(arg),
+                    help="put the arguments without names first",
+                )
+            continue
+        keyword = ast.Keyword(b.name(arg.children[0]), b.expr(arg.children[1]), b.span(arg))
+        if keyword.name.text in found:
+            fail("MD0015", f"the argument `{keyword.name.text}` is given twice", keyword.span)
+        found[keyword.name.text] = keyword
+    return tuple(found.values())
+
+
+def _dim_item(b: Builder, tree: Any) -> ast.DimItem:
+    return ast.DimItem(b.name(tree.children[0]), b.span(tree))
+
+
+def _arrow_item(b: Builder, tree: Any) -> ast.ArrowItem:
+    sources, targets = tree.children
+    return ast.ArrowItem(b.names(sources), b.names(targets), b.span(tree))
+
+
+def _by_item(b: Builder, tree: Any) -> ast.ByItem:
+    dim, window = tree.children
+    return ast.ByItem(b.name(dim), b.name(window), b.span(tree))
+
+
+def _pick_item(b: Builder, tree: Any) -> ast.PickItem:
+    dim, index = tree.children
+    return ast.PickItem(b.name(dim), b.expr(index), b.span(tree))
+
+
+def _slice_item(b: Builder, tree: Any) -> ast.SliceItem:
+    dim, start, stop, target = tree.children
+    return ast.SliceItem(
+        b.name(dim), b.maybe_expr(start), b.maybe_expr(stop), b.maybe_name(target), b.span(tree)
+    )
+
+
+EXPRESSIONS: Makers = {
+    "number": _number,
+    "string": _string,
+    "ref": _ref,
+    "unary": _unary,
+    "binary": _binary,
+    "call": make_call,
+    "view": _view,
+    "bracketed": _view,
+}
+
+_ITEMS: Makers = {
+    "dim_item": _dim_item,
+    "arrow_item": _arrow_item,
+    "by_item": _by_item,
+    "pick_item": _pick_item,
+    "slice_item": _slice_item,
+}

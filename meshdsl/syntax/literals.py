@@ -1,0 +1,54 @@
+"""The values of number and string literals."""
+
+from __future__ import annotations
+
+import math
+
+from meshdsl.diagnostics import Span, fail
+
+MAX_DIGITS = 20
+"""Digits of an integer literal: more than any size or index needs."""
+
+_ESCAPES = {"n": "\n", "t": "\t", '"': '"', "\\": "\\"}
+
+
+def number_value(text: str, span: Span) -> int | float:
+    """An int for digits alone, a float for anything with a point or an exponent.
+
+    Raises:
+        DiagnosticError: too many digits, or a float beyond the largest (MD0007).
+    """
+    digits = text.replace("_", "")
+    if digits.isdecimal():
+        if len(digits) > MAX_DIGITS:
+            fail("MD0007", f"an integer of {len(digits)} digits; at most {MAX_DIGITS} fit", span)
+        return int(digits)
+    value = float(digits)
+    if math.isinf(value):
+        fail("MD0007", "this number is larger than any float", span)
+    return value
+
+
+def string_value(text: str, span: Span) -> str:
+    r"""What stands between the quotes, with `\n`, `\t`, `\"` and `\\` resolved.
+
+    Raises:
+        DiagnosticError: another character after a backslash (MD0009).
+    """
+    out: list[str] = []
+    chars = iter(enumerate(text[1:-1]))
+    for at, char in chars:
+        if char != "\\":
+            out.append(char)
+            continue
+        _, escaped = next(chars)
+        if escaped not in _ESCAPES:
+            place = Span(span.source, span.start + 1 + at, span.start + 3 + at)
+            fail(
+                "MD0009",
+                f"`\\{escaped}` means nothing in a string",
+                place,
+                help=r"a backslash itself is written `\\`",
+            )
+        out.append(_ESCAPES[escaped])
+    return "".join(out)

@@ -1,0 +1,381 @@
+"""Human words for syntax errors: what was found, what would have been fine, and the likely slip."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from meshdsl.diagnostics import Diagnostic, Related, Source, Span, did_you_mean
+from meshdsl.syntax.tokens import DECLARATIONS, OPENERS, RESERVED, STATEMENTS, span_of
+
+if TYPE_CHECKING:
+    from lark import Token
+
+_OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "CARET", "COMPARE", "AND", "OR"})
+_ENDS_WRONG = _OPERATORS | {"NOT"}
+_EXPRESSION = frozenset({"NAME", "NUMBER", "STRING", "LPAR", "MINUS", "NOT"})
+_KINDS = {
+    "NAME": "a name",
+    "NUMBER": "a number",
+    "STRING": "a string",
+    "_NL": "end of line",
+    "$END": "end of file",
+    "COMPARE": "a comparison",
+}
+_GROUPS = (
+    (_EXPRESSION, "an expression"),
+    (_EXPRESSION - {"NOT"}, "an expression"),
+    (DECLARATIONS, "a declaration"),
+    (STATEMENTS | {"NAME"}, "a statement"),
+    (frozenset({"PLUS", "STAR"}), "an operator"),
+)
+_AFTER_OPERAND = _OPERATORS | {"LPAR", "LSQB"}
+
+_PARENTHESES = "put the expression in parentheses to write it over several lines"
+_FOREIGN = {
+    ";": "a new line ends a statement",
+    "'": 'strings stand in double quotes: "same"',
+    "%": "there is no remainder operator",
+    "&": "write `and`",
+    "|": "write `or`",
+    "!": "write `not`",
+    "\0": "this is not a text file",
+    "“": 'use plain double quotes: "',
+    "”": 'use plain double quotes: "',
+    "×": "write `*`",
+    "·": "write `*`",
+    "→": "write `->`",
+    "←": "write `=`",
+    "≥": "write `>=`",
+    "≤": "write `<=`",
+    "≠": "write `!=`",
+    "−": "write a plain `-`",
+    "–": "write a plain `-`",
+    "…": "write three dots: `...`",
+    "\u00a0": "this is a no-break space; use a plain one",
+    "\ufeff": "this is a byte order mark; it may only stand at the start of a file",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that is known where the parser cannot go on.
+
+    `token` is the word it stumbled over (None: the end of the file), `before` the last word before
+    it that is not a line end, `head` the first word of the statement or declaration that it is in,
+    `opened` the brackets open there, `expected` the kinds of words that would have been fine.
+    """
+
+    source: Source
+    token: Token | None
+    before: Token | None
+    begins_line: bool
+    following: list[Token]
+    expected: frozenset[str]
+    opened: tuple[Token, ...]
+    head: Token
+
+    @property
+    def kind(self) -> str:
+        """The kind of the word found."""
+        return "$END" if self.token is None else self.token.type
+
+    @property
+    def span(self) -> Span:
+        """The word found; the end of what was written where a line or the file ends too soon."""
+        if self.token is not None and self.token.type != "_NL":
+            return span_of(self.source, self.token)
+        length = len(self.source.text)
+        end = 0 if self.before is None else self.before.end_pos or 0
+        at = end if self.token is not None and end < length else max(end - 1, 0)
+        return Span(self.source, at, min(at + 1, length))
+
+    def related(self, token: Token, message: str) -> Related:
+        """A second place for the diagnostic."""
+        return Related(span_of(self.source, token), message)
+
+
+def complaint(at: Situation) -> Diagnostic:
+    """The diagnostic for a syntax error: that of the first hint that fits, or the plain one."""
+    for hint in _HINTS:
+        found = hint(at)
+        if found is not None:
+            return found
+    return Diagnostic("MD0001", _plain(at), at.span, help=_plain_help(at))
+
+
+# --- words -----------------------------------------------------------------------------------
+
+
+def describe(token: Token | None) -> str:
+    """A word as a reader sees it: ``the name `x` ``, ``end of line``, `` `{` ``."""
+    if token is None:
+        return "end of file"
+    if token.type == "_NL":
+        return "end of line" if token.end_pos != token.start_pos else "end of file"
+    if token.type == "NAME":
+        return f"the name `{_short(token)}`"
+    return "a string" if token.type == "STRING" else f"`{_short(token)}`"
+
+
+def expectation(kinds: Iterable[str]) -> str:
+    """What could stand here, in few words: ``an expression, `)` or end of line``."""
+    from meshdsl.grammar import spelling
+
+    left, words = set(kinds) - {"BROKEN"}, []
+    for group, word in _GROUPS:
+        if group <= left:
+            words.append(word)
+            left -= _AFTER_OPERAND if word == "an operator" else group
+    fixed = spelling()
+    words += sorted(f"`{fixed[kind]}`" for kind in left if kind in fixed)
+    words += sorted(_KINDS[kind] for kind in left if kind in _KINDS)
+    return _either(words)
+
+
+def _either(words: list[str]) -> str:
+    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]])) if words else "nothing"
+
+
+def _plain(at: Situation) -> str:
+    return f"expected {expectation(at.expected)}, found {describe(at.token)}"
+
+
+def _plain_help(at: Situation) -> str | None:
+    """A way out where the plain sentence names none."""
+    before = at.before.type if at.before else ""
+    if (at.kind, before) in _PAIRS:
+        return _PAIRS[at.kind, before]
+    if before == "EQUAL" and at.head.type == "PARAM":
+        return "a parameter begins as `zeros()`, `ones()`, `normal(0.02)` and the like"
+    return _AFTER.get(before) if "NAME" in at.expected or before == "ARROW" else _wanted(at)
+
+
+def _wanted(at: Situation) -> str | None:
+    if "WITH" in at.expected:
+        return "write `minimize loss with adam(lr=1e-3)`"
+    return None
+
+
+_PAIRS = {
+    ("STAR", "STAR"): "a power is written `x^2`",
+    ("SLASH", "SLASH"): "there is only one division: `floor(a / b)` rounds down",
+    ("_NL", "EQUAL"): _PARENTHESES,
+    ("NAME", "ARROW"): "the dims of a result stand in brackets: `-> [batch, hidden]`",
+}
+_AFTER = {"LSQB": "brackets hold dims: `x[seq = 0]` picks, `x[seq -> mem]` renames"}
+
+
+# --- likely slips ----------------------------------------------------------------------------
+
+
+def _bad_word(at: Situation) -> Diagnostic | None:
+    """A word that the language does not know at all."""
+    token = at.token
+    if token is None or not token.type.startswith("BAD"):
+        return None
+    if token.type == "BAD_NAME":
+        help_ = "names are made of the letters a to z, A to Z, digits and `_`"
+        return Diagnostic("MD0013", f"`{token}` is not an ASCII name", at.span, help=help_)
+    if token.type == "BAD_NUMBER":
+        slip = None
+        if token[0].isdecimal() and token.lstrip("0123456789_").isidentifier():
+            slip = "a name cannot begin with a digit; a product is written with `*`"
+        return Diagnostic("MD0007", f"`{_short(token)}` is not a number", at.span, help=slip)
+    if token.type == "BAD_STRING":
+        help_ = 'a string ends with `"` on the line it begins on'
+        return Diagnostic("MD0009", "this string is not closed", at.span, help=help_)
+    return _bad_character(at, str(token))
+
+
+def _bad_character(at: Situation, char: str) -> Diagnostic:
+    shown = f"`{char}`" if char.isprintable() else f"U+{ord(char):04X}"
+    message = f"the character {shown} means nothing here"
+    return Diagnostic("MD0002", message, at.span, help=_FOREIGN.get(char))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 24 else f"{text[:20]}…"
+
+
+def _reserved(at: Situation) -> Diagnostic | None:
+    """`dim dim = 3` or `param = 3`: a reserved word where a name is wanted."""
+    if at.kind == "EQUAL" and at.before is not None and at.before.type in RESERVED:
+        return _not_a_name(str(at.before), span_of(at.source, at.before))
+    if at.kind not in RESERVED or "NAME" not in at.expected or _looks_new(at):
+        return None
+    return _not_a_name(str(at.token), at.span)
+
+
+def _not_a_name(word: str, span: Span) -> Diagnostic:
+    message = f"`{word}` is a reserved word and cannot be a name"
+    return Diagnostic("MD0004", message, span, help=f"choose another name, such as `{word}_`")
+
+
+def _looks_new(at: Situation) -> bool:
+    """Whether a reserved word begins a statement or declaration rather than stands for a name."""
+    starts = at.kind in STATEMENTS | DECLARATIONS
+    named = any(word.type in ("EQUAL", "LSQB") for word in at.following[:1])
+    return starts and at.begins_line and not named
+
+
+def _unclosed(at: Situation) -> Diagnostic | None:
+    """A bracket that is still open where a new line, a block or the end of the file begins."""
+    if at.token is None or at.kind in ("RBRACE", "LBRACE") or at.begins_line:
+        return _unclosed_bracket(at) or _unclosed_block(at)
+    return None
+
+
+def _unclosed_bracket(at: Situation) -> Diagnostic | None:
+    if not at.opened or at.opened[-1].type == "LBRACE":
+        return None
+    opener, closer = at.opened[-1], _closer(at.opened[-1])
+    if at.kind in OPENERS.values() and at.kind != "RBRACE":
+        return None
+    return Diagnostic(
+        "MD0003",
+        f"this `{opener}` is not closed",
+        span_of(at.source, opener),
+        related=(Related(at.span, f"expected `{closer}` before this"),),
+        help=f"add the missing `{closer}`, or the `,` between two arguments",
+    )
+
+
+def _closer(opener: Token) -> str:
+    from meshdsl.grammar import spelling
+
+    return spelling()[OPENERS[opener.type]]
+
+
+def _unclosed_block(at: Situation) -> Diagnostic | None:
+    at_margin = at.token is not None and at.kind in DECLARATIONS
+    if not at.opened or not (at.token is None or at_margin):
+        return None
+    if at_margin and _indented(at):
+        return Diagnostic(
+            "MD0014",
+            f"`{at.token}` declares something for the whole file and cannot stand in a block",
+            at.span,
+            related=(at.related(at.opened[-1], "the block begins here"),),
+            help="move the line out of the braces",
+        )
+    return Diagnostic(
+        "MD0003",
+        f"this block is not closed before {describe(at.token)}",
+        at.span,
+        related=(at.related(at.opened[-1], "the block begins here"),),
+        help="add the missing `}`",
+    )
+
+
+def _indented(at: Situation) -> bool:
+    line, _ = at.source.position(at.opened[0].start_pos or 0)
+    text = at.source.line(line)
+    return at.span.column > len(text) - len(text.lstrip()) + 1
+
+
+def _mismatched(at: Situation) -> Diagnostic | None:
+    """A closing bracket of another kind than the one that is open, or with none open."""
+    from meshdsl.grammar import spelling
+
+    if at.token is None or at.kind not in OPENERS.values():
+        return None
+    if not at.opened:
+        return Diagnostic("MD0003", f"this `{at.token}` closes nothing", at.span)
+    opener = at.opened[-1]
+    wanted = OPENERS[opener.type]
+    if at.kind == wanted:
+        return None
+    return Diagnostic(
+        "MD0003",
+        f"`{at.token}` cannot close `{opener}`",
+        at.span,
+        related=(at.related(opener, f"`{spelling()[wanted]}` is to close this"),),
+    )
+
+
+def _broken_line(at: Situation) -> Diagnostic | None:
+    """A line that ends after an operator, or begins with one."""
+    if at.kind == "_NL" and at.before is not None and at.before.type in _ENDS_WRONG:
+        message = f"the line ends after `{at.before}`"
+        return Diagnostic("MD0005", message, at.span, help=_PARENTHESES)
+    if at.begins_line and at.token is not None and at.kind in _OPERATORS and "NAME" in at.expected:
+        message = f"a line cannot begin with `{at.token}`"
+        return Diagnostic("MD0005", message, at.span, help=_PARENTHESES)
+    return None
+
+
+def _chained(at: Situation) -> Diagnostic | None:
+    """`a < b < c`."""
+    if at.kind != "COMPARE" or "PLUS" not in at.expected or "COMPARE" in at.expected:
+        return None
+    help_ = "compare twice: `a < b and b < c`"
+    return Diagnostic("MD0006", "comparisons do not chain", at.span, help=help_)
+
+
+def _equals(at: Situation) -> Diagnostic | None:
+    """`=` where a comparison is meant, or the other way round."""
+    if at.token == "==" and "EQUAL" in at.expected and "PLUS" not in at.expected:
+        help_ = "write `=` to give a value"
+    elif at.kind == "EQUAL" and "COMPARE" in at.expected:
+        help_ = "write `==` to compare"
+    else:
+        return None
+    return Diagnostic("MD0001", _plain(at), at.span, help=help_)
+
+
+def _misplaced(at: Situation) -> Diagnostic | None:
+    """A line at the top of the file that begins no declaration."""
+    if not at.begins_line or at.token is None or not at.expected >= DECLARATIONS:
+        return None
+    if at.kind == "NAME" and at.before is not None and at.before.type == "COMMA":
+        help_ = "a new line ends the declaration: begin this one with `dim`"
+        return Diagnostic("MD0001", _declaration_wanted(at), at.span, help=help_)
+    if at.kind in STATEMENTS or (at.kind == "NAME" and _is_assignment(at)):
+        help_ = "statements stand inside `program NAME(…) { … }` or `def NAME(…) { … }`"
+        return Diagnostic(
+            "MD0014", f"a statement outside of a program: {describe(at.token)}", at.span, help=help_
+        )
+    meant = did_you_mean(str(at.token), [word.lower() for word in sorted(DECLARATIONS)])
+    return Diagnostic(
+        "MD0001",
+        _declaration_wanted(at),
+        at.span,
+        help=meant or "a declaration begins with `dim mesh layout sbp def program expect`",
+    )
+
+
+def _declaration_wanted(at: Situation) -> str:
+    return f"expected a declaration, found {describe(at.token)}"
+
+
+def _is_assignment(at: Situation) -> bool:
+    return any(word.type in ("EQUAL", "LSQB") for word in at.following[:1])
+
+
+def _bare_expression(at: Situation) -> Diagnostic | None:
+    """`relu(x)` alone on a line."""
+    wants = {"EQUAL", "COMMA"} <= at.expected and "PLUS" not in at.expected
+    if not wants or not any(word.type == "LBRACE" for word in at.opened):
+        return None
+    meant = None
+    if at.kind == "NAME" and at.before is not None:
+        meant = did_you_mean(str(at.before), [word.lower() for word in sorted(STATEMENTS)])
+    if at.following and at.following[0].type == "EQUAL":
+        meant = f"write the tensor twice: `{at.head} = {at.head} {at.token} …`"
+    help_ = meant or f"a statement gives its value a name: `y = {at.head}…`"
+    return Diagnostic("MD0001", _plain(at), at.span, help=help_)
+
+
+_HINTS: tuple[Callable[[Situation], Diagnostic | None], ...] = (
+    _bad_word,
+    _reserved,
+    _broken_line,
+    _unclosed,
+    _mismatched,
+    _misplaced,
+    _chained,
+    _equals,
+    _bare_expression,
+)

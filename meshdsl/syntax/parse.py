@@ -1,0 +1,80 @@
+"""Text to syntax tree: `read_source` takes a file, `parse` makes the tree and finds every error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from meshdsl.diagnostics import Diagnostic, Source, Span, fail
+from meshdsl.syntax import ast
+
+_BOM = b"\xef\xbb\xbf"
+
+
+def read_source(path: str | Path) -> Source:
+    """The text of a file, named as the path was given, its line ends normalised, without a BOM.
+
+    Raises:
+        DiagnosticError: the file cannot be read (MD0010), is not UTF-8 (MD0011) or holds a NUL
+            byte (MD0012).
+    """
+    name = str(path)
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        fail("MD0010", f"there is no file `{name}`")
+    except IsADirectoryError:
+        fail("MD0010", f"`{name}` is a folder, not a file")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        fail("MD0010", f"cannot read `{name}`: {reason}")
+    return Source(name, _decode(name, data.removeprefix(_BOM), data.startswith(_BOM)))
+
+
+def _decode(name: str, data: bytes, had_bom: bool) -> str:
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        offset = error.start + had_bom * len(_BOM)
+        before = Source(name, _unix(data[: error.start].decode("utf-8")))
+        fail(
+            "MD0011",
+            f"`{name}` is not UTF-8: byte 0x{data[error.start]:02x} at offset {offset}",
+            Span(before, len(before.text), len(before.text)),
+            help="save the file as UTF-8",
+        )
+    text = _unix(text)
+    if "\0" in text:
+        at = text.index("\0")
+        fail(
+            "MD0012",
+            f"`{name}` holds a NUL byte: it is not a text file",
+            Span(Source(name, text), at, at + 1),
+        )
+    return text
+
+
+def _unix(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def parse(source: Source) -> tuple[ast.File, tuple[Diagnostic, ...]]:
+    """The tree of what could be parsed, and the syntax errors of the whole file in order.
+
+    The tree is complete exactly when there are no errors. Not more than `MAX_ERRORS` errors are
+    looked for; a note says so when there were as many.
+    """
+    from meshdsl.syntax.build import build_file
+    from meshdsl.syntax.recover import parse_tree
+    from meshdsl.syntax.tokens import lex, significant, too_deep
+
+    tokens = significant(lex(source))
+    deep = too_deep(source, tokens)
+    if deep is not None:
+        return ast.File((), Span(source, 0, len(source.text))), (deep,)
+    tree, errors = parse_tree(source, tokens)
+    file, more = build_file(source, tree)
+    return file, tuple(sorted([*errors, *more], key=_place))
+
+
+def _place(diagnostic: Diagnostic) -> int:
+    return diagnostic.span.start if diagnostic.span else 0

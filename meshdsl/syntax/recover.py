@@ -1,0 +1,246 @@
+"""Runs the parser over a file and carries on after each error, so that one pass finds all.
+
+Panic mode over an LALR parser: at an error the unfinished statement, entry or declaration comes off
+the parser's stack, the word `BROKEN` takes its place, and what is left of it is skipped. Line ends
+inside ( ) and [ ] are dropped here, not before: only here is it known that a bracket was forgotten.
+"""
+
+from __future__ import annotations
+
+import bisect
+from typing import TYPE_CHECKING, Any
+
+from meshdsl.diagnostics import MAX_ERRORS, Diagnostic, Source
+from meshdsl.syntax.messages import Situation, complaint
+from meshdsl.syntax.tokens import CLOSERS, DECLARATIONS, OPENERS, STATEMENTS
+
+if TYPE_CHECKING:
+    from lark import Token, Tree
+
+_OPENS_BLOCK = frozenset({"DEF", "PROGRAM", "REPEAT", "RECOMPUTE"})
+_OPENS_ENTRIES = frozenset({"MESH", "LAYOUT", "SBP", "EXPECT", "DIM"})
+
+
+def parse_tree(source: Source, tokens: list[Token]) -> tuple[Tree[Token], list[Diagnostic]]:
+    """The parse tree of the words, with `broken` where they make no sense, and why they do not."""
+    run = _Run(source, tokens)
+    at = 0
+    while at < len(tokens) and len(run.errors) < MAX_ERRORS:
+        at = run.step(at)
+    tree = run.finish()
+    if len(run.errors) == MAX_ERRORS:
+        message = f"the parser stops after {MAX_ERRORS} errors; there may be more"
+        run.errors.append(Diagnostic("MD0016", message, run.errors[-1].span, severity="note"))
+    return tree, run.errors
+
+
+class _Run:
+    """One parse: the parser's state, the brackets open now, and the errors so far."""
+
+    def __init__(self, source: Source, tokens: list[Token]) -> None:
+        from lark.exceptions import UnexpectedToken
+
+        from meshdsl.grammar import load
+
+        self.unexpected = UnexpectedToken
+        self.source = source
+        self.tokens = tokens
+        self.errors: list[Diagnostic] = []
+        self.opened: list[Token] = []
+        self.parser: Any = load().parse_interactive()
+
+    def step(self, at: int) -> int:
+        """Parse the word at index `at`; the index of the word to go on with."""
+        token = self.tokens[at]
+        if token.type == "_NL" and self.opened and self.opened[-1].type != "LBRACE":
+            return at + 1
+        try:
+            self.parser.feed_token(token)
+        except self.unexpected:
+            return self.recover(at)
+        if token.type in OPENERS:
+            self.opened.append(token)
+        elif token.type in CLOSERS:
+            self.opened.pop()
+        return at + 1
+
+    def finish(self) -> Tree[Token]:
+        """Close what is open at the end of the file; the tree."""
+        if self.opened and len(self.errors) < MAX_ERRORS:
+            self.report(len(self.tokens), self.tokens[-1])
+        if any(token.type == "LBRACE" for token in self.opened):
+            self.close_blocks()
+        elif "$END" not in self.parser.accepts():
+            self.break_off()
+            self.feed("_NL")
+        tree: Tree[Token] = self.parser.feed_eof(self.tokens[-1] if self.tokens else None)
+        return tree
+
+    def recover(self, at: int) -> int:
+        """Report the word at index `at` and put `BROKEN` for what it is part of."""
+        token = self.tokens[at]
+        if self.is_missing_brace(at):
+            self.report(at, token)
+            self.close_blocks()
+            return at
+        head = self.head_of_broken(at)
+        self.report(at, self.tokens[head])
+        self.break_off()
+        self.opened = [word for word in self.opened if word.type == "LBRACE"]
+        return self.skip(head, at)
+
+    def report(self, at: int, head: Token) -> None:
+        """Add the error for the word at index `at` (past the end: for the end of the file)."""
+        at_end = at == len(self.tokens)
+        before = self.tokens[at - 1] if at else None
+        second = at > 1 and before is not None and before.type == "_NL"
+        self.errors.append(
+            complaint(
+                Situation(
+                    source=self.source,
+                    token=None if at_end else self.tokens[at],
+                    before=self.tokens[at - 2] if second else before,
+                    begins_line=self.begins_line(at),
+                    following=self.tokens[at + 1 : at + 3],
+                    expected=frozenset(self.parser.accepts()),
+                    opened=tuple(self.opened),
+                    head=head,
+                )
+            )
+        )
+
+    # --- the parser's stack ------------------------------------------------------------------
+
+    def feed(self, kind: str) -> None:
+        """Feed a made-up word."""
+        from lark import Token
+
+        self.parser.feed_token(Token(kind, ""))
+
+    def head_of_broken(self, at: int) -> int:
+        """Index of the first word of the unfinished statement, entry or declaration."""
+        start = self.tokens[at].start_pos
+        states = self.parser.parser_state
+        table = states.parse_conf.parse_table.states
+        for state, value in zip(reversed(states.state_stack), _values(states), strict=True):
+            if "BROKEN" in table[state]:
+                break
+            start = _start(value, start)
+        return bisect.bisect_left(self.tokens, start or 0, key=lambda word: word.start_pos or 0)
+
+    def break_off(self) -> None:
+        """Take the unfinished part off the stack and put `BROKEN` there."""
+        state = self.parser.parser_state
+        while "BROKEN" not in self.parser.choices():
+            state.state_stack.pop()
+            state.value_stack.pop()
+        self.feed("BROKEN")
+
+    def close_blocks(self) -> None:
+        """Pretend that every brace is closed and the declaration ended."""
+        for opened in self.opened:
+            if opened.type == "LBRACE":
+                if "RBRACE" not in self.parser.accepts():
+                    self.break_off()
+                self.feed("RBRACE")
+        self.feed("_NL")
+        self.opened.clear()
+
+    # --- what to skip ------------------------------------------------------------------------
+
+    def is_missing_brace(self, at: int) -> bool:
+        """Whether a declaration begins here while a block is open, out where the block began."""
+        token = self.tokens[at]
+        braces = [word for word in self.opened if word.type == "LBRACE"]
+        if not braces or token.type not in DECLARATIONS or not self.begins_line(at):
+            return False
+        line, _ = self.source.position(braces[0].start_pos or 0)
+        text = self.source.line(line)
+        return self.column(token) <= len(text) - len(text.lstrip()) + 1
+
+    def skip(self, head: int, at: int) -> int:
+        """Index of the word to go on with after the broken part that begins at `head`.
+
+        The word is a line end, a comma between entries, the brace that closes what is around, or
+        the brace of a block whose statements are worth reading.
+        """
+        column = self.column(self.tokens[head])
+        nested: list[Token] = []
+        for index in range(head, len(self.tokens)):
+            word = self.tokens[index]
+            if index >= at and (not nested or word.type in ("LBRACE", "RBRACE")):
+                if self.ends_broken(index, head, nested):
+                    return index
+            if nested and index >= at and self.is_new_start(index, column):
+                return index - 1
+            _follow(nested, word)
+        return len(self.tokens) - 1
+
+    def ends_broken(self, index: int, head: int, nested: list[Token]) -> bool:
+        """Whether the broken part ends before this word."""
+        word = self.tokens[index]
+        braces = [bracket for bracket in nested if bracket.type == "LBRACE"]
+        if braces:
+            return False
+        if word.type == "LBRACE":
+            return self.has_statements(head, index)
+        if word.type == "RBRACE":
+            return bool(self.opened)
+        if word.type == "_NL":
+            return bool(self.opened) or self.next_is_declaration(index)
+        return word.type == "COMMA" and "COMMA" in self.parser.accepts()
+
+    def has_statements(self, head: int, brace: int) -> bool:
+        """Whether the brace at index `brace` opens statements, going by what stands before it."""
+        kind = self.tokens[head].type
+        words = {word.type for word in self.tokens[head:brace]}
+        if kind in _OPENS_ENTRIES or "EQUAL" in words:
+            return kind in _OPENS_BLOCK
+        return kind in _OPENS_BLOCK or bool(self.opened) or "LPAR" in words
+
+    def next_is_declaration(self, line_end: int) -> bool:
+        """Whether the next line stands at the margin, or begins a declaration further in."""
+        if line_end + 1 >= len(self.tokens):
+            return True
+        word = self.tokens[line_end + 1]
+        return word.type in DECLARATIONS or (self.column(word) == 1 and word.type != "RBRACE")
+
+    def is_new_start(self, index: int, column: int) -> bool:
+        """Whether a line that begins here cannot belong to a statement that began in `column`."""
+        word = self.tokens[index]
+        if not self.begins_line(index) or word.type in CLOSERS:
+            return False
+        return word.type in DECLARATIONS | STATEMENTS or self.column(word) <= column
+
+    def begins_line(self, index: int) -> bool:
+        """Whether the word at this index is the first of its line."""
+        return index == 0 or self.tokens[index - 1].type == "_NL"
+
+    def column(self, token: Token) -> int:
+        """The column of a word, from 1."""
+        return self.source.position(token.start_pos or 0)[1]
+
+
+def _values(state: Any) -> list[Any]:
+    """What stands on the stack, top first, and None for the state below all."""
+    return [*reversed(state.value_stack), None]
+
+
+def _start(value: Any, otherwise: int | None) -> int | None:
+    """Where a tree or word on the stack begins; `otherwise` for an empty tree."""
+    if hasattr(value, "meta"):
+        return getattr(value.meta, "start_pos", otherwise)
+    start: int | None = value.start_pos
+    return start
+
+
+def _follow(nested: list[Token], word: Token) -> None:
+    """Keep track of open brackets, forgiving ones that do not match; braces trump the others."""
+    if word.type == "LBRACE":
+        nested[:] = [bracket for bracket in nested if bracket.type == "LBRACE"]
+    if word.type in OPENERS:
+        nested.append(word)
+    elif word.type in CLOSERS:
+        matching = [i for i, bracket in enumerate(nested) if OPENERS[bracket.type] == word.type]
+        if matching:
+            del nested[matching[-1] :]

@@ -1,0 +1,87 @@
+"""Text to words, and the limits that hold before anything is parsed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meshdsl.diagnostics import Diagnostic, Related, Source, Span
+
+if TYPE_CHECKING:
+    from lark import Token
+
+OPENERS = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
+"""Which word closes what an opening word opens."""
+
+CLOSERS = frozenset(OPENERS.values())
+
+DECLARATIONS = frozenset({"DIM", "MESH", "LAYOUT", "SBP", "DEF", "PROGRAM", "EXPECT"})
+"""Words that begin a declaration."""
+
+STATEMENTS = frozenset({"PARAM", "REPEAT", "RECOMPUTE", "RETURN", "MINIMIZE"})
+"""Words that begin a statement."""
+
+RESERVED = (
+    DECLARATIONS | STATEMENTS | {"ON", "EXTENDS", "AT", "OVER", "BY", "WITH", "AND", "OR", "NOT"}
+)
+"""Words that cannot be names."""
+
+MAX_NESTING = 100
+"""Brackets and braces that may be open at once."""
+
+
+def lex(source: Source) -> list[Token]:
+    """Every word of the text with its place; comments and line ends are words too, spaces are not.
+
+    Never fails: what the language does not know comes as `BAD`, `BAD_NAME`, `BAD_NUMBER` or
+    `BAD_STRING`.
+    """
+    from meshdsl.grammar import load
+
+    return list(load().lex(source.text))
+
+
+def significant(tokens: list[Token]) -> list[Token]:
+    """The words that the parser sees: no comments, one line end per run, one at the very end.
+
+    No line end comes first. The last one is made up, of no width, where the file has none.
+    """
+    from lark import Token
+
+    kept: list[Token] = []
+    for token in tokens:
+        if token.type == "COMMENT" or (token.type == "_NL" and _ends_line(kept)):
+            continue
+        kept.append(token)
+    if not _ends_line(kept):
+        kept.append(Token.new_borrow_pos("_NL", "", kept[-1]))
+    return kept
+
+
+def _ends_line(tokens: list[Token]) -> bool:
+    return not tokens or tokens[-1].type == "_NL"
+
+
+def span_of(source: Source, token: Token) -> Span:
+    """Where a word stands."""
+    assert token.start_pos is not None
+    assert token.end_pos is not None
+    return Span(source, token.start_pos, token.end_pos)
+
+
+def too_deep(source: Source, tokens: list[Token]) -> Diagnostic | None:
+    """A complaint about the first bracket that is nested deeper than `MAX_NESTING`."""
+    opened: list[Token] = []
+    for token in tokens:
+        if token.type in OPENERS:
+            opened.append(token)
+        elif token.type in CLOSERS and opened:
+            opened.pop()
+        if len(opened) > MAX_NESTING:
+            return Diagnostic(
+                "MD0008",
+                f"brackets are nested more than {MAX_NESTING} deep",
+                span_of(source, token),
+                related=(Related(span_of(source, opened[0]), "the outermost is opened here"),),
+                help="give parts of the expression names of their own",
+            )
+    return None

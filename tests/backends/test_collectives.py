@@ -1,0 +1,139 @@
+"""Every helper of `support/collectives.py` against numpy, on the in-process engine."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from meshdsl.backends.in_process import run_local
+from meshdsl.backends.support.values import group_members
+
+MESHES = [
+    ({"r": 2}, ("r",)),
+    ({"r": 4}, ("r",)),
+    ({"r": 8}, ("r",)),
+    ({"a": 2, "b": 2}, ("a",)),
+    ({"a": 2, "b": 2}, ("a", "b")),
+    ({"a": 2, "b": 4}, ("b",)),
+    ({"a": 2, "b": 2, "c": 2}, ("a", "c")),
+]
+SHAPE = (8, 16, 24)
+SOURCES = {"plain": "x", "transposed": "x.movedim(2, 0)", "expanded": "x[:1].expand(8, -1, -1)"}
+OPS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+
+
+def run(emit, mesh, axes, call, dtype, shape):
+    """What each device gets from `call` on its own block of an input; and these blocks."""
+    every = tuple(mesh)
+    devices = math.prod(mesh.values())
+    sizes = {f"d{i}": n for i, n in enumerate(SHAPE)}
+    out = {f"d{i}": n for i, n in enumerate(shape)}
+    split = f"{{'device': {every}}}"
+    text = emit(
+        f"x = inputs['x'][0]\ngroup = groups[{'+'.join(axes)!r}]\nreturn {{'y': ({call})[None]}}",
+        mesh,
+        groups=(axes,),
+        inputs=f"{{'x': Spec({dtype!r}, { ({'device': devices} | sizes) }, {split})}}",
+        outputs=f"{{'y': Spec({dtype!r}, { ({'device': devices} | out) }, {split})}}",
+        use=("all_reduce", "all_gather", "reduce_scatter", "all_to_all"),
+    )
+    draws = np.random.default_rng(7).integers(-2, 3, (devices, *SHAPE))
+    x = draws.astype({"f32": np.float32, "i64": np.int64, "bool": np.bool_}[dtype])
+    found = run_local(text, {"x": x})
+    return found, x
+
+
+def source(blocks, name):
+    """The blocks as the text's `SOURCES` see them."""
+    if name == "transposed":
+        return np.moveaxis(blocks, 3, 1)
+    return np.broadcast_to(blocks[:, :1], blocks.shape) if name == "expanded" else blocks
+
+
+@pytest.mark.parametrize("name", SOURCES)
+@pytest.mark.parametrize(
+    ("op", "dtype"), [*itertools.product(OPS, ["f32", "i64"]), ("max", "bool")]
+)
+@pytest.mark.parametrize(("mesh", "axes"), MESHES)
+def test_all_reduce(emit, mesh, axes, op, dtype, name):
+    shape = source(np.zeros((1, *SHAPE)), name).shape[1:]
+    found, x = run(emit, mesh, axes, f"all_reduce({SOURCES[name]}, group, {op!r})", dtype, shape)
+    for members in group_members(mesh, axes):
+        expected = functools.reduce(OPS[op], source(x, name)[members])
+        for rank in members:
+            np.testing.assert_array_equal(found.outputs["y"][rank], expected)
+    n, b = len(members), x[0].nbytes
+    assert found.wire_bytes(0) == 2 * (n - 1) * b // n
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bool"])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize(("mesh", "axes"), MESHES)
+def test_all_gather(emit, mesh, axes, dim, dtype):
+    n = math.prod(mesh[a] for a in axes)
+    shape = [size * n if i == dim else size for i, size in enumerate(SHAPE)]
+    found, x = run(emit, mesh, axes, f"all_gather(x, {dim}, group)", dtype, shape)
+    for members in group_members(mesh, axes):
+        expected = np.concatenate([x[rank] for rank in members], dim)
+        for rank in members:
+            np.testing.assert_array_equal(found.outputs["y"][rank], expected)
+    assert found.wire_bytes(0) == (n - 1) * x[0].nbytes
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype"), [("sum", "f32"), ("max", "f32"), ("min", "i64"), ("max", "bool")]
+)
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize(("mesh", "axes"), MESHES)
+def test_reduce_scatter(emit, mesh, axes, dim, op, dtype):
+    n = math.prod(mesh[a] for a in axes)
+    shape = [size // n if i == dim else size for i, size in enumerate(SHAPE)]
+    found, x = run(emit, mesh, axes, f"reduce_scatter(x, {dim}, group, {op!r})", dtype, shape)
+    for members in group_members(mesh, axes):
+        expected = np.split(functools.reduce(OPS[op], x[members]), n, dim)
+        for rank, block in zip(members, expected, strict=True):
+            np.testing.assert_array_equal(found.outputs["y"][rank], block)
+    assert found.wire_bytes(0) == (n - 1) * x[0].nbytes // n
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bool"])
+@pytest.mark.parametrize(("split", "concat"), list(itertools.permutations(range(3), 2)))
+@pytest.mark.parametrize(("mesh", "axes"), MESHES)
+def test_all_to_all(emit, mesh, axes, split, concat, dtype):
+    n = math.prod(mesh[a] for a in axes)
+    shape = list(SHAPE)
+    shape[split] //= n
+    shape[concat] *= n
+    found, x = run(emit, mesh, axes, f"all_to_all(x, {split}, {concat}, group)", dtype, shape)
+    for members in group_members(mesh, axes):
+        whole = np.concatenate([x[rank] for rank in members], concat)
+        for rank, block in zip(members, np.split(whole, n, split), strict=True):
+            np.testing.assert_array_equal(found.outputs["y"][rank], block)
+    assert found.wire_bytes(0) == (n - 1) * x[0].nbytes // n
+
+
+def test_a_sum_is_taken_in_rank_order_and_is_the_same_everywhere(emit):
+    text = emit(
+        "return {'y': all_reduce(inputs['x'].clone(), groups['r'], 'sum')}",
+        {"r": 8},
+        groups=(("r",),),
+        inputs="{'x': Spec('f32', {'r': 8, 'n': 999}, {'r': ('r',)}, ('normal', 1.0))}",
+        outputs="{'y': Spec('f32', {'one': 1, 'n': 999}, {})}",
+        use=("all_reduce",),
+    )
+    runs = [run_local(text, seed=3) for _ in range(3)]
+    assert not any(found.disagreements() for found in runs)
+    for found in runs[1:]:
+        np.testing.assert_array_equal(found.outputs["y"], runs[0].outputs["y"])
+
+
+def test_a_group_of_one(emit):
+    found, x = run(
+        emit, {"r": 1}, ("r",), "all_gather(all_reduce(x, group, 'sum'), 1, group)", "f32", SHAPE
+    )
+    np.testing.assert_array_equal(found.outputs["y"], x)
+    assert found.wire_bytes(0) == 0

@@ -1,0 +1,198 @@
+"""Real processes: few tests, since each start takes seconds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from meshdsl.backends.in_process import run_local
+from meshdsl.backends.torchrun import TorchrunError, devices_of, run_torchrun
+
+EVERYTHING = """
+x, g = inputs["x"], groups["r"]
+flags = x[0] > 0
+return {
+    "total": all_reduce((x * 2).mT, g, "sum").mT,
+    "top": reduce_scatter(x * (1 + rank), 0, g, "max"),
+    "whole": all_gather(x, 1, g),
+    "turned": all_to_all(x, 0, 1, g),
+    "any": all_reduce(flags, g, "sum"),
+    "w": params["w"] * 1,
+    "half": x.bfloat16(),
+    "scalar": all_reduce(x.sum(), g, "sum"),
+}
+"""
+TABLES = {
+    "groups": (("r",),),
+    "inputs": "{'x': Spec('f32', {'a': 4, 'b': 6}, {'b': ('r',)}, ('normal', 1.0))}",
+    "params": "{'w': Spec('i32', {'k': 8}, {'k': ('r',)}, ('below', 9))}",
+    "outputs": """{
+        'total': Spec('f32', {'a': 4, 'c': 3}, {}),
+        'top': Spec('f32', {'a': 4, 'c': 3}, {'a': ('r',)}),
+        'whole': Spec('f32', {'a': 4, 'b': 6}, {}),
+        'turned': Spec('f32', {'a': 4, 'b': 6}, {'a': ('r',)}),
+        'any': Spec('bool', {'c': 3}, {}),
+        'w': Spec('i32', {'k': 8}, {'k': ('r',)}),
+        'half': Spec('bf16', {'a': 4, 'b': 6}, {'b': ('r',)}),
+        'scalar': Spec('f32', {}, {}),
+    }""",
+    "use": ("all_reduce", "all_gather", "reduce_scatter", "all_to_all"),
+}
+
+
+def test_two_processes_compute_what_the_local_engine_does(emit):
+    text = emit(EVERYTHING, {"r": 2}, **TABLES)
+    local = run_local(text, seed=5)
+    x = run_local(text, seed=5).outputs["whole"]
+    np.testing.assert_array_equal(local.outputs["turned"], x)
+    given = np.arange(8)
+    real = run_torchrun(text, {"x": x}, {"w": given}, time_limit=60)
+    assert devices_of(text) == 2
+    assert set(real.outputs) == set(local.outputs)
+    for name, array in real.outputs.items():
+        expected = given if name == "w" else local.outputs[name]
+        np.testing.assert_array_equal(array, expected, err_msg=name)
+    assert "total: f32[4, 3]\n" in real.log
+    assert f"scalar: f32[] = {real.outputs['scalar'].item()}" in real.log
+
+
+def test_errors_of_processes_are_told_like_those_of_the_local_engine(emit):
+    body = """
+    x = all_reduce(torch.ones(3), groups["r"], "sum")
+    bad = torch.tensor([1, 7])
+    check_index(bad, "v", 5, "a.mdsl:3", ("b",), (2 * (1 - rank),))
+    return {"y": all_reduce(x, groups["r"], "sum")}
+    """
+    use = ("all_reduce", "check_index")
+    text = emit(body, {"r": 2}, groups=(("r",),), use=use)
+    told = []
+    for engine in (run_local, run_torchrun):
+        with pytest.raises((TorchrunError, Exception)) as caught:
+            engine(text, lines={})
+        told.append((caught.value.code, caught.value.message, caught.value.device))
+    message = "a.mdsl:3: index 7 at [b=1] is out of range for dim `v` of size 5"
+    assert told == [("MD0801", message, 1)] * 2
+
+
+def test_refusals_come_before_any_collective(emit, tmp_path):
+    text = emit(EVERYTHING, {"r": 2}, **TABLES)
+    with pytest.raises(TorchrunError) as caught:
+        run_torchrun(text, {"x": np.zeros((4, 1)), "y": np.zeros(2)}, time_limit=60)
+    assert caught.value.code == "MD0501"
+    assert "dim b is 1, not 6" in caught.value.message
+    assert "the program has no such name" in caught.value.message
+
+
+def program(tmp_path, emit, mesh):
+    (tmp_path / "prog.py").write_text(emit("return {}", mesh))
+
+
+def run_alone(tmp_path, *arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "prog.py", *arguments],
+        cwd=tmp_path,
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_wrong_number_of_processes_is_refused_with_the_right_command(emit, tmp_path):
+    program(tmp_path, emit, {"rows": 2, "cols": 4})
+    result = run_alone(tmp_path, "--seed", "7", RANK="0", WORLD_SIZE="6", MASTER_ADDR="127.0.0.1")
+    assert result.returncode == 2
+    assert result.stderr == (
+        "error: this program is for 8 devices (rows 2 x cols 4), but 6 started\n"
+        "run: torchrun --nproc-per-node 8 prog.py --seed 7\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--out", "none/out.npz"], "there is no folder"),
+        (["--out", "old.npz"], "--force overwrites it"),
+        (["--inputs", "none.npz"], "No such file"),
+        (["--nonsense"], "unrecognized arguments"),
+    ],
+)
+def test_wrong_commands_exit_with_2_and_no_traceback(emit, tmp_path, arguments, message):
+    program(tmp_path, emit, {"r": 1})
+    (tmp_path / "old.npz").write_bytes(b"")
+    result = run_alone(tmp_path, *arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_failure_exits_with_3_and_names_the_line(emit, tmp_path):
+    text = emit("raise ValueError('no luck')", {"r": 1})
+    (tmp_path / "prog.py").write_text(text)
+    result = run_alone(tmp_path)
+    line = text.split("\n").index("    raise ValueError('no luck')") + 1
+    assert result.returncode == 3
+    assert result.stderr == f"error on device 0, line {line} of prog.py: no luck\n"
+
+
+SLEEPER = """
+import os, time
+with open(os.environ["PIDS"], "a") as file:
+    file.write(f"{os.getpid()}\\n")
+time.sleep(600)
+return {}
+"""
+
+
+def workers(path, count, within=30.0):
+    """The process ids of all workers, once they have started."""
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        if path.exists() and len(path.read_text().split()) == count:
+            return [int(pid) for pid in path.read_text().split()]
+        time.sleep(0.05)
+    raise AssertionError("the workers did not start")
+
+
+def gone(pids, within):
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        if not any(os.path.exists(f"/proc/{pid}") for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_time_limit_ends_all_processes(emit, tmp_path, monkeypatch):
+    monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
+    with pytest.raises(TorchrunError, match="did not end within 6 seconds") as caught:
+        run_torchrun(emit(SLEEPER, {"r": 2}), time_limit=6)
+    assert caught.value.code == "MD0706"
+    assert gone(workers(tmp_path / "pids", 2), 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes are tethered on Linux only")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_workers_do_not_outlive_the_parent(emit, tmp_path, how):
+    (tmp_path / "prog.txt").write_text(emit(SLEEPER, {"r": 2}))
+    code = (
+        "from meshdsl.backends.torchrun import run_torchrun; run_torchrun(open('prog.txt').read())"
+    )
+    environment = {"PIDS": str(tmp_path / "pids"), "PYTHONPATH": ":".join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | environment,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as parent:
+        pids = workers(tmp_path / "pids", 2)
+        parent.send_signal(how)
+        assert gone(pids, 5)
+        assert parent.wait(5) in (-how, 1, 130)

@@ -1,0 +1,268 @@
+"""Are the legal placements of an operator exactly the true ones? Tried on two simulated ranks.
+
+A row is *applicable* when the local call is one the operator accepts: every split dim is split
+wherever it occurs, and the shape rule on local types yields the local types of the outputs. It
+*holds* when the local numpy meaning on the parts, recombined, is the numpy meaning of the
+recombined parts, in every one of many random draws.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from meshdsl.named.ir import Dim, TensorType
+from meshdsl.ops.opdef import NumpyCall, OpDef, OpError, Sample, Signature
+from meshdsl.placed.sbp import B, Component, Partial, Split
+from meshdsl.placed.signatures import Row, rows
+
+RANKS = 2
+
+_COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What is wrong with the rows of one operator on one sample."""
+
+    false: frozenset[str]
+    """Declared, but cannot be applied or does not hold."""
+    missing: frozenset[str]
+    """Holds over S, B, P(sum), but not declared."""
+    undeclared: frozenset[str]
+    """Every row that holds and is not declared, whatever its partial operation."""
+
+
+def judge(opdef: OpDef, sample: Sample) -> Verdict:
+    """Compare the declared rows of `opdef` on `sample` with the true ones."""
+    sig = signature(opdef, sample)
+    declared = {r.ins + r.outs for r in declared_rows(opdef, sig)}
+    true = set(_true_rows(opdef, sig, sample, declared))
+    undeclared = {r for r in true - declared if not _has_whole_twin(r, len(sig.ins))}
+    text = functools.partial(_text, len(sig.ins))
+    return Verdict(
+        frozenset(map(text, declared - true)),
+        frozenset(text(r) for r in undeclared if not _has_extreme(r)),
+        frozenset(map(text, undeclared)),
+    )
+
+
+def signature(opdef: OpDef, sample: Sample) -> Signature:
+    """The global types of a sample call."""
+    attrs = dict(sample.attrs)
+    return Signature(sample.ins, opdef.infer(sample.ins, attrs), attrs)
+
+
+def declared_rows(opdef: OpDef, sig: Signature) -> list[Row]:
+    """The rows from the factors, as far as two ranks can split the dims and the view is legal."""
+    found = rows(opdef.factors(sig), len(sig.ins), len(sig.outs))
+    return [r for r in found if _divides(sig, r) and is_legal(opdef, sig, r)]
+
+
+def is_legal(opdef: OpDef, sig: Signature, row: Row) -> bool:
+    """What the record's `legal` says of a row on an axis of two."""
+    if opdef.legal is None:
+        return True
+    ins, outs = (
+        {c.dim: RANKS for c in side if isinstance(c, Split)} for side in (row.ins, row.outs)
+    )
+    return opdef.legal(sig, ins, outs)
+
+
+def _divides(sig: Signature, row: Row) -> bool:
+    types = (*sig.ins, *sig.outs)
+    parts = zip(types, (*row.ins, *row.outs), strict=True)
+    return all(t.size(c.dim) % RANKS == 0 for t, c in parts if isinstance(c, Split))
+
+
+def _has_whole_twin(row: tuple[Component, ...], ins: int) -> bool:
+    """All `B` in: then the all-`B` row holds, and a partial output is that one, zero-filled."""
+    return all(c == B for c in row[:ins]) and all(isinstance(c, Partial) for c in row[ins:])
+
+
+def _has_extreme(row: tuple[Component, ...]) -> bool:
+    return any(isinstance(c, Partial) and c.op != "sum" for c in row)
+
+
+def _text(ins: int, row: tuple[Component, ...]) -> str:
+    return str(Row(row[:ins], row[ins:]))
+
+
+# --- every placement -------------------------------------------------------------------------
+
+
+def _true_rows(
+    opdef: OpDef, sig: Signature, sample: Sample, declared: set[tuple[Component, ...]]
+) -> Iterator[tuple[Component, ...]]:
+    ins = [_components(t) for t in sig.ins]
+    outs = [_components(t) for t in sig.outs]
+    every = dict.fromkeys([*itertools.product(*ins, *outs), *declared])
+    for row in every:
+        if applicable(opdef, sig, row) and holds(opdef, sig, sample, row):
+            yield row
+
+
+def _components(type_: TensorType) -> list[Component]:
+    splits = [Split(d.name) for d in type_.dims if d.size % RANKS == 0]
+    sums = [] if type_.dtype.kind == "bool" else [Partial("sum")]
+    return [B, *splits, *sums, Partial("max"), Partial("min")]
+
+
+def applicable(opdef: OpDef, sig: Signature, row: tuple[Component, ...]) -> bool:
+    """Whether the local types of `row` make a call that the operator accepts."""
+    types = (*sig.ins, *sig.outs)
+    extents = _extents(types, row)
+    if opdef.composite and sig.attrs["dim"].name in extents:
+        return False  # its definition in the prelude stands there
+    for type_, component in zip(types, row, strict=True):
+        own = component.dim if isinstance(component, Split) else None
+        if any(n in extents and n != own for n in type_.names):
+            return False
+    local = [t.resized(extents) for t in types]
+    try:
+        found = opdef.infer(tuple(local[: len(sig.ins)]), _localised(sig.attrs, extents))
+    except OpError:
+        return False
+    return list(found) == local[len(sig.ins) :]
+
+
+def _extents(types: tuple[TensorType, ...], row: tuple[Component, ...]) -> dict[str, int]:
+    parts = zip(types, row, strict=True)
+    return {c.dim: t.size(c.dim) // RANKS for t, c in parts if isinstance(c, Split)}
+
+
+def _localised(attrs: Any, extents: Mapping[str, int]) -> Any:
+    """`attrs` with every dim in them at its local size."""
+    if isinstance(attrs, Dim):
+        return Dim(attrs.name, extents.get(attrs.name, attrs.size))
+    if isinstance(attrs, tuple):
+        return tuple(_localised(a, extents) for a in attrs)
+    if isinstance(attrs, dict):
+        return {k: _localised(v, extents) for k, v in attrs.items()}
+    return attrs
+
+
+# --- does it hold ----------------------------------------------------------------------------
+
+
+def holds(opdef: OpDef, sig: Signature, sample: Sample, row: tuple[Component, ...]) -> bool:
+    """Whether an applicable row is true in every draw. A crash goes through: it is a failure."""
+    rng = np.random.default_rng(7)
+    # A scalar agrees by accident far more often than a tensor.
+    draws = max(24, 320 // max(t.elements for t in (*sig.ins, *sig.outs)))
+    with np.errstate(all="ignore"):
+        return all(_holds_once(opdef, sig, sample, row, rng) for _ in range(draws))
+
+
+def _holds_once(
+    opdef: OpDef,
+    sig: Signature,
+    sample: Sample,
+    row: tuple[Component, ...],
+    rng: np.random.Generator,
+) -> bool:
+    count = len(sig.ins)
+    # Small values are often equal; of large ones, the maxima over many differ.
+    largest = int(rng.choice([2, 4, 999]))
+    drawn = [
+        draw_parts(type_, kind, component, rng, largest)
+        for type_, kind, component in zip(sig.ins, sample.values, row[:count], strict=True)
+    ]
+    wholes = [join(p, c, t) for p, c, t in zip(drawn, row[:count], sig.ins, strict=True)]
+    expected = results(opdef, NumpyCall(sig.ins, sig.outs, sig.attrs), wholes)
+    extents = _extents((*sig.ins, *sig.outs), row)
+    local = []
+    for rank in range(RANKS):
+        offsets = {d: rank * n for d, n in extents.items()}
+        call = NumpyCall(sig.ins, sig.outs, sig.attrs, extents, offsets)
+        local.append(results(opdef, call, [parts[rank] for parts in drawn]))
+    found = [
+        join(parts, c, t) for parts, c, t in zip(zip(*local, strict=True), row[count:], sig.outs,
+                                                 strict=True)
+    ]  # fmt: skip
+    return all(same(*pair) for pair in zip(found, expected, strict=True)) and _agree(
+        local, row[count:]
+    )
+
+
+def _agree(local: list[tuple[np.ndarray, ...]], outs: tuple[Component, ...]) -> bool:
+    """Copies must be equal on every rank."""
+    return all(
+        same(parts[0], part)
+        for parts, c in zip(zip(*local, strict=True), outs, strict=True)
+        if c == B
+        for part in parts
+    )
+
+
+def results(opdef: OpDef, call: NumpyCall, arrays: list[np.ndarray]) -> tuple[np.ndarray, ...]:
+    """The outputs of the numpy meaning, always as a tuple."""
+    found = opdef.numpy(call, *arrays)
+    return found if isinstance(found, tuple) else (found,)
+
+
+def same(found: np.ndarray, expected: np.ndarray) -> bool:
+    """Equal in shape, and in value up to the rounding of float64."""
+    if found.shape != expected.shape:
+        return False
+    return bool(np.allclose(found, expected, rtol=1e-9, atol=1e-12, equal_nan=True))
+
+
+def join(parts: Any, component: Component, type_: TensorType) -> np.ndarray:
+    """The value that the parts on all ranks stand for."""
+    if isinstance(component, Split):
+        return np.concatenate(parts, axis=type_.index(component.dim))
+    if isinstance(component, Partial):
+        return functools.reduce(_COMBINE[component.op], parts)
+    return parts[0]
+
+
+# --- random values ---------------------------------------------------------------------------
+
+
+def draw_parts(
+    type_: TensorType, kind: str, component: Component, rng: np.random.Generator, largest: int
+) -> list[np.ndarray]:
+    """What each rank holds of a random operand; a sum of indices is still an index."""
+    if isinstance(component, Partial):
+        share = RANKS if component.op == "sum" else 1
+        parts = [draw(type_, kind, rng, largest, share) for _ in range(RANKS)]
+        if component.op == "sum":
+            parts[1] = np.where(parts[0] + parts[1] == 0, parts[0], parts[1])
+        return parts
+    whole = draw(type_, kind, rng, largest)
+    if isinstance(component, Split):
+        return np.split(whole, RANKS, axis=type_.index(component.dim))
+    return [whole] * RANKS
+
+
+def draw(
+    type_: TensorType, kind: str, rng: np.random.Generator, largest: int = 4, share: int = 1
+) -> np.ndarray:
+    """Random values of a kind that `Sample` lists, integers up to `largest`.
+
+    Indices take at most 1/`share` of their range, so that sums of as many are indices.
+    """
+    shape = type_.shape
+    dtype = np.float64 if type_.dtype.kind == "float" else np.dtype(type_.dtype.numpy)
+    if kind.startswith("index:"):
+        return rng.integers(0, INDEX_SIZE // share, shape).astype(dtype)
+    sign = rng.choice([-1, 1], shape)
+    magnitude = rng.integers(1, largest + 1, shape)
+    drawn = {
+        "int": lambda: sign * magnitude,
+        "positive": lambda: rng.integers(1, 13, shape) / 4,
+        "half": lambda: sign * (magnitude - 0.5),
+        "unit": lambda: rng.uniform(-1, 1, shape),
+        "bool": lambda: rng.random(shape) < rng.choice([0.02, 0.5, 0.98]),
+    }[kind]()
+    return np.asarray(drawn, dtype=dtype)
+
+
+INDEX_SIZE = 8
+"""The size of the dim that the samples index."""

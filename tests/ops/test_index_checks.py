@@ -1,0 +1,79 @@
+"""An index out of range is one message, whoever finds it."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+from meshdsl.backends.support.indices import IndexOutOfRange, check_index
+from meshdsl.named.ir import F32, I32, Dim, TensorType
+from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature, lookup
+from tests.ops.row_prover import signature
+from tests.ops.torch_run import call, evaluate, to_torch
+
+VOCAB, BATCH, SEQ = Dim("vocab", 8), Dim("batch", 2), Dim("seq", 4)
+TABLE, IDS = TensorType((VOCAB,), F32), TensorType((BATCH, SEQ), I32)
+USES = {
+    "gather": Sample((TABLE, IDS), (("dim", VOCAB),)),
+    "one_hot": Sample((IDS,), (("dim", VOCAB), ("dtype", F32))),
+    "cross_entropy": Sample((TensorType((BATCH, SEQ, VOCAB), F32), IDS), (("dim", VOCAB),)),
+}
+BAD = [(8, 1, 2), (-1, 0, 0), (600, 1, 3)]
+
+
+def _operands(opdef: OpDef, sig: Signature, ids: np.ndarray) -> list[np.ndarray]:
+    return [ids if t == IDS else np.zeros(t.shape) for t in sig.ins]
+
+
+@pytest.mark.parametrize("name", sorted(USES))
+@pytest.mark.parametrize(("value", "batch", "seq"), BAD)
+def test_numpy_and_torch_say_the_same(name: str, value: int, batch: int, seq: int) -> None:
+    opdef = lookup(name)
+    sig = signature(opdef, USES[name])
+    ids = np.zeros(IDS.shape, np.int32)
+    ids[batch, seq] = value
+    ids[1, 3] = value  # a later one
+    arrays = _operands(opdef, sig, ids)
+    message = (
+        f"MD0801 test.mdsl:1: index {value} at [batch={batch}, seq={seq}] is out of range "
+        "for dim `vocab` of size 8"
+    )
+    with pytest.raises(IndexOutOfRange, match=re.escape(message)) as numpy:
+        opdef.numpy(NumpyCall(sig.ins, sig.outs, sig.attrs, place="test.mdsl:1"), *arrays)
+    operands = [to_torch(a, t) for a, t in zip(arrays, sig.ins, strict=True)]
+    with pytest.raises(IndexOutOfRange, match=re.escape(message)):
+        evaluate(opdef, call(sig), operands)
+    assert numpy.value.position == {"batch": batch, "seq": seq}
+    assert (numpy.value.value, numpy.value.size, numpy.value.place) == (value, 8, "test.mdsl:1")
+
+
+def test_positions_are_global() -> None:
+    opdef = lookup("gather")
+    sig = signature(opdef, USES["gather"])
+    ids = np.zeros((2, 2), np.int32)
+    ids[1, 0] = 9
+    text = call(sig, extents={"seq": 2}, offsets={"seq": 2})
+    with pytest.raises(IndexOutOfRange, match=r"index 9 at \[batch=1, seq=2\]"):
+        evaluate(opdef, text, [torch.zeros(8), torch.tensor(ids)], rank=1)
+    local = NumpyCall(sig.ins, sig.outs, sig.attrs, {"seq": 2}, {"seq": 2}, "test.mdsl:1")
+    with pytest.raises(IndexOutOfRange, match=r"index 9 at \[batch=1, seq=2\]"):
+        opdef.numpy(local, np.zeros(8), ids)
+
+
+def test_a_split_table_still_checks_against_the_whole() -> None:
+    opdef = lookup("gather")
+    sig = signature(opdef, USES["gather"])
+    text = call(sig, extents={"vocab": 4}, offsets={"vocab": 4})
+    ids = torch.full((2, 4), 7, dtype=torch.int32)
+    assert evaluate(opdef, text, [torch.ones(4), ids], rank=1).tolist() == [[1.0] * 4] * 2
+    with pytest.raises(IndexOutOfRange, match="index 8"):
+        evaluate(opdef, text, [torch.ones(4), ids + 1], rank=1)
+
+
+def test_scalars_and_empty_tensors() -> None:
+    assert check_index(torch.zeros((0, 2)), "d", 4, "p", ("a", "b"), (0, 0)).numel() == 0
+    with pytest.raises(IndexOutOfRange, match=r"^MD0801 p: index 4 is out of range for dim `d`"):
+        check_index(np.array(4), "d", 4, "p", (), ())

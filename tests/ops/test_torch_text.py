@@ -1,0 +1,284 @@
+"""What every operator writes in torch, evaluated, is its numpy meaning."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from meshdsl.named.ir import BOOL, DTYPES, F32, I32, Dim, DType, TensorType
+from meshdsl.ops.opdef import NumpyCall, Sample, Signature, load_all, lookup
+from meshdsl.placed.sbp import Split
+from meshdsl.placed.signatures import Row
+from tests.ops.row_prover import (
+    RANKS,
+    declared_rows,
+    draw,
+    draw_parts,
+    join,
+    results,
+    signature,
+)
+from tests.ops.torch_run import FLOATS, assert_same, call, evaluate, retyped, to_torch
+
+CASES = [
+    pytest.param(name, retyped(sample, floats), id=f"{name}-{i}-{floats}")
+    for name in sorted(load_all())
+    for i, sample in enumerate(lookup(name).samples)
+    for floats in FLOATS
+]
+
+
+def _drawn(sample: Sample) -> list[np.ndarray]:
+    rng = np.random.default_rng(11)
+    return [draw(t, kind, rng) for t, kind in zip(sample.ins, sample.values, strict=True)]
+
+
+@pytest.mark.parametrize(("name", "sample"), CASES)
+@pytest.mark.parametrize("strided", [False, True])
+def test_text_is_the_numpy_meaning(name: str, sample: Sample, strided: bool) -> None:
+    opdef, sig = lookup(name), signature(lookup(name), sample)
+    arrays = _drawn(sample)
+    expected = results(opdef, NumpyCall(sig.ins, sig.outs, sig.attrs), arrays)[0]
+    operands = [to_torch(a, t, strided) for a, t in zip(arrays, sig.ins, strict=True)]
+    found = evaluate(opdef, call(sig), operands)
+    if name == "constant":
+        assert found == expected
+        return
+    assert_same(found, expected, sig.outs[0])
+
+
+@pytest.mark.parametrize(("name", "sample"), CASES)
+def test_text_on_parts_is_the_numpy_meaning_of_the_whole(name: str, sample: Sample) -> None:
+    opdef, sig = lookup(name), signature(lookup(name), sample)
+    for row in declared_rows(opdef, sig):
+        if row.factor is not None:
+            _check_split(name, sample, sig, row)
+
+
+def _check_split(name: str, sample: Sample, sig: Signature, row: Row) -> None:
+    rng, opdef = np.random.default_rng(11), lookup(name)
+    parts = [
+        draw_parts(t, kind, c, rng, 4)
+        for t, kind, c in zip(sig.ins, sample.values, row.ins, strict=True)
+    ]
+    wholes = [join(p, c, t) for p, c, t in zip(parts, row.ins, sig.ins, strict=True)]
+    expected = results(opdef, NumpyCall(sig.ins, sig.outs, sig.attrs), wholes)[0]
+    types = zip((*sig.ins, *sig.outs), (*row.ins, *row.outs), strict=True)
+    extents = {c.dim: t.size(c.dim) // RANKS for t, c in types if isinstance(c, Split)}
+    found = []
+    for rank in range(RANKS):
+        operands = [to_torch(p[rank], t) for p, t in zip(parts, sig.ins, strict=True)]
+        found.append(evaluate(opdef, call(sig, extents=extents, offsets=extents), operands, rank))
+    local = sig.outs[0].resized(extents) if isinstance(row.outs[0], Split) else sig.outs[0]
+    assert all(tuple(f.shape) == local.shape for f in found)
+    arrays = [(f.float() if f.dtype == torch.bfloat16 else f).numpy() for f in found]
+    joined = to_torch(join(arrays, row.outs[0], sig.outs[0]), sig.outs[0])
+    assert_same(joined, expected, sig.outs[0])
+
+
+# --- literals as operands --------------------------------------------------------------------
+
+LITERALS = {"float": ("1.5", "-0.5"), "int": ("3", "-2"), "bool": ("True", "False")}
+
+
+def _literal_cases() -> list[object]:
+    """Every sample with scalar operands, with every choice of them written as literals."""
+    found = []
+    for name in sorted(load_all()):
+        for i, own in enumerate(lookup(name).samples):
+            scalars = [j for j, t in enumerate(own.ins) if not t.dims]
+            choices = itertools.product([False, True], repeat=len(scalars))
+            for chosen in itertools.islice(choices, 1, None):
+                literal = {j for j, c in zip(scalars, chosen, strict=True) if c}
+                label = "".join(map(str, sorted(literal)))
+                found.append(pytest.param(name, own, literal, id=f"{name}-{i}-{label}"))
+    return found
+
+
+@pytest.mark.parametrize(("name", "sample", "literal"), _literal_cases())
+def test_literals_stand_for_scalars(name: str, sample: Sample, literal: set[int]) -> None:
+    sample = retyped(sample, DTYPES["f64"])
+    opdef, sig = lookup(name), signature(lookup(name), sample)
+    arrays, args = _drawn(sample), [f"x{i}" for i in range(len(sample.ins))]
+    for i in literal:
+        dtype = sample.ins[i].dtype
+        if not sample.values[i].startswith(("index", "positive")):
+            arrays[i] = np.asarray(eval(LITERALS[dtype.kind][i % 2]), arrays[i].dtype)
+        args[i] = repr(arrays[i].item())
+    expected = results(opdef, NumpyCall(sig.ins, sig.outs, sig.attrs), arrays)[0]
+    operands = [to_torch(a, t) for a, t in zip(arrays, sig.ins, strict=True)]
+    constants = tuple(i in literal for i in range(len(sample.ins)))
+    text = call(sig, constants=constants, args=tuple(args))
+    with np.errstate(all="ignore"):
+        assert_same(evaluate(opdef, text, operands), expected, sig.outs[0])
+
+
+# --- the text itself -------------------------------------------------------------------------
+
+A, B_, C, D, K = Dim("a", 4), Dim("b", 3), Dim("c", 5), Dim("d", 2), Dim("k", 6)
+
+
+def _type(dims: tuple[Dim, ...], dtype: DType = F32) -> TensorType:
+    return TensorType(dims, dtype)
+
+
+EINSUMS = [
+    ([(A, K), (K, B_)], (A, B_), "x0 @ x1"),
+    ([(A, K), (B_, K)], (A, B_), "x0 @ x1.mT"),
+    ([(K, A), (K, B_)], (A, B_), "x0.mT @ x1"),
+    ([(A, K), (K, B_)], (B_, A), "x1.mT @ x0.mT"),
+    ([(D, A, K), (K, B_)], (D, A, B_), "x0 @ x1"),
+    ([(D, A, C, K), (B_, K)], (D, A, C, B_), "x0 @ x1.mT"),
+    ([(D, A, K), (D, B_, K)], (D, A, B_), "x0 @ x1.mT"),
+    ([(D, C, A, B_), (D, C, B_, K)], (D, C, A, K), "x0 @ x1"),
+    ([(A, K), (K, B_, C)], (A, B_, C), "(x0 @ x1.flatten(1)).unflatten(-1, (3, 5))"),
+    ([(A, K, C), (K, C, B_)], (A, B_), "x0.flatten(1) @ x1.flatten(0, 1)"),
+    ([(A, K, C), (B_, K, C)], (A, B_), "x0.flatten(1) @ x1.flatten(1).mT"),
+    ([(K, A, B_), (K, C)], (A, B_, C), "(x0.flatten(1).mT @ x1).unflatten(0, (4, 3))"),
+    ([(A, B_, K), (A, B_, C)], (K, C), "x0.flatten(0, 1).mT @ x1.flatten(0, 1)"),
+    ([(A, K), (K,)], (A,), "x0 @ x1"),
+    ([(K,), (K, A)], (A,), "x0 @ x1"),
+    ([(K,), (A, K)], (A,), "x1 @ x0"),
+    ([(K,), (K,)], (), "x0 @ x1"),
+    ([(A, K), (A, K)], (), "x0.flatten() @ x1.flatten()"),
+    ([(A, K), (A, K)], (A,), 'torch.einsum("ak,ak->a", x0, x1)'),
+    ([(D, A, K), (K, B_, C)], (D, B_, A, C), 'torch.einsum("dak,kbc->dbac", x0, x1)'),
+    ([(A,), (B_,)], (A, B_), "x0[:, None] * x1"),
+    ([(A, B_), (B_,)], (A, B_), "x0 * x1"),
+    ([(A, B_), (B_,)], (A,), "x0 @ x1"),
+    ([(A, B_), (A,)], (A,), "x0.sum(1) * x1"),
+    ([(A, B_), (A, C)], (A, C), "x0.sum(1)[:, None] * x1"),
+    ([(A, B_, C)], (C, A), "x0.sum(1).mT"),
+    ([(A, B_, C)], (B_,), "x0.sum((0, 2))"),
+    ([(A, B_)], (B_, A), "x0.mT"),
+    ([(A, B_, C)], (B_, C, A), "x0.permute(1, 2, 0)"),
+    ([(A, B_)], (), "x0.sum()"),
+    ([(A,)], (A,), "x0"),
+]
+
+
+@pytest.mark.parametrize(("ins", "out", "text"), EINSUMS)
+def test_einsum_is_written_as_by_hand(
+    ins: list[tuple[Dim, ...]], out: tuple[Dim, ...], text: str
+) -> None:
+    opdef = lookup("einsum")
+    sig = signature(opdef, Sample(tuple(map(_type, ins)), (("dims", out),)))
+    assert opdef.torch(call(sig)) == text
+    rng = np.random.default_rng(5)
+    arrays = [draw(t, "int", rng) for t in sig.ins]
+    operands = [to_torch(a, t) for a, t in zip(arrays, sig.ins, strict=True)]
+    expected = results(opdef, NumpyCall(sig.ins, sig.outs, sig.attrs), arrays)[0]
+    assert_same(evaluate(opdef, call(sig), operands), expected, sig.outs[0])
+
+
+ONE = Dim("one", 1)
+
+
+@pytest.mark.parametrize("dtype", ["i32", "i64"])
+@pytest.mark.parametrize(
+    ("ins", "out"),
+    [
+        ([(A, ONE), (ONE, B_)], (A, B_)),
+        ([(A, ONE), (A, ONE)], (A,)),
+        ([(ONE, K), (K, ONE)], (ONE,)),
+        ([(D, A, ONE), (ONE, B_, C)], (D, B_, A, C)),
+        ([(A, K), (A, K), (K,)], ()),
+    ],
+)
+def test_integer_einsums_keep_their_dtype(
+    ins: list[tuple[Dim, ...]], out: tuple[Dim, ...], dtype: str
+) -> None:
+    """`torch.einsum` makes i64 of some i32 contractions, and sizes of 1 take other paths in it."""
+    opdef = lookup("einsum")
+    types = tuple(_type(d, DTYPES[dtype]) for d in ins)
+    sig = signature(opdef, Sample(types, (("dims", out),)))
+    arrays = [draw(t, "int", np.random.default_rng(5)) for t in sig.ins]
+    operands = [to_torch(a, t) for a, t in zip(arrays, sig.ins, strict=True)]
+    expected = results(opdef, NumpyCall(sig.ins, sig.outs, sig.attrs), arrays)[0]
+    assert expected.dtype == DTYPES[dtype].numpy
+    assert_same(evaluate(opdef, call(sig), operands), expected, sig.outs[0])
+
+
+IDS = _type((D, A), I32)
+PLACE = "'test.mdsl:1'"
+TEXTS = [
+    ("add", [_type((A, B_)), _type((B_,))], {}, "x0 + x1"),
+    ("add", [_type((A, B_)), _type((A,))], {}, "x0 + x1[:, None]"),
+    ("add", [_type((A, B_, C)), _type((A, B_))], {}, "x0 + x1[..., None]"),
+    ("add", [_type((A, B_, C)), _type((A, C))], {}, "x0 + x1[:, None]"),
+    ("add", [_type((A, B_)), _type((B_, A))], {}, "x0 + x1.mT"),
+    ("add", [_type((A, B_, C)), _type((C, A))], {}, "x0 + x1.mT[:, None]"),
+    ("add", [_type((A, B_, C)), _type(())], {}, "x0 + x1"),
+    ("mean", [_type((A, B_))], {"dims": (B_,)}, "x0.mean(1)"),
+    ("sum", [_type((A, B_), I32)], {"dims": (A,)}, "x0.sum(0, dtype=torch.int32)"),
+    ("max", [_type((A, B_))], {"dims": (A, B_)}, "x0.max()"),
+    ("softmax", [_type((A, B_))], {"dim": B_}, "torch.softmax(x0, 1)"),
+    ("rename", [_type((A, B_))], {"pairs": ((A, Dim("z", 4)),)}, "x0"),
+    ("split", [_type((B_, A))], {"dim": A, "into": (D, Dim("e", 2))}, "x0.unflatten(1, (2, 2))"),
+    ("merge", [_type((A, D, B_))], {"dims": (A, D), "into": Dim("m", 8)}, "x0.flatten(0, 1)"),
+    ("pick", [_type((A, B_))], {"dim": B_, "index": 2}, "x0[:, 2]"),
+    ("zeros", [], {"dims": (A, B_), "dtype": F32}, "torch.zeros((4, 3), dtype=torch.float32)"),
+    ("iota", [], {"dim": A}, "torch.arange(4, dtype=torch.int32)"),
+    ("gather", [_type((C, B_)), IDS], {"dim": C}, "x0[index_0]"),
+    ("gather", [_type((B_, C)), IDS], {"dim": C}, "x0[:, index_0]"),
+    (
+        "gather",
+        [_type((D, A, C)), IDS],
+        {"dim": C},
+        "torch.take_along_dim(x0, index_0[..., None], 2).squeeze(2)",
+    ),
+    (
+        "layer_norm",
+        [_type((A, B_)), _type((B_,)), _type((B_,))],
+        {"dim": B_},
+        "torch.nn.functional.layer_norm(x0, (3,), x1, x2, eps=1e-05)",
+    ),
+    (
+        "cross_entropy",
+        [_type((D, A, C)), IDS],
+        {"dim": C},
+        "torch.nn.functional.cross_entropy(x0.flatten(0, -2), index_0.flatten(), "
+        'reduction="none").unflatten(0, (2, 4))',
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "ins", "attrs", "text"), TEXTS)
+def test_the_text_is_short(
+    name: str, ins: list[TensorType], attrs: dict[str, object], text: str
+) -> None:
+    opdef = lookup(name)
+    sig = signature(opdef, Sample(tuple(ins), tuple(attrs.items())))
+    assert opdef.torch(call(sig)) == text
+
+
+def test_a_split_gather_replaces_the_rows_of_others() -> None:
+    """NaN in a row that an index does not mean must not come through."""
+    opdef = lookup("gather")
+    sig = signature(opdef, Sample((_type((A,)), _type((D,), I32)), (("dim", A),)))
+    table = [np.array([np.nan, 1.0]), np.array([np.nan, 3.0])]
+    ids = to_torch(np.array([1, 3]), sig.ins[1])
+    found = []
+    for rank in range(RANKS):
+        text = call(sig, extents={"a": 2}, offsets={"a": 2})
+        found.append(evaluate(opdef, text, [to_torch(table[rank], sig.ins[0]), ids], rank))
+        local = NumpyCall(sig.ins, sig.outs, sig.attrs, {"a": 2}, {"a": 2 * rank})
+        np.testing.assert_array_equal(opdef.numpy(local, table[rank], np.array([1, 3])), found[-1])
+    assert sum(found).tolist() == [1.0, 3.0]
+
+
+def test_shifts_past_the_end_leave_zeros() -> None:
+    for by in (4, -4, 9, -9):
+        opdef = lookup("shift")
+        sig = signature(opdef, Sample((_type((B_, A)),), (("dim", A), ("by", by))))
+        x = draw(sig.ins[0], "int", np.random.default_rng(1))
+        assert not opdef.numpy(NumpyCall(sig.ins, sig.outs, sig.attrs), x).any()
+        assert not evaluate(opdef, call(sig), [to_torch(x, sig.ins[0])]).any()
+
+
+def test_booleans_are_literals_too() -> None:
+    sig = Signature((), (TensorType((), BOOL),), {"value": True, "dtype": BOOL})
+    assert lookup("constant").torch(call(sig)) == "True"

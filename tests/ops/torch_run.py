@@ -1,0 +1,94 @@
+"""Runs the torch text of one operator: the operands, the statements, the expression."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from meshdsl.backends.support.indices import check_index
+from meshdsl.backends.torch_call import TorchText
+from meshdsl.named.ir import F32, F64, DType, TensorType
+from meshdsl.ops.opdef import OpDef, Sample, Signature
+
+TORCH = {
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "bf16": torch.bfloat16,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "bool": torch.bool,
+}
+
+
+def call(
+    sig: Signature,
+    *,
+    constants: tuple[bool, ...] = (),
+    extents: Mapping[str, int] | None = None,
+    offsets: Mapping[str, int] | None = None,
+    args: tuple[str, ...] = (),
+) -> TorchText:
+    """The call that a record's `torch` gets, its operands named `x0`, `x1` and so on."""
+    extents, offsets = dict(extents or {}), dict(offsets or {})
+    count = len(sig.ins)
+    numbers = itertools.count()
+    return TorchText(
+        args=args or tuple(f"x{i}" for i in range(count)),
+        constants=constants or (False,) * count,
+        ins=tuple(t.resized(extents) for t in sig.ins),
+        outs=tuple(t.resized(extents) for t in sig.outs),
+        global_ins=sig.ins,
+        global_outs=sig.outs,
+        attrs=sig.attrs,
+        fresh=lambda hint: f"{hint}_{next(numbers)}",
+        place="'test.mdsl:1'",
+        offsets={d: f"rank * {n} + 0" for d, n in offsets.items()},
+        splits=frozenset(extents),
+    )
+
+
+def evaluate(opdef: OpDef, text: TorchText, operands: list[torch.Tensor], rank: int = 0) -> Any:
+    """What the text yields on `operands`."""
+    expression = opdef.torch(text)
+    scope = {"torch": torch, "check_index": check_index, "rank": rank}
+    scope |= {f"x{i}": x for i, x in enumerate(operands)}
+    assert text.used <= {"check_index"}
+    for line in text.lines:
+        exec(line, scope)
+    return eval(expression, scope)
+
+
+def to_torch(array: np.ndarray, type_: TensorType, strided: bool = False) -> torch.Tensor:
+    """The array in the dtype of `type_`; `strided`: with gaps and its dims reversed in memory."""
+    tensor = torch.tensor(array, dtype=TORCH[type_.dtype.name])
+    if not strided or tensor.dim() == 0:
+        return tensor
+    room = torch.zeros((*reversed(tensor.shape), 2), dtype=tensor.dtype)
+    view = room.permute(*reversed(range(tensor.dim())), tensor.dim())[..., 0]
+    view.copy_(tensor)
+    return view
+
+
+def retyped(sample: Sample, floats: DType) -> Sample:
+    """The sample with `floats` for f32."""
+    change: Callable[[Any], Any] = lambda x: floats if x == F32 else x  # noqa: E731
+    ins = tuple(TensorType(t.dims, change(t.dtype)) for t in sample.ins)
+    return Sample(ins, tuple((k, change(v)) for k, v in sample.attrs), sample.values)
+
+
+FLOATS = (F32, F64)
+TOLERANCE = {"f32": 2e-5, "bf16": 2e-2, "f64": 1e-11}
+
+
+def assert_same(found: torch.Tensor, expected: np.ndarray, type_: TensorType) -> None:
+    """Equal dtype and shape, and values up to the rounding of the dtype."""
+    assert found.dtype == TORCH[type_.dtype.name]
+    assert tuple(found.shape) == expected.shape
+    rtol = TOLERANCE.get(type_.dtype.name, 0)
+    got = found.detach().to(torch.float64).numpy()
+    scale = np.max(np.abs(expected[np.isfinite(expected)]), initial=0.0)
+    np.testing.assert_allclose(got, expected.astype(np.float64), rtol=rtol, atol=rtol * scale)

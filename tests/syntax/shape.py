@@ -1,0 +1,152 @@
+"""Trees as short text without spans, for tables of cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from meshdsl.diagnostics import Source
+from meshdsl.syntax import ast
+from meshdsl.syntax.parse import parse
+
+
+def tree(text: str) -> ast.File:
+    """The tree of a text without errors."""
+    file, errors = parse(Source("t", text))
+    assert not errors, errors
+    return file
+
+
+def shown(text: str) -> list[str]:
+    """Every declaration of a text."""
+    return [show(declaration) for declaration in tree(text).declarations]
+
+
+def declaration(text: str) -> tuple[ast.Declaration, ...]:
+    """All declarations of a text."""
+    return tree(text).declarations
+
+
+def statement(text: str) -> ast.Statement:
+    """One statement."""
+    (program,) = declaration(f"program p() {{\n{text}\n}}")
+    assert isinstance(program, ast.Program)
+    (only,) = program.body
+    return only
+
+
+def expression(text: str) -> ast.Expr:
+    """One expression."""
+    only = statement(f"it = {text}")
+    assert isinstance(only, ast.Assign)
+    return only.value
+
+
+def show(node: Any) -> str:
+    """A node as text, without its spans."""
+    return str(_SHOW[type(node)](node))
+
+
+def _list(nodes: Iterable[Any], between: str = ", ") -> str:
+    return between.join(show(node) for node in nodes)
+
+
+def _tuple(names: tuple[ast.Name, ...] | None) -> str:
+    return "" if names is None else f"({_list(names)})"
+
+
+def _call(n: ast.Call) -> str:
+    items = "" if n.items is None else f"[{_list(n.items)}]"
+    out = "" if n.out is None else " > " + _list(n.out, " ")
+    return f"{show(n.function)}{items}({_list([*n.args, *n.keywords])}{out})"
+
+
+def _slice(n: ast.SliceItem) -> str:
+    start, stop = (show(e) if e else "" for e in (n.start, n.stop))
+    return f"{show(n.dim)}={start}:{stop}" + (f">{show(n.target)}" if n.target else "")
+
+
+def _dims(dims: tuple[ast.DimRef, ...] | None) -> str:
+    return "" if dims is None else f"[{_list(dims)}]"
+
+
+def _dim_ref(n: ast.DimRef) -> str:
+    return show(n.dim) + ("" if n.axes is None else "@" + _tuple(n.axes))
+
+
+def _maybe(before: str, node: Any) -> str:
+    return "" if node is None else before + show(node)
+
+
+def _rule(n: ast.Rule) -> str:
+    selector = f"{_list(n.selector, '.')}: " if n.selector else ""
+    return f"{selector}{show(n.dim)} -> {_tuple(n.axes)}{' keep' if n.keep else ''}"
+
+
+def _function(n: ast.Function) -> str:
+    result = None if n.result is None else _dims(n.result)
+    head = f"def {show(n.name)}[{_list(n.dims)}]({_list(n.params)}) -> {result}"
+    return f"{head} {{ {_list(n.body, '; ')} }}"
+
+
+def _tensor(n: ast.TensorParam) -> str:
+    return show(n.name) + _dims(n.dims) + _maybe(": ", n.dtype) + _maybe(" = ", n.default)
+
+
+def _expect(n: ast.Expect) -> str:
+    mesh, policy = (None if x is None else show(x) for x in (n.mesh, n.policy))
+    return f"expect {show(n.layout)} on {mesh} with {policy}: {_list(n.entries)}"
+
+
+def _count(n: ast.ExpectCount) -> str:
+    over = "" if n.axes is None else f" over {_tuple(n.axes)}"
+    return f"{show(n.what)}{over}: {show(n.value)}"
+
+
+def _mesh(n: ast.Mesh) -> str:
+    profile = None if n.profile is None else show(n.profile)
+    return f"mesh {show(n.name)} = {_list(n.axes)} on {profile}"
+
+
+def _layout(n: ast.Layout) -> str:
+    base = None if n.base is None else show(n.base)
+    return f"layout {show(n.name)} extends {base}: {_list(n.rules)}"
+
+
+_SHOW: dict[type, Any] = {
+    ast.Name: lambda n: n.text,
+    ast.Number: lambda n: repr(n.value),
+    ast.String: lambda n: repr(n.value),
+    ast.Ref: lambda n: show(n.name),
+    ast.Unary: lambda n: f"({n.op} {show(n.operand)})",
+    ast.Binary: lambda n: f"({show(n.left)} {n.op} {show(n.right)})",
+    ast.DimItem: lambda n: show(n.dim),
+    ast.ArrowItem: lambda n: f"{_list(n.sources, '+')}>{_list(n.targets, '+')}",
+    ast.ByItem: lambda n: f"{show(n.dim)} by {show(n.window)}",
+    ast.PickItem: lambda n: f"{show(n.dim)}={show(n.index)}",
+    ast.SliceItem: _slice,
+    ast.Keyword: lambda n: f"{show(n.name)}={show(n.value)}",
+    ast.Call: _call,
+    ast.View: lambda n: f"{show(n.tensor)}[{_list(n.items)}]",
+    ast.DimRef: _dim_ref,
+    ast.Target: lambda n: show(n.name) + _dims(n.dims),
+    ast.Assign: lambda n: f"{_list(n.targets)} = {show(n.value)}",
+    ast.Param: lambda n: f"param {show(n.target)}{_maybe(': ', n.dtype)}{_maybe(' = ', n.init)}",
+    ast.Repeat: lambda n: f"repeat {show(n.dim)} {{ {_list(n.body, '; ')} }}",
+    ast.Recompute: lambda n: f"recompute {{ {_list(n.body, '; ')} }}",
+    ast.Return: lambda n: f"return {_list(n.values)}",
+    ast.Minimize: lambda n: f"minimize {show(n.value)} with {show(n.optimizer)}",
+    ast.Dim: lambda n: f"dim {show(n.name)} = {show(n.value)}",
+    ast.MeshAxis: lambda n: f"{show(n.name)}: {show(n.size)}",
+    ast.Mesh: _mesh,
+    ast.Rule: _rule,
+    ast.Layout: _layout,
+    ast.SbpEntry: lambda n: f"{_list(n.tensor, '.')}: ({_list(n.components)})",
+    ast.Sbp: lambda n: f"sbp {show(n.name)}: {_list(n.entries)}",
+    ast.TensorParam: _tensor,
+    ast.Function: _function,
+    ast.Program: lambda n: f"program {show(n.name)}({_list(n.params)}) {{ {_list(n.body, '; ')} }}",
+    ast.ExpectPlacement: lambda n: f"{_list(n.tensor, '.')}: {_dims(n.dims)}",
+    ast.ExpectCount: _count,
+    ast.Expect: _expect,
+}

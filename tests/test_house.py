@@ -1,0 +1,195 @@
+"""The house: packaging, imports, the file-by-file page, and what no file may contain."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+MAX_LINES = 400
+LONGER_FOR_A_REASON: dict[str, str] = {}
+"""Files that may be longer than MAX_LINES, each with its reason."""
+
+NOT_IN_ANY_FILE = {
+    "a path of one machine": rb"(?<![\w.~-])/(?:work|root|opt/wheels|opt/pypi|tmp/venv)(?:/|\b)",
+    "somebody's home folder": rb"/(?:home|Users)/\w+/",
+    "a package index": (
+        rb"(?:pypi|pythonhosted)\.org|download\.pytorch\.org|https?://\S+/simple\b"
+        rb"|--(?:extra-)?index-url|--find-links"
+    ),
+}
+
+_ENTRY = re.compile(r"^- `([^`]+\.py)`: (\S.*)$", re.MULTILINE)
+
+
+def _files() -> list[Path]:
+    """Every file of the project, as git sees it: tracked, or new and not ignored."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listing = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    paths = sorted(set(filter(None, listing.split("\0"))))
+    return [Path(path) for path in paths if os.path.lexists(ROOT / path)]
+
+
+def _package_files() -> list[str]:
+    folders = ("meshdsl", "grammar", "backends")
+    return [p.as_posix() for p in _files() if p.parts[0] in folders and p.suffix == ".py"]
+
+
+def _run(*command: str | Path, cwd: Path, **env: str) -> str:
+    """Run a command and return what it printed; a failure shows all of its output."""
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"} | env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def _copy_tree(target: Path) -> Path:
+    for path in _files():
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / path, target / path, follow_symlinks=False)
+    return target
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel of the project, built from a copy so that the checkout stays clean."""
+    tree = _copy_tree(tmp_path_factory.mktemp("tree"))
+    out = tmp_path_factory.mktemp("wheel")
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+    _run(*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", out, tree, cwd=out)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+_WHERE = """
+import sys, meshdsl, meshdsl.grammar, meshdsl.backends
+bare = [name for name in ("grammar", "backends") if name in sys.modules]
+assert not bare, f"imported under a bare name: {bare}"
+for module in (meshdsl, meshdsl.grammar, meshdsl.backends):
+    print(module.__file__)
+"""
+
+
+def _assert_imports_from(home: Path, elsewhere: Path) -> None:
+    printed = _run(sys.executable, "-c", _WHERE, cwd=elsewhere, PYTHONPATH=str(home))
+    homes = [Path(line) for line in printed.splitlines()]
+    assert len(homes) == 3
+    assert all(path.is_relative_to(home) for path in homes), homes
+
+
+@pytest.mark.parametrize("module", ["meshdsl", "meshdsl.grammar", "meshdsl.backends"])
+@pytest.mark.parametrize("heavy", ["torch", "scipy", "sklearn"])
+def test_import_is_light(module: str, heavy: str, tmp_path: Path) -> None:
+    code = f"import sys, {module}; assert {heavy!r} not in sys.modules"
+    _run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(ROOT))
+
+
+def test_version_is_said(tmp_path: Path) -> None:
+    code = "import sys; sys.argv = ['meshdsl', '--version']; import meshdsl.cli; meshdsl.cli.main()"
+    printed = _run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(ROOT))
+    assert re.search(r"\d+\.\d+\.\d+", printed)
+
+
+def test_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
+    wanted = {
+        path.as_posix() if path.parts[0] == "meshdsl" else f"meshdsl/{path.as_posix()}"
+        for path in _files()
+        if path.parts[0] in {"meshdsl", "grammar", "backends"}
+        and (path.suffix in {".py", ".lark", ".mdsl"} or path.name == "py.typed")
+    }
+    assert {"meshdsl/py.typed", "meshdsl/grammar/mdsl.lark"} <= wanted
+    names = {n for n in zipfile.ZipFile(wheel).namelist() if n.startswith("meshdsl/")}
+    assert names == wanted, "a new package folder goes in `packages` of pyproject.toml"
+
+
+def test_wheel_imports_from_where_it_is_installed(wheel: Path, tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+    _run(*pip, "install", "--no-deps", "--quiet", "--target", site, wheel, cwd=tmp_path)
+    _assert_imports_from(site, elsewhere=tmp_path)
+
+
+@pytest.mark.parametrize("symlinks", [True, False], ids=["symlinks", "no_symlinks"])
+def test_bare_clone_imports(symlinks: bool, tmp_path: Path) -> None:
+    clone = _copy_tree(tmp_path / "clone")
+    for link in (clone / "meshdsl/grammar", clone / "meshdsl/backends"):
+        assert link.is_symlink()
+        if not symlinks:  # as git leaves them where the file system has no links
+            text = os.readlink(link)
+            link.unlink()
+            link.write_text(text)
+    _assert_imports_from(clone, elsewhere=tmp_path)
+
+
+def test_bare_names_are_not_imported() -> None:
+    import meshdsl.backends
+    import meshdsl.grammar
+
+    assert meshdsl.grammar.__name__ == "meshdsl.grammar"
+    assert meshdsl.backends.__name__ == "meshdsl.backends"
+    assert "grammar" not in sys.modules
+    assert "backends" not in sys.modules
+
+
+def test_constraints_pin_every_requirement() -> None:
+    pinned = {
+        line.split("==")[0].lower()
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    }
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    names = {re.split(r"[<>=~ ]", line)[0].lower() for line in wanted}
+    assert {name for name in names if name.replace("-", "_") not in pinned} <= pinned
+
+
+def test_no_file_is_too_long() -> None:
+    lines = {
+        path.as_posix(): len((ROOT / path).read_text(encoding="utf-8").splitlines())
+        for path in _files()
+        if path.suffix == ".py" and path.parts[:2] != ("tests", "golden")
+    }
+    too_long = {path: count for path, count in lines.items() if count > MAX_LINES}
+    assert set(too_long) == set(LONGER_FOR_A_REASON), too_long
+
+
+def test_system_page_names_every_file_once() -> None:
+    entries = _ENTRY.findall((ROOT / "docs/system.md").read_text(encoding="utf-8"))
+    named = Counter(path for path, _ in entries)
+    files = set(_package_files())
+    problems = {
+        "missing": sorted(files - set(named)),
+        "stale": sorted(set(named) - files),
+        "twice": sorted(path for path, count in named.items() if count > 1),
+        "not a sentence": sorted(path for path, text in entries if not text.endswith(".")),
+    }
+    assert not any(problems.values()), {why: paths for why, paths in problems.items() if paths}
+
+
+@pytest.mark.parametrize("why", NOT_IN_ANY_FILE)
+def test_no_file_contains(why: str) -> None:
+    pattern = re.compile(NOT_IN_ANY_FILE[why])
+    found = [
+        f"{path}: {match.group().decode()}"
+        for path in _files()
+        if not (ROOT / path).is_symlink() and path != Path("tests/test_house.py")
+        for match in pattern.finditer((ROOT / path).read_bytes())
+    ]
+    assert not found, why
