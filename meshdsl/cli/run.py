@@ -1,2 +1,107 @@
-"""placeholder"""
-def command() -> None: ...
+"""`meshdsl run`: the compiled program on made-up or given values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from meshdsl.cli import common
+from meshdsl.diagnostics import Diagnostic, Diagnostics, fail
+
+
+def command(
+    file: common.File,
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="E", help="local, torchrun or reference.")
+    ] = "local",
+    inputs: Annotated[
+        str | None, typer.Option("--inputs", metavar="F", help="Inputs: .npz or .safetensors.")
+    ] = None,
+    params: Annotated[
+        str | None, typer.Option("--params", metavar="F", help="Parameters, likewise.")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", metavar="S", help="For values that are not given.")
+    ] = 0,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="F.npz", help="Write the outputs, whole.")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Compare with the float64 reference.")
+    ] = False,
+    program: common.Program = None,
+    mesh: common.Mesh = None,
+    layout: common.Layout = None,
+    reduce: common.Reduce = common.POLICY,
+    settings: common.Set = None,
+    dtype: common.DType = None,
+    strict: common.Strict = False,
+    force: common.Force = False,
+    json: common.Json = False,
+) -> None:
+    """Run the program: every device in this process (local), on real processes, or the reference."""
+    with common.reporting(json) as diagnostics:
+        from meshdsl.backends.engines import ENGINES, Given
+
+        if engine not in ENGINES:
+            fail("MD0602", f"`--engine {engine}`: there are {', '.join(ENGINES)}")
+        chosen = common.options(program, mesh, layout, reduce, settings, dtype, strict)
+        if out is not None:
+            _check_out(out, force)
+        made = common.compiled(file, chosen, diagnostics, "device")
+        _run(made, engine, Given(inputs, params, seed), diagnostics, verify, out, json)
+    code = common.exit_code(diagnostics.errors)
+    if code:
+        raise typer.Exit(code)
+
+
+def _check_out(out: Path, force: bool) -> None:
+    from meshdsl.cli.compile import check_output
+
+    if out.suffix != ".npz":
+        fail("MD0602", f"`--out {out}`: outputs are written as .npz", help=f"--out {out.stem}.npz")
+    check_output(out, force)
+
+
+def _run(
+    made: Mapping[str, Any],
+    engine: str,
+    given: Any,
+    diagnostics: Diagnostics,
+    verify: bool,
+    out: Path | None,
+    json: bool,
+) -> None:
+    from meshdsl.backends import engines
+    from meshdsl.report.running import print_run, run_as_json
+
+    result = engines.run(made, engine, given)
+    for note in result.notes:
+        diagnostics.add(Diagnostic("MD0506", note, severity="note"))
+    for text in result.disagreements:
+        diagnostics.add(Diagnostic("MD0707", text))
+    checked = engines.verify(made, given, result.outputs) if verify else ()
+    for item in checked:
+        if not item.ok:
+            message = f"`{item.name}` differs from the reference by {item.relative:.1e} of its maximum"
+            diagnostics.add(Diagnostic("MD0708", message, help=f"allowed is {item.tolerance:.0e}"))
+    if out is not None:
+        _write(out, result.outputs)
+    if json:
+        common.print_json(run_as_json(made, engine, result, checked))
+    else:
+        print_run(made, engine, result, checked)
+        if out is not None:
+            typer.echo(f"wrote {out}")
+
+
+def _write(out: Path, outputs: Mapping[str, Any]) -> None:
+    from meshdsl.backends.support.files import Refused, write_npz
+
+    try:
+        write_npz(str(out), dict(outputs))
+    except Refused as refused:
+        fail("MD0501", str(refused))

@@ -71,6 +71,21 @@ def peak(program: Program) -> Peak:
     return _block(program.body, outputs, {}, Peak(0, start))
 
 
+def memory(program: Program) -> dict[str, int]:
+    """Bytes of one device: `params`, `inputs`, `activations` at the worst line, and their `peak`."""
+    params = sum(v.local.bytes for v in program.params)
+    inputs = sum(v.local.bytes for v in program.inputs)
+    worst = peak(program)
+    total = params + inputs + worst.bytes
+    return {
+        "params": params,
+        "inputs": inputs,
+        "activations": worst.bytes,
+        "peak": total,
+        "peak_line": worst.line,
+    }
+
+
 def _block(
     nodes: tuple[Node, ...], kept: frozenset[Var], base: dict[Var, Var], worst: Peak
 ) -> Peak:

@@ -63,7 +63,9 @@ def need_one_dtype(said: str, *types: TensorType) -> DType:
 
 def need_dims(said: str, type_: TensorType, dims: Sequence[Dim]) -> None:
     """MD0204 unless the operand has every one of `dims`; MD0205 when one is listed twice."""
-    need_distinct(said, dims)
+    for i, dim in enumerate(dims):
+        if dim in dims[:i]:
+            raise OpError("MD0205", f"`{said}` lists the dim `{dim}` twice", "name it once")
     for dim in dims:
         if not type_.has(dim.name):
             raise OpError(

@@ -92,7 +92,8 @@ class _Groups:
 
 def _matmul(call: TorchCall, terms: list[Term], target: Names) -> str | None:
     """`a @ b` if the result is `[batch…, rows…, cols…]`, of either order, else None."""
-    texts = [_product_of(call, *pair, target) for pair in (terms, terms[::-1])]
+    a, b = terms
+    texts = [_product_of(call, a, b, target), _product_of(call, b, a, target)]
     # A vector may stand on either side.
     return min((t for t in texts if t), key=len, default=None)
 

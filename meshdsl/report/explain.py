@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from meshdsl.device.ir import Compute, Move, Program, walk
-from meshdsl.device.liveness import peak
+from meshdsl.device.liveness import memory
 from meshdsl.diagnostics import Diagnostic
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import COLLECTIVES
@@ -32,7 +32,7 @@ def explain(program: Program, warnings: Iterable[Diagnostic] = ()) -> dict[str, 
         "tensors": [_tensor(t, i, source) for i, t in enumerate(source.tensors)],
         "collectives": collectives,
         "totals": _totals(collectives, program),
-        "memory": _memory(program),
+        "memory": {"grads": 0, "state": 0, **memory(program)},
         "warnings": [
             {"code": d.code, "message": d.message, "line": d.span.line if d.span else None}
             for d in warnings
@@ -114,17 +114,3 @@ def _totals(collectives: list[dict[str, Any]], program: Program) -> dict[str, An
         "flops_per_device": sum(n.flops * k for n, k in statements),
     }
 
-
-def _memory(program: Program) -> dict[str, Any]:
-    params = sum(v.local.bytes for v in program.params)
-    inputs = sum(v.local.bytes for v in program.inputs)
-    worst = peak(program)
-    return {
-        "params": params,
-        "grads": 0,
-        "state": 0,
-        "inputs": inputs,
-        "activations": worst.bytes,
-        "peak": params + inputs + worst.bytes,
-        "peak_line": worst.line,
-    }

@@ -18,6 +18,7 @@ TORCH = {
     "f32": torch.float32,
     "f64": torch.float64,
     "bf16": torch.bfloat16,
+    "f16": torch.float16,
     "i32": torch.int32,
     "i64": torch.int64,
     "bool": torch.bool,

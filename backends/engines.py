@@ -1,0 +1,143 @@
+"""The engines by name, and what a run needs before it starts: values, and enough memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshdsl.backends.draws import draws
+from meshdsl.backends.emission import emit_compiled
+from meshdsl.backends.numpy_reference import made_up, run_reference, whole_specs
+from meshdsl.backends.support.files import ArraysRefused, Refused, check_arrays, read_arrays
+from meshdsl.backends.support.values import Array, Spec
+from meshdsl.backends.verify import Comparison, compare_outputs, tolerances_of
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, fail
+
+ENGINES = ("local", "torchrun", "reference")
+PROCESS_BYTES = 300 << 20
+"""What a process with torch takes before it computes anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Where values come from: files of inputs and parameters, or else the seed."""
+
+    inputs: str | None = None
+    params: str | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run yielded. `sent` holds (collectives, bytes) per device where they were counted."""
+
+    outputs: dict[str, Array]
+    seconds: float
+    sent: tuple[tuple[int, int], ...] = ()
+    disagreements: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+
+def run(made: Mapping[str, Any], engine: str, given: Given, budget: int | None = None) -> Result:
+    """Run what the pipeline made on one engine. Raises DiagnosticError, RunError included.
+
+    `budget` is the memory there is, in bytes; None asks the machine.
+    """
+    from meshdsl.backends.failures import RunError
+
+    arrays, notes = read_given(made, given)
+    if engine != "reference":
+        refuse_too_large(made, engine, budget)
+    try:
+        result = _ENGINES[engine](made, given, arrays)
+    except RunError as error:
+        raise DiagnosticError(error.diagnostic) from error
+    return Result(result.outputs, result.seconds, result.sent, result.disagreements, notes)
+
+
+def verify(made: Mapping[str, Any], given: Given, outputs: Mapping[str, Array]) -> tuple[Comparison, ...]:
+    """Compare outputs with the reference's on the same values."""
+    expected = _run_reference(made, given, read_given(made, given)[0]).outputs
+    return compare_outputs(outputs, expected, tolerances_of(made["named"]))
+
+
+def read_given(
+    made: Mapping[str, Any], given: Given
+) -> tuple[tuple[dict[str, Any], dict[str, Any]], tuple[str, ...]]:
+    """The arrays of both files, checked against the program, and notes on what gets rounded."""
+    found: list[dict[str, Any]] = []
+    notes: list[str] = []
+    problems: list[Diagnostic] = []
+    sides = zip(("inputs", "parameters"), (given.inputs, given.params), _specs(made), strict=True)
+    for what, path, specs in sides:
+        try:
+            arrays = dict(read_arrays(path)) if path else {}
+            notes += check_arrays(arrays, specs, what) if path else []
+            found.append(arrays)
+        except ArraysRefused as refused:
+            help = "give every array under its name, with these shapes and dtypes"
+            problems.append(Diagnostic("MD0504", str(refused), help=help))
+        except Refused as refused:
+            problems.append(Diagnostic("MD0505", str(refused)))
+    if problems:
+        raise DiagnosticError(*problems)
+    return (found[0], found[1]), tuple(notes)
+
+
+def _specs(made: Mapping[str, Any]) -> tuple[dict[str, Spec], dict[str, Spec]]:
+    return whole_specs(made["named"], draws(made["named"]))
+
+
+def refuse_too_large(made: Mapping[str, Any], engine: str, budget: int | None) -> None:
+    """Refuse a run that this machine has no memory for; nothing is allocated to find out."""
+    from meshdsl.device.liveness import memory
+
+    devices = made["device"].mesh.devices
+    each = memory(made["device"])["peak"] + (PROCESS_BYTES if engine == "torchrun" else 0)
+    if budget is None:
+        budget = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if devices * each > budget:
+        fail(
+            "MD0703",
+            f"{devices:,} devices would hold {_gib(devices * each)}, and this machine has {_gib(budget)}",
+            help="choose a smaller mesh or smaller dims (`--set`); `explain` and `compile` still work",
+        )
+
+
+def _gib(amount: int) -> str:
+    return f"{amount / 2**30:,.1f} GiB"
+
+
+def _run_local(made: Mapping[str, Any], given: Given, arrays: tuple[Any, Any]) -> Result:
+    from meshdsl.backends.in_process import run_local
+
+    emitted = emit_compiled(made)
+    done = run_local(emitted.text, *arrays, seed=given.seed, lines=emitted.places)
+    sent = tuple(
+        (sum(calls.values()), int(done.wire_bytes(rank))) for rank, calls in enumerate(done.sent)
+    )
+    return Result(done.outputs, done.seconds, sent, tuple(done.disagreements()))
+
+
+def _run_torchrun(made: Mapping[str, Any], given: Given, arrays: tuple[Any, Any]) -> Result:
+    from meshdsl.backends.torchrun import run_torchrun
+
+    emitted = emit_compiled(made)
+    files = (given.inputs, given.params)
+    done = run_torchrun(emitted.text, *files, seed=given.seed, lines=emitted.places)
+    return Result(done.outputs, done.seconds)
+
+
+def _run_reference(made: Mapping[str, Any], given: Given, arrays: tuple[Any, Any]) -> Result:
+    import time
+
+    started = time.monotonic()
+    sides = zip(_specs(made), arrays, strict=True)
+    inputs, params = (made_up(specs, found, given.seed) for specs, found in sides)
+    outputs = run_reference(made["named"], inputs, params)
+    return Result(outputs, time.monotonic() - started)
+
+
+_ENGINES = {"local": _run_local, "torchrun": _run_torchrun, "reference": _run_reference}
