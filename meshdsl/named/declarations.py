@@ -80,7 +80,8 @@ def constant_integer(node: ast.Expr, sizes: Mapping[str, int], largest: int = MA
     """
     value = _integer(node, sizes)
     if value < 1:
-        fail("MD0105", f"a size must be at least 1, and this is {value}", node.span)
+        help = "give a whole number of 1 or more"
+        fail("MD0105", f"a size must be at least 1, and this is {value}", node.span, help=help)
     if value > largest:
         _too_large(node.span)
     return value
@@ -163,12 +164,13 @@ class _DimSizes:
         for name, size in self.set_dims.items():
             if name not in self.entries:
                 help = did_you_mean(name, list(self.entries)) or _known("dim", list(self.entries))
-                self.diagnostics.add(
-                    Diagnostic("MD0115", f"`--set {name}`: no such dim", help=help)
-                )
+                message = f"`--set {name}`: no such dim"
+                self.diagnostics.add(Diagnostic("MD0115", message, _option(name), help=help))
             elif not 1 <= size <= MAX_DIM:
-                message = f"`--set {name}={size}`: a size lies in 1 … {MAX_DIM}"
-                self.diagnostics.add(Diagnostic("MD0106", message))
+                message = f"the size of a dim lies in 1 … {MAX_DIM}"
+                help = f"choose one: `--set {name}=N`"
+                span = _option(f"{name}={size}")
+                self.diagnostics.add(Diagnostic("MD0106", message, span, help=help))
 
     def _resolve_from(self, name: str) -> None:
         """Resolve `name` and what it needs, with a stack of our own: chains may be long."""
@@ -209,11 +211,17 @@ class _DimSizes:
 
     def _cycle(self, names: list[str]) -> None:
         circle = " -> ".join([*names, names[0]])
-        span = self.entries[names[0]].name.span
-        self.diagnostics.add(
-            Diagnostic("MD0107", f"the size of `{names[0]}` depends on itself: {circle}", span)
-        )
+        spans = [self.entries[name].name.span for name in names]
+        message = f"the size of `{names[0]}` depends on itself: {circle}"
+        others = tuple(Related(span, "and this on it") for span in spans[1:2])
+        help = "give one of them a size of its own"
+        self.diagnostics.add(Diagnostic("MD0107", message, spans[0], related=others, help=help))
         self.failed.update(names)
+
+
+def _option(text: str) -> Span:
+    """The place of a setting from the command line."""
+    return Span(Source("--set", text), 0, len(text))
 
 
 def _references(node: ast.Expr) -> list[str]:
@@ -258,7 +266,9 @@ def _arithmetic(node: ast.Binary, left: int, right: int) -> int:
             return left * right
         case "/":
             return _divide(node, left, right)
-    if right < 0 or right * max(abs(left), 2).bit_length() > 256:
+    if right < 0:
+        fail("MD0105", "a size has no negative power", node.span, help="sizes are whole numbers")
+    if right * max(abs(left), 2).bit_length() > 256:
         _too_large(node.span)
     return int(left**right)
 
@@ -277,7 +287,8 @@ def _bounded(value: int, span: Span) -> int:
 
 
 def _too_large(span: Span) -> None:
-    fail("MD0106", f"this size is larger than {MAX_DIM} (2^31 - 1)", span)
+    help = "choose a smaller size; several dims together may have up to 2^63 - 1 elements"
+    fail("MD0106", f"this size is larger than {MAX_DIM} (2^31 - 1)", span, help=help)
 
 
 def _known(kind: str, known: list[str]) -> str | None:

@@ -63,6 +63,9 @@ FOLD: dict[str, Callable[..., float]] = {
 }
 """Functions of numbers that are computed at compile time."""
 
+NEUTRAL = (("mul", 1), ("div", 1), ("add", 0), ("sub", 0))
+"""Operators and right operands that change nothing: what defaults such as `g = 1.0` come to."""
+
 
 class Expressions:
     """Evaluates expressions in a scope; what is made is appended to the builder."""
@@ -166,6 +169,8 @@ class Expressions:
         numbers = [x for x in operands if isinstance(x, int | float)]
         if len(numbers) == len(operands) and name in FOLD:
             return _fold(name, numbers, span)
+        if _is_neutral(name, operands):
+            return operands[0]
         dtype = _literal_dtype(name, operands)
         values = tuple(
             self.as_value(x, dtype, s, scope) for x, s in zip(operands, spans, strict=True)
@@ -190,6 +195,13 @@ def _maker_call(node: ast.Expr, scope: Scope) -> ast.Expr:
     if opdef is None or name.text in scope.names or opdef.surface.arity[1] != 0:
         return node
     return ast.Call(name, node.items, (), (), None, node.span)
+
+
+def _is_neutral(name: str, operands: list[Operand]) -> bool:
+    """Whether a float tensor is combined with a number that changes nothing."""
+    first, last = operands[0], operands[-1]
+    is_float = isinstance(first, Value) and first.type.dtype.kind == "float"
+    return is_float and isinstance(last, int | float) and (name, last) in NEUTRAL
 
 
 def _unary(op: str) -> str:

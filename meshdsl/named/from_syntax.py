@@ -23,6 +23,7 @@ from meshdsl.named.ir import (
     TensorType,
     Value,
 )
+from meshdsl.named.loops import Loops, assigned
 from meshdsl.named.params import finish_params
 from meshdsl.named.views import Views
 from meshdsl.syntax import ast
@@ -49,7 +50,7 @@ class _Returned:
 
 
 class ProgramBuilder:
-    """Builds one program. `expressions`, `calls` and `views` are its parts for what they name."""
+    """Builds one program. `expressions`, `calls`, `views` and `loops` are its parts."""
 
     def __init__(self, declarations: Declarations, diagnostics: Diagnostics) -> None:
         self.declarations = declarations
@@ -59,6 +60,7 @@ class ProgramBuilder:
         self.expressions = Expressions(self)
         self.calls = Calls(self)
         self.views = Views(self)
+        self.loops = Loops(self)
         self.inputs: list[Value] = []
         self.failures = 0
 
@@ -81,13 +83,17 @@ class ProgramBuilder:
         name = node.name.text
         scope.names.setdefault(name, None)
         if node.default is not None:
-            fail("MD0250", "an input of a program has no default", node.default.span)
-        if any(v.name == name for v in self.inputs):
-            fail("MD0104", f"input `{name}` is declared twice", node.name.span)
+            help = "defaults stand in functions; values of inputs are given to `run --inputs`"
+            fail("MD0250", "an input of a program has no default", node.default.span, help=help)
+        old = next((v for v in self.inputs if v.name == name), None)
+        if old is not None:
+            where, help = Related(old.span, "first declared here"), "give it another name"
+            fail("MD0104", f"input `{name}` is declared twice", node.name.span, where, help=help)
         self._check_name(node.name)
         dims, rest = self.dim_list(node.dims, scope)
         if rest:
-            fail("MD0250", "`...` stands only in functions", node.span)
+            help = "name every dim of an input"
+            fail("MD0250", "`...` stands only in functions", node.span, help=help)
         type_ = TensorType(dims, self.dtype(node.dtype))
         pins = self.pins(node.dims, scope)
         value = self.builder.value(type_, node.span, name=name, pins=pins, role="input")
@@ -96,6 +102,8 @@ class ProgramBuilder:
 
     def _outputs(self, returned: _Returned | None, node: ast.Program) -> tuple[Output, ...]:
         if returned is None:
+            if has_return(node.body):
+                return ()
             help = "end it with `return NAME, …`"
             self.diagnostics.add(
                 Diagnostic("MD0113", "this program returns nothing", node.name.span, help=help)
@@ -105,11 +113,12 @@ class ProgramBuilder:
         for index, (expr, operand) in enumerate(returned.values):
             name = expr.name.text if isinstance(expr, ast.Ref) else f"out{index}"
             if not isinstance(operand, Value):
-                message = "a program returns tensors, and this is a number"
-                self.diagnostics.add(Diagnostic("MD0254", message, expr.span))
+                message = f"a program returns tensors, and this is {kind_of(operand)}"
+                help = "add it to a tensor, or make one: `ones[…]() * …`"
+                self.diagnostics.add(Diagnostic("MD0254", message, expr.span, help=help))
             elif any(o.name == name for o in outputs):
-                message = f"`{name}` is returned twice"
-                self.diagnostics.add(Diagnostic("MD0104", message, expr.span))
+                message, help = f"`{name}` is returned twice", "every output has a name of its own"
+                self.diagnostics.add(Diagnostic("MD0104", message, expr.span, help=help))
             else:
                 outputs.append(Output(name, operand, expr.span))
         return tuple(outputs)
@@ -123,8 +132,9 @@ class ProgramBuilder:
             if returned and not isinstance(statement, ast.Minimize):
                 where = Related(returned.span, "returned here")
                 message = "nothing after `return` is ever reached"
+                help = "remove it, or move it before the `return`"
                 self.diagnostics.add(
-                    Diagnostic("MD0113", message, statement.span, related=(where,))
+                    Diagnostic("MD0113", message, statement.span, related=(where,), help=help)
                 )
                 return returned
             found = self._guarded(lambda s=statement: self._statement(s, scope), statement, scope)
@@ -160,19 +170,18 @@ class ProgramBuilder:
             case ast.Param():
                 self._param(node, scope)
             case ast.Repeat():
-                self._repeat(node, scope)
+                self.loops.repeat(node, scope)
             case ast.Return():
                 return self._return(node, scope)
             case ast.Recompute():
-                fail("MD0904", "`recompute` is not supported yet", node.span)
+                help = "leave the block out: it changes memory, not values"
+                fail("MD0904", "`recompute` is not supported yet", node.span, help=help)
             case ast.Minimize():
                 help = "leave it out: the program itself compiles and runs"
                 fail("MD0903", "`minimize` is not supported yet", node.span, help=help)
         return None
 
     def _return(self, node: ast.Return, scope: Scope) -> _Returned:
-        if len(self.builder.frames) > 1 and not scope.functions:
-            fail("MD0113", "`return` inside `repeat`", node.span, help="return after the loop")
         values = tuple((e, self.expressions.evaluate(e, scope)) for e in node.values)
         return _Returned(values, node.span)
 
@@ -184,8 +193,9 @@ class ProgramBuilder:
         else:
             results = (self.expressions.evaluate(node.value, scope),)
         if len(results) != len(node.targets):
-            message = f"{len(node.targets)} names for {len(results)} tensors"
-            fail("MD0258", message, node.span)
+            message = f"{count(len(node.targets), 'name')} for {count(len(results), 'tensor')}"
+            help = "give every tensor on the right one name on the left"
+            fail("MD0258", message, node.span, help=help)
         for target, operand in zip(node.targets, results, strict=True):
             scope.names[target.name.text] = self._bind(target, operand, node.value.span, scope)
 
@@ -193,7 +203,7 @@ class ProgramBuilder:
         """Name what was computed, as the target says: dims checked, transposed, pinned."""
         if not isinstance(operand, Value):
             if target.dims is not None or not isinstance(operand, int | float):
-                fail("MD0254", "a tensor is needed here", span)
+                need_tensor(operand, span)
             return operand
         pins: tuple[Pin, ...] = ()
         if target.dims is not None:
@@ -207,7 +217,8 @@ class ProgramBuilder:
         problem = mismatch(value, dims, rest)
         if problem:
             where = Related(span, f"this is {value.type}")
-            fail("MD0250", f"`{target.name.text}`: {problem}", target.span, where)
+            help = "change the dims on the left, or what is on the right"
+            fail("MD0250", f"`{target.name.text}`: {problem}", target.span, where, help=help)
         if rest or value.type.dims == dims:
             return value
         return self.builder.emit("transpose", (value,), {"dims": dims}, span, scope)[0]
@@ -220,18 +231,20 @@ class ProgramBuilder:
         self._check_name(name)
         if name.text in scope.params:
             where = Related(scope.params[name.text], "first declared here")
-            fail("MD0104", f"param `{name.text}` is declared twice", name.span, where)
+            help = "give it another name"
+            fail("MD0104", f"param `{name.text}` is declared twice", name.span, where, help=help)
         if node.target.dims is None:
             help = f"write `param {name.text}[dims]`, with `[]` for a scalar"
             fail("MD0250", "a parameter needs its dims", node.span, help=help)
         dims, rest = self.dim_list(node.target.dims, scope)
         if rest:
-            fail("MD0250", "a parameter needs every dim by name", node.target.span)
+            help = "name its dims instead of `...`"
+            fail("MD0250", "a parameter needs every dim by name", node.target.span, help=help)
         loops = tuple(f.dim for f in self.builder.frames if f.dim is not None)
         for loop in loops:
             if loop in dims:
                 message = f"this parameter already gains `{loop}` from the `repeat` around it"
-                fail("MD0259", message, node.target.span)
+                fail("MD0259", message, node.target.span, help=f"leave `{loop}` out of its dims")
         type_ = TensorType((*loops, *dims), self.dtype(node.dtype))
         value = self.builder.value(
             type_,
@@ -255,84 +268,12 @@ class ProgramBuilder:
         numbers = [self.expressions.evaluate(a, scope) for a in node.init.args]
         values = tuple(float(n) for n in numbers if isinstance(n, int | float))
         if len(values) != len(numbers) or node.init.keywords or node.init.items is not None:
-            fail("MD0260", f"`{name.text}` takes plain numbers", node.init.span)
+            help = f"write `{_init_form(name.text)}`"
+            fail("MD0260", f"`{name.text}` takes plain numbers", node.init.span, help=help)
         if len(values) != INITS[name.text]:
-            message = f"`{name.text}` takes {INITS[name.text]} numbers, not {len(values)}"
-            fail("MD0260", message, node.init.span)
+            message = f"`{name.text}` takes {count(INITS[name.text], 'number')}, not {len(values)}"
+            fail("MD0260", message, node.init.span, help=f"write `{_init_form(name.text)}`")
         return Init(name.text, values)
-
-    # --- loops -------------------------------------------------------------------------------
-
-    def _repeat(self, node: ast.Repeat, scope: Scope) -> None:
-        """One loop: names that existed before are carried, new ones stay inside."""
-        dim = self.expressions.dim(node.dim, scope)
-        outer = dict(scope.names)
-        names = [n for n in dict.fromkeys(assigned(node.body)) if n in outer]
-        inits = {n: self._carried(n, outer[n], dim, node, scope) for n in names}
-        self.builder.frames.append(Frame(dim))
-        try:
-            insides = {n: self._inside(v) for n, v in inits.items()}
-            scope.names = {**outer, **insides}
-            self.body(node.body, scope)
-            after, frame = scope.names, self.builder.frames[-1]
-            nexts = {n: self._next(n, insides[n], after[n], node, scope) for n in names}
-        finally:
-            new = [n for n in scope.names if n not in outer]
-            scope.local_to_loop.update({n: node.span for n in new})
-            scope.names = outer
-            self.builder.frames.pop()
-        carries = tuple(
-            Carry(inits[n], insides[n], nexts[n], self._result(nexts[n], insides[n])) for n in names
-        )
-        scope.names = outer | {n: c.result for n, c in zip(names, carries, strict=True)}
-        stacked = self.builder.stacks(frame)
-        loop = Repeat(dim, carries, stacked, tuple(frame.body), node.span)
-        self.builder.frames[-1].body.append(loop)
-
-    def _carried(
-        self, name: str, operand: Operand | None, dim: Dim, node: ast.Repeat, scope: Scope
-    ) -> Value:
-        if operand is None:
-            raise Poisoned
-        value = operand
-        if isinstance(value, int | float):
-            value = self.builder.constant(value, DTYPES["f32"], node.span, scope)
-        assert isinstance(value, Value)
-        value = self.builder.reach(value)
-        if value.type.has(dim.name):
-            message = f"`{name}` is carried through the loop and has its dim `{dim.name}`"
-            help = "assign to another name inside, or rename the dim"
-            fail("MD0256", message, node.dim.span, help=help)
-        return value
-
-    def _inside(self, init: Value) -> Value:
-        inside = replace(init, role="activation", pins=())
-        self.builder.place(inside, len(self.builder.frames) - 1)
-        return inside
-
-    def _next(
-        self, name: str, inside: Value, operand: Operand | None, node: ast.Repeat, scope: Scope
-    ) -> Value:
-        if operand is None:
-            raise Poisoned
-        if not isinstance(operand, Value):
-            operand = self.builder.constant(operand, inside.type.dtype, node.span, scope)  # type: ignore[arg-type]
-        value = self.builder.reach(operand)
-        same = set(value.type.dims) == set(inside.type.dims)
-        if not same or value.type.dtype != inside.type.dtype:
-            where = Related(inside.span, f"it enters the loop as {inside.type}")
-            message = f"`{name}` leaves an iteration as {value.type}"
-            help = "what a loop carries keeps its dims and dtype"
-            fail("MD0256", message, value.span, where, help=help)
-        if value.type.dims != inside.type.dims:
-            attrs = {"dims": inside.type.dims}
-            value = self.builder.emit("transpose", (value,), attrs, node.span, scope)[0]
-        return value
-
-    def _result(self, next_: Value, inside: Value) -> Value:
-        result = replace(next_, type=inside.type, pins=())
-        self.builder.place(result, len(self.builder.frames) - 1)
-        return result
 
     # --- functions ---------------------------------------------------------------------------
 
@@ -360,7 +301,8 @@ class ProgramBuilder:
         problem = mismatch(value, dims, rest)
         if problem:
             where = Related(function.name.span, "its result is declared here")
-            fail("MD0250", f"the result: {problem}", returned.span, where)
+            help = "change the declared result, or what is returned"
+            fail("MD0250", f"the result: {problem}", returned.span, where, help=help)
         if rest or value.type.dims == dims:
             return value
         return self.builder.emit("transpose", (value,), {"dims": dims}, returned.span, scope)[0]
@@ -402,15 +344,11 @@ class ProgramBuilder:
         return DTYPES[name.text]
 
 
-def assigned(statements: tuple[ast.Statement, ...]) -> list[str]:
-    """The names that statements give to tensors, those of blocks inside too."""
-    names: list[str] = []
-    for statement in statements:
-        match statement:
-            case ast.Assign():
-                names += [t.name.text for t in statement.targets]
-            case ast.Param():
-                names.append(statement.target.name.text)
-            case ast.Repeat() | ast.Recompute():
-                names += assigned(statement.body)
-    return names
+def has_return(statements: tuple[ast.Statement, ...]) -> bool:
+    """Whether a `return` stands anywhere in a body, also where it may not."""
+    blocks = [s.body for s in statements if isinstance(s, ast.Repeat | ast.Recompute)]
+    return any(isinstance(s, ast.Return) for s in statements) or any(map(has_return, blocks))
+
+
+def _init_form(name: str) -> str:
+    return f"{name}({', '.join('abc'[: INITS[name]])})"

@@ -41,7 +41,8 @@ class Step:
     """One step of a reshard.
 
     `dim` is what is gathered, or split off (slice, reduce_scatter), or was split (all_to_all,
-    zero_fill of a split); `to_dim` is what an all_to_all splits instead. `axes` are in mesh order.
+    zero_fill of a split); `to_dim` is what an all_to_all splits instead. `axes` are in mesh order, of
+    a slice outer first.
     """
 
     kind: str

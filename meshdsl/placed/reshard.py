@@ -10,7 +10,7 @@ import functools
 import heapq
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshdsl.named.ir import TensorType
 from meshdsl.placed import collectives as c
@@ -73,7 +73,19 @@ def _steps(
     while target != source:
         found.append(came[target])
         target = came[target].before
-    return tuple(reversed(found))
+    return _merged_slices(found[::-1])
+
+
+def _merged_slices(steps: list[c.Step]) -> tuple[c.Step, ...]:
+    """Slices of one dim that follow each other as one slice over all their axes, outer first."""
+    found: list[c.Step] = []
+    for step in steps:
+        last = found[-1] if found else None
+        if last is not None and last.kind == step.kind == "slice" and last.dim == step.dim:
+            found[-1] = replace(last, axes=last.axes + step.axes, after=step.after)
+        else:
+            found.append(step)
+    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,75 @@
+"""How long the commands take, as whole processes, beside an empty Python process.
+
+`python -m benchmarks.speed [RUNS]` prints the median over RUNS (default 7) of each command, the spread,
+and the ratio to `python -c pass` of the same round. The commands take turns, so that a busy moment of
+the machine hits all of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+CLI = [sys.executable, "-c", "from meshdsl.cli import main; main()"]
+BIG_MESH = "data:6,tp:8,pipe:64"
+
+
+def long_file(lines: int) -> str:
+    """A program of about `lines` lines, most of them statements."""
+    head = "dim batch = 64, model = 512\nmesh m = { data: 2 }\nlayout l { batch -> data }\n"
+    body = "\n".join(
+        f"  h{i} = relu(h{i - 1} * {i % 7 + 1}.5 + x) - mean[model](h{i - 1})"
+        for i in range(1, lines - 7)
+    )
+    return f"{head}program p(x[batch, model]) {{\n  h0 = x\n{body}\n  return h{lines - 8}\n}}\n"
+
+
+def commands(folder: Path) -> dict[str, list[str]]:
+    """What is timed."""
+    path = folder / "long.mdsl"
+    path.write_text(long_file(1000))
+    transformer = str(EXAMPLES / "transformer.mdsl")
+    mesh = ["--layout", "megatron", "--mesh", BIG_MESH]
+    deep = ["--set", "batch=48", "layers=96"]
+    shallow = ["--set", "batch=48", "layers=2"]
+    mlp = str(EXAMPLES / "mlp.mdsl")
+    return {
+        "python -c pass": [sys.executable, "-c", "pass"],
+        "import meshdsl": [sys.executable, "-c", "import meshdsl"],
+        "check mlp": [*CLI, "check", mlp],
+        "check 1,000 lines": [*CLI, "check", str(path)],
+        "explain 96 layers, 3,072 devices": [*CLI, "explain", transformer, *mesh, *deep],
+        "explain 2 layers, 3,072 devices": [*CLI, "explain", transformer, *mesh, *shallow],
+        "compile mlp": [*CLI, "compile", mlp],
+        "run transformer, 8 devices (local)": [
+            *CLI, "run", transformer, "--layout", "megatron", "--mesh", "pod",
+        ],
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Print the table."""
+    runs = int(sys.argv[1]) if len(sys.argv) > 1 else 7
+    with tempfile.TemporaryDirectory() as name:
+        table = commands(Path(name))
+        times: dict[str, list[float]] = {label: [] for label in table}
+        for _ in range(runs):
+            for label, command in table.items():
+                started = time.perf_counter()
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+                times[label].append(time.perf_counter() - started)
+    base = times["python -c pass"]
+    print(f"{'command':38}{'median':>9}{'least':>9}{'most':>9}{'x empty':>9}")
+    for label, taken in times.items():
+        ratio = statistics.median(a / b for a, b in zip(taken, base, strict=True))
+        figures = (statistics.median(taken), min(taken), max(taken))
+        print(f"{label:38}" + "".join(f"{t:8.3f}s" for t in figures) + f"{ratio:9.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,330 @@
+"""One program under one layout: run on every device, against the reference and against `explain`."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from meshdsl.backends.draws import draws
+from meshdsl.backends.emission import emit_compiled
+from meshdsl.backends.in_process import LocalRun, run_local
+from meshdsl.backends.numpy_reference import made_up, run_reference, whole_specs
+from meshdsl.backends.support.values import Array, Spec
+from meshdsl.backends.verify import errors
+from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
+from meshdsl.named.declarations import Declarations
+from meshdsl.named.ir import Node, Op, Program, Repeat, Value
+from meshdsl.ops.opdef import lookup
+from meshdsl.pipeline import Options, build_named, front, lower_placed, place_named
+from meshdsl.report.explain import explain
+
+TOLERANCE = 1e-5
+"""max|Δ| / max|ref| of outputs that round, in f32."""
+
+ROUNDING = 1e-9
+"""The same in f64, for programs whose own rounding is larger than `TOLERANCE`."""
+
+LARGEST = 2.0**24
+"""Sums of absolute values below this are exact in f32."""
+
+REFUSALS = ("MD0301", "MD0302", "MD0303", "MD0907")
+"""What may be said of a layout that does not fit a program: it does not divide, or conflicts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A program and where it runs.
+
+    `layout` is a declared name, the string form `dim:axis,…`, or rules in braces, which become a
+    layout of their own.
+    """
+
+    text: str
+    mesh: str
+    layout: str
+    reduce: str = "deferred"
+    dims: Mapping[str, int] = field(default_factory=dict)
+    name: str = "case.mdsl"
+
+    @property
+    def source_text(self) -> str:
+        """The text, with a layout that is given in braces declared at its end."""
+        if not self.layout.startswith("{"):
+            return self.text
+        return f"{self.text.rstrip()}\n\nlayout chosen {self.layout}\n"
+
+    @property
+    def options(self) -> Options:
+        """The options as a user would give them."""
+        layout = "chosen" if self.layout.startswith("{") else self.layout
+        return Options(mesh=self.mesh, layout=layout, reduce=self.reduce, set_dims=self.dims)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A case that ran and held: the named program, its report, the run, and its exact outputs."""
+
+    named: Program
+    report: dict[str, Any]
+    run: LocalRun
+    exact: frozenset[str]
+
+
+def run_case(case: Case) -> Checked:
+    """Compile and run `case`, and hold it to everything that must be true of it.
+
+    Raises DiagnosticError if it is refused, AssertionError if it is wrong.
+    """
+    program = _named(case.source_text, case.dims)
+    made = compiled(case)
+    values, reference = whole_values(case.source_text, case.dims)
+    emitted = emit_compiled(made)
+    run = run_local(emitted.text, *values, lines=emitted.places)
+    report = explain(made["device"])
+    assert run.disagreements() == []
+    check_bytes(report, run)
+    exact = frozenset(exact_outputs(program, (values[0], values[1])))
+    wrong = [w for o in program.outputs if (w := _wrong(o.name, exact, run.outputs, reference))]
+    if wrong and exact.isdisjoint(name for name, _ in wrong):
+        wrong = _wrong_in_f64(case, values)
+    assert not wrong, f"{wrong}\n{emitted.text[emitted.text.index('def device(') :]}"
+    return Checked(program, report, run, exact)
+
+
+def refusal(case: Case) -> str | None:
+    """The code with which the compiler refuses `case` for its layout, or None."""
+    try:
+        compiled(case)
+    except DiagnosticError as error:
+        code = error.diagnostics[0].code
+        if code in REFUSALS:
+            return code
+        raise
+    return None
+
+
+def compiled(case: Case, dtype: str | None = None) -> dict[str, Any]:
+    """What the pipeline makes of a case, by stage."""
+    diagnostics = Diagnostics()
+    declarations = _declared(case.source_text, case.dims)
+    program = _named(case.source_text, case.dims, dtype)
+    placed = place_named(program, declarations, case.options, diagnostics)
+    diagnostics.raise_errors()
+    made: dict[str, Any] = {"named": program, "placed": placed, "device": lower_placed(placed)}
+    return made
+
+
+def explained(case: Case) -> dict[str, Any]:
+    """What `explain --json` says of a case."""
+    return explain(compiled(case)["device"])
+
+
+# --- compiling once per text ------------------------------------------------------------------
+
+
+def _declared(text: str, dims: Mapping[str, int]) -> Declarations:
+    return _declared_once(text, tuple(dims.items()))
+
+
+def _named(text: str, dims: Mapping[str, int], dtype: str | None = None) -> Program:
+    return _named_once(text, tuple(dims.items()), dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _declared_once(text: str, dims: tuple[tuple[str, int], ...]) -> Declarations:
+    diagnostics = Diagnostics()
+    declarations = front(Source("case.mdsl", text), dict(dims), diagnostics)
+    diagnostics.raise_errors()
+    return declarations
+
+
+@functools.lru_cache(maxsize=64)
+def _named_once(text: str, dims: tuple[tuple[str, int], ...], dtype: str | None) -> Program:
+    diagnostics = Diagnostics()
+    program = build_named(_declared_once(text, dims), None, dtype, diagnostics)
+    diagnostics.raise_errors()
+    return program
+
+
+# --- values -----------------------------------------------------------------------------------
+
+Values = tuple[dict[str, Array], dict[str, Array]]
+
+
+def whole_values(text: str, dims: Mapping[str, int]) -> tuple[Values, dict[str, Array]]:
+    """Inputs and parameters of small whole numbers, and the reference's answer to them."""
+    return _whole_values_once(text, tuple(dims.items()))
+
+
+@functools.lru_cache(maxsize=64)
+def _whole_values_once(
+    text: str, dims: tuple[tuple[str, int], ...]
+) -> tuple[Values, dict[str, Array]]:
+    program = _named_once(text, dims, None)
+    inputs, params = (
+        {name: _whole(name, spec) for name, spec in specs.items()}
+        for specs in whole_specs(program, draws(program))
+    )
+    return (inputs, params), run_reference(program, inputs, params)
+
+
+def _whole(name: str, spec: Spec) -> Array:
+    """Floats from -2 to 2, all whole; integers and truth values as the engines make them up."""
+    if spec.dtype not in ("f32", "f64", "f16", "bf16"):
+        return made_up({name: spec})[name]
+    drawn = made_up({name: spec._replace(draw=("below", 5))})[name]
+    return np.asarray(drawn - 2, drawn.dtype)
+
+
+# --- outputs ----------------------------------------------------------------------------------
+
+
+def _wrong(
+    name: str, exact: frozenset[str], found: Mapping[str, Array], reference: Mapping[str, Array]
+) -> tuple[str, str] | None:
+    """What is wrong with an output, or None."""
+    if name in exact:
+        same = np.array_equal(found[name], reference[name].astype(found[name].dtype))
+        return None if same else (name, f"differs in bits: {found[name]} {reference[name]}")
+    _, relative = errors(found[name], reference[name])
+    return None if relative <= TOLERANCE else (name, f"is off by {relative}")
+
+
+def _wrong_in_f64(case: Case, values: Values) -> list[tuple[str, str]]:
+    """The outputs that are still wrong where rounding is 2^-53: those that no rounding explains."""
+    made = compiled(case, "f64")
+    inputs, params = ({n: _wide(a) for n, a in arrays.items()} for arrays in values)
+    run = run_local(emit_compiled(made).text, inputs, params)
+    reference = run_reference(made["named"], inputs, params)
+    found = {name: errors(run.outputs[name], expected)[1] for name, expected in reference.items()}
+    return [(name, f"is off by {error} in f64") for name, error in found.items() if error > ROUNDING]
+
+
+def _wide(array: Array) -> Array:
+    return array.astype(np.float64) if array.dtype.kind == "f" else array
+
+
+# --- which outputs are exact ------------------------------------------------------------------
+
+
+def exact_outputs(program: Program, values: Values) -> Iterator[str]:
+    """Outputs reached only through exact operators, all sums of absolute values below 2^24."""
+    bounds: dict[Value, float] = {}
+    for value in program.inputs:
+        bounds[value] = _largest(values[0][value.label])
+    for param in program.params:
+        bounds[param.value] = _largest(values[1][str(param.value.name)])
+    _bound_nodes(program.body, bounds)
+    for output in program.outputs:
+        if bounds[output.value] < LARGEST:
+            yield output.name
+
+
+def _largest(array: Array) -> float:
+    return float(np.max(np.abs(array.astype(np.float64)), initial=0.0))
+
+
+def _bound_nodes(nodes: tuple[Node, ...], bounds: dict[Value, float]) -> None:
+    for node in nodes:
+        if isinstance(node, Op):
+            bound = _bound(node, [bounds[v] for v in node.ins])
+            bounds.update(dict.fromkeys(node.outs, bound))
+            continue
+        _bound_loop(node, bounds)
+
+
+def _bound_loop(loop: Repeat, bounds: dict[Value, float]) -> None:
+    bounds.update({s.inside: bounds[s.outer] for s in loop.stacked})
+    bounds.update({c.inside: bounds[c.init] for c in loop.carries})
+    for _ in range(loop.dim.size):
+        _bound_nodes(loop.body, bounds)
+        bounds.update({c.inside: bounds[c.next] for c in loop.carries})
+    bounds.update({c.result: bounds[c.inside] for c in loop.carries})
+
+
+def _bound(op: Op, ins: list[float]) -> float:
+    """The most that a sum of absolute values on the way to `op` can be; infinite if it rounds."""
+    largest = max(ins, default=0.0)
+    if not lookup(op.name).exact or largest >= LARGEST:
+        return math.inf
+    if op.outs[0].type.dtype.kind == "bool":
+        return 1.0
+    match op.name:
+        case "einsum" | "sum":
+            return math.prod(ins) * _summed(op)
+        case "cumsum":
+            return largest * float(op.attr("dim").size)
+        case "add" | "sub":
+            return sum(ins)
+        case "mul":
+            return math.prod(ins)
+        case "square":
+            return largest * largest
+        case "constant" | "pad":
+            number = abs(float(op.attr("value")))
+            return math.inf if number % 1 else max(largest, number)
+        case "iota" | "argmax":
+            return float(op.attr("dim").size)
+    return max(largest, 1.0)
+
+
+def _summed(op: Op) -> float:
+    sizes = {d.name: d.size for v in op.ins for d in v.type.dims}
+    return float(math.prod(n for name, n in sizes.items() if not op.outs[0].type.has(name)))
+
+
+# --- bytes ------------------------------------------------------------------------------------
+
+
+def check_bytes(report: dict[str, Any], run: LocalRun) -> None:
+    """Every device did just the collectives, and sent just the bytes, that `explain` predicted."""
+    predicted: Counter[object] = Counter()
+    wire = 0
+    for c in report["collectives"]:
+        op = c["op"] or ""
+        key = (c["kind"], op, tuple(c["axes"]), c["group_size"], c["payload_bytes"])
+        predicted[key] += c["count"]
+        wire += c["wire_bytes"]
+    for rank, sent in enumerate(run.sent):
+        counted: Counter[object] = Counter()
+        for s, count in sent.items():
+            counted[s.kind, s.op, s.axes, s.size, s.payload] += count
+        assert counted == predicted, f"device {rank}: {counted} where {predicted} were predicted"
+        assert run.wire_bytes(rank) == wire
+    cluster = sum(c["cluster_wire_bytes"] for c in report["collectives"])
+    assert cluster == sum(run.wire_bytes(rank) for rank in range(len(run.sent)))
+    by_phase = report["totals"]["by_phase"]
+    assert sum(by_phase.values()) == wire
+    assert report["totals"]["wire_bytes"] == wire - by_phase.get("output", 0)
+
+
+def counts(report: dict[str, Any]) -> Counter[str]:
+    """How often each kind of collective takes place, trips of loops counted."""
+    found: Counter[str] = Counter()
+    for c in report["collectives"]:
+        found[c["kind"]] += c["count"]
+    return found
+
+
+def meshes(devices: int) -> list[str]:
+    """Meshes of so many devices with one, two and three axes, as the command line takes them."""
+    shapes = {
+        1: ((1,),),
+        2: ((2,), (1, 2)),
+        4: ((4,), (2, 2), (2, 1, 2)),
+        8: ((8,), (2, 4), (4, 2), (2, 2, 2)),
+    }
+    names = "abc"
+    return [
+        ",".join(f"{a}:{n}" for a, n in zip(names, shape, strict=False)) for shape in shapes[devices]
+    ]
+
+
+EVERY_MESH = tuple(itertools.chain.from_iterable(meshes(n) for n in (1, 2, 4, 8)))
