@@ -57,7 +57,9 @@ def run(made: Mapping[str, Any], engine: str, given: Given, budget: int | None =
     return Result(result.outputs, result.seconds, result.sent, result.disagreements, notes)
 
 
-def verify(made: Mapping[str, Any], given: Given, outputs: Mapping[str, Array]) -> tuple[Comparison, ...]:
+def verify(
+    made: Mapping[str, Any], given: Given, outputs: Mapping[str, Array]
+) -> tuple[Comparison, ...]:
     """Compare outputs with the reference's on the same values."""
     expected = _run_reference(made, given, read_given(made, given)[0]).outputs
     return compare_outputs(outputs, expected, tolerances_of(made["named"]))
@@ -101,8 +103,9 @@ def refuse_too_large(made: Mapping[str, Any], engine: str, budget: int | None) -
     if devices * each > budget:
         fail(
             "MD0703",
-            f"{devices:,} devices would hold {_gib(devices * each)}, and this machine has {_gib(budget)}",
-            help="choose a smaller mesh or smaller dims (`--set`); `explain` and `compile` still work",
+            f"{devices:,} devices would hold {_gib(devices * each)}, "
+            f"and this machine has {_gib(budget)}",
+            help="choose a smaller mesh or smaller dims (`--set`); `explain` and `compile` work",
         )
 
 

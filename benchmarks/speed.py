@@ -1,8 +1,8 @@
 """How long the commands take, as whole processes, beside an empty Python process.
 
-`python -m benchmarks.speed [RUNS]` prints the median over RUNS (default 7) of each command, the spread,
-and the ratio to `python -c pass` of the same round. The commands take turns, so that a busy moment of
-the machine hits all of them.
+`python -m benchmarks.speed [RUNS]` prints the median over RUNS (default 7) of each command, the
+spread, and the ratio to `python -c pass` of the same round. The commands take turns, so that a busy
+moment of the machine hits all of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Classify scikit-learn's handwritten digits with the compiled program, under four layouts.
 
-`python examples/digits.py [FOLDER]` fits an `MLPClassifier`, saves its weights as `params.npz` and the
-held-out images as `inputs.npz` in FOLDER (default: `digits`), then runs `digits.mdsl` on eight devices
-under every layout it declares and compares the predictions with scikit-learn's. Needs the `dev` extra.
+`python examples/digits.py [FOLDER]` fits an `MLPClassifier`, saves its weights as `params.npz` and
+the held-out images as `inputs.npz` in FOLDER (default: `digits`), then runs `digits.mdsl` on eight
+devices under every layout it declares and compares the predictions with scikit-learn's. Needs the
+`dev` extra.
 """
 
 from __future__ import annotations

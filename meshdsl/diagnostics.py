@@ -1,15 +1,15 @@
 """Sources, spans and diagnostics: what a user is told, where, and how to get out.
 
-A user's mistake is a `Diagnostic` with a stable code. It is collected in a `Diagnostics` bag, so that
-one pass can report many; `DiagnosticError` carries one or more of them past code that cannot go on.
-Our own mistakes are asserts.
+A user's mistake is a `Diagnostic` with a stable code. It is collected in a `Diagnostics` bag, so
+that one pass can report many; `DiagnosticError` carries one or more of them past code that cannot
+go on. Our own mistakes are asserts.
 """
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn
 
 Severity = Literal["error", "warning", "note"]
@@ -20,7 +20,7 @@ MAX_ERRORS = 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """One text that spans point into: `name` is what the user is shown, `text` has `\\n` line ends."""
+    """One text that spans point into: `name` is what the user is shown, lines end in a newline."""
 
     name: str
     text: str
@@ -139,14 +139,25 @@ class Diagnostics:
         """Those of severity `error`."""
         return tuple(d for d in self._items if d.severity == "error")
 
+    def promote_warnings(self) -> None:
+        """Make every warning an error, as `--strict` wants it."""
+        self._items = [
+            replace(d, severity="error") if d.severity == "warning" else d for d in self._items
+        ]
+
     def raise_errors(self) -> None:
-        """Raise every error collected so far as one `DiagnosticError`; nothing when there is none."""
+        """Raise every error collected so far as one `DiagnosticError`, if there is any."""
         if self.errors:
             raise DiagnosticError(*self.errors)
 
 
 def _same(a: Diagnostic, b: Diagnostic) -> bool:
     return (a.code, a.message, a.span) == (b.code, b.message, b.span)
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 dim`, `2 dims`, `no dims`."""
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
 
 
 def did_you_mean(name: str, known: list[str]) -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshdsl.device import ir as device
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, Span
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Related, Source, Span
 from meshdsl.named import ir as named
 from meshdsl.named.declarations import Declarations, declare, unknown
 from meshdsl.named.from_syntax import build
@@ -24,7 +24,7 @@ DEFAULT_POLICY = "deferred"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user chooses beside the file. Names are as on the command line; None is the default."""
+    """What a user chooses beside the file, named as on the command line; None: the default."""
 
     program: str | None = None
     mesh: str | None = None
@@ -78,7 +78,9 @@ def choose_program(declarations: Declarations, name: str | None) -> ast.Program:
     if name is None:
         message = f"this file has {len(programs)} programs"
         help = f"choose one with `--program`: {', '.join(programs)}"
-        raise DiagnosticError(Diagnostic("MD0111", message, whole, help=help))
+        first, *others = (node.name.span for node in programs.values())
+        related = tuple(Related(span, "and here") for span in others[:3])
+        raise DiagnosticError(Diagnostic("MD0111", message, first, related=related, help=help))
     if name not in programs:
         wrong = ast.Name(name, Span(Source("--program", name), 0, len(name)))
         raise DiagnosticError(unknown("MD0108", "program", wrong, list(programs)))
@@ -152,14 +154,6 @@ def compile_source(
         if name == until:
             break
     if options.strict:
-        raise_warnings(diagnostics)
+        diagnostics.promote_warnings()
+        diagnostics.raise_errors()
     return made
-
-
-def raise_warnings(diagnostics: Diagnostics) -> None:
-    """Raise warnings as errors, if there are any."""
-    from dataclasses import replace
-
-    warnings = [replace(d, severity="error") for d in diagnostics if d.severity == "warning"]
-    if warnings:
-        raise DiagnosticError(*warnings)

@@ -1,4 +1,7 @@
-"""The command line: one file per command. Exit codes: 0 fine, 1 program, 2 command, 3 while running."""
+"""The command line, one file per command.
+
+Exit codes: 0 fine, 1 the program is wrong, 2 the command is wrong, 3 it failed while running.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +12,14 @@ import typer
 
 from meshdsl.cli import common
 from meshdsl.diagnostics import did_you_mean, fail
+
+
+class Printed(StrEnum):
+    """The representations that have a text form."""
+
+    named = "named"
+    placed = "placed"
+    device = "device"
 
 
 def command(
@@ -24,6 +34,10 @@ def command(
     dtype: common.DType = None,
     strict: common.Strict = False,
     json: common.Json = False,
+    print_after: Annotated[
+        Printed | None,
+        typer.Option("--print-after", metavar="STAGE", help="Print named, placed or device."),
+    ] = None,
 ) -> None:
     """Say where communication happens, how much, why, and what would remove it."""
     with common.reporting(json) as diagnostics:
@@ -33,7 +47,11 @@ def command(
         from meshdsl.report.explain import explain
 
         chosen = common.options(program, mesh, layout, reduce, settings, dtype, strict)
-        made = common.compiled(Path(file), chosen, diagnostics, "device")
+        made = common.compiled(Path(file), chosen, diagnostics, print_after or "device")
+        if print_after is not None:
+            printer = import_module(f"meshdsl.{print_after}.printer")
+            typer.echo(printer.print_program(made[print_after]), nl=False)
+            return
         report = explain(made["device"], diagnostics)
         if json:
             common.print_json(report)

@@ -15,7 +15,8 @@ def add(app: typer.Typer, name: str) -> None:
 
     def command(context: typer.Context) -> None:
         with reporting():
-            fail("MD0909", f"the command `{name}` is not supported yet", help="see `meshdsl --help`")
+            help = "see `meshdsl --help`"
+            fail("MD0909", f"the command `{name}` is not supported yet", help=help)
 
     settings = {"ignore_unknown_options": True, "allow_extra_args": True}
     app.command(name, context_settings=settings, hidden=True)(command)

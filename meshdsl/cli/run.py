@@ -42,7 +42,7 @@ def command(
     force: common.Force = False,
     json: common.Json = False,
 ) -> None:
-    """Run the program: every device in this process (local), on real processes, or the reference."""
+    """Run the program: all devices in this process, on real processes, or as the reference."""
     with common.reporting(json) as diagnostics:
         from meshdsl.backends.engines import ENGINES, Given
 
@@ -86,7 +86,7 @@ def _run(
     checked = engines.verify(made, given, result.outputs) if verify else ()
     for item in checked:
         if not item.ok:
-            message = f"`{item.name}` differs from the reference by {item.relative:.1e} of its maximum"
+            message = f"`{item.name}` differs by {item.relative:.1e} of the reference's maximum"
             diagnostics.add(Diagnostic("MD0708", message, help=f"allowed is {item.tolerance:.0e}"))
     if out is not None:
         _write(out, result.outputs)

@@ -1,4 +1,4 @@
-"""From the placed program to the device program: names, local shapes, and one step per statement."""
+"""From the placed program to the device program: names, local shapes, one step per statement."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """When local tensors are last read, and the most memory that is held at once.
 
-A Python variable keeps its tensor until it is deleted. Only large tensors are worth a `del` in a program
-that people read: smaller ones stay until their block ends, and are counted so.
+A Python variable keeps its tensor until it is deleted. Only large tensors are worth a `del` in a
+program that people read: smaller ones stay until their block ends, and are counted so.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def peak(program: Program) -> Peak:
 
 
 def memory(program: Program) -> dict[str, int]:
-    """Bytes of one device: `params`, `inputs`, `activations` at the worst line, and their `peak`."""
+    """Bytes of one device: `params`, `inputs`, `activations` at the worst line, the `peak`."""
     params = sum(v.local.bytes for v in program.params)
     inputs = sum(v.local.bytes for v in program.inputs)
     worst = peak(program)

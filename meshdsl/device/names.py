@@ -18,15 +18,17 @@ class Names:
 
     def __init__(self, taken: frozenset[str] = frozenset()) -> None:
         self._used = set(taken) | MODULE_NAMES | set(dir(builtins))
+        self._last: dict[str, int] = {}
 
     def fresh(self, hint: str) -> str:
         """`hint` itself if it is safe and free, otherwise with a number after it."""
         base = re.sub(r"\W", "_", hint, flags=re.ASCII).strip("_") or "t"
         if base[0].isdigit() or keyword.iskeyword(base) or keyword.issoftkeyword(base):
             base = f"t_{base}"
-        name, number = base, 1
+        name, number = base, self._last.get(base, 1)
         while name in self._used or name.startswith("__"):
             number += 1
             name = f"{base}_{number}"
         self._used.add(name)
+        self._last[base] = number
         return name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Related, Span, fail
 from meshdsl.named.declarations import Declarations
@@ -147,17 +147,18 @@ class Builder:
 
     def constant(self, number: int | float, dtype: DType, span: Span, scope: Scope) -> Value:
         """A literal as a value without dims."""
+        check_number(number, dtype, span)
         if dtype.kind == "bool" or (dtype.kind == "int" and isinstance(number, float)):
             kind = "a bool" if dtype.kind == "bool" else f"an {dtype} tensor"
             help = "use a comparison" if dtype.kind == "bool" else "cast the tensor: `cast(x, f32)`"
-            fail("MD0257", f"the number {number} is combined with {kind}", span, help=help)
+            fail("MD0257", f"the number {shown(number)} is combined with {kind}", span, help=help)
         attrs = {"value": float(number) if dtype.kind == "float" else number, "dtype": dtype}
         return self.emit("constant", (), attrs, span, scope)[0]
 
     def assign(
         self, value: Value, name: str, pins: tuple[Pin, ...], span: Span, scope: Scope
     ) -> Value:
-        """Give `value` a name: the one that was just made is renamed, any other gets an identity."""
+        """Give `value` a name: the one just made is renamed, any other gets an identity."""
         body = self.frames[-1].body
         last = body[-1] if body else None
         fresh = isinstance(last, Op) and last.outs == (value,) and value.name is None
@@ -171,11 +172,42 @@ class Builder:
         return named
 
 
+def check_number(number: int | float, dtype: DType, span: Span) -> None:
+    """Refuse an integer that a tensor of this dtype cannot hold."""
+    bits = {"i32": 31, "i64": 63}.get(dtype.name, 1023)
+    if isinstance(number, int) and not -(2**bits) <= number < 2**bits:
+        help = "use a smaller number" if bits != 31 else "use a smaller number, or i64"
+        fail("MD0257", f"the number {shown(number)} does not fit into {dtype}", span, help=help)
+
+
+def shown(number: int | float) -> str:
+    """A number for a message; long ones by their magnitude."""
+    if isinstance(number, int) and abs(number) >= 10**24:
+        return f"of about {'-' * (number < 0)}2^{abs(number).bit_length()}"
+    return str(number)
+
+
 def check_elements(type_: TensorType, span: Span) -> None:
     """Refuse a tensor that no 64-bit index could address."""
     if type_.elements >= MAX_ELEMENTS:
-        sizes = " x ".join(f"{d.name}={d.size}" for d in type_.dims)
-        fail("MD0255", f"a tensor of {sizes} has 2^63 elements or more", span)
+        sizes = " × ".join(f"{d.name}={d.size}" for d in type_.dims)
+        help = "choose smaller dims: `--set DIM=N`"
+        fail("MD0255", f"a tensor of {sizes} has 2^63 elements or more", span, help=help)
+
+
+def need_tensor(operand: Operand, span: Span) -> NoReturn:
+    """Refuse what is no tensor where one is needed."""
+    help = "name a tensor, or compute one"
+    fail("MD0254", f"a tensor is needed here, and this is {kind_of(operand)}", span, help=help)
+
+
+def kind_of(operand: Operand) -> str:
+    """What an operand is, in words."""
+    if isinstance(operand, Value):
+        return f"a tensor {operand.type}"
+    if isinstance(operand, DType):
+        return f"the dtype {operand}"
+    return "a string" if isinstance(operand, str) else f"the number {operand}"
 
 
 def collect(diagnostics: Diagnostics, error: DiagnosticError) -> None:

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Span, fail
-from meshdsl.named.builder import Operand, Poisoned, Scope
+from meshdsl.diagnostics import (
+    Diagnostic,
+    DiagnosticError,
+    Related,
+    Span,
+    counted,
+    did_you_mean,
+    fail,
+)
+from meshdsl.named.builder import Operand, Poisoned, Scope, need_tensor
 from meshdsl.named.expressions import LATER, option_value, surface_name, unknown_function
 from meshdsl.named.ir import DTYPES, Dim, DType, Value
 from meshdsl.named.prelude import prelude
@@ -43,7 +51,8 @@ class Calls:
             self._note_shadowing(scope.declarations.functions[name])
             return self.inline(scope.declarations.functions[name], node, scope)
         if name in LATER:
-            fail(LATER[name], f"`{name}` is not supported yet", node.function.span)
+            help = "compute it outside and pass it as an input"
+            fail(LATER[name], f"`{name}` is not supported yet", node.function.span, help=help)
         if name in load_all() and load_all()[name].surface.items != "view":
             return self.operator(load_all()[name], node, scope)
         if name in prelude().functions:
@@ -128,7 +137,7 @@ class Calls:
                 fail("MD0252", f"`{opdef.name}` needs its result dims", node.span, help=help)
             return {"dims": tuple(self.program.expressions.dim(n, scope) for n in node.out)}
         if node.out is not None:
-            fail("MD0252", f"`{opdef.name}` takes no `-> [dims]`", node.span)
+            _no_result_dims(opdef, node)
         if kind == "dims?" and node.items is None:
             return {"dims": tensors[0].type.dims if tensors else ()}
         if kind == "arrow":
@@ -137,7 +146,8 @@ class Calls:
         if kind != "dim":
             return {"dims": dims}
         if len(dims) != 1:
-            fail("MD0252", f"`{opdef.name}` takes one dim in `[ ]`", node.span)
+            help = f"write `{surface_name(opdef)}`"
+            fail("MD0252", f"`{opdef.name}` takes one dim in `[ ]`", node.span, help=help)
         return {"dim": dims[0]}
 
     def _dims(self, opdef: OpDef, node: ast.Call, scope: Scope) -> tuple[Dim, ...]:
@@ -201,13 +211,15 @@ class Calls:
         items = node.items or ()
         if len(items) != len(function.dims):
             names = ", ".join(d.text for d in function.dims)
-            message = f"`{function.name.text}` takes {_count(len(function.dims), 'dim')} in `[ ]`"
+            message = f"`{function.name.text}` takes {counted(len(function.dims), 'dim')} in `[ ]`"
             help = f"write `{function.name.text}[{names}](…)`" if names else "leave out the `[ ]`"
             where = Related(function.name.span, "defined here")
             fail("MD0252", message, node.span, where, help=help)
         for name, item in zip(function.dims, items, strict=True):
             if not isinstance(item, ast.DimItem):
-                fail("MD0252", "a function takes plain dims in `[ ]`", item.span)
+                names = ", ".join(d.text for d in function.dims)
+                help = f"write `{function.name.text}[{names}](…)`"
+                fail("MD0252", "a function takes plain dims in `[ ]`", item.span, help=help)
             inner.dims[name.text] = self.program.expressions.dim(item.dim, scope)
 
     def _bind_tensors(
@@ -224,40 +236,48 @@ class Calls:
             else:
                 where = Related(param.span, "declared here")
                 message = f"`{function.name.text}` is called without `{param.name.text}`"
-                fail("MD0251", message, node.span, where)
+                help = f"write `{_form(function)}`"
+                fail("MD0251", message, node.span, where, help=help)
             inner.names[param.name.text] = value
 
     def _match(self, function: ast.Function, node: ast.Call) -> dict[str, ast.Expr]:
         names = [p.name.text for p in function.params]
         if len(node.args) > len(names):
-            message = f"`{function.name.text}` takes {_count(len(names), 'tensor')}"
+            message = f"`{function.name.text}` takes {counted(len(names), 'tensor')}"
             where = Related(function.name.span, "defined here")
-            fail("MD0251", message, node.args[len(names)].span, where)
+            help = f"write `{_form(function)}`"
+            fail("MD0251", message, node.args[len(names)].span, where, help=help)
         given = dict(zip(names, node.args, strict=False))
         for keyword in node.keywords:
             if keyword.name.text not in names:
                 message = f"`{function.name.text}` has no tensor `{keyword.name.text}`"
-                fail("MD0251", message, keyword.name.span)
+                help = did_you_mean(keyword.name.text, names) or f"write `{_form(function)}`"
+                fail("MD0251", message, keyword.name.span, help=help)
             if keyword.name.text in given:
-                fail("MD0251", f"`{keyword.name.text}` is given twice", keyword.span)
+                where = Related(given[keyword.name.text].span, "it is given here already")
+                message, help = f"`{keyword.name.text}` is given twice", "remove one"
+                fail("MD0251", message, keyword.span, where, help=help)
             given[keyword.name.text] = keyword.value
         return given
 
     def _check_param(
         self, param: ast.TensorParam, value: Operand, arg: ast.Expr, inner: Scope
     ) -> None:
-        if not isinstance(value, Value):
+        if isinstance(value, int | float):
             return
+        if not isinstance(value, Value):
+            need_tensor(value, arg.span)
         dims, rest = self.program.dim_list(param.dims, inner)
         message = mismatch(value, dims, rest)
+        where = Related(param.span, "declared here")
         if message:
-            where = Related(param.span, "declared here")
-            fail("MD0250", f"`{param.name.text}`: {message}", arg.span, where)
+            help = "pass a tensor with the declared dims; `x[a -> b]` renames one"
+            fail("MD0250", f"`{param.name.text}`: {message}", arg.span, where, help=help)
         if param.dtype and self.program.dtype(param.dtype) != value.type.dtype:
             dtype = self.program.dtype(param.dtype)
             help = f"cast it: `cast(…, {dtype})`"
             message = f"`{param.name.text}` is {dtype}, and this is {value.type.dtype}"
-            fail("MD0250", message, arg.span, help=help)
+            fail("MD0250", message, arg.span, where, help=help)
 
 
 def mismatch(value: Value, dims: tuple[Dim, ...], rest: bool) -> str | None:
@@ -276,10 +296,6 @@ def _names(names: list[str]) -> str:
     return ", ".join(f"`{n}`" for n in names)
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
-
-
 def _at_call(error: DiagnosticError, node: ast.Call) -> DiagnosticError:
     """Add the call to what went wrong inside the function."""
     related = Related(node.span, f"in this call of `{node.function.text}`")
@@ -292,9 +308,21 @@ def _at_call(error: DiagnosticError, node: ast.Call) -> DiagnosticError:
 
 def _no_items(node: ast.Call, opdef: OpDef) -> None:
     if node.items is not None:
-        fail("MD0252", f"`{opdef.name}` takes no `[ ]`", node.span)
+        help = f"write `{surface_name(opdef)}`"
+        fail("MD0252", f"`{opdef.name}` takes no `[ ]`", node.span, help=help)
     if node.out is not None:
-        fail("MD0252", f"`{opdef.name}` takes no `-> [dims]`", node.span)
+        _no_result_dims(opdef, node)
+
+
+def _no_result_dims(opdef: OpDef, node: ast.Call) -> NoReturn:
+    help = f"write `{surface_name(opdef)}`"
+    fail("MD0252", f"`{opdef.name}` takes no `-> [dims]`", node.span, help=help)
+
+
+def _form(function: ast.Function) -> str:
+    """How a call of a function is written."""
+    dims = f"[{', '.join(d.text for d in function.dims)}]" if function.dims else ""
+    return f"{function.name.text}{dims}({', '.join(p.name.text for p in function.params)})"
 
 
 def _check_arity(opdef: OpDef, count: int, node: ast.Call) -> None:
@@ -303,8 +331,9 @@ def _check_arity(opdef: OpDef, count: int, node: ast.Call) -> None:
         wanted = (
             str(low) if high == low else f"{low} or more" if high is None else f"{low} to {high}"
         )
-        message = f"`{opdef.name}` takes {wanted} tensors, and {count} are given"
-        fail("MD0251", message, node.span)
+        noun = "tensor" if wanted == "1" else "tensors"
+        message = f"`{opdef.name}` takes {wanted} {noun}, and {count or 'none'} are given"
+        fail("MD0251", message, node.span, help=f"write `{surface_name(opdef)}`")
 
 
 def _check_options(opdef: OpDef, options: dict[str, Any], node: ast.Call) -> None:
@@ -313,7 +342,9 @@ def _check_options(opdef: OpDef, options: dict[str, Any], node: ast.Call) -> Non
             help = f"write `{opdef.name}(…, {name}=…)`"
             fail("MD0253", f"`{opdef.name}` needs its option `{name}`", node.span, help=help)
         if isinstance(value, DType) != (name == "dtype"):
-            fail("MD0253", f"option `{name}` of `{opdef.name}` cannot be {value}", node.span)
+            help = "write a number" if name != "dtype" else f"the dtypes are {', '.join(DTYPES)}"
+            message = f"option `{name}` of `{opdef.name}` cannot be {value}"
+            fail("MD0253", message, node.span, help=help)
 
 
 __all__ = ["Calls", "Poisoned", "mismatch"]

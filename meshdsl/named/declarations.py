@@ -46,7 +46,7 @@ class Declarations:
 def declare(
     tree: ast.File, diagnostics: Diagnostics, set_dims: Mapping[str, int] | None = None
 ) -> Declarations:
-    """Resolve the declarations of `tree`; errors go to `diagnostics` and what is wrong is left out."""
+    """Resolve the declarations of `tree`; errors go to `diagnostics`, what is wrong is left out."""
     source = tree.span.source
     entries = _unique(tree.declarations, diagnostics)
     dims = _DimSizes(entries["dim"], set_dims or {}, diagnostics).resolve()

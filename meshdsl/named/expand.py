@@ -1,7 +1,7 @@
 """Operators whose own dim is split, written with operators that can work on parts.
 
-Composites are replaced by their definition in the prelude. `cumsum` becomes a cumsum inside blocks plus
-the sum of the blocks before: only one number per block is exchanged.
+Composites are replaced by their definition in the prelude. `cumsum` becomes a cumsum inside blocks
+plus the sum of the blocks before: only one number per block is exchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Expansion:
 
 
 def expand(op: Op, split: Mapping[str, tuple[tuple[str, int], ...]]) -> Expansion | None:
-    """`op` over parts, or None where it has no such form. `split`: own dim -> its axes with sizes."""
+    """`op` over parts, None where it has no such form. `split`: own dim -> axes with sizes."""
     if op.name == "cumsum":
         return _blocked_cumsum(op, split)
     if lookup(op.name).composite:

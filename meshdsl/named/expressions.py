@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from meshdsl.diagnostics import DiagnosticError, Related, Span, did_you_mean, fail
-from meshdsl.named.builder import Operand, Poisoned, Scope
+from meshdsl.diagnostics import DiagnosticError, Related, Span, counted, did_you_mean, fail
+from meshdsl.named.builder import Operand, Poisoned, Scope, need_tensor
 from meshdsl.named.declarations import unknown
 from meshdsl.named.ir import DTYPES, Dim, DType, Value
 from meshdsl.ops.opdef import OpDef, load_all
@@ -81,7 +81,7 @@ class Expressions:
             return found
         if isinstance(found, int | float):
             return self.builder.constant(found, DTYPES["f32"], node.span, scope)
-        fail("MD0254", "a tensor is needed here", node.span)
+        need_tensor(found, node.span)
 
     def evaluate(self, node: ast.Expr, scope: Scope) -> Operand:
         """The one value of `node`."""
@@ -89,7 +89,8 @@ class Expressions:
         if isinstance(node, ast.Call):
             results = self.program.calls.call(node, scope)
             if len(results) != 1:
-                fail("MD0258", f"this yields {len(results)} tensors where one is needed", node.span)
+                message = f"this yields {counted(len(results), 'tensor')} where one is needed"
+                fail("MD0258", message, node.span, help="give each a name: `a, b = …`")
             return results[0]
         match node:
             case ast.Number() | ast.String():
@@ -165,7 +166,7 @@ class Expressions:
     def apply(
         self, name: str, operands: list[Operand], spans: tuple[Span, ...], span: Span, scope: Scope
     ) -> Operand:
-        """Apply a pointwise operator to what was evaluated; numbers take the dtype of the tensors."""
+        """Apply a pointwise operator to values; numbers take the dtype of the tensors."""
         numbers = [x for x in operands if isinstance(x, int | float)]
         if len(numbers) == len(operands) and name in FOLD:
             return _fold(name, numbers, span)
@@ -183,7 +184,7 @@ class Expressions:
             return operand
         if isinstance(operand, int | float):
             return self.builder.constant(operand, dtype, span, scope)
-        fail("MD0254", "a tensor is needed here", span)
+        need_tensor(operand, span)
 
 
 def _maker_call(node: ast.Expr, scope: Scope) -> ast.Expr:
@@ -209,13 +210,23 @@ def _unary(op: str) -> str:
 
 
 def _fold(name: str, numbers: list[int | float], span: Span) -> int | float:
+    help = "constants are finite numbers; write another expression"
     try:
-        result = FOLD[name](*numbers)
+        result = _power(*numbers) if name == "pow" else FOLD[name](*numbers)
+        finite = not isinstance(result, complex) and math.isfinite(result)
     except (ArithmeticError, ValueError) as error:
-        fail("MD0261", f"this constant cannot be computed: {error}", span)
-    if isinstance(result, complex) or not math.isfinite(result):
-        fail("MD0261", f"this constant is {result}, not a finite number", span)
+        fail("MD0261", f"this constant cannot be computed: {error}", span, help=help)
+    if not finite:
+        fail("MD0261", f"this constant is {result}, not a finite number", span, help=help)
     return result
+
+
+def _power(base: int | float, exponent: int | float) -> int | float:
+    """A power; one of integers that has more digits than any float is never computed."""
+    bits = max(abs(base), 1).bit_length() if isinstance(base, int) else 1
+    if isinstance(exponent, int) and bits * abs(exponent) > 2048 and abs(base) > 1:
+        return float(base) ** exponent
+    return base**exponent
 
 
 def _literal_dtype(name: str, operands: list[Operand]) -> DType:
@@ -230,7 +241,8 @@ def _literal_dtype(name: str, operands: list[Operand]) -> DType:
 def option_value(operand: Operand, span: Span) -> Any:
     """The constant that an option gets; tensors are refused."""
     if isinstance(operand, Value):
-        fail("MD0253", "an option is a constant, not a tensor", span)
+        help = "write a number, a string or a dtype"
+        fail("MD0253", "an option is a constant, not a tensor", span, help=help)
     if isinstance(operand, str) and operand in DTYPES:
         return DTYPES[operand]
     return operand

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Related, Span, fail
-from meshdsl.named.builder import Builder, Frame, Operand, PendingParam, Poisoned, Scope
+from meshdsl.diagnostics import (
+    Diagnostic,
+    DiagnosticError,
+    Diagnostics,
+    Related,
+    Span,
+    counted,
+    fail,
+)
+from meshdsl.named.builder import (
+    Builder,
+    Operand,
+    PendingParam,
+    Poisoned,
+    Scope,
+    kind_of,
+    need_tensor,
+)
 from meshdsl.named.calls import Calls, mismatch
 from meshdsl.named.declarations import RESERVED_TENSORS, Declarations, unknown
 from meshdsl.named.expressions import Expressions
 from meshdsl.named.ir import (
     DTYPES,
-    Carry,
     Dim,
     DType,
     Init,
     Output,
     Pin,
     Program,
-    Repeat,
     TensorType,
     Value,
 )
@@ -193,7 +207,7 @@ class ProgramBuilder:
         else:
             results = (self.expressions.evaluate(node.value, scope),)
         if len(results) != len(node.targets):
-            message = f"{count(len(node.targets), 'name')} for {count(len(results), 'tensor')}"
+            message = f"{counted(len(node.targets), 'name')} for {counted(len(results), 'tensor')}"
             help = "give every tensor on the right one name on the left"
             fail("MD0258", message, node.span, help=help)
         for target, operand in zip(node.targets, results, strict=True):
@@ -271,7 +285,8 @@ class ProgramBuilder:
             help = f"write `{_init_form(name.text)}`"
             fail("MD0260", f"`{name.text}` takes plain numbers", node.init.span, help=help)
         if len(values) != INITS[name.text]:
-            message = f"`{name.text}` takes {count(INITS[name.text], 'number')}, not {len(values)}"
+            wanted = counted(INITS[name.text], "number")
+            message = f"`{name.text}` takes {wanted}, not {len(values)}"
             fail("MD0260", message, node.init.span, help=f"write `{_init_form(name.text)}`")
         return Init(name.text, values)
 

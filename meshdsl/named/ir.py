@@ -120,9 +120,10 @@ class Pin:
 class Value:
     """One tensor: what an operator, an input or a parameter yields.
 
-    `name` is the dotted path the user would call it by (`attention_2.q`), or None for a subexpression.
-    `path` holds the instance names of the calls it was made inside, outermost first; `functions`, in
-    parallel, the names of the `def`s.
+    `name` is the dotted path the user would call it by (`attention_2.q`), or None for a
+    subexpression.
+    `path` holds the instance names of the calls it was made inside, outermost first; `functions`,
+    in parallel, the names of the `def`s.
     """
 
     type: TensorType
@@ -143,8 +144,8 @@ class Value:
 class Init:
     """How a parameter's values are made up: `zeros ones normal(std) uniform(a, b) glorot he`.
 
-    `args` is empty for `normal` without a standard deviation: 1/sqrt(fan_in) then, `fan_in` being the
-    product of the dims that the parameter's first use sums over.
+    `args` is empty for `normal` without a standard deviation: 1/sqrt(fan_in) then, `fan_in` being
+    the product of the dims that the parameter's first use sums over.
     """
 
     kind: str
@@ -163,7 +164,7 @@ class Param:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """One operator of the registry applied to values. `attrs` are constants known at compile time."""
+    """One operator of the registry applied to values; `attrs` are known at compile time."""
 
     name: str
     ins: tuple[Value, ...]

@@ -64,7 +64,8 @@ class Loops:
         if value.type.has(dim.name):
             message = f"`{name}` is carried through the loop and has its dim `{dim.name}`"
             help = "assign to another name inside, or rename the dim"
-            fail("MD0256", message, node.dim.span, help=help)
+            where = Related(value.span, f"`{name}` is {value.type}")
+            fail("MD0256", message, node.dim.span, where, help=help)
         return value
 
     def _inside(self, init: Value) -> Value:
@@ -78,13 +79,16 @@ class Loops:
         if operand is None:
             raise Poisoned
         if not isinstance(operand, Value):
-            operand = self.builder.constant(operand, inside.type.dtype, node.span, scope)  # type: ignore[arg-type]
+            assert isinstance(operand, int | float), "names stand for tensors and numbers"
+            operand = self.builder.constant(operand, inside.type.dtype, node.span, scope)
         value = self.builder.reach(operand)
         same = set(value.type.dims) == set(inside.type.dims)
         if not same or value.type.dtype != inside.type.dtype:
             where = Related(inside.span, f"it enters the loop as {inside.type}")
             message = f"`{name}` leaves an iteration as {value.type}"
             help = "what a loop carries keeps its dims and dtype"
+            if same:
+                help += f"; cast it back: `cast({name}, {inside.type.dtype})`"
             fail("MD0256", message, value.span, where, help=help)
         if value.type.dims != inside.type.dims:
             attrs = {"dims": inside.type.dims}

@@ -7,7 +7,7 @@ from meshdsl.ops.opdef import lookup
 
 
 def verify(program: Program) -> None:
-    """Every value is defined once, before its use; every operator's types are what its record says."""
+    """Values are defined once, before use; operators' types are what their records say."""
     known = {*program.inputs, *(p.value for p in program.params)}
     assert len(known) == len(program.inputs) + len(program.params), "a value is entered twice"
     _verify_nodes(program.body, known)

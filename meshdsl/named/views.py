@@ -78,7 +78,9 @@ class Views:
         if isinstance(index, Value):
             return self._emit("gather", (value, index), {"dim": dim}, item.span, scope)
         if not isinstance(index, int):
-            fail("MD0253", "an index is an integer or an integer tensor", item.index.span)
+            help = f"write `[{dim.name} = 0]`, or index by a tensor of integers"
+            message = "an index is an integer or an integer tensor"
+            fail("MD0253", message, item.index.span, help=help)
         return self._emit("pick", (value,), {"dim": dim, "index": index}, item.span, scope)
 
     def _slice(self, value: Value, item: ast.SliceItem, scope: Scope) -> Value:
@@ -86,7 +88,8 @@ class Views:
         start = self._bound(item.start, 0, scope)
         stop = self._bound(item.stop, dim.size, scope)
         if item.target is None:
-            help = f"a dim has one size in a file; name the part: `[{dim.name} = {start}:{stop} -> part]`"
+            part = f"[{dim.name} = {start}:{stop} -> part]"
+            help = f"a dim has one size in a file; name the part: `{part}`"
             fail("MD0252", "a slice needs a name for its dim", item.span, help=help)
         attrs = {
             "dim": dim,
@@ -101,7 +104,8 @@ class Views:
             return default
         found = self.program.expressions.evaluate(node, scope)
         if not isinstance(found, int):
-            fail("MD0253", "the bounds of a slice are constant integers", node.span)
+            help = "use numbers and dims; `[dim = ids]` gathers by a tensor"
+            fail("MD0253", "the bounds of a slice are constant integers", node.span, help=help)
         return found
 
     def _dim(self, name: ast.Name, scope: Scope) -> Dim:

@@ -2,8 +2,8 @@
 
 Shape rule, factors (the loops it runs over, from which its legal placements follow), numpy meaning,
 and how torch writes it. The local work of a sharded operator is the same operator on local shapes;
-where it is not (a gather from a split table, `iota`), numpy and torch read the part's offset from the
-call. No file of operators imports torch.
+where it is not (a gather from a split table, `iota`), numpy and torch read the part's offset from
+the call. No file of operators imports torch.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Factors:
     """What an operator allows, as data (GSPMD's and Shardy's sharding rule, with partial values).
 
     `loops` may be split. Dims in no loop need whole data.
-    `linear`: sets of operands; a partial sum in all of one set, and whole copies of the others, gives
-    a partial sum. `monotone`: operands through which partial maxima and minima pass.
+    `linear`: sets of operands; a partial sum in all of one set, and whole copies of the others,
+    gives a partial sum. `monotone`: operands through which partial maxima and minima pass.
     """
 
     loops: tuple[Factor, ...]
@@ -67,8 +67,8 @@ class Signature:
 class NumpyCall:
     """One call on numpy arrays, whole or local.
 
-    `ins` and `outs` are the global types. `extents` and `offsets` tell, for each split dim, how many
-    elements this part has and where it begins; a dim that is not there is whole.
+    `ins` and `outs` are the global types. `extents` and `offsets` tell, for each split dim, how
+    many elements this part has and where it begins; a dim that is not there is whole.
     `place` names the source line for run-time errors.
     """
 
@@ -103,13 +103,16 @@ class NumpyCall:
 class TorchCall(Protocol):
     """One call to be written as torch text. Types are local: what one device holds.
 
-    A record's `torch` returns the text of one expression. It may first put values into variables with
+    A record's `torch` returns the text of one expression. It may first put values into variables
+    with
     `let`, and ask for a function of `backends/support` with `use`.
     """
 
     @property
     def args(self) -> tuple[str, ...]:
-        """The text of each operand: a variable, or a literal for a constant. Safe to follow by `.f()`
+        """The text of each operand: a variable, or a literal for a constant.
+
+        Safe to follow by `.f()`
         only through `tensor(i)`.
         """
 
@@ -145,7 +148,7 @@ class TorchCall(Protocol):
         """Text of the global index of the first local element of `dim` (`0` when it is whole)."""
 
     def aligned(self, index: int, dims: tuple[Dim, ...]) -> str:
-        """Operand `index`, transposed and with `None` indices as needed to broadcast against `dims`."""
+        """Operand `index`, transposed and indexed by `None` to broadcast against `dims`."""
 
     def let(self, hint: str, text: str) -> str:
         """Assign `text` to a fresh variable named after `hint`; returns the variable."""
@@ -159,7 +162,8 @@ class Surface:
     """How the language calls an operator: `name[items](args, options)`.
 
     items: `none`; `dims` (one or more); `dims?` (none means all); `dim` (exactly one); `arrow`
-    (`a -> b`); `out` (`(… -> [dims])`); `maker` (the dims of the result); `view` (only through a view).
+    (`a -> b`); `out` (`(… -> [dims])`); `maker` (the dims of the result); `view` (only through a
+    view).
     arity: least and most number of tensors, None for any number. `options`: names of constant
     arguments, in order, with defaults (they may be given by position after the tensors).
     """
@@ -173,8 +177,9 @@ class Surface:
 class Sample:
     """A small call for the tests that loop over the registry.
 
-    `values` says how to draw each operand: `int` (non-zero integers), `positive`, `half` (multiples of
-    0.5 that are not integers), `unit` (in (-1, 1)), `bool`, or `index:DIM` (valid indices of that dim).
+    `values` says how to draw each operand: `int` (non-zero integers), `positive`, `half` (multiples
+    of 0.5 that are not integers), `unit` (in (-1, 1)), `bool`, or `index:DIM` (valid indices of
+    that dim).
     """
 
     ins: tuple[TensorType, ...]
@@ -189,13 +194,16 @@ class OpDef:
     bind:    (attrs as the call gave them, operand types) -> attrs; None keeps them.
     infer:   (operand types, attrs) -> output types; raises `OpError` on a call it refuses.
     factors: signature -> what may be split, and where partial values pass.
-    numpy:   (call, *arrays) -> array or tuple of arrays; float arithmetic in the dtype of the arrays.
+    numpy:   (call, *arrays) -> array or tuple of arrays; float arithmetic in the dtype of the
+    arrays.
     torch:   call -> text of an expression.
-    exact:   no rounding on integer-valued operands (finite sums below 2**24): no exp, root, division.
+    exact:   no rounding on integer-valued operands (finite sums below 2**24): no exp, root,
+    division.
     view:    the torch result may share memory with operand 0.
     composite: defined in the prelude under the same name; used as one operator only where every dim
              in no loop is whole, expanded there otherwise.
-    flops:   signature (local types) -> floating-point operations; None counts one per output element.
+    flops:   signature (local types) -> floating-point operations; None counts one per output
+    element.
     legal:   further condition on a whole multi-axis placement (views): (signature, splits of the
              operand, splits of the output) -> bool, where splits map dim -> product of axis sizes.
     true_rows: placements that hold numerically but are not declared, each with the reason why not.

@@ -1,21 +1,23 @@
 """Which legal placement an operator gets: the rows of its factors, combined over the mesh axes.
 
-Where the operands already stand on a row, there is no conflict and that row is taken. Otherwise the rows
-worth considering are those that the operands or the result call for, and the combination is taken
-whose reshards send the fewest bytes; ties go to fewer collectives, fewer partial results, fewer FLOPs,
-and then the order of the rows.
+Where the operands already stand on a row, there is no conflict and that row is taken. Otherwise the
+rows worth considering are those that the operands or the result call for, and the combination is
+taken whose reshards send the fewest bytes; ties go to fewer collectives, fewer partial results,
+fewer FLOPs, and then the order of the rows.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from meshdsl.named.ir import Op, TensorType
 from meshdsl.ops.opdef import OpDef, ReduceOp, Signature, lookup
 from meshdsl.placed.reshard import Route, route
-from meshdsl.placed.sbp import Mesh, Partial, Placement, Split, placement
+from meshdsl.placed.sbp import Component, Mesh, Partial, Placement, Split, placement
 from meshdsl.placed.signatures import Row, rows
 
 
@@ -34,6 +36,51 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """What an operator's placement depends on; `same` numbers the operands, one value once."""
+
+    name: str
+    attrs: tuple[tuple[str, Any], ...]
+    ins: tuple[TensorType, ...]
+    outs: tuple[TensorType, ...]
+    same: tuple[int, ...]
+
+    @property
+    def opdef(self) -> OpDef:
+        """The operator's record."""
+        return lookup(self.name)
+
+    @property
+    def signature(self) -> Signature:
+        """Global types and attributes."""
+        return Signature(self.ins, self.outs, dict(self.attrs))
+
+
+@functools.lru_cache(maxsize=65536)
+def legal_rows(call: Call) -> tuple[Row, ...]:
+    """The rows of a call along one axis."""
+    return rows(call.opdef.factors(call.signature), len(call.ins), len(call.outs))
+
+
+def call_of(op: Op) -> Call:
+    """`op` less its identity: calls alike are placed alike."""
+    ins, outs = (tuple(v.type for v in vs) for vs in (op.ins, op.outs))
+    return Call(op.name, op.attrs, ins, outs, tuple(op.ins.index(v) for v in op.ins))
+
+
+@functools.lru_cache(maxsize=65536)
+def candidates(
+    call: Call,
+    versions: tuple[tuple[Placement, ...], ...],
+    wants: tuple[Placement, ...],
+    mesh: Mesh,
+    deferred: bool,
+) -> list[Choice]:
+    """Every legal placement of one call, the cheapest first; see `Chooser`."""
+    return Chooser(call, versions, wants, mesh, deferred).candidates()
+
+
+@dataclass(frozen=True, slots=True)
 class Chooser:
     """Chooses for one operator.
 
@@ -41,7 +88,7 @@ class Chooser:
     outputs; `deferred` whether a partial result may stay partial.
     """
 
-    op: Op
+    call: Call
     versions: tuple[tuple[Placement, ...], ...]
     wants: tuple[Placement, ...]
     mesh: Mesh
@@ -53,7 +100,7 @@ class Chooser:
         if not found:
             # Rows that are taken for granted per axis may not go together.
             found = [c for c in map(self._choice, self._combinations(False)) if c is not None]
-        assert found, f"no legal placement for {self.op.name}"
+        assert found, f"no legal placement for {self.call.name}"
         return sorted(found, key=lambda c: (c.cost, c.rank))
 
     # --- rows --------------------------------------------------------------------------------
@@ -65,15 +112,14 @@ class Chooser:
             yield dict(zip(axes, combination, strict=True))
 
     def _rows(self, axis: str, standing: bool) -> list[Row]:
-        factors = self._opdef.factors(self._signature)
-        every = rows(factors, len(self.op.ins), len(self.op.outs))
+        every = legal_rows(self.call)
         stood_on = [row for row in every if standing and self._stands(row, axis)]
         if stood_on:
             return stood_on
         return [row for row in every if row is every[0] or self._called_for(row, axis)]
 
     def _stands(self, row: Row, axis: str) -> bool:
-        """Whether every operand already is what the row takes, and rules agree with what it yields."""
+        """Whether every operand is what the row takes, and rules agree with what it yields."""
         for component, placements in zip(row.ins, self.versions, strict=True):
             if all(p.component(axis) != component for p in placements):
                 return False
@@ -92,8 +138,8 @@ class Chooser:
     # --- one combination ---------------------------------------------------------------------
 
     def _choice(self, combination: dict[str, Row]) -> Choice | None:
-        needs = [self._needed(i, combination) for i in range(len(self.op.ins))]
-        yields = [self._yielded(i, combination) for i in range(len(self.op.outs))]
+        needs = [self._needed(i, combination) for i in range(len(self.call.ins))]
+        yields = [self._yielded(i, combination) for i in range(len(self.call.outs))]
         if not self._legal(needs, yields):
             return None
         targets = tuple(
@@ -111,14 +157,14 @@ class Chooser:
 
     def _needed(self, index: int, combination: dict[str, Row]) -> Placement | None:
         components = {a: row.ins[index] for a, row in combination.items()}
-        return self._compose(self.op.ins[index].type, components, combination)
+        return self._compose(self.call.ins[index], components, combination)
 
     def _yielded(self, index: int, combination: dict[str, Row]) -> Placement | None:
         components = {a: row.outs[index] for a, row in combination.items()}
-        return self._compose(self.op.outs[index].type, components, combination)
+        return self._compose(self.call.outs[index], components, combination)
 
     def _compose(
-        self, type_: TensorType, components: dict[str, object], combination: dict[str, Row]
+        self, type_: TensorType, components: Mapping[str, Component], combination: dict[str, Row]
     ) -> Placement | None:
         """One placement from a component per axis; None if blocks would not be equal or ops mix."""
         splits: dict[str, list[str]] = {}
@@ -137,7 +183,7 @@ class Chooser:
         op = next(iter(ops), None)
         return placement(self.mesh, {d: tuple(a) for d, a in splits.items()}, tuple(partial), op)
 
-    def _ordered(self, axes: dict[str, object], combination: dict[str, Row]) -> list[str]:
+    def _ordered(self, axes: Mapping[str, Component], combination: dict[str, Row]) -> list[str]:
         """Axes so that those of one factor are in the order its dims are already split in."""
         positions = {a: self._position(a, combination[a]) for a in axes}
         return sorted(axes, key=lambda a: (positions[a], self.mesh.names.index(a)))
@@ -159,12 +205,12 @@ class Chooser:
     def _legal(self, needs: Sequence[Placement | None], yields: Sequence[Placement | None]) -> bool:
         if any(p is None for p in (*needs, *yields)):
             return False
-        legal = self._opdef.legal
+        legal = self.call.opdef.legal
         if legal is None:
             return True
         assert needs[0] is not None
         assert yields[0] is not None
-        return legal(self._signature, self._ways(needs[0]), self._ways(yields[0]))
+        return legal(self.call.signature, self._ways(needs[0]), self._ways(yields[0]))
 
     def _ways(self, p: Placement) -> dict[str, int]:
         return {d: self.mesh.size(*axes) for d, axes in p.splits}
@@ -186,10 +232,15 @@ class Chooser:
         targets: tuple[Placement, ...],
     ) -> list[Route] | None:
         found: dict[object, Route | None] = {}
-        for value, placements, need in zip(self.op.ins, self.versions, needs, strict=True):
-            found[value, need] = cheapest(value.type, placements, need, self.mesh)
-        for value, yielded, target in zip(self.op.outs, yields, targets, strict=True):
-            found[value, target] = route(value.type, yielded, target, self.mesh)
+        call = self.call
+        for which, type_, placements, need in zip(
+            call.same, call.ins, self.versions, needs, strict=True
+        ):
+            found["in", which, need] = cheapest(type_, placements, need, self.mesh)
+        for which, (type_, yielded, target) in enumerate(
+            zip(call.outs, yields, targets, strict=True)
+        ):
+            found["out", which, target] = route(type_, yielded, target, self.mesh)
         routes = [r for r in found.values() if r is not None]
         return routes if len(routes) == len(found) else None
 
@@ -199,28 +250,20 @@ class Chooser:
         """What reducing would send where a result is newly partial: not done here, but caused."""
         carried = {a for placements in self.versions for p in placements for a in p.partial}
         found = []
-        for value, target, want in zip(self.op.outs, targets, self.wants, strict=True):
+        for type_, target, want in zip(self.call.outs, targets, self.wants, strict=True):
             new = tuple(a for a in target.partial if a not in carried)
             if new:
                 source = placement(self.mesh, dict(target.splits), new, target.op)
-                reduced = route(value.type, source, want, self.mesh)
+                reduced = route(type_, source, want, self.mesh)
                 assert reduced is not None
                 found.append(reduced)
         return found
 
     def _flops(self, needs: tuple[Placement, ...], yields: tuple[Placement, ...]) -> int:
-        ins = tuple(p.local(v.type, self.mesh) for v, p in zip(self.op.ins, needs, strict=True))
-        outs = tuple(p.local(v.type, self.mesh) for v, p in zip(self.op.outs, yields, strict=True))
-        return flops(self._opdef, Signature(ins, outs, dict(self.op.attrs)))
-
-    @property
-    def _opdef(self) -> OpDef:
-        return lookup(self.op.name)
-
-    @property
-    def _signature(self) -> Signature:
-        ins, outs = (tuple(v.type for v in vs) for vs in (self.op.ins, self.op.outs))
-        return Signature(ins, outs, dict(self.op.attrs))
+        call = self.call
+        ins = tuple(p.local(t, self.mesh) for t, p in zip(call.ins, needs, strict=True))
+        outs = tuple(p.local(t, self.mesh) for t, p in zip(call.outs, yields, strict=True))
+        return flops(call.opdef, Signature(ins, outs, dict(call.attrs)))
 
 
 def cheapest(

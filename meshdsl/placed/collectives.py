@@ -41,8 +41,8 @@ class Step:
     """One step of a reshard.
 
     `dim` is what is gathered, or split off (slice, reduce_scatter), or was split (all_to_all,
-    zero_fill of a split); `to_dim` is what an all_to_all splits instead. `axes` are in mesh order, of
-    a slice outer first.
+    zero_fill of a split); `to_dim` is what an all_to_all splits instead. `axes` are in mesh order,
+    of a slice outer first.
     """
 
     kind: str
@@ -96,7 +96,7 @@ def slice_(mesh: Mesh, p: Placement, dim: str, axis: str) -> Step:
 
 
 def zero_fill(mesh: Mesh, p: Placement, axis: str, op: str, dim: str | None) -> Step:
-    """`B -> P` (one device of the axis keeps its copy) or `S(dim) -> P` (zeros around the block)."""
+    """`B -> P` (one device keeps its copy) or `S(dim) -> P` (zeros around the block)."""
     assert op in ("sum", "max", "min", "prod")
     splits = dict(p.splits)
     if dim is not None:

@@ -18,8 +18,9 @@ FLOPS_PER_BYTE = 64
 def pairwise(op: Op, placed: tuple[Placement, ...], mesh: Mesh) -> tuple[Op, ...]:
     """`op` as einsums of one or two operands in the cheapest order; the last yields its output.
 
-    A contraction costs its FLOPs on local sizes, and the all_reduce of its result when it sums split
-    dims. The search is opt_einsum's dynamic programming (Pfeifer et al. 2014), outer products included.
+    A contraction costs its FLOPs on local sizes, and the all_reduce of its result when it sums
+    split dims. The search is opt_einsum's dynamic programming (Pfeifer et al. 2014), outer products
+    included.
     """
     ways = {d: mesh.size(*axes) for p in placed for d, axes in p.splits}
     operands = list(op.ins)

@@ -1,8 +1,8 @@
 """From the named program and a layout to the placed program.
 
-One walk in program order. Rules bind what they name; operators get the placement whose reshards send
-the fewest bytes (`choose.py`); on axes no rule speaks of, a value is whole, or partial for as long as
-the policy allows. Once a consumer has forced a reduction, later ones read the result.
+One walk in program order. Rules bind what they name; operators get the placement whose reshards
+send the fewest bytes (`choose.py`); on axes no rule speaks of, a value is whole, or partial for as
+long as the policy allows. Once a consumer has forced a reduction, later ones read the result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from meshdsl.named.expand import expand
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed import why
-from meshdsl.placed.choose import Choice, Chooser, cheapest
+from meshdsl.placed.choose import Choice, call_of, candidates, cheapest
 from meshdsl.placed.contraction import pairwise
 from meshdsl.placed.ir import Apply, Carry, Loop, Node, Parameter, Program, Reshard, Tensor
 from meshdsl.placed.layout import Layout
@@ -27,7 +27,7 @@ POLICIES = ("immediate", "deferred")
 
 
 def place(program: named.Program, layout: Layout, policy: str) -> Program:
-    """The placed program. Raises MD03xx for rules that cannot be met and MD0907 for a split loop."""
+    """The placed program. Raises MD03xx for rules that cannot be met, MD0907 for a split loop."""
     assert policy in POLICIES
     _refuse_split_loops(program.body, layout)
     return _Placer(program, layout, policy).program()
@@ -155,7 +155,7 @@ class _Placer:
             self._apply(op)
 
     def _rewritten(self, op: named.Op) -> tuple[named.Op, ...]:
-        """The operator itself; an n-ary einsum in pairs; a composite whose own dim is split, expanded."""
+        """The operator; an n-ary einsum in pairs; a composite whose own dim is split, expanded."""
         if op.name == "einsum" and len(op.ins) > 2:
             placed = tuple(self._latest(v).placement for v in op.ins)
             return pairwise(op, placed, self.mesh)
@@ -188,7 +188,7 @@ class _Placer:
         versions = tuple(self._placements(v) for v in op.ins)
         # Outputs force: what is returned is reduced as it appears, and everyone reads the result.
         deferred = self.deferred and self.returned.isdisjoint(op.outs)
-        choices = Chooser(op, versions, wants, self.mesh, deferred).candidates()
+        choices = candidates(call_of(op), versions, wants, self.mesh, deferred)
         best = choices[0]
         ask = why.Ask("operand", why.operator(op), op.span, why.runner_up(choices))
         needs = zip(op.ins, best.needs, strict=True)
@@ -252,7 +252,7 @@ class _Placer:
         insides = [self._enter(c.inside, wants[c.inside], depth) for c in node.carries]
         for carry, want in wants.items():
             if want.partial:
-                self.state.partial_why[carry] = "it is carried partial through the loop"
+                self.state.partial_why[carry] = why.CARRIED
         for inner in node.body:
             self._node(inner)
         natural = {c.inside: self._latest(c.next).placement for c in node.carries}
@@ -275,7 +275,8 @@ class _Placer:
     def _carry_result(self, carry: named.Carry, want: Placement) -> Tensor:
         self.causes[carry.result] = self.causes.get(carry.inside, {})
         if want.partial:
-            self.state.partial_why[carry.result] = self.state.partial_why.get(carry.next, why.CARRIED)
+            reasons = self.state.partial_why.get(carry.next, why.CARRIED)
+            self.state.partial_why[carry.result] = reasons
         return self._enter(carry.result, want, len(self.state.blocks) - 1)
 
     def _stack(self, item: named.Stacked, depth: int) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshdsl.diagnostics import Span
-from meshdsl.named import ir as named
+from meshdsl.named import ir as names
 from meshdsl.placed.reshard import Route
 from meshdsl.placed.sbp import Mesh, Placement
 
@@ -15,10 +15,10 @@ from meshdsl.placed.sbp import Mesh, Placement
 class Tensor:
     """One version of a value: the same numbers, held in one way. Compared by identity."""
 
-    value: named.Value
+    value: names.Value
     placement: Placement
 
-    def local(self, mesh: Mesh) -> named.TensorType:
+    def local(self, mesh: Mesh) -> names.TensorType:
         """The type of what one device holds."""
         return self.placement.local(self.value.type, mesh)
 
@@ -44,7 +44,7 @@ class Reshard:
 class Apply:
     """An operator on placed tensors; what each device does is the operator on its local parts."""
 
-    op: named.Op
+    op: names.Op
     ins: tuple[Tensor, ...]
     outs: tuple[Tensor, ...]
 
@@ -63,7 +63,7 @@ class Carry:
 class Loop:
     """A `repeat` on placed tensors. `stacked` are pairs (outside, its slice inside)."""
 
-    repeat: named.Repeat
+    repeat: names.Repeat
     carries: tuple[Carry, ...]
     stacked: tuple[tuple[Tensor, Tensor], ...]
     body: tuple[Node, ...]
@@ -76,7 +76,7 @@ Node = Apply | Reshard | Loop
 class Parameter:
     """A parameter as it is stored."""
 
-    param: named.Param
+    param: names.Param
     tensor: Tensor
 
 
@@ -84,11 +84,11 @@ class Parameter:
 class Program:
     """A whole placed program.
 
-    `tensors` are all values in the version they settle in, in order of definition; `causes` tells, per
-    value, which rule split which dim.
+    `tensors` are all values in the version they settle in, in order of definition; `causes` tells,
+    per value, which rule split which dim.
     """
 
-    named: named.Program
+    named: names.Program
     mesh: Mesh
     layout: str
     policy: str
@@ -97,7 +97,7 @@ class Program:
     body: tuple[Node, ...]
     outputs: tuple[tuple[str, Tensor], ...]
     tensors: tuple[Tensor, ...]
-    causes: dict[named.Value, dict[str, tuple[str, Span]]]
+    causes: dict[names.Value, dict[str, tuple[str, Span]]]
 
 
 def walk(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[Apply | Reshard, int]]:

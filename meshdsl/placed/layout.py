@@ -1,20 +1,24 @@
 """Layouts: rules `dim -> axis`, who they bind, and which wins.
 
 A rule binds every tensor that has its dim. A selector narrows it: a role (`params:`), a function
-(`head:`), one tensor (`h:`); `@` on a tensor is narrower still. Per tensor and dim the narrowest rule
-wins, and a narrower rule takes an axis away from a wider one.
+(`head:`), one tensor (`h:`); `@` on a tensor is narrower still. Per tensor and dim the narrowest
+rule wins, and a narrower rule takes an axis away from a wider one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Source, Span, fail
 from meshdsl.named.declarations import Declarations, unknown
 from meshdsl.named.ir import Dim, Value
 from meshdsl.placed.sbp import Mesh, Placement, placement
 from meshdsl.syntax import ast
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SIZE = re.compile(r"[0-9]{1,10}")
 
 ROLES = ("params", "grads", "state")
 GENERAL, ROLE, FUNCTION, TENSOR, PIN = range(5)
@@ -53,18 +57,23 @@ class Binding:
 
 @dataclass(slots=True)
 class Layout:
-    """A resolved layout on a mesh. `used` collects the rules that bound something."""
+    """A resolved layout on a mesh. `used` collects the rules that bound something.
+
+    `declared` says of `("dim", name)` and `("axis", name)` where they were declared.
+    """
 
     name: str
     rules: tuple[Rule, ...]
     mesh: Mesh
     used: set[Rule] = field(default_factory=set)
+    declared: Mapping[tuple[str, str], Related] = field(default_factory=dict)
     extra: dict[str, Rule] = field(default_factory=dict)
 
     def bind(self, value: Value, stored: bool = False) -> Binding:
         """The splits that rules demand of `value`; with `stored`, of a parameter as it is kept.
 
-        Raises MD0301 (does not divide), MD0302 (two dims on one axis), MD0303 (equally narrow rules).
+        Raises MD0301 (does not divide), MD0302 (two dims on one axis), MD0303 (equally narrow
+        rules).
         """
         chosen: dict[str, tuple[int, Rule]] = {}
         for level, rule in self._applying(value, stored):
@@ -112,7 +121,7 @@ class Layout:
             f"`{first}` and `{second}`",
             second.span,
             Related(first.span, "the other rule"),
-            help="keep one of them, or select the tensor by name",
+            help=f"keep one of them, or fix the tensor: `{value.label}[{first.dim}@AXIS, …]`",
         )
 
     def _displace(
@@ -135,8 +144,8 @@ class Layout:
             return
         fail(
             "MD0302",
-            f"`{value.label}` {value.type} would have `{first.dim}` and `{second.dim}` both split over "
-            f"mesh axis `{axis}`",
+            f"`{value.label}` {value.type} would have `{first.dim}` and `{second.dim}` both split "
+            f"over mesh axis `{axis}`",
             value.span,
             Related(first.span, f"`{first}`"),
             Related(second.span, f"`{second}`"),
@@ -153,7 +162,13 @@ class Layout:
         for dim, axes in splits.items():
             size, ways = value.type.size(dim), self.mesh.size(*axes)
             if size % ways:
-                raise DiagnosticError(indivisible(dim, size, axes, self.mesh, chosen[dim][1].span))
+                raise DiagnosticError(self._indivisible(dim, size, axes, chosen[dim][1].span))
+
+    def _indivisible(self, dim: str, size: int, axes: tuple[str, ...], span: Span) -> Diagnostic:
+        """MD0301, with the nearest sizes that do divide, and where dim and axes are declared."""
+        keys = [("dim", dim), *(("axis", axis) for axis in axes)]
+        related = tuple(self.declared[key] for key in keys if key in self.declared)
+        return replace(indivisible(dim, size, axes, self.mesh, span), related=related)
 
 
 def indivisible(dim: str, size: int, axes: tuple[str, ...], mesh: Mesh, span: Span) -> Diagnostic:
@@ -167,7 +182,7 @@ def indivisible(dim: str, size: int, axes: tuple[str, ...], mesh: Mesh, span: Sp
 
 
 def selects(selector: tuple[str, ...], value: Value) -> int | None:
-    """Whether a dotted selector means this value, as TENSOR or as one in a FUNCTION, or not (None)."""
+    """How a dotted selector means this value: as TENSOR, as one in a FUNCTION, or not (None)."""
     parts = (*value.path, value.label)
     if value.name is not None and selector in (parts, (value.label,)):
         return TENSOR
@@ -189,8 +204,8 @@ def selects(selector: tuple[str, ...], value: Value) -> int | None:
 def resolve_mesh(declarations: Declarations, mesh: str | None, layout: str | None = None) -> Mesh:
     """The mesh called `mesh`, or written as `data:2,model:4`.
 
-    For None: the first declared that has every axis the layout names, else the first; one device when
-    none is declared. Raises a diagnostic when there is no such mesh.
+    For None: the first declared that has every axis the layout names, else the first; one device
+    when none is declared. Raises a diagnostic when there is no such mesh.
     """
     if mesh is not None and ":" in mesh:
         return _mesh_of_text(mesh)
@@ -222,9 +237,13 @@ def mesh_of(node: ast.Mesh, declarations: Declarations) -> Mesh:
     axes: dict[str, int] = {}
     for axis in node.axes:
         if axis.name.text in axes:
-            fail("MD0104", f"mesh axis `{axis.name.text}` is declared twice", axis.name.span)
+            first = next(a.name for a in node.axes if a.name.text == axis.name.text)
+            message = f"mesh axis `{axis.name.text}` is declared twice"
+            where = Related(first.span, "first declared here")
+            fail("MD0104", message, axis.name.span, where, help="give it another name")
         if axis.name.text == "none":
-            fail("MD0109", "`none` cannot name a mesh axis", axis.name.span)
+            help = "in a layout, `dim -> none` splits over no axis; choose another name"
+            fail("MD0109", "`none` cannot name a mesh axis", axis.name.span, help=help)
         axes[axis.name.text] = constant_integer(axis.size, sizes)
     return Mesh(node.name.text, tuple(axes.items()))
 
@@ -232,12 +251,18 @@ def mesh_of(node: ast.Mesh, declarations: Declarations) -> Mesh:
 def _mesh_of_text(text: str) -> Mesh:
     axes: dict[str, int] = {}
     for name, size, span in _pairs(text, "--mesh"):
-        if not size.isdigit() or not 1 <= int(size[:12]) < 2**31:
-            fail("MD0105", "the size of a mesh axis is an integer in 1 … 2147483647", span)
+        if not _SIZE.fullmatch(size) or not 1 <= int(size) < 2**31:
+            message = "the size of a mesh axis is an integer in 1 … 2147483647"
+            fail("MD0105", message, span, help="write `--mesh data:2,model:4`")
+        if name == "none":
+            fail("MD0109", "`none` cannot name a mesh axis", span, help="choose another name")
         if name in axes:
-            fail("MD0104", f"mesh axis `{name}` is given twice", span)
+            fail("MD0104", f"mesh axis `{name}` is given twice", span, help="name each axis once")
         axes[name] = int(size)
     return Mesh(text, tuple(axes.items()))
+
+
+_EXAMPLES = {"--mesh": "data:2,model:4", "--layout": "batch:data,hidden:model"}
 
 
 def _pairs(text: str, option: str) -> Iterable[tuple[str, str, Span]]:
@@ -250,8 +275,9 @@ def _pairs(text: str, option: str) -> Iterable[tuple[str, str, Span]]:
         left, colon, right = part.strip().partition(":")
         if not part.strip() and text.strip():
             continue
-        if not colon or not left.strip().isidentifier() or not right.strip():
-            fail("MD0601", f"`{option}` is written `name:value,name:value`", span)
+        if not colon or not _NAME.fullmatch(left.strip()) or not right.strip():
+            help = f"for instance `{option} {_EXAMPLES[option]}`"
+            fail("MD0601", f"`{option}` is written `name:value,name:value`", span, help=help)
         yield left.strip(), right.strip(), span
 
 
@@ -262,15 +288,35 @@ def resolve_layout(declarations: Declarations, layout: str | None, mesh: Mesh) -
     """
     if layout is None:
         if not declarations.layouts:
-            return Layout("none", (), mesh)
+            return Layout("none", (), mesh, declared=_places(declarations, mesh))
         layout = next(iter(declarations.layouts))
     if layout not in declarations.layouts:
         if ":" in layout:
-            return Layout(layout, tuple(_rules_of_text(layout)), mesh)
+            rules = tuple(_rules_of_text(layout))
+            return Layout(layout, rules, mesh, declared=_places(declarations, mesh))
+        if layout in declarations.sbps:
+            message = f"`{layout}` is an `sbp` block, which is not supported yet"
+            span = declarations.sbps[layout].name.span
+            fail("MD0905", message, span, help="write a layout instead")
         name = ast.Name(layout, Span(Source("--layout", layout), 0, len(layout)))
         help = "or write the rules: `--layout batch:data,hidden:model`"
         raise DiagnosticError(unknown("MD0108", "layout", name, list(declarations.layouts), help))
-    return Layout(layout, _inherited(declarations.layouts[layout], declarations), mesh)
+    rules = inherited_rules(declarations.layouts[layout], declarations)
+    return Layout(layout, rules, mesh, declared=_places(declarations, mesh))
+
+
+def _places(declarations: Declarations, mesh: Mesh) -> dict[tuple[str, str], Related]:
+    """Where the dims of a file and the axes of a mesh are declared, with their sizes."""
+    found = {
+        ("dim", name): Related(span, f"`{name}` is of size {declarations.dims[name].size}")
+        for name, span in declarations.dim_spans.items()
+    }
+    node = declarations.meshes.get(mesh.name)
+    for axis in node.axes if node is not None else ():
+        name = axis.name.text
+        message = f"`{name}` is of size {mesh.size_or_one(name)}"
+        found["axis", name] = Related(axis.name.span, message)
+    return found
 
 
 def _rules_of_text(text: str) -> Iterable[Rule]:
@@ -279,11 +325,14 @@ def _rules_of_text(text: str) -> Iterable[Rule]:
     for dim, axis, span in _pairs(text, "--layout"):
         axes = () if axis == "none" else (axis,)
         before = found[dim].axes if dim in found else ()
+        if axis in before:
+            message, help = f"`{dim}` is split over one axis twice", "name each axis once"
+            fail("MD0302", message, span, help=help)
         found[dim] = Rule((), dim, before + axes, False, span)
     return found.values()
 
 
-def _inherited(node: ast.Layout, declarations: Declarations) -> tuple[Rule, ...]:
+def inherited_rules(node: ast.Layout, declarations: Declarations) -> tuple[Rule, ...]:
     """The rules of a layout over those it extends: the same selector and dim displace."""
     chain = [node]
     while chain[-1].base is not None:
@@ -292,7 +341,9 @@ def _inherited(node: ast.Layout, declarations: Declarations) -> tuple[Rule, ...]
             raise DiagnosticError(unknown("MD0108", "layout", base, list(declarations.layouts)))
         parent = declarations.layouts[base.text]
         if parent in chain:
-            fail("MD0107", f"layout `{node.name.text}` extends itself", base.span)
+            where = Related(parent.name.span, "it comes back to this one")
+            message = f"layout `{node.name.text}` extends itself"
+            fail("MD0107", message, base.span, where, help="let one of them stand alone")
         chain.append(parent)
     found: dict[tuple[tuple[str, ...], str], Rule] = {}
     for layout in reversed(chain):
@@ -305,7 +356,8 @@ def _own_rules(node: ast.Layout) -> dict[tuple[tuple[str, ...], str], Rule]:
     for item in node.rules:
         axes = tuple(a.text for a in item.axes)
         if len(set(axes)) != len(axes):
-            fail("MD0302", f"`{item.dim.text}` is split over one axis twice", item.span)
+            message, help = f"`{item.dim.text}` is split over one axis twice", "name each axis once"
+            fail("MD0302", message, item.span, help=help)
         rule = Rule(tuple(s.text for s in item.selector), item.dim.text, axes, item.keep, item.span)
         old = found.setdefault((rule.selector, rule.dim), rule)
         if old is not rule:

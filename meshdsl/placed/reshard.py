@@ -1,7 +1,7 @@
 """Resharding: the steps from one placement to another that send the fewest bytes.
 
-Dijkstra over placements. An edge is one collective over one axis or over the product of several, or a
-step that stays on the device. Cost: wire bytes per device, then collectives, then steps.
+Dijkstra over placements. An edge is one collective over one axis or over the product of several, or
+a step that stays on the device. Cost: wire bytes per device, then collectives, then steps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Named SBP: what each device of a mesh holds of a tensor.
 
-Per mesh axis a tensor is split along a dim (`Split`), a full copy (`B`), or partial (`Partial`): the
-value is then the elementwise sum, max, min or product of what the devices hold (OneFlow's SBP with
-names for positions). `Placement` keeps this per dim, since one dim may be split over several axes.
+Per mesh axis a tensor is split along a dim (`Split`), a full copy (`B`), or partial (`Partial`):
+the value is then the elementwise sum, max, min or product of what the devices hold (OneFlow's SBP
+with names for positions). `Placement` keeps this per dim, since one dim may be split over several
+axes.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ class Placement:
         return Placement(tuple(s for s in self.splits if s[0] != dim), self.partial, self.op)
 
     def show(self, type_: TensorType) -> str:
-        """`[batch@data, hidden@(x, y), io] partial sum over cols`, in the language's own notation."""
+        """`[batch@data, hidden@(x, y), io] partial sum over cols`, in the language's notation."""
         dims = ", ".join(_show_dim(d, self.axes_of(d)) for d in type_.names)
         tail = f" partial {self.op} over {', '.join(self.partial)}" if self.partial else ""
         return f"[{dims}]{tail}"

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from meshdsl.ops.opdef import Signature, lookup
+from meshdsl.placed.choose import call_of, legal_rows
 from meshdsl.placed.ir import Apply, Loop, Node, Program, Reshard, Tensor
 from meshdsl.placed.sbp import Mesh, Placement, placement
-from meshdsl.placed.signatures import rows
 
 
 def verify(program: Program) -> None:
@@ -43,19 +42,12 @@ def _verify_apply(node: Apply, known: set[Tensor], mesh: Mesh) -> None:
     for tensor in node.outs:
         check_tensor(tensor, mesh)
         known.add(tensor)
-    legal = _legal_rows(node)
+    legal = {(r.ins, r.outs) for r in legal_rows(call_of(node.op))}
     for axis, size in mesh.axes:
         ins = tuple(t.placement.component(axis) for t in node.ins)
         outs = tuple(t.placement.component(axis) for t in node.outs)
         found = size == 1 or (ins, outs) in legal
         assert found, f"{node.op.name}: {ins} -> {outs} over {axis} is no legal row"
-
-
-def _legal_rows(node: Apply) -> set[object]:
-    op = node.op
-    ins, outs = (tuple(v.type for v in vs) for vs in (op.ins, op.outs))
-    factors = lookup(op.name).factors(Signature(ins, outs, dict(op.attrs)))
-    return {(r.ins, r.outs) for r in rows(factors, len(ins), len(outs))}
 
 
 def _verify_reshard(node: Reshard, known: set[Tensor]) -> None:

@@ -67,8 +67,8 @@ def summed(
     }
     parts = []
     for dim in sorted(gone):
-        rule = f" (`{causes[dim][0]}`, line {causes[dim][1].line})" if dim in causes else ""
-        parts.append(f"`{dim}` is split{rule} and `{op.name}` reduces it")
+        by = f"which {_rule(causes[dim])} splits" if dim in causes else "which is split"
+        parts.append(f"`{op.name}` reduces `{dim}`, {by}")
     return tuple(parts)
 
 
@@ -76,14 +76,11 @@ def explain(value: Value, route: Route, ask: Ask, facts: Facts) -> tuple[str, st
     """Why this reshard is there, and what would remove it."""
     kinds = {step.kind for step in route.steps}
     if kinds & {"all_reduce", "reduce_scatter"}:
-        text = " and ".join(facts.partial) or "each device holds a part"
+        text = ", and ".join(facts.partial) or "each device holds a part"
         tail = _reduced_for(ask)
         remedy = _reduce_remedy(value, kinds, facts)
     elif ask.kind == "storage":
-        text, tail = (
-            _split_by(value, facts) + " in storage",
-            "the computation uses it by its own rules",
-        )
+        text, tail = _stored_by(value, facts), f"{_plain(ask)} by the other rules"
         remedy = "store it as it is used, at the price of memory: drop the `params:` rule"
     else:
         text, tail = _split_by(value, facts), _moved_for(ask)
@@ -99,6 +96,8 @@ def _reduced_for(ask: Ask) -> str:
         "operand": f"{ask.who} needs the whole value, not parts of it",
         "policy": "it is reduced at once",
         "rule": "the layout splits the result over the same axis",
+        "carry": f"{_plain(ask)} reduced",
+        "output": f"{ask.who}, and no output is left partial",
     }.get(ask.kind, ask.who)
 
 
@@ -107,20 +106,39 @@ def _moved_for(ask: Ask) -> str:
         "operand": f"{ask.who} needs it otherwise",
         "rule": "the layout says so of the result",
         "policy": "the layout says so of the result",
+        "carry": f"{_plain(ask)} as its rules say",
     }.get(ask.kind, ask.who)
 
 
+def _plain(ask: Ask) -> str:
+    """Who asks, less the `so` that stands for a placement."""
+    return ask.who.removesuffix(" so")
+
+
+def _rule(cause: tuple[str, Span]) -> str:
+    """A rule with its place: `batch -> rows` (line 8)."""
+    text, span = cause
+    return f"`{text}` ({span.file if span.file.startswith('--') else f'line {span.line}'})"
+
+
+def _stored_by(value: Value, facts: Facts) -> str:
+    """The storage rules of a parameter, as a clause."""
+    rules = [c for _, c in sorted(facts.causes.items()) if c[0].startswith("params:")]
+    return f"`{value.label}` is stored split by {' and '.join(map(_rule, rules))}"
+
+
 def _split_by(value: Value, facts: Facts) -> str:
-    parts = [f"`{d}` is split by `{rule}`" for d, (rule, _) in sorted(facts.causes.items())]
+    parts = [f"{_rule(c)} splits `{d}`" for d, c in sorted(facts.causes.items())]
     return " and ".join(parts) or f"`{value.label}` is placed by its operator"
 
 
 def _reduce_remedy(value: Value, kinds: set[str], facts: Facts) -> str:
     if "reduce_scatter" in kinds:
-        return (
-            "it already costs half of an all_reduce; only leaving the summed dim whole removes it"
-        )
-    dims = ", ".join(f"`{d}`" for d in value.type.names)
+        return "leave the reduced dim whole; this is already half of an all_reduce"
+    dims = " or ".join(f"`{d}`" for d in value.type.names)
     if not dims:
-        return "leave the summed dim whole; a scalar costs next to nothing"
-    return f"leave the summed dim whole, or split {dims} over the same axis (a reduce_scatter, half the bytes)"
+        return "nothing worth the trouble: it is one number"
+    return (
+        f"leave the reduced dim whole, or split {dims} over the same axis "
+        "(a reduce_scatter sends half the bytes)"
+    )

@@ -1,4 +1,4 @@
-"""Checking a whole file: every program, the chosen layout, every other layout, every expectation."""
+"""Checking a whole file: every program, every layout, every expectation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source
 from meshdsl.named import ir as named
 from meshdsl.named.declarations import Declarations
-from meshdsl.pipeline import Options, build_named, front, lower_placed, place_named
+from meshdsl.pipeline import Options, build_named, front, place_named
 from meshdsl.report.expect import check_expect
 
 
@@ -22,7 +22,10 @@ def check_source(source: Source, options: Options, diagnostics: Diagnostics) -> 
         _check_layouts(program, declarations, options, diagnostics)
     if not diagnostics.errors:
         for expect in declarations.expects:
-            with_errors(diagnostics, lambda e=expect: check_expect(e, programs, declarations, diagnostics))
+            with_errors(
+                diagnostics,
+                lambda e=expect: check_expect(e, programs, declarations, diagnostics),
+            )
     held = len(declarations.expects)
     counts = f"{_count(len(programs), 'program')}, {_count(held, 'expectation')}"
     return f"{source.name}: fine ({counts})"
@@ -60,10 +63,7 @@ def _check_layouts(
     program: named.Program, declarations: Declarations, options: Options, diagnostics: Diagnostics
 ) -> None:
     """The chosen layout must fit; of the others it is noted where none of the meshes suits them."""
-    with_errors(
-        diagnostics,
-        lambda: lower_placed(place_named(program, declarations, options, diagnostics)),
-    )
+    with_errors(diagnostics, lambda: place_named(program, declarations, options, diagnostics))
     if options.layout is not None:
         return
     for name in list(declarations.layouts)[1:]:
@@ -89,5 +89,3 @@ def _problem(
     except DiagnosticError as error:
         return error.diagnostics[0]
     return next((d for d in own if d.severity == "warning"), None)
-
-

@@ -9,6 +9,7 @@ from typing import Any
 from meshdsl.device.ir import Compute, Move, Program, walk
 from meshdsl.device.liveness import memory
 from meshdsl.diagnostics import Diagnostic
+from meshdsl.named.ir import Value
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import COLLECTIVES
 from meshdsl.placed.sbp import Mesh, Placement
@@ -29,7 +30,7 @@ def explain(program: Program, warnings: Iterable[Diagnostic] = ()) -> dict[str, 
         "devices": source.mesh.devices,
         "layout": source.layout,
         "reduce": source.policy,
-        "tensors": [_tensor(t, i, source) for i, t in enumerate(source.tensors)],
+        "tensors": _tensors(source),
         "collectives": collectives,
         "totals": _totals(collectives, program),
         "memory": {"grads": 0, "state": 0, **memory(program)},
@@ -39,6 +40,28 @@ def explain(program: Program, warnings: Iterable[Diagnostic] = ()) -> dict[str, 
             if d.severity == "warning"
         ],
     }
+
+
+def _tensors(program: placed.Program) -> list[dict[str, Any]]:
+    loops = _loop_values(program.body)
+    found = [_tensor(t, i, program) for i, t in enumerate(program.tensors)]
+    for entry, tensor in zip(found, program.tensors, strict=True):
+        entry["loop"] = loops.get(tensor.value)
+    return found
+
+
+def _loop_values(nodes: Iterable[placed.Node]) -> dict[Value, dict[str, Any]]:
+    """What a `repeat` makes of values: `carried` in it, a `slice` of a stack, or its `result`."""
+    found: dict[Value, dict[str, Any]] = {}
+    for node in nodes:
+        if not isinstance(node, placed.Loop):
+            continue
+        where = {"line": node.repeat.span.line, "trips": node.repeat.dim.size}
+        found.update({inside.value: {"as": "slice", **where} for _, inside in node.stacked})
+        found.update({c.inside.value: {"as": "carried", **where} for c in node.carries})
+        found.update({c.result.value: {"as": "result", **where} for c in node.carries})
+        found.update(_loop_values(node.body))
+    return found
 
 
 def _tensor(tensor: placed.Tensor, number: int, program: placed.Program) -> dict[str, Any]:
@@ -57,11 +80,14 @@ def _tensor(tensor: placed.Tensor, number: int, program: placed.Program) -> dict
         "placement": {a: str(p.component(a)) for a in program.mesh.names},
         "order": {d: list(axes) for d, axes in p.splits},
         "role": value.role if value.role != "activation" else _role(value, program),
-        "rules": {d: {"rule": rule, "line": span.line} for d, (rule, span) in causes.items()},
+        "rules": {
+            dim: {"rule": rule, "file": span.file, "line": span.line}
+            for dim, (rule, span) in causes.items()
+        },
     }
 
 
-def _role(value: object, program: placed.Program) -> str:
+def _role(value: Value, program: placed.Program) -> str:
     returned = any(o.value is value for o in program.named.outputs)
     return "output" if returned else "activation"
 
@@ -113,4 +139,3 @@ def _totals(collectives: list[dict[str, Any]], program: Program) -> dict[str, An
         "by_phase": dict(by_phase),
         "flops_per_device": sum(n.flops * k for n, k in statements),
     }
-

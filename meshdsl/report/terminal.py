@@ -1,1 +1,384 @@
-def print_report(report, source): ...
+"""The report of `explain` for people: what each source line holds, what it sends, and why.
+
+`report_lines` makes lines of styled parts from the JSON of `report/explain.py`, without a terminal;
+`print_report` puts them on one. Nothing that comes from a file is taken for markup or reaches the
+terminal as a control character.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from meshdsl.diagnostics import Source
+from meshdsl.render import _cells, _safe, _width
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Report = dict[str, Any]
+Line = tuple[tuple[str, str], ...]
+"""One line of the screen: parts of text, each with its style."""
+
+LEAST_WIDTH = 60
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+NUMBER, SOURCE, NAME, RULE, SENT, LABEL = "blue", "bold", "cyan", "dim", "bold yellow", "dim"
+_UNIT = re.compile(r"(?<=\d) (?=[KMGTP]?i?B\b)")
+"""The space between a number and its unit, where no line is broken."""
+IN_ASCII = str.maketrans({"→": "->", "×": "x", "…": "...", "–": "-"})
+
+
+def print_report(report: Report, source: Source, console: Console | None = None) -> None:
+    """Print a report; `source` is the text of the file it is about."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = console or Console(highlight=False)
+    ascii_only = console.options.ascii_only
+    for line in report_lines(report, source, console.width):
+        parts = [(in_ascii(text) if ascii_only else text, style) for text, style in line]
+        console.print(Text.assemble(*parts), soft_wrap=True, highlight=False)
+
+
+def in_ascii(text: str) -> str:
+    """`text` for a terminal that knows only ASCII."""
+    return text.translate(IN_ASCII).encode("ascii", "backslashreplace").decode("ascii")
+
+
+def report_lines(report: Report, source: Source, width: int = 100) -> Iterator[Line]:
+    """The whole report. Lines are at most `width` columns wide where words allow it."""
+    for line in _lines(report, source, max(width, LEAST_WIDTH)):
+        yield tuple((_safe(text), style) for text, style in line)
+
+
+def _lines(report: Report, source: Source, width: int) -> Iterator[Line]:
+    yield from summary(report, width)
+    sends = True
+    for file, number in places(report, source):
+        block = list(_block(report, file, number, width))
+        before, sends = sends, any(c["line"] == number for c in report["collectives"])
+        if before or sends:
+            yield ()
+        yield source_line(report, source, file, number, width)
+        yield from block
+    yield ()
+    yield from totals(report, width)
+
+
+# --- the first lines -------------------------------------------------------------------------
+
+
+def summary(report: Report, width: int) -> Iterator[Line]:
+    """One sentence on the whole program, then what is worth knowing before the details."""
+    yield from ((line,) for line in wrapped(sentence(report), width, style=SOURCE))
+    most = largest(report)
+    if most:
+        yield from ((line,) for line in wrapped(most, width))
+    for axis, size in report["mesh"].items():
+        if size > 1 and not _used(report, axis):
+            text = f"Axis {axis} splits nothing: its {size} devices all do the same work."
+            yield from ((line,) for line in wrapped(text, width))
+
+
+def sentence(report: Report) -> str:
+    """`mlp under layout hybrid on mesh rows:2, cols:2 (4 devices): 2 collectives send …`."""
+    where = f"{report['program']} under layout {report['layout']} on {_mesh(report)}"
+    count, sent = report["totals"]["collectives"], report["totals"]["wire_bytes"]
+    if not count:
+        return f"{where}: nothing is sent."
+    verb = "sends" if count == 1 else "send"
+    return f"{where}: {counted(count, 'collective')} {verb} {human(sent)} per device."
+
+
+def _mesh(report: Report) -> str:
+    axes = ", ".join(f"{axis}:{size}" for axis, size in report["mesh"].items())
+    devices = counted(report["devices"], "device")
+    return f"mesh {axes} ({devices})" if axes else devices
+
+
+def largest(report: Report) -> str:
+    """The collective that sends the most, when there are several."""
+    found = report["collectives"]
+    if len(found) < 2:
+        return ""
+    most = max(found, key=lambda c: c["wire_bytes"])
+    share = 100 * most["wire_bytes"] / max(sum(c["wire_bytes"] for c in found), 1)
+    times = "" if most["count"] == 1 else f", {most['count']} times"
+    what = f"{most['kind']} of {most['tensor']} over {_axes(most)}, line {most['line']}{times}"
+    return f"The largest ({share:.0f}%): {what}."
+
+
+def _used(report: Report, axis: str) -> bool:
+    return any(t["placement"].get(axis, "B") != "B" for t in report["tensors"])
+
+
+# --- a source line ---------------------------------------------------------------------------
+
+
+def places(report: Report, source: Source) -> list[tuple[str, int]]:
+    """The source lines that hold or send something: those of the file in order, then others."""
+    found = {(t["file"], _line_of(t)) for t in report["tensors"] if _shown(t, source)}
+    found |= {(c["file"], c["line"]) for c in report["collectives"]}
+    return sorted(found, key=lambda place: (place[0] != source.name, place))
+
+
+def _shown(tensor: Report, source: Source) -> bool:
+    """Named tensors of the file, but not what a loop makes of them again on each trip."""
+    loop = tensor.get("loop") or {"as": "carried"}
+    return bool(tensor["name"]) and tensor["file"] == source.name and loop["as"] == "carried"
+
+
+def _line_of(tensor: Report) -> int:
+    """A carried tensor belongs to the line of its `repeat`."""
+    line: int = (tensor.get("loop") or tensor)["line"]
+    return line
+
+
+def source_line(report: Report, source: Source, file: str, number: int, width: int) -> Line:
+    """The text of a line with its number, cut to the width."""
+    gutter = _gutter(report)
+    if file != source.name:
+        return ((f"{file} {number:>{gutter}} |", NUMBER),)
+    cells = _cells(source.line(number))
+    room = width - gutter - 3
+    if _width(cells) > room:
+        while _width(cells) > room - 1:
+            cells.pop()
+        cells.append("…")
+    return ((f"{number:>{gutter}} | ", NUMBER), ("".join(cells).rstrip(), SOURCE))
+
+
+def _gutter(report: Report) -> int:
+    lines = [e["line"] for e in (*report["tensors"], *report["collectives"])]
+    return len(str(max(lines, default=1)))
+
+
+def _block(report: Report, file: str, number: int, width: int) -> Iterator[Line]:
+    """What stands below a source line."""
+    indent = _gutter(report) + 3
+    here = [
+        t for t in report["tensors"] if t["name"] and (t["file"], _line_of(t)) == (file, number)
+    ]
+    here = [t for t in here if (t.get("loop") or {}).get("as", "carried") == "carried"]
+    names = max((len(t["name"]) for t in here), default=0)
+    for tensor in here:
+        yield from tensor_lines(tensor, file, indent, names, width)
+    named = {t["name"] for t in report["tensors"]}
+    for c in report["collectives"]:
+        if (c["file"], c["line"]) == (file, number):
+            yield from collective_lines(c, c["tensor"] in named, indent, width)
+
+
+def tensor_lines(tensor: Report, file: str, indent: int, names: int, width: int) -> Iterator[Line]:
+    """`h  f32[batch@rows 64→32, hidden@cols 2048→1024]  line 8: batch -> rows, hidden -> cols`."""
+    head = " " * indent + f"{tensor['name']:{names}}  "
+    first, *rest = wrapped(type_text(tensor), width - len(head))
+    note, short = _note(tensor, file), _note(tensor, file, short=True)
+    room = width - len(head) - len((rest or [first])[-1][0]) - 3
+    note = note if len(note) <= room or len(short) > room else short
+    beside = bool(note) and len(note) <= room
+    lines = [((head, NAME), first), *(((" " * len(head), ""), part) for part in rest)]
+    if beside:
+        lines[-1] = (*lines[-1], (f"   {note}", RULE))
+    yield from lines
+    if note and not beside:
+        pad = " " * len(head)
+        yield from (((pad, ""), part) for part in wrapped(note, width - len(pad), RULE))
+
+
+def type_text(tensor: Report) -> str:
+    """Global sizes, arrows to the local ones where a dim is split, and what is partial."""
+    sizes = zip(tensor["dims"], tensor["shape"], tensor["local_shape"], strict=True)
+    dims = [_dim(d, n, local, tensor["order"].get(d, [])) for d, n, local in sizes]
+    partial = {a: c for a, c in tensor["placement"].items() if c.startswith("P")}
+    kind = next(iter(partial.values()), "")[2:-1] or "sum"
+    tail = f", a partial {kind} over {', '.join(partial)}" if partial else ""
+    return f"{tensor['dtype']}[{', '.join(dims)}]{tail}"
+
+
+def _dim(name: str, size: int, local: int, axes: list[str]) -> str:
+    if not axes:
+        return f"{name} {size}"
+    over = axes[0] if len(axes) == 1 else f"({', '.join(axes)})"
+    return f"{name}@{over} {size}→{local}"
+
+
+def _note(tensor: Report, file: str, short: bool = False) -> str:
+    """Which rules split it, by the place they stand at; and whether a loop carries it.
+
+    `short` leaves out rules that say no more than the dims do: those without a selector.
+    """
+    notes = [f"carried through {tensor['loop']['trips']} trips"] if tensor.get("loop") else []
+    by_place: dict[str, list[str]] = {}
+    for dim in tensor["order"]:
+        rule = tensor["rules"].get(dim, {"rule": dim})
+        by_place.setdefault(_place(rule, file), []).append(rule["rule"])
+    plain = len(by_place) == 1 and not any(":" in r for rs in by_place.values() for r in rs)
+    for place, rules in by_place.items():
+        notes.append(place if short and plain else f"{place}: {', '.join(rules)}")
+    return "; ".join(notes)
+
+
+def _place(rule: Report, file: str) -> str:
+    if "line" not in rule:
+        return "by its operator"
+    where: str = rule["file"]
+    return f"line {rule['line']}" if where == file else where
+
+
+# --- a collective ----------------------------------------------------------------------------
+
+
+def collective_lines(c: Report, named: bool, indent: int, width: int) -> Iterator[Line]:
+    """What is sent, the formula, the change of placement, why, and what would remove it."""
+    pad = " " * indent
+    whose = c["tensor"] if named else f"a subexpression (`{c['tensor']}` when compiled)"
+    phase = "" if c["phase"] == "forward" else f" [{c['phase']}]"
+    op = f" {c['op']}" if c["op"] else ""
+    head = f"=> {c['kind']}{op} of {whose} over {_axes(c)}{phase}: {_sent(c)}"
+    for number, (text, _) in enumerate(wrapped(head, width - indent, hang=3)):
+        yield ((pad, ""), (text, SENT if number == 0 else ""))
+    details = (
+        ("bytes", f"{c['formula']} = {c['wire_bytes'] // c['count']:,} B {_inputs(c)}"),
+        ("from", c["from"]),
+        ("to", c["to"]),
+        ("why", c["why"]),
+        ("remove it", c["remedy"]),
+    )
+    for label, text in details:
+        yield from _labelled(label, text, indent + 3, width)
+
+
+def _sent(c: Report) -> str:
+    """`64 KiB (65,536 B) sent per device`; in a loop per trip, and in all."""
+    if c["count"] == 1:
+        return f"{exact(c['wire_bytes'])} sent per device"
+    each = human(c["wire_bytes"] // c["count"])
+    return f"{each} a trip × {c['count']} trips = {exact(c['wire_bytes'])} sent per device"
+
+
+def _inputs(c: Report) -> str:
+    return f"(n = {c['group_size']:,} devices, b = {c['payload_bytes']:,} B on each)"
+
+
+def _axes(c: Report) -> str:
+    return "+".join(c["axes"])
+
+
+def _labelled(label: str, text: str, indent: int, width: int) -> Iterator[Line]:
+    first, *rest = wrapped(text, width - indent - 11)
+    yield ((" " * indent + f"{label + ':':11}", LABEL), first)
+    yield from (((" " * (indent + 11), ""), part) for part in rest)
+
+
+# --- the last lines --------------------------------------------------------------------------
+
+
+def totals(report: Report, width: int) -> Iterator[Line]:
+    """What is sent, computed and held in all."""
+    yield from _sent_in_all(report, width)
+    flops, devices = report["totals"]["flops_per_device"], report["devices"]
+    whole = "" if devices == 1 else f"; {scaled(flops * devices)} on all {devices:,} devices"
+    yield ()
+    yield (("Computed per device: ", SOURCE), (f"{scaled(flops)} ({flops:,}){whole}", ""))
+    yield ()
+    yield from _memory(report["memory"])
+    if report["warnings"]:
+        yield ()
+        yield from _warnings(report["warnings"], width)
+
+
+def _sent_in_all(report: Report, width: int) -> Iterator[Line]:
+    total = report["totals"]
+    if not total["collectives"]:
+        why = "each works on its own" if report["devices"] > 1 else "there is only one"
+        yield (("Sent per device: ", SOURCE), (f"nothing, {why}.", ""))
+    else:
+        sent, cluster = exact(total["wire_bytes"]), exact(total["cluster_wire_bytes"])
+        times = counted(total["collectives"], "collective")
+        text = f"{sent} in {times}; {cluster} by all {report['devices']:,} devices"
+        first, *rest = wrapped(text, width - 17)
+        yield (("Sent per device: ", SOURCE), first)
+        yield from (((" " * 17, ""), part) for part in rest)
+    phases = total["by_phase"]
+    tables = {"by axis": total["by_axis"], "by kind": total["by_kind"]}
+    if len(phases) > 1 or "output" in phases:
+        tables["by phase"] = phases
+    yield from _table([(k, n, v) for k, t in tables.items() for n, v in t.items()], 9)
+
+
+def _table(rows: list[tuple[str, str, int]], indent: int = 0) -> Iterator[Line]:
+    """Rows of (what, name, bytes); `what`, `indent` wide, is shown where it changes."""
+    names = max((len(name) for _, name, _ in rows), default=0)
+    before = ""
+    for what, name, value in rows:
+        head = what if what != before else ""
+        before = what
+        yield ((f"  {head:{indent}}", LABEL), (f"{name:{names}}  ", NAME), (exact(value), ""))
+
+
+def _memory(memory: Report) -> Iterator[Line]:
+    yield (("Held per device: ", SOURCE), (f"{exact(memory['peak'])} at the worst moment", ""))
+    kinds = {"params": "parameters", "grads": "gradients", "state": "state", "inputs": "inputs"}
+    rows = [("", word, memory.get(key, 0)) for key, word in kinds.items() if memory.get(key)]
+    yield from _table(
+        [*rows, ("", f"activations, line {memory['peak_line']}", memory["activations"])]
+    )
+
+
+def _warnings(warnings: list[Report], width: int) -> Iterator[Line]:
+    yield ((counted(len(warnings), "warning").capitalize() + ":", "bold"),)
+    for warning in warnings:
+        line = f"line {warning['line']}: " if warning["line"] else ""
+        text = f"{warning['code']} {line}{warning['message']}"
+        yield from ((("  ", ""), part) for part in wrapped(text, width - 2, hang=2))
+
+
+# --- words and numbers -----------------------------------------------------------------------
+
+
+def human(size: int) -> str:
+    """Bytes to three digits in a unit that reads well: `4 B`, `64 KiB`, `6.76 MiB`."""
+    value, unit = float(size), 0
+    while value >= 1023.5 and unit < len(UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{_digits(value)} {UNITS[unit]}"
+
+
+def exact(size: int) -> str:
+    """`64 KiB (65,536 B)`; bytes alone where there are few."""
+    return f"{size:,} B" if size < 1024 else f"{human(size)} ({size:,} B)"
+
+
+def scaled(flops: int) -> str:
+    """FLOPs to three digits: `67.2 MFLOP`."""
+    value, unit = float(flops), 0
+    units = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")
+    while value >= 999.5 and unit < len(units) - 1:
+        value, unit = value / 1000, unit + 1
+    return f"{_digits(value)} {units[unit]}"
+
+
+def _digits(value: float) -> str:
+    places = 2 if value < 10 else 1 if value < 100 else 0
+    text = f"{value:.{places}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 device`, `3,072 devices`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def wrapped(text: str, width: int, style: str = "", hang: int = 0) -> Iterable[tuple[str, str]]:
+    """Lines of `text`, at least one, all but the first `hang` deep."""
+    lines = textwrap.wrap(
+        _UNIT.sub("\u00a0", text),
+        max(width, 24),
+        subsequent_indent=" " * hang,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [(line.replace("\u00a0", " "), style) for line in lines or [""]]

@@ -1,0 +1,78 @@
+"""The device program as text: variables with local shapes, FLOPs of operators, bytes of moves.
+
+```
+program mlp on each of 4 devices, mesh square (rows 2, cols 2)
+  # 18 | y = einsum(h, v -> [batch, io])
+  y_part = einsum h v : f32[batch 32, io 512]  33,554,432 FLOP
+  y = all_reduce sum over cols y_part : f32[batch 32, io 512]  65,536 B held, 65,536 B sent
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Var
+from meshdsl.named.printer import INDENT, SourceLines, attributes, type_text
+from meshdsl.placed.printer import mesh_text, step_text
+
+
+def print_program(program: Program) -> str:
+    """The text of a device program."""
+    return "\n".join(_Printer().program(program)) + "\n"
+
+
+class _Printer:
+    def __init__(self) -> None:
+        self.sources = SourceLines()
+
+    def program(self, program: Program) -> Iterator[str]:
+        devices, mesh = program.mesh.devices, mesh_text(program.mesh)
+        yield f"program {program.placed.named.name} on each of {devices} devices, mesh {mesh}"
+        for var in program.inputs:
+            yield f"{INDENT}input  {_var(var)} = {var.value.name}"
+        for var in program.params:
+            yield f"{INDENT}param  {_var(var)} = {var.value.name}"
+        yield from self._nodes(program.body, 1)
+        for name, var in program.outputs:
+            yield f"{INDENT}return {name} = {var.name}"
+
+    def _nodes(self, nodes: tuple[Node, ...], depth: int) -> Iterator[str]:
+        for node in nodes:
+            yield from self.sources.at(node.span, depth)
+            match node:
+                case Compute():
+                    yield INDENT * depth + _compute(node)
+                case Move():
+                    yield INDENT * depth + _move(node)
+                case Loop():
+                    yield from self._loop(node, depth)
+
+    def _loop(self, node: Loop, depth: int) -> Iterator[str]:
+        pad = INDENT * (depth + 1)
+        yield f"{INDENT * depth}repeat {node.dim.name} {node.dim.size} as {node.index}"
+        for stack, inside in node.stacked:
+            yield f"{pad}slice {_var(inside)} = {stack.name}[{node.index}]"
+        for carry in node.carries:
+            yield f"{pad}carry {_var(carry.inside)} = {carry.init.name}"
+        yield from self._nodes(node.body, depth + 1)
+        for carry in node.carries:
+            yield f"{pad}next  {carry.inside.name} = {carry.next.name}"
+
+
+def _var(var: Var) -> str:
+    return f"{var.name} : {type_text(var.local)}"
+
+
+def _compute(node: Compute) -> str:
+    ins = "".join(f" {v.name}" for v in node.ins)
+    outs = ", ".join(v.name for v in node.outs)
+    types = ", ".join(type_text(v.local) for v in node.outs)
+    flops = f"  {node.flops:,} FLOP" if node.flops else ""
+    return f"{outs} = {node.op.name}{ins}{attributes(node.op)} : {types}{flops}"
+
+
+def _move(node: Move) -> str:
+    step = f"{step_text(node.step)}: {node.source.name}"
+    size = f"  {node.payload:,} B held, {node.wire:,} B sent" if node.step.moves else ""
+    return f"{node.target.name} = {step} : {type_text(node.target.local)}{size}"
