@@ -82,10 +82,15 @@ def merge_imports(lines: set[str]) -> tuple[str, ...]:
         module, _, member = line.removeprefix("from ").partition(" import ")
         members.setdefault(module, set()).add(member)
     by_module = (
-        f"from {module} import {', '.join(sorted(names, key=str.lower))}"
+        f"from {module} import {', '.join(sorted(names, key=_member_order))}"
         for module, names in sorted(members.items())
     )
     return (*plain, *by_module)
+
+
+def _member_order(name: str) -> tuple[bool, bool, str]:
+    """Constants, then classes, then the rest, as isort orders what is imported from a module."""
+    return not name.isupper(), not name[:1].isupper(), name
 
 
 @functools.cache

@@ -6,22 +6,21 @@ Nothing of a `.mdsl` file becomes code: identifiers come from `device/names.py`,
 
 from __future__ import annotations
 
+import ast
 import textwrap
 from collections import Counter
 from dataclasses import dataclass, field
 
-from meshdsl import __version__
+from meshdsl.backends.format_text import INDENT, WIDTH, quoted, statement
 from meshdsl.backends.paste import library, paste
 from meshdsl.backends.torch_call import TorchText
+from meshdsl.backends.torch_head import head, inert, type_text
 from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Var, walk
 from meshdsl.device.liveness import deaths
 from meshdsl.device.names import Names
 from meshdsl.diagnostics import Span
-from meshdsl.named.ir import TensorType, Value
+from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import lookup
-from meshdsl.placed.sbp import Placement
-
-INDENT = "    "
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +52,22 @@ class _Lines:
     def add(self, text: str = "") -> None:
         self.lines.append((INDENT * self.depth + text if text else "", self.place))
 
+    def statement(self, text: str, note: str = "") -> None:
+        """A statement, with `note` behind it; above it where there is no room."""
+        lines = statement(text, self.depth)
+        if note and len(lines) == 1 and len(lines[0]) + len(note) + 4 <= WIDTH:
+            lines = [f"{lines[0]}  # {note}"]
+        elif note:
+            self.comment(note)
+        self.lines += [(line, self.place) for line in lines]
+
+    def comment(self, text: str) -> None:
+        """A comment of as many lines as it takes."""
+        for line in textwrap.wrap(
+            inert(text), WIDTH - 2 - len(INDENT) * self.depth, break_long_words=False
+        ):
+            self.add(f"# {line}")
+
 
 class _Emitter:
     def __init__(self, program: Program, draws: dict[Value, tuple[object, ...]]) -> None:
@@ -69,51 +84,14 @@ class _Emitter:
 
     def emit(self) -> ProgramText:
         self._device()
-        pasted = paste(self.used)
-        head = [self._docstring(), "", *_imports(pasted.imports), "", *self._tables(pasted.texts)]
-        lines = [(line, "") for text in head for line in text.split("\n")]
+        top = head(self.program, self.draws, paste(self.used))
+        lines = [(line, "") for line in top]
         lines += self.out.lines
         call = "main(MESH, GROUPS, INPUTS, PARAMS, OUTPUTS, device)"
         tail = ["", "", 'if __name__ == "__main__":', INDENT + call]
         lines += [(line, "") for line in tail]
         places = {n: place for n, (_, place) in enumerate(lines, 1) if place}
         return ProgramText("\n".join(line for line, _ in lines) + "\n", places)
-
-    # --- head --------------------------------------------------------------------------------
-
-    def _docstring(self) -> str:
-        """A comment, not a string: no quote in a file name can end it."""
-        source = self.program.placed
-        mesh = " x ".join(f"{a} {n}" for a, n in self.mesh.axes) or "one device"
-        lines = [
-            f"{inert(source.named.span.file)}, program {source.named.name}: "
-            f"what each of {self.mesh.devices} devices does.",
-            f"mesh {inert(self.mesh.name)} ({mesh}), layout {inert(source.layout)}, "
-            f"partial values reduced: {source.policy}",
-            f"torchrun --nproc-per-node {self.mesh.devices} THIS_FILE "
-            "[--inputs F] [--params F] [--seed S] [--out F.npz]",
-            f"made by meshdsl {__version__}",
-        ]
-        return "\n".join(f"# {line}" for line in lines)
-
-    def _tables(self, support: tuple[str, ...]) -> list[str]:
-        groups = tuple(sorted({m.step.axes for m in _collectives(self.program)}))
-        program = self.program
-        params = [(p.value.name or "", p) for p in program.params]
-        tables = [
-            f"MESH = {_dict_text([(repr(a), str(n)) for a, n in self.mesh.axes])}",
-            f"GROUPS = {_tuple_text([_tuple_text([repr(a) for a in g]) for g in groups])}",
-        ]
-        specs = [
-            _spec_table("INPUTS", [(v.value.label, v) for v in program.inputs], self.draws),
-            _spec_table("PARAMS", params, self.draws),
-            _spec_table("OUTPUTS", list(program.outputs), {}),
-        ]
-        rest = [text for text in support if not text.startswith("class Spec")]
-        spec = [text for text in support if text.startswith("class Spec")]
-        blocks = [*spec, "\n".join(tables + specs)]
-        after = [f"\n\n{text}" if _is_definition(text) else text for text in rest]
-        return ["\n\n" + "\n\n\n".join(blocks), "\n".join(after), "", ""]
 
     # --- the device function -------------------------------------------------------------------
 
@@ -125,28 +103,31 @@ class _Emitter:
         out.add(
             f'"""What device `rank` of {self.mesh.devices} does; the same text for all of them."""'
         )
-        self._coordinates()
+        start = len(out.lines)
         for var in program.inputs:
             if self.uses[var]:
-                out.add(f"{var.name} = inputs[{var.value.label!r}]{self._typed(var)}")
+                out.statement(f"{var.name} = inputs[{quoted(var.value.label)}]", _typed(var))
         for var in program.params:
             if self.uses[var]:
-                out.add(f"{var.name} = params[{var.value.name!r}]{self._typed(var)}")
+                out.statement(f"{var.name} = params[{quoted(var.value.name or '')}]", _typed(var))
         self._nodes(program.body, frozenset(var for _, var in program.outputs))
         self._return()
+        out.lines[start:start] = self._coordinates()
 
-    def _coordinates(self) -> None:
-        """Where this device stands on each axis that the program asks for."""
-        used = _axes_with_offsets(self.program)
+    def _coordinates(self) -> list[tuple[str, str]]:
+        """Where this device stands on each axis that the text asks for, as lines."""
+        tree = ast.parse("\n".join(line for line, _ in self.out.lines))
+        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        lines = []
         stride = self.mesh.devices
         for axis, size in self.mesh.axes:
             stride //= size
-            if axis not in used:
-                continue
             name = self.program.coordinates[axis]
             text = "rank" if stride == 1 else f"rank // {stride}"
             whole = stride * size == self.mesh.devices
-            self.out.add(f"{name} = {text}" if whole else f"{name} = {text} % {size}")
+            if name in used:
+                lines.append((f"{INDENT}{name} = {text}{'' if whole else f' % {size}'}", ""))
+        return lines
 
     def _nodes(self, nodes: tuple[Node, ...], kept: frozenset[Var]) -> None:
         """The statements of a block; large tensors are let go after their last use."""
@@ -160,7 +141,7 @@ class _Emitter:
                 case Loop():
                     self._loop(node)
             if dead:
-                self.out.add(f"del {', '.join(v.name for v in dead)}")
+                self.out.statement(f"del {', '.join(v.name for v in dead)}")
 
     def _source_line(self, span: Span) -> None:
         """The source line that the next statements come from, as a comment."""
@@ -180,9 +161,9 @@ class _Emitter:
         call = self._call(node)
         text = opdef.torch(call)
         for line in call.lines:
-            self.out.add(line)
+            self.out.statement(line)
         names = ", ".join(v.name for v in node.outs)
-        self.out.add(f"{names} = {text}{self._typed(node.outs[0])}")
+        self.out.statement(f"{names} = {text}", _typed(node.outs[0]))
         # A view is nobody else's memory either, if its operand is not and has no other use.
         if not opdef.view or (node.ins[0] in self.fresh and self.uses[node.ins[0]] == 1):
             self.fresh.update(node.outs)
@@ -235,14 +216,10 @@ class _Emitter:
             self.used.add(node.step.kind)
             self.fresh.add(node.target)
             n = self.mesh.size(*node.step.axes)
-            self._comment(f"{node.step.kind} over {n} devices, {node.wire:,} B sent: {node.why}")
+            self.out.comment(f"{node.step.kind} over {n} devices, {node.wire:,} B sent: {node.why}")
         if node.source in self.constants:
             self.constants[node.target] = node.target.name
-        self.out.add(f"{node.target.name} = {text}{self._typed(node.target)}")
-
-    def _comment(self, text: str) -> None:
-        for line in textwrap.wrap(inert(text), 96 - len(INDENT) * self.out.depth):
-            self.out.add(f"# {line}")
+        self.out.statement(f"{node.target.name} = {text}", _typed(node.target))
 
     def _group(self, node: Move) -> str:
         return f'groups["{"+".join(node.step.axes)}"]'
@@ -311,7 +288,7 @@ class _Emitter:
         for carry in node.carries:
             if carry.inside.name != carry.init.name:
                 init = self._tensor(carry.init)
-                self.out.add(f"{carry.inside.name} = {init}{self._typed(carry.inside)}")
+                self.out.statement(f"{carry.inside.name} = {init}", _typed(carry.inside))
         self.out.add(f"for {node.index} in range({node.dim.size}):")
         self.out.depth += 1
         for stack, inside in node.stacked:
@@ -319,7 +296,7 @@ class _Emitter:
             text = f"{stack.name}[{node.index}]"
             if position:
                 text = f"{stack.name}.select({position}, {node.index})"
-            self.out.add(f"{inside.name} = {text}{self._typed(inside)}")
+            self.out.statement(f"{inside.name} = {text}", _typed(inside))
         self._nodes(node.body, frozenset(c.next for c in node.carries))
         self._carry(node)
         self.out.depth -= 1
@@ -331,7 +308,7 @@ class _Emitter:
         pairs = [(a, b) for a, b in pairs if a != b]
         if pairs:
             names, values = zip(*pairs, strict=True)
-            self.out.add(f"{', '.join(names)} = {', '.join(values)}")
+            self.out.statement(f"{', '.join(names)} = {', '.join(values)}")
         elif not node.body and not node.stacked:
             self.out.add("pass")
 
@@ -340,25 +317,13 @@ class _Emitter:
     def _return(self) -> None:
         self.out.place = ""
         self.out.add()
-        items = [(repr(name), self._tensor(var)) for name, var in self.program.outputs]
-        self.out.add(f"return {_dict_text(items, self.out.depth)}")
-
-    def _typed(self, var: Var) -> str:
-        """The trailing comment: the type with what each device holds of it."""
-        return f"  # {type_text(var.value.type, var.placement)}"
+        items = [f"{quoted(n)}: {self._tensor(var)}" for n, var in self.program.outputs]
+        self.out.statement(f"return {{{', '.join(items)}}}")
 
 
-def type_text(type_: TensorType, placement: Placement) -> str:
-    """`f32[batch@rows, io]`, and what is partial."""
-    return f"{type_.dtype}{placement.show(type_)}"
-
-
-def inert(text: str) -> str:
-    """`text` for a comment: one line, control and format characters escaped."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-
-
-# --- text of tables ----------------------------------------------------------------------------
+def _typed(var: Var) -> str:
+    """The note behind a statement: the type with what each device holds of it."""
+    return type_text(var.value.type, var.placement)
 
 
 def _literal(value: object) -> str:
@@ -367,49 +332,7 @@ def _literal(value: object) -> str:
     return f'float("{text}")' if text.lstrip("-") in ("inf", "nan") else text
 
 
-def _dict_text(items: list[tuple[str, str]], depth: int = 0, width: int = 100) -> str:
-    one_line = "{" + ", ".join(f"{k}: {v}" for k, v in items) + "}"
-    if len(one_line) + len(INDENT) * depth + 10 <= width:
-        return one_line
-    pad = INDENT * (depth + 1)
-    body = "".join(f"{pad}{k}: {v},\n" for k, v in items)
-    return "{\n" + body + INDENT * depth + "}"
-
-
-def _tuple_text(items: list[str]) -> str:
-    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
-
-
-def _spec_table(
-    name: str, items: list[tuple[str, Var]], draws: dict[Value, tuple[object, ...]]
-) -> str:
-    rows = [(repr(key), _spec_text(var, draws.get(var.value))) for key, var in items]
-    pad = "".join(f"{INDENT}{k}: {v},\n" for k, v in rows)
-    return f"{name} = {{\n{pad}}}" if rows else f"{name} = {{}}"
-
-
-def _spec_text(var: Var, draw: tuple[object, ...] | None) -> str:
-    dims = _dict_text([(repr(d.name), str(d.size)) for d in var.value.type.dims], width=10**9)
-    splits = [(repr(d), _tuple_text([repr(a) for a in axes])) for d, axes in var.placement.splits]
-    split = _dict_text(splits, width=10**9)
-    drawn = "" if draw is None else f", {_tuple_text([repr(x) for x in draw])}"
-    return f'Spec("{var.value.type.dtype}", {dims}, {split}{drawn})'
-
-
-def _imports(lines: tuple[str, ...]) -> list[str]:
-    third = ["import numpy as np", "import torch", "import torch.distributed as dist"]
-    return ["\n".join([*lines, "", *third])]
-
-
-def _is_definition(text: str) -> bool:
-    return "\ndef " in f"\n{text}" or "\nclass " in f"\n{text}"
-
-
 # --- facts of a program ------------------------------------------------------------------------
-
-
-def _collectives(program: Program) -> list[Move]:
-    return [n for n, _ in walk(program.body) if isinstance(n, Move) and n.step.moves]
 
 
 def _uses(program: Program) -> Counter[Var]:
@@ -451,16 +374,3 @@ def _names(program: Program) -> list[str]:
 
     collect(program.body)
     return found
-
-
-def _axes_with_offsets(program: Program) -> set[str]:
-    """Axes whose coordinate some statement may ask for."""
-    used: set[str] = set()
-    for node, _ in walk(program.body):
-        if isinstance(node, Move) and not node.step.moves:
-            used.update(node.step.axes)
-        elif isinstance(node, Compute):
-            used.update(
-                a for v in (*node.ins, *node.outs) for _, axes in v.placement.splits for a in axes
-            )
-    return used

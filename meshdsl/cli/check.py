@@ -27,13 +27,13 @@ def command(
     with common.reporting(json) as diagnostics:
         chosen = common.options(program, mesh, layout, reduce, settings, dtype, strict)
         checked = [_check(path, chosen, diagnostics) for path in files]
+        if strict:
+            diagnostics.promote_warnings()
         if json:
             common.print_json({"version": 1, "diagnostics": common.as_dicts(diagnostics)})
     code = common.exit_code(diagnostics.errors)
     if code:
         raise typer.Exit(code)
-    if strict and any(d.severity == "warning" for d in diagnostics):
-        raise typer.Exit(1)
     if not json:
         typer.echo("\n".join(checked))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, did_you_mean, fail
+from meshdsl.diagnostics import (
+    MAX_ERRORS,
+    Diagnostic,
+    DiagnosticError,
+    Diagnostics,
+    counted,
+    did_you_mean,
+    fail,
+)
 from meshdsl.named.ir import DTYPES
 from meshdsl.pipeline import DEFAULT_POLICY, Options, compile_source
 
@@ -43,7 +52,7 @@ Force = Annotated[bool, typer.Option("--force", help="Overwrite files.")]
 POLICY = DEFAULT_POLICY
 COMMAND_CODES = ("MD001", "MD05", "MD06")
 RUN_CODES = ("MD07", "MD08")
-NOT_PROGRAM_CODES = ("MD0115", "MD0909")
+NOT_PROGRAM_CODES = ("MD0909",)
 
 
 def options(
@@ -69,7 +78,8 @@ def sizes(settings: Iterable[str]) -> dict[str, int]:
     for text in settings:
         name, equals, size = text.partition("=")
         if not equals or not size.strip().isascii() or not size.strip().isdigit():
-            fail("MD0601", f"`--set {text[:40]}`: write `--set dim=N`, N a whole number")
+            help = "for instance `--set batch=64 hidden=2048`"
+            fail("MD0601", f"`--set {text[:40]}`: write `--set dim=N`, N a whole number", help=help)
         found[name.strip()] = int(size) if len(size) < 20 else 10**19
     return found
 
@@ -119,7 +129,7 @@ def show(diagnostics: Iterable[Diagnostic]) -> None:
 
     from meshdsl.render import print_diagnostics
 
-    items = list(diagnostics)
+    items = capped(diagnostics)
     if items:
         print_diagnostics(items, Console(stderr=True, highlight=False))
 
@@ -128,7 +138,26 @@ def as_dicts(diagnostics: Iterable[Diagnostic]) -> list[dict[str, Any]]:
     """Diagnostics as `check --json` prints them."""
     from meshdsl.render import to_json
 
-    return [to_json(d) for d in diagnostics]
+    return [to_json(d) for d in capped(diagnostics)]
+
+
+def capped(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Diagnostics with not more than `MAX_ERRORS` errors of one file; the others are counted."""
+    found: list[Diagnostic] = []
+    errors: Counter[str] = Counter()
+    last: dict[str, Diagnostic] = {}
+    for diagnostic in diagnostics:
+        file = diagnostic.span.file if diagnostic.span else ""
+        errors[file] += diagnostic.severity == "error"
+        if diagnostic.severity != "error" or errors[file] <= MAX_ERRORS:
+            found.append(diagnostic)
+            last[file] = diagnostic
+    for file, count in errors.items():
+        if count > MAX_ERRORS:
+            message = f"{counted(count - MAX_ERRORS, 'more error')} of this file not shown"
+            help = "mend these first, then check again"
+            found.append(Diagnostic("MD0016", message, last[file].span, "note", help=help))
+    return found
 
 
 def print_json(value: object) -> None:

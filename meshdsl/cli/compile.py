@@ -48,13 +48,14 @@ def command(
 def check_output(path: Path, force: bool) -> None:
     """Refuse, before any work, a file that cannot be written or would be overwritten."""
     if path.is_dir():
-        fail("MD0502", f"{path} is a folder")
+        fail("MD0502", f"{path} is a folder", help=f"name a file in it: {path / 'prog.py'}")
     if not path.parent.is_dir():
         fail("MD0502", f"there is no folder {path.parent}", help=f"make it: mkdir -p {path.parent}")
     if path.exists() and not force:
         fail("MD0503", f"{path} exists", help="--force overwrites it")
     if not os.access(path.parent, os.W_OK):
-        fail("MD0502", f"the folder {path.parent} cannot be written to")
+        help = "choose another folder, or change its permissions"
+        fail("MD0502", f"the folder {path.parent} cannot be written to", help=help)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -64,4 +65,5 @@ def write_whole(path: Path, text: str) -> None:
         beside.write_text(text, encoding="utf-8", newline="\n")
         os.replace(beside, path)
     except OSError as error:
-        fail("MD0501", f"{path} cannot be written: {error.strerror}")
+        help = "check the space and the permissions there"
+        fail("MD0501", f"{path} cannot be written: {error.strerror}", help=help)

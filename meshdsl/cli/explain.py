@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from meshdsl.cli import common
-from meshdsl.diagnostics import did_you_mean, fail
+from meshdsl.diagnostics import fail
 
 
 class Printed(StrEnum):
@@ -65,6 +65,6 @@ def _explain_code(code: str) -> None:
     from meshdsl.codes import CODES
 
     if code not in CODES:
-        help = did_you_mean(code, list(CODES)) or "codes stand in front of every message"
+        help = "codes stand in front of every message, such as `error[MD0301]`"
         fail("MD0603", f"there is no code {code}", help=help)
     typer.echo(CODES[code].explanation.rstrip())

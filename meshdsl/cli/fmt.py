@@ -50,4 +50,5 @@ def _write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
         message = f"{path} cannot be written: {error.strerror}"
-        raise DiagnosticError(Diagnostic("MD0501", message)) from None
+        help = "check the space and the permissions there"
+        raise DiagnosticError(Diagnostic("MD0501", message, help=help)) from None

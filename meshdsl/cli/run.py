@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from meshdsl.cli import common
-from meshdsl.diagnostics import Diagnostic, Diagnostics, fail
+from meshdsl.diagnostics import Diagnostic, Diagnostics, did_you_mean, fail
 
 
 def command(
@@ -47,7 +47,8 @@ def command(
         from meshdsl.backends.engines import ENGINES, Given
 
         if engine not in ENGINES:
-            fail("MD0602", f"`--engine {engine}`: there are {', '.join(ENGINES)}")
+            help = did_you_mean(engine, list(ENGINES)) or f"there are {', '.join(ENGINES)}"
+            fail("MD0602", f"`--engine {engine}`: no engine is called so", help=help)
         chosen = common.options(program, mesh, layout, reduce, settings, dtype, strict)
         if out is not None:
             _check_out(out, force)
@@ -104,4 +105,4 @@ def _write(out: Path, outputs: Mapping[str, Any]) -> None:
     try:
         write_npz(str(out), dict(outputs))
     except Refused as refused:
-        fail("MD0501", str(refused))
+        fail("MD0501", str(refused), help="check the space and the permissions there")

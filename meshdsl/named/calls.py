@@ -14,7 +14,7 @@ from meshdsl.diagnostics import (
     did_you_mean,
     fail,
 )
-from meshdsl.named.builder import Operand, Poisoned, Scope, need_tensor
+from meshdsl.named.builder import Operand, Scope, need_tensor
 from meshdsl.named.expressions import LATER, option_value, surface_name, unknown_function
 from meshdsl.named.ir import DTYPES, Dim, DType, Value
 from meshdsl.named.prelude import prelude
@@ -56,7 +56,7 @@ class Calls:
         if name in load_all() and load_all()[name].surface.items != "view":
             return self.operator(load_all()[name], node, scope)
         if name in prelude().functions:
-            return self.inline(prelude().functions[name], node, scope, prelude=True)
+            return self.inline(prelude().functions[name], node, scope)
         if name == "not":
             return (self.program.expressions.pointwise("logical_not", node.args, node.span, scope),)
         known = [*scope.declarations.functions, *load_all(), *prelude().functions]
@@ -176,13 +176,16 @@ class Calls:
     # --- functions ---------------------------------------------------------------------------
 
     def inline(
-        self, function: ast.Function, node: ast.Call, scope: Scope, prelude: bool = False
+        self, function: ast.Function, node: ast.Call, scope: Scope
     ) -> tuple[Operand, ...]:
         """Build the body of `function` in place; its parameters belong to this call."""
         self._guard_recursion(function, node, scope)
+        # Arguments first: in `f(f(x))` the inner call comes first, and is called `f`.
+        matched = self._match(function, node)
+        given = {n: self.program.expressions.evaluate(arg, scope) for n, arg in matched.items()}
         inner = self._enter(function, node, scope)
         self._bind_dims(function, node, scope, inner)
-        self._bind_tensors(function, node, scope, inner)
+        self._bind_tensors(function, node, given, matched, inner)
         try:
             return self.program.function_body(function, inner)
         except DiagnosticError as error:
@@ -197,8 +200,6 @@ class Calls:
             fail("MD0110", message, node.function.span, where, help=help)
 
     def _enter(self, function: ast.Function, node: ast.Call, scope: Scope) -> Scope:
-        from meshdsl.named.prelude import prelude
-
         own = function is not prelude().functions.get(function.name.text)
         declarations = scope.declarations if own else prelude()
         path, functions = scope.enter(function.name.text)
@@ -223,14 +224,17 @@ class Calls:
             inner.dims[name.text] = self.program.expressions.dim(item.dim, scope)
 
     def _bind_tensors(
-        self, function: ast.Function, node: ast.Call, scope: Scope, inner: Scope
+        self,
+        function: ast.Function,
+        node: ast.Call,
+        given: dict[str, Operand],
+        matched: dict[str, ast.Expr],
+        inner: Scope,
     ) -> None:
-        given = self._match(function, node)
         for param in function.params:
             if param.name.text in given:
-                arg = given[param.name.text]
-                value = self.program.expressions.evaluate(arg, scope)
-                self._check_param(param, value, arg, inner)
+                value = given[param.name.text]
+                self._check_param(param, value, matched[param.name.text], inner)
             elif param.default is not None:
                 value = self.program.expressions.evaluate(param.default, inner)
             else:
@@ -345,6 +349,3 @@ def _check_options(opdef: OpDef, options: dict[str, Any], node: ast.Call) -> Non
             help = "write a number" if name != "dtype" else f"the dtypes are {', '.join(DTYPES)}"
             message = f"option `{name}` of `{opdef.name}` cannot be {value}"
             fail("MD0253", message, node.span, help=help)
-
-
-__all__ = ["Calls", "Poisoned", "mismatch"]

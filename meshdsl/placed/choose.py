@@ -184,9 +184,16 @@ class Chooser:
         return placement(self.mesh, {d: tuple(a) for d, a in splits.items()}, tuple(partial), op)
 
     def _ordered(self, axes: Mapping[str, Component], combination: dict[str, Row]) -> list[str]:
-        """Axes so that those of one factor are in the order its dims are already split in."""
-        positions = {a: self._position(a, combination[a]) for a in axes}
-        return sorted(axes, key=lambda a: (positions[a], self.mesh.names.index(a)))
+        """Axes so that those of one factor are in the order its dims are already split in.
+
+        Of several factors that index one dim (the parts of a merged one), the outer come first.
+        """
+        every = legal_rows(self.call)
+        keys = {
+            a: (every.index(row), self._position(a, row), self.mesh.names.index(a))
+            for a, row in combination.items()
+        }
+        return sorted(axes, key=lambda a: keys[a])
 
     def _position(self, axis: str, row: Row) -> int:
         """How deep `axis` is in the order of the first output, else operand, that has it."""

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, counted
 from meshdsl.named import ir as named
 from meshdsl.named.declarations import Declarations
+from meshdsl.named.uncalled import check_uncalled
 from meshdsl.pipeline import Options, build_named, front, place_named
+from meshdsl.placed.layout import inherited_rules, mesh_of
 from meshdsl.report.expect import check_expect
 
 
 def check_source(source: Source, options: Options, diagnostics: Diagnostics) -> str:
     """Collect everything there is to say about one file; returns a line on what was checked."""
     declarations = front(source, options.set_dims, diagnostics)
+    _check_declared(declarations, diagnostics)
     programs = list(_programs(declarations, options, diagnostics))
+    check_uncalled(declarations, diagnostics)
     if diagnostics.errors:
         return ""
-    for program in programs:
-        _check_layouts(program, declarations, options, diagnostics)
+    _check_layouts(programs, declarations, options, diagnostics)
     if not diagnostics.errors:
         for expect in declarations.expects:
-            with_errors(
-                diagnostics,
-                lambda e=expect: check_expect(e, programs, declarations, diagnostics),
-            )
+            step = partial(check_expect, expect, programs, declarations, diagnostics)
+            with_errors(diagnostics, step)
     held = len(declarations.expects)
-    counts = f"{_count(len(programs), 'program')}, {_count(held, 'expectation')}"
+    counts = f"{counted(len(programs), 'program')}, {counted(held, 'expectation')}"
     return f"{source.name}: fine ({counts})"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _programs(
@@ -40,52 +38,67 @@ def _programs(
 ) -> Iterable[named.Program]:
     names = [options.program] if options.program else list(declarations.programs)
     for name in names:
-        found: list[named.Program] = []
-        with_errors(
-            diagnostics,
-            lambda n=name, f=found: f.append(
-                build_named(declarations, n, options.dtype, diagnostics)
-            ),
-        )
-        yield from found
+        try:
+            yield build_named(declarations, name, options.dtype, diagnostics)
+        except DiagnosticError as error:
+            diagnostics.add(*error.diagnostics)
 
 
-def with_errors(diagnostics: Diagnostics, step: object) -> None:
+def with_errors(diagnostics: Diagnostics, step: Callable[[], object]) -> None:
     """Run a step and keep what it raises, so that the next one is run too."""
-    assert callable(step)
     try:
         step()
     except DiagnosticError as error:
         diagnostics.add(*error.diagnostics)
 
 
+def _check_declared(declarations: Declarations, diagnostics: Diagnostics) -> None:
+    """What meshes and layouts say by themselves, those too that nothing uses."""
+    for mesh in declarations.meshes.values():
+        with_errors(diagnostics, partial(mesh_of, mesh, declarations))
+    for layout in declarations.layouts.values():
+        with_errors(diagnostics, partial(inherited_rules, layout, declarations))
+
+
 def _check_layouts(
-    program: named.Program, declarations: Declarations, options: Options, diagnostics: Diagnostics
+    programs: list[named.Program],
+    declarations: Declarations,
+    options: Options,
+    diagnostics: Diagnostics,
 ) -> None:
-    """The chosen layout must fit; of the others it is noted where none of the meshes suits them."""
-    with_errors(diagnostics, lambda: place_named(program, declarations, options, diagnostics))
+    """The chosen layout must fit; of the others it is noted where their mesh does not suit them."""
+    _check_layout(programs, declarations, options, diagnostics)
     if options.layout is not None:
         return
     for name in list(declarations.layouts)[1:]:
-        problem = _problem(program, declarations, replace(options, layout=name))
-        if problem is not None and problem.code in _FATAL:
-            diagnostics.add(problem)
-        elif problem is not None:
-            message = f"layout `{name}` cannot be used as it is: {problem.message}"
-            diagnostics.add(replace(problem, severity="note", message=message))
+        own = Diagnostics()
+        _check_layout(programs, declarations, replace(options, layout=name), own)
+        diagnostics.add(*(_of_another_layout(name, d, options) for d in own))
 
 
-_FATAL = ("MD0104", "MD0107", "MD0108", "MD0303")
-"""Errors of a layout that no mesh and no size would mend."""
+def _of_another_layout(name: str, diagnostic: Diagnostic, options: Options) -> Diagnostic:
+    """What a layout that was not chosen has wrong: a note where other meshes or sizes mend it."""
+    on_chosen_mesh = diagnostic.code == "MD0304" and options.mesh is not None
+    if diagnostic.severity != "error" and not on_chosen_mesh:
+        return diagnostic
+    message = f"layout `{name}` cannot be used as it is: {diagnostic.message}"
+    return replace(diagnostic, severity="note", message=message)
 
 
-def _problem(
-    program: named.Program, declarations: Declarations, options: Options
-) -> Diagnostic | None:
-    """Why a layout cannot be used on the mesh it would get, or None."""
-    own = Diagnostics()
-    try:
-        place_named(program, declarations, options, own)
-    except DiagnosticError as error:
-        return error.diagnostics[0]
-    return next((d for d in own if d.severity == "warning"), None)
+def _check_layout(
+    programs: list[named.Program],
+    declarations: Declarations,
+    options: Options,
+    diagnostics: Diagnostics,
+) -> None:
+    """Errors of one layout in any program; warnings only where every program gives them."""
+    found = [Diagnostics() for _ in programs]
+    for program, own in zip(programs, found, strict=True):
+        with_errors(own, partial(place_named, program, declarations, options, own))
+    for own in found:
+        diagnostics.add(*own.errors)
+    places = [{(d.code, d.span) for d in own} for own in found]
+    for diagnostic in found[0] if found else ():
+        everywhere = all((diagnostic.code, diagnostic.span) in own for own in places)
+        if diagnostic.severity != "error" and everywhere:
+            diagnostics.add(diagnostic)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
-from meshdsl.diagnostics import Diagnostic, Diagnostics, Related, fail
+from meshdsl.diagnostics import (
+    Diagnostic,
+    DiagnosticError,
+    Diagnostics,
+    Related,
+    did_you_mean,
+    fail,
+)
 from meshdsl.named import ir as named
 from meshdsl.named.declarations import Declarations, constant_integer, unknown
 from meshdsl.pipeline import Options, check_policy, lower_placed, place_named
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import COLLECTIVES
-from meshdsl.placed.layout import selects
+from meshdsl.placed.layout import TENSOR, selects
 from meshdsl.report.explain import explain
 from meshdsl.syntax import ast
 
@@ -27,17 +36,21 @@ def check_expect(
     """Compile what the block is about and compare; MD0401 where it does not hold."""
     if node.layout.text in declarations.sbps:
         message = "expectations about `sbp` blocks are not supported yet; this one is left aside"
-        diagnostics.add(Diagnostic("MD0905", message, node.layout.span, "warning"))
+        where = Related(declarations.sbps[node.layout.text].name.span, "declared here")
+        diagnostics.add(Diagnostic("MD0905", message, node.layout.span, "warning", (where,)))
         return
     options = _options(node, declarations)
-    for program in programs:
-        result = place_named(program, declarations, options, Diagnostics())
-        report = explain(lower_placed(result))
-        for entry in node.entries:
-            if isinstance(entry, ast.ExpectPlacement):
-                _check_placement(entry, result, diagnostics)
-            else:
-                _check_figure(entry, report, declarations, diagnostics)
+    results = [place_named(p, declarations, options, Diagnostics()) for p in programs]
+    reports = [explain(lower_placed(result)) for result in results]
+    for entry in node.entries:
+        if isinstance(entry, ast.ExpectPlacement):
+            step = partial(_check_placement, entry, results, declarations, diagnostics)
+        else:
+            step = partial(_check_figure, entry, reports, declarations, diagnostics)
+        try:
+            step()
+        except DiagnosticError as error:
+            diagnostics.add(*error.diagnostics)
 
 
 def _options(node: ast.Expect, declarations: Declarations) -> Options:
@@ -56,26 +69,34 @@ def _options(node: ast.Expect, declarations: Declarations) -> Options:
 
 def raise_unknown(kind: str, name: ast.Name, known: list[str]) -> None:
     """MD0108 for a name in the head of an `expect`."""
-    from meshdsl.diagnostics import DiagnosticError
-
     raise DiagnosticError(unknown("MD0108", kind, name, known))
 
 
 def _check_placement(
-    entry: ast.ExpectPlacement, program: placed.Program, diagnostics: Diagnostics
+    entry: ast.ExpectPlacement,
+    programs: list[placed.Program],
+    declarations: Declarations,
+    diagnostics: Diagnostics,
 ) -> None:
+    """Compare a tensor in every program that has it; MD0402 where none has."""
+    for item in entry.dims:
+        if item.dim.text not in declarations.dims:
+            raise DiagnosticError(unknown("MD0101", "dim", item.dim, list(declarations.dims)))
+        _check_axes(item.axes or (), programs[0].mesh.names if programs else ())
     path = tuple(n.text for n in entry.tensor)
-    found = [t for t in program.tensors if t.value.name and selects(path, t.value) == 3]
+    named_ = [(p, t) for p in programs for t in p.tensors if t.value.name]
+    found = [(p, t) for p, t in named_ if selects(path, t.value) == TENSOR]
     if not found:
-        labels = sorted({t.value.label for t in program.tensors if t.value.name})
-        help = (unknown("MD0402", "tensor", entry.tensor[-1], labels)).help
-        message = f"`{'.'.join(path)}` is no tensor of the program"
-        diagnostics.add(Diagnostic("MD0402", message, entry.span, help=help))
-    for tensor in found:
+        labels = sorted({t.value.label for _, t in named_})
+        help = unknown("MD0402", "tensor", entry.tensor[-1], labels).help
+        message = f"`{'.'.join(path)}` is no tensor of the program; nothing is checked"
+        diagnostics.add(Diagnostic("MD0402", message, entry.span, "warning", help=help))
+    for program, tensor in found:
         problem = _placement_problem(entry, tensor, program)
         if problem:
             where = Related(tensor.value.span, "it is computed here")
-            diagnostics.add(Diagnostic("MD0401", problem, entry.span, related=(where,)))
+            help = "change the layout, or what is expected; `meshdsl explain` shows why it is so"
+            diagnostics.add(Diagnostic("MD0401", problem, entry.span, related=(where,), help=help))
 
 
 def _placement_problem(
@@ -85,46 +106,59 @@ def _placement_problem(
     names = tuple(d.dim.text for d in entry.dims)
     actual = tensor.placement.show(tensor.value.type)
     if set(names) != set(tensor.value.type.names):
-        return f"`{tensor.value.label}` has the dims {actual}"
+        return f"`{tensor.value.label}` has other dims: it is {actual}"
     for item in entry.dims:
         wanted = tuple(a.text for a in item.axes or () if program.mesh.size_or_one(a.text) > 1)
         if tensor.placement.axes_of(item.dim.text) != wanted:
-            return f"`{tensor.value.label}` is {actual}"
+            return f"`{tensor.value.label}` is placed otherwise: it is {actual}"
     return None
 
 
 def _check_figure(
     entry: ast.ExpectCount,
-    report: dict[str, Any],
+    reports: list[dict[str, Any]],
     declarations: Declarations,
     diagnostics: Diagnostics,
 ) -> None:
+    """Compare a count or an amount in every program."""
     wanted = _number(entry, declarations)
-    related: tuple[Related, ...] = ()
-    if entry.what.text in KINDS:
-        actual = sum(c["count"] for c in report["collectives"] if _counts(entry, c))
-    elif entry.what.text in FIGURES and entry.axes is None:
-        actual = report["totals"][entry.what.text]
-    else:
-        known = [*KINDS, *FIGURES]
-        fail(
-            "MD0402",
-            f"`{entry.what.text}` is nothing that can be expected",
-            entry.span,
-            help=f"there are {', '.join(known)}, and `tensor: [dims]`",
-        )
-    if actual != wanted:
-        over = f" over {', '.join(a.text for a in entry.axes)}" if entry.axes else ""
-        message = f"expected {entry.what.text}{over} {wanted:,}, and it is {actual:,}"
-        help = "`meshdsl explain` shows each collective and why it is there"
-        diagnostics.add(Diagnostic("MD0401", message, entry.span, related=related, help=help))
+    for report in reports:
+        _check_axes(entry.axes or (), report["mesh"])
+        actual = _figure(entry, report)
+        if actual != wanted:
+            over = f" over {', '.join(a.text for a in entry.axes)}" if entry.axes else ""
+            message = f"expected {entry.what.text}{over} {wanted:,}, and it is {actual:,}"
+            help = "`meshdsl explain` shows each collective and why it is there"
+            diagnostics.add(Diagnostic("MD0401", message, entry.span, help=help))
+
+
+def _figure(entry: ast.ExpectCount, report: dict[str, Any]) -> int:
+    """What the report says of a figure; MD0402 where it is none."""
+    what = entry.what.text
+    if what in KINDS:
+        return sum(c["count"] for c in report["collectives"] if _counts(entry, c))
+    if what in FIGURES and entry.axes is None:
+        return int(report["totals"][what])
+    if what in FIGURES:
+        help = f"write `{what}: N`, without `over`"
+        fail("MD0402", f"`{what}` is not counted by axis", entry.span, help=help)
+    known = [*KINDS, *FIGURES]
+    help = did_you_mean(what, known) or f"there are {', '.join(known)}, and `tensor: [dims]`"
+    fail("MD0402", f"`{what}` is nothing that can be expected", entry.span, help=help)
+
+
+def _check_axes(axes: tuple[ast.Name, ...], known: Iterable[str]) -> None:
+    """MD0402 for an axis that the mesh does not have."""
+    for axis in axes:
+        if axis.text not in known:
+            raise DiagnosticError(unknown("MD0402", "mesh axis", axis, list(known)))
 
 
 def _number(entry: ast.ExpectCount, declarations: Declarations) -> int:
     if isinstance(entry.value, ast.Number) and entry.value.value == 0:
         return 0
     sizes = {name: dim.size for name, dim in declarations.dims.items()}
-    return constant_integer(entry.value, sizes, 2**63)
+    return constant_integer(entry.value, sizes, 2**63 - 1)
 
 
 def _counts(entry: ast.ExpectCount, collective: dict[str, Any]) -> bool:

@@ -57,7 +57,7 @@ def _lines(report: Report, source: Source, width: int) -> Iterator[Line]:
     yield from summary(report, width)
     sends = True
     for file, number in places(report, source):
-        block = list(_block(report, file, number, width))
+        block = list(_block(report, source, (file, number), width))
         before, sends = sends, any(c["line"] == number for c in report["collectives"])
         if before or sends:
             yield ()
@@ -155,36 +155,34 @@ def _gutter(report: Report) -> int:
     return len(str(max(lines, default=1)))
 
 
-def _block(report: Report, file: str, number: int, width: int) -> Iterator[Line]:
+def _block(report: Report, source: Source, place: tuple[str, int], width: int) -> Iterator[Line]:
     """What stands below a source line."""
     indent = _gutter(report) + 3
-    here = [
-        t for t in report["tensors"] if t["name"] and (t["file"], _line_of(t)) == (file, number)
-    ]
-    here = [t for t in here if (t.get("loop") or {}).get("as", "carried") == "carried"]
+    tensors = [t for t in report["tensors"] if _shown(t, source)]
+    here = [t for t in tensors if (t["file"], _line_of(t)) == place]
     names = max((len(t["name"]) for t in here), default=0)
     for tensor in here:
-        yield from tensor_lines(tensor, file, indent, names, width)
+        yield from tensor_lines(tensor, indent, names, width)
     named = {t["name"] for t in report["tensors"]}
     for c in report["collectives"]:
-        if (c["file"], c["line"]) == (file, number):
+        if (c["file"], c["line"]) == place:
             yield from collective_lines(c, c["tensor"] in named, indent, width)
 
 
-def tensor_lines(tensor: Report, file: str, indent: int, names: int, width: int) -> Iterator[Line]:
+def tensor_lines(tensor: Report, indent: int, names: int, width: int) -> Iterator[Line]:
     """`h  f32[batch@rows 64→32, hidden@cols 2048→1024]  line 8: batch -> rows, hidden -> cols`."""
     head = " " * indent + f"{tensor['name']:{names}}  "
     first, *rest = wrapped(type_text(tensor), width - len(head))
-    note, short = _note(tensor, file), _note(tensor, file, short=True)
+    note, short = _note(tensor), _note(tensor, short=True)
     room = width - len(head) - len((rest or [first])[-1][0]) - 3
     note = note if len(note) <= room or len(short) > room else short
     beside = bool(note) and len(note) <= room
-    lines = [((head, NAME), first), *(((" " * len(head), ""), part) for part in rest)]
+    pad = " " * len(head)
+    lines: list[Line] = [((head, NAME), first), *(((pad, ""), part) for part in rest)]
     if beside:
         lines[-1] = (*lines[-1], (f"   {note}", RULE))
     yield from lines
     if note and not beside:
-        pad = " " * len(head)
         yield from (((pad, ""), part) for part in wrapped(note, width - len(pad), RULE))
 
 
@@ -205,7 +203,7 @@ def _dim(name: str, size: int, local: int, axes: list[str]) -> str:
     return f"{name}@{over} {size}→{local}"
 
 
-def _note(tensor: Report, file: str, short: bool = False) -> str:
+def _note(tensor: Report, short: bool = False) -> str:
     """Which rules split it, by the place they stand at; and whether a loop carries it.
 
     `short` leaves out rules that say no more than the dims do: those without a selector.
@@ -214,7 +212,7 @@ def _note(tensor: Report, file: str, short: bool = False) -> str:
     by_place: dict[str, list[str]] = {}
     for dim in tensor["order"]:
         rule = tensor["rules"].get(dim, {"rule": dim})
-        by_place.setdefault(_place(rule, file), []).append(rule["rule"])
+        by_place.setdefault(_place(rule, tensor["file"]), []).append(rule["rule"])
     plain = len(by_place) == 1 and not any(":" in r for rs in by_place.values() for r in rs)
     for place, rules in by_place.items():
         notes.append(place if short and plain else f"{place}: {', '.join(rules)}")
@@ -322,10 +320,9 @@ def _table(rows: list[tuple[str, str, int]], indent: int = 0) -> Iterator[Line]:
 def _memory(memory: Report) -> Iterator[Line]:
     yield (("Held per device: ", SOURCE), (f"{exact(memory['peak'])} at the worst moment", ""))
     kinds = {"params": "parameters", "grads": "gradients", "state": "state", "inputs": "inputs"}
-    rows = [("", word, memory.get(key, 0)) for key, word in kinds.items() if memory.get(key)]
-    yield from _table(
-        [*rows, ("", f"activations, line {memory['peak_line']}", memory["activations"])]
-    )
+    rows = [("", word, memory[key]) for key, word in kinds.items() if memory.get(key)]
+    where = f"activations, line {memory['peak_line']}"
+    yield from _table([*rows, ("", where, memory["activations"])])
 
 
 def _warnings(warnings: list[Report], width: int) -> Iterator[Line]:

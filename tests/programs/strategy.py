@@ -81,6 +81,7 @@ class Writer:
     functions: dict[str, str] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
     loop: tuple[str, ...] = ()
+    sliced: set[str] = field(default_factory=set)
     count: int = 0
 
     # --- drawing -------------------------------------------------------------------------------
@@ -160,7 +161,7 @@ class Writer:
         found = list(dict.fromkeys([*self.some(made[-4:] or every, 1, 3), *self.some(every, 0, 1)]))
         if self.once_in(4):
             found.append(self.expression().text)
-        return ", ".join(found)
+        return ", ".join(dict.fromkeys(found))
 
     def _text(self, returned: str) -> str:
         dims = "\n".join(f"dim {d} = {n}" for d, n in self.sizes.items())
@@ -222,7 +223,9 @@ class Writer:
         """A loop with one or two carried tensors, which stay small."""
         dim = self.dim_of(self.pick((2, 2, 3, 4)), self.loop)
         floats = [t for t in self.tensors if t.kind == "f" and t.text.isidentifier()]
-        free = [t for t in floats if dim not in t.dims and t.size <= 64]
+        free = [
+            t for t in floats if dim not in t.dims and t.size <= 64 and t.text not in self.sliced
+        ]
         carried = self.some(free, 1, 2)
         if not carried:
             return
@@ -231,12 +234,13 @@ class Writer:
         names = {t.text: t for t in carried}
         self.tensors = [self._entering(t) if t.text in names else t for t in inside]
         self.lines, self.loop = [], (*self.loop, dim)
+        outer_sliced, self.sliced = self.sliced, {t.text for t in outer if dim in t.dims} | self.sliced
         for _ in range(self.upto(2)):
             self.statement()
         for name, entered in names.items():
             self.assign(self._next(entered), name)
         body, self.lines = self.lines, outer_lines
-        self.loop, self.tensors = self.loop[:-1], outer
+        self.loop, self.tensors, self.sliced = self.loop[:-1], outer, outer_sliced
         self.lines.append("\n".join([f"repeat {dim} {{", *(f"    {b}" for b in body), "  }"]))
         results = [replace(t, bound=math.inf, size=max(4.0, t.size)) for t in carried]
         self.tensors = [t for t in outer if t.text not in names] + results
@@ -460,10 +464,8 @@ class Writer:
         scales = ""
         if name in ("layer_norm", "rms_norm", "norm") and self.once_in(2):
             scales = self._scales(dim, 2 if name == "layer_norm" else 1)
-        # A variance of almost nothing would make rounding errors large.
-        inner = f"{x.text} + iota_f" if False else x.text
         size = 64.0 if "norm" in name else x.size + 3
-        return Tensor(f"{name}[{dim}]({inner}{scales})", rest, "f", math.inf, None, size)
+        return Tensor(f"{name}[{dim}]({x.text}{scales})", rest, "f", math.inf, None, size)
 
     def _scales(self, dim: str, most: int) -> str:
         fitting = [t.text for t in self.tensors if t.dims == (dim,) and t.kind == "f"]

@@ -1,0 +1,99 @@
+"""One statement of Python at a time, laid out as `ruff format` does it: quotes, and no long lines.
+
+Only what emitted programs contain is handled: names, literals, calls, subscripts, displays and tuples.
+A statement with no bracket to break at stays long.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Iterator
+
+WIDTH = 100
+INDENT = "    "
+_OPENING, _CLOSING = "([{", ")]}"
+_STRING = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'")
+
+
+def statement(text: str, depth: int = 0, tail: str = "") -> list[str]:
+    """The lines of one statement at `depth` levels; `tail` (a comma) ends the last of them."""
+    return _broken(double_quoted(text), INDENT * depth, tail)
+
+
+def double_quoted(text: str) -> str:
+    """The statement with its strings in double quotes, where that needs no more backslashes."""
+    return _STRING.sub(lambda match: _double(match[0]), text)
+
+
+def quoted(value: str) -> str:
+    """A string literal."""
+    return _double(repr(value))
+
+
+def _double(literal: str) -> str:
+    if not literal.startswith("'") or '"' in literal:
+        return literal
+    return '"' + literal[1:-1].replace("\\'", "'") + '"'
+
+
+def _broken(text: str, pad: str, tail: str) -> list[str]:
+    """`text` on one line where it fits, else broken at its last bracket that holds something."""
+    whole = [f"{pad}{text}{tail}"]
+    if len(whole[0]) <= WIDTH:
+        return whole
+    for start, end in _groups(text):
+        head, body, rest = text[: start + 1], text[start + 1 : end], text[end:]
+        if body and len(pad + head) <= WIDTH and len(pad + rest + tail) <= WIDTH:
+            inner = _body(body, pad + INDENT, _is_display(text, start))
+            return [pad + head, *inner, f"{pad}{rest}{tail}"]
+    target, equals, value = text.partition(" = ")
+    if equals and len(list(_items(value))) > 1:
+        return _broken(f"{target} = ({value})", pad, tail)
+    return whole
+
+
+def _body(text: str, pad: str, display: bool) -> list[str]:
+    """What stands in a broken bracket: on a line of its own, or an item per line."""
+    if len(pad + text) <= WIDTH and not (display and len(list(_items(text))) > 1):
+        return [pad + text]
+    return [line for item in _items(text) for line in _broken(item, pad, ",")]
+
+
+def _is_display(text: str, start: int) -> bool:
+    """Whether the bracket at `start` opens a tuple, list, set or dict, not a call or a subscript."""
+    before = text[:start]
+    if not before or not (before[-1].isalnum() or before[-1] in "_)]"):
+        return True
+    word = before.rpartition(" ")[2]
+    return keyword.iskeyword(word)
+
+
+def _groups(text: str) -> Iterator[tuple[int, int]]:
+    """The outermost brackets, from the last to the first: positions of both signs."""
+    found, open_at = [], 0
+    for position, depth, char in _depths(text):
+        if char in _OPENING and depth == 0:
+            open_at = position
+        elif char in _CLOSING and depth == 1:
+            found.append((open_at, position))
+    return reversed(found)
+
+
+def _items(text: str) -> Iterator[str]:
+    """The parts between commas outside of brackets."""
+    start = 0
+    for position, depth, char in _depths(text):
+        if char == "," and depth == 0:
+            yield text[start:position].strip()
+            start = position + 1
+    if text[start:].strip():
+        yield text[start:].strip()
+
+
+def _depths(text: str) -> Iterator[tuple[int, int, str]]:
+    """Every character with how deep in brackets it stands; those of strings are blank."""
+    depth = 0
+    for position, char in enumerate(_STRING.sub(lambda match: " " * len(match[0]), text)):
+        yield position, depth, char
+        depth += (char in _OPENING) - (char in _CLOSING)

@@ -1,0 +1,114 @@
+"""The top of the emitted program: what it is for, its imports, its tables, and the support library."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from meshdsl import __version__
+from meshdsl.backends.format_text import INDENT, quoted, statement
+from meshdsl.backends.paste import Pasted
+from meshdsl.device.ir import Move, Program, Var, walk
+from meshdsl.named.ir import TensorType, Value
+from meshdsl.placed.sbp import Placement
+
+Draws = Mapping[Value, tuple[object, ...]]
+PROVIDED = ("import numpy as np", "import torch", "import torch.distributed as dist")
+
+
+def head(program: Program, draws: Draws, pasted: Pasted) -> list[str]:
+    """The lines above the function `device`, the two blank ones before it included."""
+    tables = [
+        *statement(f"MESH = {_dict((a, str(n)) for a, n in program.mesh.axes)}"),
+        *statement(f"GROUPS = {_tuple(_strings(axes) for axes in _groups(program))}"),
+        *_table("INPUTS", [(v.value.label, v) for v in program.inputs], draws),
+        *_table("PARAMS", [(p.value.name or "", p) for p in program.params], draws),
+        *_table("OUTPUTS", list(program.outputs), {}),
+    ]
+    first = [text for text in pasted.texts if text.startswith("class Spec")]
+    rest = [text for text in pasted.texts if not text.startswith("class Spec")]
+    parts = [*first, "\n".join(tables), *rest]
+    return [*_about(program), "", *pasted.imports, "", *PROVIDED, *_spaced(parts), "", ""]
+
+
+def _about(program: Program) -> Iterator[str]:
+    """Comments, not a string: no quote in a file name can end them."""
+    source, devices = program.placed, program.mesh.devices
+    mesh = " x ".join(f"{a} {n}" for a, n in program.mesh.axes) or "one device"
+    file = inert(source.named.span.file)
+    yield f"# {file}, program {source.named.name}: what each of {devices} devices does."
+    yield (
+        f"# mesh {inert(program.mesh.name)} ({mesh}), layout {inert(source.layout)}, "
+        f"partial values reduced: {source.policy}"
+    )
+    yield (
+        f"# torchrun --nproc-per-node {devices} THIS_FILE "
+        "[--inputs F] [--params F] [--seed S] [--out F.npz]"
+    )
+    yield f"# made by meshdsl {__version__}"
+
+
+def _spaced(parts: list[str]) -> Iterator[str]:
+    """Top-level statements, two blank lines around every definition."""
+    before = True
+    for text in parts:
+        defines = "\ndef " in f"\n{text}" or "\nclass " in f"\n{text}"
+        if before or defines:
+            yield from ("", "")
+        before = defines
+        yield from text.split("\n")
+
+
+def _groups(program: Program) -> list[tuple[str, ...]]:
+    """The sets of axes that collectives run over."""
+    moves = (node for node, _ in walk(program.body) if isinstance(node, Move))
+    return sorted({move.step.axes for move in moves if move.step.moves})
+
+
+# --- tables ------------------------------------------------------------------------------------
+
+
+def _table(name: str, items: list[tuple[str, Var]], draws: Draws) -> list[str]:
+    """A dict of `Spec`s, one entry a line."""
+    if not items:
+        return [f"{name} = {{}}"]
+    rows = (f"{quoted(key)}: {_spec(var, draws.get(var.value))}" for key, var in items)
+    lines = (line for row in rows for line in statement(row, 1, tail=","))
+    return [f"{name} = {{", *lines, "}"]
+
+
+def _spec(var: Var, draw: tuple[object, ...] | None) -> str:
+    dims = _dict((d.name, str(d.size)) for d in var.value.type.dims)
+    split = _dict((d, _strings(axes)) for d, axes in var.placement.splits)
+    drawn = "" if draw is None else f", {_tuple(_literal(x) for x in draw)}"
+    return f'Spec("{var.value.type.dtype}", {dims}, {split}{drawn})'
+
+
+def _literal(value: object) -> str:
+    return quoted(value) if isinstance(value, str) else repr(value)
+
+
+def _dict(items: Iterator[tuple[str, str]]) -> str:
+    """A dict of texts by strings."""
+    return "{" + ", ".join(f"{quoted(key)}: {value}" for key, value in items) + "}"
+
+
+def _strings(items: tuple[str, ...]) -> str:
+    return _tuple(map(quoted, items))
+
+
+def _tuple(items: Iterator[str]) -> str:
+    found = list(items)
+    return f"({', '.join(found)}{',' if len(found) == 1 else ''})"
+
+
+# --- comments ----------------------------------------------------------------------------------
+
+
+def type_text(type_: TensorType, placement: Placement) -> str:
+    """`f32[batch@rows, io]`, and what is partial."""
+    return f"{type_.dtype}{placement.show(type_)}"
+
+
+def inert(text: str) -> str:
+    """`text` for a comment: one line, control and format characters escaped."""
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

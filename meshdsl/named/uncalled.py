@@ -1,0 +1,76 @@
+"""Functions that no program calls: what is wrong with them is reported all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
+
+from meshdsl.diagnostics import DiagnosticError, Diagnostics
+from meshdsl.named.builder import Poisoned, Scope
+from meshdsl.named.declarations import Declarations
+from meshdsl.named.from_syntax import ProgramBuilder
+from meshdsl.named.ir import Dim, TensorType
+from meshdsl.syntax import ast
+
+SURE = ("MD01", "MD09")
+"""Sections of the codes that hold whatever dims a function is called with."""
+
+
+def check_uncalled(declarations: Declarations, diagnostics: Diagnostics) -> None:
+    """Build every `def` that no program reaches on tensors as it declares them.
+
+    Of one that works on any dims (`[d]`, `...`) only wrong names are told.
+    """
+    for function in uncalled(declarations):
+        own = Diagnostics()
+        _build(function, declarations, own)
+        generic = bool(function.dims) or any(_is_open(p.dims) for p in function.params)
+        diagnostics.add(*(d for d in own if not generic or d.code.startswith(SURE)))
+
+
+def uncalled(declarations: Declarations) -> list[ast.Function]:
+    """The functions that are not called from a program, directly or through others."""
+    known = declarations.functions
+    waiting: list[ast.Program | ast.Function] = list(declarations.programs.values())
+    reached: set[str] = set()
+    while waiting:
+        names = {call.function.text for call in calls(waiting.pop())}
+        new = {name for name in names if name in known} - reached
+        reached |= new
+        waiting += [known[name] for name in new]
+    return [f for name, f in known.items() if name not in reached]
+
+
+def calls(node: object) -> Iterator[ast.Call]:
+    """Every call inside a syntax tree."""
+    waiting = [node]
+    while waiting:
+        current = waiting.pop()
+        if isinstance(current, ast.Call):
+            yield current
+        if isinstance(current, tuple):
+            waiting += current
+        elif is_dataclass(current) and type(current).__module__ == ast.__name__:
+            waiting += [getattr(current, f.name) for f in fields(current)]
+
+
+def _is_open(dims: Iterable[ast.DimRef]) -> bool:
+    return any(d.dim.text == "..." for d in dims)
+
+
+def _build(function: ast.Function, declarations: Declarations, diagnostics: Diagnostics) -> None:
+    program = ProgramBuilder(declarations, diagnostics)
+    own = {d.text: Dim(d.text, 1) for d in function.dims}
+    name = function.name.text
+    scope = Scope({**declarations.dims, **own}, {}, declarations, (name,), (name,))
+    try:
+        for param in function.params:
+            scope.names[param.name.text] = None
+            dims, _ = program.dim_list(param.dims, scope)
+            type_ = TensorType(dims, program.dtype(param.dtype))
+            scope.names[param.name.text] = program.builder.value(type_, param.span)
+        program.function_body(function, scope)
+    except DiagnosticError as error:
+        diagnostics.add(*error.diagnostics)
+    except Poisoned:
+        pass
