@@ -1,6 +1,6 @@
 """One statement of Python at a time, laid out as `ruff format` does it: quotes, and no long lines.
 
-Only what emitted programs contain is handled: names, literals, calls, subscripts, displays and tuples.
+Only what emitted programs contain is handled: names, literals, calls, subscripts and displays.
 A statement with no bracket to break at stays long.
 """
 
@@ -61,7 +61,7 @@ def _body(text: str, pad: str, display: bool) -> list[str]:
 
 
 def _is_display(text: str, start: int) -> bool:
-    """Whether the bracket at `start` opens a tuple, list, set or dict, not a call or a subscript."""
+    """Whether the bracket at `start` opens a tuple, list, set or dict, not an argument list."""
     before = text[:start]
     if not before or not (before[-1].isalnum() or before[-1] in "_)]"):
         return True

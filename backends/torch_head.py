@@ -1,11 +1,11 @@
-"""The top of the emitted program: what it is for, its imports, its tables, and the support library."""
+"""The top of the emitted program: what it is for, imports, tables, and the support library."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
 from meshdsl import __version__
-from meshdsl.backends.format_text import INDENT, quoted, statement
+from meshdsl.backends.format_text import quoted, statement
 from meshdsl.backends.paste import Pasted
 from meshdsl.device.ir import Move, Program, Var, walk
 from meshdsl.named.ir import TensorType, Value

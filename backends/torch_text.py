@@ -1,7 +1,7 @@
-"""The text of the emitted program: plain torch with explicit collectives, one statement per operator.
+"""The text of the emitted program: plain torch with explicit collectives, a statement per operator.
 
-Nothing of a `.mdsl` file becomes code: identifiers come from `device/names.py`, strings are written by
-`repr`, and source lines stand in comments with control characters escaped.
+Nothing of a `.mdsl` file becomes code: identifiers come from `device/names.py`, strings are written
+as literals, and source lines stand in comments with control characters escaped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from meshdsl.backends.format_text import INDENT, WIDTH, quoted, statement
 from meshdsl.backends.paste import library, paste
 from meshdsl.backends.torch_call import TorchText
 from meshdsl.backends.torch_head import head, inert, type_text
-from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Var, walk
+from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Var
 from meshdsl.device.liveness import deaths
 from meshdsl.device.names import Names
 from meshdsl.diagnostics import Span
@@ -37,7 +37,7 @@ def taken_names() -> frozenset[str]:
 
 
 def emit(program: Program, draws: dict[Value, tuple[object, ...]]) -> ProgramText:
-    """The standalone program. `draws` says how values that are not given are made up (`Spec.draw`)."""
+    """The standalone program. `draws` says how values not given are made up (`Spec.draw`)."""
     return _Emitter(program, draws).emit()
 
 
@@ -303,7 +303,7 @@ class _Emitter:
         self.shown = ("", 0)
 
     def _carry(self, node: Loop) -> None:
-        """What the next iteration begins with; all at once, since one may be another's old value."""
+        """What the next trip begins with; all at once, since one may be another's old value."""
         pairs = [(c.inside.name, self._tensor(c.next)) for c in node.carries]
         pairs = [(a, b) for a, b in pairs if a != b]
         if pairs:

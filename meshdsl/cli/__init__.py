@@ -20,7 +20,7 @@ def main() -> None:
 
     sys.argv[1:] = spread_settings(sys.argv[1:])
     try:
-        sys.exit(app(standalone_mode=False))
+        sys.exit(app(prog_name="meshdsl", standalone_mode=False))
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from meshdsl.diagnostics import DiagnosticError, Diagnostics, Related, Span, fail
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Related, Span, fail
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import (
     Dim,
@@ -25,8 +25,15 @@ from meshdsl.ops.opdef import OpError, lookup
 MAX_ELEMENTS = 2**63
 """Tensors have fewer elements than this."""
 
+MAX_OPERATORS = 50_000
+"""Calls are inlined, so that a short text can mean a huge program; beyond this it is refused."""
+
 Operand = Value | int | float | DType | str
 """What an expression yields: a tensor, a number that has no dtype yet, a dtype, or a string."""
+
+
+class TooLarge(DiagnosticError):
+    """The program has grown too large: nothing more of it is built."""
 
 
 class Poisoned(Exception):
@@ -82,6 +89,7 @@ class Builder:
         self.frames = [Frame(None)]
         self.params: list[PendingParam] = []
         self._depth: dict[Value, int] = {}
+        self._operators = 0
 
     # --- values ------------------------------------------------------------------------------
 
@@ -140,10 +148,18 @@ class Builder:
             notes = zip(spans, ins, strict=True) if spans else ()
             related = tuple(Related(s, f"this is {v.type}") for s, v in notes if s != span)
             fail(error.code, error.message, span, *related, help=error.help)
+        self._count(span)
         outs = tuple(self.value(t, span, scope) for t in types)
         op = Op(name, ins, outs, tuple(attrs.items()), span)
         self.frames[-1].body.append(op)
         return outs
+
+    def _count(self, span: Span) -> None:
+        self._operators += 1
+        if self._operators > MAX_OPERATORS:
+            message = f"the program has more than {MAX_OPERATORS:,} operators once calls are inlined"
+            help = "calls of calls multiply; use `repeat` for what is done many times"
+            raise TooLarge(Diagnostic("MD0117", message, span, help=help))
 
     def constant(self, number: int | float, dtype: DType, span: Span, scope: Scope) -> Value:
         """A literal as a value without dims."""
@@ -209,7 +225,3 @@ def kind_of(operand: Operand) -> str:
         return f"the dtype {operand}"
     return "a string" if isinstance(operand, str) else f"the number {operand}"
 
-
-def collect(diagnostics: Diagnostics, error: DiagnosticError) -> None:
-    """Keep what an exception carries."""
-    diagnostics.add(*error.diagnostics)

@@ -14,7 +14,7 @@ from meshdsl.diagnostics import (
     did_you_mean,
     fail,
 )
-from meshdsl.named.builder import Operand, Scope, need_tensor
+from meshdsl.named.builder import Operand, Scope, TooLarge, need_tensor
 from meshdsl.named.expressions import LATER, option_value, surface_name, unknown_function
 from meshdsl.named.ir import DTYPES, Dim, DType, Value
 from meshdsl.named.prelude import prelude
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from meshdsl.named.from_syntax import ProgramBuilder
 
 MAX_CALL_DEPTH = 64
-"""How deep calls may nest before this is taken for a recursion."""
+"""How deep calls may nest."""
 
 
 @dataclass(slots=True)
@@ -188,12 +188,18 @@ class Calls:
         self._bind_tensors(function, node, given, matched, inner)
         try:
             return self.program.function_body(function, inner)
+        except TooLarge:
+            raise
         except DiagnosticError as error:
             raise _at_call(error, node) from None
 
     def _guard_recursion(self, function: ast.Function, node: ast.Call, scope: Scope) -> None:
         name = function.name.text
-        if name in scope.functions or len(scope.functions) > MAX_CALL_DEPTH:
+        if len(scope.functions) >= MAX_CALL_DEPTH:
+            message = f"calls nest more than {MAX_CALL_DEPTH} deep"
+            help = "functions are inlined; use `repeat` for a loop"
+            fail("MD0110", message, node.function.span, help=help)
+        if name in scope.functions:
             where = Related(function.name.span, "defined here")
             message = f"`{name}` calls itself"
             help = "functions are inlined; use `repeat` for a loop"

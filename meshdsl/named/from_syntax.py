@@ -20,6 +20,7 @@ from meshdsl.named.builder import (
     PendingParam,
     Poisoned,
     Scope,
+    TooLarge,
     kind_of,
     need_tensor,
 )
@@ -51,7 +52,11 @@ def build(
 ) -> Program | None:
     """The named program, or None when it has errors; those go to `diagnostics`."""
     before = len(diagnostics.errors)
-    built = ProgramBuilder(declarations, diagnostics).build(program)
+    try:
+        built = ProgramBuilder(declarations, diagnostics).build(program)
+    except TooLarge as error:
+        diagnostics.add(*error.diagnostics)
+        return None
     return built if len(diagnostics.errors) == before else None
 
 
@@ -162,6 +167,8 @@ class ProgramBuilder:
         assert callable(build)
         try:
             found = build()
+        except TooLarge:
+            raise
         except DiagnosticError as error:
             self.diagnostics.add(*error.diagnostics)
         except Poisoned:

@@ -22,6 +22,7 @@ class Views:
     def view(self, node: ast.View, scope: Scope) -> Value:
         """The value of `tensor[items]`."""
         value = self.program.expressions.tensor(node.tensor, scope)
+        self.before = node.tensor.span
         renames: list[ast.ArrowItem] = []
         for item in node.items:
             if _is_rename(item):
@@ -31,6 +32,7 @@ class Views:
             value = self._rename(value, renames, scope)
             renames = []
             value = self._item(value, item, scope)
+            self.before = node.tensor.span.to(item.span)
         return self._rename(value, renames, scope)
 
     def _rename(self, value: Value, items: list[ast.ArrowItem], scope: Scope) -> Value:

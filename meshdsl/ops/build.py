@@ -93,7 +93,8 @@ def merged_dims(said: str, *types: TensorType) -> tuple[Dim, ...]:
         known = found.setdefault(dim.name, dim)
         if known.size != dim.size:
             sizes = f"{known.size} and {dim.size}"
-            raise OpError("MD0206", f"`{said}` meets the dim `{dim}` with two sizes: {sizes}")
+            message = f"`{said}` meets the dim `{dim}` with two sizes: {sizes}"
+            raise OpError("MD0206", message, "a dim has one size; rename one of them")
     return tuple(found.values())
 
 

@@ -38,7 +38,8 @@ from meshdsl.ops.text import atom, extent, tuple_text
 def _constant_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
     del ins
     if attrs["dtype"].kind == "int" and int(attrs["value"]) != attrs["value"]:
-        raise OpError("MD0213", f"{attrs['value']} is not an {attrs['dtype']}")
+        message = f"{attrs['value']} is not an {attrs['dtype']}"
+        raise OpError("MD0213", message, "write an integer")
     return (TensorType((), attrs["dtype"]),)
 
 

@@ -92,6 +92,7 @@ def _need_same(first: Sequence[Dim], other: Sequence[Dim], a: TensorType, b: Ten
         raise OpError(
             "MD0214",
             f"`concat` of {a} and {b}: apart from the joined dim they must have the same dims",
+            "rename the dims of one as the other's: `x[a -> b]`",
         )
 
 

@@ -177,6 +177,7 @@ def _norm_infer(name: str) -> Infer:
                 raise OpError(
                     "MD0214",
                     f"`{name}[{dim}]` takes a scale and shift of the dims [{dim}], not {type_}",
+                    f"rename its dim to `{dim}`, or multiply and add outside",
                 )
         return (ins[0],)
 

@@ -159,6 +159,7 @@ def _split_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType,
             "MD0209",
             f"`{dim}` of size {dim.size} cannot become {listed([d.name for d in into])}: "
             f"{sizes} is {found}",
+            "use dims whose sizes multiply to it",
         )
     return (_replaced("split", ins[0], dim, into),)
 
@@ -264,7 +265,8 @@ def _transpose_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorT
     need_dims("transpose", ins[0], attrs["dims"])
     missing = [n for n in ins[0].names if n not in [d.name for d in attrs["dims"]]]
     if missing:
-        raise OpError("MD0214", f"`transpose` leaves out {listed(missing)} of {ins[0]}")
+        message = f"`transpose` leaves out {listed(missing)} of {ins[0]}"
+        raise OpError("MD0214", message, "name every dim")
     return (TensorType(attrs["dims"], ins[0].dtype),)
 
 

@@ -128,6 +128,7 @@ class _Placer:
         self._emit(node, self.state.depth[value])
         if best.reduces:
             versions[:] = [t for t in versions if not t.placement.partial]
+            self.state.partial_why.pop(value, None)
         versions.append(target)
         return target
 

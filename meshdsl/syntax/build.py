@@ -142,6 +142,7 @@ def _rule(b: Builder, tree: Any) -> ast.Rule:
             "MD0001",
             f"expected `keep`, `,` or end of line, found the name `{keep}`",
             b.name(keep).span,
+            help="`params: model -> data keep` gathers a parameter once, not at every use",
         )
     path = () if selector is None else b.names(selector)
     return ast.Rule(path, b.name(dim), b.axes(axes), keep is not None, b.span(tree))

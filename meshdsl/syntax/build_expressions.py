@@ -113,7 +113,8 @@ def _view(b: Builder, tree: Any) -> ast.View:
     """`x[items]`, where `x` is a name (rule `bracketed`) or any other tensor (rule `view`)."""
     head, items = tree.children
     if not items.children:
-        fail("MD0015", "nothing stands in the brackets of this view", b.span(items))
+        help = "say what the view does: `x[seq = 0]` picks, `x[seq -> mem]` renames"
+        fail("MD0015", "nothing stands in the brackets of this view", b.span(items), help=help)
     if hasattr(head, "data"):
         return ast.View(b.expr(head), _items(b, items), b.span(tree))
     name = b.name(head)
@@ -149,7 +150,8 @@ def _keywords(b: Builder, given: list[Any]) -> tuple[ast.Keyword, ...]:
             continue
         keyword = ast.Keyword(b.name(arg.children[0]), b.expr(arg.children[1]), b.span(arg))
         if keyword.name.text in found:
-            fail("MD0015", f"the argument `{keyword.name.text}` is given twice", keyword.span)
+            message = f"the argument `{keyword.name.text}` is given twice"
+            fail("MD0015", message, keyword.span, help="remove one")
         found[keyword.name.text] = keyword
     return tuple(found.values())
 

@@ -21,11 +21,13 @@ def number_value(text: str, span: Span) -> int | float:
     digits = text.replace("_", "")
     if digits.isdecimal():
         if len(digits) > MAX_DIGITS:
-            fail("MD0007", f"an integer of {len(digits)} digits; at most {MAX_DIGITS} fit", span)
+            message = f"an integer of {len(digits)} digits; at most {MAX_DIGITS} fit"
+            fail("MD0007", message, span, help="write a float: `1e30`")
         return int(digits)
     value = float(digits)
     if math.isinf(value):
-        fail("MD0007", "this number is larger than any float", span)
+        help = "the largest is about 1.8e308"
+        fail("MD0007", "this number is larger than any float", span, help=help)
     return value
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import Diagnostic, Related, Source, Span, did_you_mean
+from meshdsl.syntax.forms import form_of
 from meshdsl.syntax.tokens import DECLARATIONS, OPENERS, RESERVED, STATEMENTS, span_of
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ class Situation:
 
     `token` is the word it stumbled over (None: the end of the file), `before` the last word before
     it that is not a line end, `head` the first word of the statement or declaration that it is in,
-    `opened` the brackets open there, `expected` the kinds of words that would have been fine.
+    `opened` the brackets open there, `expected` the kinds of words that would have been fine,
+    `block` the kind of declaration that it stands inside the braces of.
     """
 
     source: Source
@@ -75,6 +77,7 @@ class Situation:
     expected: frozenset[str]
     opened: tuple[Token, ...]
     head: Token
+    block: str | None = None
 
     @property
     def kind(self) -> str:
@@ -98,11 +101,12 @@ class Situation:
 
 def complaint(at: Situation) -> Diagnostic:
     """The diagnostic for a syntax error: that of the first hint that fits, or the plain one."""
-    for hint in _HINTS:
-        found = hint(at)
-        if found is not None:
-            return found
-    return Diagnostic("MD0001", _plain(at), at.span, help=_plain_help(at))
+    plain = Diagnostic("MD0001", _plain(at), at.span, help=_plain_help(at))
+    found = next(filter(None, (hint(at) for hint in _HINTS)), plain)
+    if found.help:
+        return found
+    in_view = at.opened and at.opened[-1].type == "LSQB" and at.head.type == "NAME" and at.block
+    return replace(found, help=_VIEW if in_view else form_of(at.head.type, at.block))
 
 
 # --- words -----------------------------------------------------------------------------------
@@ -164,7 +168,8 @@ _PAIRS = {
     ("_NL", "EQUAL"): _PARENTHESES,
     ("NAME", "ARROW"): "the dims of a result stand in brackets: `-> [batch, hidden]`",
 }
-_AFTER = {"LSQB": "brackets hold dims: `x[seq = 0]` picks, `x[seq -> mem]` renames"}
+_VIEW = "brackets hold dims: `x[seq = 0]` picks, `x[seq -> mem]` renames"
+_AFTER = {"LSQB": _VIEW}
 
 
 # --- likely slips ----------------------------------------------------------------------------
@@ -179,7 +184,7 @@ def _bad_word(at: Situation) -> Diagnostic | None:
         help_ = "names are made of the letters a to z, A to Z, digits and `_`"
         return Diagnostic("MD0013", f"`{token}` is not an ASCII name", at.span, help=help_)
     if token.type == "BAD_NUMBER":
-        slip = None
+        slip = "write integers as `4096` or `4_096`, floats as `0.5` or `1e-3`"
         if token[0].isdecimal() and token.lstrip("0123456789_").isidentifier():
             slip = "a name cannot begin with a digit; a product is written with `*`"
         return Diagnostic("MD0007", f"`{_short(token)}` is not a number", at.span, help=slip)
@@ -192,7 +197,8 @@ def _bad_word(at: Situation) -> Diagnostic | None:
 def _bad_character(at: Situation, char: str) -> Diagnostic:
     shown = f"`{char}`" if char.isprintable() else f"U+{ord(char):04X}"
     message = f"the character {shown} means nothing here"
-    return Diagnostic("MD0002", message, at.span, help=_FOREIGN.get(char))
+    help_ = _FOREIGN.get(char, "remove it; other characters stand only in comments and strings")
+    return Diagnostic("MD0002", message, at.span, help=help_)
 
 
 def _short(text: str) -> str:
@@ -282,7 +288,8 @@ def _mismatched(at: Situation) -> Diagnostic | None:
     if at.token is None or at.kind not in OPENERS.values():
         return None
     if not at.opened:
-        return Diagnostic("MD0003", f"this `{at.token}` closes nothing", at.span)
+        message, help_ = f"this `{at.token}` closes nothing", "remove it, or open it before"
+        return Diagnostic("MD0003", message, at.span, help=help_)
     opener = at.opened[-1]
     wanted = OPENERS[opener.type]
     if at.kind == wanted:
@@ -292,6 +299,7 @@ def _mismatched(at: Situation) -> Diagnostic | None:
         f"`{at.token}` cannot close `{opener}`",
         at.span,
         related=(at.related(opener, f"`{spelling()[wanted]}` is to close this"),),
+        help=f"write `{spelling()[wanted]}` here, or close the other bracket before",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshdsl.diagnostics import Diagnostic, Source, Span, fail
+from meshdsl.diagnostics import Diagnostic, Source, Span, did_you_mean, fail
 from meshdsl.syntax import ast
 
 _BOM = b"\xef\xbb\xbf"
@@ -21,13 +21,22 @@ def read_source(path: str | Path) -> Source:
     try:
         data = Path(path).read_bytes()
     except FileNotFoundError:
-        fail("MD0010", f"there is no file `{name}`")
+        fail("MD0010", f"there is no file `{name}`", help=_closest(Path(path)))
     except IsADirectoryError:
-        fail("MD0010", f"`{name}` is a folder, not a file")
+        fail("MD0010", f"`{name}` is a folder, not a file", help="name a .mdsl file in it")
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        fail("MD0010", f"cannot read `{name}`: {reason}")
+        help = "check the path and the permissions"
+        fail("MD0010", f"cannot read `{name}`: {reason}", help=help)
     return Source(name, _decode(name, data.removeprefix(_BOM), data.startswith(_BOM)))
+
+
+def _closest(path: Path) -> str:
+    """What may have been meant by the name of a file that is not there."""
+    if not path.parent.is_dir():
+        return f"there is no folder `{path.parent}` either"
+    found = did_you_mean(path.name, sorted(p.name for p in path.parent.glob("*.mdsl")))
+    return found or "check the path"
 
 
 def _decode(name: str, data: bytes, had_bom: bool) -> str:
@@ -49,6 +58,7 @@ def _decode(name: str, data: bytes, had_bom: bool) -> str:
             "MD0012",
             f"`{name}` holds a NUL byte: it is not a text file",
             Span(Source(name, text), at, at + 1),
+            help="check that it is the right file, and save it as UTF-8",
         )
     return text
 

@@ -105,9 +105,19 @@ class _Run:
                     expected=frozenset(self.parser.accepts()),
                     opened=tuple(self.opened),
                     head=head,
+                    block=self.block(),
                 )
             )
         )
+
+    def block(self) -> str | None:
+        """The kind of the declaration whose braces are open."""
+        if not self.opened or self.opened[0].type != "LBRACE":
+            return None
+        start = self.opened[0].start_pos or 0
+        end = bisect.bisect_left(self.tokens, start, key=lambda word: word.start_pos or 0)
+        words = reversed(self.tokens[:end])
+        return next((word.type for word in words if word.type in DECLARATIONS), None)
 
     # --- the parser's stack ------------------------------------------------------------------
 

@@ -79,7 +79,7 @@ def test_unknown_names_are_our_mistake():
 
 def test_imports_are_merged():
     lines = {"from typing import Any", "import os", "from typing import IO", "import json"}
-    assert merge_imports(lines) == ("import json", "import os", "from typing import Any, IO")
+    assert merge_imports(lines) == ("import json", "import os", "from typing import IO, Any")
 
 
 def test_a_program_runs_where_there_is_no_meshdsl(emit, tmp_path):

@@ -6,6 +6,7 @@ rounding error could become any error at all.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -73,7 +74,7 @@ class Writer:
     """Writes one program. `tensors` are those that can be used where it stands."""
 
     draw: Draw  # type: ignore[type-arg]
-    axes: tuple[str, ...]
+    mesh: dict[str, int]
     sizes: dict[str, int] = field(default_factory=dict)
     header: list[str] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
@@ -82,6 +83,8 @@ class Writer:
     names: list[str] = field(default_factory=list)
     loop: tuple[str, ...] = ()
     sliced: set[str] = field(default_factory=set)
+    looped: set[str] = field(default_factory=set)
+    together: set[frozenset[str]] = field(default_factory=set)
     count: int = 0
 
     # --- drawing -------------------------------------------------------------------------------
@@ -119,14 +122,18 @@ class Writer:
     def dims(self) -> list[str]:
         return [d for d in self.sizes if d not in self.loop]
 
-    def pinned(self, dims: Sequence[str]) -> str:
-        """Dims in brackets, now and then with `@`."""
+    def pinned(self, dims: Sequence[str], often: int = 8) -> str:
+        """Dims in brackets, one in so many times with `@`."""
         parts = list(dims)
-        if dims and self.once_in(8):
+        if dims and self.once_in(often):
             at = self.upto(len(dims) - 1)
-            axis = self.pick((*self.axes, "none"))
-            parts[at] = f"{parts[at]}@{axis}"
+            fitting = [a for a, n in self.mesh.items() if self.sizes[dims[at]] % n == 0]
+            parts[at] = f"{parts[at]}@{self.pick((*fitting, *fitting, 'none'))}"
         return ", ".join(parts)
+
+    def seen(self, dims: Sequence[str]) -> None:
+        """Remember which dims stand in one tensor: rules to one axis would conflict there."""
+        self.together |= {frozenset(p) for p in itertools.combinations(dims, 2)}
 
     # --- the program ---------------------------------------------------------------------------
 
@@ -142,6 +149,7 @@ class Writer:
         for index in range(self.upto(3, 1)):
             dims = self._fitting(self.some(self.dims, 1, 3))
             name = f"x{index}"
+            self.seen(dims)
             self.header.append(f"{name}[{self.pinned(dims)}]")
             self.tensors.append(Tensor(name, dims))
         if self.once_in(2):
@@ -158,7 +166,7 @@ class Writer:
     def _returned(self) -> str:
         made = [t.text for t in self.tensors if not t.text.startswith(("x", "ids", "w"))]
         every = [t.text for t in self.tensors]
-        found = list(dict.fromkeys([*self.some(made[-4:] or every, 1, 3), *self.some(every, 0, 1)]))
+        found = [*self.some(made[-6:] or every, 2, 5), *self.some(every, 0, 1)]
         if self.once_in(4):
             found.append(self.expression().text)
         return ", ".join(dict.fromkeys(found))
@@ -188,10 +196,10 @@ class Writer:
             self.count += 1
         self.names.append(name)
         target = name
-        if value.dims and self.once_in(4):
+        if value.dims and self.once_in(3):
             order = self.some(value.dims, len(value.dims))
             value = replace(value, dims=order)
-            target = f"{name}[{self.pinned(order)}]"
+            target = f"{name}[{self.pinned(order, 3)}]"
         self.lines.append(f"{target} = {value.text}")
         made = replace(value, text=name)
         self.tensors = [t for t in self.tensors if t.text != name] + [made]
@@ -202,6 +210,7 @@ class Writer:
         name = f"w{self.count}"
         self.count += 1
         self.names.append(name)
+        self.seen(dims)
         self.lines.append(f"param {name}[{self.pinned(dims)}]" if dims else f"param {name}[]")
         self.tensors.append(Tensor(name, dims))
 
@@ -234,6 +243,7 @@ class Writer:
         names = {t.text: t for t in carried}
         self.tensors = [self._entering(t) if t.text in names else t for t in inside]
         self.lines, self.loop = [], (*self.loop, dim)
+        self.looped.add(dim)
         outer_sliced, self.sliced = self.sliced, {t.text for t in outer if dim in t.dims} | self.sliced
         for _ in range(self.upto(2)):
             self.statement()
@@ -295,6 +305,7 @@ class Writer:
         for _ in range(4):
             found = self.pick(MAKERS)(self, depth)
             if found is not None and self.elements(found.dims) <= MOST_ELEMENTS:
+                self.seen(found.dims)
                 return self.tame(found)
         return self.pick(self.tensors)
 
@@ -644,26 +655,36 @@ MAKERS: tuple[Callable[[Writer, int], Tensor | None], ...] = (
 # --- layouts ----------------------------------------------------------------------------------
 
 
-def layout(writer: Writer, mesh: dict[str, int]) -> str:
-    """Rules in braces: general ones that mostly divide, and a few narrower ones."""
+def layout(writer: Writer) -> str:
+    """Rules in braces: general ones that mostly fit, and a few narrower ones."""
     rules: dict[tuple[str, str], str] = {}
-    axes = [a for a in writer.axes if a in mesh]
-    for axis in axes:
-        dims = [d for d, n in writer.sizes.items() if n % mesh[axis] == 0] or list(writer.sizes)
-        for dim in writer.some(dims, 0, 2):
-            rules.setdefault(("", dim), axis)
-    if len(axes) > 1 and writer.once_in(3):
-        pair = writer.some(axes, 2, 2)
-        ways = math.prod(mesh[a] for a in pair)
-        wide = [d for d, n in writer.sizes.items() if n % ways == 0]
-        if wide:
-            rules["", writer.pick(wide)] = f"({', '.join(pair)})"
+    for axis, size in writer.mesh.items():
+        chosen: list[str] = []
+        for dim in writer.some([d for d, n in writer.sizes.items() if n % size == 0], 1, 5):
+            apart = not any(frozenset((dim, d)) in writer.together for d in chosen)
+            if apart and dim not in writer.looped and ("", dim) not in rules:
+                chosen.append(dim)
+                rules["", dim] = axis
+    if len(writer.mesh) > 1 and writer.once_in(3):
+        _several_axes(writer, rules)
     for _ in range(writer.upto(2)):
         selectors = ["params", *writer.functions, *writer.names[-6:]]
         key = writer.pick(selectors), writer.pick(list(writer.sizes))
-        rules[key] = writer.pick([*axes, "none"])
+        rules[key] = writer.pick([*writer.mesh, "none"])
     lines = [f"{s}: {d} -> {a}" if s else f"{d} -> {a}" for (s, d), a in rules.items()]
     return "{ " + ", ".join(lines) + " }"
+
+
+def _several_axes(writer: Writer, rules: dict[tuple[str, str], str]) -> None:
+    """Split one dim over several axes, which then split no other."""
+    axes = writer.some(list(writer.mesh), 2, 3)
+    ways = math.prod(writer.mesh[a] for a in axes)
+    wide = [d for d, n in writer.sizes.items() if n % ways == 0]
+    if not wide:
+        return
+    for key in [key for key, axis in rules.items() if axis in axes]:
+        del rules[key]
+    rules["", writer.pick(wide)] = f"({', '.join(axes)})"
 
 
 @st.composite
@@ -671,7 +692,7 @@ def cases(draw: Draw) -> Case:  # type: ignore[type-arg]
     """A program on a mesh under a layout and a policy."""
     mesh: str = draw(st.sampled_from(MESHES))
     sizes = {a: int(n) for a, _, n in (part.partition(":") for part in mesh.split(","))}
-    writer = Writer(draw, tuple(sizes))
+    writer = Writer(draw, sizes)
     text = writer.program()
     policy: str = draw(st.sampled_from(("deferred", "immediate")))
-    return Case(text, mesh, layout(writer, sizes), policy)
+    return Case(text, mesh, layout(writer), policy)

@@ -1,0 +1,34 @@
+"""How every declaration and statement is written: the way out of a syntax error like no other."""
+
+from __future__ import annotations
+
+FORMS = {
+    "DIM": "a dim is written `dim batch = 64`",
+    "MESH": "a mesh is written `mesh pod = { data: 2, model: 4 }`",
+    "LAYOUT": "a layout is written `layout name { batch -> data, hidden -> model }`",
+    "SBP": "an `sbp` block is written `sbp name { x: (S(0), B) }`",
+    "DEF": "a function is written `def f(x[batch]) -> [batch] { return … }`",
+    "PROGRAM": "a program is written `program name(x[batch]) { return … }`",
+    "EXPECT": "an expectation is written `expect layout on mesh { y: [batch@data] }`",
+    "PARAM": "a parameter is written `param w[io, hidden] = normal(0.02)`",
+    "REPEAT": "a loop is written `repeat layers { … }`",
+    "RECOMPUTE": "a block is written `recompute { … }`",
+    "RETURN": "results are written `return loss, y`",
+    "MINIMIZE": "training is written `minimize loss with adam(lr=1e-3)`",
+    "NAME": "a statement is written `y = relu(x)`",
+}
+ENTRIES = {
+    "MESH": "an axis is written `data: 2`",
+    "LAYOUT": "a rule is written `batch -> data`, or `h: batch -> none`",
+    "SBP": "a tensor is written `x: (S(0), B)`",
+    "EXPECT": "an entry is written `h: [batch@data]`, or `all_reduce over data: 1`",
+}
+
+
+def form_of(head: str, inside: str | None = None) -> str:
+    """How that is written which begins with `head`, in the block of a declaration `inside`."""
+    if head == "NAME" and inside in ENTRIES:
+        return ENTRIES[inside]
+    if head == "NAME" and inside is None:
+        return FORMS["DIM"]
+    return FORMS.get(head, "grammar/README.md shows every form of the language")
