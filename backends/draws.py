@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from meshdsl.named.ir import Op, Param, Program, Value, walk
+from meshdsl.named.ir import Node, Op, Param, Program, Repeat, Value
 
 Draw = tuple[object, ...]
 
@@ -41,13 +41,44 @@ def _of_param(param: Param) -> Draw:
 def _index_bounds(program: Program) -> dict[Value, int]:
     """For integer tensors: the size of the smallest dim they are used to index."""
     bounds: dict[Value, int] = {}
-    for op in reversed(list(walk(program.body))):
-        for value, size in _indexed(op):
-            bounds[value] = min(size, bounds.get(value, size))
-        if op.name in ("identity", "rename", "transpose", "split", "merge") and op.out in bounds:
-            size = bounds[op.out]
-            bounds[op.ins[0]] = min(size, bounds.get(op.ins[0], size))
+    _bound_block(program.body, bounds)
     return bounds
+
+
+def _bound_block(nodes: tuple[Node, ...], bounds: dict[Value, int]) -> None:
+    """Add what `nodes` index, from the last to the first: bounds go back to where values come from."""
+    for node in reversed(nodes):
+        if isinstance(node, Repeat):
+            _bound_loop(node, bounds)
+            continue
+        for value, size in _indexed(node):
+            _bound(bounds, value, size)
+        if node.name in _MOVES and node.out in bounds:
+            _bound(bounds, node.ins[0], bounds[node.out])
+
+
+def _bound_loop(loop: Repeat, bounds: dict[Value, int]) -> None:
+    for _ in range(2):  # what one iteration demands of a carry, the one before has to yield
+        for carry in loop.carries:
+            for later in (carry.result, carry.inside):
+                if later in bounds:
+                    _bound(bounds, carry.next, bounds[later])
+        _bound_block(loop.body, bounds)
+    inner = [(c.inside, c.init) for c in loop.carries]
+    inner += [(s.inside, s.outer) for s in loop.stacked]
+    for inside, outer in inner:
+        if inside in bounds:
+            _bound(bounds, outer, bounds[inside])
+
+
+def _bound(bounds: dict[Value, int], value: Value, size: int) -> None:
+    bounds[value] = min(size, bounds.get(value, size))
+
+
+_MOVES = frozenset(
+    "identity stop_gradient rename transpose split merge pick slice shift gather".split()
+)
+"""Operators whose result holds elements of their first operand (or zeros)."""
 
 
 def _indexed(op: Op) -> list[tuple[Value, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshdsl.backends.draws import draws
@@ -13,7 +13,7 @@ from meshdsl.backends.numpy_reference import made_up, run_reference, whole_specs
 from meshdsl.backends.support.files import ArraysRefused, Refused, check_arrays, read_arrays
 from meshdsl.backends.support.values import Array, Spec
 from meshdsl.backends.verify import Comparison, compare_outputs, tolerances_of
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, fail
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, Span, fail
 
 ENGINES = ("local", "torchrun", "reference")
 PROCESS_BYTES = 300 << 20
@@ -53,8 +53,19 @@ def run(made: Mapping[str, Any], engine: str, given: Given, budget: int | None =
     try:
         result = _ENGINES[engine](made, given, arrays)
     except RunError as error:
-        raise DiagnosticError(error.diagnostic) from error
+        diagnostic = replace(error.diagnostic, span=_line_of(error.place, made["source"]))
+        raise DiagnosticError(diagnostic) from error
     return Result(result.outputs, result.seconds, result.sent, result.disagreements, notes)
+
+
+def _line_of(place: str | None, source: Source) -> Span | None:
+    """The source line that a place such as `mlp.mdsl:15` names, without its indentation."""
+    file, _, line = (place or "").rpartition(":")
+    if file != source.name or not line.isdecimal():
+        return None
+    text = source.line(int(line))
+    start = source.starts[int(line) - 1] + len(text) - len(text.lstrip())
+    return Span(source, start, start + len(text.strip()))
 
 
 def verify(
@@ -82,7 +93,8 @@ def read_given(
             help = "give every array under its name, with these shapes and dtypes"
             problems.append(Diagnostic("MD0504", str(refused), help=help))
         except Refused as refused:
-            problems.append(Diagnostic("MD0505", str(refused)))
+            help = "numpy.savez(path, name=array, …) writes a file that is read"
+            problems.append(Diagnostic("MD0505", str(refused), help=help))
     if problems:
         raise DiagnosticError(*problems)
     return (found[0], found[1]), tuple(notes)
@@ -94,9 +106,14 @@ def _specs(made: Mapping[str, Any]) -> tuple[dict[str, Spec], dict[str, Spec]]:
 
 def refuse_too_large(made: Mapping[str, Any], engine: str, budget: int | None) -> None:
     """Refuse a run that this machine has no memory for; nothing is allocated to find out."""
+    from meshdsl.backends.in_process import MOST_DEVICES
     from meshdsl.device.liveness import memory
 
     devices = made["device"].mesh.devices
+    if engine == "local" and devices > MOST_DEVICES:
+        message = f"the local engine runs at most {MOST_DEVICES:,} devices, not {devices:,}"
+        help = "choose a smaller mesh with `--mesh`; `explain` and `compile` work"
+        fail("MD0704", message, help=help)
     each = memory(made["device"])["peak"] + (PROCESS_BYTES if engine == "torchrun" else 0)
     if budget is None:
         budget = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

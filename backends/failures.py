@@ -14,6 +14,16 @@ from typing import Any
 from meshdsl.diagnostics import Diagnostic
 
 
+_HELP = {
+    "MD0501": "check the file, its space and its permissions",
+    "MD0701": "`--engine reference` runs the program itself, without devices",
+    "MD0702": "this is a mistake of the compiler, not of the program; please report it",
+    "MD0705": "the end of its log stands above; `--engine local` runs without torchrun",
+    "MD0706": "smaller dims (`--set`) or a smaller mesh make it faster",
+    "MD0801": "check the tensor that the indices come from",
+}
+
+
 class RunError(Exception):
     """A run that failed.
 
@@ -39,7 +49,7 @@ class RunError(Exception):
     @property
     def diagnostic(self) -> Diagnostic:
         """The error as it is shown to the user."""
-        return Diagnostic(self.code, self.message, help=self.help)
+        return Diagnostic(self.code, self.message, help=self.help or _HELP.get(self.code))
 
 
 class CollectiveError(Exception):

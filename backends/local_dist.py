@@ -11,7 +11,6 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Mapping
-from fractions import Fraction
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -44,15 +43,10 @@ class Sent(NamedTuple):
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes that a ring algorithm sends from this device, rounded up."""
-        n = self.size
-        parts = {
-            "all_gather": Fraction(n - 1),
-            "all_reduce": Fraction(2 * (n - 1), n),
-            "reduce_scatter": Fraction(n - 1, n),
-            "all_to_all": Fraction(n - 1, n),
-        }
-        return math.ceil(parts[self.kind] * self.payload)
+        """Bytes that a ring algorithm sends from this device: the compiler's own formula."""
+        from meshdsl.placed.collectives import COLLECTIVES
+
+        return COLLECTIVES[self.kind].wire(self.size, self.payload)
 
 
 class Call(NamedTuple):

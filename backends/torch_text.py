@@ -58,7 +58,7 @@ class _Lines:
         if note and len(lines) == 1 and len(lines[0]) + len(note) + 4 <= WIDTH:
             lines = [f"{lines[0]}  # {note}"]
         elif note:
-            self.comment(note)
+            self.comment(f"{text.partition(' = ')[0]}: {note}")
         self.lines += [(line, self.place) for line in lines]
 
     def comment(self, text: str) -> None:
@@ -81,6 +81,9 @@ class _Emitter:
         self.uses = _uses(program)
         self.fresh: set[Var] = set()
         self.shown: tuple[str, int] = ("", 0)
+        # The last assignment: where its lines begin and end, the variable, the text.
+        self.last: tuple[int, int, Var, str] | None = None
+        self.renamed: set[Var] = set()
 
     def emit(self) -> ProgramText:
         self._device()
@@ -140,8 +143,9 @@ class _Emitter:
                     self._move(node)
                 case Loop():
                     self._loop(node)
-            if dead:
-                self.out.statement(f"del {', '.join(v.name for v in dead)}")
+            gone = [v.name for v in dead if v not in self.renamed]
+            if gone:
+                self.out.statement(f"del {', '.join(gone)}")
 
     def _source_line(self, span: Span) -> None:
         """The source line that the next statements come from, as a comment."""
@@ -150,7 +154,8 @@ class _Emitter:
         if place == self.shown:
             return
         self.shown = place
-        self.out.add()
+        if not self.out.lines[-1][0].endswith(":"):
+            self.out.add()
         self.out.add(f"# {inert(self.out.place)}  {inert(span.source.line(span.line).strip())}")
 
     def _compute(self, node: Compute) -> None:
@@ -162,11 +167,27 @@ class _Emitter:
         text = opdef.torch(call)
         for line in call.lines:
             self.out.statement(line)
-        names = ", ".join(v.name for v in node.outs)
-        self.out.statement(f"{names} = {text}", _typed(node.outs[0]))
+        self._assign(node, text)
         # A view is nobody else's memory either, if its operand is not and has no other use.
         if not opdef.view or (node.ins[0] in self.fresh and self.uses[node.ins[0]] == 1):
             self.fresh.update(node.outs)
+
+    def _assign(self, node: Compute, text: str) -> None:
+        """`name = text`; where it would only rename the last result, that one gets the name."""
+        target = node.outs[0]
+        if self.last and node.ins and self._only_renames(node, text):
+            start, _, source, text = self.last
+            del self.out.lines[start:]
+            self.renamed.add(source)
+        start = len(self.out.lines)
+        self.out.statement(f"{', '.join(v.name for v in node.outs)} = {text}", _typed(target))
+        self.last = (start, len(self.out.lines), target, text)
+
+    def _only_renames(self, node: Compute, text: str) -> bool:
+        assert self.last is not None
+        _, end, source, _ = self.last
+        alone = source is node.ins[0] and self.uses[source] == 1 and text == source.name
+        return alone and end == len(self.out.lines)
 
     def _call(self, node: Compute) -> TorchText:
         splits = {d: axes for v in (*node.ins, *node.outs) for d, axes in v.placement.splits}
@@ -194,12 +215,15 @@ class _Emitter:
         """Text of the block number of this device along `axes`, outer first."""
         text = self.program.coordinates[axes[0]]
         for axis in axes[1:]:
-            text = f"({text} * {self.mesh.size(axis)} + {self.program.coordinates[axis]})"
+            text = f"({text})" if " " in text else text
+            text = f"{text} * {self.mesh.size(axis)} + {self.program.coordinates[axis]}"
         return text
 
     def _times(self, axes: tuple[str, ...], extent: int) -> str:
         index = self._index(axes)
-        return index if extent == 1 else f"{index} * {extent}"
+        if extent == 1:
+            return index
+        return f"({index}) * {extent}" if " " in index else f"{index} * {extent}"
 
     # --- moves -------------------------------------------------------------------------------
 
@@ -297,7 +321,10 @@ class _Emitter:
             if position:
                 text = f"{stack.name}.select({position}, {node.index})"
             self.out.statement(f"{inside.name} = {text}", _typed(inside))
+        # What is made outside is needed again in the next trip: it is nobody's to overwrite inside.
+        outside, self.fresh = self.fresh, set()
         self._nodes(node.body, frozenset(c.next for c in node.carries))
+        self.fresh = outside
         self._carry(node)
         self.out.depth -= 1
         self.shown = ("", 0)

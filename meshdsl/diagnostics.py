@@ -91,7 +91,10 @@ class Related:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One thing to tell the user: a stable code, a sentence, a place, and ways out (`help`)."""
+    """One thing to tell the user: a stable code, a sentence, a place, and ways out (`help`).
+
+    Further lines of `message`, where there are any, are a table or the end of a log.
+    """
 
     code: str
     message: str

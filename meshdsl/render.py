@@ -36,6 +36,8 @@ class _Mark:
 def render(diagnostic: Diagnostic, console_width: int = 100) -> Text:
     """A diagnostic as text of some lines, each ended; source lines are cut to the width.
 
+    Lines of the message after the first (a table, the end of a log) are indented.
+
     ::
 
         error[MD0301]: dim `heads` of size 6 does not divide over mesh axis `tp` of size 4
@@ -50,7 +52,10 @@ def render(diagnostic: Diagnostic, console_width: int = 100) -> Text:
     style = _STYLES[diagnostic.severity]
     text = Text()
     text.append(f"{diagnostic.severity}[{diagnostic.code}]", style)
-    text.append(f": {_safe(diagnostic.message)}\n", "bold")
+    sentence, *details = diagnostic.message.split("\n")
+    text.append(f": {_safe(sentence)}\n", "bold")
+    for line in details:
+        text.append(f"{'' if line.startswith('  ') else '  '}{_safe(line)}\n")
     marks = _marks(diagnostic)
     gutter = max((len(str(mark.span.line)) for mark in marks), default=1)
     for place, group in _by_file(marks):

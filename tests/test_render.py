@@ -13,8 +13,10 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from meshdsl.codes import CODES, SECTIONS
-from meshdsl.diagnostics import Diagnostic, Related, Source, Span
+from meshdsl.diagnostics import Diagnostic, Diagnostics, Related, Source, Span
+from meshdsl.pipeline import Options
 from meshdsl.render import print_diagnostics, render, to_json
+from meshdsl.report.check import check_source
 from meshdsl.syntax.parse import parse
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -209,3 +211,11 @@ def test_explanation_says_what_and_how_out(code: str) -> None:
 def test_wrong_example_of_a_syntax_error_is_reported(code: str) -> None:
     _, errors = parse(Source("t", CODES[code].wrong))
     assert errors[-1].code == code
+
+
+@pytest.mark.parametrize("code", [c for c, r in CODES.items() if c >= "MD01" and r.wrong])
+def test_wrong_example_is_reported(code: str) -> None:
+    diagnostics = Diagnostics()
+    check_source(Source("t", CODES[code].wrong), Options(), diagnostics)
+    assert {d.code for d in diagnostics} == {code}
+    assert all(d.help for d in diagnostics)

@@ -50,9 +50,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite files.")]
 
 POLICY = DEFAULT_POLICY
-COMMAND_CODES = ("MD001", "MD05", "MD06")
+COMMAND_CODES = ("MD0010", "MD05", "MD06")
 RUN_CODES = ("MD07", "MD08")
-NOT_PROGRAM_CODES = ("MD0909",)
+REFUSED_CODES = ("MD0703", "MD0704", "MD0909")
 
 
 def options(
@@ -115,7 +115,7 @@ def exit_code(errors: Iterable[Diagnostic]) -> int:
     """2 if the command is wrong, 3 if it failed while running, 1 if the program is wrong."""
     codes = []
     for error in errors:
-        about_command = error.code.startswith(COMMAND_CODES) or error.code in NOT_PROGRAM_CODES
+        about_command = error.code.startswith(COMMAND_CODES) or error.code in REFUSED_CODES
         if about_command or (error.span and error.span.file.startswith("--")):
             codes.append(2)
         else:
@@ -154,7 +154,8 @@ def capped(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
             last[file] = diagnostic
     for file, count in errors.items():
         if count > MAX_ERRORS:
-            message = f"{counted(count - MAX_ERRORS, 'more error')} of this file not shown"
+            are = "is" if count == MAX_ERRORS + 1 else "are"
+            message = f"{counted(count - MAX_ERRORS, 'more error')} of this file {are} not shown"
             help = "mend these first, then check again"
             found.append(Diagnostic("MD0016", message, last[file].span, "note", help=help))
     return found

@@ -58,7 +58,8 @@ def command(
             return
         from meshdsl.report.terminal import print_report
 
-        print_report(report, made["source"])
+        # Warnings follow on the error output, with carets.
+        print_report(report | {"warnings": []}, made["source"])
 
 
 def _explain_code(code: str) -> None:

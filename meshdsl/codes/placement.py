@@ -17,4 +17,60 @@ CODES: tuple[Code, ...] = (
         "Choose one of the sizes that the help line names, split the dim over another axis, or "
         "leave it whole with `heads -> none`.",
     ),
+    Code(
+        "MD0302",
+        "two dims of one tensor over one mesh axis",
+        "A device has one place on an axis, so it can hold a part of one dim of a tensor by it, "
+        "not of two. Rules of one layout ask for both.",
+        "dim batch = 4, seq = 8\n"
+        "mesh pod = { data: 2 }\n"
+        "layout l { batch -> data, seq -> data }\n"
+        "program p(x[batch, seq]) { return x }",
+        "Split one of the dims over another axis, or free it for this tensor: `x: seq -> none`.",
+    ),
+    Code(
+        "MD0303",
+        "two rules that are equally narrow",
+        "Of all rules for a dim of a tensor the narrowest wins: a rule for one tensor over one for "
+        "a function, that over one for `params`, that over one without a selector. Two of the same "
+        "kind disagree.",
+        "dim batch = 4\n"
+        "mesh pod = { data: 2, tp: 2 }\n"
+        "layout l {\n  batch -> data\n  batch -> tp\n}\n"
+        "program p(x[batch]) { return x }",
+        "Keep one of them. Over both axes a dim is split by `batch -> (data, tp)`.",
+    ),
+    Code(
+        "MD0304",
+        "an axis that the mesh does not have",
+        "A rule or an `@` names an axis that the mesh of this run does not have; it has no effect "
+        "there. This is a warning, and an error under `--strict`.",
+        "dim batch = 4\n"
+        "mesh pod = { data: 2 }\n"
+        "layout l { batch -> dta }\n"
+        "program p(x[batch]) { return x }",
+        "Correct the name, or choose a mesh that has the axis.",
+    ),
+    Code(
+        "MD0305",
+        "a rule for a dim that no tensor has",
+        "No tensor of the program has the dim of this rule, so it has no effect. This is a "
+        "warning, and an error under `--strict`.",
+        "dim batch = 4\n"
+        "mesh pod = { data: 2 }\n"
+        "layout l { bach -> data }\n"
+        "program p(x[batch]) { return x }",
+        "Correct the name, or remove the rule.",
+    ),
+    Code(
+        "MD0306",
+        "a selector that selects nothing",
+        "No tensor or function that has the dim is called as the selector says, so the rule has no "
+        "effect. This is a warning, and an error under `--strict`.",
+        "dim batch = 4\n"
+        "mesh pod = { data: 2 }\n"
+        "layout l { hidden: batch -> data }\n"
+        "program p(x[batch]) {\n  hiden = relu(x)\n  return hiden\n}",
+        "Correct the name: that of a tensor, of a function, or `params`.",
+    ),
 )

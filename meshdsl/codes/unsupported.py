@@ -4,4 +4,78 @@ from __future__ import annotations
 
 from meshdsl.codes.record import Code
 
-CODES: tuple[Code, ...] = ()
+_MESH = "dim batch = 4, n = 4\nmesh pod = { data: 2 }\n"
+
+CODES: tuple[Code, ...] = (
+    Code(
+        "MD0901",
+        "an operator that is not supported yet",
+        "`conv`, `max_pool`, `avg_pool`, `top_k`, `dropout` and the random makers `normal` and "
+        "`uniform` are part of the language, and not built yet.",
+        f"{_MESH}program p(x[batch]) {{ return dropout(x, 0.1, 3) }}",
+        "Compute it outside and pass the tensor as an input.",
+    ),
+    Code(
+        "MD0902",
+        "`grad` is not supported yet",
+        "Gradients as tensors are part of the language, and not built yet.",
+        f"{_MESH}program p(x[batch]) {{ return grad(sum(x), x) }}",
+        "Leave it out for now.",
+    ),
+    Code(
+        "MD0903",
+        "`minimize` is not supported yet",
+        "Training is part of the language, and not built yet.",
+        f"{_MESH}program p(x[batch]) {{\n  loss = sum(x)\n  return loss\n"
+        "  minimize loss with sgd(lr=0.1)\n}",
+        "Leave the statement out: the program itself compiles and runs.",
+    ),
+    Code(
+        "MD0904",
+        "`recompute` is not supported yet",
+        "Blocks that are computed again in the backward pass are part of the language, and not "
+        "built yet.",
+        f"{_MESH}program p(x[batch]) {{\n  recompute {{ y = relu(x) }}\n  return x\n}}",
+        "Write the statements without the block: values are the same.",
+    ),
+    Code(
+        "MD0905",
+        "`sbp` blocks are not supported yet",
+        "Positional SBP annotations are part of the language, and not built yet. A block is read "
+        "and left aside with a warning; a run under one is refused.",
+        f"{_MESH}sbp s {{ x: S(0) }}\nprogram p(x[batch]) {{ return x }}",
+        "Write a layout, or fix a tensor with `@`.",
+    ),
+    Code(
+        "MD0906",
+        "cluster profiles are not supported yet",
+        "`mesh … on PROFILE` names the hardware for costs in seconds, which are not built yet. It "
+        "is read and left aside with a warning.",
+        "mesh pod = { data: 2 } on h100",
+        "Leave `on` out, or live with the warning.",
+    ),
+    Code(
+        "MD0907",
+        "a loop over devices is not supported yet",
+        "A layout splits the dim of a `repeat` over a mesh axis, which makes a pipeline; that is "
+        "not built yet.",
+        f"{_MESH}layout l {{ n -> data }}\n"
+        "program p(x[batch]) {\n  repeat n { x = x + 1 }\n  return x\n}",
+        "Leave the rule out for now.",
+    ),
+    Code(
+        "MD0908",
+        "a reduction policy that is not supported yet",
+        "`mesh-tf` and `optimal` are part of the language, and not built yet.",
+        f"{_MESH}layout l {{ batch -> data }}\nprogram p(x[batch]) {{ return x }}\n"
+        "expect l on pod with optimal { wire_bytes: 0 }",
+        "Use `immediate` or `deferred`.",
+    ),
+    Code(
+        "MD0909",
+        "a command that is not supported yet",
+        "The command is part of the language's reference, and not built yet.",
+        "",
+        "`meshdsl --help` lists the commands there are.",
+    ),
+)

@@ -21,6 +21,7 @@ class _Lowering:
         self.mesh = program.mesh
         self.names = Names(taken)
         self.vars: dict[placed.Tensor, Var] = {}
+        self.stacks = _stacks(program.body)
 
     def program(self) -> Program:
         coordinates = {axis: self.names.fresh(axis) for axis in self.mesh.names}
@@ -43,6 +44,8 @@ class _Lowering:
 
     def _hint(self, tensor: placed.Tensor, op: str = "t") -> str:
         name = tensor.value.label if tensor.value.name else op
+        if tensor in self.stacks:
+            return f"{name}_stack"
         return f"{name}_part" if tensor.placement.partial else name
 
     # --- nodes -------------------------------------------------------------------------------
@@ -112,3 +115,13 @@ def _suffix(before: Placement, after: Placement) -> str:
     if b > a or not after.splits:
         return "full"
     return "local" if a > b else "moved"
+
+
+def _stacks(nodes: tuple[placed.Node, ...]) -> set[placed.Tensor]:
+    """What loops read a slice of in every trip; the slice gets the plain name."""
+    found: set[placed.Tensor] = set()
+    for node in nodes:
+        if isinstance(node, placed.Loop):
+            found.update(outer for outer, _ in node.stacked)
+            found |= _stacks(node.body)
+    return found

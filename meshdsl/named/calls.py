@@ -14,7 +14,7 @@ from meshdsl.diagnostics import (
     did_you_mean,
     fail,
 )
-from meshdsl.named.builder import Operand, Scope, TooLarge, need_tensor
+from meshdsl.named.builder import Operand, Poisoned, Scope, TooLarge, need_tensor
 from meshdsl.named.expressions import LATER, option_value, surface_name, unknown_function
 from meshdsl.named.ir import DTYPES, Dim, DType, Value
 from meshdsl.named.prelude import prelude
@@ -66,13 +66,20 @@ class Calls:
         name = function.name.text
         if name in load_all() or name in prelude().functions:
             message = f"this `def {name}` stands before the library's `{name}`"
-            self.builder.diagnostics.add(Diagnostic("MD0116", message, function.name.span, "note"))
+            help = "rename it if the library's was meant"
+            note = Diagnostic("MD0116", message, function.name.span, "note", help=help)
+            self.builder.diagnostics.add(note)
 
     # --- operators ---------------------------------------------------------------------------
 
     def operator(self, opdef: OpDef, node: ast.Call, scope: Scope) -> tuple[Operand, ...]:
         """Apply an operator of the registry as its `surface` says."""
-        arguments = self._arguments(opdef, node, scope)
+        try:
+            arguments = self._arguments(opdef, node, scope)
+        except Poisoned:
+            if opdef.surface.items != "none":
+                self._items(opdef, node, [], scope)
+            raise
         tensors = [x for x in arguments.operands if isinstance(x, Value)]
         _check_arity(opdef, len(arguments.operands), node)
         if opdef.surface.items == "none" and not opdef.surface.options:

@@ -133,10 +133,12 @@ def _warn_later(nodes: tuple[ast.Declaration, ...], diagnostics: Diagnostics) ->
     for node in nodes:
         if isinstance(node, ast.Sbp):
             message = "`sbp` blocks are not supported yet; this one is read and left aside"
-            diagnostics.add(Diagnostic("MD0905", message, node.name.span, "warning"))
+            help = "write a layout instead"
+            diagnostics.add(Diagnostic("MD0905", message, node.name.span, "warning", help=help))
         if isinstance(node, ast.Mesh) and node.profile:
             message = "cluster profiles are not supported yet; `on` is read and left aside"
-            diagnostics.add(Diagnostic("MD0906", message, node.profile.span, "warning"))
+            help = "leave it out: it changes predicted times, not values"
+            diagnostics.add(Diagnostic("MD0906", message, node.profile.span, "warning", help=help))
 
 
 # --- sizes of dims ---------------------------------------------------------------------------

@@ -214,10 +214,14 @@ def _fold(name: str, numbers: list[int | float], span: Span) -> int | float:
     try:
         result = _power(*numbers) if name == "pow" else FOLD[name](*numbers)
         finite = not isinstance(result, complex) and math.isfinite(result)
-    except (ArithmeticError, ValueError) as error:
-        fail("MD0261", f"this constant cannot be computed: {error}", span, help=help)
+    except ZeroDivisionError:
+        fail("MD0261", "this constant is divided by zero", span, help=help)
+    except OverflowError:
+        fail("MD0261", "this constant is larger than any float", span, help=help)
+    except ValueError:
+        fail("MD0261", "this constant is not a real number", span, help=help)
     if not finite:
-        fail("MD0261", f"this constant is {result}, not a finite number", span, help=help)
+        fail("MD0261", "this constant is not a finite number", span, help=help)
     return result
 
 

@@ -209,16 +209,23 @@ class ProgramBuilder:
     def _assign(self, node: ast.Assign, scope: Scope) -> None:
         for target in node.targets:
             self._check_name(target.name)
-        if len(node.targets) > 1 and isinstance(node.value, ast.Call):
-            results = self.calls.call(node.value, scope)
-        else:
-            results = (self.expressions.evaluate(node.value, scope),)
+        try:
+            results = self._results(node, scope)
+        except Poisoned:
+            for target in node.targets:
+                self.dim_list(target.dims or (), scope)
+            raise
         if len(results) != len(node.targets):
             message = f"{counted(len(node.targets), 'name')} for {counted(len(results), 'tensor')}"
             help = "give every tensor on the right one name on the left"
             fail("MD0258", message, node.span, help=help)
         for target, operand in zip(node.targets, results, strict=True):
             scope.names[target.name.text] = self._bind(target, operand, node.value.span, scope)
+
+    def _results(self, node: ast.Assign, scope: Scope) -> tuple[Operand, ...]:
+        if len(node.targets) > 1 and isinstance(node.value, ast.Call):
+            return self.calls.call(node.value, scope)
+        return (self.expressions.evaluate(node.value, scope),)
 
     def _bind(self, target: ast.Target, operand: Operand, span: Span, scope: Scope) -> Operand:
         """Name what was computed, as the target says: dims checked, transposed, pinned."""

@@ -40,7 +40,8 @@ class Loops:
             nexts = {n: self._next(n, insides[n], after[n], node, scope) for n in names}
         finally:
             new = [n for n in scope.names if n not in outer]
-            scope.local_to_loop.update({n: node.span for n in new})
+            places = {name.text: name.span for name in reversed(targets(node.body))}
+            scope.local_to_loop.update({n: places.get(n, node.span) for n in new})
             scope.names = outer
             self.builder.frames.pop()
         carries = tuple(
@@ -103,13 +104,18 @@ class Loops:
 
 def assigned(statements: tuple[ast.Statement, ...]) -> list[str]:
     """The names that statements give to tensors, those of blocks inside too."""
-    names: list[str] = []
+    return [name.text for name in targets(statements)]
+
+
+def targets(statements: tuple[ast.Statement, ...]) -> list[ast.Name]:
+    """The same, with their places."""
+    names: list[ast.Name] = []
     for statement in statements:
         match statement:
             case ast.Assign():
-                names += [t.name.text for t in statement.targets]
+                names += [t.name for t in statement.targets]
             case ast.Param():
-                names.append(statement.target.name.text)
+                names.append(statement.target.name)
             case ast.Repeat() | ast.Recompute():
-                names += assigned(statement.body)
+                names += targets(statement.body)
     return names

@@ -10,7 +10,7 @@ from meshdsl.named.ir import Node, Op, Program, Repeat, Value
 
 def simplify(program: Program) -> Program:
     """The same program with products that are only summed contracted, and nothing unused."""
-    return drop_unused(contract_products(program))
+    return drop_unused(name_transposes(contract_products(program)))
 
 
 # --- sum[k](a * b) is einsum(a, b -> …) -------------------------------------------------------
@@ -83,6 +83,28 @@ def _count(nodes: tuple[Node, ...], uses: Counter[Value]) -> None:
         uses.update(s.outer for s in node.stacked)
         uses.update(v for c in node.carries for v in (c.init, c.next))
         _count(node.body, uses)
+
+
+# --- einsum(a -> …) of every dim is a transpose -------------------------------------------------
+
+
+def name_transposes(program: Program) -> Program:
+    """Einsums that only reorder dims become what they are: views of their operand."""
+    return replace(program, body=_transposed_block(program.body))
+
+
+def _transposed_block(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    return tuple(
+        replace(n, body=_transposed_block(n.body)) if isinstance(n, Repeat) else _transposed(n)
+        for n in nodes
+    )
+
+
+def _transposed(op: Op) -> Op:
+    reorders = op.name == "einsum" and len(op.ins) == 1
+    if not reorders or len(op.ins[0].type.dims) != len(op.out.type.dims):
+        return op
+    return replace(op, name="transpose")
 
 
 # --- unused ----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from meshdsl.diagnostics import Span, fail
+from meshdsl.diagnostics import Related, Span, fail
 from meshdsl.named.builder import Scope
 from meshdsl.named.ir import Dim, Value
 from meshdsl.syntax import ast
@@ -22,7 +22,6 @@ class Views:
     def view(self, node: ast.View, scope: Scope) -> Value:
         """The value of `tensor[items]`."""
         value = self.program.expressions.tensor(node.tensor, scope)
-        self.before = node.tensor.span
         renames: list[ast.ArrowItem] = []
         for item in node.items:
             if _is_rename(item):
@@ -32,7 +31,6 @@ class Views:
             value = self._rename(value, renames, scope)
             renames = []
             value = self._item(value, item, scope)
-            self.before = node.tensor.span.to(item.span)
         return self._rename(value, renames, scope)
 
     def _rename(self, value: Value, items: list[ast.ArrowItem], scope: Scope) -> Value:
@@ -118,13 +116,15 @@ class Views:
         dim = self._dim(name, scope)
         if not value.type.has(dim.name):
             help = f"its dims are {', '.join(f'`{d}`' for d in value.type.names) or 'none'}"
-            fail("MD0252", f"this tensor has no dim `{dim.name}`", name.span, help=help)
+            where = Related(value.span, f"this is {value.type}")
+            fail("MD0252", f"this tensor has no dim `{dim.name}`", name.span, where, help=help)
         return dim
 
     def _emit(
         self, name: str, ins: tuple[Value, ...], attrs: dict[str, Any], span: Span, scope: Scope
     ) -> Value:
-        return self.program.builder.emit(name, ins, attrs, span, scope)[0]
+        spans = tuple(v.span for v in ins)
+        return self.program.builder.emit(name, ins, attrs, span, scope, spans)[0]
 
 
 def _is_rename(item: ast.Item) -> bool:

@@ -101,7 +101,13 @@ class Chooser:
             # Rows that are taken for granted per axis may not go together.
             found = [c for c in map(self._choice, self._combinations(False)) if c is not None]
         assert found, f"no legal placement for {self.call.name}"
-        return sorted(found, key=lambda c: (c.cost, c.rank))
+        found.sort(key=lambda c: (c.cost, c.rank))
+        return found + self._dearer(found[0].cost)
+
+    def _dearer(self, cost: int) -> list[Choice]:
+        """What would be sent otherwise, where anything is: only for the explanation."""
+        every = map(self._choice, self._combinations(False)) if cost else ()
+        return sorted((c for c in every if c is not None and c.cost > cost), key=lambda c: c.cost)
 
     # --- rows --------------------------------------------------------------------------------
 

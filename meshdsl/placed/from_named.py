@@ -256,7 +256,7 @@ class _Placer:
                 self.state.partial_why[carry] = why.CARRIED
         for inner in node.body:
             self._node(inner)
-        natural = {c.inside: self._latest(c.next).placement for c in node.carries}
+        natural = {c.inside: self._placements(c.next)[0] for c in node.carries}
         nexts = [self._carry_out(c, wants[c.inside], node) for c in node.carries]
         body = self.state.blocks.pop()
         results = [self._carry_result(c, wants[c.inside]) for c in node.carries]
@@ -281,8 +281,10 @@ class _Placer:
         return self._enter(carry.result, want, len(self.state.blocks) - 1)
 
     def _stack(self, item: named.Stacked, depth: int) -> tuple[Tensor, Tensor]:
-        outer = self._latest(item.outer)
         loop = next(d for d in item.outer.type.names if not item.inside.type.has(d))
+        # Some operator may have wanted a version of it that is split along the loop.
+        versions = self.state.versions[item.outer]
+        outer = next(t for t in reversed(versions) if not t.placement.axes_of(loop))
         inside = self._enter(item.inside, outer.placement.without_dim(loop), depth)
         self.causes[item.inside] = self.causes.get(item.outer, {})
         return outer, inside

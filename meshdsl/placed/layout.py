@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Source, Span, fail
 from meshdsl.named.declarations import Declarations, unknown
@@ -296,8 +297,9 @@ def resolve_layout(declarations: Declarations, layout: str | None, mesh: Mesh) -
             return Layout(layout, rules, mesh, declared=_places(declarations, mesh))
         if layout in declarations.sbps:
             message = f"`{layout}` is an `sbp` block, which is not supported yet"
-            span = declarations.sbps[layout].name.span
-            fail("MD0905", message, span, help="write a layout instead")
+            where = Related(declarations.sbps[layout].name.span, "declared here")
+            span = Span(Source("--layout", layout), 0, len(layout))
+            fail("MD0905", message, span, where, help="write a layout instead")
         name = ast.Name(layout, Span(Source("--layout", layout), 0, len(layout)))
         help = "or write the rules: `--layout batch:data,hidden:model`"
         raise DiagnosticError(unknown("MD0108", "layout", name, list(declarations.layouts), help))
@@ -341,14 +343,22 @@ def inherited_rules(node: ast.Layout, declarations: Declarations) -> tuple[Rule,
             raise DiagnosticError(unknown("MD0108", "layout", base, list(declarations.layouts)))
         parent = declarations.layouts[base.text]
         if parent in chain:
-            where = Related(parent.name.span, "it comes back to this one")
-            message = f"layout `{node.name.text}` extends itself"
-            fail("MD0107", message, base.span, where, help="let one of them stand alone")
+            _circle(chain[chain.index(parent) :])
         chain.append(parent)
     found: dict[tuple[tuple[str, ...], str], Rule] = {}
     for layout in reversed(chain):
         found.update(_own_rules(layout))
     return tuple(found.values())
+
+
+def _circle(layouts: list[ast.Layout]) -> NoReturn:
+    """Layouts each of which extends the next, and the last the first."""
+    first = min(layouts, key=lambda layout: layout.span.start)
+    assert first.base is not None
+    bases = (n.base.span for n in layouts if n is not first and n.base is not None)
+    others = (Related(span, "and so back to it") for span in bases)
+    message, help = f"layout `{first.name.text}` extends itself", "let one of them stand alone"
+    fail("MD0107", message, first.base.span, *others, help=help)
 
 
 def _own_rules(node: ast.Layout) -> dict[tuple[tuple[str, ...], str], Rule]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from meshdsl.diagnostics import Diagnostic, Diagnostics, did_you_mean
-from meshdsl.named.ir import Program, Repeat, Value, walk
+from meshdsl.named.ir import Node, Program, Repeat, Value, walk
 from meshdsl.placed.layout import ROLES, Layout, Rule, selects
 
 
@@ -20,10 +20,18 @@ def values_of(program: Program) -> Iterator[Value]:
             yield from (c.inside for c in node.carries)
 
 
+def _loops(nodes: Iterable[Node]) -> Iterator[str]:
+    """The dims that `repeat` runs over; rules for them are answered elsewhere."""
+    for node in nodes:
+        if isinstance(node, Repeat):
+            yield node.dim.name
+            yield from _loops(node.body)
+
+
 def lint(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
     """Warn of rules that cannot have an effect, each with a way out."""
     values = tuple(values_of(program))
-    dims = {d for v in values for d in v.type.names}
+    dims = {d for v in values for d in v.type.names} | set(_loops(program.body))
     for rule in layout.rules:
         for axis in rule.axes:
             if axis not in layout.mesh.names:
@@ -62,8 +70,11 @@ def _selects_any(rule: Rule, values: Iterable[Value]) -> bool:
 
 
 def _selects_nothing(rule: Rule, values: tuple[Value, ...]) -> Diagnostic:
-    labels = sorted({v.label for v in values if v.name} | {f for v in values for f in v.functions})
+    tensors = [v for v in values if v.name]
+    labels = {v.label for v in tensors} | {f for v in values for f in v.functions}
+    dotted = {f"{v.functions[-1]}.{v.label}" for v in tensors if v.functions}
     selector = ".".join(rule.selector)
-    help = did_you_mean(rule.selector[-1], labels) or "remove the rule"
+    known = sorted(dotted if len(rule.selector) > 1 else labels)
+    help = did_you_mean(selector, known) or "remove the rule"
     message = f"`{selector}` selects no tensor with the dim `{rule.dim}`"
     return Diagnostic("MD0306", message, rule.span, "warning", help=help)

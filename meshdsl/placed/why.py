@@ -55,9 +55,7 @@ def runner_up(choices: Sequence[Choice]) -> str:
 CARRIED = ("it is carried partial through the loop",)
 
 
-def summed(
-    op: Op, choice: Choice, causes: Mapping[str, tuple[str, Span]]
-) -> tuple[str, ...]:
+def summed(op: Op, choice: Choice, causes: Mapping[str, tuple[str, Span]]) -> tuple[str, ...]:
     """Why a result is newly partial: the split dims that the operator reduces."""
     gone = {
         d
@@ -83,8 +81,9 @@ def explain(value: Value, route: Route, ask: Ask, facts: Facts) -> tuple[str, st
         text, tail = _stored_by(value, facts), f"{_plain(ask)} by the other rules"
         remedy = "store it as it is used, at the price of memory: drop the `params:` rule"
     else:
-        text, tail = _split_by(value, facts), _moved_for(ask)
-        remedy = "give both the same rule for this axis, or none"
+        text, tail = _split_by(route, facts), _moved_for(ask, route)
+        axes = ", ".join(f"`{a}`" for a in _moved(route)[1])
+        remedy = f"give both sides the same rule for {axes}, or none"
     if not any(step.moves for step in route.steps):
         remedy = "nothing is sent"
     because = "; ".join(part for part in (text, tail, ask.instead) if part)
@@ -101,13 +100,22 @@ def _reduced_for(ask: Ask) -> str:
     }.get(ask.kind, ask.who)
 
 
-def _moved_for(ask: Ask) -> str:
+def _moved_for(ask: Ask, route: Route) -> str:
+    dims = " and ".join(f"`{d}`" for d in _moved(route)[0])
+    gathered = {step.kind for step in route.steps if step.moves} == {"all_gather"}
     return {
-        "operand": f"{ask.who} needs it otherwise",
-        "rule": "the layout says so of the result",
-        "policy": "the layout says so of the result",
+        "operand": f"{ask.who} needs {dims} {'whole' if gathered else 'split otherwise'}",
+        "rule": "the layout wants the result otherwise",
+        "policy": "the layout wants the result otherwise",
         "carry": f"{_plain(ask)} as its rules say",
     }.get(ask.kind, ask.who)
+
+
+def _moved(route: Route) -> tuple[list[str], list[str]]:
+    """The dims that come in other parts, and the axes that is sent over; each once, in order."""
+    steps = [step for step in route.steps if step.moves]
+    dims = dict.fromkeys(step.dim for step in steps if step.dim)
+    return list(dims), list(dict.fromkeys(axis for step in steps for axis in step.axes))
 
 
 def _plain(ask: Ask) -> str:
@@ -124,12 +132,15 @@ def _rule(cause: tuple[str, Span]) -> str:
 def _stored_by(value: Value, facts: Facts) -> str:
     """The storage rules of a parameter, as a clause."""
     rules = [c for _, c in sorted(facts.causes.items()) if c[0].startswith("params:")]
-    return f"`{value.label}` is stored split by {' and '.join(map(_rule, rules))}"
+    how = f"split by {' and '.join(map(_rule, rules))}" if rules else "otherwise"
+    return f"`{value.label}` is stored {how}"
 
 
-def _split_by(value: Value, facts: Facts) -> str:
-    parts = [f"{_rule(c)} splits `{d}`" for d, c in sorted(facts.causes.items())]
-    return " and ".join(parts) or f"`{value.label}` is placed by its operator"
+def _split_by(route: Route, facts: Facts) -> str:
+    """What split the dims that move."""
+    ruled = [f"{_rule(c)} splits `{d}`" for d in _moved(route)[0] if (c := facts.causes.get(d))]
+    own = [f"its operator splits `{d}`" for d in _moved(route)[0] if d not in facts.causes]
+    return " and ".join(ruled + own)
 
 
 def _reduce_remedy(value: Value, kinds: set[str], facts: Facts) -> str:

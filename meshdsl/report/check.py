@@ -17,6 +17,18 @@ from meshdsl.report.expect import check_expect
 
 def check_source(source: Source, options: Options, diagnostics: Diagnostics) -> str:
     """Collect everything there is to say about one file; returns a line on what was checked."""
+    own = Diagnostics()
+    line = _check(source, options, own)
+    broken = any(d.code.startswith("MD00") for d in own.errors)
+    diagnostics.add(*(d for d in own if not (broken and d.code in CONSEQUENCES)))
+    return line
+
+
+CONSEQUENCES = ("MD0101", "MD0102", "MD0103", "MD0108", "MD0111", "MD0112", "MD0113")
+"""Errors about names that a part of the file may define which could not be read."""
+
+
+def _check(source: Source, options: Options, diagnostics: Diagnostics) -> str:
     declarations = front(source, options.set_dims, diagnostics)
     _check_declared(declarations, diagnostics)
     programs = list(_programs(declarations, options, diagnostics))

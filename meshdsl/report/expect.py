@@ -37,7 +37,9 @@ def check_expect(
     if node.layout.text in declarations.sbps:
         message = "expectations about `sbp` blocks are not supported yet; this one is left aside"
         where = Related(declarations.sbps[node.layout.text].name.span, "declared here")
-        diagnostics.add(Diagnostic("MD0905", message, node.layout.span, "warning", (where,)))
+        help = "expect something of a layout"
+        span = node.layout.span
+        diagnostics.add(Diagnostic("MD0905", message, span, "warning", (where,), help))
         return
     options = _options(node, declarations)
     results = [place_named(p, declarations, options, Diagnostics()) for p in programs]

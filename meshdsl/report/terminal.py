@@ -210,7 +210,7 @@ def _note(tensor: Report, short: bool = False) -> str:
     """
     notes = [f"carried through {tensor['loop']['trips']} trips"] if tensor.get("loop") else []
     by_place: dict[str, list[str]] = {}
-    for dim in tensor["order"]:
+    for dim in (d for d in tensor["dims"] if d in tensor["order"]):
         rule = tensor["rules"].get(dim, {"rule": dim})
         by_place.setdefault(_place(rule, tensor["file"]), []).append(rule["rule"])
     plain = len(by_place) == 1 and not any(":" in r for rs in by_place.values() for r in rs)
@@ -280,9 +280,9 @@ def totals(report: Report, width: int) -> Iterator[Line]:
     flops, devices = report["totals"]["flops_per_device"], report["devices"]
     whole = "" if devices == 1 else f"; {scaled(flops * devices)} on all {devices:,} devices"
     yield ()
-    yield (("Computed per device: ", SOURCE), (f"{scaled(flops)} ({flops:,}){whole}", ""))
+    yield from _headed("Computed per device:", f"{scaled(flops, precise=True)}{whole}", width)
     yield ()
-    yield from _memory(report["memory"])
+    yield from _memory(report["memory"], width)
     if report["warnings"]:
         yield ()
         yield from _warnings(report["warnings"], width)
@@ -290,21 +290,26 @@ def totals(report: Report, width: int) -> Iterator[Line]:
 
 def _sent_in_all(report: Report, width: int) -> Iterator[Line]:
     total = report["totals"]
-    if not total["collectives"]:
-        why = "each works on its own" if report["devices"] > 1 else "there is only one"
-        yield (("Sent per device: ", SOURCE), (f"nothing, {why}.", ""))
-    else:
+    if total["collectives"]:
         sent, cluster = exact(total["wire_bytes"]), exact(total["cluster_wire_bytes"])
         times = counted(total["collectives"], "collective")
         text = f"{sent} in {times}; {cluster} by all {report['devices']:,} devices"
-        first, *rest = wrapped(text, width - 17)
-        yield (("Sent per device: ", SOURCE), first)
-        yield from (((" " * 17, ""), part) for part in rest)
+    else:
+        why = "each works on its own" if report["devices"] > 1 else "there is only one"
+        text = f"nothing, {why}."
+    yield from _headed("Sent per device:", text, width)
     phases = total["by_phase"]
     tables = {"by axis": total["by_axis"], "by kind": total["by_kind"]}
     if len(phases) > 1 or "output" in phases:
         tables["by phase"] = phases
     yield from _table([(k, n, v) for k, t in tables.items() for n, v in t.items()], 9)
+
+
+def _headed(head: str, text: str, width: int) -> Iterator[Line]:
+    """`Head: text`, further lines below the text."""
+    first, *rest = wrapped(text, width - len(head) - 1)
+    yield ((f"{head} ", SOURCE), first)
+    yield from (((" " * (len(head) + 1), ""), part) for part in rest)
 
 
 def _table(rows: list[tuple[str, str, int]], indent: int = 0) -> Iterator[Line]:
@@ -317,8 +322,8 @@ def _table(rows: list[tuple[str, str, int]], indent: int = 0) -> Iterator[Line]:
         yield ((f"  {head:{indent}}", LABEL), (f"{name:{names}}  ", NAME), (exact(value), ""))
 
 
-def _memory(memory: Report) -> Iterator[Line]:
-    yield (("Held per device: ", SOURCE), (f"{exact(memory['peak'])} at the worst moment", ""))
+def _memory(memory: Report, width: int) -> Iterator[Line]:
+    yield from _headed("Held per device:", f"{exact(memory['peak'])} at the worst moment", width)
     kinds = {"params": "parameters", "grads": "gradients", "state": "state", "inputs": "inputs"}
     rows = [("", word, memory[key]) for key, word in kinds.items() if memory.get(key)]
     where = f"activations, line {memory['peak_line']}"
@@ -349,13 +354,14 @@ def exact(size: int) -> str:
     return f"{size:,} B" if size < 1024 else f"{human(size)} ({size:,} B)"
 
 
-def scaled(flops: int) -> str:
-    """FLOPs to three digits: `67.2 MFLOP`."""
+def scaled(flops: int, precise: bool = False) -> str:
+    """FLOPs to three digits: `67.2 MFLOP`, with all digits behind them where `precise`."""
     value, unit = float(flops), 0
     units = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")
     while value >= 999.5 and unit < len(units) - 1:
         value, unit = value / 1000, unit + 1
-    return f"{_digits(value)} {units[unit]}"
+    tail = f" ({flops:,})" if precise and unit else ""
+    return f"{_digits(value)} {units[unit]}{tail}"
 
 
 def _digits(value: float) -> str:

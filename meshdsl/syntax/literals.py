@@ -22,7 +22,7 @@ def number_value(text: str, span: Span) -> int | float:
     if digits.isdecimal():
         if len(digits) > MAX_DIGITS:
             message = f"an integer of {len(digits)} digits; at most {MAX_DIGITS} fit"
-            fail("MD0007", message, span, help="write a float: `1e30`")
+            fail("MD0007", message, span, help="choose a smaller number, or a float such as `1e30`")
         return int(digits)
     value = float(digits)
     if math.isinf(value):

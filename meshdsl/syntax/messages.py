@@ -13,8 +13,8 @@ from meshdsl.syntax.tokens import DECLARATIONS, OPENERS, RESERVED, STATEMENTS, s
 if TYPE_CHECKING:
     from lark import Token
 
-_OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "CARET", "COMPARE", "AND", "OR"})
-_ENDS_WRONG = _OPERATORS | {"NOT"}
+OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "CARET", "COMPARE", "AND", "OR"})
+_ENDS_WRONG = OPERATORS | {"NOT"}
 _EXPRESSION = frozenset({"NAME", "NUMBER", "STRING", "LPAR", "MINUS", "NOT"})
 _KINDS = {
     "NAME": "a name",
@@ -31,7 +31,7 @@ _GROUPS = (
     (STATEMENTS | {"NAME"}, "a statement"),
     (frozenset({"PLUS", "STAR"}), "an operator"),
 )
-_AFTER_OPERAND = _OPERATORS | {"LPAR", "LSQB"}
+_AFTER_OPERAND = OPERATORS | {"LPAR", "LSQB"}
 
 _PARENTHESES = "put the expression in parentheses to write it over several lines"
 _FOREIGN = {
@@ -308,7 +308,7 @@ def _broken_line(at: Situation) -> Diagnostic | None:
     if at.kind == "_NL" and at.before is not None and at.before.type in _ENDS_WRONG:
         message = f"the line ends after `{at.before}`"
         return Diagnostic("MD0005", message, at.span, help=_PARENTHESES)
-    if at.begins_line and at.token is not None and at.kind in _OPERATORS and "NAME" in at.expected:
+    if at.begins_line and at.token is not None and at.kind in OPERATORS and "NAME" in at.expected:
         message = f"a line cannot begin with `{at.token}`"
         return Diagnostic("MD0005", message, at.span, help=_PARENTHESES)
     return None

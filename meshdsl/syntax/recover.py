@@ -11,7 +11,7 @@ import bisect
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.diagnostics import MAX_ERRORS, Diagnostic, Source
-from meshdsl.syntax.messages import Situation, complaint
+from meshdsl.syntax.messages import OPERATORS, Situation, complaint
 from meshdsl.syntax.tokens import CLOSERS, DECLARATIONS, OPENERS, STATEMENTS
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ def parse_tree(source: Source, tokens: list[Token]) -> tuple[Tree[Token], list[D
     tree = run.finish()
     if len(run.errors) == MAX_ERRORS:
         message = f"the parser stops after {MAX_ERRORS} errors; there may be more"
-        run.errors.append(Diagnostic("MD0016", message, run.errors[-1].span, severity="note"))
+        help = "mend these first, then check again"
+        run.errors.append(Diagnostic("MD0016", message, run.errors[-1].span, "note", help=help))
     return tree, run.errors
 
 
@@ -196,9 +197,20 @@ class _Run:
             return self.has_statements(head, index)
         if word.type == "RBRACE":
             return bool(self.opened)
+        if word.type == "_NL" and self.runs_on(index, head):
+            return False
         if word.type == "_NL":
             return bool(self.opened) or self.next_is_declaration(index)
         return word.type == "COMMA" and "COMMA" in self.parser.accepts()
+
+    def runs_on(self, line_end: int, head: int) -> bool:
+        """Whether a line ends after an operator and the next one, further in, is its rest."""
+        if not 0 < line_end < len(self.tokens) - 1:
+            return False
+        before, after = self.tokens[line_end - 1], self.tokens[line_end + 1]
+        fresh = after.type in STATEMENTS | DECLARATIONS | CLOSERS
+        further_in = self.column(after) > self.column(self.tokens[head])
+        return before.type in OPERATORS and not fresh and further_in
 
     def has_statements(self, head: int, brace: int) -> bool:
         """Whether the brace at index `brace` opens statements, going by what stands before it."""

@@ -83,6 +83,7 @@ class Writer:
     names: list[str] = field(default_factory=list)
     loop: tuple[str, ...] = ()
     sliced: set[str] = field(default_factory=set)
+    linear: bool = False
     looped: set[str] = field(default_factory=set)
     together: set[frozenset[str]] = field(default_factory=set)
     count: int = 0
@@ -140,6 +141,7 @@ class Writer:
     def program(self) -> str:
         for name in NAMES[: self.upto(6, 2)]:
             self.sizes[name] = self.pick((2, 4, 8, 2, 4, 8, 4, 2, 1, 6, 3))
+        self.linear = self.once_in(3)  # partial sums come far then
         self._inputs()
         for _ in range(self.upto(12, 3)):
             self.statement()
@@ -252,11 +254,11 @@ class Writer:
         body, self.lines = self.lines, outer_lines
         self.loop, self.tensors, self.sliced = self.loop[:-1], outer, outer_sliced
         self.lines.append("\n".join([f"repeat {dim} {{", *(f"    {b}" for b in body), "  }"]))
-        results = [replace(t, bound=math.inf, size=max(4.0, t.size)) for t in carried]
+        results = [self._entering(t) for t in carried]
         self.tensors = [t for t in outer if t.text not in names] + results
 
     def _entering(self, value: Tensor) -> Tensor:
-        return replace(value, bound=math.inf, size=max(4.0, value.size))
+        return replace(value, bound=math.inf, size=max(1e3 if self.linear else 4.0, value.size))
 
     def _next(self, entered: Tensor) -> Tensor:
         """What is carried on: of the type that came in, between -4 and 4."""
@@ -266,9 +268,11 @@ class Writer:
             old = replace(entered, text="0.5")
         missing = [d for d in entered.dims if d not in (*added.dims, *old.dims)]
         ones = f" + ones[{', '.join(missing)}]()" if missing else ""
-        text = f"minimum(maximum({old.atom} + {added.atom}{ones}, -4.0), 4.0)"
-        bound = math.inf
-        return Tensor(text, self._order(entered.dims, (*old.dims, *added.dims)), "f", bound, None, 4)
+        text = f"{old.atom} + {added.atom}{ones}"
+        if not self.linear:
+            text = f"minimum(maximum({text}, -4.0), 4.0)"
+        dims = self._order(entered.dims, (*old.dims, *added.dims))
+        return Tensor(text, dims, "f", math.inf, None, 1e3 if self.linear else 4.0)
 
     def _order(self, dims: Sequence[str], seen: Sequence[str]) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*(d for d in seen if d in dims), *dims]))
@@ -303,7 +307,8 @@ class Writer:
 
     def expression(self, depth: int = 1) -> Tensor:
         for _ in range(4):
-            found = self.pick(MAKERS)(self, depth)
+            makers = LINEAR if self.linear and not self.once_in(8) else MAKERS
+            found = self.pick(makers)(self, depth)
             if found is not None and self.elements(found.dims) <= MOST_ELEMENTS:
                 self.seen(found.dims)
                 return self.tame(found)
@@ -349,6 +354,16 @@ class Writer:
             )
         )  # fmt: skip
         return Tensor(form.format(x.text), x.dims, "f", math.inf, None, max(3.0, x.size))
+
+    def plain(self, depth: int) -> Tensor | None:
+        """A function that partial sums pass through."""
+        x, y = self.leaf(depth=depth), self.leaf(depth=depth)
+        if x is None or y is None:
+            return None
+        form = self.pick(("-{0}", "{0} + {1}", "{0} - {1}", "2.0 * {0}", "{0}", "{0} - 1.0"))
+        dims = tuple(dict.fromkeys(x.dims + (y.dims if "{1}" in form else ())))
+        bound, size = 2 * (x.bound + y.bound + 1), 2 * (x.size + y.size + 1)
+        return Tensor(form.format(x.atom, y.atom), dims, "f", bound, None, size)
 
     def binary(self, depth: int) -> Tensor | None:
         kind = self.pick(("f", "f", "f", "i"))
@@ -650,6 +665,13 @@ MAKERS: tuple[Callable[[Writer, int], Tensor | None], ...] = (
     Writer.argmax, Writer.cross_entropy, Writer.rename, Writer.split, Writer.merge,
     Writer.pick_or_slice, Writer.gather, Writer.make, Writer.join, Writer.call,
 )  # fmt: skip
+
+LINEAR = (
+    Writer.einsum, Writer.einsum, Writer.einsum, Writer.plain, Writer.plain, Writer.plain,
+    Writer.where, Writer.reduce, Writer.sum_of_product, Writer.scan, Writer.rename, Writer.split,
+    Writer.merge, Writer.pick_or_slice, Writer.gather, Writer.join, Writer.call, Writer.compare,
+)  # fmt: skip
+"""Mostly what partial sums pass through."""
 
 
 # --- layouts ----------------------------------------------------------------------------------

@@ -1,0 +1,100 @@
+"""Files that somebody's cat walked over: `check` always answers, and soon."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshdsl.backends.emission import emit_compiled
+from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
+from meshdsl.pipeline import Options, compile_source
+from meshdsl.report.check import check_source
+from meshdsl.syntax.parse import read_source
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = [*sorted(ROOT.glob("examples/*.mdsl")), *sorted(ROOT.glob("tests/errors/*.mdsl"))]
+TEXTS = [path.read_text(encoding="utf-8").split("#| ")[0] for path in FILES]
+WORD = re.compile(r'\s+|\w+|->|"[^"\n]*"|#.*|.')
+OWN_WORDS = [
+    *"dim mesh layout sbp def program expect on extends at over by param repeat".split(),
+    *"recompute return minimize with and or not none keep params grads state".split(),
+    *"0 1 2 7 1e999 10^13 99999999999999999999 0.5 x y a i32 bool f64 softmax sum einsum".split(),
+    *'( ) [ ] { } , : ; = == -> @ + - * / ^ < ... . " # \\ é \0 \t'.split(" "),
+    "\n",
+    "[a -> b]",
+    "[a = 0]",
+    "repeat a {",
+    "return",
+]
+SECONDS = 10
+"""What one file of some hundred words may take, on a machine that does other things too."""
+
+
+def mutated(text: str, chance: random.Random) -> str:
+    """The text with some words deleted, doubled, exchanged, or others put in."""
+    words = WORD.findall(text)
+    for _ in range(chance.randint(1, 6)):
+        at = chance.randrange(len(words) + 1)
+        end = min(len(words), at + chance.choice([0, 1, 1, 1, 2, 5, 30]))
+        new = chance.choice([[], words[at:end] * 2, [chance.choice(OWN_WORDS)], words[end:at:-1]])
+        if words and chance.random() < 0.3:
+            new = [chance.choice(words)]
+        words[at:end] = new
+    return "".join(words)
+
+
+def check(text: str) -> None:
+    """Check a text; if there is nothing wrong with it, it compiles as well."""
+    started = time.monotonic()
+    diagnostics = Diagnostics()
+    source = Source("fuzz.mdsl", text)
+    check_source(source, Options(), diagnostics)
+    if not diagnostics.errors and "program" in text:
+        try:
+            made = compile_source(source, Options(), Diagnostics())
+        except DiagnosticError as error:
+            assert {d.code for d in error.diagnostics} <= {"MD0111"}
+        else:
+            compile(emit_compiled(made).text, "fuzz.py", "exec")
+    assert time.monotonic() - started < SECONDS
+
+
+@given(st.sampled_from(TEXTS), st.integers(0, 2**32))
+def test_words(text: str, seed: int) -> None:
+    check(mutated(text, random.Random(seed)))
+
+
+@given(st.sampled_from(TEXTS), st.data())
+def test_bytes(text: str, data: st.DataObject) -> None:
+    folder = data.draw(st.builds(_folder))
+    found = bytearray(text.encode())
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(found)))
+        found[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    path = folder / "fuzz.mdsl"
+    path.write_bytes(found)
+    try:
+        read = read_source(path).text
+    except DiagnosticError as error:
+        assert {d.code for d in error.diagnostics} <= {"MD0011", "MD0012"}
+    else:
+        check(read)
+
+
+_FOLDERS: list[Path] = []
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
+    if not _FOLDERS:
+        _FOLDERS.append(tmp_path_factory.mktemp("fuzz"))
+
+
+def _folder() -> Path:
+    return _FOLDERS[0]

@@ -1,0 +1,120 @@
+"""Every example under many layouts, meshes and both policies: one answer, and the bytes predicted.
+
+Under each mesh at least twelve layouts must really run. What does not divide or conflicts is left
+out by asking the compiler, and nothing else is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.named.declarations import Declarations
+from meshdsl.named.ir import walk
+from meshdsl.pipeline import build_named, front
+from meshdsl.placed.from_named import POLICIES
+from tests.programs.harness import Case, refusal, run_case
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.mdsl"))
+
+SMALL: Mapping[str, Mapping[str, int]] = {
+    "matmul": {"rows": 8, "inner": 16, "cols": 8},
+    "mlp": {"batch": 16, "io": 8, "hidden": 16},
+    "transformer": {
+        "batch": 8, "seq": 8, "model": 8, "heads": 8, "key": 2, "hidden": 16, "vocab": 16, "layers": 2
+    },
+    "digits": {"batch": 16, "pixels": 16, "hidden": 8, "classes": 8},
+}  # fmt: skip
+"""Sizes that divide over eight devices and run in milliseconds."""
+
+SHAPES = ((1,), (2,), (1, 2), (4,), (2, 2), (8,), (2, 4), (2, 2, 2))
+"""Meshes of 1, 2, 4 and 8 devices, with one, two and three axes."""
+
+LEAST = 12
+
+
+def declared(path: Path) -> Declarations:
+    return front(Source(path.name, path.read_text()), SMALL.get(path.stem, {}), Diagnostics())
+
+
+def mesh_axes(declarations: Declarations) -> list[str]:
+    """The axes that the example's own layouts speak of, and more to make three."""
+    own = [axis.name.text for mesh in declarations.meshes.values() for axis in mesh.axes]
+    return list(dict.fromkeys([*own, "one", "two", "three"]))
+
+
+def layouts(declarations: Declarations, axes: list[str], seed: str) -> Iterator[str]:
+    """Those declared, then generated ones: strings, several axes, storage, selectors."""
+    yield from declarations.layouts
+    chosen = random.Random(seed)
+    dims = [d.name for d in declarations.dims.values() if d.size > 1]
+    for dim in chosen.sample(dims, min(6, len(dims))):
+        yield f"{dim}:{chosen.choice(axes)}"
+    for _ in range(5):
+        one, other = chosen.sample(dims, 2)
+        yield f"{one}:{chosen.choice(axes)},{other}:{chosen.choice(axes)}"
+        yield f"{{ {one} -> {chosen.choice(axes)}, params: {other} -> {chosen.choice(axes)} }}"
+        yield f"{{ {one} -> ({', '.join(chosen.sample(axes, min(2, len(axes))))}) }}"
+        axis = chosen.choice(axes)
+        yield f"{{ {one} -> {axis}, params: {one} -> none, params: {other} -> {axis} }}"
+    tensors = named_tensors(declarations)
+    for name, dim in chosen.sample(tensors, min(4, len(tensors))):
+        axis = chosen.choice(axes)
+        yield f"{{ {name}: {dim} -> {axis} }}"
+        yield f"{{ {dim} -> {axis}, {name}: {dim} -> none }}"
+    yield "{ }"
+
+
+def named_tensors(declarations: Declarations) -> list[tuple[str, str]]:
+    """Tensors that rules may select, each with one of its dims."""
+    program = build_named(declarations, None, None, Diagnostics())
+    values = [v for op in walk(program.body) for v in op.outs if v.name]
+    return [(str(v.name), d) for v in values for d in v.type.names if v.type.size(d) > 1]
+
+
+def pinned(text: str, axes: list[str]) -> str:
+    """The program with its first input's first dim placed by `@`."""
+    return re.sub(r"(program \w+\(\w+\[\w+)", rf"\1@{axes[0]}", text)
+
+
+def cases(path: Path, shape: tuple[int, ...]) -> Iterator[Case]:
+    declarations = declared(path)
+    names = mesh_axes(declarations)
+    # Take turns, so that a mesh of one axis is not always along the same one.
+    turn = len(shape) % 2 if len(names) > 1 else 0
+    axes = (names[turn:] + names[:turn])[: len(shape)]
+    mesh = ",".join(f"{a}:{n}" for a, n in zip(axes, shape, strict=True))
+    text, dims = path.read_text(), SMALL.get(path.stem, {})
+    every = dict.fromkeys(layouts(declarations, axes, f"{path.stem}{shape}"))
+    for layout in every:
+        yield Case(text, mesh, layout, dims=dims)
+    for layout in list(every)[-6:]:
+        yield Case(pinned(text, axes), mesh, layout, dims=dims)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s)))
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_every_layout_gives_the_answer_of_one_device(path: Path, shape: tuple[int, ...]) -> None:
+    ran: Counter[str] = Counter()
+    found = list(cases(path, shape))
+    for case in found:
+        if refusal(case):
+            continue
+        for policy in POLICIES:
+            run_case(Case(case.text, case.mesh, case.layout, policy, case.dims))
+        ran[case.layout] += 1
+    assert len(ran) >= LEAST, f"only {len(ran)} of {len(found)} layouts fit"
+
+
+def test_meshes_and_policies_are_all_there() -> None:
+    devices = {n for shape in SHAPES for n in itertools.accumulate(shape, int.__mul__)}
+    assert devices >= {1, 2, 4, 8}
+    assert {len(shape) for shape in SHAPES} == {1, 2, 3}
+    assert set(POLICIES) >= {"immediate", "deferred"}

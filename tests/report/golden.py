@@ -1,0 +1,75 @@
+"""Golden files: texts that are compared whole, in `tests/golden/`, and the cases they are made of.
+
+`MESHDSL_UPDATE_GOLDEN=1 pytest tests/report` writes them anew and removes those of no case.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.pipeline import Options, compile_source, front
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+UPDATE = os.environ.get("MESHDSL_UPDATE_GOLDEN") == "1"
+AGAIN = "if this is meant, MESHDSL_UPDATE_GOLDEN=1 pytest tests/report writes it anew"
+
+SIZES = {"matmul": {"rows": 8, "inner": 16, "cols": 8}}
+"""Sizes that every layout of an example divides, where its own do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An example under one of its layouts."""
+
+    example: str
+    layout: str
+
+    @property
+    def name(self) -> str:
+        """`mlp.hybrid`."""
+        return f"{self.example}.{self.layout}"
+
+    @property
+    def arguments(self) -> list[str]:
+        """What follows a command's name to choose this case, from the project's folder."""
+        sizes = [f"--set={dim}={size}" for dim, size in SIZES.get(self.example, {}).items()]
+        return [f"examples/{self.example}.mdsl", "--layout", self.layout, *sizes]
+
+
+def source(example: str) -> Source:
+    """An example's text under the name it has from the project's folder."""
+    text = (ROOT / "examples" / f"{example}.mdsl").read_text(encoding="utf-8")
+    return Source(f"examples/{example}.mdsl", text)
+
+
+def layouts(example: str) -> list[str]:
+    """The layouts an example declares, in order."""
+    return list(front(source(example), {}, Diagnostics()).layouts)
+
+
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.mdsl"))
+CASES = [Case(example, layout) for example in EXAMPLES for layout in layouts(example)]
+
+
+@functools.cache
+def made(case: Case) -> dict[str, Any]:
+    """What every stage makes of a case."""
+    options = Options(layout=case.layout, set_dims=SIZES.get(case.example, {}))
+    return compile_source(source(case.example), options, Diagnostics())
+
+
+def same_as_golden(name: str, text: str) -> None:
+    """Compare `text` with the golden file `name`, or write that."""
+    path = GOLDEN / name
+    if UPDATE:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", newline="\n")
+    assert path.exists(), f"there is no tests/golden/{name}; {AGAIN}"
+    found = path.read_text(encoding="utf-8")
+    assert text == found, f"tests/golden/{name} is another text; {AGAIN}"

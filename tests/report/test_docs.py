@@ -1,0 +1,50 @@
+"""What the documentation shows of `explain` is what it prints.
+
+A block that begins with `$ meshdsl explain …` is run from the project's folder on a screen of 80
+columns; `MESHDSL_UPDATE_GOLDEN=1` writes the output anew.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from meshdsl.cli import spread_settings
+from meshdsl.cli.app import app
+from tests.report.golden import AGAIN, ROOT, UPDATE
+
+PAGES = ["README.md", "docs/explain.md"]
+BLOCK = re.compile(r"```(?:console|text)?\n\$ meshdsl (explain [^\n]*)\n(.*?)```", re.DOTALL)
+
+
+def _printed(command: str) -> str:
+    done = CliRunner().invoke(app, spread_settings(shlex.split(command)))
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def _renewed(page: str) -> str:
+    """The page with the output that its commands have now."""
+    return BLOCK.sub(lambda m: m[0].replace(m[2], _printed(m[1])), page)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_shows_what_is_printed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    path = Path(name)
+    page = path.read_text(encoding="utf-8")
+    renewed = _renewed(page)
+    if UPDATE and page != renewed:
+        path.write_text(renewed, encoding="utf-8", newline="\n")
+        return
+    assert page == renewed, AGAIN
+
+
+def test_the_page_on_explain_shows_some() -> None:
+    assert len(BLOCK.findall((ROOT / "docs/explain.md").read_text(encoding="utf-8"))) >= 2

@@ -1,0 +1,110 @@
+"""The emitted text: the same bytes wherever it is made, laid out as a formatter would do it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshdsl.backends.emission import emit_compiled
+from meshdsl.backends.format_text import double_quoted, statement
+from tests.report.golden import CASES, ROOT, Case, made
+
+RUFF = (sys.executable, "-m", "ruff")
+AS_HERE = ("--isolated", "--line-length", "100", "--target-version", "py311")
+MAIN = "from meshdsl.cli import main; main()"
+
+
+def _run(command: tuple[str, ...], cwd: Path, **env: str) -> bytes:
+    path = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        command, cwd=cwd, env=os.environ | path | env, capture_output=True, check=False
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr).decode()
+    return done.stdout
+
+
+@pytest.mark.parametrize("words", [("compile",), ("explain", "--json")], ids=" ".join)
+@pytest.mark.parametrize("example", ["mlp", "transformer"])
+def test_the_same_bytes_everywhere(example: str, words: tuple[str, ...], tmp_path: Path) -> None:
+    found = set()
+    for seed in ("1", "2"):
+        home = tmp_path / f"folder {seed}"
+        shutil.copytree(ROOT / "examples", home / "examples")
+        command = (sys.executable, "-c", MAIN, *words, f"examples/{example}.mdsl")
+        found.add(_run((*command, "--layout", "hybrid"), home, PYTHONHASHSEED=seed))
+    assert len(found) == 1
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the emitted text of every case."""
+    folder = tmp_path_factory.mktemp("programs")
+    for case in CASES:
+        (folder / f"{case.name}.py").write_text(emit_compiled(made(case)).text, encoding="utf-8")
+    return folder
+
+
+def test_a_formatter_changes_nothing(programs: Path) -> None:
+    _run((*RUFF, "format", *AS_HERE, "--check", "--diff", "."), programs)
+
+
+def test_a_linter_finds_nothing(programs: Path) -> None:
+    # Comments quote source lines, which are as long as their author made them.
+    rules = ("--select", "E,F,I,UP,B", "--ignore", "E501")
+    _run((*RUFF, "check", *AS_HERE, *rules, "."), programs)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_only_quoted_source_lines_are_long(case: Case) -> None:
+    long = [line for line in emit_compiled(made(case)).text.splitlines() if len(line) > 100]
+    assert all(line.lstrip().startswith(f"# examples/{case.example}.mdsl:") for line in long)
+
+
+LONG = "a" * 30
+STATEMENTS = {
+    "x = y": ["x = y"],
+    "x = f('a', \"b\", 'say \"hi\"')": ['x = f("a", "b", \'say "hi"\')'],
+    f"x = f({LONG}, {LONG}, {LONG[1:]}).long()": [
+        "x = f(",
+        f"    {LONG}, {LONG}, {LONG[1:]}",
+        ").long()",
+    ],
+    f"x = f({LONG}, {LONG}, {LONG}, {LONG}, '(,')": [
+        "x = f(",
+        *(f"    {LONG}," for _ in range(4)),
+        '    "(,",',
+        ")",
+    ],
+    f"return {{'a': {LONG}, 'b': {LONG}, 'c': {LONG}, 'd': 1}}": [
+        "return {",
+        *(f'    "{key}": {LONG},' for key in "abc"),
+        '    "d": 1,',
+        "}",
+    ],
+    f"x, y, z, a = {LONG}, {LONG}, {LONG}, 1": [
+        "x, y, z, a = (",
+        *(f"    {LONG}," for _ in range(3)),
+        "    1,",
+        ")",
+    ],
+}
+
+
+@pytest.mark.parametrize("text", STATEMENTS)
+def test_long_statements_are_broken_as_the_formatter_does(text: str) -> None:
+    found = statement(text)
+    assert found == STATEMENTS[text]
+    body = "\n".join(found) + "\n"
+    command = (*RUFF, "format", *AS_HERE, "-")
+    done = subprocess.run(command, input=body, capture_output=True, text=True, check=True)
+    assert done.stdout == body
+
+
+@pytest.mark.parametrize("value", ["", "a", 'a"b', "it's", "\\", "\\'", "\n'\"", "\x00é\u2028"])
+def test_quotes_change_no_string(value: str) -> None:
+    assert eval(double_quoted(f"[{value!r}, {value!r}]")) == [value, value]
