@@ -46,7 +46,7 @@ def _index_bounds(program: Program) -> dict[Value, int]:
 
 
 def _bound_block(nodes: tuple[Node, ...], bounds: dict[Value, int]) -> None:
-    """Add what `nodes` index, from the last to the first: bounds go back to where values come from."""
+    """Add what `nodes` index, from the last to the first, back to where the indices come from."""
     for node in reversed(nodes):
         if isinstance(node, Repeat):
             _bound_loop(node, bounds)

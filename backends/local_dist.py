@@ -31,7 +31,8 @@ class Released(BaseException):
 class Sent(NamedTuple):
     """One collective of one device, as it was seen to happen.
 
-    `payload` is the size of the local input in bytes, `line` that of the emitted text.
+    `payload` is the size of the local input in bytes (0 where a permute leaves it in place), `line`
+    that of the emitted text.
     """
 
     kind: str
@@ -50,7 +51,10 @@ class Sent(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What one device brings to a meeting; `out` is where it wants the result."""
+    """What one device brings to a meeting; `out` is where it wants the result.
+
+    `target` is the position of the member that a permute sends to.
+    """
 
     rank: int
     kind: str
@@ -58,6 +62,7 @@ class Call(NamedTuple):
     tensor: torch.Tensor
     out: torch.Tensor
     line: int
+    target: int | None = None
 
 
 class Meeting:
@@ -153,10 +158,23 @@ class LocalDist:
         self._meet(group, "reduce_scatter", op, tensor, output)
 
     def all_to_all_single(
-        self, output: torch.Tensor, tensor: torch.Tensor, *, group: Member
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_split_sizes: list[int] | None = None,
+        input_split_sizes: list[int] | None = None,
+        *,
+        group: Member,
     ) -> None:
-        """Send the i-th block of `tensor` along its first dim to member i."""
-        self._meet(group, "all_to_all", "", tensor, output)
+        """Send the i-th block of `tensor` along its first dim to member i.
+
+        With sizes, the whole of `tensor` goes to the one member whose size is not 0: a permute.
+        """
+        if input_split_sizes is None:
+            self._meet(group, "all_to_all", "", tensor, output)
+            return
+        target = input_split_sizes.index(tensor.numel())
+        self._meet(group, "permute", "", tensor, output, target)
 
     def end(self, rank: int, failed: bool) -> None:
         """Tell that a device has ended: with an error, or having done all it had to do."""
@@ -177,10 +195,16 @@ class LocalDist:
                 self._dismiss(meeting)
 
     def _meet(
-        self, group: Member, kind: str, op: str, tensor: torch.Tensor, out: torch.Tensor
+        self,
+        group: Member,
+        kind: str,
+        op: str,
+        tensor: torch.Tensor,
+        out: torch.Tensor,
+        target: int | None = None,
     ) -> None:
         meeting, position, rank = group
-        call = Call(rank, kind, op, tensor, out, _line(sys._getframe(2)))
+        call = Call(rank, kind, op, tensor, out, _line(sys._getframe(2)), target)
         with self._lock:
             if self._closed:
                 raise Released
@@ -196,7 +220,7 @@ class LocalDist:
         verdict = self._verdicts.pop(rank, None)
         if verdict is not None:
             raise verdict
-        payload = tensor.numel() * tensor.element_size()
+        payload = 0 if target == position else tensor.numel() * tensor.element_size()
         self.sent[rank][Sent(kind, op, meeting.axes, len(meeting.ranks), payload, call.line)] += 1
 
     def _wait_in(self, meeting: Meeting, rank: int) -> None:
@@ -300,6 +324,7 @@ def perform(calls: list[Call]) -> None:
         "all_gather": _all_gather,
         "reduce_scatter": _reduce_scatter,
         "all_to_all": _all_to_all,
+        "permute": _permute,
     }[calls[0].kind](calls)
 
 
@@ -326,6 +351,12 @@ def _all_to_all(calls: list[Call]) -> None:
     for index, call in enumerate(calls):
         for target, source in zip(call.out.chunk(len(calls)), blocks, strict=True):
             target.copy_(source[index])
+
+
+def _permute(calls: list[Call]) -> None:
+    for call in calls:
+        assert call.target is not None
+        calls[call.target].out.copy_(call.tensor)
 
 
 def _reduce(op: str, parts: list[torch.Tensor], out: torch.Tensor) -> torch.Tensor:

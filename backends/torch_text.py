@@ -233,6 +233,7 @@ class _Emitter:
             "all_gather": self._all_gather,
             "reduce_scatter": self._reduce_scatter,
             "all_to_all": self._all_to_all,
+            "permute": self._permute,
             "slice": self._slice,
             "zero_fill": self._zero_fill,
         }[node.step.kind](node)
@@ -267,6 +268,10 @@ class _Emitter:
         split = self._position(node.source, node.step.to_dim)
         concat = self._position(node.source, node.step.dim)
         return f"all_to_all({node.source.name}, {split}, {concat}, {self._group(node)})"
+
+    def _permute(self, node: Move) -> str:
+        before, after = (_splits_text(splits) for splits in node.step.changed())
+        return f"permute({node.source.name}, rank, MESH, {before}, {after}, groups)"
 
     def _slice(self, node: Move) -> str:
         dim = node.step.dim
@@ -351,6 +356,11 @@ class _Emitter:
 def _typed(var: Var) -> str:
     """The note behind a statement: the type with what each device holds of it."""
     return type_text(var.value.type, var.placement)
+
+
+def _splits_text(splits: dict[str, tuple[str, ...]]) -> str:
+    """`{"batch": ("x", "y")}` as source."""
+    return repr(splits)
 
 
 def _literal(value: object) -> str:

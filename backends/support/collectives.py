@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshdsl.backends.support.values import group_members
+from meshdsl.backends.support.values import group_members, source_rank
 
 
 def make_groups(
@@ -66,6 +66,29 @@ def all_to_all(x: torch.Tensor, split_dim: int, concat_dim: int, group: Any) -> 
     received = torch.empty_like(sent)
     dist.all_to_all_single(as_numbers(received), as_numbers(sent), group=group)
     return received.flatten(0, 1).movedim(0, concat_dim)
+
+
+def permute(
+    x: torch.Tensor,
+    rank: int,
+    mesh: dict[str, int],
+    before: dict[str, tuple[str, ...]],
+    after: dict[str, tuple[str, ...]],
+    groups: dict[str, Any],
+) -> torch.Tensor:
+    """Pass blocks on: `x` is this device's block under the splits `before`, the result under `after`."""
+    moved = {axis for s in (before, after) for axes in s.values() for axis in axes}
+    axes = tuple(axis for axis in mesh if axis in moved)
+    members = next(ranks for ranks in group_members(mesh, axes) if rank in ranks)
+    sources = [source_rank(mesh, member, before, after) for member in members]
+    sent = as_numbers(x.contiguous())
+    received = torch.empty_like(sent)
+    sizes = [[0] * len(members) for _ in range(2)]
+    sizes[0][members.index(sources[members.index(rank)])] = sent.numel()
+    sizes[1][sources.index(rank)] = sent.numel()
+    flat = (received.view(-1), sent.view(-1))
+    dist.all_to_all_single(*flat, *sizes, group=groups["+".join(axes)])
+    return received.view(x.dtype)
 
 
 def as_numbers(x: torch.Tensor) -> torch.Tensor:

@@ -45,6 +45,34 @@ def coordinates(mesh: dict[str, int], rank: int) -> dict[str, int]:
     return found
 
 
+def source_rank(
+    mesh: dict[str, int],
+    rank: int,
+    before: dict[str, tuple[str, ...]],
+    after: dict[str, tuple[str, ...]],
+) -> int:
+    """The device whose block under the splits `before` is the one of `rank` under `after`.
+
+    Both map the same dims to mesh axes, outer first, that split them equally often.
+    """
+    at = coordinates(mesh, rank)
+    came = dict(at)
+    old, new = ([axis for axes in s.values() for axis in axes] for s in (before, after))
+    # An axis that splits nothing any more changes places with one that splits something now.
+    for entered, left in zip(sorted(set(new) - set(old)), sorted(set(old) - set(new)), strict=True):
+        came[entered] = at[left]
+    for dim, axes in after.items():
+        block = 0
+        for axis in axes:
+            block = block * mesh[axis] + at[axis]
+        for axis in reversed(before[dim]):
+            block, came[axis] = divmod(block, mesh[axis])
+    found = 0
+    for axis, size in mesh.items():
+        found = found * size + came[axis]
+    return found
+
+
 def group_members(mesh: dict[str, int], axes: tuple[str, ...]) -> list[list[int]]:
     """The ranks of every group of devices that differ only along `axes`, in mesh order."""
     ranks = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))

@@ -80,10 +80,9 @@ class _Lowering:
             target = self._var(node.target, step.after, hint)
             if last:
                 self.vars[node.target] = target
-            payload, wire = step.payload(type_, self.mesh), step.wire(type_, self.mesh)
-            made = Move(
-                step, source, target, payload, wire, node.span, node.why, node.remedy, node.phase
-            )
+            sent = (f(type_, self.mesh) for f in (step.payload, step.wire, step.cluster_wire))
+            words = (node.span, node.why, node.remedy, node.phase)
+            made = Move(step, source, target, *sent, *words)
             moves.append(made)
             source = target
         return moves

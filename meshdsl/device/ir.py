@@ -44,7 +44,8 @@ class Compute:
 class Move:
     """One step of a reshard: a collective, or a slice or zero-fill that stays on the device.
 
-    `payload` is the size of the local input in bytes, `wire` what the device sends.
+    `payload` is the size of the local input in bytes, `wire` the most that a device sends, `cluster`
+    what all send together.
     """
 
     step: Step
@@ -52,6 +53,7 @@ class Move:
     target: Var
     payload: int
     wire: int
+    cluster: int
     span: Span
     why: str
     remedy: str

@@ -89,6 +89,8 @@ class Calls:
             return (self.program.expressions.apply(opdef.name, operands, spans, node.span, scope),)
         attrs = self._items(opdef, node, tensors, scope) | arguments.options
         if opdef.surface.items == "dims?" and not attrs["dims"]:
+            if not tensors:
+                need_tensor(arguments.operands[0], arguments.spans[0])
             return (tensors[0],)
         dtype = tensors[0].type.dtype if tensors else DTYPES["f32"]
         values = tuple(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from meshdsl.backends.support.values import source_rank
 from meshdsl.named.ir import TensorType
 from meshdsl.placed.sbp import Mesh, Placement, placement
 
@@ -30,6 +31,7 @@ COLLECTIVES: dict[str, Collective] = {
         Collective("all_reduce", lambda n, b: -(-2 * (n - 1) * b // n), "2(n-1)/n*b"),
         Collective("reduce_scatter", lambda n, b: -(-(n - 1) * b // n), "(n-1)/n*b"),
         Collective("all_to_all", lambda n, b: -(-(n - 1) * b // n), "(n-1)/n*b"),
+        Collective("permute", lambda n, b: b, "b"),
         Collective("slice", lambda n, b: 0, "0", moves=False),
         Collective("zero_fill", lambda n, b: 0, "0", moves=False),
     )
@@ -66,6 +68,22 @@ class Step:
         """Bytes one device sends."""
         return COLLECTIVES[self.kind].wire(mesh.size(*self.axes), self.payload(type_, mesh))
 
+    def cluster_wire(self, type_: TensorType, mesh: Mesh) -> int:
+        """Bytes all devices send together; of a permute some send nothing."""
+        if self.kind != "permute":
+            return self.wire(type_, mesh) * mesh.devices
+        part = {a: mesh.size(a) for a in self.axes}
+        before, after = self.changed()
+        ranks = range(mesh.size(*self.axes))
+        moved = sum(source_rank(part, r, before, after) != r for r in ranks)
+        return moved * self.payload(type_, mesh) * (mesh.devices // len(ranks))
+
+    def changed(self) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
+        """The splits of a permute, before and after, of the dims whose axes change."""
+        old, new = dict(self.before.splits), dict(self.after.splits)
+        dims = [d for d in old if old[d] != new[d]]
+        return {d: old[d] for d in dims}, {d: new[d] for d in dims}
+
 
 def all_gather(mesh: Mesh, p: Placement, dim: str, axes: tuple[str, ...]) -> Step:
     """`S(dim) -> B` over the innermost `axes` of the dim."""
@@ -88,6 +106,14 @@ def all_to_all(mesh: Mesh, p: Placement, dim: str, to_dim: str, axes: tuple[str,
     """`S(dim) -> S(to_dim)` over the innermost `axes` of `dim`."""
     changed = {dim: p.axes_of(dim)[: -len(axes)], to_dim: p.axes_of(to_dim) + axes}
     return Step("all_to_all", axes, p, _with(mesh, p, changed), dim=dim, to_dim=to_dim)
+
+
+def permute(mesh: Mesh, p: Placement, splits: dict[str, tuple[str, ...]]) -> Step:
+    """The same blocks on other devices: `splits` has the dims of `p`, equally often split."""
+    after = placement(mesh, splits, p.partial, p.op)
+    old = dict(p.splits)
+    moved = {a for d in old if old[d] != splits[d] for a in (*old[d], *splits[d])}
+    return Step("permute", mesh.sorted(moved), p, after)
 
 
 def slice_(mesh: Mesh, p: Placement, dim: str, axis: str) -> Step:

@@ -323,6 +323,6 @@ def _refuse_split_loops(nodes: tuple[named.Node, ...], layout: Layout) -> None:
                 fail("MD0907", message, rule.span, help="leave the rule out for now")
         for pin in (p for s in node.stacked for p in s.outer.pins if p.dim == node.dim.name):
             if layout.mesh.size(*layout.mesh.known(pin.axes)) > 1:
-                message = f"splitting the `repeat` dim `{pin.dim}` (a pipeline) is not supported yet"
+                message = f"splitting the `repeat` dim `{pin.dim}` (a pipeline) is not built yet"
                 fail("MD0907", message, pin.span, help="leave the `@` out for now")
         _refuse_split_loops(node.body, layout)

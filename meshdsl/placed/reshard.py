@@ -105,12 +105,29 @@ class _Space:
                 for other in self._dims:
                     if other != dim and self._divides(p, other, suffix):
                         yield c.all_to_all(self.mesh, p, dim, other, suffix)
+        yield from self._permutes(p)
         for axes in _subsets(p.partial):
             if not set(axes) <= set(self.target.partial) or p.op != self.target.op:
                 yield c.all_reduce(self.mesh, p, axes)
                 for dim in self._dims:
                     if self._divides(p, dim, axes):
                         yield c.reduce_scatter(self.mesh, p, dim, axes)
+
+    def _permutes(self, p: Placement) -> Iterator[c.Step]:
+        """Another order of the axes of one dim; two axes of one size in each other's place."""
+        splits = dict(p.splits)
+        for dim, axes in p.splits:
+            for order in itertools.permutations(axes):
+                if order != axes:
+                    yield c.permute(self.mesh, p, splits | {dim: order})
+        for a, b in itertools.combinations(self._active, 2):
+            split = any(a in axes or b in axes for axes in splits.values())
+            free = a not in p.partial and b not in p.partial
+            together = any(a in axes and b in axes for axes in splits.values())
+            if split and free and not together and self.mesh.size(a) == self.mesh.size(b):
+                swap = {a: b, b: a}
+                turned = {d: tuple(swap.get(x, x) for x in axes) for d, axes in p.splits}
+                yield c.permute(self.mesh, p, turned)
 
     def _local_steps(self, p: Placement) -> Iterator[c.Step]:
         for axis in self._active:

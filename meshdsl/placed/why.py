@@ -108,14 +108,16 @@ def _moved_for(ask: Ask, route: Route) -> str:
         "rule": "the layout wants the result otherwise",
         "policy": "the layout wants the result otherwise",
         "carry": f"{_plain(ask)} as its rules say",
+        "output": "the layout wants the result otherwise",
     }.get(ask.kind, ask.who)
 
 
 def _moved(route: Route) -> tuple[list[str], list[str]]:
     """The dims that come in other parts, and the axes that is sent over; each once, in order."""
     steps = [step for step in route.steps if step.moves]
-    dims = dict.fromkeys(step.dim for step in steps if step.dim)
-    return list(dims), list(dict.fromkeys(axis for step in steps for axis in step.axes))
+    dims = [step.dim for step in steps if step.dim]
+    dims += [d for step in steps if step.kind == "permute" for d in step.changed()[0]]
+    return list(dict.fromkeys(dims)), list(dict.fromkeys(axis for step in steps for axis in step.axes))
 
 
 def _plain(ask: Ask) -> str:

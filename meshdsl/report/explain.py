@@ -106,7 +106,7 @@ def _collective(node: Move, count: int, mesh: Mesh) -> dict[str, Any]:
         "count": count,
         "payload_bytes": node.payload,
         "wire_bytes": node.wire * count,
-        "cluster_wire_bytes": node.wire * count * mesh.devices,
+        "cluster_wire_bytes": node.cluster * count,
         "formula": COLLECTIVES[kind].formula,
         "from": show(node.source.placement, node),
         "to": show(node.target.placement, node),

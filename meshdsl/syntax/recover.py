@@ -87,7 +87,6 @@ class _Run:
         head = self.head_of_broken(at)
         self.report(at, self.tokens[head])
         self.break_off()
-        self.opened = [word for word in self.opened if word.type == "LBRACE"]
         return self.skip(head, at)
 
     def report(self, at: int, head: Token) -> None:
@@ -133,18 +132,26 @@ class _Run:
         start = self.tokens[at].start_pos
         states = self.parser.parser_state
         table = states.parse_conf.parse_table.states
+        closed = 0
         for state, value in zip(reversed(states.state_stack), _values(states), strict=True):
-            if "BROKEN" in table[state]:
+            if "BROKEN" in table[state] and not closed:
                 break
             start = _start(value, start)
+            closed = _closed(closed, value)
         return bisect.bisect_left(self.tokens, start or 0, key=lambda word: word.start_pos or 0)
 
     def break_off(self) -> None:
-        """Take the unfinished part off the stack and put `BROKEN` there."""
+        """Take the unfinished part off the stack and put `BROKEN` there.
+
+        A block that was closed already comes off whole: nothing more can stand inside it.
+        """
         state = self.parser.parser_state
-        while "BROKEN" not in self.parser.choices():
+        closed = 0
+        while closed or "BROKEN" not in self.parser.choices():
             state.state_stack.pop()
-            state.value_stack.pop()
+            closed = _closed(closed, state.value_stack.pop())
+        words = [value for value in state.value_stack if not hasattr(value, "meta")]
+        self.opened = [word for word in words if word.type == "LBRACE"]
         self.feed("BROKEN")
 
     def close_blocks(self) -> None:
@@ -246,6 +253,12 @@ class _Run:
 def _values(state: Any) -> list[Any]:
     """What stands on the stack, top first, and None for the state below all."""
     return [*reversed(state.value_stack), None]
+
+
+def _closed(closed: int, value: Any) -> int:
+    """How many blocks are left half taken off, once `value` comes off the stack."""
+    kind = getattr(value, "type", "")
+    return closed + 1 if kind == "RBRACE" else max(0, closed - (kind == "LBRACE"))
 
 
 def _start(value: Any, otherwise: int | None) -> int | None:

@@ -39,6 +39,8 @@ SECONDS = 10
 def mutated(text: str, chance: random.Random) -> str:
     """The text with some words deleted, doubled, exchanged, or others put in."""
     words = WORD.findall(text)
+    if chance.random() < 0.5:
+        return "".join(exchanged(words, chance))
     for _ in range(chance.randint(1, 6)):
         at = chance.randrange(len(words) + 1)
         end = min(len(words), at + chance.choice([0, 1, 1, 1, 2, 5, 30]))
@@ -47,6 +49,15 @@ def mutated(text: str, chance: random.Random) -> str:
             new = [chance.choice(words)]
         words[at:end] = new
     return "".join(words)
+
+
+def exchanged(words: list[str], chance: random.Random) -> list[str]:
+    """One or two names or numbers become others: mostly still the grammar, seldom the types."""
+    places = [i for i, word in enumerate(words) if word.isalnum()]
+    names = [words[i] for i in places] + [word for word in OWN_WORDS if word.isalnum()]
+    for at in chance.sample(places, min(len(places), chance.randint(1, 2))):
+        words[at] = chance.choice(names)
+    return words
 
 
 def check(text: str) -> None:

@@ -33,7 +33,7 @@ JOIN: dict[str, Callable[..., Array]] = {
 
 
 def placements(*ops: ReduceOp) -> list[Placement]:
-    """Every placement on the square: `i`, `j`, whole or partial per axis, and both orders of axes."""
+    """Every placement on the square; of a dim over both axes, in both orders."""
     found: list[Placement] = []
     for kinds in itertools.product(("i", "j", "B", *ops), repeat=2):
         for axes in (("x", "y"), ("y", "x")):
@@ -99,10 +99,20 @@ def apply(step: Step, parts: Parts, mesh: Mesh = SQUARE) -> Parts:
     """The parts after one step, group by group."""
     found = list(parts)
     for members in groups(mesh, step.axes):
+        if step.kind == "permute":
+            for rank in members:
+                found[rank] = parts[holder(step, members, rank, mesh)]
+            continue
         made = STEPS[step.kind](step, [parts[r] for r in members])
         for rank, part in zip(members, made, strict=True):
             found[rank] = part
     return found
+
+
+def holder(step: Step, members: list[int], rank: int, mesh: Mesh) -> int:
+    """The member that has before the step what `rank` has after it."""
+    wanted = block(step.after, rank, mesh)
+    return next(m for m in members if block(step.before, m, mesh) == wanted)
 
 
 def axis_of(step: Step) -> int:
@@ -164,6 +174,7 @@ def wire(step: Step, local: int, n: int) -> int:
     """Bytes that a device sends, by the table of semantics.md §3."""
     parts = {
         "all_gather": (n - 1, 1),
+        "permute": (1, 1),
         "all_reduce": (2 * (n - 1), n),
         "reduce_scatter": (n - 1, n),
         "all_to_all": (n - 1, n),

@@ -1,9 +1,8 @@
-"""One program under one layout: run on every device, against the reference and against `explain`."""
+"""One program under one layout: run on every device, held to the reference and to `explain`."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -35,7 +34,7 @@ LARGEST = 2.0**24
 """Sums of absolute values below this are exact in f32."""
 
 REFUSALS = ("MD0301", "MD0302", "MD0303", "MD0907")
-"""What may be said of a layout that does not fit a program: it does not divide, or conflicts."""
+"""What may be said of a layout that does not fit: it does not divide, conflicts, splits a loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +204,7 @@ def _wrong_in_f64(case: Case, values: Values) -> list[tuple[str, str]]:
     reference = run_reference(made["named"], inputs, params)
     # Where the answer is 0 and only rounding is left, there is nothing to be relative to.
     found = {name: min(errors(run.outputs[name], array)) for name, array in reference.items()}
-    return [(name, f"is off by {error} in f64") for name, error in found.items() if error > ROUNDING]
+    return [(n, f"is off by {error} in f64") for n, error in found.items() if error > ROUNDING]
 
 
 def _wide(array: Array) -> Array:
@@ -312,20 +311,3 @@ def counts(report: dict[str, Any]) -> Counter[str]:
     for c in report["collectives"]:
         found[c["kind"]] += c["count"]
     return found
-
-
-def meshes(devices: int) -> list[str]:
-    """Meshes of so many devices with one, two and three axes, as the command line takes them."""
-    shapes = {
-        1: ((1,),),
-        2: ((2,), (1, 2)),
-        4: ((4,), (2, 2), (2, 1, 2)),
-        8: ((8,), (2, 4), (4, 2), (2, 2, 2)),
-    }
-    names = "abc"
-    return [
-        ",".join(f"{a}:{n}" for a, n in zip(names, shape, strict=False)) for shape in shapes[devices]
-    ]
-
-
-EVERY_MESH = tuple(itertools.chain.from_iterable(meshes(n) for n in (1, 2, 4, 8)))

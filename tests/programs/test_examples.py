@@ -28,7 +28,8 @@ SMALL: Mapping[str, Mapping[str, int]] = {
     "matmul": {"rows": 8, "inner": 16, "cols": 8},
     "mlp": {"batch": 16, "io": 8, "hidden": 16},
     "transformer": {
-        "batch": 8, "seq": 8, "model": 8, "heads": 8, "key": 2, "hidden": 16, "vocab": 16, "layers": 2
+        "batch": 8, "seq": 8, "model": 8, "heads": 8, "key": 2, "hidden": 16, "vocab": 16,
+        "layers": 2,
     },
     "digits": {"batch": 16, "pixels": 16, "hidden": 8, "classes": 8},
 }  # fmt: skip

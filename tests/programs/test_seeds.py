@@ -22,7 +22,9 @@ def said(text: str, key: str) -> str | None:
 def test_seed(path: Path) -> None:
     text = path.read_text()
     mesh, layout, reduce = (said(text, key) for key in ("mesh", "layout", "reduce"))
-    assert mesh and layout and reduce, "a seed says where it runs"
+    assert mesh is not None
+    assert layout is not None
+    assert reduce is not None
     case = Case(text, mesh, layout, reduce)
     wanted = said(text, "refused")
     assert refusal(case) == wanted
