@@ -7,11 +7,11 @@ as literals, and source lines stand in comments with control characters escaped.
 from __future__ import annotations
 
 import ast
-import textwrap
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from meshdsl.backends.format_text import INDENT, WIDTH, quoted, statement
+from meshdsl.backends.format_text import INDENT, quoted
+from meshdsl.backends.lines import Lines
 from meshdsl.backends.paste import library, paste
 from meshdsl.backends.torch_call import TorchText
 from meshdsl.backends.torch_head import head, inert, type_text
@@ -41,41 +41,13 @@ def emit(program: Program, draws: dict[Value, tuple[object, ...]]) -> ProgramTex
     return _Emitter(program, draws).emit()
 
 
-@dataclass(slots=True)
-class _Lines:
-    """Lines of the device function, each with the place it comes from."""
-
-    lines: list[tuple[str, str]] = field(default_factory=list)
-    depth: int = 1
-    place: str = ""
-
-    def add(self, text: str = "") -> None:
-        self.lines.append((INDENT * self.depth + text if text else "", self.place))
-
-    def statement(self, text: str, note: str = "") -> None:
-        """A statement, with `note` behind it; above it where there is no room."""
-        lines = statement(text, self.depth)
-        if note and len(lines) == 1 and len(lines[0]) + len(note) + 4 <= WIDTH:
-            lines = [f"{lines[0]}  # {note}"]
-        elif note:
-            self.comment(f"{text.partition(' = ')[0]}: {note}")
-        self.lines += [(line, self.place) for line in lines]
-
-    def comment(self, text: str) -> None:
-        """A comment of as many lines as it takes."""
-        for line in textwrap.wrap(
-            inert(text), WIDTH - 2 - len(INDENT) * self.depth, break_long_words=False
-        ):
-            self.add(f"# {line}")
-
-
 class _Emitter:
     def __init__(self, program: Program, draws: dict[Value, tuple[object, ...]]) -> None:
         self.program = program
         self.draws = draws
         self.mesh = program.mesh
         self.used: set[str] = {"main", "Spec"}
-        self.out = _Lines()
+        self.out = Lines()
         self.names = Names(taken_names() | frozenset(_names(program)))
         self.constants: dict[Var, str] = {}
         self.uses = _uses(program)

@@ -18,7 +18,6 @@ from meshdsl.placed import ir as placed
 from meshdsl.placed.from_named import POLICIES
 from meshdsl.syntax import ast
 
-LATER_POLICIES = ("mesh-tf", "optimal")
 DEFAULT_POLICY = "deferred"
 
 
@@ -106,13 +105,8 @@ def place_named(
 
 
 def check_policy(policy: str, span: Span | None = None) -> None:
-    """Refuse a reduction policy that does not exist, or not yet."""
+    """Refuse a reduction policy that does not exist."""
     span = span or Span(Source("--reduce", policy), 0, len(policy))
-    if policy in LATER_POLICIES:
-        message = f"the reduction policy `{policy}` is not supported yet"
-        raise DiagnosticError(
-            Diagnostic("MD0908", message, span, help=f"there are: {', '.join(POLICIES)}")
-        )
     if policy not in POLICIES:
         name = ast.Name(policy, span)
         raise DiagnosticError(unknown("MD0108", "reduction policy", name, list(POLICIES)))

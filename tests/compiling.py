@@ -10,7 +10,9 @@ from meshdsl.named.ir import Program
 from meshdsl.pipeline import Options, compile_source
 
 
-def compile_text(text: str, diagnostics: Diagnostics | None = None, **options: Any) -> dict[str, Any]:
+def compile_text(
+    text: str, diagnostics: Diagnostics | None = None, **options: Any
+) -> dict[str, Any]:
     """What every stage makes of `text`; `options` are those of `pipeline.Options`."""
     bag = diagnostics if diagnostics is not None else Diagnostics()
     return compile_source(Source("test.mdsl", text), Options(**options), bag)

@@ -76,7 +76,7 @@ def permute(
     after: dict[str, tuple[str, ...]],
     groups: dict[str, Any],
 ) -> torch.Tensor:
-    """Pass blocks on: `x` is this device's block under the splits `before`, the result under `after`."""
+    """Pass blocks on: `x` is the block under the splits `before`, the result that under `after`."""
     moved = {axis for s in (before, after) for axes in s.values() for axis in axes}
     axes = tuple(axis for axis in mesh if axis in moved)
     members = next(ranks for ranks in group_members(mesh, axes) if rank in ranks)

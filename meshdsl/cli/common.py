@@ -38,7 +38,10 @@ Layout = Annotated[
     ),
 ]
 Reduce = Annotated[
-    str, typer.Option("--reduce", metavar="R", help="Partial values: immediate or deferred.")
+    str,
+    typer.Option(
+        "--reduce", metavar="R", help="Partial values: immediate, mesh-tf, deferred or optimal."
+    ),
 ]
 Set = Annotated[
     list[str] | None,

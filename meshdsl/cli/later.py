@@ -7,7 +7,7 @@ import typer
 from meshdsl.cli.common import reporting
 from meshdsl.diagnostics import fail
 
-COMMANDS = ("train", "compare", "render", "rows", "search", "simulate", "new")
+COMMANDS = ("train", "search", "simulate", "new")
 
 
 def add(app: typer.Typer, name: str) -> None:

@@ -36,4 +36,18 @@ CODES: tuple[Code, ...] = (
         "",
         "`meshdsl --help` lists the commands, `meshdsl COMMAND --help` its options.",
     ),
+    Code(
+        "MD0605",
+        "an operator that does not exist",
+        "`meshdsl rows` was asked about an operator that the language does not have.",
+        "",
+        "Use the name by which programs call it, or a sign such as `+`.",
+    ),
+    Code(
+        "MD0606",
+        "a column that is asked for twice",
+        "`meshdsl compare` was asked for the same layout, `sbp` block or policy twice.",
+        "",
+        "Name it once.",
+    ),
 )

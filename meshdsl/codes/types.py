@@ -74,8 +74,7 @@ CODES: tuple[Code, ...] = (
         "MD0211",
         "indices that are no integers",
         "A tensor that indexes another holds i32 or i64.",
-        "dim vocab = 8, seq = 4\n"
-        "program p(table[vocab], ids[seq]) { return table[vocab = ids] }",
+        "dim vocab = 8, seq = 4\nprogram p(table[vocab], ids[seq]) { return table[vocab = ids] }",
         "Declare the input as `ids[seq]: i32`, or convert: `cast(ids, i32)`.",
     ),
     Code(
@@ -156,8 +155,7 @@ CODES: tuple[Code, ...] = (
         "a loop that changes what it carries",
         "A name that existed before a `repeat` and is assigned in it is carried from one iteration "
         "to the next, with the same dims and dtype, and without the dim of the loop.",
-        "dim a = 4, b = 3, n = 2\n"
-        "program p(x[a], y[b]) {\n  repeat n { x = x + y }\n  return x\n}",
+        "dim a = 4, b = 3, n = 2\nprogram p(x[a], y[b]) {\n  repeat n { x = x + y }\n  return x\n}",
         "Assign to another name inside the loop, or bring the tensor back to the type it had.",
     ),
     Code(

@@ -64,14 +64,6 @@ CODES: tuple[Code, ...] = (
         "Leave the rule out for now.",
     ),
     Code(
-        "MD0908",
-        "a reduction policy that is not supported yet",
-        "`mesh-tf` and `optimal` are part of the language, and not built yet.",
-        f"{_MESH}layout l {{ batch -> data }}\nprogram p(x[batch]) {{ return x }}\n"
-        "expect l on pod with optimal { wire_bytes: 0 }",
-        "Use `immediate` or `deferred`.",
-    ),
-    Code(
         "MD0909",
         "a command that is not supported yet",
         "The command is part of the language's reference, and not built yet.",

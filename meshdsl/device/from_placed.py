@@ -80,9 +80,10 @@ class _Lowering:
             target = self._var(node.target, step.after, hint)
             if last:
                 self.vars[node.target] = target
-            sent = (f(type_, self.mesh) for f in (step.payload, step.wire, step.cluster_wire))
-            words = (node.span, node.why, node.remedy, node.phase)
-            made = Move(step, source, target, *sent, *words)
+            payload, wire = step.payload(type_, self.mesh), step.wire(type_, self.mesh)
+            cluster = step.cluster_wire(type_, self.mesh)
+            words = (node.why, node.remedy, node.phase)
+            made = Move(step, source, target, payload, wire, cluster, node.span, *words)
             moves.append(made)
             source = target
         return moves

@@ -44,8 +44,8 @@ class Compute:
 class Move:
     """One step of a reshard: a collective, or a slice or zero-fill that stays on the device.
 
-    `payload` is the size of the local input in bytes, `wire` the most that a device sends, `cluster`
-    what all send together.
+    `payload` is the size of the local input in bytes, `wire` the most that a device sends,
+    `cluster` what all send together.
     """
 
     step: Step

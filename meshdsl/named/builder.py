@@ -157,7 +157,9 @@ class Builder:
     def _count(self, span: Span) -> None:
         self._operators += 1
         if self._operators > MAX_OPERATORS:
-            message = f"the program has more than {MAX_OPERATORS:,} operators once calls are inlined"
+            message = (
+                f"the program has more than {MAX_OPERATORS:,} operators once calls are inlined"
+            )
             help = "calls of calls multiply; use `repeat` for what is done many times"
             raise TooLarge(Diagnostic("MD0117", message, span, help=help))
 
@@ -224,4 +226,3 @@ def kind_of(operand: Operand) -> str:
     if isinstance(operand, DType):
         return f"the dtype {operand}"
     return "a string" if isinstance(operand, str) else f"the number {operand}"
-

@@ -184,9 +184,7 @@ class Calls:
 
     # --- functions ---------------------------------------------------------------------------
 
-    def inline(
-        self, function: ast.Function, node: ast.Call, scope: Scope
-    ) -> tuple[Operand, ...]:
+    def inline(self, function: ast.Function, node: ast.Call, scope: Scope) -> tuple[Operand, ...]:
         """Build the body of `function` in place; its parameters belong to this call."""
         self._guard_recursion(function, node, scope)
         # Arguments first: in `f(f(x))` the inner call comes first, and is called `f`.

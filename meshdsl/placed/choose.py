@@ -20,6 +20,9 @@ from meshdsl.placed.reshard import Route, route
 from meshdsl.placed.sbp import Component, Mesh, Partial, Placement, Split, placement
 from meshdsl.placed.signatures import Row, rows
 
+MESH_TF_LAZY = ("add", "rename", "split", "merge", "transpose", "identity", "stop_gradient")
+"""What Mesh-TensorFlow's LazyAllreduceSum survives: add of two over the same axes, and views."""
+
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -74,10 +77,11 @@ def candidates(
     versions: tuple[tuple[Placement, ...], ...],
     wants: tuple[Placement, ...],
     mesh: Mesh,
-    deferred: bool,
+    policy: str,
+    forced: bool = False,
 ) -> list[Choice]:
     """Every legal placement of one call, the cheapest first; see `Chooser`."""
-    return Chooser(call, versions, wants, mesh, deferred).candidates()
+    return Chooser(call, versions, wants, mesh, policy, forced).candidates()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +89,15 @@ class Chooser:
     """Chooses for one operator.
 
     `versions` are the placements each operand is to be had in; `wants` what rules demand of the
-    outputs; `deferred` whether a partial result may stay partial.
+    outputs. Under `immediate`, or where it is `forced`, no result stays partial.
     """
 
     call: Call
     versions: tuple[tuple[Placement, ...], ...]
     wants: tuple[Placement, ...]
     mesh: Mesh
-    deferred: bool
+    policy: str
+    forced: bool = False
 
     def candidates(self) -> list[Choice]:
         """Every legal combination, the cheapest first."""
@@ -118,11 +123,20 @@ class Chooser:
             yield dict(zip(axes, combination, strict=True))
 
     def _rows(self, axis: str, standing: bool) -> list[Row]:
-        every = legal_rows(self.call)
+        every = [row for row in legal_rows(self.call) if self._lazy_enough(row, axis)]
         stood_on = [row for row in every if standing and self._stands(row, axis)]
         if stood_on:
             return stood_on
         return [row for row in every if row is every[0] or self._called_for(row, axis)]
+
+    def _lazy_enough(self, row: Row, axis: str) -> bool:
+        """Whether the policy lets partial operands through (Mesh-TensorFlow's: in few places)."""
+        if self.policy != "mesh-tf" or not any(isinstance(c, Partial) for c in row.ins):
+            return True
+        if self.call.name not in MESH_TF_LAZY:
+            return False
+        partial = {p.partial for placements in self.versions for p in placements}
+        return len(partial) == 1 and axis in next(iter(partial))
 
     def _stands(self, row: Row, axis: str) -> bool:
         """Whether every operand is what the row takes, and rules agree with what it yields."""
@@ -144,14 +158,11 @@ class Chooser:
     # --- one combination ---------------------------------------------------------------------
 
     def _choice(self, combination: dict[str, Row]) -> Choice | None:
-        needs = [self._needed(i, combination) for i in range(len(self.call.ins))]
-        yields = [self._yielded(i, combination) for i in range(len(self.call.outs))]
-        if not self._legal(needs, yields):
+        made = self.placements(combination)
+        if made is None:
             return None
-        targets = tuple(
-            self._target(y, w) for y, w in zip(yields, self.wants, strict=True) if y is not None
-        )
-        made = tuple(p for p in needs if p is not None), tuple(p for p in yields if p is not None)
+        yields = made[1]
+        targets = tuple(self._target(y, w) for y, w in zip(yields, self.wants, strict=True))
         routes = self._routes(*made, targets)
         if routes is None:
             return None
@@ -159,7 +170,17 @@ class Chooser:
         cost = sum(r.wire_bytes for r in routes) + sum(r.wire_bytes for r in expected)
         collectives = sum(r.collectives for r in (*routes, *expected))
         partial = sum(len(t.partial) for t in targets)
-        return Choice(*made, targets, cost, (collectives, partial, self._flops(*made)))
+        return Choice(*made, targets, cost, (collectives, partial, self.flops(*made)))
+
+    def placements(
+        self, combination: dict[str, Row]
+    ) -> tuple[tuple[Placement, ...], tuple[Placement, ...]] | None:
+        """What a combination of rows needs and yields; None where it is not legal."""
+        needs = [self._needed(i, combination) for i in range(len(self.call.ins))]
+        yields = [self._yielded(i, combination) for i in range(len(self.call.outs))]
+        if not self._legal(needs, yields):
+            return None
+        return tuple(p for p in needs if p is not None), tuple(p for p in yields if p is not None)
 
     def _needed(self, index: int, combination: dict[str, Row]) -> Placement | None:
         components = {a: row.ins[index] for a, row in combination.items()}
@@ -230,11 +251,16 @@ class Chooser:
 
     def _target(self, yielded: Placement, want: Placement) -> Placement:
         """What the result becomes: split as rules say, and partial where it may stay so."""
-        if not self.deferred:
+        if self.forced or self.policy == "immediate":
             return want
         ruled = {a for _, axes in want.splits for a in axes}
         kept = tuple(a for a in yielded.partial if a not in ruled)
         return placement(self.mesh, dict(want.splits), kept, yielded.op)
+
+    @property
+    def scatter(self) -> bool:
+        """Whether there are reduce_scatters: Mesh-TensorFlow has none."""
+        return self.policy != "mesh-tf"
 
     # --- cost --------------------------------------------------------------------------------
 
@@ -249,11 +275,11 @@ class Chooser:
         for which, type_, placements, need in zip(
             call.same, call.ins, self.versions, needs, strict=True
         ):
-            found["in", which, need] = cheapest(type_, placements, need, self.mesh)
+            found["in", which, need] = cheapest(type_, placements, need, self.mesh, self.scatter)
         for which, (type_, yielded, target) in enumerate(
             zip(call.outs, yields, targets, strict=True)
         ):
-            found["out", which, target] = route(type_, yielded, target, self.mesh)
+            found["out", which, target] = route(type_, yielded, target, self.mesh, self.scatter)
         routes = [r for r in found.values() if r is not None]
         return routes if len(routes) == len(found) else None
 
@@ -267,12 +293,13 @@ class Chooser:
             new = tuple(a for a in target.partial if a not in carried)
             if new:
                 source = placement(self.mesh, dict(target.splits), new, target.op)
-                reduced = route(type_, source, want, self.mesh)
+                reduced = route(type_, source, want, self.mesh, self.scatter)
                 assert reduced is not None
                 found.append(reduced)
         return found
 
-    def _flops(self, needs: tuple[Placement, ...], yields: tuple[Placement, ...]) -> int:
+    def flops(self, needs: tuple[Placement, ...], yields: tuple[Placement, ...]) -> int:
+        """Floating-point operations of one device."""
         call = self.call
         ins = tuple(p.local(t, self.mesh) for t, p in zip(call.ins, needs, strict=True))
         outs = tuple(p.local(t, self.mesh) for t, p in zip(call.outs, yields, strict=True))
@@ -280,10 +307,14 @@ class Chooser:
 
 
 def cheapest(
-    type_: TensorType, placements: tuple[Placement, ...], need: Placement, mesh: Mesh
+    type_: TensorType,
+    placements: tuple[Placement, ...],
+    need: Placement,
+    mesh: Mesh,
+    scatter: bool = True,
 ) -> Route | None:
     """The cheapest way to `need` from any of the versions there are."""
-    routes = [route(type_, p, need, mesh) for p in placements]
+    routes = [route(type_, p, need, mesh, scatter) for p in placements]
     known = [r for r in routes if r is not None]
     return min(known, key=lambda r: (r.wire_bytes, r.collectives, len(r.steps)), default=None)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from meshdsl.backends.support.values import source_rank
 from meshdsl.named.ir import TensorType
+from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.sbp import Mesh, Placement, placement
 
 
@@ -121,13 +122,12 @@ def slice_(mesh: Mesh, p: Placement, dim: str, axis: str) -> Step:
     return Step("slice", (axis,), p, _with(mesh, p, {dim: (*p.axes_of(dim), axis)}), dim=dim)
 
 
-def zero_fill(mesh: Mesh, p: Placement, axis: str, op: str, dim: str | None) -> Step:
+def zero_fill(mesh: Mesh, p: Placement, axis: str, op: ReduceOp, dim: str | None) -> Step:
     """`B -> P` (one device keeps its copy) or `S(dim) -> P` (zeros around the block)."""
-    assert op in ("sum", "max", "min", "prod")
     splits = dict(p.splits)
     if dim is not None:
         splits[dim] = splits[dim][:-1]
-    after = placement(mesh, splits, (*p.partial, axis), op)  # type: ignore[arg-type]
+    after = placement(mesh, splits, (*p.partial, axis), op)
     return Step("zero_fill", (axis,), p, after, dim=dim, op=op)
 
 

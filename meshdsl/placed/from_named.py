@@ -7,7 +7,7 @@ long as the policy allows. Once a consumer has forced a reduction, later ones re
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshdsl.diagnostics import Span, fail
 from meshdsl.named import ir as named
@@ -17,20 +17,51 @@ from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed import why
 from meshdsl.placed.choose import Choice, call_of, candidates, cheapest
 from meshdsl.placed.contraction import pairwise
-from meshdsl.placed.ir import Apply, Carry, Loop, Node, Parameter, Program, Reshard, Tensor
+from meshdsl.placed.ir import Apply, Carry, Loop, Node, Parameter, Program, Reshard, Tensor, walk
 from meshdsl.placed.layout import Layout
+from meshdsl.placed.optimal import Plan, as_rewritten, solve
 from meshdsl.placed.reshard import route
 from meshdsl.placed.sbp import Mesh, Placement, placement
 
-POLICIES = ("immediate", "deferred")
-"""When partial values are reduced; `mesh-tf` and `optimal` are not built yet."""
+WALKS = ("immediate", "mesh-tf", "deferred")
+"""Policies that one walk in program order carries out."""
+
+POLICIES = (*WALKS, "optimal")
+"""When partial values are reduced."""
 
 
 def place(program: named.Program, layout: Layout, policy: str) -> Program:
     """The placed program. Raises MD03xx for rules that cannot be met, MD0907 for a split loop."""
     assert policy in POLICIES
     _refuse_split_loops(program.body, layout)
+    if policy == "optimal":
+        return _place_optimally(program, layout)
     return _Placer(program, layout, policy).program()
+
+
+def _place_optimally(program: named.Program, layout: Layout) -> Program:
+    """The plan that sends the fewest bytes; without a proof, the best of the other policies."""
+    walks = [_Placer(program, layout, policy).program() for policy in WALKS]
+    best = min(walks, key=_cost)
+    if not _cost(best)[0]:
+        return replace(best, policy="optimal", proven=True)
+    rewritten = as_rewritten(walks[-1])
+    plan = solve(rewritten, layout)
+    planned = _Guided(rewritten, layout, plan).program() if plan else None
+    if planned is None or _cost(planned) > _cost(best):
+        return replace(best, policy="optimal", proven=planned is not None and _same(planned, best))
+    return replace(planned, proven=True)
+
+
+def _cost(program: Program) -> tuple[int, int]:
+    """Bytes that a device sends in all, and in how many collectives."""
+    moves = [(n.route, k) for n, k in walk(program.body) if isinstance(n, Reshard)]
+    return sum(r.wire_bytes * k for r, k in moves), sum(r.collectives * k for r, k in moves)
+
+
+def _same(planned: Program, best: Program) -> bool:
+    """Whether a plan sends as many bytes as the best walk: then that is the least, too."""
+    return _cost(planned)[0] == _cost(best)[0]
 
 
 @dataclass(slots=True)
@@ -58,7 +89,8 @@ class _Placer:
         self.source = program
         self.layout = layout
         self.mesh: Mesh = layout.mesh
-        self.deferred = policy == "deferred"
+        self.deferred = policy in ("deferred", "mesh-tf")
+        self.scatter = policy != "mesh-tf"
         self.policy = policy
         self.state = _State()
         self.returned = {o.value for o in program.outputs}
@@ -115,10 +147,12 @@ class _Placer:
         for tensor in versions:
             if tensor.placement == need:
                 return tensor
-        best = cheapest(value.type, self._placements(value), need, self.mesh)
+        best = cheapest(value.type, self._placements(value), need, self.mesh, self.scatter)
         assert best is not None, f"no route to {need}"
         source = next(
-            t for t in versions if route(value.type, t.placement, need, self.mesh) == best
+            t
+            for t in versions
+            if route(value.type, t.placement, need, self.mesh, self.scatter) == best
         )
         target = Tensor(value, need)
         reasons = self.state.partial_why.get(value, ())
@@ -185,11 +219,7 @@ class _Placer:
         return found
 
     def _apply(self, op: named.Op) -> None:
-        wants = tuple(self._wanted(v) for v in op.outs)
-        versions = tuple(self._placements(v) for v in op.ins)
-        # Outputs force: what is returned is reduced as it appears, and everyone reads the result.
-        deferred = self.deferred and self.returned.isdisjoint(op.outs)
-        choices = candidates(call_of(op), versions, wants, self.mesh, deferred)
+        choices = self._choices(op, tuple(self._wanted(v) for v in op.outs))
         best = choices[0]
         ask = why.Ask("operand", why.operator(op), op.span, why.runner_up(choices))
         needs = zip(op.ins, best.needs, strict=True)
@@ -201,6 +231,13 @@ class _Placer:
         for value, target in zip(op.outs, best.targets, strict=True):
             self._version(value, target, self._ask_result(value, op, choices))
             self._keep_only(value, target)
+
+    def _choices(self, op: named.Op, wants: tuple[Placement, ...]) -> list[Choice]:
+        """What `op` may do, the best first."""
+        versions = tuple(self._placements(v) for v in op.ins)
+        # Outputs force: what is returned is reduced as it appears, and everyone reads the result.
+        forced = not self.returned.isdisjoint(op.outs)
+        return candidates(call_of(op), versions, wants, self.mesh, self.policy, forced)
 
     def _ask_result(self, value: Value, op: named.Op, choices: list[Choice]) -> why.Ask:
         if value in self.returned:
@@ -291,8 +328,6 @@ class _Placer:
 
     def _bytes(self, entry: int, results: list[Tensor]) -> int:
         """Bytes of what was placed since `entry`, and of reducing what the loop leaves partial."""
-        from meshdsl.placed.ir import walk
-
         nodes = tuple(self.state.blocks[-1][entry:])
         total = sum(n.route.wire_bytes * k for n, k in walk(nodes) if isinstance(n, Reshard))
         for tensor in results:
@@ -308,6 +343,24 @@ class _Placer:
         want = self._computed(output.value)
         ask = why.Ask("output", f"`{output.name}` is returned", output.span)
         return self._version(output.value, want, ask)
+
+
+class _Guided(_Placer):
+    """Carries out a plan for a rewritten program."""
+
+    def __init__(self, program: named.Program, layout: Layout, plan: Plan) -> None:
+        super().__init__(program, layout, "optimal")
+        self.plan = plan
+
+    def _rewritten(self, op: named.Op) -> tuple[named.Op, ...]:
+        return (op,)
+
+    def _choices(self, op: named.Op, wants: tuple[Placement, ...]) -> list[Choice]:
+        planned = self.plan.decisions[op]
+        return [Choice(planned.needs, planned.yields, planned.targets, 0, ())]
+
+    def _repeat(self, node: named.Repeat) -> None:
+        self._loop(node, {c.inside: self.plan.carries[c.inside] for c in node.carries})
 
 
 def _refuse_split_loops(nodes: tuple[named.Node, ...], layout: Layout) -> None:

@@ -98,6 +98,7 @@ class Program:
     outputs: tuple[tuple[str, Tensor], ...]
     tensors: tuple[Tensor, ...]
     causes: dict[names.Value, dict[str, tuple[str, Span]]]
+    proven: bool | None = None
 
 
 def walk(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[Apply | Reshard, int]]:

@@ -38,10 +38,12 @@ class Route:
 
 
 @functools.lru_cache(maxsize=65536)
-def route(type_: TensorType, source: Placement, target: Placement, mesh: Mesh) -> Route | None:
+def route(
+    type_: TensorType, source: Placement, target: Placement, mesh: Mesh, scatter: bool = True
+) -> Route | None:
     """The cheapest route, or None when there is none (a partial sum cannot become a partial max).
 
-    Axes that are `B` at both ends are left alone.
+    Axes that are `B` at both ends are left alone. Without `scatter` there is no reduce_scatter.
     """
     if source == target:
         return Route((), 0)
@@ -49,7 +51,7 @@ def route(type_: TensorType, source: Placement, target: Placement, mesh: Mesh) -
     came: dict[Placement, c.Step] = {}
     order = itertools.count()
     queue: list[tuple[Cost, int, Placement]] = [((0, 0, 0), next(order), source)]
-    space = _Space(type_, source, target, mesh)
+    space = _Space(type_, source, target, mesh, scatter)
     while queue:
         cost, _, here = heapq.heappop(queue)
         if here == target:
@@ -96,6 +98,7 @@ class _Space:
     source: Placement
     target: Placement
     mesh: Mesh
+    scatter: bool
 
     def steps(self, p: Placement) -> Iterator[c.Step]:
         yield from self._local_steps(p)
@@ -109,7 +112,7 @@ class _Space:
         for axes in _subsets(p.partial):
             if not set(axes) <= set(self.target.partial) or p.op != self.target.op:
                 yield c.all_reduce(self.mesh, p, axes)
-                for dim in self._dims:
+                for dim in self._dims if self.scatter else ():
                     if self._divides(p, dim, axes):
                         yield c.reduce_scatter(self.mesh, p, dim, axes)
 

@@ -117,7 +117,9 @@ def _moved(route: Route) -> tuple[list[str], list[str]]:
     steps = [step for step in route.steps if step.moves]
     dims = [step.dim for step in steps if step.dim]
     dims += [d for step in steps if step.kind == "permute" for d in step.changed()[0]]
-    return list(dict.fromkeys(dims)), list(dict.fromkeys(axis for step in steps for axis in step.axes))
+    return list(dict.fromkeys(dims)), list(
+        dict.fromkeys(axis for step in steps for axis in step.axes)
+    )
 
 
 def _plain(ask: Ask) -> str:

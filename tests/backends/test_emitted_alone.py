@@ -74,7 +74,8 @@ def test_two_agents_of_two_processes_meet_over_c10d(alone, megatron):
                 "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "meshdsl", "--local-addr",
                 "127.0.0.1", "prog.py", "--seed", "7", "--out", "out.npz",
             ],
-            cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            cwd=folder, env=environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )
         for _ in range(2)
     ]  # fmt: skip

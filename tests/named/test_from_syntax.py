@@ -26,7 +26,8 @@ def test_each_call_owns_its_parameters():
 
 def test_a_repeat_stays_one_loop_and_stacks_parameters():
     program = named(
-        HEAD + "program p(x[a, b]) {\n repeat n {\n  param w[b]\n  x2 = x * w\n  x = x2\n }\n return x\n}"
+        HEAD + "program p(x[a, b]) {\n repeat n {\n  param w[b]\n  x2 = x * w\n  x = x2\n"
+        " }\n return x\n}"
     )
     (loop,) = (node for node in program.body if isinstance(node, Repeat))
     assert program.params[0].value.type.names == ("n", "b")
@@ -36,15 +37,14 @@ def test_a_repeat_stays_one_loop_and_stacks_parameters():
 
 def test_nested_loops_stack_outer_first():
     program = named(
-        HEAD + "program p(x[a]) {\n repeat n {\n  repeat m {\n   param w[a]\n   x = x + w\n  }\n }\n return x\n}"
+        HEAD + "program p(x[a]) {\n repeat n {\n  repeat m {\n   param w[a]\n   x = x + w\n"
+        "  }\n }\n return x\n}"
     )
     assert program.params[0].value.type.names == ("n", "m", "a")
 
 
 def test_a_tensor_with_the_loops_dim_is_read_at_the_index():
-    program = named(
-        HEAD + "program p(x[a], s[n, a]) {\n repeat n {\n  x = x * s\n }\n return x\n}"
-    )
+    program = named(HEAD + "program p(x[a], s[n, a]) {\n repeat n {\n  x = x * s\n }\n return x\n}")
     (loop,) = (node for node in program.body if isinstance(node, Repeat))
     assert [(s.outer.label, s.inside.type.names) for s in loop.stacked] == [("s", ("a",))]
 
@@ -79,7 +79,10 @@ def test_a_named_product_is_kept():
 
 
 def test_what_nobody_reads_is_dropped():
-    text = HEAD + "program p(x[a]) {\n u = exp(x)\n repeat n {\n  v = exp(x)\n }\n y = -x\n return y\n}"
+    text = (
+        HEAD
+        + "program p(x[a]) {\n u = exp(x)\n repeat n {\n  v = exp(x)\n }\n y = -x\n return y\n}"
+    )
     assert ops(text) == ["neg"]
 
 
@@ -98,7 +101,8 @@ def test_declared_order_transposes():
 
 def test_dtype_replaces_every_float():
     program = named(
-        HEAD + "program p(x[a], i[a]: i32) {\n y = x + cast(i, f32) * 2.5\n return y\n}", dtype="f64"
+        HEAD + "program p(x[a], i[a]: i32) {\n y = x + cast(i, f32) * 2.5\n return y\n}",
+        dtype="f64",
     )
     kinds = {v.type.dtype.name for op in walk(program.body) for v in op.outs}
     assert kinds == {"f64"}

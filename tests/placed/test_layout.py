@@ -27,7 +27,9 @@ program p(t[batch, hidden]) {
 def placements(rules: str, mesh: str = "x:2,y:2") -> dict[str, str]:
     """How each named tensor is placed under a layout of these rules."""
     made = compile_text(f"{PROGRAM}layout l {{ {rules} }}", layout="l", mesh=mesh)
-    return {t.value.name: t.placement.show(t.value.type) for t in made["placed"].tensors if t.value.name}
+    return {
+        t.value.name: t.placement.show(t.value.type) for t in made["placed"].tensors if t.value.name
+    }
 
 
 @pytest.mark.parametrize(
@@ -38,7 +40,10 @@ def placements(rules: str, mesh: str = "x:2,y:2") -> dict[str, str]:
         ("batch -> (y, x)", {"h": "[batch@(y, x), hidden]"}),
         ("batch -> x, h: batch -> none", {"h": "[batch, hidden]", "y": "[batch@x, io]"}),
         ("batch -> x, h: hidden -> x", {"h": "[batch, hidden@x]", "t": "[batch@x, hidden]"}),
-        ("batch -> x, head: batch -> none", {"head.z": "[batch, hidden]", "h": "[batch@x, hidden]"}),
+        (
+            "batch -> x, head: batch -> none",
+            {"head.z": "[batch, hidden]", "h": "[batch@x, hidden]"},
+        ),
         ("params: hidden -> x", {"v": "[hidden@x, io]", "t": "[batch, hidden]"}),
         ("hidden -> x, params: io -> x", {"v": "[hidden, io@x]", "t": "[batch, hidden@x]"}),
         ("head.w: io -> y", {"head.w": "[hidden, io@y]", "v": "[hidden, io]"}),
@@ -55,7 +60,10 @@ def test_an_axis_of_size_one_splits_nothing():
 
 
 def test_extends_keeps_what_it_does_not_override():
-    text = PROGRAM + "layout base { batch -> x, hidden -> y }\nlayout l extends base { hidden -> none }"
+    text = (
+        PROGRAM
+        + "layout base { batch -> x, hidden -> y }\nlayout l extends base { hidden -> none }"
+    )
     made = compile_text(text, layout="l")
     found = {t.value.name: t.placement.show(t.value.type) for t in made["placed"].tensors}
     assert found["t"] == "[batch@x, hidden]"

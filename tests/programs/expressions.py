@@ -69,7 +69,7 @@ class Tensor:
 class Expressions:
     """Writes expressions of `tensors`; `sizes` are the dims there are, `loop` those looped over.
 
-    `linear` asks for what partial sums pass through. `together` are pairs of dims seen in one tensor.
+    `linear` asks for what partial sums pass through; `together` are pairs of dims of one tensor.
     """
 
     draw: Draw  # type: ignore[type-arg]
@@ -102,6 +102,13 @@ class Expressions:
 
     def elements(self, dims: Sequence[str]) -> int:
         return math.prod(self.sizes[d] for d in dims)
+
+    def fitting(self, dims: Sequence[str]) -> tuple[str, ...]:
+        """The first of `dims`, as many as keep a tensor small."""
+        dims = tuple(dims)
+        while self.elements(dims) > MOST_ELEMENTS:
+            dims = dims[:-1]
+        return dims
 
     def dim_of(self, size: int, avoid: Sequence[str]) -> str:
         """A dim of this size that is not one of `avoid`."""
@@ -150,7 +157,7 @@ class Expressions:
     def expression(self, depth: int = 1) -> Tensor:
         for _ in range(4):
             makers = LINEAR if self.linear and not self.once_in(8) else MAKERS
-            found = self.pick(makers)(self, depth)
+            found: Tensor | None = getattr(self, self.pick(makers))(depth)
             if found is not None and self.elements(found.dims) <= MOST_ELEMENTS:
                 self.seen(found.dims)
                 return self.tame(found)
@@ -450,7 +457,7 @@ class Expressions:
         dim = self.pick(self.dims)
         n = self.sizes[dim]
         if self.once_in(3):
-            dims = self._fitting(self.some(self.dims, 0, 2))
+            dims = self.fitting(self.some(self.dims, 0, 2))
             return Tensor(f"{self.pick(('ones', 'zeros'))}[{', '.join(dims)}]()", dims)
         ids = [
             t for t in self.tensors if t.kind == "i" and self._indexes(t, dim) and dim not in t.dims
@@ -502,17 +509,15 @@ class Expressions:
         return Tensor(f"gate({x.text}, {y.text})", dims, "f", math.inf, None, x.size + y.size)
 
 
-MAKERS: tuple[Callable[[Expressions, int], Tensor | None], ...] = (
-    Expressions.einsum, Expressions.einsum, Expressions.einsum, Expressions.unary, Expressions.unary, Expressions.binary,
-    Expressions.binary, Expressions.compare, Expressions.logic, Expressions.where, Expressions.cast, Expressions.reduce,
-    Expressions.reduce, Expressions.sum_of_product, Expressions.normalise, Expressions.normalise, Expressions.scan,
-    Expressions.argmax, Expressions.cross_entropy, Expressions.rename, Expressions.split, Expressions.merge,
-    Expressions.pick_or_slice, Expressions.gather, Expressions.make, Expressions.join, Expressions.call,
-)  # fmt: skip
+MAKERS = """
+    einsum einsum einsum unary unary binary binary compare logic where cast reduce reduce
+    sum_of_product normalise normalise scan argmax cross_entropy rename split merge
+    pick_or_slice gather make join call
+""".split()
+"""Methods that write an expression, the more common ones several times."""
 
-LINEAR = (
-    Expressions.einsum, Expressions.einsum, Expressions.einsum, Expressions.plain, Expressions.plain, Expressions.plain,
-    Expressions.where, Expressions.reduce, Expressions.sum_of_product, Expressions.scan, Expressions.rename, Expressions.split,
-    Expressions.merge, Expressions.pick_or_slice, Expressions.gather, Expressions.join, Expressions.call, Expressions.compare,
-)  # fmt: skip
+LINEAR = """
+    einsum einsum einsum plain plain plain where reduce sum_of_product scan rename split merge
+    pick_or_slice gather join call compare
+""".split()
 """Mostly what partial sums pass through."""

@@ -6,7 +6,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -197,14 +197,24 @@ def _wrong(
 
 
 def _wrong_in_f64(case: Case, values: Values) -> list[tuple[str, str]]:
-    """The outputs that are still wrong where rounding is 2^-53: those that no rounding explains."""
+    """The outputs that are still wrong where rounding is 2^-53: those that no rounding explains.
+
+    A program may make much of a rounding error; then one device does so too.
+    """
+    found = _errors_in_f64(case, values)
+    if max(found.values()) > ROUNDING:
+        alone = _errors_in_f64(replace(case, mesh="alone:1"), values)
+        found = {name: error for name, error in found.items() if error > 100 * alone[name]}
+    return [(n, f"is off by {error} in f64") for n, error in found.items() if error > ROUNDING]
+
+
+def _errors_in_f64(case: Case, values: Values) -> dict[str, float]:
+    """Per output max|Δ|, or that over max|ref| where it is smaller (the answer may well be 0)."""
     made = compiled(case, "f64")
     inputs, params = ({n: _wide(a) for n, a in arrays.items()} for arrays in values)
     run = run_local(emit_compiled(made).text, inputs, params)
     reference = run_reference(made["named"], inputs, params)
-    # Where the answer is 0 and only rounding is left, there is nothing to be relative to.
-    found = {name: min(errors(run.outputs[name], array)) for name, array in reference.items()}
-    return [(n, f"is off by {error} in f64") for n, error in found.items() if error > ROUNDING]
+    return {name: min(errors(run.outputs[name], array)) for name, array in reference.items()}
 
 
 def _wide(array: Array) -> Array:
@@ -284,20 +294,24 @@ def _summed(op: Op) -> float:
 
 
 def check_bytes(report: dict[str, Any], run: LocalRun) -> None:
-    """Every device did just the collectives, and sent just the bytes, that `explain` predicted."""
+    """Every device did just the collectives, and sent just the bytes, that `explain` predicted.
+
+    Of a permute the prediction is the most that a device sends: some send nothing.
+    """
     predicted: Counter[object] = Counter()
-    wire = 0
     for c in report["collectives"]:
-        op = c["op"] or ""
-        key = (c["kind"], op, tuple(c["axes"]), c["group_size"], c["payload_bytes"])
+        payload = None if c["kind"] == "permute" else c["payload_bytes"]
+        key = (c["kind"], c["op"] or "", tuple(c["axes"]), c["group_size"], payload)
         predicted[key] += c["count"]
-        wire += c["wire_bytes"]
+    wire = sum(c["wire_bytes"] for c in report["collectives"])
+    permuted = sum(c["wire_bytes"] for c in report["collectives"] if c["kind"] == "permute")
     for rank, sent in enumerate(run.sent):
         counted: Counter[object] = Counter()
         for s, count in sent.items():
-            counted[s.kind, s.op, s.axes, s.size, s.payload] += count
+            payload = None if s.kind == "permute" else s.payload
+            counted[s.kind, s.op, s.axes, s.size, payload] += count
         assert counted == predicted, f"device {rank}: {counted} where {predicted} were predicted"
-        assert run.wire_bytes(rank) == wire
+        assert wire - permuted <= run.wire_bytes(rank) <= wire
     cluster = sum(c["cluster_wire_bytes"] for c in report["collectives"])
     assert cluster == sum(run.wire_bytes(rank) for rank in range(len(run.sent)))
     by_phase = report["totals"]["by_phase"]

@@ -45,21 +45,15 @@ class Writer(Expressions):
 
     def _inputs(self) -> None:
         for index in range(self.upto(3, 1)):
-            dims = self._fitting(self.some(self.dims, 1, 3))
+            dims = self.fitting(self.some(self.dims, 1, 3))
             name = f"x{index}"
             self.seen(dims)
             self.header.append(f"{name}[{self.pinned(dims)}]")
             self.tensors.append(Tensor(name, dims))
         if self.once_in(2):
-            dims = self._fitting(self.some(self.dims, 0, 2))
+            dims = self.fitting(self.some(self.dims, 0, 2))
             self.header.append(f"ids[{self.pinned(dims)}]: i32" if dims else "ids: i32")
             self.tensors.append(Tensor("ids", dims, "i", 10, 0, 10))
-
-    def _fitting(self, dims: Sequence[str]) -> tuple[str, ...]:
-        dims = tuple(dims)
-        while self.elements(dims) > MOST_ELEMENTS:
-            dims = dims[:-1]
-        return dims
 
     def _returned(self) -> str:
         made = [t.text for t in self.tensors if not t.text.startswith(("x", "ids", "w"))]
@@ -104,7 +98,7 @@ class Writer(Expressions):
         return made
 
     def param(self) -> None:
-        dims = self._fitting(self.some(self.dims, 0, 3))
+        dims = self.fitting(self.some(self.dims, 0, 3))
         name = f"w{self.count}"
         self.count += 1
         self.names.append(name)

@@ -1,0 +1,257 @@
+"""What the renderings share: the walk over a program, and placements by position.
+
+A rendering shows what every device holds of every tensor, one statement a line, under the source
+line it comes from. Statements are those of the device program, so that each collective is one line.
+Nothing of a `.mdsl` file becomes code: identifiers come from `device/names.py`, strings are written
+as literals, and everything else stands in comments with control characters escaped.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from meshdsl.backends.lines import Lines
+from meshdsl.backends.torch_head import inert, type_text
+from meshdsl.device.from_placed import lower
+from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Var
+from meshdsl.diagnostics import Span
+from meshdsl.named.ir import Dim, DType
+from meshdsl.named.printer import attribute
+from meshdsl.ops.einsum_text import letters_for
+from meshdsl.placed import ir as placed
+from meshdsl.placed.printer import mesh_text
+from meshdsl.placed.sbp import Mesh, Partial, Placement, Split
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a tensor is along one mesh axis, the dim by its position.
+
+    `position` for a split, `op` for a partial value, neither for a copy. `rank` counts the axes of
+    one dim from the outer on, where that is not the order of the mesh.
+    """
+
+    position: int | None = None
+    op: str | None = None
+    rank: int | None = None
+
+
+def entries(var: Var, mesh: Mesh, placement: Placement | None = None) -> tuple[Entry, ...]:
+    """One entry per mesh axis, in mesh order."""
+    p = placement if placement is not None else var.placement
+    return tuple(_entry(var, p, axis, mesh) for axis in mesh.names)
+
+
+def _entry(var: Var, p: Placement, axis: str, mesh: Mesh) -> Entry:
+    match p.component(axis):
+        case Split(dim):
+            axes = p.axes_of(dim)
+            rank = None if axes == mesh.sorted(axes) else axes.index(axis) + 1
+            return Entry(position=var.value.type.index(dim), rank=rank)
+        case Partial(op):
+            return Entry(op=op)
+    return Entry()
+
+
+class Walk(ABC):
+    """Writes one program in one notation; a subclass says what a statement looks like.
+
+    `taken` are names that mean something in the notation. `constants` holds the literals of
+    constants, which are written where they are used.
+    """
+
+    taken: frozenset[str] = frozenset()
+    system = ""
+
+    def __init__(self, source: placed.Program) -> None:
+        self.source = source
+        self.mesh = source.mesh
+        self.program: Program = lower(source, self.taken)
+        self.out = Lines(depth=0)
+        self.constants: dict[Var, str] = {}
+        self._shown: tuple[str, int] = ("", 0)
+
+    def text(self) -> str:
+        """The whole rendering."""
+        self.top()
+        for var in self.program.inputs:
+            self.entry(var, "inputs")
+        for var in self.program.params:
+            self.entry(var, "params")
+        self.nodes(self.program.body)
+        self.out.add()
+        self.bottom()
+        return "\n".join(line for line, _ in self.out.lines) + "\n"
+
+    # --- what a notation says --------------------------------------------------------------------
+
+    @abstractmethod
+    def top(self) -> None:
+        """What stands before the first tensor."""
+
+    @abstractmethod
+    def entry(self, var: Var, kind: str) -> None:
+        """An input or a parameter."""
+
+    @abstractmethod
+    def compute(self, node: Compute) -> None:
+        """An operator."""
+
+    @abstractmethod
+    def move(self, node: Move) -> None:
+        """One step of a reshard."""
+
+    @abstractmethod
+    def stacked(self, stack: Var, inside: Var, index: str) -> None:
+        """The slice of a stack at the index of a loop."""
+
+    def bottom(self) -> None:
+        """What is returned."""
+        self.out.statement(f"return {', '.join(self.ref(v) for _, v in self.program.outputs)}")
+
+    def carried(self, target: Var, source: Var) -> None:
+        """A carried value before its loop."""
+        self.out.statement(f"{target.name} = {self.ref(source)}")
+
+    # --- the walk --------------------------------------------------------------------------------
+
+    def ref(self, var: Var) -> str:
+        """The text of a value: its name, or the literal of a constant."""
+        return self.constants.get(var, var.name)
+
+    def nodes(self, nodes: tuple[Node, ...]) -> None:
+        """The statements of a block."""
+        for node in nodes:
+            match node:
+                case Compute() if node.op.name == "constant":
+                    self.constants[node.outs[0]] = literal(node.op.attr("value"))
+                    continue
+                case Compute():
+                    self.source_line(node.span)
+                    self.compute(node)
+                case Move():
+                    self.source_line(node.span)
+                    self.move(node)
+                case Loop():
+                    self.source_line(node.span)
+                    self.loop(node)
+
+    def loop(self, node: Loop) -> None:
+        """A `repeat` as a Python `for`."""
+        for carry in node.carries:
+            if carry.inside.name != carry.init.name:
+                self.carried(carry.inside, carry.init)
+        self.out.add(f"for {node.index} in range({node.dim.size}):")
+        self.out.depth += 1
+        for stack, inside in node.stacked:
+            self.stacked(stack, inside, node.index)
+        self.nodes(node.body)
+        self._carry(node)
+        self.out.depth -= 1
+        self._shown = ("", 0)
+
+    def _carry(self, node: Loop) -> None:
+        """What the next trip begins with; all at once, since one may be another's old value."""
+        pairs = [(c.inside.name, self.carry_text(c.next)) for c in node.carries]
+        pairs = [(a, b) for a, b in pairs if a != b]
+        if pairs:
+            names, values = zip(*pairs, strict=True)
+            self.out.statement(f"{', '.join(names)} = {', '.join(values)}")
+        elif not node.body and not node.stacked:
+            self.out.add("pass")
+
+    def carry_text(self, var: Var) -> str:
+        """A value that is carried into the next trip."""
+        return self.ref(var)
+
+    def source_line(self, span: Span) -> None:
+        """The source line that the next statements come from, as a comment."""
+        place = (span.file, span.line)
+        if place == self._shown:
+            return
+        self._shown = place
+        if not self.out.lines[-1][0].endswith(":"):
+            self.out.add()
+        text = f"{span.file}:{span.line}  {span.source.line(span.line).strip()}"
+        self.out.add(f"# {inert(text)}")
+
+    # --- pieces ----------------------------------------------------------------------------------
+
+    def about(self) -> None:
+        """The comment that every rendering begins with."""
+        named = self.source.named
+        self.out.comment(f"{named.span.file}, program {named.name}: {self.system}.")
+        mesh, layout = mesh_text(self.mesh), self.source.layout
+        self.out.comment(f"mesh {mesh}, layout {layout}, partial values reduced: {self.source.policy}")
+
+    def typed(self, var: Var) -> str:
+        """The type with the placement, in the language's own notation."""
+        return type_text(var.value.type, var.placement)
+
+    def sent(self, node: Move) -> str:
+        """`all_reduce over cols, 65,536 B sent`."""
+        what = f"{node.step.kind} over {', '.join(node.step.axes)}"
+        return f"{what}, {node.wire:,} B sent" if node.step.moves else what
+
+
+def picked(stack: Var, inside: Var, index: str) -> str:
+    """`w[:, layers]`: the slice of a stack at the index of its loop."""
+    (dim,) = (d for d in stack.value.type.names if not inside.value.type.has(d))
+    return f"{stack.name}[{':, ' * stack.value.type.index(dim)}{index}]"
+
+
+def literal(value: object) -> str:
+    """A number as Python source; infinities have no literal."""
+    text = repr(value)
+    return f'float("{text}")' if text.lstrip("-") in ("inf", "nan") else text
+
+
+# --- operators as text -------------------------------------------------------------------------
+
+INFIX = {
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "pow": "^",
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "logical_and": "and",
+    "logical_or": "or",
+}
+
+
+def call_text(node: Compute, args: list[str]) -> str:
+    """An operator as a person would write it: `a + b`, `einsum("bi,ih->bh", x, w)`, `relu(t)`."""
+    op = node.op
+    if op.name in INFIX:
+        return f" {INFIX[op.name]} ".join(args)
+    if op.name == "einsum":
+        return f"einsum({', '.join([subscripts(node), *args])})"
+    attrs = [f"{name}={_attribute(value)}" for name, value in op.attrs]
+    return f"{op.name}({', '.join([*args, *attrs])})"
+
+
+def subscripts(node: Compute) -> str:
+    """The letters of an einsum, `"bi,ih->bh"`, quotes included."""
+    names = [v.value.type.names for v in node.ins]
+    target = node.outs[0].value.type.names
+    letters = letters_for(tuple(dict.fromkeys(n for ns in names for n in ns)))
+    ins = ",".join("".join(letters[n] for n in ns) for ns in names)
+    return f'"{ins}->{"".join(letters[n] for n in target)}"'
+
+
+def _attribute(value: object) -> str:
+    """Dims and dtypes by name; strings as literals, others as the printers write them."""
+    if isinstance(value, str):
+        return repr(value)
+    if isinstance(value, Dim | DType):
+        return value.name
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_attribute, value))})"
+    return attribute(value)

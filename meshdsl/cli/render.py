@@ -1,0 +1,48 @@
+"""`meshdsl render`: the placed program in another system's notation."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshdsl.backends.renderings import RENDERINGS, render
+from meshdsl.cli import common
+from meshdsl.cli.compile import check_output, write_whole
+
+Notation = StrEnum("Notation", {name: name for name in RENDERINGS})  # type: ignore[misc]
+
+
+def command(
+    file: common.File,
+    notation: Annotated[
+        Notation, typer.Option("--as", metavar="|".join(RENDERINGS), help="Whose notation.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Where to (standard output)."),
+    ] = None,
+    program: common.Program = None,
+    mesh: common.Mesh = None,
+    layout: common.Layout = None,
+    reduce: common.Reduce = common.POLICY,
+    settings: common.Set = None,
+    dtype: common.DType = None,
+    strict: common.Strict = False,
+    force: common.Force = False,
+) -> None:
+    """Write the placed program as another system would write it."""
+    with common.reporting() as diagnostics:
+        chosen = common.options(program, mesh, layout, reduce, settings, dtype, strict)
+        if output is not None:
+            check_output(output, force)
+        made = common.compiled(file, chosen, diagnostics, "placed")
+        text = render(made["placed"], str(notation))
+        if output is None:
+            sys.stdout.write(text)
+            return
+        write_whole(output, text)
+        typer.echo(f"wrote {output}")

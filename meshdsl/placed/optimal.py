@@ -1,0 +1,391 @@
+"""When to reduce, decided for the whole program at once: the fewest bytes, by integer programming.
+
+Every operator picks one combination of its rows, every value the placement it settles in, and every
+version that somebody reads is either that one or made from it; from a version that is there,
+whatever costs nothing (a slice, a zero-fill) may be made too. The sum of the bytes of all reshards,
+counted with the trips of loops, is minimised by HiGHS; among the least, collectives, then FLOPs.
+Values keep the splits that rules demand. On axes no rule speaks of they may be whole, partial, or
+split.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from meshdsl.named import ir as named
+from meshdsl.named.ir import Op, TensorType, Value
+from meshdsl.ops.opdef import ReduceOp
+from meshdsl.placed import ir as placed
+from meshdsl.placed.choose import Chooser, call_of, legal_rows
+from meshdsl.placed.layout import Layout
+from meshdsl.placed.reshard import Route, route
+from meshdsl.placed.sbp import Component, Mesh, Partial, Placement, Split, placement
+from meshdsl.placed.signatures import Row
+from meshdsl.placed.zero_one import ZeroOne
+
+MOST_VARIABLES = 60_000
+"""Beyond this many the exact search is not tried."""
+
+MOST_PLACEMENTS = 40
+"""Placements of one value that are considered; where there are more, splits are left out."""
+
+SECONDS = 10.0
+"""How long the search for the optimum may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What one operator does: the versions it reads, what it yields, where that settles."""
+
+    needs: tuple[Placement, ...]
+    yields: tuple[Placement, ...]
+    targets: tuple[Placement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Decisions per operator and the placement of carries; `bytes` per device in all."""
+
+    decisions: dict[Op, Decision]
+    carries: dict[Value, Placement]
+    bytes: int
+
+
+def as_rewritten(program: placed.Program) -> named.Program:
+    """The named program with the operators that placing it came to (expanded, in pairs)."""
+    return replace(program.named, body=_nodes(program.body))
+
+
+def _nodes(nodes: tuple[placed.Node, ...]) -> tuple[named.Node, ...]:
+    found: list[named.Node] = []
+    for node in nodes:
+        if isinstance(node, placed.Loop):
+            found.append(replace(node.repeat, body=_nodes(node.body)))
+        elif isinstance(node, placed.Apply):
+            found.append(node.op)
+    return tuple(found)
+
+
+def solve(program: named.Program, layout: Layout) -> Plan | None:
+    """The plan that sends the fewest bytes; None where the search is too large or too slow.
+
+    `program` is rewritten: it has no composite whose own dim a rule splits, and no n-ary einsum.
+    """
+    model = _Model(program, layout)
+    if not model.build():
+        return None
+    return model.solve()
+
+
+@dataclass(slots=True)
+class _Combination:
+    """One combination of rows of an operator, and what it computes."""
+
+    needs: tuple[Placement, ...]
+    yields: tuple[Placement, ...]
+    flops: int
+
+
+class _Model:
+    def __init__(self, program: named.Program, layout: Layout) -> None:
+        self.program = program
+        self.layout = layout
+        self.mesh: Mesh = layout.mesh
+        # Where no rule splits anything nothing is partial either: such axes are left alone.
+        ruled = self._ruled_axes()
+        self.axes = tuple(a for a, n in self.mesh.axes if n > 1 and a in ruled)
+        self.lp = ZeroOne()
+        self.trips: dict[Value, int] = {}
+        self.fixed: dict[Value, Placement] = {}
+        self.combinations: dict[Op, list[_Combination]] = {}
+        self.chosen: dict[Op, list[int]] = {}
+        self.settled: dict[Value, dict[Placement, int]] = {}
+        self.available: dict[Value, dict[Placement, list[int]]] = {}
+        self.readers: dict[Value, set[Placement]] = {}
+        self.carries: list[named.Carry] = []
+
+    # --- what there is to choose -------------------------------------------------------------
+
+    def build(self) -> bool:
+        """Set up the program; False when it would be too large."""
+        for value in self.program.inputs:
+            self._fix(value, self._ruled(value), 1)
+        for param in self.program.params:
+            self._fix(param.value, self._ruled(param.value), 1)
+        self._collect(self.program.body, 1)
+        size = sum(len(c) for c in self.combinations.values())
+        if size > MOST_VARIABLES:
+            return False
+        self._settle_all()
+        self._read_all()
+        return len(self.lp.costs) <= MOST_VARIABLES
+
+    def _ruled_axes(self) -> set[str]:
+        values = [*self.program.inputs, *(p.value for p in self.program.params)]
+        values += [v for op in named.walk(self.program.body) for v in op.outs]
+        return {a for v in values for _, axes in self._ruled(v).splits for a in axes}
+
+    def _ruled(self, value: Value) -> Placement:
+        return self.layout.bind(value).placement(self.mesh)
+
+    def _fix(self, value: Value, p: Placement, trips: int) -> None:
+        self.fixed[value] = p
+        self.trips[value] = trips
+        self.readers[value] = {p}
+
+    def _collect(self, nodes: tuple[named.Node, ...], trips: int) -> None:
+        """Combinations of every operator, and which versions of values somebody may read."""
+        for node in nodes:
+            if isinstance(node, named.Repeat):
+                self._collect_loop(node, trips)
+                continue
+            for value in node.outs:
+                self.trips[value] = trips
+                self.readers.setdefault(value, set())
+            self.combinations[node] = list(self._of(node))
+            for combination in self.combinations[node]:
+                for value, need in zip(node.ins, combination.needs, strict=True):
+                    self.readers[value].add(need)
+
+    def _collect_loop(self, node: named.Repeat, trips: int) -> None:
+        inner = trips * node.dim.size
+        for item in node.stacked:
+            # A stack is read slice by slice as it is stored; the slice is brought to its rules
+            # inside.
+            self._fix(item.inside, self._ruled(item.inside), inner)
+            if item.outer not in self.fixed:
+                self.fixed[item.outer] = self._ruled(item.outer)
+        for carry in node.carries:
+            self.trips[carry.inside] = inner
+            self.trips[carry.result] = trips
+            self.readers.setdefault(carry.inside, set())
+            self.readers.setdefault(carry.result, set())
+            self.carries.append(carry)
+        self._collect(node.body, inner)
+
+    def _of(self, op: Op) -> Iterator[_Combination]:
+        """The legal combinations of rows over the axes."""
+        wants = tuple(self._ruled(v) for v in op.outs)
+        ruled = tuple(self._ruled(v) for v in op.ins)
+        versions = tuple((p,) for p in ruled)
+        chooser = Chooser(call_of(op), versions, wants, self.mesh, "deferred")
+        options = [self._rows(op, axis, ruled, wants) for axis in self.axes]
+        for rows in itertools.product(*options):
+            made = chooser.placements(dict(zip(self.axes, rows, strict=True)))
+            if made is not None:
+                yield _Combination(made[0], made[1], chooser.flops(*made))
+
+    def _rows(
+        self, op: Op, axis: str, ruled: tuple[Placement, ...], wants: tuple[Placement, ...]
+    ) -> list[Row]:
+        """Rows along one axis. Where what rules split stands on a row, no other splits it."""
+        every = [row for row in legal_rows(call_of(op)) if self._agrees(row, axis, wants)]
+        standing = [row for row in every if _stands(row, axis, ruled)]
+        ruled_here = any(isinstance(p.component(axis), Split) for p in ruled)
+        return standing if standing and ruled_here else every or list(legal_rows(call_of(op)))
+
+    def _agrees(self, row: Row, axis: str, wants: tuple[Placement, ...]) -> bool:
+        for component, want in zip(row.outs, wants, strict=True):
+            wanted = want.component(axis)
+            if isinstance(component, Split) and isinstance(wanted, Split) and component != wanted:
+                return False
+        return True
+
+    # --- where values settle -----------------------------------------------------------------
+
+    def _settle_all(self) -> None:
+        for value, p in self.fixed.items():
+            one = self.lp.variable()
+            self.lp.constrain([(one, 1)], 1, 1)
+            self.settled[value] = {p: one}
+        for carry in self.carries:
+            self._settle_carry(carry)
+        returned = {o.value for o in self.program.outputs}
+        for op, combinations in self.combinations.items():
+            total = sum(c.flops * self.trips[op.outs[0]] for c in combinations) or 1
+            picks = [
+                self.lp.variable(tie=c.flops * self.trips[op.outs[0]] / total / 1e3)
+                for c in combinations
+            ]
+            self.lp.constrain([(v, 1) for v in picks], 1, 1)
+            self.chosen[op] = picks
+            for index, value in enumerate(op.outs):
+                if value not in self.fixed:
+                    self._settle(op, index, value, value in returned)
+                else:
+                    self._settle_fixed(op, index, value)
+
+    def _settle(self, op: Op, index: int, value: Value, returned: bool) -> None:
+        """A result settles in one placement; getting there from what was yielded has its price."""
+        yields = Counter(c.yields[index] for c in self.combinations[op])
+        targets = self._targets(value, list(yields), returned)
+        self.settled[value] = {p: self.lp.variable() for p in targets}
+        self._move_yield(op, index, value, list(yields), targets)
+        self.lp.constrain([(v, 1) for v in self.settled[value].values()], 1, 1)
+
+    def _settle_fixed(self, op: Op, index: int, value: Value) -> None:
+        yields = list(Counter(c.yields[index] for c in self.combinations[op]))
+        self._move_yield(op, index, value, yields, [self.fixed[value]])
+
+    def _move_yield(
+        self, op: Op, index: int, value: Value, yields: list[Placement], targets: list[Placement]
+    ) -> None:
+        """An edge from each yielded placement to each settled one; exactly one is taken."""
+        into: dict[Placement, list[int]] = {p: [] for p in targets}
+        for source in yields:
+            picks = [
+                (pick, -1.0)
+                for pick, c in zip(self.chosen[op], self.combinations[op], strict=True)
+                if c.yields[index] == source
+            ]
+            out = []
+            for target in targets:
+                made = route(value.type, source, target, self.mesh)
+                if made is not None:
+                    edge = self._edge(made, self.trips[value])
+                    into[target].append(edge)
+                    out.append((edge, 1.0))
+            self.lp.constrain([*out, *picks], 0, 0)
+        for target, edges in into.items():
+            self.lp.constrain(
+                [*((e, 1.0) for e in edges), (self.settled[value][target], -1.0)], 0, 0
+            )
+
+    def _edge(self, made: Route, trips: int) -> int:
+        return self.lp.variable(made.wire_bytes * trips, made.collectives * trips)
+
+    def _settle_carry(self, carry: named.Carry) -> None:
+        """One placement for the value inside a loop and for what the loop leaves."""
+        targets = self._targets(carry.inside, [], False)
+        self.settled[carry.inside] = {p: self.lp.variable() for p in targets}
+        self.settled[carry.result] = self.settled[carry.inside]
+        self.lp.constrain([(v, 1) for v in self.settled[carry.inside].values()], 1, 1)
+        for p in targets:
+            self.readers[carry.init].add(p)
+            self.readers[carry.next].add(p)
+
+    def _targets(self, value: Value, yields: list[Placement], returned: bool) -> list[Placement]:
+        """What rules demand, and on free axes whole, partial, or split along a dim that divides."""
+        base = self._ruled(value)
+        if returned:
+            return [base]
+        free = [a for a in self.axes if all(a not in axes for _, axes in base.splits)]
+        ops: set[ReduceOp] = {p.op for p in yields if p.op} or {"sum"}
+        splits = [Split(d) for d in value.type.names]
+        found = list(self._completed(value.type, base, free, ops, splits))
+        if len(found) > MOST_PLACEMENTS:
+            found = list(self._completed(value.type, base, free, ops, []))
+        return found
+
+    def _completed(
+        self,
+        type_: TensorType,
+        base: Placement,
+        free: list[str],
+        ops: set[ReduceOp],
+        splits: list[Split],
+    ) -> Iterator[Placement]:
+        for op in sorted(ops):
+            choices: list[Component | None] = [None, Partial(op), *splits]
+            for picked in itertools.product(choices, repeat=len(free)):
+                made = self._with(type_, base, dict(zip(free, picked, strict=True)), op)
+                if made is not None:
+                    yield made
+
+    def _with(
+        self, type_: TensorType, base: Placement, picked: dict[str, Component | None], op: ReduceOp
+    ) -> Placement | None:
+        splits = dict(base.splits)
+        for axis, component in picked.items():
+            if isinstance(component, Split):
+                splits[component.dim] = (*splits.get(component.dim, ()), axis)
+        partial = tuple(a for a, c in picked.items() if isinstance(c, Partial))
+        if any(type_.size(d) % self.mesh.size(*axes) for d, axes in splits.items()):
+            return None
+        return placement(self.mesh, splits, partial, op)
+
+    # --- who reads what ----------------------------------------------------------------------
+
+    def _read_all(self) -> None:
+        for output in self.program.outputs:
+            self.readers[output.value].add(self._ruled(output.value))
+        for value, needs in self.readers.items():
+            self._versions(value, needs)
+        for op, combinations in self.combinations.items():
+            for index, value in enumerate(op.ins):
+                for need in dict.fromkeys(c.needs[index] for c in combinations):
+                    picks = [
+                        (pick, 1.0)
+                        for pick, c in zip(self.chosen[op], combinations, strict=True)
+                        if c.needs[index] == need
+                    ]
+                    self._demand(value, need, picks)
+        for carry in self.carries:
+            for p, one in self.settled[carry.inside].items():
+                self._demand(carry.init, p, [(one, 1.0)])
+                self._demand(carry.next, p, [(one, 1.0)])
+        for output in self.program.outputs:
+            one = self.lp.variable()
+            self.lp.constrain([(one, 1)], 1, 1)
+            self._demand(output.value, self._ruled(output.value), [(one, 1.0)])
+
+    def _versions(self, value: Value, needs: set[Placement]) -> None:
+        """Versions: the settled one, those made from it, and those that then cost nothing."""
+        ordered = sorted(needs, key=repr)
+        first: dict[Placement, list[int]] = {p: [one] for p, one in self.settled[value].items()}
+        for need in ordered:
+            for source, one in self.settled[value].items():
+                made = route(value.type, source, need, self.mesh)
+                if source == need or made is None:
+                    continue
+                edge = self._edge(made, self.trips[value])
+                self.lp.constrain([(edge, 1.0), (one, -1.0)], -1, 0)
+                first.setdefault(need, []).append(edge)
+        found = {p: list(ones) for p, ones in first.items()}
+        for need in ordered:
+            for source, ones in first.items():
+                made = route(value.type, source, need, self.mesh)
+                if source == need or made is None or made.wire_bytes or not ones:
+                    continue
+                free = self.lp.variable()
+                self.lp.constrain([(free, 1.0), *((o, -1.0) for o in ones)], -len(ones), 0)
+                found.setdefault(need, []).append(free)
+        self.available[value] = found
+
+    def _demand(self, value: Value, need: Placement, picks: list[tuple[int, float]]) -> None:
+        """If any of `picks` is taken (at most one is), the version must be there."""
+        ones = self.available[value].get(need, [])
+        self.lp.constrain([*picks, *((o, -1.0) for o in ones)], -len(ones), 0)
+
+    # --- the answer --------------------------------------------------------------------------
+
+    def solve(self) -> Plan | None:
+        """Minimise, and read the plan off; None unless it is proven least."""
+        found = self.lp.minimise(SECONDS)
+        if found is None or not found[1]:
+            return None
+        values, _ = found
+        decisions = {op: self._decision(op, values) for op in self.combinations}
+        carries = {c.inside: self._settled_in(c.inside, values) for c in self.carries}
+        total = sum(c * v for c, v in zip(self.lp.costs, values, strict=True))
+        return Plan(decisions, carries, round(total))
+
+    def _decision(self, op: Op, values: list[float]) -> Decision:
+        index = next(i for i, v in enumerate(self.chosen[op]) if values[v])
+        combination = self.combinations[op][index]
+        targets = tuple(self._settled_in(v, values) for v in op.outs)
+        return Decision(combination.needs, combination.yields, targets)
+
+    def _settled_in(self, value: Value, values: list[float]) -> Placement:
+        return next(p for p, one in self.settled[value].items() if values[one])
+
+
+def _stands(row: Row, axis: str, ruled: tuple[Placement, ...]) -> bool:
+    """Whether the row takes every operand that rules split along the axis as it is."""
+    return all(
+        not isinstance(p.component(axis), Split) or p.component(axis) == component
+        for component, p in zip(row.ins, ruled, strict=True)
+    )

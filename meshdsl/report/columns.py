@@ -1,0 +1,208 @@
+"""The columns of a comparison: which are asked for, and what the compiler makes of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from meshdsl.diagnostics import (
+    Diagnostic,
+    DiagnosticError,
+    Diagnostics,
+    Source,
+    Span,
+    fail,
+)
+from meshdsl.named.declarations import Declarations, unknown
+from meshdsl.pipeline import STAGES, Options, check_policy
+from meshdsl.syntax import ast
+
+OPTIONS = {"layout": "--layouts", "sbp": "--sbp"}
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One column as it is asked for.
+
+    `kind` is `layout` or `sbp`, `name` None for the first layout. A `positional` column is the same
+    program as the one under its layout, shown by positions.
+    """
+
+    kind: str
+    name: str | None
+    reduce: str
+    positional: bool = False
+
+
+@dataclass(slots=True)
+class Column:
+    """One column: its letter, the stages that were made, and what the compiler had to say.
+
+    `same_as` is the letter of an earlier column with the very same program.
+    """
+
+    letter: str
+    wish: Wish
+    made: dict[str, Any] = field(default_factory=dict)
+    diagnostics: Diagnostics = field(default_factory=Diagnostics)
+    same_as: str | None = None
+
+    @property
+    def works(self) -> bool:
+        """Whether it compiled."""
+        return "device" in self.made
+
+    @property
+    def title(self) -> str:
+        """`layout hybrid, reduced immediate`."""
+        name = self.made["placed"].layout if self.works else self.wish.name
+        how = f"{self.wish.kind} {name}" if name not in (None, "none") else "no layout"
+        as_sbp = ", as positional SBP" if self.wish.positional else ""
+        return f"{how}, reduced {self.wish.reduce}{as_sbp}"
+
+
+# --- what is asked for -----------------------------------------------------------------------
+
+
+def wishes(
+    declarations: Declarations,
+    layouts: str | None,
+    sbps: str | None,
+    policies: str | None,
+    default: str,
+) -> tuple[Wish, ...]:
+    """The product of what the options give.
+
+    Without any: the first layout, its program as positional SBP, and reduced immediately.
+    Raises a diagnostic for an unknown name, and for a column that is asked for twice.
+    """
+    reduces = [part for part, _ in _policies(policies)] if policies is not None else [default]
+    placed = [*_named(declarations, "layout", layouts), *_named(declarations, "sbp", sbps)]
+    if placed or policies is not None:
+        first = placed or [_first(declarations)]
+        return tuple(Wish(kind, name, policy) for kind, name in first for policy in reduces)
+    kind, name = _first(declarations)
+    now = Wish(kind, name, default)
+    derived = (replace(now, positional=True),) if kind == "layout" else ()
+    return (now, *derived, replace(now, reduce="immediate"))
+
+
+def _first(declarations: Declarations) -> tuple[str, str | None]:
+    if declarations.layouts or not declarations.sbps:
+        return "layout", next(iter(declarations.layouts), None)
+    return "sbp", next(iter(declarations.sbps))
+
+
+def _policies(text: str) -> Iterator[tuple[str, Span]]:
+    found: dict[str, Span] = {}
+    for part, span in _joined(_parts(text, "--reduce")):
+        check_policy(part, span)
+        _once(part, span, found)
+        yield part, span
+
+
+def _named(
+    declarations: Declarations, kind: str, text: str | None
+) -> Iterator[tuple[str, str | None]]:
+    """The layouts or `sbp` blocks of a list, each known and named once."""
+    if text is None:
+        return
+    known = list(declarations.layouts if kind == "layout" else declarations.sbps)
+    found: dict[str, Span] = {}
+    for part, span in _joined(_parts(text, OPTIONS[kind])):
+        if part not in known and not (kind == "layout" and ":" in part):
+            word = "layout" if kind == "layout" else "`sbp` block"
+            raise DiagnosticError(unknown("MD0108", word, ast.Name(part, span), known))
+        _once(part, span, found)
+        yield kind, part
+
+
+def _once(part: str, span: Span, found: dict[str, Span]) -> None:
+    if part in found:
+        message = f"the column `{part}` is asked for twice"
+        fail("MD0606", message, span, help="name it once: equal columns say nothing new")
+    found[part] = span
+
+
+def _parts(text: str, option: str) -> Iterator[tuple[str, Span]]:
+    """The parts of a list with their places; `;` keeps its own mark for `_joined`."""
+    source = Source(option, text)
+    start = 0
+    for part in text.replace(";", ",;").split(","):
+        bare = part.removeprefix(";")
+        first = start + len(bare) - len(bare.lstrip())
+        span = Span(source, first, first + max(1, len(bare.strip())))
+        start += len(bare) + 1
+        if not bare.strip():
+            help = f"separate the columns by single commas: `{option} a,b`"
+            fail("MD0601", f"`{option}` has an empty place", span, help=help)
+        yield part.strip(), span
+
+
+def _joined(parts: Iterator[tuple[str, Span]]) -> Iterator[tuple[str, Span]]:
+    """`a`, `batch:x`, `io:y` as `a`, `batch:x,io:y`: rules in a row make one layout up to `;`."""
+    held: list[tuple[str, Span]] = []
+    for part, span in parts:
+        rule = ":" in part
+        if held and not (rule and ":" in held[-1][0] and not part.startswith(";")):
+            yield _join(held)
+            held = []
+        held.append((part.removeprefix(";").strip(), span))
+    if held:
+        yield _join(held)
+
+
+def _join(parts: Sequence[tuple[str, Span]]) -> tuple[str, Span]:
+    return ",".join(part for part, _ in parts), parts[0][1].to(parts[-1][1])
+
+
+# --- what the compiler makes of it -----------------------------------------------------------
+
+
+def compile_columns(made: dict[str, Any], asked: Sequence[Wish], chosen: Options) -> list[Column]:
+    """Every column, placed and lowered; `made` holds the stages up to the named program.
+
+    What cannot be placed keeps its diagnostics; columns of one program share it.
+    """
+    columns: list[Column] = []
+    for number, wish in enumerate(asked):
+        letter = chr(ord("A") + number) if number < 26 else str(number + 1)
+        plain = replace(wish, positional=False)
+        twin = next((c for c in columns if replace(c.wish, positional=False) == plain), None)
+        if twin is not None:
+            columns.append(Column(letter, wish, twin.made, twin.diagnostics, twin.letter))
+        else:
+            columns.append(_compiled(Column(letter, wish), made, chosen))
+    return columns
+
+
+def _compiled(column: Column, made: dict[str, Any], chosen: Options) -> Column:
+    options = options_of(column.wish, chosen)
+    stages = dict(made)
+    try:
+        for name, stage in STAGES.items():
+            if name not in stages:
+                stages[name] = stage(stages, options, column.diagnostics)
+                column.diagnostics.raise_errors()
+        if options.strict:
+            column.diagnostics.promote_warnings()
+            column.diagnostics.raise_errors()
+        column.made = stages
+    except DiagnosticError as error:
+        column.diagnostics.add(*error.diagnostics)
+    return column
+
+
+def options_of(wish: Wish, chosen: Options) -> Options:
+    """The options under which a column compiles."""
+    if wish.kind == "layout":
+        return replace(chosen, layout=wish.name, reduce=wish.reduce)
+    return replace(chosen, layout=None, sbp=wish.name, reduce=wish.reduce)
+
+
+def raise_if_none_works(columns: Sequence[Column]) -> None:
+    """Raise all that is wrong where no column compiled."""
+    if not any(c.works for c in columns):
+        found: list[Diagnostic] = [d for c in columns for d in c.diagnostics]
+        raise DiagnosticError(*dict.fromkeys(found))

@@ -1,0 +1,157 @@
+"""The legal rows of one operator, as JSON first; all of them are derived from its factors.
+
+A row says, along one mesh axis, what each operand is and what the results then are. Placements on
+several axes take one row per axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from meshdsl.diagnostics import did_you_mean, fail
+from meshdsl.named.expressions import BINARY
+from meshdsl.named.ir import F32, Dim, TensorType
+from meshdsl.named.printer import attribute
+from meshdsl.ops.build import listed
+from meshdsl.ops.opdef import Factors, OpDef, Sample, Signature, load_all
+from meshdsl.placed.signatures import Row, rows
+
+VERSION = 1
+_M, _K, _N = Dim("m", 4), Dim("k", 6), Dim("n", 8)
+TELLING: dict[str, Sample] = {
+    "einsum": Sample(
+        (TensorType((_M, _K), F32), TensorType((_K, _N), F32)), (("dims", (_M, _N)),)
+    ),
+}
+"""Calls that show more of an operator than any sample of its record."""
+
+
+def find(name: str) -> OpDef:
+    """The record of `name`, an operator or a sign such as `+`; MD0605 when there is none."""
+    known = load_all()
+    found = known.get(BINARY.get(name, name))
+    if found is None:
+        help = did_you_mean(name, list(known)) or f"there are {', '.join(sorted(known))}"
+        fail("MD0605", f"there is no operator `{name[:40]}`", help=help)
+    return found
+
+
+def describe(opdef: OpDef, every_call: bool = False) -> dict[str, Any]:
+    """The rows of the call that has most of them, or of every sample of the record."""
+    samples = (TELLING[opdef.name],) if opdef.name in TELLING else opdef.samples
+    calls = [_call(opdef, sample) for sample in samples]
+    calls = [max(calls, key=lambda call: len(call["rows"]))]
+    if every_call:
+        calls += [_call(opdef, sample) for sample in opdef.samples]
+    found: dict[str, Any] = {
+        "version": VERSION,
+        "operator": opdef.name,
+        "composite": opdef.composite,
+        "multi_axis_condition": opdef.legal is not None,
+        "calls": [call for i, call in enumerate(calls) if call not in calls[:i]],
+    }
+    if every_call:
+        found["hold_but_are_not_used"] = dict(opdef.true_rows)
+    return found
+
+
+def _call(opdef: OpDef, sample: Sample) -> dict[str, Any]:
+    attrs = dict(sample.attrs)
+    sig = Signature(sample.ins, opdef.infer(sample.ins, attrs), attrs)
+    factors = opdef.factors(sig)
+    return {
+        "ins": [_type(t) for t in sig.ins],
+        "outs": [_type(t) for t in sig.outs],
+        "attrs": {name: attribute(value) for name, value in sample.attrs},
+        "rows": [_row(row) for row in rows(factors, len(sig.ins), len(sig.outs))],
+        "whole": _whole(sig, factors),
+    }
+
+
+def _type(type_: TensorType) -> dict[str, Any]:
+    return {"dtype": str(type_.dtype), "dims": list(type_.names)}
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "ins": [str(c) for c in row.ins],
+        "outs": [str(c) for c in row.outs],
+        "because": _because(row),
+    }
+
+
+def _because(row: Row) -> str:
+    """What of the record gives the row."""
+    if row.factor is not None:
+        reduced = f", joined by {row.factor.reduce}" if row.factor.reduce else ""
+        return f"`{row.factor.name}` is split{reduced}"
+    parts = [(i, str(c)) for i, c in enumerate(row.ins, 1) if str(c) != "B"]
+    if not parts:
+        return "nothing is split"
+    numbers = " and ".join(str(i) for i, _ in parts)
+    if parts[0][1] != "P":
+        return f"it rises with operand {numbers}"
+    return f"it is linear in operand{'s' if len(parts) > 1 else ''} {numbers}" + (
+        " together" if len(parts) > 1 else ""
+    )
+
+
+def _whole(sig: Signature, factors: Factors) -> list[str]:
+    """Dims of operands in no loop: they are gathered first."""
+    free = {(i, dim) for f in factors.loops for i, dim in enumerate(f.ins)}
+    return list(dict.fromkeys(n for i, t in enumerate(sig.ins) for n in t.names if (i, n) not in free))
+
+
+# --- for people --------------------------------------------------------------------------------
+
+
+def rows_text(found: dict[str, Any]) -> str:
+    """What `describe` found, as text."""
+    blocks = [_call_text(found, call) for call in found["calls"]]
+    blocks += [notes for notes in (_notes(found),) if notes]
+    return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"
+
+
+def _call_text(found: dict[str, Any], call: dict[str, Any]) -> list[str]:
+    lines = [_headline(found["operator"], call), *_aligned(call["rows"])]
+    if call["whole"]:
+        lines.append(f"  {_about_whole(found, call['whole'])}")
+    return lines
+
+
+def _headline(name: str, call: dict[str, Any]) -> str:
+    ins, outs = (", ".join(map(_type_text, call[side])) for side in ("ins", "outs"))
+    attrs = ", ".join(f"{key}={value}" for key, value in call["attrs"].items())
+    return f"{name}: {ins or 'no operands'} -> {outs}" + (f"  {{{attrs}}}" if attrs else "")
+
+
+def _type_text(type_: dict[str, Any]) -> str:
+    return f"{type_['dtype']}[{', '.join(type_['dims'])}]"
+
+
+def _aligned(found: list[dict[str, Any]]) -> Iterator[str]:
+    """`  S(k)  S(k)  ->  P     why`, in columns."""
+    cells = [[*row["ins"], "->", *row["outs"], row["because"]] for row in found]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        padded = (text.ljust(width) for text, width in zip(row, widths, strict=True))
+        yield "  " + "  ".join(padded).rstrip()
+
+
+def _about_whole(found: dict[str, Any], whole: list[str]) -> str:
+    dims = listed(whole)
+    if found["composite"]:
+        return f"where {dims} is split, the prelude's `{found['operator']}` is used instead"
+    return f"{dims} must be whole on each device"
+
+
+def _notes(found: dict[str, Any]) -> list[str]:
+    lines = []
+    if found["multi_axis_condition"]:
+        lines.append("over several axes, both sides must be cut into the same blocks")
+    held = found.get("hold_but_are_not_used", {})
+    if held:
+        lines.append("these hold too, and are not used:")
+        lines += [f"  {row}: {reason}" for row, reason in held.items()]
+    return lines

@@ -1,0 +1,57 @@
+"""Commands that only look at programs are quick: they never import torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MLP = ROOT / "examples" / "mlp.mdsl"
+HEAVY = ("torch", "scipy", "sklearn", "matplotlib", "jax")
+
+COMMANDS = {
+    "import": [],
+    "check": ["check", MLP],
+    "check --json": ["check", MLP, "--json"],
+    "fmt": ["fmt", "--check", MLP],
+    "explain": ["explain", MLP],
+    "explain --json": ["explain", MLP, "--json"],
+    "explain a code": ["explain", "MD0301"],
+    "compile": ["compile", MLP],
+    "an error": ["compile", MLP, "--layout", "nothing"],
+    "--help": ["--help"],
+    "run --help": ["run", "--help"],
+    "--version": ["--version"],
+}
+
+SCRIPT = """
+import sys
+sys.argv[0] = "meshdsl"
+import meshdsl
+if sys.argv[1:]:
+    from meshdsl.cli import main
+    try:
+        main()
+    except SystemExit:
+        pass
+loaded = sorted({name.partition(".")[0] for name in sys.modules})
+sys.stderr.write("\\nLOADED " + " ".join(loaded))
+"""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_nothing_heavy_is_imported(command: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *map(str, COMMANDS[command])],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": "", "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    loaded = done.stderr.rpartition("LOADED ")[2].split()
+    assert "meshdsl" in loaded
+    assert not set(loaded) & set(HEAVY)

@@ -1,0 +1,64 @@
+"""When to reduce: `optimal` never sends more than the other policies, and runs like them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+
+from meshdsl.diagnostics import DiagnosticError
+from meshdsl.placed.from_named import WALKS
+from tests.programs.harness import REFUSALS, Case, explained, run_case
+from tests.programs.strategy import cases
+
+CASES = int(os.environ.get("MESHDSL_CASES", "60"))
+
+
+def sent(case: Case, policy: str) -> int:
+    """Wire bytes per device under one policy."""
+    total: int = explained(replace(case, reduce=policy))["totals"]["wire_bytes"]
+    return total
+
+
+def check(case: Case) -> None:
+    """`optimal` sends the least of all, and both it and `mesh-tf` run right."""
+    try:
+        others = {policy: sent(case, policy) for policy in WALKS}
+        assert sent(case, "optimal") <= min(others.values()), others
+        for policy in ("mesh-tf", "optimal"):
+            run_case(replace(case, reduce=policy))
+    except DiagnosticError as error:
+        if error.diagnostics[0].code not in REFUSALS:
+            raise
+
+
+def test_optimal_is_never_worse_and_all_policies_run():
+    test = settings(max_examples=CASES, suppress_health_check=list(HealthCheck), deadline=None)(
+        given(case=cases())(lambda case: check(case))
+    )
+    if "MESHDSL_CASES" not in os.environ:
+        test = seed(0)(test)
+    test()
+
+
+CHAIN = """
+dim m = 256, a = 64, n = {n}, k = {k}
+mesh four = {{ x: 4 }}
+layout split {{ a -> x }}
+program p(u[m, a], v[a, n], w[n, k]) {{
+  t = einsum(u, v -> [m, n])
+  y = einsum(t, w -> [m, k])
+  return y
+}}
+"""
+
+
+@pytest.mark.parametrize(("n", "k", "least"), [(1024, 16, 24_576), (64, 256, 98_304)])
+def test_the_optimum_of_a_chain_is_the_better_of_both(n, k, least):
+    case = Case(CHAIN.format(n=n, k=k), mesh="four", layout="split")
+    figures = {policy: sent(case, policy) for policy in (*WALKS, "optimal")}
+    assert figures["optimal"] == least
+    assert figures["immediate"] == figures["mesh-tf"]
+    assert min(figures["immediate"], figures["deferred"]) == least
