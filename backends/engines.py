@@ -120,7 +120,7 @@ def refuse_too_large(made: Mapping[str, Any], engine: str, budget: int | None) -
     if devices * each > budget:
         fail(
             "MD0703",
-            f"{devices:,} devices would hold {_gib(devices * each)}, "
+            f"{devices:,} device{'s' * (devices > 1)} would hold {_gib(devices * each)}, "
             f"and this machine has {_gib(budget)}",
             help="choose a smaller mesh or smaller dims (`--set`); `explain` and `compile` work",
         )

@@ -9,6 +9,7 @@ as literals, and everything else stands in comments with control characters esca
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshdsl.backends.lines import Lines
@@ -70,7 +71,7 @@ class Walk(ABC):
         self.program: Program = lower(source, self.taken)
         self.out = Lines(depth=0)
         self.constants: dict[Var, str] = {}
-        self._shown: tuple[str, int] = ("", 0)
+        self.shown: tuple[str, int] = ("", 0)
 
     def text(self) -> str:
         """The whole rendering."""
@@ -149,11 +150,14 @@ class Walk(ABC):
         self.nodes(node.body)
         self._carry(node)
         self.out.depth -= 1
-        self._shown = ("", 0)
+        self.shown = ("", 0)
 
     def _carry(self, node: Loop) -> None:
         """What the next trip begins with; all at once, since one may be another's old value."""
-        pairs = [(c.inside.name, self.carry_text(c.next)) for c in node.carries]
+        self.pairs([(c.inside.name, self.ref(c.next)) for c in node.carries], node)
+
+    def pairs(self, pairs: list[tuple[str, str]], node: Loop) -> None:
+        """One assignment of all carried values at the end of a trip."""
         pairs = [(a, b) for a, b in pairs if a != b]
         if pairs:
             names, values = zip(*pairs, strict=True)
@@ -161,16 +165,12 @@ class Walk(ABC):
         elif not node.body and not node.stacked:
             self.out.add("pass")
 
-    def carry_text(self, var: Var) -> str:
-        """A value that is carried into the next trip."""
-        return self.ref(var)
-
     def source_line(self, span: Span) -> None:
         """The source line that the next statements come from, as a comment."""
         place = (span.file, span.line)
-        if place == self._shown:
+        if place == self.shown:
             return
-        self._shown = place
+        self.shown = place
         if not self.out.lines[-1][0].endswith(":"):
             self.out.add()
         text = f"{span.file}:{span.line}  {span.source.line(span.line).strip()}"
@@ -226,14 +226,17 @@ INFIX = {
 }
 
 
-def call_text(node: Compute, args: list[str]) -> str:
-    """An operator as a person would write it: `a + b`, `einsum("bi,ih->bh", x, w)`, `relu(t)`."""
+def call_text(node: Compute, args: list[str], dims: Mapping[str, str] | None = None) -> str:
+    """An operator as a person would write it: `a + b`, `einsum("bi,ih->bh", x, w)`, `relu(t)`.
+
+    `dims` renames dims, where the notation has names of its own for them.
+    """
     op = node.op
     if op.name in INFIX:
         return f" {INFIX[op.name]} ".join(args)
     if op.name == "einsum":
         return f"einsum({', '.join([subscripts(node), *args])})"
-    attrs = [f"{name}={_attribute(value)}" for name, value in op.attrs]
+    attrs = [f"{name}={_attribute(value, dims or {})}" for name, value in op.attrs]
     return f"{op.name}({', '.join([*args, *attrs])})"
 
 
@@ -246,12 +249,14 @@ def subscripts(node: Compute) -> str:
     return f'"{ins}->{"".join(letters[n] for n in target)}"'
 
 
-def _attribute(value: object) -> str:
+def _attribute(value: object, dims: Mapping[str, str]) -> str:
     """Dims and dtypes by name; strings as literals, others as the printers write them."""
     if isinstance(value, str):
         return repr(value)
-    if isinstance(value, Dim | DType):
+    if isinstance(value, Dim):
+        return dims.get(value.name, value.name)
+    if isinstance(value, DType):
         return value.name
     if isinstance(value, tuple):
-        return f"({', '.join(map(_attribute, value))})"
+        return f"({', '.join(_attribute(v, dims) for v in value)})"
     return attribute(value)

@@ -40,9 +40,9 @@ class _Book(Walk):
         self.axes = dict(zip(self.mesh.names, _axis_letters(), strict=False))
         self.dims = _dim_letters(_dim_names(self._vars()), set(self.axes.values()) | {UNREDUCED})
         self.about()
-        self.out.comment("axes: " + ", ".join(f"{self.axes[a]} = {a} {n}" for a, n in self.mesh.axes))
+        self.out.comment("axes: " + ", ".join(f"{self.axes[a]}={a}:{n}" for a, n in self.mesh.axes))
         sizes = {d.name: d.size for v in self._vars() for d in v.value.type.dims}
-        self.out.comment("dims: " + ", ".join(f"{self.dims[d]} = {d} {n}" for d, n in sizes.items()))
+        self.out.comment("dims: " + ", ".join(f"{self.dims[d]}={d}:{n}" for d, n in sizes.items()))
         self.out.add()
 
     def entry(self, var: Var, kind: str) -> None:
@@ -68,7 +68,7 @@ class _Book(Walk):
         self.out.add(f"{self._shown_as(inside)} = {text}")
 
     def carried(self, target: Var, source: Var) -> None:
-        self.out.add(f"{self._shown_as(target)} = {self.ref(source)}")
+        self.out.add(f"{self._shown_as(target)} = {self._operand(source)}")
 
     # --- pieces ----------------------------------------------------------------------------------
 
@@ -91,7 +91,7 @@ class _Book(Walk):
     def _operator(self, node: Compute) -> str:
         args = [self._operand(v) for v in node.ins]
         if node.op.name != "einsum" or len(args) != 2:
-            return call_text(node, args)
+            return call_text(node, args, self.dims)
         out = node.outs[0].value.type
         names = dict.fromkeys(n for v in node.ins for n in v.value.type.names if not out.has(n))
         summed = ",".join(self.dims[n] for n in names)

@@ -15,7 +15,7 @@ from meshdsl.named import ir as named
 from meshdsl.named.declarations import Declarations, declare, unknown
 from meshdsl.named.from_syntax import build
 from meshdsl.placed import ir as placed
-from meshdsl.placed.from_named import POLICIES
+from meshdsl.placed.place import POLICIES
 from meshdsl.syntax import ast
 
 DEFAULT_POLICY = "deferred"
@@ -28,6 +28,7 @@ class Options:
     program: str | None = None
     mesh: str | None = None
     layout: str | None = None
+    sbp: str | None = None
     reduce: str = DEFAULT_POLICY
     set_dims: Mapping[str, int] = field(default_factory=dict)
     dtype: str | None = None
@@ -90,13 +91,20 @@ def place_named(
     program: named.Program, declarations: Declarations, options: Options, diagnostics: Diagnostics
 ) -> placed.Program:
     """The placed program under the chosen mesh, layout and policy, verified."""
-    from meshdsl.placed.from_named import place
     from meshdsl.placed.layout import resolve_layout, resolve_mesh
     from meshdsl.placed.lint import lint
+    from meshdsl.placed.place import place, place_annotated
+    from meshdsl.placed.sbp_block import lint_sbp, resolve_sbp
     from meshdsl.placed.verify import verify
 
     check_policy(options.reduce)
     mesh = resolve_mesh(declarations, options.mesh, options.layout)
+    if options.sbp is not None:
+        annotations = resolve_sbp(declarations, options.sbp, mesh)
+        lint_sbp(program, annotations, diagnostics)
+        annotated = place_annotated(program, annotations, options.reduce)
+        verify(annotated)
+        return annotated
     layout = resolve_layout(declarations, options.layout, mesh)
     lint(program, layout, diagnostics)
     result = place(program, layout, options.reduce)

@@ -83,11 +83,11 @@ def permute(
     sources = [source_rank(mesh, member, before, after) for member in members]
     sent = as_numbers(x.contiguous())
     received = torch.empty_like(sent)
-    sizes = [[0] * len(members) for _ in range(2)]
-    sizes[0][members.index(sources[members.index(rank)])] = sent.numel()
-    sizes[1][sources.index(rank)] = sent.numel()
-    flat = (received.view(-1), sent.view(-1))
-    dist.all_to_all_single(*flat, *sizes, group=groups["+".join(axes)])
+    arrives, leaves = ([0] * len(members) for _ in range(2))
+    arrives[members.index(sources[members.index(rank)])] = sent.numel()
+    leaves[sources.index(rank)] = sent.numel()
+    group = groups["+".join(axes)]
+    dist.all_to_all_single(received.view(-1), sent.view(-1), arrives, leaves, group=group)
     return received.view(x.dtype)
 
 

@@ -77,6 +77,7 @@ def _compared(columns: Sequence[Column], made: dict[str, Any], seed: int | None)
 
 
 def _show(compared: dict[str, Any], made: dict[str, Any], json: bool, html: Path | None) -> None:
+    from meshdsl.render import _safe
     from meshdsl.report.compare_terminal import measured, print_comparison, sentence
 
     if json:
@@ -85,7 +86,7 @@ def _show(compared: dict[str, Any], made: dict[str, Any], json: bool, html: Path
         print_comparison(compared, made["source"])
     else:
         for line in (sentence(compared), *measured(compared)):
-            typer.echo(line)
+            typer.echo(_safe(line))
         typer.echo(f"wrote {html}; open it in a browser")
 
 

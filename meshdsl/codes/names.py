@@ -146,4 +146,12 @@ CODES: tuple[Code, ...] = (
         + "program p(x[a]) { return f6(x) }",
         "Use `repeat` for what is done many times.",
     ),
+    Code(
+        "MD0118",
+        "loops nested too deep",
+        "More than 12 `repeat` stand inside each other, those of called functions counted.",
+        "dim a = 4, n = 2\n"
+        "program p(x[a]) {\n" + "repeat n {\n" * 13 + "x = x + 1\n" + "}\n" * 13 + "return x\n}",
+        "Merge the dims of two loops into one: `dim nm = n * m`.",
+    ),
 )

@@ -13,6 +13,9 @@ from meshdsl.syntax import ast
 if TYPE_CHECKING:
     from meshdsl.named.from_syntax import ProgramBuilder
 
+MAX_LOOPS = 12
+"""How deep loops may nest once calls are inlined; Python itself allows 20 in a program."""
+
 
 class Loops:
     """Builds the loops of a program."""
@@ -27,6 +30,9 @@ class Loops:
             if isinstance(statement, ast.Return):
                 help = "return after the loop"
                 fail("MD0113", "`return` inside `repeat`", statement.span, help=help)
+        if len(self.builder.frames) > MAX_LOOPS:
+            message = f"more than {MAX_LOOPS} loops stand inside each other"
+            fail("MD0118", message, node.dim.span, help="merge two of their dims into one")
         dim = self.program.expressions.dim(node.dim, scope)
         outer = dict(scope.names)
         names = [n for n in dict.fromkeys(assigned(node.body)) if n in outer]

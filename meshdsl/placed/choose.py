@@ -59,6 +59,25 @@ class Call:
         return Signature(self.ins, self.outs, dict(self.attrs))
 
 
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What is demanded of an output.
+
+    kind: `ruled` (split as in `placement`; whole or partial on the other axes), `exact`
+    (just `placement`), `free` (anything).
+    """
+
+    placement: Placement
+    kind: str = "ruled"
+
+    def stands(self, component: Component, axis: str) -> bool:
+        """Whether an output that is `component` along the axis is as wanted."""
+        if self.kind == "free":
+            return True
+        wanted = self.placement.component(axis)
+        return component == wanted or (self.kind == "ruled" and isinstance(component, Partial))
+
+
 @functools.lru_cache(maxsize=65536)
 def legal_rows(call: Call) -> tuple[Row, ...]:
     """The rows of a call along one axis."""
@@ -75,39 +94,42 @@ def call_of(op: Op) -> Call:
 def candidates(
     call: Call,
     versions: tuple[tuple[Placement, ...], ...],
-    wants: tuple[Placement, ...],
+    wants: tuple[Want, ...],
     mesh: Mesh,
     policy: str,
     forced: bool = False,
+    pins: tuple[Placement | None, ...] = (),
 ) -> list[Choice]:
     """Every legal placement of one call, the cheapest first; see `Chooser`."""
-    return Chooser(call, versions, wants, mesh, policy, forced).candidates()
+    return Chooser(call, versions, wants, mesh, policy, forced, pins).candidates()
 
 
 @dataclass(frozen=True, slots=True)
 class Chooser:
     """Chooses for one operator.
 
-    `versions` are the placements each operand is to be had in; `wants` what rules demand of the
-    outputs. Under `immediate`, or where it is `forced`, no result stays partial.
+    `versions` are the placements each operand is to be had in; `wants` what is demanded of the
+    outputs. Under `immediate`, or where it is `forced`, no result stays partial unless that is
+    wanted. `pins` are placements in which single operands must be read.
     """
 
     call: Call
     versions: tuple[tuple[Placement, ...], ...]
-    wants: tuple[Placement, ...]
+    wants: tuple[Want, ...]
     mesh: Mesh
     policy: str
     forced: bool = False
+    pins: tuple[Placement | None, ...] = ()
 
     def candidates(self) -> list[Choice]:
-        """Every legal combination, the cheapest first."""
+        """Every legal combination, the cheapest first; none only where `pins` allow none."""
         found = [c for c in map(self._choice, self._combinations(standing=True)) if c is not None]
         if not found:
             # Rows that are taken for granted per axis may not go together.
             found = [c for c in map(self._choice, self._combinations(False)) if c is not None]
-        assert found, f"no legal placement for {self.call.name}"
+        assert found or any(self.pins), f"no legal placement for {self.call.name}"
         found.sort(key=lambda c: (c.cost, c.rank))
-        return found + self._dearer(found[0].cost)
+        return found + self._dearer(found[0].cost) if found else []
 
     def _dearer(self, cost: int) -> list[Choice]:
         """What would be sent otherwise, where anything is: only for the explanation."""
@@ -140,37 +162,47 @@ class Chooser:
 
     def _stands(self, row: Row, axis: str) -> bool:
         """Whether every operand is what the row takes, and rules agree with what it yields."""
-        for component, placements in zip(row.ins, self.versions, strict=True):
+        for component, placements in zip(row.ins, self._read, strict=True):
             if all(p.component(axis) != component for p in placements):
                 return False
-        pairs = zip(row.outs, self.wants, strict=True)
-        return all(isinstance(c, Partial) or c == w.component(axis) for c, w in pairs)
+        return all(w.stands(c, axis) for c, w in zip(row.outs, self.wants, strict=True))
+
+    @property
+    def _read(self) -> tuple[tuple[Placement, ...], ...]:
+        """The placements that operands may be read in as they are."""
+        pins = self.pins or (None,) * len(self.versions)
+        return tuple((p,) if p else v for p, v in zip(pins, self.versions, strict=True))
 
     def _called_for(self, row: Row, axis: str) -> bool:
         """Whether an operand already is what the row takes, or a rule wants what it yields."""
-        for component, placements in zip(row.ins, self.versions, strict=True):
+        for component, placements in zip(row.ins, self._read, strict=True):
             held = any(p.component(axis) == component for p in placements)
             if held and isinstance(component, Split | Partial):
                 return True
         pairs = zip(row.outs, self.wants, strict=True)
-        return any(isinstance(c, Split) and axis in w.axes_of(c.dim) for c, w in pairs)
+        return any(isinstance(c, Split) and axis in w.placement.axes_of(c.dim) for c, w in pairs)
 
     # --- one combination ---------------------------------------------------------------------
 
     def _choice(self, combination: dict[str, Row]) -> Choice | None:
         made = self.placements(combination)
-        if made is None:
+        if made is None or not self._pinned(made[0]):
             return None
         yields = made[1]
         targets = tuple(self._target(y, w) for y, w in zip(yields, self.wants, strict=True))
         routes = self._routes(*made, targets)
         if routes is None:
             return None
-        expected = self._expected(made[1], targets)
+        expected = self._expected(targets)
         cost = sum(r.wire_bytes for r in routes) + sum(r.wire_bytes for r in expected)
         collectives = sum(r.collectives for r in (*routes, *expected))
         partial = sum(len(t.partial) for t in targets)
         return Choice(*made, targets, cost, (collectives, partial, self.flops(*made)))
+
+    def _pinned(self, needs: tuple[Placement, ...]) -> bool:
+        return not self.pins or all(
+            p is None or p == need for p, need in zip(self.pins, needs, strict=True)
+        )
 
     def placements(
         self, combination: dict[str, Row]
@@ -227,8 +259,8 @@ class Chooser:
         if row.factor is None:
             return 0
         placed = [
-            *zip(row.factor.outs, ((w,) for w in self.wants), strict=True),
-            *zip(row.factor.ins, self.versions, strict=True),
+            *zip(row.factor.outs, ((w.placement,) for w in self.wants), strict=True),
+            *zip(row.factor.ins, self._read, strict=True),
         ]
         for dim, placements in placed:
             for p in placements:
@@ -249,13 +281,16 @@ class Chooser:
     def _ways(self, p: Placement) -> dict[str, int]:
         return {d: self.mesh.size(*axes) for d, axes in p.splits}
 
-    def _target(self, yielded: Placement, want: Placement) -> Placement:
-        """What the result becomes: split as rules say, and partial where it may stay so."""
+    def _target(self, yielded: Placement, want: Want) -> Placement:
+        """What the result becomes: as wanted, and partial where it may stay so."""
+        if want.kind == "exact":
+            return want.placement
+        splits = dict((yielded if want.kind == "free" else want.placement).splits)
         if self.forced or self.policy == "immediate":
-            return want
-        ruled = {a for _, axes in want.splits for a in axes}
+            return placement(self.mesh, splits)
+        ruled = {a for axes in splits.values() for a in axes}
         kept = tuple(a for a in yielded.partial if a not in ruled)
-        return placement(self.mesh, dict(want.splits), kept, yielded.op)
+        return placement(self.mesh, splits, kept, yielded.op)
 
     @property
     def scatter(self) -> bool:
@@ -283,17 +318,16 @@ class Chooser:
         routes = [r for r in found.values() if r is not None]
         return routes if len(routes) == len(found) else None
 
-    def _expected(
-        self, yields: tuple[Placement, ...], targets: tuple[Placement, ...]
-    ) -> list[Route]:
+    def _expected(self, targets: tuple[Placement, ...]) -> list[Route]:
         """What reducing would send where a result is newly partial: not done here, but caused."""
         carried = {a for placements in self.versions for p in placements for a in p.partial}
         found = []
         for type_, target, want in zip(self.call.outs, targets, self.wants, strict=True):
             new = tuple(a for a in target.partial if a not in carried)
-            if new:
+            if new and want.kind != "exact":
                 source = placement(self.mesh, dict(target.splits), new, target.op)
-                reduced = route(type_, source, want, self.mesh, self.scatter)
+                whole = placement(self.mesh, dict(target.splits))
+                reduced = route(type_, source, whole, self.mesh, self.scatter)
                 assert reduced is not None
                 found.append(reduced)
         return found

@@ -7,62 +7,20 @@ long as the policy allows. Once a consumer has forced a reduction, later ones re
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from meshdsl.diagnostics import Span, fail
+from meshdsl.diagnostics import Span
 from meshdsl.named import ir as named
 from meshdsl.named.expand import expand
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed import why
-from meshdsl.placed.choose import Choice, call_of, candidates, cheapest
+from meshdsl.placed.choose import Choice, Want, call_of, candidates, cheapest
 from meshdsl.placed.contraction import pairwise
 from meshdsl.placed.ir import Apply, Carry, Loop, Node, Parameter, Program, Reshard, Tensor, walk
 from meshdsl.placed.layout import Layout
-from meshdsl.placed.optimal import Plan, as_rewritten, solve
 from meshdsl.placed.reshard import route
 from meshdsl.placed.sbp import Mesh, Placement, placement
-
-WALKS = ("immediate", "mesh-tf", "deferred")
-"""Policies that one walk in program order carries out."""
-
-POLICIES = (*WALKS, "optimal")
-"""When partial values are reduced."""
-
-
-def place(program: named.Program, layout: Layout, policy: str) -> Program:
-    """The placed program. Raises MD03xx for rules that cannot be met, MD0907 for a split loop."""
-    assert policy in POLICIES
-    _refuse_split_loops(program.body, layout)
-    if policy == "optimal":
-        return _place_optimally(program, layout)
-    return _Placer(program, layout, policy).program()
-
-
-def _place_optimally(program: named.Program, layout: Layout) -> Program:
-    """The plan that sends the fewest bytes; without a proof, the best of the other policies."""
-    walks = [_Placer(program, layout, policy).program() for policy in WALKS]
-    best = min(walks, key=_cost)
-    if not _cost(best)[0]:
-        return replace(best, policy="optimal", proven=True)
-    rewritten = as_rewritten(walks[-1])
-    plan = solve(rewritten, layout)
-    planned = _Guided(rewritten, layout, plan).program() if plan else None
-    if planned is None or _cost(planned) > _cost(best):
-        return replace(best, policy="optimal", proven=planned is not None and _same(planned, best))
-    return replace(planned, proven=True)
-
-
-def _cost(program: Program) -> tuple[int, int]:
-    """Bytes that a device sends in all, and in how many collectives."""
-    moves = [(n.route, k) for n, k in walk(program.body) if isinstance(n, Reshard)]
-    return sum(r.wire_bytes * k for r, k in moves), sum(r.collectives * k for r, k in moves)
-
-
-def _same(planned: Program, best: Program) -> bool:
-    """Whether a plan sends as many bytes as the best walk: then that is the least, too."""
-    return _cost(planned)[0] == _cost(best)[0]
-
 
 @dataclass(slots=True)
 class _State:
@@ -84,7 +42,9 @@ class _State:
         )
 
 
-class _Placer:
+class Placer:
+    """One walk over a program. `policy` is one of `place.WALKS`, or `optimal` with a plan."""
+
     def __init__(self, program: named.Program, layout: Layout, policy: str) -> None:
         self.source = program
         self.layout = layout
@@ -97,7 +57,7 @@ class _Placer:
         self.causes: dict[Value, dict[str, tuple[str, Span]]] = {}
 
     def program(self) -> Program:
-        inputs = tuple(self._enter(v, self._wanted(v), 0) for v in self.source.inputs)
+        inputs = tuple(self._entering(v) for v in self.source.inputs)
         params = tuple(
             Parameter(p, self._enter(p.value, self._stored(p.value), 0)) for p in self.source.params
         )
@@ -118,6 +78,10 @@ class _Placer:
         causes = {d: (str(r), r.span) for d, r in binding.causes.items() if binding.splits.get(d)}
         self.causes[value] = causes
         return binding.placement(self.mesh)
+
+    def _entering(self, value: Value) -> Tensor:
+        """An input as the devices are given it."""
+        return self._enter(value, self._wanted(value), 0)
 
     def _stored(self, value: Value) -> Placement:
         return self._wanted(value, stored=True)
@@ -219,7 +183,7 @@ class _Placer:
         return found
 
     def _apply(self, op: named.Op) -> None:
-        choices = self._choices(op, tuple(self._wanted(v) for v in op.outs))
+        choices = self._choices(op, tuple(self._want(v) for v in op.outs))
         best = choices[0]
         ask = why.Ask("operand", why.operator(op), op.span, why.runner_up(choices))
         needs = zip(op.ins, best.needs, strict=True)
@@ -232,7 +196,11 @@ class _Placer:
             self._version(value, target, self._ask_result(value, op, choices))
             self._keep_only(value, target)
 
-    def _choices(self, op: named.Op, wants: tuple[Placement, ...]) -> list[Choice]:
+    def _want(self, value: Value) -> Want:
+        """What is demanded of a result."""
+        return Want(self._wanted(value))
+
+    def _choices(self, op: named.Op, wants: tuple[Want, ...]) -> list[Choice]:
         """What `op` may do, the best first."""
         versions = tuple(self._placements(v) for v in op.ins)
         # Outputs force: what is returned is reduced as it appears, and everyone reads the result.
@@ -282,7 +250,7 @@ class _Placer:
     ) -> tuple[int, dict[Value, Placement]]:
         """Place one loop with the carries in `partial` held so; its bytes, and what came out."""
         entry = len(self.state.blocks[-1])
-        wants = {c.inside: partial.get(c.inside, self._wanted(c.inside)) for c in node.carries}
+        wants = {c.inside: partial.get(c.inside, self._carried(c)) for c in node.carries}
         inits = [self._carry_in(c, wants[c.inside], node) for c in node.carries]
         self.state.blocks.append([])
         depth = len(self.state.blocks) - 1
@@ -301,6 +269,10 @@ class _Placer:
         carries = tuple(Carry(*v) for v in versions)
         self._emit(Loop(node, carries, stacked, tuple(body)))
         return self._bytes(entry, results), natural
+
+    def _carried(self, carry: named.Carry) -> Placement:
+        """How a carried value is held when nothing speaks for holding it partial."""
+        return self._wanted(carry.inside)
 
     def _carry_in(self, carry: named.Carry, want: Placement, node: named.Repeat) -> Tensor:
         ask = why.Ask("carry", f"`{carry.inside.label}` enters `repeat {node.dim}` so", node.span)
@@ -343,39 +315,3 @@ class _Placer:
         want = self._computed(output.value)
         ask = why.Ask("output", f"`{output.name}` is returned", output.span)
         return self._version(output.value, want, ask)
-
-
-class _Guided(_Placer):
-    """Carries out a plan for a rewritten program."""
-
-    def __init__(self, program: named.Program, layout: Layout, plan: Plan) -> None:
-        super().__init__(program, layout, "optimal")
-        self.plan = plan
-
-    def _rewritten(self, op: named.Op) -> tuple[named.Op, ...]:
-        return (op,)
-
-    def _choices(self, op: named.Op, wants: tuple[Placement, ...]) -> list[Choice]:
-        planned = self.plan.decisions[op]
-        return [Choice(planned.needs, planned.yields, planned.targets, 0, ())]
-
-    def _repeat(self, node: named.Repeat) -> None:
-        self._loop(node, {c.inside: self.plan.carries[c.inside] for c in node.carries})
-
-
-def _refuse_split_loops(nodes: tuple[named.Node, ...], layout: Layout) -> None:
-    for node in nodes:
-        if not isinstance(node, named.Repeat):
-            continue
-        for rule in layout.rules:
-            axes = layout.mesh.known(rule.axes)
-            if rule.dim == node.dim.name and layout.mesh.size(*axes) > 1:
-                message = (
-                    f"splitting the `repeat` dim `{rule.dim}` (a pipeline) is not supported yet"
-                )
-                fail("MD0907", message, rule.span, help="leave the rule out for now")
-        for pin in (p for s in node.stacked for p in s.outer.pins if p.dim == node.dim.name):
-            if layout.mesh.size(*layout.mesh.known(pin.axes)) > 1:
-                message = f"splitting the `repeat` dim `{pin.dim}` (a pipeline) is not built yet"
-                fail("MD0907", message, pin.span, help="leave the `@` out for now")
-        _refuse_split_loops(node.body, layout)

@@ -19,7 +19,7 @@ from meshdsl.named import ir as named
 from meshdsl.named.ir import Op, TensorType, Value
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed import ir as placed
-from meshdsl.placed.choose import Chooser, call_of, legal_rows
+from meshdsl.placed.choose import Chooser, Want, call_of, legal_rows
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.reshard import Route, route
 from meshdsl.placed.sbp import Component, Mesh, Partial, Placement, Split, placement
@@ -171,7 +171,8 @@ class _Model:
         wants = tuple(self._ruled(v) for v in op.outs)
         ruled = tuple(self._ruled(v) for v in op.ins)
         versions = tuple((p,) for p in ruled)
-        chooser = Chooser(call_of(op), versions, wants, self.mesh, "deferred")
+        ruled_outs = tuple(Want(w) for w in wants)
+        chooser = Chooser(call_of(op), versions, ruled_outs, self.mesh, "deferred")
         options = [self._rows(op, axis, ruled, wants) for axis in self.axes]
         for rows in itertools.product(*options):
             made = chooser.placements(dict(zip(self.axes, rows, strict=True)))

@@ -72,7 +72,7 @@ def column_as_json(column: Column) -> Json:
     for tensor in report["tensors"]:
         tensor["named"] = named_text(tensor)
         tensor["sbp"] = positional(tensor)
-    routes = list(_routes(column.made["device"]))
+    routes = [_route(moves, n) for moves, n in _chains(column.made["device"])]
     return {**report, **about, "annotations": count_annotations(column), "routes": routes}
 
 
@@ -147,8 +147,8 @@ def _component(tensor: Json, axis: str, mesh: Sequence[str]) -> str:
 # --- routes ----------------------------------------------------------------------------------
 
 
-def _routes(program: device.Program) -> Iterator[Json]:
-    """Every reshard with all its steps, those that stay on the device too."""
+def _chains(program: device.Program) -> Iterator[tuple[list[device.Move], int]]:
+    """The steps of every reshard, those too that stay on the device, and how often they run."""
     chain: list[device.Move] = []
     times = 1
     for node, count in device.walk(program.body):
@@ -156,10 +156,10 @@ def _routes(program: device.Program) -> Iterator[Json]:
             chain.append(node)
             continue
         if chain:
-            yield _route(chain, times)
+            yield chain, times
         chain, times = ([node] if isinstance(node, device.Move) else []), count
     if chain:
-        yield _route(chain, times)
+        yield chain, times
 
 
 def _continues(before: device.Move, node: device.Move) -> bool:
@@ -177,6 +177,8 @@ def _route(moves: Sequence[device.Move], count: int) -> Json:
         "line": last.span.line,
         "phase": last.phase,
         "count": count,
+        "dims": list(value.type.names),
+        "shape": list(value.type.shape),
         "from": first.source.placement.show(value.type),
         "to": last.target.placement.show(value.type),
         "steps": [_step(m) for m in moves],
@@ -193,9 +195,22 @@ def _step(move: device.Move) -> Json:
         "axes": list(step.axes),
         "dim": step.dim,
         "to_dim": step.to_dim,
-        "to": move.target.placement.show(move.target.value.type),
+        "before": _placement(move.source),
+        "after": _placement(move.target),
         "payload_bytes": move.payload,
         "wire_bytes": move.wire,
+    }
+
+
+def _placement(var: device.Var) -> Json:
+    """The text of a placement, and what a picture of it needs."""
+    p = var.placement
+    return {
+        "named": p.show(var.value.type),
+        "order": {dim: list(axes) for dim, axes in p.splits},
+        "partial": list(p.partial),
+        "op": p.op,
+        "local_shape": list(var.local.shape),
     }
 
 

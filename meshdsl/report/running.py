@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from meshdsl.diagnostics import counted
 from meshdsl.named.ir import TensorType
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def _headline(made: Mapping[str, Any], engine: str, result: Result) -> str:
     mesh = " x ".join(f"{a} {n}" for a, n in program.mesh.axes) or "one device"
     return (
         f"{source.named.name} under layout {source.layout} on {mesh}: "
-        f"{program.mesh.devices} devices, engine {engine}, {result.seconds:.2f} s"
+        f"{counted(program.mesh.devices, 'device')}, engine {engine}, {result.seconds:.2f} s"
     )
 
 

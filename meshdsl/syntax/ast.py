@@ -286,9 +286,13 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class SbpEntry:
-    """`x: (S(0), B)`: one component (`S(0)`, `B`, `P`, `P(max)` as a Ref or Call) per mesh axis."""
+    """`x: (S(0), B)`: one component (`S(0)`, `B`, `P`, `P(max)` as a Ref or Call) per mesh axis.
+
+    `x at y: (…)` holds only where `x` is read on the way to `y`; `at` is empty without it.
+    """
 
     tensor: tuple[Name, ...]
+    at: tuple[Name, ...]
     components: tuple[Expr, ...]
     span: Span
 

@@ -155,8 +155,10 @@ def _sbp(b: Builder, tree: Any) -> ast.Sbp:
 
 
 def _sbp_entry(b: Builder, tree: Any) -> ast.SbpEntry:
-    tensor, *components = tree.children
-    return ast.SbpEntry(b.names(tensor), tuple([b.expr(c) for c in components]), b.span(tree))
+    tensor, use, *components = tree.children
+    reader = b.names(use.children[0]) if use.children else ()
+    made = tuple([b.expr(c) for c in components])
+    return ast.SbpEntry(b.names(tensor), reader, made, b.span(tree))
 
 
 def _tensor(b: Builder, tree: Any) -> ast.TensorParam:

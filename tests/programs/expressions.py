@@ -454,6 +454,8 @@ class Expressions:
     # --- makers and joins ----------------------------------------------------------------------
 
     def make(self, depth: int) -> Tensor | None:
+        if not self.dims:  # loops go over all of them
+            return None
         dim = self.pick(self.dims)
         n = self.sizes[dim]
         if self.once_in(3):

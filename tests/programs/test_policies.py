@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.placed.from_named import WALKS
+from meshdsl.placed.place import WALKS
 from tests.programs.harness import REFUSALS, Case, explained, run_case
 from tests.programs.strategy import cases
 

@@ -1,0 +1,130 @@
+"""From the named program and an `sbp` block to the placed program."""
+
+from __future__ import annotations
+
+from meshdsl.diagnostics import Related, fail
+from meshdsl.named import ir as named
+from meshdsl.named.ir import Op, Value
+from meshdsl.placed import why
+from meshdsl.placed.choose import Choice, Want, call_of, candidates, legal_rows
+from meshdsl.placed.from_named import Placer
+from meshdsl.placed.ir import Tensor
+from meshdsl.placed.layout import Layout
+from meshdsl.placed.sbp import Placement, placement
+from meshdsl.placed.sbp_block import Annotations
+
+
+class AnnotatedPlacer(Placer):
+    """The same walk, bound by annotations: a tensor is just so, or inferred where none names it.
+
+    Inputs and parameters that no annotation names are whole.
+    """
+
+    def __init__(self, program: named.Program, annotations: Annotations, policy: str) -> None:
+        super().__init__(program, Layout(annotations.name, (), annotations.mesh), policy)
+        self.annotations = annotations
+        self.readers = _readers(program.body)
+
+    def _wanted(self, value: Value, stored: bool = False) -> Placement:
+        found = self.annotations.of(value)
+        if found is None:
+            return super()._wanted(value, stored)
+        placed, entry = found
+        self.causes[value] = {d: (entry.span.text, entry.span) for d, _ in placed.splits}
+        return placed
+
+    def _computed(self, value: Value) -> Placement:
+        return self._whole(self._wanted(value))
+
+    def _whole(self, placed: Placement) -> Placement:
+        return placement(self.mesh, dict(placed.splits))
+
+    def _entering(self, value: Value) -> Tensor:
+        """Devices are given whole blocks; where the annotation says partial, all but one drop them."""
+        wanted = self._wanted(value)
+        entered = self._enter(value, self._whole(wanted), 0)
+        if wanted.partial:
+            self.state.partial_why[value] = ("the `sbp` block says so",)
+            ask = why.Ask("rule", "", value.span)
+            self.state.versions[value] = [self._version(value, wanted, ask)]
+        return entered
+
+    def _want(self, value: Value) -> Want:
+        if self.annotations.of(value) is not None:
+            wanted = self._wanted(value)
+            return Want(self._whole(wanted) if value in self.returned else wanted, "exact")
+        ruled = self.layout.bind(value)
+        if ruled.causes:
+            return Want(self._wanted(value))
+        self.causes[value] = {}
+        return Want(placement(self.mesh, {}), "free")
+
+    def _choices(self, op: Op, wants: tuple[Want, ...]) -> list[Choice]:
+        reader = self.readers.get(op)
+        pins = tuple(self._pin(v, reader) for v in op.ins)
+        if not any(pins):
+            return super()._choices(op, wants)
+        versions = tuple(self._placements(v) for v in op.ins)
+        forced = not self.returned.isdisjoint(op.outs)
+        found = candidates(call_of(op), versions, wants, self.mesh, self.policy, forced, pins)
+        return found or self._illegal(op, pins, reader)
+
+    def _pin(self, value: Value, reader: Value | None) -> Placement | None:
+        found = self.annotations.at(value, reader)
+        return found[0] if found else None
+
+    def _illegal(
+        self, op: Op, pins: tuple[Placement | None, ...], reader: Value | None
+    ) -> list[Choice]:
+        """MD0309: the operator, the axis, and the rows there are."""
+        value, pin = next((v, p) for v, p in zip(op.ins, pins, strict=True) if p is not None)
+        found = self.annotations.at(value, reader)
+        assert found is not None
+        legal = legal_rows(call_of(op))
+        for axis in self.mesh.names:
+            parts = tuple(p.component(axis) if p else None for p in pins)
+            fits = [
+                r
+                for r in legal
+                if all(c is None or c == x for c, x in zip(parts, r.ins, strict=True))
+            ]
+            if not fits:
+                break
+        asked = ", ".join("?" if c is None else str(c) for c in parts)
+        fail(
+            "MD0309",
+            f"`{op.name}` cannot read its operands as ({asked}) over mesh axis `{axis}`",
+            found[1].span,
+            Related(op.span, "it is applied here"),
+            help=f"its legal rows: {'; '.join(map(str, legal))}",
+        )
+
+    def _carried(self, carry: named.Carry) -> Placement:
+        for value in (carry.inside, carry.next):
+            if self.annotations.of(value) is not None:
+                return self._wanted(value)
+        return self._whole(self._latest(carry.init).placement)
+
+    def _output(self, output: named.Output) -> Tensor:
+        latest = self._latest(output.value)
+        ask = why.Ask("output", f"`{output.name}` is returned", output.span)
+        return self._version(output.value, self._whole(latest.placement), ask)
+
+
+def _readers(nodes: tuple[named.Node, ...]) -> dict[Op, Value]:
+    """The named tensor that each operator is on the way to, within one statement."""
+    found: dict[Op, Value] = {}
+    towards: dict[Value, Value] = {}
+    for node in reversed(nodes):
+        if isinstance(node, named.Repeat):
+            found.update(_readers(node.body))
+            continue
+        out = node.outs[0]
+        reader = out if out.name else towards.get(out)
+        if reader is None:
+            continue
+        found[node] = reader
+        towards.update({v: reader for v in node.ins if v.name is None})
+    return found
+
+

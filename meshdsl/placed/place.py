@@ -1,0 +1,104 @@
+"""Placing a program: the policies, and which walk or plan carries them out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshdsl.diagnostics import fail
+from meshdsl.named import ir as named
+from meshdsl.placed.choose import Choice, Want
+from meshdsl.placed.from_named import Placer
+from meshdsl.placed.from_sbp import AnnotatedPlacer
+from meshdsl.placed.ir import Program, Reshard, walk
+from meshdsl.placed.layout import Layout
+from meshdsl.placed.optimal import Plan, as_rewritten, solve
+from meshdsl.placed.sbp_block import Annotations
+
+WALKS = ("immediate", "mesh-tf", "deferred")
+"""Policies that one walk in program order carries out."""
+
+POLICIES = (*WALKS, "optimal")
+"""When partial values are reduced."""
+
+
+def place(program: named.Program, layout: Layout, policy: str) -> Program:
+    """The placed program. Raises MD03xx for rules that cannot be met, MD0907 for a split loop."""
+    assert policy in POLICIES
+    _refuse_split_loops(program.body, layout)
+    if policy == "optimal":
+        return _place_optimally(program, layout)
+    return Placer(program, layout, policy).program()
+
+
+def place_annotated(program: named.Program, annotations: Annotations, policy: str) -> Program:
+    """The placed program under an `sbp` block; what it does not name is inferred by least cost.
+
+    Under `optimal` the best of the other policies is taken, without a proof.
+    """
+    assert policy in POLICIES
+    if policy != "optimal":
+        return AnnotatedPlacer(program, annotations, policy).program()
+    walks = [AnnotatedPlacer(program, annotations, p).program() for p in WALKS]
+    best = min(walks, key=_cost)
+    return replace(best, policy="optimal", proven=not _cost(best)[0])
+
+
+def _place_optimally(program: named.Program, layout: Layout) -> Program:
+    """The plan that sends the fewest bytes; without a proof, the best of the other policies."""
+    walks = [Placer(program, layout, policy).program() for policy in WALKS]
+    best = min(walks, key=_cost)
+    if not _cost(best)[0]:
+        return replace(best, policy="optimal", proven=True)
+    rewritten = as_rewritten(walks[-1])
+    plan = solve(rewritten, layout)
+    planned = _Guided(rewritten, layout, plan).program() if plan else None
+    if planned is None or _cost(planned) > _cost(best):
+        return replace(best, policy="optimal", proven=planned is not None and _same(planned, best))
+    return replace(planned, proven=True)
+
+
+def _cost(program: Program) -> tuple[int, int]:
+    """Bytes that a device sends in all, and in how many collectives."""
+    moves = [(n.route, k) for n, k in walk(program.body) if isinstance(n, Reshard)]
+    return sum(r.wire_bytes * k for r, k in moves), sum(r.collectives * k for r, k in moves)
+
+
+def _same(planned: Program, best: Program) -> bool:
+    """Whether a plan sends as many bytes as the best walk: then that is the least, too."""
+    return _cost(planned)[0] == _cost(best)[0]
+
+
+class _Guided(Placer):
+    """Carries out a plan for a rewritten program."""
+
+    def __init__(self, program: named.Program, layout: Layout, plan: Plan) -> None:
+        super().__init__(program, layout, "optimal")
+        self.plan = plan
+
+    def _rewritten(self, op: named.Op) -> tuple[named.Op, ...]:
+        return (op,)
+
+    def _choices(self, op: named.Op, wants: tuple[Want, ...]) -> list[Choice]:
+        planned = self.plan.decisions[op]
+        return [Choice(planned.needs, planned.yields, planned.targets, 0, ())]
+
+    def _repeat(self, node: named.Repeat) -> None:
+        self._loop(node, {c.inside: self.plan.carries[c.inside] for c in node.carries})
+
+
+def _refuse_split_loops(nodes: tuple[named.Node, ...], layout: Layout) -> None:
+    for node in nodes:
+        if not isinstance(node, named.Repeat):
+            continue
+        for rule in layout.rules:
+            axes = layout.mesh.known(rule.axes)
+            if rule.dim == node.dim.name and layout.mesh.size(*axes) > 1:
+                message = (
+                    f"splitting the `repeat` dim `{rule.dim}` (a pipeline) is not supported yet"
+                )
+                fail("MD0907", message, rule.span, help="leave the rule out for now")
+        for pin in (p for s in node.stacked for p in s.outer.pins if p.dim == node.dim.name):
+            if layout.mesh.size(*layout.mesh.known(pin.axes)) > 1:
+                message = f"splitting the `repeat` dim `{pin.dim}` (a pipeline) is not built yet"
+                fail("MD0907", message, pin.span, help="leave the `@` out for now")
+        _refuse_split_loops(node.body, layout)

@@ -1,0 +1,142 @@
+"""`sbp` blocks: positional annotations per tensor, one component per mesh axis, in mesh order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from meshdsl.diagnostics import Diagnostic, Diagnostics, Related, Source, Span, did_you_mean, fail
+from meshdsl.named.declarations import Declarations
+from meshdsl.named.ir import Program, Value
+from meshdsl.ops.opdef import ReduceOp
+from meshdsl.placed.layout import TENSOR, indivisible, selects
+from meshdsl.placed.lint import values_of
+from meshdsl.placed.sbp import Mesh, Placement, placement
+from meshdsl.syntax import ast
+
+OPS: tuple[ReduceOp, ...] = ("sum", "max", "min", "prod")
+
+
+@dataclass(frozen=True, slots=True)
+class Annotations:
+    """A resolved block. Entries with `at` hold where the tensor is read on the way to that one."""
+
+    name: str
+    mesh: Mesh
+    entries: tuple[ast.SbpEntry, ...]
+
+    def of(self, value: Value) -> tuple[Placement, ast.SbpEntry] | None:
+        """What the block says of a tensor, wherever it is read. Raises MD0308 or MD0301."""
+        return self._first(value, (e for e in self.entries if not e.at))
+
+    def at(self, value: Value, reader: Value | None) -> tuple[Placement, ast.SbpEntry] | None:
+        """What the block says of a tensor where it is read on the way to `reader`."""
+        if reader is None:
+            return None
+        return self._first(
+            value, (e for e in self.entries if e.at and _means(e.at, reader))
+        )
+
+    def _first(
+        self, value: Value, entries: Iterable[ast.SbpEntry]
+    ) -> tuple[Placement, ast.SbpEntry] | None:
+        for entry in entries:
+            if _means(entry.tensor, value):
+                return self._placement(value, entry), entry
+        return None
+
+    def _placement(self, value: Value, entry: ast.SbpEntry) -> Placement:
+        if len(entry.components) != len(self.mesh.axes):
+            message = (
+                f"`{value.label}` has {len(entry.components)} components, "
+                f"and the mesh has the axes {', '.join(self.mesh.names) or '(none)'}"
+            )
+            help = "write one per mesh axis, in mesh order: `S(i)`, `B`, `P` or `P(max)`"
+            fail("MD0308", message, entry.span, help=help)
+        splits: dict[str, tuple[str, ...]] = {}
+        partial: dict[str, ReduceOp] = {}
+        for axis, component in zip(self.mesh.names, entry.components, strict=True):
+            self._component(value, axis, component, splits, partial)
+        if len(set(partial.values())) > 1:
+            help = "a sum of maxima is not a maximum of sums; reduce one of them first"
+            fail("MD0308", "partial axes of one tensor share one operation", entry.span, help=help)
+        self._check_divides(value, splits, entry.span)
+        return placement(self.mesh, splits, tuple(partial), next(iter(partial.values()), None))
+
+    def _component(
+        self,
+        value: Value,
+        axis: str,
+        node: ast.Expr,
+        splits: dict[str, tuple[str, ...]],
+        partial: dict[str, ReduceOp],
+    ) -> None:
+        match node:
+            case ast.Ref(name=ast.Name(text="B")):
+                return
+            case ast.Ref(name=ast.Name(text="P")):
+                partial[axis] = "sum"
+                return
+            case ast.Call(function=ast.Name(text="P"), args=(ast.Ref(name=name),)):
+                op = next((op for op in OPS if op == name.text), None)
+                if op is not None:
+                    partial[axis] = op
+                    return
+            case ast.Call(function=ast.Name(text="S"), args=(ast.Number(value=int() as index),)):
+                dim = self._dim(value, index, node.span)
+                splits[dim] = (*splits.get(dim, ()), axis)
+                return
+        help = "there are `S(i)`, `B`, `P`, `P(max)`, `P(min)` and `P(prod)`"
+        fail("MD0308", "this is no component of a placement", node.span, help=help)
+
+    def _dim(self, value: Value, index: int, span: Span) -> str:
+        names = value.type.names
+        if index >= len(names):
+            where = Related(value.span, f"it is {value.type}")
+            dims = ", ".join(f"S({i}) is `{d}`" for i, d in enumerate(names)) or "it has no dims"
+            fail("MD0308", f"`{value.label}` has no dim {index}", span, where, help=dims)
+        return names[index]
+
+    def _check_divides(self, value: Value, splits: dict[str, tuple[str, ...]], span: Span) -> None:
+        from meshdsl.diagnostics import DiagnosticError
+
+        for dim, axes in splits.items():
+            if value.type.size(dim) % self.mesh.size(*axes):
+                size = value.type.size(dim)
+                raise DiagnosticError(indivisible(dim, size, axes, self.mesh, span))
+
+
+def _means(path: tuple[ast.Name, ...], value: Value) -> bool:
+    return selects(tuple(n.text for n in path), value) == TENSOR
+
+
+def resolve_sbp(declarations: Declarations, name: str, mesh: Mesh) -> Annotations:
+    """The block called `name`. Raises a diagnostic when there is none, or it says a thing twice."""
+    from meshdsl.diagnostics import DiagnosticError
+    from meshdsl.named.declarations import unknown
+
+    if name not in declarations.sbps:
+        wrong = ast.Name(name, Span(Source("--sbp", name), 0, len(name)))
+        raise DiagnosticError(unknown("MD0108", "sbp block", wrong, list(declarations.sbps)))
+    seen: dict[tuple[tuple[str, ...], ...], ast.SbpEntry] = {}
+    for entry in declarations.sbps[name].entries:
+        key = tuple(tuple(n.text for n in path) for path in (entry.tensor, entry.at))
+        old = seen.setdefault(key, entry)
+        if old is not entry:
+            where = Related(old.span, "the other annotation")
+            label = ".".join(key[0])
+            fail("MD0303", f"`{label}` is annotated twice", entry.span, where, help="keep one")
+    return Annotations(name, mesh, declarations.sbps[name].entries)
+
+
+def lint_sbp(program: Program, annotations: Annotations, diagnostics: Diagnostics) -> None:
+    """Warn of entries that name no tensor."""
+    values = tuple(values_of(program))
+    labels = sorted({v.label for v in values if v.name})
+    for entry in annotations.entries:
+        for path in (entry.tensor, entry.at):
+            if path and not any(_means(path, v) for v in values):
+                name = ".".join(n.text for n in path)
+                help = did_you_mean(path[-1].text, labels) or "remove the entry"
+                message = f"`{name}` names no tensor of the program"
+                diagnostics.add(Diagnostic("MD0306", message, entry.span, "warning", help=help))
