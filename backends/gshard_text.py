@@ -57,7 +57,7 @@ class _GShard(Walk):
             self._line(node.target, self.ref(node.source), self.sent(node))
 
     def stacked(self, stack: Var, inside: Var, index: str) -> None:
-        self._line(inside, picked(stack, inside, index), "")
+        self._line(inside, picked(stack.name, stack, inside, index), "")
 
     def _line(self, var: Var, text: str, note: str) -> None:
         p = _whole(var.placement)

@@ -8,19 +8,25 @@ placement cannot be said at all, the nearest that can is held. Such lines are ma
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from meshdsl.backends.format_text import quoted
+from meshdsl.backends.peer_call import PeerCall
 from meshdsl.backends.render_walk import Walk, picked
-from meshdsl.device.ir import Compute, Loop, Move, Var
+from meshdsl.device.ir import Carry, Compute, Loop, Move, Var
 from meshdsl.device.names import Names
+from meshdsl.named.ir import TensorType
 from meshdsl.placed import ir as placed
-from meshdsl.placed.sbp import B, Mesh, Partial, Placement, Split, placement
+from meshdsl.placed.sbp import B, Component, Mesh, Partial, Placement, Split, placement
 from meshdsl.placed.signatures import Row
 
-MARK = "not ours"
-"""Begins the note of every line where the other system holds something else than we do."""
+MARK = "NOT AS OURS"
+"""Stands in the note of every line where the other system holds something else than we do."""
+
+Outcome = Literal["keeps", "reduces", "whole"]
+"""What an operator there makes of a row: just that; the result, but reduced; or neither, so that
+the operands have to be whole along the axis."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,25 +45,28 @@ class Plan:
 class Peer(Walk):
     """A rendering that runs; a subclass knows what its system can hold and how it says so.
 
-    `fills` tells whether a whole value can be made partial there.
+    `fills` tells whether a whole value can be made partial there. After `text()`, `held_by_name`
+    says what every variable of the text holds.
     """
 
     fills = True
+    transpose = "permute"
 
     def __init__(self, source: placed.Program) -> None:
         super().__init__(source)
-        self.fresh = Names(self.taken | frozenset(_names(self)))
+        self.fresh = Names(self.taken | self.program_names())
         self.held: dict[Var, Placement] = {}
         self.renamed: dict[Var, str] = {}
+        self.held_by_name: dict[str, tuple[TensorType, Placement, Placement]] = {}
 
     # --- what the other system can do ------------------------------------------------------------
 
     @abstractmethod
-    def keeps(self, node: Compute, row: Row) -> bool:
-        """Whether its operator takes such operands along one axis to such a result, as they are."""
+    def outcome(self, node: Compute, row: Row) -> Outcome:
+        """What its operator makes of operands that stand so along one axis."""
 
     @abstractmethod
-    def holds(self, var: Var, p: Placement) -> Placement:
+    def holds(self, p: Placement) -> Placement:
         """The nearest placement that it has a word for; `p` itself as a rule."""
 
     @abstractmethod
@@ -65,7 +74,7 @@ class Peer(Walk):
         """The text of an operator on operands placed as planned."""
 
     @abstractmethod
-    def reshard(self, text: str, var: Var, before: Placement, after: Placement) -> str:
+    def resharded(self, text: str, var: Var, before: Placement, after: Placement) -> str:
         """The text that brings a value, written `text`, from one placement to another."""
 
     @abstractmethod
@@ -78,170 +87,147 @@ class Peer(Walk):
         """The text of a value: the literal of a constant, or the name it last got."""
         return self.constants.get(var, self.renamed.get(var, var.name))
 
-    def enter(self, var: Var, text: str) -> None:
-        """An input, a parameter or a slice: held as we hold it, as far as that can be said."""
-        self.held[var] = self.holds(var, var.placement)
-        self.out.statement(f"{var.name} = {text}", self.note(var))
+    def assign(self, var: Var, text: str, p: Placement, note: str = "", name: str = "") -> None:
+        """`name = text`, held as `p`; marked where that is not our placement."""
+        self.held[var] = p
+        name = name or var.name
+        if name != var.name:
+            self.renamed[var] = name
+        self.held_by_name[name] = (var.value.type, p, var.placement)
+        typed = self.typed(var)
+        if p != var.placement:
+            typed = f"{MARK}: held as {p.show(var.value.type)}, ours {var.placement.show(var.value.type)}"
+        self.out.statement(f"{name} = {text}", "; ".join(filter(None, (typed, note))))
 
-    def note(self, var: Var, why: str = "") -> str:
-        """The type with our placement, and what is held instead."""
-        same = self.held[var] == var.placement
-        text = self.typed(var)
-        if same and not why:
-            return text
-        held = "" if same else f"; held as {self.held[var].show(var.value.type)}"
-        return f"{text}; {MARK}: {why or 'no word for it'}{held}"
+    def at(self, var: Var) -> Placement:
+        """What is held of a value; constants are whole."""
+        return Placement() if var in self.constants else self.held[var]
+
+    def brought(self, var: Var, to: Placement) -> str:
+        """The text of a value brought to a placement; constants become tensors."""
+        text = self.constant(var) if var in self.constants else self.ref(var)
+        before = self.at(var)
+        return text if before == to else self.resharded(text, var, before, to)
 
     def stacked(self, stack: Var, inside: Var, index: str) -> None:
+        """A slice of a stack is held as the stack is."""
         (dim,) = (d for d in stack.value.type.names if not inside.value.type.has(d))
-        self.held[inside] = self.held[stack].without_dim(dim)
-        text = picked(stack, inside, index).replace(stack.name, self.ref(stack), 1)
-        self.out.statement(f"{inside.name} = {text}", self.note(inside))
+        text = picked(self.ref(stack), stack, inside, index)
+        self.assign(inside, text, self.at(stack).without_dim(dim))
 
     def compute(self, node: Compute) -> None:
+        """An operator, after what has to become of its operands."""
         plan = self.plan(node)
-        why = f"`{node.op.name}` does not keep it along {', '.join(plan.lost)}" if plan.lost else ""
-        args = tuple(self.brought(v, n, why) for v, n in zip(node.ins, plan.needs, strict=True))
+        pairs = zip(node.ins, plan.needs, strict=True)
+        args = tuple(self._operand(v, need, node) for v, need in pairs)
         text = self.operator(node, args, plan)
-        for var, yielded in zip(node.outs, plan.yields, strict=True):
-            self.held[var] = yielded
-        self.out.statement(f"{', '.join(v.name for v in node.outs)} = {text}", self.said(node, why))
-        for var, yielded, target in zip(node.outs, plan.yields, plan.settles, strict=True):
-            if yielded != target:
-                self.held[var] = target
-                settled = self.reshard(var.name, var, yielded, target)
-                self.out.statement(f"{var.name} = {settled}", self.note(var))
+        assert len(node.outs) == 1, f"{node.op.name} has {len(node.outs)} results"
+        out, yields, settles = node.outs[0], plan.yields[0], plan.settles[0]
+        self.assign(out, text, yields)
+        if yields != settles:
+            self.assign(out, self.brought(out, settles), settles)
 
-    def said(self, node: Compute, why: str) -> str:
-        """The note behind an operator."""
-        return self.note(node.outs[0], why if self.held[node.outs[0]] != node.outs[0].placement
-                         else "")
-
-    def brought(self, var: Var, need: Placement, why: str) -> str:
-        """The text of an operand placed as needed; a statement brings it there if it is not."""
-        if var in self.constants or self.held[var] == need:
+    def _operand(self, var: Var, need: Placement, node: Compute) -> str:
+        """The text of an operand placed as needed; what is reduced once is so for later readers."""
+        before = self.at(var)
+        if before == need:
             return self.ref(var)
-        text = self.reshard(self.ref(var), var, self.held[var], need)
-        name = self.fresh.fresh(f"{var.name}_here")
-        self.held[var], self.renamed[var] = need, name
-        self.out.statement(f"{name} = {text}", self.note(var, why))
+        name = self.fresh.fresh(f"{var.name}_for_{node.op.name}")
+        known = self.renamed.get(var)
+        self.assign(var, self.brought(var, need), need, f"`{node.op.name}` takes it so", name)
+        if before.splits != need.splits:
+            self.held[var] = before
+            self.renamed[var] = known or var.name
         return name
 
     def move(self, node: Move) -> None:
-        source, target = node.source, node.target
-        if source in self.constants:
-            before = Placement()
-            text = self.constant(source)
-        else:
-            before, text = self.held[source], self.ref(source)
-        after = self.moved(before, node)
-        self.held[target] = after
-        if after != before:
-            text = self.reshard(text, source, before, after)
-        same = (before, after) == (source.placement, target.placement)
-        note = self.sent(node)
-        self.out.statement(
-            f"{target.name} = {text}",
-            f"{self.typed(target)}; {note}" if same else f"{self.note(target, 'reduced before')}",
-        )
+        """One step of a reshard, as far as it is still to be done."""
+        before, source = self.at(node.source), node.source
+        after = self.moved(before, node.target.placement)
+        ours = (before, after) == (source.placement, node.target.placement)
+        note = self.sent(node) if ours else ""
+        self.assign(node.target, self.brought(source, after), after, note)
 
-    def moved(self, before: Placement, node: Move) -> Placement:
-        """What is held after a step of ours."""
-        after = node.target.placement
-        kept = tuple(a for a in after.partial if self.fills or a in before.partial)
-        return self.holds(node.target, placement(self.mesh, dict(after.splits), kept, after.op))
+    def moved(self, before: Placement, ours: Placement) -> Placement:
+        """What is held after a step of ours to `ours`."""
+        kept = tuple(a for a in ours.partial if self.fills or a in before.partial)
+        return self.holds(placement(self.mesh, dict(ours.splits), kept, ours.op))
 
     # --- loops -----------------------------------------------------------------------------------
 
     def loop(self, node: Loop) -> None:
         """A `repeat`; what is carried is held in one way all along."""
-        held = [self._carried(c.init, c.inside) for c in node.carries]
-        for carry, p in zip(node.carries, held, strict=True):
-            if carry.inside.name != carry.init.name:
-                text = self.ref(carry.init)
-                if carry.init in self.constants:
-                    text = self.constant(carry.init)
-                    self.held[carry.init] = Placement()
-                if self.held[carry.init] != p:
-                    text = self.reshard(text, carry.init, self.held[carry.init], p)
+        for carry in node.carries:
+            p = self._carried(carry)
+            if carry.inside.name == carry.init.name and self.at(carry.init) == p:
                 self.held[carry.inside] = p
-                self.out.statement(f"{carry.inside.name} = {text}", self.note(carry.inside))
-            self.held[carry.inside] = p
-        self._trips(node, held)
-
-    def _trips(self, node: Loop, held: list[Placement]) -> None:
+            else:
+                self.assign(carry.inside, self.brought(carry.init, p), p)
         outside = dict(self.renamed)
-        self.out.add(f"for {node.index} in range({node.dim.size}):")
-        self.out.depth += 1
-        for stack, inside in node.stacked:
-            self.stacked(stack, inside, node.index)
-        self.nodes(node.body)
-        self._next(node, held)
-        self.out.depth -= 1
-        self.renamed = {v: n for v, n in self.renamed.items() if outside.get(v) == n}
-        for carry, p in zip(node.carries, held, strict=True):
-            self.held[carry.result] = p
-        self.unshown()
+        super().trips(node)
+        self.renamed = outside
+        for carry in node.carries:
+            self.held[carry.result] = self.held[carry.inside]
 
-    def _next(self, node: Loop, held: list[Placement]) -> None:
-        """What the next trip begins with; all at once, since one may be another's old value."""
-        pairs = []
-        for carry, p in zip(node.carries, held, strict=True):
-            text = self.ref(carry.next)
-            if carry.next in self.constants:
-                text = self.constant(carry.next)
-            elif self.held[carry.next] != p:
-                text = self.reshard(text, carry.next, self.held[carry.next], p)
-            if text != carry.inside.name:
-                pairs.append((carry.inside.name, text))
-        if pairs:
-            names, values = zip(*pairs, strict=True)
-            self.out.statement(f"{', '.join(names)} = {', '.join(values)}")
-        elif not node.body and not node.stacked:
-            self.out.add("pass")
+    def next_text(self, carry: Carry) -> str:
+        """What the next trip begins with, held as what the first began with."""
+        return self.brought(carry.next, self.held[carry.inside])
 
-    def _carried(self, init: Var, inside: Var) -> Placement:
-        p = self.holds(inside, inside.placement)
-        return p if self.fills or not p.partial else placement(self.mesh, dict(p.splits))
+    def _carried(self, carry: Carry) -> Placement:
+        p = self.holds(carry.inside.placement)
+        return p if self.fills else placement(self.mesh, dict(p.splits))
 
     # --- plans -----------------------------------------------------------------------------------
 
     def plan(self, node: Compute) -> Plan:
         """Our placements where they can be kept; whole along the axes where they cannot."""
-        needs = [self._held(v) for v in node.ins]
+        needs = [self.at(v) for v in node.ins]
         yields = [v.placement for v in node.outs]
         lost = []
-        for axis, size in self.mesh.axes:
-            if size == 1 or self._is_kept(node, axis):
+        for axis in (a for a, size in self.mesh.axes if size > 1):
+            outcome = self._outcome(node, axis)
+            if outcome == "keeps":
                 continue
             lost.append(axis)
-            needs = [without(self.mesh, p, axis) for p in needs]
             yields = [without(self.mesh, p, axis) for p in yields]
-        yields = [self.holds(v, p) for v, p in zip(node.outs, yields, strict=True)]
+            if outcome == "whole":
+                needs = [without(self.mesh, p, axis) for p in needs]
+        yields = [self.holds(p) for p in yields]
         settles = [self._settled(v, p) for v, p in zip(node.outs, yields, strict=True)]
         return Plan(tuple(needs), tuple(yields), tuple(settles), tuple(lost))
 
-    def _held(self, var: Var) -> Placement:
-        return Placement() if var in self.constants else self.held[var]
-
-    def _is_kept(self, node: Compute, axis: str) -> bool:
-        ins = tuple(v.placement.component(axis) for v in node.ins)
-        row = Row(ins, tuple(v.placement.component(axis) for v in node.outs))
-        if row.ins == (B,) * len(ins) and row.outs == (B,) * len(row.outs):
-            return True
-        if any(isinstance(c, Partial) for c in ins) and self._reduced(node, axis):
-            return False
-        return self.keeps(node, row)
-
-    def _reduced(self, node: Compute, axis: str) -> bool:
-        """Whether an operand that is partial with us has been reduced there."""
-        return any(
-            axis in v.placement.partial and axis not in self._held(v).partial for v in node.ins
-        )
+    def _outcome(self, node: Compute, axis: str) -> Outcome:
+        ins: list[Component] = [v.placement.component(axis) for v in node.ins]
+        outs: list[Component] = [v.placement.component(axis) for v in node.outs]
+        if all(c == B for c in (*ins, *outs)):
+            return "keeps"
+        held = [self.at(v).component(axis) for v in node.ins]
+        if held != ins:  # something was reduced before, so the others have to be as well
+            return "whole"
+        return self.outcome(node, Row(tuple(ins), tuple(outs)))
 
     def _settled(self, var: Var, p: Placement) -> Placement:
         """The splits that we hold, on whatever the operator yields there."""
-        return self.holds(var, placement(self.mesh, dict(var.placement.splits), p.partial, p.op))
+        return self.holds(placement(self.mesh, dict(var.placement.splits), p.partial, p.op))
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    def call(self, node: Compute, args: tuple[str, ...], where: str) -> PeerCall:
+        """The call on whole tensors, for a table of texts."""
+        return PeerCall(
+            args,
+            tuple(v in self.constants for v in node.ins),
+            tuple(v.value.type for v in node.ins),
+            tuple(v.value.type for v in node.outs),
+            dict(node.op.attrs),
+            self.transpose,
+            where,
+        )
+
+    def bottom(self) -> None:
+        """The outputs by name."""
+        items = [f"{quoted(name)}: {self.ref(var)}" for name, var in self.program.outputs]
+        self.out.statement(f"return {{{', '.join(items)}}}")
 
 
 def without(mesh: Mesh, p: Placement, axis: str) -> Placement:
@@ -252,32 +238,24 @@ def without(mesh: Mesh, p: Placement, axis: str) -> Placement:
 
 def in_mesh_order(mesh: Mesh, p: Placement) -> Placement:
     """`p` with the axes of each dim in the order of the mesh."""
-    splits = {d: mesh.sorted(axes) for d, axes in p.splits}
-    return placement(mesh, splits, p.partial, p.op)
+    return replace(p, splits=tuple((d, mesh.sorted(axes)) for d, axes in p.splits))
 
 
-def row_kinds(row: Row) -> Iterator[str]:
+def only_sums(p: Placement) -> Placement:
+    """`p` with maxima, minima and products reduced."""
+    return p if p.op in (None, "sum") else Placement(p.splits)
+
+
+def partial_ops(row: Row) -> set[str]:
     """The ops of the partial operands of a row."""
-    for c in row.ins:
-        if isinstance(c, Partial):
-            yield c.op
+    return {c.op for c in row.ins if isinstance(c, Partial)}
 
 
-def gives_partial(row: Row) -> bool:
+def becomes_partial(row: Row) -> bool:
     """Whether splitting a loop makes the result partial."""
-    return any(isinstance(c, Split) for c in row.ins) and any(
-        isinstance(c, Partial) for c in row.outs
-    )
+    return not partial_ops(row) and any(isinstance(c, Partial) for c in row.outs)
 
 
-def returned(walk: Walk) -> str:
-    """`{"loss": loss, "y": y}`."""
-    items = [f"{quoted(name)}: {walk.ref(var)}" for name, var in walk.program.outputs]
-    return f"{{{', '.join(items)}}}"
-
-
-def _names(walk: Walk) -> list[str]:
-    """Every identifier that lowering has given out."""
-    from meshdsl.backends.torch_text import _names as given
-
-    return given(walk.program)
+def is_split(row: Row) -> bool:
+    """Whether the result is split."""
+    return any(isinstance(c, Split) for c in row.outs)

@@ -9,13 +9,13 @@ as literals, and everything else stands in comments with control characters esca
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from meshdsl.backends.lines import Lines
 from meshdsl.backends.torch_head import inert, type_text
 from meshdsl.device.from_placed import lower
-from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Var
+from meshdsl.device.ir import Carry, Compute, Loop, Move, Node, Program, Var
 from meshdsl.diagnostics import Span
 from meshdsl.named.ir import Dim, DType
 from meshdsl.named.printer import attribute
@@ -143,6 +143,10 @@ class Walk(ABC):
         for carry in node.carries:
             if carry.inside.name != carry.init.name:
                 self.carried(carry.inside, carry.init)
+        self.trips(node)
+
+    def trips(self, node: Loop) -> None:
+        """The `for` with its body."""
         self.out.add(f"for {node.index} in range({node.dim.size}):")
         self.out.depth += 1
         for stack, inside in node.stacked:
@@ -154,16 +158,25 @@ class Walk(ABC):
 
     def _carry(self, node: Loop) -> None:
         """What the next trip begins with; all at once, since one may be another's old value."""
-        self.pairs([(c.inside.name, self.ref(c.next)) for c in node.carries], node)
-
-    def pairs(self, pairs: list[tuple[str, str]], node: Loop) -> None:
-        """One assignment of all carried values at the end of a trip."""
+        pairs = [(c.inside.name, self.next_text(c)) for c in node.carries]
         pairs = [(a, b) for a, b in pairs if a != b]
         if pairs:
             names, values = zip(*pairs, strict=True)
             self.out.statement(f"{', '.join(names)} = {', '.join(values)}")
         elif not node.body and not node.stacked:
             self.out.add("pass")
+
+    def next_text(self, carry: Carry) -> str:
+        """What the next trip begins with."""
+        return self.ref(carry.next)
+
+    def program_names(self) -> frozenset[str]:
+        """Every identifier that lowering has given out."""
+        return frozenset(v.name for v in self.variables()) | _indices(self.program.body)
+
+    def variables(self) -> list[Var]:
+        """Inputs, parameters, and what statements make, in order."""
+        return [*self.program.inputs, *self.program.params, *_made(self.program.body)]
 
     def source_line(self, span: Span) -> None:
         """The source line that the next statements come from, as a comment."""
@@ -195,10 +208,28 @@ class Walk(ABC):
         return f"{what}, {node.wire:,} B sent" if node.step.moves else what
 
 
-def picked(stack: Var, inside: Var, index: str) -> str:
-    """`w[:, layers]`: the slice of a stack at the index of its loop."""
+def picked(text: str, stack: Var, inside: Var, index: str) -> str:
+    """`w[:, layers]`: the slice of a stack, written `text`, at the index of its loop."""
     (dim,) = (d for d in stack.value.type.names if not inside.value.type.has(d))
-    return f"{stack.name}[{':, ' * stack.value.type.index(dim)}{index}]"
+    return f"{text}[{':, ' * stack.value.type.index(dim)}{index}]"
+
+
+def _made(nodes: tuple[Node, ...]) -> Iterator[Var]:
+    for node in nodes:
+        match node:
+            case Compute():
+                yield from node.outs
+            case Move():
+                yield node.target
+            case Loop():
+                yield from (inside for _, inside in node.stacked)
+                yield from (c.inside for c in node.carries)
+                yield from _made(node.body)
+
+
+def _indices(nodes: tuple[Node, ...]) -> frozenset[str]:
+    loops = [node for node in nodes if isinstance(node, Loop)]
+    return frozenset(n.index for n in loops).union(*(_indices(n.body) for n in loops))
 
 
 def literal(value: object) -> str:

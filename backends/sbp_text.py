@@ -36,7 +36,7 @@ class _Sbp(Walk):
         self._line(node.target, f"boxing({self.ref(node.source)})", self.sent(node))
 
     def stacked(self, stack: Var, inside: Var, index: str) -> None:
-        self._line(inside, picked(stack, inside, index), _dims(inside))
+        self._line(inside, picked(stack.name, stack, inside, index), _dims(inside))
 
     def carried(self, target: Var, source: Var) -> None:
         self._line(target, self.ref(source), "carried")

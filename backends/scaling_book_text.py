@@ -10,7 +10,7 @@ import string
 from collections.abc import Iterable
 
 from meshdsl.backends.render_walk import Walk, call_text
-from meshdsl.device.ir import Compute, Loop, Move, Node, Var
+from meshdsl.device.ir import Compute, Move, Var
 from meshdsl.ops.opdef import load_all
 from meshdsl.placed.ir import Program
 
@@ -38,10 +38,10 @@ class _Book(Walk):
 
     def top(self) -> None:
         self.axes = dict(zip(self.mesh.names, _axis_letters(), strict=False))
-        self.dims = _dim_letters(_dim_names(self._vars()), set(self.axes.values()) | {UNREDUCED})
+        self.dims = _dim_letters(_dim_names(self.variables()), set(self.axes.values()) | {UNREDUCED})
         self.about()
         self.out.comment("axes: " + ", ".join(f"{self.axes[a]}={a}:{n}" for a, n in self.mesh.axes))
-        sizes = {d.name: d.size for v in self._vars() for d in v.value.type.dims}
+        sizes = {d.name: d.size for v in self.variables() for d in v.value.type.dims}
         self.out.comment("dims: " + ", ".join(f"{self.dims[d]}={d}:{n}" for d, n in sizes.items()))
         self.out.add()
 
@@ -96,25 +96,6 @@ class _Book(Walk):
         names = dict.fromkeys(n for v in node.ins for n in v.value.type.names if not out.has(n))
         summed = ",".join(self.dims[n] for n in names)
         return f" *{f'_{_subscript(summed)}' if summed else ''} ".join(args)
-
-    def _vars(self) -> list[Var]:
-        found = [*self.program.inputs, *self.program.params]
-        _collect(self.program.body, found)
-        return found
-
-
-def _collect(nodes: tuple[Node, ...], found: list[Var]) -> None:
-    """Every variable that statements make, in order."""
-    for node in nodes:
-        match node:
-            case Compute():
-                found.extend(node.outs)
-            case Move():
-                found.append(node.target)
-            case Loop():
-                found.extend(inside for _, inside in node.stacked)
-                found.extend(c.inside for c in node.carries)
-                _collect(node.body, found)
 
 
 def _subscript(text: str) -> str:

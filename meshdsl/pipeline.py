@@ -98,7 +98,7 @@ def place_named(
     from meshdsl.placed.verify import verify
 
     check_policy(options.reduce)
-    mesh = resolve_mesh(declarations, options.mesh, options.layout)
+    mesh = resolve_mesh(declarations, options.mesh, options.layout, options.sbp)
     if options.sbp is not None:
         annotations = resolve_sbp(declarations, options.sbp, mesh)
         lint_sbp(program, annotations, diagnostics)

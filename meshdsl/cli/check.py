@@ -17,6 +17,7 @@ def command(
     program: common.Program = None,
     mesh: common.Mesh = None,
     layout: common.Layout = None,
+    sbp: common.Sbp = None,
     reduce: common.Reduce = common.POLICY,
     settings: common.Set = None,
     dtype: common.DType = None,
@@ -25,7 +26,7 @@ def command(
 ) -> None:
     """Report what is wrong with files, and whether their `expect` blocks hold."""
     with common.reporting(json) as diagnostics:
-        chosen = common.options(program, mesh, layout, reduce, settings, dtype, strict)
+        chosen = common.options(program, mesh, layout, sbp, reduce, settings, dtype, strict)
         checked = [_check(path, chosen, diagnostics) for path in files]
         if strict:
             diagnostics.promote_warnings()

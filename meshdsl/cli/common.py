@@ -37,6 +37,10 @@ Layout = Annotated[
         "--layout", metavar="L", help='A layout by name, or "batch:data,hidden:model" (the first).'
     ),
 ]
+Sbp = Annotated[
+    str | None,
+    typer.Option("--sbp", metavar="S", help="An sbp block by name, instead of a layout."),
+]
 Reduce = Annotated[
     str,
     typer.Option(
@@ -62,6 +66,7 @@ def options(
     program: str | None,
     mesh: str | None,
     layout: str | None,
+    sbp: str | None,
     reduce: str,
     settings: list[str] | None,
     dtype: str | None,
@@ -72,7 +77,18 @@ def options(
         floats = [n for n, d in DTYPES.items() if d.kind == "float"]
         help = did_you_mean(dtype, floats) or f"there are {', '.join(floats)}"
         fail("MD0602", f"`--dtype {dtype}`: no float type is called so", help=help)
-    return Options(program, mesh, layout, reduce, sizes(settings or []), dtype, strict)
+    if layout is not None and sbp is not None:
+        fail("MD0601", "`--layout` and `--sbp` are both given", help="choose one of them")
+    return Options(
+        program=program,
+        mesh=mesh,
+        layout=layout,
+        sbp=sbp,
+        reduce=reduce,
+        set_dims=sizes(settings or []),
+        dtype=dtype,
+        strict=strict,
+    )
 
 
 def sizes(settings: Iterable[str]) -> dict[str, int]:

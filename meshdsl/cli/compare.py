@@ -44,7 +44,7 @@ def command(
     with common.reporting(json) as diagnostics:
         from meshdsl.report.columns import compile_columns, raise_if_none_works, wishes
 
-        chosen = common.options(program, mesh, None, common.POLICY, settings, dtype, strict)
+        chosen = common.options(program, mesh, None, None, common.POLICY, settings, dtype, strict)
         if html is not None:
             _check_page(html, force)
         made = common.compiled(file, chosen, diagnostics, "named")

@@ -22,6 +22,7 @@ def command(
     program: common.Program = None,
     mesh: common.Mesh = None,
     layout: common.Layout = None,
+    sbp: common.Sbp = None,
     reduce: common.Reduce = common.POLICY,
     settings: common.Set = None,
     dtype: common.DType = None,
@@ -32,7 +33,7 @@ def command(
     with common.reporting() as diagnostics:
         from meshdsl.backends.emission import emit_compiled
 
-        chosen = common.options(program, mesh, layout, reduce, settings, dtype, strict)
+        chosen = common.options(program, mesh, layout, sbp, reduce, settings, dtype, strict)
         if output is not None:
             check_output(output, force)
         made = common.compiled(file, chosen, diagnostics, "device")

@@ -29,6 +29,7 @@ def command(
     program: common.Program = None,
     mesh: common.Mesh = None,
     layout: common.Layout = None,
+    sbp: common.Sbp = None,
     reduce: common.Reduce = common.POLICY,
     settings: common.Set = None,
     dtype: common.DType = None,
@@ -46,7 +47,7 @@ def command(
             return
         from meshdsl.report.explain import explain
 
-        chosen = common.options(program, mesh, layout, reduce, settings, dtype, strict)
+        chosen = common.options(program, mesh, layout, sbp, reduce, settings, dtype, strict)
         made = common.compiled(Path(file), chosen, diagnostics, print_after or "device")
         if print_after is not None:
             printer = import_module(f"meshdsl.{print_after}.printer")

@@ -28,6 +28,7 @@ def command(
     program: common.Program = None,
     mesh: common.Mesh = None,
     layout: common.Layout = None,
+    sbp: common.Sbp = None,
     reduce: common.Reduce = common.POLICY,
     settings: common.Set = None,
     dtype: common.DType = None,
@@ -36,7 +37,7 @@ def command(
 ) -> None:
     """Write the placed program as another system would write it."""
     with common.reporting() as diagnostics:
-        chosen = common.options(program, mesh, layout, reduce, settings, dtype, strict)
+        chosen = common.options(program, mesh, layout, sbp, reduce, settings, dtype, strict)
         if output is not None:
             check_output(output, force)
         made = common.compiled(file, chosen, diagnostics, "placed")

@@ -35,6 +35,7 @@ def command(
     program: common.Program = None,
     mesh: common.Mesh = None,
     layout: common.Layout = None,
+    sbp: common.Sbp = None,
     reduce: common.Reduce = common.POLICY,
     settings: common.Set = None,
     dtype: common.DType = None,
@@ -49,7 +50,7 @@ def command(
         if engine not in ENGINES:
             help = did_you_mean(engine, list(ENGINES)) or f"there are {', '.join(ENGINES)}"
             fail("MD0602", f"`--engine {engine}`: no engine is called so", help=help)
-        chosen = common.options(program, mesh, layout, reduce, settings, dtype, strict)
+        chosen = common.options(program, mesh, layout, sbp, reduce, settings, dtype, strict)
         if out is not None:
             _check_out(out, force)
         made = common.compiled(file, chosen, diagnostics, "device")

@@ -73,4 +73,27 @@ CODES: tuple[Code, ...] = (
         "program p(x[batch]) {\n  hiden = relu(x)\n  return hiden\n}",
         "Correct the name: that of a tensor, of a function, or `params`.",
     ),
+    Code(
+        "MD0308",
+        "an `sbp` block says what cannot be",
+        "A component of the block is none there is, names a dim the tensor does not have, mixes "
+        "reductions in one tensor, or there is not one component per mesh axis.",
+        "dim a = 4\n"
+        "mesh m = { x: 2 }\n"
+        "program p(t[a]) { return t }\n"
+        "sbp s { t: S(1) }",
+        "Write one of `S(i)`, `B`, `P`, `P(max)`, `P(min)`, `P(prod)` per mesh axis, in mesh order; "
+        "`i` counts the tensor's dims from 0.",
+    ),
+    Code(
+        "MD0309",
+        "an operator cannot read its operands so",
+        "`x at y: (…)` fixes how a tensor is read on the way to `y`, and the operator that reads it "
+        "has no legal row with these components along the named mesh axis.",
+        "dim a = 4\n"
+        "mesh m = { x: 2 }\n"
+        "program p(t[a]) {\n  y = relu(t)\n  return y\n}\n"
+        "sbp s { t at y: P }",
+        "Choose one of the legal rows that the help line lists; `meshdsl rows` prints them too.",
+    ),
 )

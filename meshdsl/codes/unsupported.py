@@ -39,14 +39,6 @@ CODES: tuple[Code, ...] = (
         "Write the statements without the block: values are the same.",
     ),
     Code(
-        "MD0905",
-        "`sbp` blocks are not supported yet",
-        "Positional SBP annotations are part of the language, and not built yet. A block is read "
-        "and left aside with a warning; a run under one is refused.",
-        f"{_MESH}sbp s {{ x: S(0) }}\nprogram p(x[batch]) {{ return x }}",
-        "Write a layout, or fix a tensor with `@`.",
-    ),
-    Code(
         "MD0906",
         "cluster profiles are not supported yet",
         "`mesh … on PROFILE` names the hardware for costs in seconds, which are not built yet. It "

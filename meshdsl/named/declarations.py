@@ -131,10 +131,6 @@ def _twice(kind: str, name: ast.Name, old: ast.Name) -> Diagnostic:
 
 def _warn_later(nodes: tuple[ast.Declaration, ...], diagnostics: Diagnostics) -> None:
     for node in nodes:
-        if isinstance(node, ast.Sbp):
-            message = "`sbp` blocks are not supported yet; this one is read and left aside"
-            help = "write a layout instead"
-            diagnostics.add(Diagnostic("MD0905", message, node.name.span, "warning", help=help))
         if isinstance(node, ast.Mesh) and node.profile:
             message = "cluster profiles are not supported yet; `on` is read and left aside"
             help = "leave it out: it changes predicted times, not values"

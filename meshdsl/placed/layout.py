@@ -202,18 +202,21 @@ def selects(selector: tuple[str, ...], value: Value) -> int | None:
 # --- from syntax -----------------------------------------------------------------------------
 
 
-def resolve_mesh(declarations: Declarations, mesh: str | None, layout: str | None = None) -> Mesh:
+def resolve_mesh(
+    declarations: Declarations, mesh: str | None, layout: str | None = None, sbp: str | None = None
+) -> Mesh:
     """The mesh called `mesh`, or written as `data:2,model:4`.
 
-    For None: the first declared that has every axis the layout names, else the first; one device
-    when none is declared. Raises a diagnostic when there is no such mesh.
+    For None: the first declared that has every axis the layout names (as many axes as the `sbp`
+    block has components), else the first; one device when none is declared. Raises a diagnostic
+    when there is no such mesh.
     """
     if mesh is not None and ":" in mesh:
         return _mesh_of_text(mesh)
     if mesh is None:
         if not declarations.meshes:
             return Mesh("one", ())
-        mesh = _suiting_mesh(declarations, layout)
+        mesh = _suiting_mesh(declarations, layout, sbp)
     if mesh not in declarations.meshes:
         name = ast.Name(mesh, Span(Source("--mesh", mesh), 0, len(mesh)))
         help = "or write the axes: `--mesh data:2,model:4`"
@@ -221,7 +224,11 @@ def resolve_mesh(declarations: Declarations, mesh: str | None, layout: str | Non
     return mesh_of(declarations.meshes[mesh], declarations)
 
 
-def _suiting_mesh(declarations: Declarations, layout: str | None) -> str:
+def _suiting_mesh(declarations: Declarations, layout: str | None, sbp: str | None) -> str:
+    if sbp is not None and sbp in declarations.sbps:
+        counts = {len(e.components) for e in declarations.sbps[sbp].entries}
+        fitting = (n for n, m in declarations.meshes.items() if counts <= {len(m.axes)})
+        return next(fitting, next(iter(declarations.meshes)))
     empty = Mesh("", ())
     axes = {a for r in resolve_layout(declarations, layout, empty).rules for a in r.axes}
     for name, node in declarations.meshes.items():

@@ -80,11 +80,13 @@ def _check_layouts(
 ) -> None:
     """The chosen layout must fit; of the others it is noted where their mesh does not suit them."""
     _check_layout(programs, declarations, options, diagnostics)
-    if options.layout is not None:
+    if options.layout is not None or options.sbp is not None:
         return
-    for name in list(declarations.layouts)[1:]:
+    others = [(f"layout `{n}`", replace(options, layout=n)) for n in declarations.layouts]
+    others = others[1:] + [(f"sbp `{n}`", replace(options, sbp=n)) for n in declarations.sbps]
+    for name, chosen in others:
         own = Diagnostics()
-        _check_layout(programs, declarations, replace(options, layout=name), own)
+        _check_layout(programs, declarations, chosen, own)
         diagnostics.add(*(_of_another_layout(name, d, options) for d in own))
 
 
@@ -93,7 +95,7 @@ def _of_another_layout(name: str, diagnostic: Diagnostic, options: Options) -> D
     on_chosen_mesh = diagnostic.code == "MD0304" and options.mesh is not None
     if diagnostic.severity != "error" and not on_chosen_mesh:
         return diagnostic
-    message = f"layout `{name}` cannot be used as it is: {diagnostic.message}"
+    message = f"{name} cannot be used as it is: {diagnostic.message}"
     return replace(diagnostic, severity="note", message=message)
 
 

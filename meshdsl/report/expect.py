@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -34,13 +35,6 @@ def check_expect(
     diagnostics: Diagnostics,
 ) -> None:
     """Compile what the block is about and compare; MD0401 where it does not hold."""
-    if node.layout.text in declarations.sbps:
-        message = "expectations about `sbp` blocks are not supported yet; this one is left aside"
-        where = Related(declarations.sbps[node.layout.text].name.span, "declared here")
-        help = "expect something of a layout"
-        span = node.layout.span
-        diagnostics.add(Diagnostic("MD0905", message, span, "warning", (where,), help))
-        return
     options = _options(node, declarations)
     results = [place_named(p, declarations, options, Diagnostics()) for p in programs]
     reports = [explain(lower_placed(result)) for result in results]
@@ -57,16 +51,21 @@ def check_expect(
 
 def _options(node: ast.Expect, declarations: Declarations) -> Options:
     for kind, name, known in (
-        ("layout", node.layout, declarations.layouts),
+        ("layout", node.layout, [*declarations.layouts, *declarations.sbps]),
         ("mesh", node.mesh, declarations.meshes),
     ):
         if name is not None and name.text not in known:
             raise_unknown(kind, name, list(known))
-    options = Options(layout=node.layout.text, mesh=node.mesh.text if node.mesh else None)
+    is_sbp = node.layout.text in declarations.sbps
+    options = Options(
+        mesh=node.mesh.text if node.mesh else None,
+        layout=None if is_sbp else node.layout.text,
+        sbp=node.layout.text if is_sbp else None,
+    )
     if node.policy is None:
         return options
     check_policy(node.policy.text, node.policy.span)
-    return Options(layout=options.layout, mesh=options.mesh, reduce=node.policy.text)
+    return replace(options, reduce=node.policy.text)
 
 
 def raise_unknown(kind: str, name: ast.Name, known: list[str]) -> None:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MLP = ROOT / "examples" / "mlp.mdsl"
 HEAVY = ("torch", "scipy", "sklearn", "matplotlib", "jax")
 
-COMMANDS = {
+COMMANDS: dict[str, list[str | Path]] = {
     "import": [],
     "check": ["check", MLP],
     "check --json": ["check", MLP, "--json"],

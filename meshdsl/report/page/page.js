@@ -91,7 +91,17 @@
   const step = (at) => {
     const first = items.find((i) => i.at === at);
     pick(first);
-    first?.element.scrollIntoView({ block: "nearest" });
+    if (!first) return;
+    first.element.scrollIntoView({ block: "nearest" });
+    reveal(lines.get(first.row.line));
+  };
+  // Scroll the source alone, not the page.
+  const reveal = (li) => {
+    const frame = $("source");
+    if (!li || li.offsetTop === undefined) return;
+    const [top, bottom] = [li.offsetTop - frame.offsetTop, li.offsetTop - frame.offsetTop + li.offsetHeight];
+    if (top < frame.scrollTop) frame.scrollTop = top - 40;
+    if (bottom > frame.scrollTop + frame.clientHeight) frame.scrollTop = bottom - frame.clientHeight + 40;
   };
   const tell = (item) => {
     const where = item.row.file === data.file ? `line ${item.row.line}` : `${item.row.file}, line ${item.row.line}`;

@@ -1,0 +1,237 @@
+"""The placed program as torch DTensor code: `distribute_tensor`, `redistribute`, `Shard(0)`.
+
+Operators are the torch texts of their records, on whole tensors. What DTensor makes of partial
+values was measured with torch 2.13, operator by operator; a test measures it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from meshdsl.backends.render_peer import (
+    Outcome,
+    Peer,
+    Plan,
+    becomes_partial,
+    in_mesh_order,
+    is_split,
+    partial_ops,
+)
+from meshdsl.backends.render_walk import entries
+from meshdsl.backends.format_text import quoted, statement
+from meshdsl.backends.torch_call import TorchText
+from meshdsl.device.ir import Compute, Var
+from meshdsl.ops.opdef import lookup
+from meshdsl.ops.text import tuple_text
+from meshdsl.placed.ir import Program
+from meshdsl.placed.sbp import Placement
+from meshdsl.placed.signatures import Row
+
+NAMES = "torch init_device_mesh DTensor Partial Replicate Shard distribute_tensor mesh as_partial"
+REDUCE_OPS = {"sum": "sum", "max": "max", "min": "min", "prod": "product"}
+
+LOSES_SUMS = frozenset({"where", "gather", "cumsum", "layer_norm", "rms_norm", "merge"})
+"""Operators that do not carry a partial sum on; `einsum` does where it is one matrix product."""
+LOSES_EXTREMES = frozenset(
+    "add lt le gt ge logical_and logical_or log sqrt softplus where gather layer_norm merge".split()
+)
+"""Operators that do not carry partial maxima and minima on."""
+GATHERS = frozenset({"gather", "any", "all"})
+"""Operators that want whole what we split into partial results."""
+
+_AS_PARTIAL = '''
+def as_partial(x, axis, op):
+    """`x` as a partial value along an axis: only the first device keeps it, for a sum."""
+    local, placements = x.to_local(), list(x.placements)
+    if op == "sum" and x.device_mesh.get_local_rank(axis):
+        local = torch.zeros_like(local)
+    placements[x.device_mesh.mesh_dim_names.index(axis)] = Partial(op)
+    return DTensor.from_local(
+        local, x.device_mesh, placements, run_check=False, shape=x.shape, stride=x.stride()
+    )
+'''
+
+_CHECK_INDEX = '''
+def check_index(ids, dim, size, place, *_):
+    """The indices, after a look at those that this device has."""
+    local = ids.to_local()
+    if local.numel() and (local.min() < 0 or local.max() >= size):
+        raise IndexError(f"{place}: an index of {dim} is not in 0 ... {size - 1}")
+    return ids
+'''
+
+
+def render(program: Program) -> str:
+    """The text of a placed program as DTensor code."""
+    return DTensorText(program).text()
+
+
+class DTensorText(Peer):
+    """The rendering, with what DTensor holds of every variable."""
+
+    taken = frozenset({*NAMES.split(), "check_index"})
+    system = "torch DTensor"
+
+    def __init__(self, source: Program) -> None:
+        super().__init__(source)
+        self.used: set[str] = set()
+
+    # --- what DTensor can do ---------------------------------------------------------------------
+
+    def outcome(self, node: Compute, row: Row) -> Outcome:
+        """From what was measured; see the tables above."""
+        name, ops = node.op.name, partial_ops(row)
+        if "sum" in ops:
+            return "whole" if name in LOSES_SUMS or not _is_product(node) else "keeps"
+        if ops:
+            return "whole" if name in LOSES_EXTREMES else "keeps"
+        if becomes_partial(row):
+            return "whole" if name in GATHERS or _is_dot(node) else "keeps"
+        return "whole" if name == "gather" and is_split(row) and _shares(node) else "keeps"
+
+    def holds(self, p: Placement) -> Placement:
+        """Axes of one dim are in mesh order."""
+        return in_mesh_order(self.mesh, p)
+
+    # --- texts -----------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        """The whole rendering: the function is written first, since it knows what it uses."""
+        body = super().text()
+        head, body = body.split("\n\n", 1)
+        helpers = [t for n, t in (("as_partial", _AS_PARTIAL), ("check_index", _CHECK_INDEX))
+                   if n in self.used]
+        return "\n".join([head, *_IMPORTS, *(f"\n{h}" for h in helpers), "", *self._mesh(), "", body])
+
+    def top(self) -> None:
+        """The comment, and the head of the function."""
+        self.about()
+        self.out.add()
+        self.out.add()
+        self.out.add("def program(mesh, inputs, params):")
+        self.out.depth = 1
+        self.out.add('"""The outputs as DTensors; `inputs` and `params` are whole tensors by name."""')
+
+    def _mesh(self) -> Iterable[str]:
+        sizes = tuple_text([n for _, n in self.mesh.axes] or [1])
+        names = tuple_text([quoted(a) for a, _ in self.mesh.axes] or ['"one"'])
+        yield ""
+        yield "def device_mesh(kind):"
+        yield '    """The mesh; `kind` is such as "cpu" or "cuda"."""'
+        yield from statement(f"return init_device_mesh(kind, {sizes}, mesh_dim_names={names})", 1)
+
+    def entry(self, var: Var, kind: str) -> None:
+        """Every device has the whole tensor, and keeps its part."""
+        key = var.value.label if kind == "inputs" else var.value.name or ""
+        p = self.holds(var.placement)
+        self.assign(var, f"distribute_tensor({kind}[{quoted(key)}], mesh, {self.said(var, p)})", p)
+
+    def constant(self, var: Var) -> str:
+        """A literal on every device."""
+        tensor = f"torch.tensor({self.constants[var]}, dtype={var.value.type.dtype.torch})"
+        return f"distribute_tensor({tensor}, mesh, {self.said(var, Placement())})"
+
+    def resharded(self, text: str, var: Var, before: Placement, after: Placement) -> str:
+        """`redistribute`; to a partial value there is no public way, hence `as_partial`."""
+        new = [a for a in after.partial if a not in before.partial]
+        kept = tuple(a for a in after.partial if a in before.partial)
+        first = Placement(after.splits, kept, after.op if kept else None)
+        if first != before:
+            text = f"{text}.redistribute(placements={self.said(var, first)})"
+        for axis in new:
+            self.used.add("as_partial")
+            text = f"as_partial({text}, {quoted(axis)}, {quoted(REDUCE_OPS[after.op or 'sum'])})"
+        return text
+
+    def operator(self, node: Compute, args: tuple[str, ...], plan: Plan) -> str:
+        """The record's torch text on global shapes; what it makes anew becomes a DTensor."""
+        if not node.ins or node.op.name == "one_hot":
+            return self._maker(node, args, plan.yields[0])
+        return self._torch(node, args, plan.yields[0])
+
+    def _torch(self, node: Compute, args: tuple[str, ...], p: Placement) -> str:
+        ins = tuple(v.value.type for v in node.ins)
+        outs = tuple(v.value.type for v in node.outs)
+        # A mean of parts is a sum of parts here: DTensor would make it a partial average.
+        splits = frozenset(d for v in node.ins for d, _ in v.placement.splits)
+        call = TorchText(
+            args=args,
+            constants=tuple(v in self.constants for v in node.ins),
+            ins=ins,
+            outs=outs,
+            global_ins=ins,
+            global_outs=outs,
+            attrs=dict(node.op.attrs),
+            fresh=self.fresh.fresh,
+            place=repr(f"{node.span.file}:{node.span.line}"),
+            splits=splits if node.op.name == "mean" else frozenset(),
+            used=self.used,
+        )
+        text = lookup(node.op.name).torch(call)
+        for line in call.lines:
+            self.out.statement(line)
+        if all(call.constants):
+            return f"distribute_tensor({text}, mesh, {self.said(node.outs[0], p)})"
+        return text
+
+    def _maker(self, node: Compute, args: tuple[str, ...], p: Placement) -> str:
+        out = node.outs[0]
+        where = self.said(out, p)
+        if node.op.name != "one_hot":
+            return f"distribute_tensor({self._made(node)}, mesh, {where})"
+        dim = node.op.attr("dim")
+        row = [e if e.position == len(out.value.type.dims) - 1 else None
+               for e in entries(out, self.mesh, p)]
+        spread = f"[{', '.join('Shard(0)' if e else 'Replicate()' for e in row)}]"
+        own = f"distribute_tensor(torch.arange({dim.size}), mesh, {spread})"
+        return f"({args[0]}[..., None] == {own}).to({out.value.type.dtype.torch})"
+
+    def _made(self, node: Compute) -> str:
+        out = tuple(v.value.type for v in node.outs)
+        call = TorchText((), (), (), out, (), out, dict(node.op.attrs), self.fresh.fresh)
+        return lookup(node.op.name).torch(call)
+
+    def said(self, var: Var, p: Placement) -> str:
+        """`[Shard(0), Replicate()]`."""
+        words = []
+        for entry in entries(var, self.mesh, p):
+            if entry.position is not None:
+                words.append(f"Shard({entry.position})")
+            elif entry.op is not None:
+                op = "" if entry.op == "sum" else quoted(REDUCE_OPS[entry.op])
+                words.append(f"Partial({op})")
+            else:
+                words.append("Replicate()")
+        return f"[{', '.join(words or ['Replicate()'])}]"
+
+
+_IMPORTS = (
+    "",
+    "import torch",
+    "from torch.distributed.device_mesh import init_device_mesh",
+    "from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor",
+)
+
+
+def _ranks(node: Compute) -> list[int]:
+    return [len(v.value.type.dims) for v in (*node.ins, *node.outs)]
+
+
+def _is_product(node: Compute) -> bool:
+    """Whether an einsum is written with `@` on matrices; other operators are not asked."""
+    return node.op.name != "einsum" or len(node.ins) == 1 or min(_ranks(node)) > 1
+
+
+def _is_dot(node: Compute) -> bool:
+    """An einsum over several dims at once, which is written with `flatten`."""
+    if node.op.name != "einsum" or len(node.ins) < 2:
+        return False
+    first, second = (v.value.type for v in node.ins)
+    out = node.outs[0].value.type
+    return sum(second.has(n) and not out.has(n) for n in first.names) > 1
+
+
+def _shares(node: Compute) -> bool:
+    """Whether table and indices of a gather have a dim in common."""
+    table, ids = (v.value.type for v in node.ins)
+    return any(ids.has(n) for n in table.names)
