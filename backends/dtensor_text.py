@@ -24,7 +24,7 @@ from meshdsl.device.ir import Compute, Var
 from meshdsl.ops.opdef import lookup
 from meshdsl.ops.text import tuple_text
 from meshdsl.placed.ir import Program
-from meshdsl.placed.sbp import Placement
+from meshdsl.placed.sbp import Placement, Split
 from meshdsl.placed.signatures import Row
 
 NAMES = "torch init_device_mesh DTensor Partial Replicate Shard distribute_tensor mesh as_partial"
@@ -86,7 +86,7 @@ class DTensorText(Peer):
         if ops:
             return "whole" if name in LOSES_EXTREMES else "keeps"
         if becomes_partial(row):
-            return "whole" if name in GATHERS or _is_dot(node) else "keeps"
+            return "whole" if name in GATHERS or _flattens(node, row) else "keeps"
         return "whole" if name == "gather" and is_split(row) and _shares(node) else "keeps"
 
     def holds(self, p: Placement) -> Placement:
@@ -222,13 +222,15 @@ def _is_product(node: Compute) -> bool:
     return node.op.name != "einsum" or len(node.ins) == 1 or min(_ranks(node)) > 1
 
 
-def _is_dot(node: Compute) -> bool:
-    """An einsum over several dims at once, which is written with `flatten`."""
+def _flattens(node: Compute, row: Row) -> bool:
+    """Whether a split dim is flattened behind another one, for a contraction over several."""
     if node.op.name != "einsum" or len(node.ins) < 2:
         return False
-    first, second = (v.value.type for v in node.ins)
+    split = row.ins[0]
     out = node.outs[0].value.type
-    return sum(second.has(n) and not out.has(n) for n in first.names) > 1
+    first, second = (v.value.type.names for v in node.ins)
+    orders = [[n for n in a if n in b and not out.has(n)] for a, b in ((first, second), (second, first))]
+    return not all(isinstance(split, Split) and order[0] == split.dim for order in orders)
 
 
 def _shares(node: Compute) -> bool:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NoReturn
 
 from meshdsl.backends.format_text import quoted
 from meshdsl.backends.peer_call import PeerCall
 from meshdsl.backends.render_walk import Walk, picked
 from meshdsl.device.ir import Carry, Compute, Loop, Move, Var
 from meshdsl.device.names import Names
+from meshdsl.diagnostics import fail
 from meshdsl.named.ir import TensorType
 from meshdsl.placed import ir as placed
 from meshdsl.placed.sbp import B, Component, Mesh, Partial, Placement, Split, placement
@@ -259,3 +260,13 @@ def becomes_partial(row: Row) -> bool:
 def is_split(row: Row) -> bool:
     """Whether the result is split."""
     return any(isinstance(c, Split) for c in row.outs)
+
+
+def unwritten(node: Compute, notation: str) -> NoReturn:
+    """MD0910: the notation has no text for an operator."""
+    fail(
+        "MD0910",
+        f"`{node.op.name}` cannot be written as {notation} yet",
+        node.span,
+        help="`meshdsl compile` writes it as torch",
+    )

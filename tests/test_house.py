@@ -20,6 +20,8 @@ MAX_LINES = 400
 LONGER_FOR_A_REASON: dict[str, str] = {}
 """Files that may be longer than MAX_LINES, each with its reason."""
 
+IN_THE_WHEEL = {".py", ".lark", ".mdsl", ".html", ".css", ".js"}
+
 NOT_IN_ANY_FILE = {
     "a path of one machine": rb"(?<![\w.~-])/(?:work|root|opt/wheels|opt/pypi|tmp/venv)(?:/|\b)",
     "somebody's home folder": rb"/(?:home|Users)/\w+/",
@@ -112,7 +114,7 @@ def test_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
         path.as_posix() if path.parts[0] == "meshdsl" else f"meshdsl/{path.as_posix()}"
         for path in _files()
         if path.parts[0] in {"meshdsl", "grammar", "backends"}
-        and (path.suffix in {".py", ".lark", ".mdsl"} or path.name == "py.typed")
+        and (path.suffix in IN_THE_WHEEL or path.name == "py.typed")
     }
     assert {"meshdsl/py.typed", "meshdsl/grammar/mdsl.lark"} <= wanted
     names = {n for n in zipfile.ZipFile(wheel).namelist() if n.startswith("meshdsl/")}

@@ -118,7 +118,8 @@ class Builder:
     def _slice(self, frame: Frame, outer: Value, depth: int) -> Value:
         if outer not in frame.stacked:
             assert frame.dim is not None
-            inside = replace(outer, type=outer.type.without(frame.dim.name), pins=())
+            pins = tuple(p for p in outer.pins if p.dim != frame.dim.name)
+            inside = replace(outer, type=outer.type.without(frame.dim.name), pins=pins)
             self.place(inside, depth)
             frame.stacked[outer] = inside
         return frame.stacked[outer]

@@ -303,10 +303,10 @@ def resolve_layout(declarations: Declarations, layout: str | None, mesh: Mesh) -
             rules = tuple(_rules_of_text(layout))
             return Layout(layout, rules, mesh, declared=_places(declarations, mesh))
         if layout in declarations.sbps:
-            message = f"`{layout}` is an `sbp` block, which is not supported yet"
+            message = f"`{layout}` is an `sbp` block, not a layout"
             where = Related(declarations.sbps[layout].name.span, "declared here")
             span = Span(Source("--layout", layout), 0, len(layout))
-            fail("MD0905", message, span, where, help="write a layout instead")
+            fail("MD0108", message, span, where, help=f"choose it with `--sbp {layout}`")
         name = ast.Name(layout, Span(Source("--layout", layout), 0, len(layout)))
         help = "or write the rules: `--layout batch:data,hidden:model`"
         raise DiagnosticError(unknown("MD0108", "layout", name, list(declarations.layouts), help))

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from meshdsl.diagnostics import Diagnostic, Diagnostics, Related, Source, Span, did_you_mean, fail
+from meshdsl.diagnostics import (
+    Diagnostic,
+    Diagnostics,
+    Related,
+    Source,
+    Span,
+    counted,
+    did_you_mean,
+    fail,
+)
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import Program, Value
 from meshdsl.ops.opdef import ReduceOp
@@ -48,7 +57,7 @@ class Annotations:
     def _placement(self, value: Value, entry: ast.SbpEntry) -> Placement:
         if len(entry.components) != len(self.mesh.axes):
             message = (
-                f"`{value.label}` has {len(entry.components)} components, "
+                f"`{value.label}` has {counted(len(entry.components), 'component')}, "
                 f"and the mesh has the axes {', '.join(self.mesh.names) or '(none)'}"
             )
             help = "write one per mesh axis, in mesh order: `S(i)`, `B`, `P` or `P(max)`"

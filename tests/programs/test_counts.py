@@ -266,6 +266,19 @@ def test_a_reduction_to_a_split_result_is_a_reduce_scatter() -> None:
     assert (only["kind"], only["wire_bytes"]) == ("reduce_scatter", 3 * 8 * 8 * 4 // 4)
 
 
+def test_a_parameter_placed_by_hand_in_a_loop_is_used_as_it_is_stored() -> None:
+    text = """
+    dim a = 4, b = 4, l = 3
+    program p(x[b]) {
+      repeat l {
+        param w[a@x, b]
+        x = x + sum[a](w)
+      }
+      return x
+    }"""
+    assert set(counts(report(text, "x:2", "{ }"))) == {"all_reduce"}
+
+
 # --- a transformer block ----------------------------------------------------------------------
 
 BLOCK = """

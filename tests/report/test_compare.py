@@ -27,13 +27,17 @@ from tests.report.golden import CASES, EXAMPLES, ROOT, SIZES, Case, layouts, mad
 __all__ = ["cli"]
 
 POLICIES = ("immediate", "deferred")
+NOW = "deferred"
+"""What stands for the default policy here, whatever that is."""
+
 EXTRA = {"named", "sbp"}
 """What a comparison adds to every tensor of `explain`."""
 
 
 def _columns(text: Source, chosen: Options, *given: str | None) -> list[Column]:
     named = compile_source(text, chosen, Diagnostics(), "named")
-    asked = wishes(named["declarations"], *(*given, None, None, None)[:3], DEFAULT_POLICY)
+    layouts_, sbps, policies = (*given, None, None, None)[:3]
+    asked = wishes(named["declarations"], layouts_, sbps, policies, NOW)
     return compile_columns(named, asked, chosen)
 
 
@@ -190,11 +194,11 @@ def test_a_row_differs_where_its_entries_do() -> None:
 ASKED = {
     "default": (
         (None, None, None),
-        [("hybrid", DEFAULT_POLICY), ("hybrid", DEFAULT_POLICY), ("hybrid", "immediate")],
+        [("hybrid", NOW), ("hybrid", NOW), ("hybrid", "immediate")],
     ),
     "layouts": (
         ("megatron, hybrid", None, None),
-        [("megatron", DEFAULT_POLICY), ("hybrid", DEFAULT_POLICY)],
+        [("megatron", NOW), ("hybrid", NOW)],
     ),
     "policies": (
         (None, None, "immediate,deferred"),
@@ -450,6 +454,7 @@ def test_json(cli: Cli) -> None:
     assert not done.err
     assert set(found) == {"version", "program", "file", "same", "columns", "rows", "run"}
     assert [c["letter"] for c in found["columns"]] == ["A", "B", "C"]
+    assert [c["reduce"] for c in found["columns"]] == [DEFAULT_POLICY] * 2 + ["immediate"]
     assert {c["version"] for c in found["columns"]} == {1}
     assert found["run"] == NOT_RUN
     for row in found["rows"]:

@@ -1,7 +1,7 @@
-"""What the documentation shows of `explain` is what it prints.
+"""What the documentation shows of `explain` and `compare` is what they print.
 
-A block that begins with `$ meshdsl explain …` is run from the project's folder on a screen of 80
-columns; `MESHDSL_UPDATE_GOLDEN=1` writes the output anew.
+A block that begins with `$ meshdsl explain …` or `compare` is run from the project's folder on a
+screen of 80 columns; `MESHDSL_UPDATE_GOLDEN=1` writes the output anew.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from meshdsl.cli import spread_settings
 from meshdsl.cli.app import app
 from tests.report.golden import AGAIN, ROOT, UPDATE
 
-PAGES = ["README.md", "docs/explain.md"]
-BLOCK = re.compile(r"```(?:console|text)?\n\$ meshdsl (explain [^\n]*)\n(.*?)```", re.DOTALL)
+PAGES = ["README.md", "docs/explain.md", "docs/compare.md"]
+BLOCK = re.compile(
+    r"```(?:console|text)?\n\$ meshdsl ((?:explain|compare) [^\n]*)\n(.*?)```", re.DOTALL
+)
 
 
 def _printed(command: str) -> str:
@@ -46,5 +48,6 @@ def test_the_page_shows_what_is_printed(name: str, monkeypatch: pytest.MonkeyPat
     assert page == renewed, AGAIN
 
 
-def test_the_page_on_explain_shows_some() -> None:
-    assert len(BLOCK.findall((ROOT / "docs/explain.md").read_text(encoding="utf-8"))) >= 2
+@pytest.mark.parametrize("name", ["docs/explain.md", "docs/compare.md"])
+def test_the_page_shows_some(name: str) -> None:
+    assert len(BLOCK.findall((ROOT / name).read_text(encoding="utf-8"))) >= 2
