@@ -7,6 +7,7 @@ For jax 0.10. A type there says how an array is split and over which axes it is 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from meshdsl.backends.format_text import quoted, statement
 from meshdsl.backends.jax_table import JAX, dtype_text, helpers
@@ -124,7 +125,8 @@ class JaxText(Peer):
         if node.op.name == "mul" and unreduced:
             args = tuple(self._reduced(v, unreduced, a) for v, a in zip(node.ins, args, strict=True))
         call = self.call(node, args, self.spec(node.outs[0], plan.yields[0]))
-        text = call.write(JAX[node.op.name])
+        # Broadcasting to a higher rank has no rule for unreduced arrays; from size 1 it has.
+        text = replace(call, full_rank=bool(unreduced)).write(JAX[node.op.name])
         return self._array_of(node, text)
 
     def _array(self, var: Var, text: str) -> str:

@@ -62,4 +62,12 @@ CODES: tuple[Code, ...] = (
         "",
         "`meshdsl --help` lists the commands there are.",
     ),
+    Code(
+        "MD0910",
+        "an operator that a rendering cannot write",
+        "`meshdsl render --as jax` and `--as oneflow` write operators in those systems' own words, "
+        "and have none for this one yet, or not for operands of these dims.",
+        "",
+        "`meshdsl compile` writes every operator as torch; `--as dtensor` does too.",
+    ),
 )

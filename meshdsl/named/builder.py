@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Related, Span, fail
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import (
+    LARGEST,
     Dim,
     DType,
     Init,
@@ -192,10 +193,15 @@ class Builder:
 
 
 def check_number(number: int | float, dtype: DType, span: Span) -> None:
-    """Refuse an integer that a tensor of this dtype cannot hold."""
-    bits = {"i32": 31, "i64": 63}.get(dtype.name, 1023)
-    if isinstance(number, int) and not -(2**bits) <= number < 2**bits:
-        help = "use a smaller number" if bits != 31 else "use a smaller number, or i64"
+    """Refuse a number that a tensor of this dtype cannot hold."""
+    if dtype.kind == "float":
+        fits = abs(number) <= LARGEST[dtype.name]
+    else:
+        bits = {"i32": 31}.get(dtype.name, 63)
+        fits = -(2**bits) <= number < 2**bits
+    if not fits:
+        wider = {"i32": ", or i64", "f32": ", or f64", "f16": ", or f32"}.get(dtype.name, "")
+        help = f"use a smaller number{wider}"
         fail("MD0257", f"the number {shown(number)} does not fit into {dtype}", span, help=help)
 
 

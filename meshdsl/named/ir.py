@@ -40,6 +40,9 @@ DTYPES: dict[str, DType] = {
         DType("bool", "bool", 1, "bool", "torch.bool"),
     )
 }
+LARGEST = {"f32": 3.4028235e38, "f64": 1.7976931348623157e308, "bf16": 3.3895314e38, "f16": 65504.0}
+"""The largest finite number of each float type."""
+
 F32, F64, BF16, F16 = (DTYPES[n] for n in ("f32", "f64", "bf16", "f16"))
 I32, I64, BOOL = (DTYPES[n] for n in ("i32", "i64", "bool"))
 

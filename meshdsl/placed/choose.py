@@ -71,11 +71,10 @@ class Want:
     kind: str = "ruled"
 
     def stands(self, component: Component, axis: str) -> bool:
-        """Whether an output that is `component` along the axis is as wanted."""
-        if self.kind == "free":
+        """Whether an output that is `component` along the axis is as wanted, or needs reducing."""
+        if self.kind == "free" or isinstance(component, Partial):
             return True
-        wanted = self.placement.component(axis)
-        return component == wanted or (self.kind == "ruled" and isinstance(component, Partial))
+        return component == self.placement.component(axis)
 
 
 @functools.lru_cache(maxsize=65536)

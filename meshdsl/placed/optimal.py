@@ -29,6 +29,9 @@ from meshdsl.placed.zero_one import ZeroOne
 MOST_VARIABLES = 60_000
 """Beyond this many the exact search is not tried."""
 
+MOST_OPERATORS = 400
+"""Beyond this many operators it is not tried either."""
+
 MOST_PLACEMENTS = 40
 """Placements of one value that are considered; where there are more, splits are left out."""
 
@@ -74,6 +77,8 @@ def solve(program: named.Program, layout: Layout) -> Plan | None:
 
     `program` is rewritten: it has no composite whose own dim a rule splits, and no n-ary einsum.
     """
+    if sum(1 for _ in named.walk(program.body)) > MOST_OPERATORS:
+        return None
     model = _Model(program, layout)
     if not model.build():
         return None

@@ -132,6 +132,37 @@ def test_pins_are_counted() -> None:
     assert column["annotations"] == {"rules": 0, "pins": 1, "signatures": 1}
 
 
+SUMMA = Source(
+    "summa.mdsl",
+    """dim m = 8, k = 16, n = 8
+mesh square = { x: 2, y: 2 }
+layout two { m -> x, n -> y }
+sbp outer { a: (S(0), B), b: (B, S(1)) }
+sbp inner { a: (S(1), S(0)), b: (S(0), B), c: (P, S(0)) }
+program mm(a[m, k], b[k, n]) {
+  c = einsum(a, b -> [m, n])
+  return -c
+}
+""",
+)
+
+
+def test_layouts_and_sbp_blocks_beside_each_other() -> None:
+    columns = _columns(SUMMA, Options(), "two", "outer,inner")
+    compared = _compared(columns, SUMMA, measure(columns, 0))
+    assert [c["annotations"]["signatures"] for c in compared["columns"]] == [2, 2, 3]
+    assert [c["positional"] for c in compared["columns"]] == [False, True, True]
+    (c,) = [e for row in compared["rows"] for e in row["tensors"] if e["tensor"] == "c"]
+    assert [list(cell["sbp"].values()) for cell in c["cells"]] == [
+        ["S(0)", "S(1)"],
+        ["S(0)", "S(1)"],
+        ["P", "S(0)"],
+    ]
+    assert c["differs"] == [False, False, True]
+    assert compared["run"]["between"][0]["max_error"] == 0
+    assert compare(columns[:2], SUMMA)["same"]
+
+
 # --- same or different -----------------------------------------------------------------------
 
 
