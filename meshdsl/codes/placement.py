@@ -82,14 +82,14 @@ CODES: tuple[Code, ...] = (
         "mesh m = { x: 2 }\n"
         "program p(t[a]) { return t }\n"
         "sbp s { t: S(1) }",
-        "Write one of `S(i)`, `B`, `P`, `P(max)`, `P(min)`, `P(prod)` per mesh axis, in mesh order; "
-        "`i` counts the tensor's dims from 0.",
+        "Write one of `S(i)`, `B`, `P`, `P(max)`, `P(min)`, `P(prod)` per mesh axis, in mesh "
+        "order; `i` counts the tensor's dims from 0.",
     ),
     Code(
         "MD0309",
         "an operator cannot read its operands so",
-        "`x at y: (…)` fixes how a tensor is read on the way to `y`, and the operator that reads it "
-        "has no legal row with these components along the named mesh axis.",
+        "`x at y: (…)` fixes how a tensor is read on the way to `y`, and the operator that reads "
+        "it has no legal row with these components along the named mesh axis.",
         "dim a = 4\n"
         "mesh m = { x: 2 }\n"
         "program p(t[a]) {\n  y = relu(t)\n  return y\n}\n"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.report.pages import EVIL, example_page, page_of
+from tests.report.comparing import EVIL, example_page, page_of
 
 pytest.importorskip("selenium", reason="selenium is not installed (`pip install meshdsl[dev]`)")
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
+from meshdsl.pipeline import Options
 from meshdsl.report.compare_html import as_data
+from tests.report.comparing import ATTACK, EVIL, columns_of, compared, example_page, page_of
 from tests.report.golden import EXAMPLES, layouts, source
-from tests.report.pages import ATTACK, EVIL, compared, example_page, page_of
 
 FEW = {name: ",".join(layouts(name)[:2]) for name in EXAMPLES if name != "matmul"}
 OUTSIDE = re.compile(r"(?:https?:)?//[\w.-]+\.\w+|url\((?!#)|@import|@font-face|fetch\(|XMLHttp")
@@ -68,7 +69,7 @@ def test_only_this_script_and_style_may_run() -> None:
 
 @pytest.mark.parametrize("name", FEW)
 def test_the_table_says_all_without_a_script(name: str) -> None:
-    facts = compared(source(name), FEW[name])
+    facts = compared(columns_of(source(name), Options(), FEW[name]), source(name))
     found = Page(example_page(name, FEW[name]))
     said = Counter(data for _, data in found.texts)
     wanted: Counter[str] = Counter()
@@ -84,7 +85,7 @@ def test_the_table_says_all_without_a_script(name: str) -> None:
 
 def test_differences_are_marked_in_text() -> None:
     found = Page(example_page("mlp", "hybrid,megatron"))
-    facts = compared(source("mlp"), "hybrid,megatron")
+    facts = compared(columns_of(source("mlp"), Options(), "hybrid,megatron"), source("mlp"))
     entries = [e for row in facts["rows"] for e in (*row["tensors"], *row["routes"])]
     marks = sum(not e["same"] for e in entries) + sum(sum(e["differs"]) for e in entries)
     assert sum(data.startswith("≠") for _, data in found.texts) == marks
@@ -119,7 +120,7 @@ def test_data_survives_and_stays_data(value: Any) -> None:
 
 def test_data_is_what_was_compared() -> None:
     found = json.loads(Page(example_page("mlp")).text("script id=data"))
-    facts = compared(source("mlp"))
+    facts = compared(columns_of(source("mlp"), Options()), source("mlp"))
     assert found["rows"] == json.loads(json.dumps(facts["rows"]))
     assert [c["letter"] for c in found["columns"]] == ["A", "B", "C"]
 

@@ -19,7 +19,7 @@ from tests.report.golden import AGAIN, ROOT, UPDATE
 
 PAGES = ["README.md", "docs/explain.md", "docs/compare.md"]
 BLOCK = re.compile(
-    r"```(?:console|text)?\n\$ meshdsl ((?:explain|compare) [^\n]*)\n(.*?)```", re.DOTALL
+    r"(```(?:console|text)?\n\$ meshdsl ((?:explain|compare) [^\n]*)\n).*?```", re.DOTALL
 )
 
 
@@ -31,7 +31,7 @@ def _printed(command: str) -> str:
 
 def _renewed(page: str) -> str:
     """The page with the output that its commands have now."""
-    return BLOCK.sub(lambda m: m[0].replace(m[2], _printed(m[1])), page)
+    return BLOCK.sub(lambda m: f"{m[1]}{_printed(m[2])}```", page)
 
 
 @pytest.mark.parametrize("name", PAGES)
