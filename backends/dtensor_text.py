@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from meshdsl.backends.format_text import quoted, statement
 from meshdsl.backends.render_peer import (
     Outcome,
     Peer,
@@ -18,7 +19,6 @@ from meshdsl.backends.render_peer import (
     partial_ops,
 )
 from meshdsl.backends.render_walk import entries
-from meshdsl.backends.format_text import quoted, statement
 from meshdsl.backends.torch_call import TorchText
 from meshdsl.device.ir import Compute, Var
 from meshdsl.ops.opdef import lookup
@@ -39,7 +39,8 @@ LOSES_EXTREMES = frozenset(
 GATHERS = frozenset({"gather", "any", "all"})
 """Operators that want whole what we split into partial results."""
 
-_AS_PARTIAL = '''
+_HELPERS = {
+    "as_partial": '''
 def as_partial(x, axis, op):
     """`x` as a partial value along an axis: only the first device keeps it, for a sum."""
     local, placements = x.to_local(), list(x.placements)
@@ -49,16 +50,17 @@ def as_partial(x, axis, op):
     return DTensor.from_local(
         local, x.device_mesh, placements, run_check=False, shape=x.shape, stride=x.stride()
     )
-'''
-
-_CHECK_INDEX = '''
+''',
+    "check_index": '''
 def check_index(ids, dim, size, place, *_):
     """The indices, after a look at those that this device has."""
     local = ids.to_local()
     if local.numel() and (local.min() < 0 or local.max() >= size):
         raise IndexError(f"{place}: an index of {dim} is not in 0 ... {size - 1}")
     return ids
-'''
+''',
+}
+"""Functions that a text may call."""
 
 
 def render(program: Program) -> str:
@@ -97,11 +99,10 @@ class DTensorText(Peer):
 
     def text(self) -> str:
         """The whole rendering: the function is written first, since it knows what it uses."""
-        body = super().text()
-        head, body = body.split("\n\n", 1)
-        helpers = [t for n, t in (("as_partial", _AS_PARTIAL), ("check_index", _CHECK_INDEX))
-                   if n in self.used]
-        return "\n".join([head, *_IMPORTS, *(f"\n{h}" for h in helpers), "", *self._mesh(), "", body])
+        head, body = super().text().split("\n\n", 1)
+        used = [_HELPERS[name].strip("\n") for name in _HELPERS if name in self.used]
+        top = "\n".join([head, *_IMPORTS])
+        return "\n\n\n".join([top, *used, "\n".join(self._mesh())]) + "\n\n" + body
 
     def top(self) -> None:
         """The comment, and the head of the function."""
@@ -110,12 +111,11 @@ class DTensorText(Peer):
         self.out.add()
         self.out.add("def program(mesh, inputs, params):")
         self.out.depth = 1
-        self.out.add('"""The outputs as DTensors; `inputs` and `params` are whole tensors by name."""')
+        self.out.add('"""The outputs as DTensors; arguments are whole tensors by name."""')
 
     def _mesh(self) -> Iterable[str]:
         sizes = tuple_text([n for _, n in self.mesh.axes] or [1])
         names = tuple_text([quoted(a) for a, _ in self.mesh.axes] or ['"one"'])
-        yield ""
         yield "def device_mesh(kind):"
         yield '    """The mesh; `kind` is such as "cpu" or "cuda"."""'
         yield from statement(f"return init_device_mesh(kind, {sizes}, mesh_dim_names={names})", 1)
@@ -180,9 +180,9 @@ class DTensorText(Peer):
         if node.op.name != "one_hot":
             return f"distribute_tensor({self._made(node)}, mesh, {where})"
         dim = node.op.attr("dim")
-        row = [e if e.position == len(out.value.type.dims) - 1 else None
-               for e in entries(out, self.mesh, p)]
-        spread = f"[{', '.join('Shard(0)' if e else 'Replicate()' for e in row)}]"
+        last = len(out.value.type.dims) - 1
+        split = (entry.position == last for entry in entries(out, self.mesh, p))
+        spread = f"[{', '.join('Shard(0)' if s else 'Replicate()' for s in split)}]"
         own = f"distribute_tensor(torch.arange({dim.size}), mesh, {spread})"
         return f"({args[0]}[..., None] == {own}).to({out.value.type.dtype.torch})"
 
@@ -223,14 +223,21 @@ def _is_product(node: Compute) -> bool:
 
 
 def _flattens(node: Compute, row: Row) -> bool:
-    """Whether a split dim is flattened behind another one, for a contraction over several."""
+    """Whether a contraction is over several dims and a split one is not the first of them.
+
+    A dim that only one operand has is summed before; then that operand is partial.
+    """
     if node.op.name != "einsum" or len(node.ins) < 2:
         return False
-    split = row.ins[0]
     out = node.outs[0].value.type
+    split = {c.dim for c in row.ins if isinstance(c, Split)}
     first, second = (v.value.type.names for v in node.ins)
-    orders = [[n for n in a if n in b and not out.has(n)] for a, b in ((first, second), (second, first))]
-    return not all(isinstance(split, Split) and order[0] == split.dim for order in orders)
+    shared = [
+        [n for n in a if n in b and not out.has(n)] for a, b in ((first, second), (second, first))
+    ]
+    if split.isdisjoint(shared[0]):
+        return bool(shared[0]) and not _is_product(node)
+    return any(names[0] not in split for names in shared)
 
 
 def _shares(node: Compute) -> bool:

@@ -29,7 +29,9 @@ class _GShard(Walk):
 
     def top(self) -> None:
         self.about()
-        self.out.comment("annotations say split or whole; a partial value is reduced where it appears")
+        self.out.comment(
+            "annotations say split or whole; a partial value is reduced where it appears"
+        )
         sizes = ", ".join(str(n) for _, n in self.mesh.axes)
         self.out.add()
         self.out.add(f"mesh = arange({self.mesh.devices}).reshape({sizes or 1})")
@@ -62,7 +64,9 @@ class _GShard(Walk):
     def _line(self, var: Var, text: str, note: str) -> None:
         p = _whole(var.placement)
         tail = f"; {note}" if note else ""
-        self.out.add(f"{var.name} = {annotated(text, var, p, self.mesh)}  # {hlo(var, p, self.mesh)}{tail}")
+        self.out.add(
+            f"{var.name} = {annotated(text, var, p, self.mesh)}  # {hlo(var, p, self.mesh)}{tail}"
+        )
 
 
 def _whole(p: Placement) -> Placement:

@@ -272,5 +272,3 @@ def helpers(text: str) -> Iterator[str]:
     for name, body in _HELPERS.items():
         if f" {name}(" in text:
             yield body.strip("\n")
-
-

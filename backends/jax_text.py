@@ -73,8 +73,8 @@ class JaxText(Peer):
     def text(self) -> str:
         """The whole rendering: the function is written first, since it knows what it uses."""
         head, body = super().text().split("\n\n", 1)
-        parts = [head, "\n".join(self._imports()), *helpers(body), "\n".join(self._mesh())]
-        return "\n\n".join(parts[:2]) + "".join(f"\n\n\n{p}" for p in parts[2:]) + "\n\n" + body
+        top = "\n".join([head, "", *self._imports()])
+        return "\n\n\n".join([top, *helpers(body), "\n".join(self._mesh())]) + "\n\n" + body
 
     def top(self) -> None:
         """The comment, and the head of the function."""
@@ -83,7 +83,7 @@ class JaxText(Peer):
         self.out.add()
         self.out.add("def program(mesh, inputs, params):")
         self.out.depth = 1
-        self.out.add('"""The outputs, under `jax.set_mesh(mesh)`; arguments are whole arrays by name."""')
+        self.out.add('"""The outputs, under `jax.set_mesh(mesh)`; arguments are whole arrays."""')
 
     def _imports(self) -> Iterator[str]:
         yield from ("import jax", "import jax.numpy as jnp")
@@ -123,7 +123,9 @@ class JaxText(Peer):
             args = tuple(self._array(v, a) for v, a in zip(node.ins, args, strict=True))
         unreduced = {a for p in plan.needs for a in p.partial}
         if node.op.name == "mul" and unreduced:
-            args = tuple(self._reduced(v, unreduced, a) for v, a in zip(node.ins, args, strict=True))
+            args = tuple(
+                self._reduced(v, unreduced, a) for v, a in zip(node.ins, args, strict=True)
+            )
         call = self.call(node, args, self.spec(node.outs[0], plan.yields[0]))
         # Broadcasting to a higher rank has no rule for unreduced arrays; from size 1 it has.
         text = replace(call, full_rank=bool(unreduced)).write(JAX[node.op.name])
@@ -142,15 +144,14 @@ class JaxText(Peer):
         p = self.at(var)
         if p.partial:
             return text
-        spec = self.spec(var, p)[:-1]
-        inside = f"{spec}, " if not spec.endswith("(") else spec
-        return f"reshard({self._array(var, text)}, {inside}reduced={_set(self.mesh.sorted(axes))}))"
+        spec = self.spec(var, p, f"reduced={_set(self.mesh.sorted(axes))}")
+        return f"reshard({self._array(var, text)}, {spec})"
 
-    def spec(self, var: Var, p: Placement) -> str:
+    def spec(self, var: Var, p: Placement, more: str = "") -> str:
         """`P("rows", None, unreduced={"cols"})`."""
         words = [_axes(p.axes_of(n)) for n in var.value.type.names]
-        if p.partial:
-            words.append(f"unreduced={_set(p.partial)}")
+        words += [f"unreduced={_set(p.partial)}"] if p.partial else []
+        words += [more] if more else []
         return f"P({', '.join(words)})"
 
 

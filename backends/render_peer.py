@@ -58,6 +58,7 @@ class Peer(Walk):
         self.fresh = Names(self.taken | self.program_names())
         self.held: dict[Var, Placement] = {}
         self.renamed: dict[Var, str] = {}
+        self.carries: dict[Carry, Placement] = {}
         self.held_by_name: dict[str, tuple[TensorType, Placement, Placement]] = {}
 
     # --- what the other system can do ------------------------------------------------------------
@@ -97,7 +98,8 @@ class Peer(Walk):
         self.held_by_name[name] = (var.value.type, p, var.placement)
         typed = self.typed(var)
         if p != var.placement:
-            typed = f"{MARK}: held as {p.show(var.value.type)}, ours {var.placement.show(var.value.type)}"
+            held, ours = (q.show(var.value.type) for q in (p, var.placement))
+            typed = f"{MARK}: held as {held}, ours {ours}"
         self.out.statement(f"{name} = {text}", "; ".join(filter(None, (typed, note))))
 
     def at(self, var: Var) -> Placement:
@@ -160,19 +162,20 @@ class Peer(Walk):
         """A `repeat`; what is carried is held in one way all along."""
         for carry in node.carries:
             p = self._carried(carry)
+            self.carries[carry] = p
             if carry.inside.name == carry.init.name and self.at(carry.init) == p:
                 self.held[carry.inside] = p
             else:
                 self.assign(carry.inside, self.brought(carry.init, p), p)
-        outside = dict(self.renamed)
+        # What a trip reduces for itself is as it was for whoever comes after the loop.
+        renamed, held = dict(self.renamed), dict(self.held)
         super().trips(node)
-        self.renamed = outside
-        for carry in node.carries:
-            self.held[carry.result] = self.held[carry.inside]
+        self.renamed = renamed
+        self.held |= held | {c.result: self.carries[c] for c in node.carries}
 
     def next_text(self, carry: Carry) -> str:
         """What the next trip begins with, held as what the first began with."""
-        return self.brought(carry.next, self.held[carry.inside])
+        return self.brought(carry.next, self.carries[carry])
 
     def _carried(self, carry: Carry) -> Placement:
         p = self.holds(carry.inside.placement)

@@ -196,7 +196,9 @@ class Walk(ABC):
         named = self.source.named
         self.out.comment(f"{named.span.file}, program {named.name}: {self.system}.")
         mesh, layout = mesh_text(self.mesh), self.source.layout
-        self.out.comment(f"mesh {mesh}, layout {layout}, partial values reduced: {self.source.policy}")
+        self.out.comment(
+            f"mesh {mesh}, layout {layout}, partial values reduced: {self.source.policy}"
+        )
 
     def typed(self, var: Var) -> str:
         """The type with the placement, in the language's own notation."""

@@ -38,7 +38,9 @@ class _Book(Walk):
 
     def top(self) -> None:
         self.axes = dict(zip(self.mesh.names, _axis_letters(), strict=False))
-        self.dims = _dim_letters(_dim_names(self.variables()), set(self.axes.values()) | {UNREDUCED})
+        self.dims = _dim_letters(
+            _dim_names(self.variables()), set(self.axes.values()) | {UNREDUCED}
+        )
         self.about()
         self.out.comment("axes: " + ", ".join(f"{self.axes[a]}={a}:{n}" for a, n in self.mesh.axes))
         sizes = {d.name: d.size for v in self.variables() for d in v.value.type.dims}

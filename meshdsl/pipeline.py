@@ -18,7 +18,7 @@ from meshdsl.placed import ir as placed
 from meshdsl.placed.place import POLICIES
 from meshdsl.syntax import ast
 
-DEFAULT_POLICY = "deferred"
+DEFAULT_POLICY = "optimal"
 
 
 @dataclass(frozen=True, slots=True)

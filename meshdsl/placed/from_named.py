@@ -212,7 +212,7 @@ class Placer:
             return why.Ask(
                 "output", f"`{value.label}` is returned", op.span, why.runner_up(choices)
             )
-        kind = "policy" if self.policy == "immediate" else "rule"
+        kind = {"immediate": "policy", "optimal": "plan"}.get(self.policy, "rule")
         return why.Ask(kind, "", op.span, why.runner_up(choices))
 
     def _keep_only(self, value: Value, target: Placement) -> None:

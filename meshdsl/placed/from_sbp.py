@@ -60,6 +60,9 @@ class AnnotatedPlacer(Placer):
         return Want(placement(self.mesh, {}), "free")
 
     def _choices(self, op: Op, wants: tuple[Want, ...]) -> list[Choice]:
+        if not op.ins:
+            # What is made from nothing is made whole: to split it later costs nothing.
+            wants = tuple(Want(w.placement, "exact") if w.kind == "free" else w for w in wants)
         reader = self.readers.get(op)
         pins = tuple(self._pin(v, reader) for v in op.ins)
         if not any(pins):
@@ -106,9 +109,9 @@ class AnnotatedPlacer(Placer):
         return self._whole(self._latest(carry.init).placement)
 
     def _output(self, output: named.Output) -> Tensor:
-        latest = self._latest(output.value)
+        settled = self.state.settled[output.value]
         ask = why.Ask("output", f"`{output.name}` is returned", output.span)
-        return self._version(output.value, self._whole(latest.placement), ask)
+        return self._version(output.value, self._whole(settled.placement), ask)
 
 
 def _readers(nodes: tuple[named.Node, ...]) -> dict[Op, Value]:

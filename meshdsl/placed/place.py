@@ -79,8 +79,13 @@ class _Guided(Placer):
         return (op,)
 
     def _choices(self, op: named.Op, wants: tuple[Want, ...]) -> list[Choice]:
-        planned = self.plan.decisions[op]
-        return [Choice(planned.needs, planned.yields, planned.targets, 0, ())]
+        """The planned one; behind it what costs more here, for the explanation."""
+        plan = self.plan.decisions[op]
+        chosen = Choice(plan.needs, plan.yields, plan.targets, 0, ())
+        for other in (others := super()._choices(op, wants)):
+            if (other.needs, other.yields) == (plan.needs, plan.yields):
+                chosen = replace(chosen, cost=other.cost)
+        return [chosen, *(c for c in others if c.cost > chosen.cost)]
 
     def _repeat(self, node: named.Repeat) -> None:
         self._loop(node, {c.inside: self.plan.carries[c.inside] for c in node.carries})

@@ -15,7 +15,8 @@ from meshdsl.placed.reshard import Route
 class Ask:
     """Who needs a tensor placed otherwise.
 
-    kind: `operand` (an operator), `rule` (the layout), `policy` (reduce at once), `storage` (a
+    kind: `operand` (an operator), `rule` (the layout), `policy` (reduce at once), `plan`
+    (the optimum), `storage` (a
     parameter is stored otherwise), `carry` (a loop), `output`. `who` is a clause or an operator.
     `instead` names the bytes of the next best way, if one was considered.
     """
@@ -94,6 +95,7 @@ def _reduced_for(ask: Ask) -> str:
     return {
         "operand": f"{ask.who} needs the whole value, not parts of it",
         "policy": "it is reduced at once",
+        "plan": "reducing it here sends the fewest bytes in all",
         "rule": "the layout splits the result over the same axis",
         "carry": f"{_plain(ask)} reduced",
         "output": f"{ask.who}, and no output is left partial",
@@ -108,6 +110,7 @@ def _moved_for(ask: Ask, route: Route) -> str:
         "rule": "the layout wants the result otherwise",
         "policy": "the layout wants the result otherwise",
         "carry": f"{_plain(ask)} as its rules say",
+        "plan": "holding it so sends the fewest bytes in all",
         "output": "the layout wants the result otherwise",
     }.get(ask.kind, ask.who)
 

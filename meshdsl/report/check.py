@@ -16,7 +16,12 @@ from meshdsl.report.expect import check_expect
 
 
 def check_source(source: Source, options: Options, diagnostics: Diagnostics) -> str:
-    """Collect everything there is to say about one file; returns a line on what was checked."""
+    """Collect everything there is to say about one file; returns a line on what was checked.
+
+    Whether a layout fits does not depend on when values are reduced, so no optimum is searched.
+    """
+    if options.reduce == "optimal":
+        options = replace(options, reduce="deferred")
     own = Diagnostics()
     line = _check(source, options, own)
     broken = any(d.code.startswith("MD00") for d in own.errors)

@@ -17,9 +17,10 @@ from importlib.resources import files
 from typing import Any
 
 import meshdsl
-from meshdsl.diagnostics import Source, counted
+from meshdsl.diagnostics import Source
 from meshdsl.render import _cells
-from meshdsl.report.compare_terminal import measured, route_text, sentence, totals
+from meshdsl.report.compare_terminal import measured, problems, route_text, sentence, totals, where
+from meshdsl.report.terminal import _UNIT
 
 Json = dict[str, Any]
 FOLDER = "page"
@@ -88,13 +89,9 @@ def _columns(columns: Sequence[Json]) -> str:
 
 
 def _about(column: Json) -> str:
-    if "totals" not in column:
-        errors = [d for d in column["diagnostics"] if d["severity"] == "error"]
-        told = "; ".join(f"{d['code']} {d['message']}" for d in errors)
-        return f", <strong>not compiled</strong>: {_text(told)}"
-    axes = ", ".join(f"{axis}:{size}" for axis, size in column["mesh"].items())
-    text = f", on {axes or 'one device'} ({counted(column['devices'], 'device')})"
-    return _text(text + (f"; the program of {column['same_as']}" if column["same_as"] else ""))
+    if "totals" in column:
+        return _text(where(column))
+    return f", <strong>not compiled</strong>: {_text(problems(column))}"
 
 
 def _source(source: Source) -> str:
@@ -130,7 +127,7 @@ def _body(number: int, row: Json, compared: Json) -> str:
 
 def _item(kind: str, number: int, at: int, entry: Json, columns: Sequence[Json]) -> str:
     route = kind == "routes"
-    mark = "" if entry["same"] else '<span class="mark" title="columns differ">≠ </span>'
+    mark = _mark(not entry["same"])
     arrow = "⇒ " if route else ""
     cells = zip(entry["cells"], columns, entry["differs"], strict=True)
     made = "".join(_cell(c, column, differs, route) for c, column, differs in cells)
@@ -143,7 +140,7 @@ def _item(kind: str, number: int, at: int, entry: Json, columns: Sequence[Json])
 
 def _cell(cell: Json | None, column: Json, differs: bool, route: bool) -> str:
     kind = ' class="differs"' if differs else ""
-    mark = '<span class="mark">≠ </span>' if differs else ""
+    mark = _mark(differs)
     if cell is None:
         return f"<td{kind}>{mark}–</td>"
     if route:
@@ -165,14 +162,23 @@ def _cell(cell: Json | None, column: Json, differs: bool, route: bool) -> str:
 def _totals(compared: Json) -> str:
     letters = "".join(f'<th scope="col">{_text(c["letter"])}</th>' for c in compared["columns"])
     rows = (
-        f'<tr><th scope="row">{_text(label)}</th>'
-        + "".join(f"<td>{_text(text)}</td>" for text in texts)
+        f'<tr><th scope="row">{_mark(any(differs))}{_text(label)}</th>'
+        + "".join(_sum(text, unlike) for text, unlike in zip(texts, differs, strict=True))
         + "</tr>"
-        for label, texts in totals(compared)
+        for label, texts, differs in totals(compared)
     )
     head = f'<thead><tr><th scope="col">per device</th>{letters}</tr></thead>'
     table = f'<table class="totals">{head}<tbody>{"".join(rows)}</tbody></table>'
     return f'<div class="wide">{table}</div>'
+
+
+def _sum(text: str, differs: bool) -> str:
+    kind = ' class="differs"' if differs else ""
+    return f"<td{kind}>{_mark(differs)}{_text(_UNIT.sub(chr(0xA0), text))}</td>"
+
+
+def _mark(differs: bool) -> str:
+    return '<span class="mark" title="columns differ">≠ </span>' if differs else ""
 
 
 def _list(name: str, lines: Iterable[str]) -> str:

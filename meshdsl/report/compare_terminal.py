@@ -103,15 +103,26 @@ def _about(column: Json, width: int) -> Iterator[Line]:
     head = f"  {column['letter']}  "
     text = column["title"]
     if "totals" in column:
-        axes = ", ".join(f"{axis}:{size}" for axis, size in column["mesh"].items())
-        text += f", on {axes or 'one device'} ({counted(column['devices'], 'device')})"
-        text += f"; the program of {column['same_as']}" if column["same_as"] else ""
+        text += where(column)
     else:
-        errors = [d for d in column["diagnostics"] if d["severity"] == "error"]
-        text += ": " + "; ".join(f"{d['code']} {d['message']}" for d in errors)
+        text += f": {problems(column)}"
     pad = " " * len(head)
     for number, (part, _) in enumerate(wrapped(text, width - len(head))):
         yield ((pad if number else head, SOURCE), (part, ""))
+
+
+def where(column: Json) -> str:
+    """`, on rows:2, cols:2 (4 devices)`, and what else there is to know of a column."""
+    axes = ", ".join(f"{axis}:{size}" for axis, size in column["mesh"].items())
+    text = f", on {axes or 'one device'} ({counted(column['devices'], 'device')})"
+    text += "; not proven least" if column.get("proven") is False else ""
+    return text + (f"; the program of {column['same_as']}" if column["same_as"] else "")
+
+
+def problems(column: Json) -> str:
+    """Why a column did not compile."""
+    errors = [d for d in column["diagnostics"] if d["severity"] == "error"]
+    return "; ".join(f"{d['code']} {d['message']}" for d in errors)
 
 
 def _lined(compared: Json) -> Json:
@@ -228,20 +239,25 @@ def route_text(route: Json) -> str:
 
 
 def _totals(compared: Json, grid: Grid) -> Iterator[Line]:
-    columns = compared["columns"]
-    works = ["totals" in c for c in columns]
-    for label, texts in totals(compared):
+    for label, texts, differs in totals(compared):
+        cells = [(t, DIFFERS if mark else "") for t, mark in zip(texts, differs, strict=True)]
+        yield from grid.line("≠" if any(differs) else "", label, cells)
+
+
+def totals(compared: Json) -> Iterator[tuple[str, list[str], list[bool]]]:
+    """What is written, sent and held: a label, a text per column, and whether that differs.
+
+    What is written is not compared: it is not counted in one unit.
+    """
+    works = ["totals" in c for c in compared["columns"]]
+    for label, texts in _sums(compared["columns"]):
         first = texts[works.index(True)]
-        marks = [
-            ok and t != first and label != "written" for t, ok in zip(texts, works, strict=True)
-        ]
-        cells = [(t, DIFFERS if mark else "") for t, mark in zip(texts, marks, strict=True)]
-        yield from grid.line("≠" if any(marks) else "", label, cells)
+        counts = label != "written"
+        differs = [counts and ok and t != first for t, ok in zip(texts, works, strict=True)]
+        yield label, texts, differs
 
 
-def totals(compared: Json) -> Iterator[tuple[str, list[str]]]:
-    """What is written, sent and held in each column: a label, and a text per column."""
-    columns = compared["columns"]
+def _sums(columns: Sequence[Json]) -> Iterator[tuple[str, list[str]]]:
     axes = dict.fromkeys(a for c in columns for a in c.get("totals", {}).get("by_axis", ()))
     yield "written", [written(c) if "totals" in c else "-" for c in columns]
     for axis in axes:

@@ -20,9 +20,7 @@ from meshdsl.placed.signatures import Row, rows
 VERSION = 1
 _M, _K, _N = Dim("m", 4), Dim("k", 6), Dim("n", 8)
 TELLING: dict[str, Sample] = {
-    "einsum": Sample(
-        (TensorType((_M, _K), F32), TensorType((_K, _N), F32)), (("dims", (_M, _N)),)
-    ),
+    "einsum": Sample((TensorType((_M, _K), F32), TensorType((_K, _N), F32)), (("dims", (_M, _N)),)),
 }
 """Calls that show more of an operator than any sample of its record."""
 
@@ -100,7 +98,9 @@ def _because(row: Row) -> str:
 def _whole(sig: Signature, factors: Factors) -> list[str]:
     """Dims of operands in no loop: they are gathered first."""
     free = {(i, dim) for f in factors.loops for i, dim in enumerate(f.ins)}
-    return list(dict.fromkeys(n for i, t in enumerate(sig.ins) for n in t.names if (i, n) not in free))
+    return list(
+        dict.fromkeys(n for i, t in enumerate(sig.ins) for n in t.names if (i, n) not in free)
+    )
 
 
 # --- for people --------------------------------------------------------------------------------

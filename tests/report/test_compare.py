@@ -24,7 +24,7 @@ from tests.report.comparing import (
     every_layout,
     of_example,
 )
-from tests.report.golden import CASES, EXAMPLES, SIZES, Case, layouts, made, source
+from tests.report.golden import CASES, EXAMPLES, SIZES, Case, layouts, source
 
 EXTRA = {"named", "sbp"}
 """What a comparison adds to every tensor of `explain`."""
@@ -59,9 +59,9 @@ def test_routes_and_rows_add_up_to_the_totals(example: str) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_named_placements_are_those_of_the_compiler(case: Case) -> None:
-    tensors = compare(of_example(case.example, case.layout), source(case.example))["columns"][0]
-    placed = made(case)["placed"].tensors
-    for entry, tensor in zip(tensors["tensors"], placed, strict=True):
+    (column,) = of_example(case.example, case.layout)
+    (found,) = compare([column], source(case.example))["columns"]
+    for entry, tensor in zip(found["tensors"], column.made["placed"].tensors, strict=True):
         assert entry["named"] == tensor.placement.show(tensor.value.type)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from meshdsl.pipeline import Options
 from meshdsl.report.compare_html import as_data
+from meshdsl.report.compare_terminal import totals
 from tests.report.comparing import ATTACK, EVIL, columns_of, compared, example_page, page_of
 from tests.report.golden import EXAMPLES, layouts, source
 
@@ -88,6 +89,7 @@ def test_differences_are_marked_in_text() -> None:
     facts = compared(columns_of(source("mlp"), Options(), "hybrid,megatron"), source("mlp"))
     entries = [e for row in facts["rows"] for e in (*row["tensors"], *row["routes"])]
     marks = sum(not e["same"] for e in entries) + sum(sum(e["differs"]) for e in entries)
+    marks += sum(any(differs) + sum(differs) for _, _, differs in totals(facts))
     assert sum(data.startswith("≠") for _, data in found.texts) == marks
 
 

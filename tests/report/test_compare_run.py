@@ -16,6 +16,7 @@ from meshdsl.report.compare_terminal import measured
 from meshdsl.report.explain import explain
 from meshdsl.report.measure import measure
 from tests.cli.command import Cli
+from tests.cli.conftest import cli
 from tests.report.comparing import (
     columns_of,
     compared,
@@ -23,6 +24,8 @@ from tests.report.comparing import (
     text_of,
 )
 from tests.report.golden import layouts, source
+
+__all__ = ["cli"]
 
 # --- columns that do not work ----------------------------------------------------------------
 
