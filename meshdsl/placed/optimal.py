@@ -280,7 +280,9 @@ class _Model:
             return [base]
         free = [a for a in self.axes if all(a not in axes for _, axes in base.splits)]
         ops: set[ReduceOp] = {p.op for p in yields if p.op} or {"sum"}
-        splits = [Split(d) for d in value.type.names]
+        causes = self.layout.bind(value).causes
+        # A rule to `none` speaks of every axis.
+        splits = [Split(d) for d in value.type.names if d not in causes or causes[d].axes]
         found = list(self._completed(value.type, base, free, ops, splits))
         if len(found) > MOST_PLACEMENTS:
             found = list(self._completed(value.type, base, free, ops, []))
