@@ -18,7 +18,7 @@ from meshdsl.backends.render_peer import (
     is_split,
     partial_ops,
 )
-from meshdsl.backends.render_walk import entries
+from meshdsl.backends.render_walk import entries, subscripts
 from meshdsl.backends.torch_call import TorchText
 from meshdsl.device.ir import Compute, Var
 from meshdsl.ops.opdef import lookup
@@ -83,6 +83,8 @@ class DTensorText(Peer):
     def outcome(self, node: Compute, row: Row) -> Outcome:
         """From what was measured; see the tables above."""
         name, ops = node.op.name, partial_ops(row)
+        if name in ("split", "merge") and _is_inner(node, row):
+            return "whole"
         if "sum" in ops:
             return "whole" if name in LOSES_SUMS or not _is_product(node) else "keeps"
         if ops:
@@ -168,6 +170,10 @@ class DTensorText(Peer):
             used=self.used,
         )
         text = lookup(node.op.name).torch(call)
+        if _is_vector(node):  # DTensor gives `vector @ matrix` a dim too many
+            text = f"torch.einsum({subscripts(node)}, {', '.join(call.args)})"
+        if node.op.name == "transpose" and not p.partial:  # parts and whole keep strides alike
+            text += ".contiguous()"
         for line in call.lines:
             self.out.statement(line)
         if all(call.constants):
@@ -220,6 +226,20 @@ def _ranks(node: Compute) -> list[int]:
 def _is_product(node: Compute) -> bool:
     """Whether an einsum is written with `@` on matrices; other operators are not asked."""
     return node.op.name != "einsum" or len(node.ins) == 1 or min(_ranks(node)) > 1
+
+
+def _is_vector(node: Compute) -> bool:
+    """A product of a vector with something of more dims."""
+    ranks = [len(v.value.type.dims) for v in node.ins]
+    return node.op.name == "einsum" and len(ranks) == 2 and min(ranks) == 1 < max(ranks)
+
+
+def _is_inner(node: Compute, row: Row) -> bool:
+    """A split or merge of dims of which an inner one is split over devices."""
+    key = "into" if node.op.name == "split" else "dims"
+    parts = [d.name for d in node.op.attr(key)]
+    component = (row.outs if node.op.name == "split" else row.ins)[0]
+    return isinstance(component, Split) and component.dim in parts[1:]
 
 
 def _flattens(node: Compute, row: Row) -> bool:

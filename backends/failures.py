@@ -13,7 +13,6 @@ from typing import Any
 
 from meshdsl.diagnostics import Diagnostic
 
-
 _HELP = {
     "MD0501": "check the file, its space and its permissions",
     "MD0701": "`--engine reference` runs the program itself, without devices",

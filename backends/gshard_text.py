@@ -29,9 +29,7 @@ class _GShard(Walk):
 
     def top(self) -> None:
         self.about()
-        self.out.comment(
-            "annotations say split or whole; a partial value is reduced where it appears"
-        )
+        self.out.comment("a partial value has no annotation: it is reduced where it appears")
         sizes = ", ".join(str(n) for _, n in self.mesh.axes)
         self.out.add()
         self.out.add(f"mesh = arange({self.mesh.devices}).reshape({sizes or 1})")

@@ -56,6 +56,8 @@ class JaxText(Peer):
         name = node.op.name
         if partial_ops(row):
             return "keeps" if name in KEEPS_SUMS and not self._is_bilinear(node) else "whole"
+        if becomes_partial(row) and name == "gather" and not node.ins[1].value.type.dims:
+            return "whole"  # one index is a dynamic slice
         if becomes_partial(row):
             return "keeps" if name in GIVES_SUMS and _is_shared(node, row) else "reduces"
         return "keeps"
@@ -112,7 +114,9 @@ class JaxText(Peer):
         return f"jnp.asarray({self.constants[var]}, dtype={dtype_text(var.value.type.dtype)})"
 
     def resharded(self, text: str, var: Var, before: Placement, after: Placement) -> str:
-        """`reshard`, which knows every way from one type to another."""
+        """`reshard`; one call does not both reduce and make partial."""
+        if not set(before.partial) <= set(after.partial) and set(after.partial) - set(before.partial):
+            text = f"reshard({text}, {self.spec(var, Placement(before.splits))})"
         return f"reshard({text}, {self.spec(var, after)})"
 
     def operator(self, node: Compute, args: tuple[str, ...], plan: Plan) -> str:

@@ -1,7 +1,7 @@
 """The placed program as OneFlow global-tensor code: `flow.sbp.split(0)`, `to_global(sbp=…)`.
 
 For OneFlow 0.9. Its partial values are sums; the first axis of a placement is the outermost of a
-dim split over several; shards are balanced, the first ones being larger where a dim does not divide.
+dim split over several; shards are balanced, the first ones larger where a dim does not divide.
 """
 
 from __future__ import annotations

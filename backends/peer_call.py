@@ -94,7 +94,7 @@ def padded(call: PeerCall) -> tuple[int, int, int]:
 
 
 def concat_parts(call: PeerCall) -> tuple[list[str], int]:
-    """The operands of a `concat` in the order of the result, and the position they are joined at."""
+    """The operands of a `concat`, their dims as in the result, and the position they join at."""
     target, sources = call.attrs["target"], call.attrs["sources"]
     parts = []
     for i, source in enumerate(sources):

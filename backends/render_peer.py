@@ -146,15 +146,17 @@ class Peer(Walk):
     def move(self, node: Move) -> None:
         """One step of a reshard, as far as it is still to be done."""
         before, source = self.at(node.source), node.source
-        after = self.moved(before, node.target.placement)
+        after = self._moved(before, node)
         ours = (before, after) == (source.placement, node.target.placement)
         note = self.sent(node) if ours else ""
         self.assign(node.target, self.brought(source, after), after, note)
 
-    def moved(self, before: Placement, ours: Placement) -> Placement:
-        """What is held after a step of ours to `ours`."""
-        kept = tuple(a for a in ours.partial if self.fills or a in before.partial)
-        return self.holds(placement(self.mesh, dict(ours.splits), kept, ours.op))
+    def _moved(self, before: Placement, node: Move) -> Placement:
+        """What is held after a step; what has been reduced there stays so."""
+        old, new = node.source.placement, node.target.placement
+        filled = set(new.partial) - set(old.partial) if self.fills else set()
+        kept = tuple(a for a in new.partial if a in before.partial or a in filled)
+        return self.holds(placement(self.mesh, dict(new.splits), kept, new.op))
 
     # --- loops -----------------------------------------------------------------------------------
 

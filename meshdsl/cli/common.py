@@ -185,5 +185,3 @@ def print_json(value: object) -> None:
     import json
 
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
-
-

@@ -78,10 +78,7 @@ CODES: tuple[Code, ...] = (
         "an `sbp` block says what cannot be",
         "A component of the block is none there is, names a dim the tensor does not have, mixes "
         "reductions in one tensor, or there is not one component per mesh axis.",
-        "dim a = 4\n"
-        "mesh m = { x: 2 }\n"
-        "program p(t[a]) { return t }\n"
-        "sbp s { t: S(1) }",
+        "dim a = 4\nmesh m = { x: 2 }\nprogram p(t[a]) { return t }\nsbp s { t: S(1) }",
         "Write one of `S(i)`, `B`, `P`, `P(max)`, `P(min)`, `P(prod)` per mesh axis, in mesh "
         "order; `i` counts the tensor's dims from 0.",
     ),

@@ -22,6 +22,7 @@ from meshdsl.placed.layout import Layout
 from meshdsl.placed.reshard import route
 from meshdsl.placed.sbp import Mesh, Placement, placement
 
+
 @dataclass(slots=True)
 class _State:
     """What a trial can take back: versions per value, node lists per loop depth, known causes."""
@@ -57,6 +58,7 @@ class Placer:
         self.causes: dict[Value, dict[str, tuple[str, Span]]] = {}
 
     def program(self) -> Program:
+        """The placed program."""
         inputs = tuple(self._entering(v) for v in self.source.inputs)
         params = tuple(
             Parameter(p, self._enter(p.value, self._stored(p.value), 0)) for p in self.source.params

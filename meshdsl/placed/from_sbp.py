@@ -40,7 +40,7 @@ class AnnotatedPlacer(Placer):
         return placement(self.mesh, dict(placed.splits))
 
     def _entering(self, value: Value) -> Tensor:
-        """Devices are given whole blocks; where the annotation says partial, all but one drop them."""
+        """Devices are given whole blocks; where they are to be partial, all but one drop them."""
         wanted = self._wanted(value)
         entered = self._enter(value, self._whole(wanted), 0)
         if wanted.partial:
@@ -63,14 +63,18 @@ class AnnotatedPlacer(Placer):
         if not op.ins:
             # What is made from nothing is made whole: to split it later costs nothing.
             wants = tuple(Want(w.placement, "exact") if w.kind == "free" else w for w in wants)
-        reader = self.readers.get(op)
-        pins = tuple(self._pin(v, reader) for v in op.ins)
+        pins = self.pins(op)
         if not any(pins):
             return super()._choices(op, wants)
         versions = tuple(self._placements(v) for v in op.ins)
         forced = not self.returned.isdisjoint(op.outs)
         found = candidates(call_of(op), versions, wants, self.mesh, self.policy, forced, pins)
-        return found or self._illegal(op, pins, reader)
+        return found or self._illegal(op, pins, self.readers.get(op))
+
+    def pins(self, op: Op) -> tuple[Placement | None, ...]:
+        """What the block says of each operand where `op` reads it."""
+        reader = self.readers.get(op)
+        return tuple(self._pin(v, reader) for v in op.ins)
 
     def _pin(self, value: Value, reader: Value | None) -> Placement | None:
         found = self.annotations.at(value, reader)
@@ -80,7 +84,7 @@ class AnnotatedPlacer(Placer):
         self, op: Op, pins: tuple[Placement | None, ...], reader: Value | None
     ) -> list[Choice]:
         """MD0309: the operator, the axis, and the rows there are."""
-        value, pin = next((v, p) for v, p in zip(op.ins, pins, strict=True) if p is not None)
+        value = next(v for v, p in zip(op.ins, pins, strict=True) if p is not None)
         found = self.annotations.at(value, reader)
         assert found is not None
         legal = legal_rows(call_of(op))
@@ -109,9 +113,12 @@ class AnnotatedPlacer(Placer):
         return self._whole(self._latest(carry.init).placement)
 
     def _output(self, output: named.Output) -> Tensor:
-        settled = self.state.settled[output.value]
         ask = why.Ask("output", f"`{output.name}` is returned", output.span)
-        return self._version(output.value, self._whole(settled.placement), ask)
+        return self._version(output.value, self._settled(output.value), ask)
+
+    def _settled(self, value: Value) -> Placement:
+        """Where an output lies: as it fell, less what is partial."""
+        return self._whole(self.state.settled[value].placement)
 
 
 def _readers(nodes: tuple[named.Node, ...]) -> dict[Op, Value]:
@@ -129,5 +136,3 @@ def _readers(nodes: tuple[named.Node, ...]) -> dict[Op, Value]:
         found[node] = reader
         towards.update({v: reader for v in node.ins if v.name is None})
     return found
-
-

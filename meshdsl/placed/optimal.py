@@ -77,16 +77,11 @@ def solve(program: named.Program, layout: Layout) -> Plan | None:
 
     `program` is rewritten: it has no composite whose own dim a rule splits, and no n-ary einsum.
     """
-    if sum(1 for _ in named.walk(program.body)) > MOST_OPERATORS:
-        return None
-    model = _Model(program, layout)
-    if not model.build():
-        return None
-    return model.solve()
+    return Model(program, layout).plan()
 
 
 @dataclass(slots=True)
-class _Combination:
+class Combination:
     """One combination of rows of an operator, and what it computes."""
 
     needs: tuple[Placement, ...]
@@ -94,7 +89,9 @@ class _Combination:
     flops: int
 
 
-class _Model:
+class Model:
+    """The program as variables and constraints; what rules demand is `_ruled`."""
+
     def __init__(self, program: named.Program, layout: Layout) -> None:
         self.program = program
         self.layout = layout
@@ -105,12 +102,18 @@ class _Model:
         self.lp = ZeroOne()
         self.trips: dict[Value, int] = {}
         self.fixed: dict[Value, Placement] = {}
-        self.combinations: dict[Op, list[_Combination]] = {}
+        self.combinations: dict[Op, list[Combination]] = {}
         self.chosen: dict[Op, list[int]] = {}
         self.settled: dict[Value, dict[Placement, int]] = {}
         self.available: dict[Value, dict[Placement, list[int]]] = {}
         self.readers: dict[Value, set[Placement]] = {}
         self.carries: list[named.Carry] = []
+
+    def plan(self) -> Plan | None:
+        """The least plan; None where the search is too large or too slow."""
+        if sum(1 for _ in named.walk(self.program.body)) > MOST_OPERATORS or not self.build():
+            return None
+        return self.solve()
 
     # --- what there is to choose -------------------------------------------------------------
 
@@ -158,9 +161,7 @@ class _Model:
     def _collect_loop(self, node: named.Repeat, trips: int) -> None:
         inner = trips * node.dim.size
         for item in node.stacked:
-            # A stack is read slice by slice as it is stored; the slice is brought to its rules
-            # inside.
-            self._fix(item.inside, self._ruled(item.inside), inner)
+            self._fix(item.inside, self._sliced(item), inner)
             if item.outer not in self.fixed:
                 self.fixed[item.outer] = self._ruled(item.outer)
         for carry in node.carries:
@@ -171,10 +172,18 @@ class _Model:
             self.carries.append(carry)
         self._collect(node.body, inner)
 
-    def _of(self, op: Op) -> Iterator[_Combination]:
+    def _sliced(self, item: named.Stacked) -> Placement:
+        """A stack is read slice by slice as it is stored; inside, the slice goes by its rules."""
+        return self._ruled(item.inside)
+
+    def _reads(self, op: Op) -> tuple[Placement, ...]:
+        """What is demanded of the operands of an operator."""
+        return tuple(self._ruled(v) for v in op.ins)
+
+    def _of(self, op: Op) -> Iterator[Combination]:
         """The legal combinations of rows over the axes."""
         wants = tuple(self._ruled(v) for v in op.outs)
-        ruled = tuple(self._ruled(v) for v in op.ins)
+        ruled = self._reads(op)
         versions = tuple((p,) for p in ruled)
         ruled_outs = tuple(Want(w) for w in wants)
         chooser = Chooser(call_of(op), versions, ruled_outs, self.mesh, "deferred")
@@ -182,7 +191,7 @@ class _Model:
         for rows in itertools.product(*options):
             made = chooser.placements(dict(zip(self.axes, rows, strict=True)))
             if made is not None:
-                yield _Combination(made[0], made[1], chooser.flops(*made))
+                yield Combination(made[0], made[1], chooser.flops(*made))
 
     def _rows(
         self, op: Op, axis: str, ruled: tuple[Placement, ...], wants: tuple[Placement, ...]
@@ -319,7 +328,8 @@ class _Model:
 
     def _read_all(self) -> None:
         for output in self.program.outputs:
-            self.readers[output.value].add(self._ruled(output.value))
+            needed = [need for need, _ in self._returned(output.value)]
+            self.readers[output.value].update(needed)
         for value, needs in self.readers.items():
             self._versions(value, needs)
         for op, combinations in self.combinations.items():
@@ -336,9 +346,14 @@ class _Model:
                 self._demand(carry.init, p, [(one, 1.0)])
                 self._demand(carry.next, p, [(one, 1.0)])
         for output in self.program.outputs:
-            one = self.lp.variable()
-            self.lp.constrain([(one, 1)], 1, 1)
-            self._demand(output.value, self._ruled(output.value), [(one, 1.0)])
+            for need, one in self._returned(output.value):
+                self._demand(output.value, need, [(one, 1.0)])
+
+    def _returned(self, value: Value) -> Iterator[tuple[Placement, int]]:
+        """What a returned value must be had as, and under which variable."""
+        one = self.lp.variable()
+        self.lp.constrain([(one, 1)], 1, 1)
+        yield self._ruled(value), one
 
     def _versions(self, value: Value, needs: set[Placement]) -> None:
         """Versions: the settled one, those made from it, and those that then cost nothing."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from meshdsl.diagnostics import fail
@@ -12,6 +13,8 @@ from meshdsl.placed.from_sbp import AnnotatedPlacer
 from meshdsl.placed.ir import Program, Reshard, walk
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.optimal import Plan, as_rewritten, solve
+from meshdsl.placed.optimal_sbp import AnnotatedModel
+from meshdsl.placed.sbp import Placement
 from meshdsl.placed.sbp_block import Annotations
 
 WALKS = ("immediate", "mesh-tf", "deferred")
@@ -31,27 +34,40 @@ def place(program: named.Program, layout: Layout, policy: str) -> Program:
 
 
 def place_annotated(program: named.Program, annotations: Annotations, policy: str) -> Program:
-    """The placed program under an `sbp` block; what it does not name is inferred by least cost.
-
-    Under `optimal` the best of the other policies is taken, without a proof.
-    """
+    """The placed program under an `sbp` block; what it does not name is inferred by least cost."""
     assert policy in POLICIES
     if policy != "optimal":
         return AnnotatedPlacer(program, annotations, policy).program()
-    walks = [AnnotatedPlacer(program, annotations, p).program() for p in WALKS]
-    best = min(walks, key=_cost)
-    return replace(best, policy="optimal", proven=not _cost(best)[0])
+    placers = [AnnotatedPlacer(program, annotations, p) for p in WALKS]
+    walks = [placer.program() for placer in placers]
+    rewritten = as_rewritten(walks[-1])
+
+    def planned() -> Program | None:
+        guided = _GuidedAnnotated(rewritten, annotations, walks[-1], placers[-1].layout)
+        guided.plan = AnnotatedModel(rewritten, guided, guided.settled).plan()
+        return guided.program() if guided.plan else None
+
+    return _least(walks, planned)
 
 
 def _place_optimally(program: named.Program, layout: Layout) -> Program:
     """The plan that sends the fewest bytes; without a proof, the best of the other policies."""
     walks = [Placer(program, layout, policy).program() for policy in WALKS]
+    rewritten = as_rewritten(walks[-1])
+
+    def planned() -> Program | None:
+        plan = solve(rewritten, layout)
+        return _Guided(rewritten, layout, plan).program() if plan else None
+
+    return _least(walks, planned)
+
+
+def _least(walks: list[Program], plan: Callable[[], Program | None]) -> Program:
+    """The planned program, unless a walk needs nothing sent, or is better, or there is no plan."""
     best = min(walks, key=_cost)
     if not _cost(best)[0]:
         return replace(best, policy="optimal", proven=True)
-    rewritten = as_rewritten(walks[-1])
-    plan = solve(rewritten, layout)
-    planned = _Guided(rewritten, layout, plan).program() if plan else None
+    planned = plan()
     if planned is None or _cost(planned) > _cost(best):
         return replace(best, policy="optimal", proven=planned is not None and _same(planned, best))
     return replace(planned, proven=True)
@@ -71,7 +87,7 @@ def _same(planned: Program, best: Program) -> bool:
 class _Guided(Placer):
     """Carries out a plan for a rewritten program."""
 
-    def __init__(self, program: named.Program, layout: Layout, plan: Plan) -> None:
+    def __init__(self, program: named.Program, layout: Layout, plan: Plan | None) -> None:
         super().__init__(program, layout, "optimal")
         self.plan = plan
 
@@ -80,6 +96,7 @@ class _Guided(Placer):
 
     def _choices(self, op: named.Op, wants: tuple[Want, ...]) -> list[Choice]:
         """The planned one; behind it what costs more here, for the explanation."""
+        assert self.plan is not None
         plan = self.plan.decisions[op]
         chosen = Choice(plan.needs, plan.yields, plan.targets, 0, ())
         for other in (others := super()._choices(op, wants)):
@@ -88,7 +105,24 @@ class _Guided(Placer):
         return [chosen, *(c for c in others if c.cost > chosen.cost)]
 
     def _repeat(self, node: named.Repeat) -> None:
+        assert self.plan is not None
         self._loop(node, {c.inside: self.plan.carries[c.inside] for c in node.carries})
+
+
+class _GuidedAnnotated(_Guided, AnnotatedPlacer):
+    """Carries out a plan under annotations."""
+
+    def __init__(
+        self, program: named.Program, annotations: Annotations, walked: Program, layout: Layout
+    ) -> None:
+        AnnotatedPlacer.__init__(self, program, annotations, "optimal")
+        # It has rules for the dims that rewriting made up.
+        self.layout = layout
+        self.settled = {t.value: t.placement for _, t in walked.outputs}
+        self.plan = None
+
+    def _settled(self, value: named.Value) -> Placement:
+        return self.settled[value]
 
 
 def _refuse_split_loops(nodes: tuple[named.Node, ...], layout: Layout) -> None:

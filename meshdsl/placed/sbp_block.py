@@ -42,9 +42,7 @@ class Annotations:
         """What the block says of a tensor where it is read on the way to `reader`."""
         if reader is None:
             return None
-        return self._first(
-            value, (e for e in self.entries if e.at and _means(e.at, reader))
-        )
+        return self._first(value, (e for e in self.entries if e.at and _means(e.at, reader)))
 
     def _first(
         self, value: Value, entries: Iterable[ast.SbpEntry]

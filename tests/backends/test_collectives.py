@@ -42,7 +42,7 @@ def run(emit, mesh, axes, call, dtype, shape):
         use=("all_reduce", "all_gather", "reduce_scatter", "all_to_all"),
     )
     draws = np.random.default_rng(7).integers(-2, 3, (devices, *SHAPE))
-    x = draws.astype({"f32": np.float32, "i64": np.int64, "bool": np.bool_}[dtype])
+    x = draws.astype({"f32": "float32", "i64": "int64", "bool": "bool"}[dtype])
     found = run_local(text, {"x": x})
     return found, x
 

@@ -219,7 +219,7 @@ def join(parts: Any, component: Component, type_: TensorType) -> np.ndarray:
         return np.concatenate(parts, axis=type_.index(component.dim))
     if isinstance(component, Partial):
         return functools.reduce(_COMBINE[component.op], parts)
-    return parts[0]
+    return np.asarray(parts[0])
 
 
 # --- random values ---------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from meshdsl.named.ir import DTYPES, TensorType
-from meshdsl.ops.opdef import Factor, Factors, OpDef, Sample, load_all, lookup
+from meshdsl.ops.opdef import Factor, Factors, OpDef, ReduceOp, Sample, load_all, lookup
 from tests.ops.row_prover import judge, signature
 
 OPS = sorted(load_all())
@@ -17,7 +17,7 @@ OPS = sorted(load_all())
 @pytest.mark.parametrize("name", OPS)
 def test_declared_rows_are_exactly_the_true_ones(name: str) -> None:
     opdef = lookup(name)
-    undeclared = set()
+    undeclared: set[str] = set()
     for sample in opdef.samples:
         verdict = judge(opdef, sample)
         assert not verdict.false, f"{sample}: declared, but do not hold"
@@ -62,7 +62,7 @@ def _without_loop(index: int) -> Change:
     )
 
 
-def _reduced_as(op: str) -> Change:
+def _reduced_as(op: ReduceOp) -> Change:
     def change(factors: Factors) -> Factors:
         own = [dataclasses.replace(x, reduce=op) if x.reduce else x for x in factors.loops]
         return dataclasses.replace(factors, loops=tuple(own))

@@ -86,7 +86,7 @@ LITERALS = {"float": ("1.5", "-0.5"), "int": ("3", "-2"), "bool": ("True", "Fals
 
 def _literal_cases() -> list[object]:
     """Every sample with scalar operands, with every choice of them written as literals."""
-    found = []
+    found: list[object] = []
     for name in sorted(load_all()):
         for i, own in enumerate(lookup(name).samples):
             scalars = [j for j, t in enumerate(own.ins) if not t.dims]

@@ -53,10 +53,10 @@ def test_unequal_counts_are_not_legal(name: str) -> None:
 def _signature(name: str, whole: Dim, pieces: tuple[Dim, ...]) -> Signature:
     other = Dim("o", 3)
     if name == "split":
-        attrs = (("dim", whole), ("into", pieces))
-        return signature(lookup(name), Sample((TensorType((other, whole), _F32),), attrs))
-    attrs = (("dims", pieces), ("into", whole))
-    return signature(lookup(name), Sample((TensorType((other, *pieces), _F32),), attrs))
+        split = (("dim", whole), ("into", pieces))
+        return signature(lookup(name), Sample((TensorType((other, whole), _F32),), split))
+    merge = (("dims", pieces), ("into", whole))
+    return signature(lookup(name), Sample((TensorType((other, *pieces), _F32),), merge))
 
 
 _F32 = lookup("zeros").surface.options[0][1]

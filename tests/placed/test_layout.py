@@ -26,7 +26,9 @@ program p(t[batch, hidden]) {
 
 def placements(rules: str, mesh: str = "x:2,y:2") -> dict[str, str]:
     """How each named tensor is placed under a layout of these rules."""
-    made = compile_text(f"{PROGRAM}layout l {{ {rules} }}", layout="l", mesh=mesh, reduce="deferred")
+    made = compile_text(
+        f"{PROGRAM}layout l {{ {rules} }}", layout="l", mesh=mesh, reduce="deferred"
+    )
     return {
         t.value.name: t.placement.show(t.value.type) for t in made["placed"].tensors if t.value.name
     }

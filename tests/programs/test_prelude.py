@@ -38,9 +38,8 @@ def test_every_composite_is_tried():
 def test_parts_equal_the_fused_kernel(name):
     text = PROGRAM.format(call=CALLS[name])
     rng = np.random.default_rng(1)
-    floats = {
-        n: rng.normal(size=s).astype(np.float32) for n, s in {"x": (4, 8), "g": 8, "b": 8}.items()
-    }
+    shapes: dict[str, tuple[int, ...]] = {"x": (4, 8), "g": (8,), "b": (8,)}
+    floats = {n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()}
     inputs = floats | {"ids": np.array([0, 7, 3, 4], np.int32)}
     fused, parts = (run_text(text, inputs, layout=layout)["y"] for layout in ("whole", "parts"))
     np.testing.assert_allclose(parts, fused, rtol=2e-6, atol=1e-6)

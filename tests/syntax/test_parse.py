@@ -187,7 +187,6 @@ def test_readme_examples_parse() -> None:
             assert not errors, (errors[0].message, errors[0].span and errors[0].span.text, text)
 
 
-
 def test_import_is_light(tmp_path: Path) -> None:
     code = (
         "import sys, meshdsl.syntax.parse, meshdsl.syntax.format, meshdsl.render, meshdsl.codes;"
