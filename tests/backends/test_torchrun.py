@@ -11,8 +11,8 @@ import time
 import numpy as np
 import pytest
 
-from meshdsl.backends.in_process import run_local
 from meshdsl.backends.failures import RunError
+from meshdsl.backends.in_process import run_local
 from meshdsl.backends.torchrun import TorchrunError, devices_of, run_torchrun
 
 EVERYTHING = """
