@@ -122,11 +122,9 @@ class DTensorText(Peer):
         yield '    """The mesh; `kind` is such as "cpu" or "cuda"."""'
         yield from statement(f"return init_device_mesh(kind, {sizes}, mesh_dim_names={names})", 1)
 
-    def entry(self, var: Var, kind: str) -> None:
+    def entered(self, text: str, var: Var, p: Placement) -> str:
         """Every device has the whole tensor, and keeps its part."""
-        key = var.value.label if kind == "inputs" else var.value.name or ""
-        p = self.holds(var.placement)
-        self.assign(var, f"distribute_tensor({kind}[{quoted(key)}], mesh, {self.said(var, p)})", p)
+        return f"distribute_tensor({text}, mesh, {self.said(var, p)})"
 
     def constant(self, var: Var) -> str:
         """A literal on every device."""

@@ -55,7 +55,8 @@ class JaxText(Peer):
         """By the rules of jax 0.10."""
         name = node.op.name
         if partial_ops(row):
-            return "keeps" if name in KEEPS_SUMS and not self._is_bilinear(node) else "whole"
+            known = name in KEEPS_SUMS and not self._is_bilinear(node)
+            return "keeps" if known and not _is_outer(node) else "whole"
         if becomes_partial(row) and name == "gather" and not node.ins[1].value.type.dims:
             return "whole"  # one index is a dynamic slice
         if becomes_partial(row):
@@ -102,12 +103,9 @@ class JaxText(Peer):
         kinds = f"axis_types=(AxisType.Explicit,) * {max(1, len(self.mesh.axes))}"
         yield from statement(f"return jax.make_mesh({sizes}, {names}, {kinds})", 1)
 
-    def entry(self, var: Var, kind: str) -> None:
+    def entered(self, text: str, var: Var, p: Placement) -> str:
         """Every device gets its part."""
-        key = var.value.label if kind == "inputs" else var.value.name or ""
-        p = self.holds(var.placement)
-        where = f"NamedSharding(mesh, {self.spec(var, p)})"
-        self.assign(var, f"jax.device_put({kind}[{quoted(key)}], {where})", p)
+        return f"jax.device_put({text}, NamedSharding(mesh, {self.spec(var, p)}))"
 
     def constant(self, var: Var) -> str:
         """A literal as an array that every device has."""
@@ -115,7 +113,8 @@ class JaxText(Peer):
 
     def resharded(self, text: str, var: Var, before: Placement, after: Placement) -> str:
         """`reshard`; one call does not both reduce and make partial."""
-        if not set(before.partial) <= set(after.partial) and set(after.partial) - set(before.partial):
+        old, new = set(before.partial), set(after.partial)
+        if old - new and new - old:
             text = f"reshard({text}, {self.spec(var, Placement(before.splits))})"
         return f"reshard({text}, {self.spec(var, after)})"
 
@@ -127,9 +126,8 @@ class JaxText(Peer):
             args = tuple(self._array(v, a) for v, a in zip(node.ins, args, strict=True))
         unreduced = {a for p in plan.needs for a in p.partial}
         if node.op.name == "mul" and unreduced:
-            args = tuple(
-                self._reduced(v, unreduced, a) for v, a in zip(node.ins, args, strict=True)
-            )
+            pairs = zip(node.ins, args, strict=True)
+            args = tuple(self._reduced(v, unreduced, text) for v, text in pairs)
         call = self.call(node, args, self.spec(node.outs[0], plan.yields[0]))
         # Broadcasting to a higher rank has no rule for unreduced arrays; from size 1 it has.
         text = replace(call, full_rank=bool(unreduced)).write(JAX[node.op.name])
@@ -167,6 +165,12 @@ def _axes(axes: tuple[str, ...]) -> str:
 
 def _set(axes: tuple[str, ...]) -> str:
     return f"{{{', '.join(map(quoted, axes))}}}"
+
+
+def _is_outer(node: Compute) -> bool:
+    """A sum or product for which every operand has to be broadcast: not lowered for unreduced."""
+    ranks = [len(v.value.type.dims) for v in node.ins]
+    return node.op.name in ("add", "mul") and max(ranks) < len(node.outs[0].value.type.dims)
 
 
 def _is_shared(node: Compute, row: Row) -> bool:

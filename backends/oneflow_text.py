@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from meshdsl.backends.format_text import quoted
 from meshdsl.backends.oneflow_table import ONEFLOW, dtype_text, helpers
 from meshdsl.backends.render_peer import (
     Outcome,
@@ -85,11 +84,9 @@ class OneFlowText(Peer):
         yield from ("import oneflow as flow", "import oneflow.nn.functional as F", "")
         yield f'placement = flow.placement("cuda", ranks={_ranks(self.mesh)})'
 
-    def entry(self, var: Var, kind: str) -> None:
+    def entered(self, text: str, var: Var, p: Placement) -> str:
         """Every rank has the whole array, and keeps its part."""
-        key = var.value.label if kind == "inputs" else var.value.name or ""
-        p = self.holds(var.placement)
-        self.assign(var, f"flow.tensor({kind}[{quoted(key)}], {self.where(var, p)})", p)
+        return f"flow.tensor({text}, {self.where(var, p)})"
 
     def constant(self, var: Var) -> str:
         """A literal that every rank has."""

@@ -80,10 +80,22 @@ class Peer(Walk):
         """The text that brings a value, written `text`, from one placement to another."""
 
     @abstractmethod
+    def entered(self, text: str, var: Var, p: Placement) -> str:
+        """The text that distributes a whole tensor, written `text`; `p` is not partial."""
+
+    @abstractmethod
     def constant(self, var: Var) -> str:
         """A literal as a tensor that every device has."""
 
     # --- statements ------------------------------------------------------------------------------
+
+    def entry(self, var: Var, kind: str) -> None:
+        """An input or a parameter; a partial one is given whole, and made partial here."""
+        key = var.value.label if kind == "inputs" else var.value.name or ""
+        p = self.holds(var.placement)
+        split = Placement(p.splits)
+        text = self.entered(f"{kind}[{quoted(key)}]", var, split)
+        self.assign(var, text if p == split else self.resharded(text, var, split, p), p)
 
     def ref(self, var: Var) -> str:
         """The text of a value: the literal of a constant, or the name it last got."""

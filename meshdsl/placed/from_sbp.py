@@ -10,7 +10,7 @@ from meshdsl.placed.choose import Choice, Want, call_of, candidates, legal_rows
 from meshdsl.placed.from_named import Placer
 from meshdsl.placed.ir import Tensor
 from meshdsl.placed.layout import Layout
-from meshdsl.placed.sbp import Placement, placement
+from meshdsl.placed.sbp import Partial, Placement, placement
 from meshdsl.placed.sbp_block import Annotations
 
 
@@ -60,6 +60,8 @@ class AnnotatedPlacer(Placer):
         return Want(placement(self.mesh, {}), "free")
 
     def _choices(self, op: Op, wants: tuple[Want, ...]) -> list[Choice]:
+        for value, want in zip(op.outs, wants, strict=True):
+            self._check_yields(op, value, want)
         if not op.ins:
             # What is made from nothing is made whole: to split it later costs nothing.
             wants = tuple(Want(w.placement, "exact") if w.kind == "free" else w for w in wants)
@@ -75,6 +77,23 @@ class AnnotatedPlacer(Placer):
         """What the block says of each operand where `op` reads it."""
         reader = self.readers.get(op)
         return tuple(self._pin(v, reader) for v in op.ins)
+
+    def _check_yields(self, op: Op, value: Value, want: Want) -> None:
+        """MD0309 where a result is to be partial and no row of the operator yields that."""
+        found = self.annotations.of(value)
+        if found is None or want.kind != "exact":
+            return
+        legal = legal_rows(call_of(op))
+        wanted = Partial(want.placement.op) if want.placement.op else None
+        if wanted is not None and all(wanted not in row.outs for row in legal):
+            axis = want.placement.partial[0]
+            fail(
+                "MD0309",
+                f"`{op.name}` cannot yield `{value.label}` as {wanted} over mesh axis `{axis}`",
+                found[1].span,
+                Related(op.span, "it is computed here"),
+                help=f"its legal rows: {'; '.join(map(str, legal))}",
+            )
 
     def _pin(self, value: Value, reader: Value | None) -> Placement | None:
         found = self.annotations.at(value, reader)

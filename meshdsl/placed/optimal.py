@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from meshdsl.named import ir as named
@@ -92,6 +92,8 @@ class Combination:
 class Model:
     """The program as variables and constraints; what rules demand is `_ruled`."""
 
+    most_combinations = MOST_VARIABLES
+
     def __init__(self, program: named.Program, layout: Layout) -> None:
         self.program = program
         self.layout = layout
@@ -99,6 +101,7 @@ class Model:
         # Where no rule splits anything nothing is partial either: such axes are left alone.
         ruled = self._ruled_axes()
         self.axes = tuple(a for a, n in self.mesh.axes if n > 1 and a in ruled)
+        self.ops = self._arising()
         self.lp = ZeroOne()
         self.trips: dict[Value, int] = {}
         self.fixed: dict[Value, Placement] = {}
@@ -115,6 +118,13 @@ class Model:
             return None
         return self.solve()
 
+    def _arising(self) -> set[ReduceOp]:
+        """Operations of the partial values that can come about: sums, and what reduces here."""
+        calls = {call_of(op) for op in named.walk(self.program.body)}
+        made = [r for c in calls for r in legal_rows(c) if not _partial_ops(r.ins)]
+        sums: set[ReduceOp] = {"sum"}
+        return sums.union(*(_partial_ops(row.outs) for row in made))
+
     # --- what there is to choose -------------------------------------------------------------
 
     def build(self) -> bool:
@@ -125,7 +135,7 @@ class Model:
             self._fix(param.value, self._ruled(param.value), 1)
         self._collect(self.program.body, 1)
         size = sum(len(c) for c in self.combinations.values())
-        if size > MOST_VARIABLES:
+        if size > self.most_combinations:
             return False
         self._settle_all()
         self._read_all()
@@ -161,7 +171,9 @@ class Model:
     def _collect_loop(self, node: named.Repeat, trips: int) -> None:
         inner = trips * node.dim.size
         for item in node.stacked:
-            self._fix(item.inside, self._sliced(item), inner)
+            # A stack is read slice by slice as it is stored; the slice is brought to its rules
+            # inside.
+            self._fix(item.inside, self._ruled(item.inside), inner)
             if item.outer not in self.fixed:
                 self.fixed[item.outer] = self._ruled(item.outer)
         for carry in node.carries:
@@ -171,10 +183,6 @@ class Model:
             self.readers.setdefault(carry.result, set())
             self.carries.append(carry)
         self._collect(node.body, inner)
-
-    def _sliced(self, item: named.Stacked) -> Placement:
-        """A stack is read slice by slice as it is stored; inside, the slice goes by its rules."""
-        return self._ruled(item.inside)
 
     def _reads(self, op: Op) -> tuple[Placement, ...]:
         """What is demanded of the operands of an operator."""
@@ -196,11 +204,21 @@ class Model:
     def _rows(
         self, op: Op, axis: str, ruled: tuple[Placement, ...], wants: tuple[Placement, ...]
     ) -> list[Row]:
-        """Rows along one axis. Where what rules split stands on a row, no other splits it."""
-        every = [row for row in legal_rows(call_of(op)) if self._agrees(row, axis, wants)]
-        standing = [row for row in every if _stands(row, axis, ruled)]
+        """Rows along one axis that suit what rules say of the result, or stand on what they split.
+
+        Where a row does both, no other is considered.
+        """
+        legal = legal_rows(call_of(op))
+        every = [row for row in legal if _partial_ops((*row.ins, *row.outs)) <= self.ops]
         ruled_here = any(isinstance(p.component(axis), Split) for p in ruled)
-        return standing if standing and ruled_here else every or list(legal_rows(call_of(op)))
+        standing = [row for row in every if ruled_here and _stands(row, axis, ruled)]
+        suiting = [row for row in every if self._agrees(row, axis, wants)]
+        both = [row for row in standing if row in suiting and self._known(op, axis)]
+        return both or [r for r in every if r in standing or r in suiting] or every
+
+    def _known(self, op: Op, axis: str) -> bool:
+        """Whether it is settled beforehand along which dims the operands are split."""
+        return True
 
     def _agrees(self, row: Row, axis: str, wants: tuple[Placement, ...]) -> bool:
         for component, want in zip(row.outs, wants, strict=True):
@@ -292,7 +310,7 @@ class Model:
         causes = self.layout.bind(value).causes
         # A rule to `none` speaks of every axis.
         splits = [Split(d) for d in value.type.names if d not in causes or causes[d].axes]
-        found = list(self._completed(value.type, base, free, ops, splits))
+        found = list(dict.fromkeys(self._completed(value.type, base, free, ops, splits)))
         if len(found) > MOST_PLACEMENTS:
             found = list(self._completed(value.type, base, free, ops, []))
         return found
@@ -404,6 +422,10 @@ class Model:
 
     def _settled_in(self, value: Value, values: list[float]) -> Placement:
         return next(p for p, one in self.settled[value].items() if values[one])
+
+
+def _partial_ops(components: Iterable[Component]) -> set[ReduceOp]:
+    return {c.op for c in components if isinstance(c, Partial)}
 
 
 def _stands(row: Row, axis: str, ruled: tuple[Placement, ...]) -> bool:

@@ -155,7 +155,9 @@ class _Space:
 
     @property
     def _dims(self) -> tuple[str, ...]:
-        """Dims that are split at one end; others would not help."""
+        """Dims worth splitting: those split at one end; any, where partial values come or go."""
+        if self.target.partial != self.source.partial:
+            return self.type_.names
         return tuple(dict.fromkeys(d for d, _ in (*self.source.splits, *self.target.splits)))
 
     @property

@@ -1,0 +1,105 @@
+"""Every example under every layout and `sbp` block it declares, small, on meshes of a few devices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshdsl.backends.draws import draws
+from meshdsl.backends.numpy_reference import made_up, run_reference, whole_specs
+from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
+from meshdsl.named.ir import Program
+from meshdsl.pipeline import Options, compile_source, front
+from meshdsl.placed import ir as placed
+from meshdsl.placed.layout import mesh_of
+
+ROOT = Path(__file__).resolve().parents[2]
+FILES = sorted((ROOT / "examples").rglob("*.mdsl"))
+
+_BLOCK = {"batch": 4, "seq": 4, "model": 8, "heads": 4, "key": 4, "hidden": 8}
+SIZES: dict[str, dict[str, int]] = {
+    "block": _BLOCK,
+    "digits": {"batch": 8, "pixels": 16, "hidden": 8},
+    "matmul": {"rows": 8, "inner": 16, "cols": 8},
+    "transformer": {**_BLOCK, "vocab": 8, "layers": 2},
+}
+"""Sizes that are small, and that every layout divides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An example under a layout, or under an `sbp` block."""
+
+    file: Path
+    mesh: str
+    layout: str | None
+    sbp: str | None
+    reduce: str
+
+    @property
+    def name(self) -> str:
+        """`mlp, hybrid, on rows:2,cols:2 with optimal`."""
+        return f"{self.file.stem}, {self.layout or self.sbp}, on {self.mesh} with {self.reduce}"
+
+    def compiled(self) -> dict[str, Any]:
+        """The stages up to the placed program."""
+        options = Options(
+            mesh=self.mesh,
+            layout=self.layout,
+            sbp=self.sbp,
+            reduce=self.reduce,
+            set_dims=SIZES.get(self.file.stem, {}),
+        )
+        name = self.file.relative_to(ROOT).as_posix()
+        source = Source(name, self.file.read_text(encoding="utf-8"))
+        return compile_source(source, options, Diagnostics(), "placed")
+
+
+def cases(devices: int, reduce: str) -> Iterator[Case]:
+    """What can be placed on so many devices; layouts that do not fit a mesh are left out."""
+    for file in FILES:
+        source = Source(file.name, file.read_text(encoding="utf-8"))
+        declared = front(source, {}, Diagnostics())
+        names = {mesh_of(node, declared).names for node in declared.meshes.values()}
+        for mesh in sorted({m for axes in names for m in _meshes(axes, devices)}):
+            for layout in declared.layouts:
+                yield Case(file, mesh, layout, None, reduce)
+            for sbp in declared.sbps:
+                yield Case(file, mesh, None, sbp, reduce)
+
+
+def _meshes(axes: tuple[str, ...], devices: int) -> Iterator[str]:
+    """Meshes of so many devices over one or two axes, as the command line takes them."""
+    sizes = {(1, 2): [(2,)], (1, 4): [(4,)], (2, 2): [(2, 1), (1, 2)], (2, 4): [(2, 2)]}
+    for shape in sizes.get((len(axes), devices), []):
+        yield ",".join(f"{a}:{n}" for a, n in zip(axes, shape, strict=True))
+
+
+def compiled_cases(devices: int, reduce: str) -> Iterator[tuple[Case, dict[str, Any]]]:
+    """The cases that the compiler accepts, with what it makes of them."""
+    for case in cases(devices, reduce):
+        try:
+            yield case, case.compiled()
+        except DiagnosticError as error:
+            assert {d.code[:4] for d in error.diagnostics} <= {"MD03", "MD09"}, (case, error)
+
+
+def values(program: Program) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Made-up inputs and parameters, and the reference's outputs."""
+    inputs, params = (made_up(specs) for specs in whole_specs(program, draws(program)))
+    return inputs, params, run_reference(program, inputs, params)
+
+
+def source_lines(program: placed.Program) -> set[str]:
+    """The `file:line` of every operator that is not a constant."""
+    spans = (node.op.span for node, _ in placed.walk(program.body)
+             if isinstance(node, placed.Apply) and node.op.name != "constant")  # fmt: skip
+    return {f"{span.file}:{span.line}" for span in spans}
+
+
+def plain(text: str) -> str:
+    """A text with comments taken out, for a look at its statements."""
+    return re.sub(r"(^|  )# .*$", "", text, flags=re.MULTILINE)
