@@ -1,7 +1,7 @@
 """The placed program as torch DTensor code: `distribute_tensor`, `redistribute`, `Shard(0)`.
 
 Operators are the torch texts of their records, on whole tensors. What DTensor makes of partial
-values was measured with torch 2.13, operator by operator; a test measures it again.
+values was measured with torch 2.13, operator by operator; tests run it and look at each variable.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from meshdsl.backends.render_peer import (
 from meshdsl.backends.render_walk import entries, subscripts
 from meshdsl.backends.torch_call import TorchText
 from meshdsl.device.ir import Compute, Var
+from meshdsl.named.ir import TensorType
 from meshdsl.ops.opdef import lookup
 from meshdsl.ops.text import tuple_text
 from meshdsl.placed.ir import Program
@@ -185,7 +186,7 @@ class DTensorText(Peer):
             return f"distribute_tensor({self._made(node)}, mesh, {where})"
         dim = node.op.attr("dim")
         last = len(out.value.type.dims) - 1
-        split = (entry.position == last for entry in entries(out, self.mesh, p))
+        split = (e.position == last for e in entries(out.value.type, self.mesh, p))
         spread = f"[{', '.join('Shard(0)' if s else 'Replicate()' for s in split)}]"
         own = f"distribute_tensor(torch.arange({dim.size}), mesh, {spread})"
         return f"({args[0]}[..., None] == {own}).to({out.value.type.dtype.torch})"
@@ -198,12 +199,24 @@ class DTensorText(Peer):
     def said(self, var: Var, p: Placement) -> str:
         """`[Shard(0), Replicate()]`."""
         words = []
-        for entry in entries(var, self.mesh, p):
+        for entry in entries(var.value.type, self.mesh, p):
             if entry.position is not None:
                 words.append(f"Shard({entry.position})")
             elif entry.op is not None:
                 op = "" if entry.op == "sum" else quoted(REDUCE_OPS[entry.op])
                 words.append(f"Partial({op})")
+            else:
+                words.append("Replicate()")
+        return f"[{', '.join(words or ['Replicate()'])}]"
+
+    def as_printed(self, type_: TensorType, p: Placement) -> str:
+        """`[Shard(dim=0), Partial(sum)]`."""
+        words = []
+        for entry in entries(type_, self.mesh, p):
+            if entry.position is not None:
+                words.append(f"Shard(dim={entry.position})")
+            elif entry.op is not None:
+                words.append(f"Partial({REDUCE_OPS[entry.op]})")
             else:
                 words.append("Replicate()")
         return f"[{', '.join(words or ['Replicate()'])}]"

@@ -11,6 +11,7 @@ import itertools
 
 from meshdsl.backends.render_walk import Walk, call_text, picked
 from meshdsl.device.ir import Compute, Move, Var
+from meshdsl.named.ir import TensorType
 from meshdsl.ops.opdef import load_all
 from meshdsl.placed.ir import Program
 from meshdsl.placed.sbp import Mesh, Placement
@@ -62,9 +63,8 @@ class _GShard(Walk):
     def _line(self, var: Var, text: str, note: str) -> None:
         p = _whole(var.placement)
         tail = f"; {note}" if note else ""
-        self.out.add(
-            f"{var.name} = {annotated(text, var, p, self.mesh)}  # {hlo(var, p, self.mesh)}{tail}"
-        )
+        said = annotated(text, var.value.type, p, self.mesh)
+        self.out.add(f"{var.name} = {said}  # {hlo(var.value.type, p, self.mesh)}{tail}")
 
 
 def _whole(p: Placement) -> Placement:
@@ -72,34 +72,34 @@ def _whole(p: Placement) -> Placement:
     return Placement(p.splits)
 
 
-def annotated(text: str, var: Var, p: Placement, mesh: Mesh) -> str:
+def annotated(text: str, type_: TensorType, p: Placement, mesh: Mesh) -> str:
     """`mesh_split(h, mesh, [0, -1])`: the plainest annotation that says the placement."""
     if not p.splits:
         return f"replicate({text})"
-    names = var.value.type.names
+    names = type_.names
     if len(p.splits) == 1 and p.splits[0][1] == tuple(a for a, n in mesh.axes if n > 1):
         return f"split({text}, {names.index(p.splits[0][0])}, {mesh.devices})"
     if all(len(axes) == 1 for _, axes in p.splits):
         mapping = [mesh.names.index(p.axes_of(n)[0]) if p.axes_of(n) else -1 for n in names]
         return f"mesh_split({text}, mesh, {mapping})"
-    shape, order, replicated = tiles(var, p, mesh)
+    shape, order, replicated = tiles(type_, p, mesh)
     word = "partial_tile" if replicated else "tile"
     return f"{word}({text}, array({order}).reshape({', '.join(map(str, shape))}))"
 
 
-def hlo(var: Var, p: Placement, mesh: Mesh) -> str:
+def hlo(type_: TensorType, p: Placement, mesh: Mesh) -> str:
     """`{devices=[2,1,2]0,1,2,3 last_tile_dim_replicate}`."""
     if not p.splits:
         return "{replicated}"
-    shape, order, replicated = tiles(var, p, mesh)
+    shape, order, replicated = tiles(type_, p, mesh)
     devices = ",".join(map(str, order))
     tail = " last_tile_dim_replicate" if replicated else ""
     return f"{{devices=[{','.join(map(str, shape))}]{devices}{tail}}}"
 
 
-def tiles(var: Var, p: Placement, mesh: Mesh) -> tuple[list[int], list[int], bool]:
+def tiles(type_: TensorType, p: Placement, mesh: Mesh) -> tuple[list[int], list[int], bool]:
     """The grid of tiles, the device that each is on, and whether its last dim counts copies."""
-    names = var.value.type.names
+    names = type_.names
     order = [axis for n in names for axis in p.axes_of(n)]
     rest = [a for a in mesh.names if a not in order]
     shape = [mesh.size(*p.axes_of(n)) for n in names]

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from meshdsl.backends.format_text import quoted, statement
 from meshdsl.backends.jax_table import JAX, dtype_text, helpers
+from meshdsl.backends.peer_call import PeerCall
 from meshdsl.backends.render_peer import (
     Outcome,
     Peer,
@@ -21,11 +22,13 @@ from meshdsl.backends.render_peer import (
     unwritten,
 )
 from meshdsl.device.ir import Compute, Var
+from meshdsl.named.ir import TensorType
 from meshdsl.ops.text import tuple_text
 from meshdsl.placed.ir import Program
 from meshdsl.placed.sbp import Placement, Split
 from meshdsl.placed.signatures import Row
 
+INFIX = {"add": "+", "mul": "*"}
 NAMES = "jax jnp AxisType NamedSharding P reshard mesh layer_norm rms_norm cross_entropy"
 
 KEEPS_SUMS = frozenset(
@@ -55,8 +58,7 @@ class JaxText(Peer):
         """By the rules of jax 0.10."""
         name = node.op.name
         if partial_ops(row):
-            known = name in KEEPS_SUMS and not self._is_bilinear(node)
-            return "keeps" if known and not _is_outer(node) else "whole"
+            return "keeps" if name in KEEPS_SUMS and not self._is_bilinear(node) else "whole"
         if becomes_partial(row) and name == "gather" and not node.ins[1].value.type.dims:
             return "whole"  # one index is a dynamic slice
         if becomes_partial(row):
@@ -119,19 +121,34 @@ class JaxText(Peer):
         return f"reshard({text}, {self.spec(var, after)})"
 
     def operator(self, node: Compute, args: tuple[str, ...], plan: Plan) -> str:
-        """The table's text. What an unreduced factor is multiplied with must be typed `reduced`."""
+        """The table's text."""
         if node.op.name not in JAX:
             unwritten(node, "jax")
         if node.op.name == "einsum":
             args = tuple(self._array(v, a) for v, a in zip(node.ins, args, strict=True))
-        unreduced = {a for p in plan.needs for a in p.partial}
-        if node.op.name == "mul" and unreduced:
-            pairs = zip(node.ins, args, strict=True)
-            args = tuple(self._reduced(v, unreduced, text) for v, text in pairs)
         call = self.call(node, args, self.spec(node.outs[0], plan.yields[0]))
-        # Broadcasting to a higher rank has no rule for unreduced arrays; from size 1 it has.
-        text = replace(call, full_rank=bool(unreduced)).write(JAX[node.op.name])
+        if node.op.name in INFIX and any(p.partial for p in plan.needs):
+            return self._unreduced(node, call)
+        text = call.write(JAX[node.op.name])
         return self._array_of(node, text)
+
+    def _unreduced(self, node: Compute, call: PeerCall) -> str:
+        """`a + b` and `a * b` of unreduced arrays, for which nothing is broadcast by itself.
+
+        What an unreduced factor is multiplied with must be typed `reduced`.
+        """
+        axes = {a for v in node.ins for a in self.at(v).partial}
+        parts = []
+        for i, var in enumerate(node.ins):
+            names = call.ins[i].names
+            if not self.at(var).partial:
+                text = self._reduced(var, axes, call.args[i])
+                parts.append(replace(call, args=(text,) * len(node.ins)).full(i, call.out.names))
+            elif names == call.out.names:
+                parts.append(call.args[i])
+            else:
+                parts.append(_broadcast(call, i))
+        return f" {INFIX[node.op.name]} ".join(parts)
 
     def _array(self, var: Var, text: str) -> str:
         return self.constant(var) if var in self.constants else text
@@ -149,6 +166,13 @@ class JaxText(Peer):
         spec = self.spec(var, p, f"reduced={_set(self.mesh.sorted(axes))}")
         return f"reshard({self._array(var, text)}, {spec})"
 
+    def as_printed(self, type_: TensorType, p: Placement) -> str:
+        """`float32[8@rows,4]{U:cols}`."""
+        dims = ",".join(f"{d.size}{_at(p.axes_of(d.name))}" for d in type_.dims)
+        tail = f"{{U:{_joined(p.partial)}}}" if p.partial else ""
+        dtype = dtype_text(type_.dtype).removeprefix("jnp.").removesuffix("_")
+        return f"{dtype}[{dims}]{tail}"
+
     def spec(self, var: Var, p: Placement, more: str = "") -> str:
         """`P("rows", None, unreduced={"cols"})`."""
         words = [_axes(p.axes_of(n)) for n in var.value.type.names]
@@ -163,14 +187,25 @@ def _axes(axes: tuple[str, ...]) -> str:
     return quoted(axes[0]) if len(axes) == 1 else tuple_text([quoted(a) for a in axes])
 
 
+def _joined(axes: tuple[str, ...]) -> str:
+    return axes[0] if len(axes) == 1 else f"({','.join(axes)})"
+
+
+def _at(axes: tuple[str, ...]) -> str:
+    return f"@{_joined(axes)}" if axes else ""
+
+
 def _set(axes: tuple[str, ...]) -> str:
     return f"{{{', '.join(map(quoted, axes))}}}"
 
 
-def _is_outer(node: Compute) -> bool:
-    """A sum or product for which every operand has to be broadcast: not lowered for unreduced."""
-    ranks = [len(v.value.type.dims) for v in node.ins]
-    return node.op.name in ("add", "mul") and max(ranks) < len(node.outs[0].value.type.dims)
+def _broadcast(call: PeerCall, index: int) -> str:
+    """An operand with the shape and the type of the result."""
+    names = tuple(n for n in call.out.names if call.ins[index].has(n))
+    text = call.permuted(call.args[index], call.ins[index].names, names)
+    at = tuple_text([call.out.index(n) for n in names])
+    shape = tuple_text(call.out.shape)
+    return f"jax.lax.broadcast_in_dim({text}, {shape}, {at}, out_sharding={call.where})"
 
 
 def _is_shared(node: Compute, row: Row) -> bool:

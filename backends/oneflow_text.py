@@ -22,6 +22,7 @@ from meshdsl.backends.render_peer import (
 )
 from meshdsl.backends.render_walk import entries
 from meshdsl.device.ir import Compute, Var
+from meshdsl.named.ir import TensorType
 from meshdsl.ops.text import tuple_text
 from meshdsl.placed.ir import Program
 from meshdsl.placed.sbp import Mesh, Placement
@@ -56,7 +57,7 @@ class OneFlowText(Peer):
         if partial_ops(row):
             return "keeps" if node.op.name in KEEPS_SUMS else "whole"
         if becomes_partial(row):
-            return "keeps" if node.op.name in GIVES_SUMS else "whole"
+            return "keeps" if node.op.name in GIVES_SUMS and not _is_paired(node) else "whole"
         return "keeps"
 
     def holds(self, p: Placement) -> Placement:
@@ -109,6 +110,16 @@ class OneFlowText(Peer):
             return f"flow.tensor({text}, dtype={dtype_text(call.out.dtype)}, {call.where})"
         return text
 
+    def as_printed(self, type_: TensorType, p: Placement) -> str:
+        """`(oneflow.sbp.split(dim=0), oneflow.sbp.broadcast)`."""
+        words = []
+        for entry in entries(type_, self.mesh, p):
+            if entry.position is not None:
+                words.append(f"oneflow.sbp.split(dim={entry.position})")
+            else:
+                words.append(f"oneflow.sbp.{'partial_sum' if entry.op else 'broadcast'}")
+        return tuple_text(words or ["oneflow.sbp.broadcast"])
+
     def where(self, var: Var, p: Placement) -> str:
         """`placement=placement, sbp=(…)`."""
         return f"placement=placement, sbp={self.sbp(var, p)}"
@@ -116,12 +127,20 @@ class OneFlowText(Peer):
     def sbp(self, var: Var, p: Placement) -> str:
         """`(flow.sbp.split(0), flow.sbp.broadcast)`."""
         words = []
-        for entry in entries(var, self.mesh, p):
+        for entry in entries(var.value.type, self.mesh, p):
             if entry.position is not None:
                 words.append(f"flow.sbp.split({entry.position})")
             else:
                 words.append("flow.sbp.partial_sum" if entry.op else "flow.sbp.broadcast")
         return tuple_text(words or ["flow.sbp.broadcast"])
+
+
+def _is_paired(node: Compute) -> bool:
+    """A gather whose indices share dims with the table: `flow.gather` has no partial result."""
+    if node.op.name != "gather":
+        return False
+    table, ids = (v.value.type for v in node.ins)
+    return any(table.has(n) for n in ids.names)
 
 
 def _ranks(mesh: Mesh) -> str:

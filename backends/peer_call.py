@@ -21,7 +21,6 @@ class PeerCall:
     args:      a variable per operand, or a Python literal where `constants` says so.
     transpose: the method that permutes dims.
     where:     the text that says how the result is placed.
-    full_rank: operands are given every dim of the result, of size 1 where they do not have it.
     """
 
     args: tuple[str, ...]
@@ -31,7 +30,6 @@ class PeerCall:
     attrs: Attrs
     transpose: str
     where: str
-    full_rank: bool = False
 
     @property
     def out(self) -> TensorType:
@@ -62,7 +60,7 @@ class PeerCall:
         names = self.ins[index].names
         present = tuple(n for n in target if n in names)
         text = self.permuted(self.args[index], names, present)
-        return aligned(text, present, target, full=self.full_rank)
+        return aligned(text, present, target)
 
     def full(self, index: int, dims: tuple[str, ...]) -> str:
         """Operand `index` with every one of `dims`, of size 1 where it does not have it."""

@@ -80,12 +80,21 @@ class Peer(Walk):
         """The text that brings a value, written `text`, from one placement to another."""
 
     @abstractmethod
+    def as_printed(self, type_: TensorType, p: Placement) -> str:
+        """How the system itself prints a placement."""
+
+    @abstractmethod
     def entered(self, text: str, var: Var, p: Placement) -> str:
         """The text that distributes a whole tensor, written `text`; `p` is not partial."""
 
     @abstractmethod
     def constant(self, var: Var) -> str:
         """A literal as a tensor that every device has."""
+
+    @property
+    def marked(self) -> tuple[str, ...]:
+        """The variables that hold something else than ours do."""
+        return tuple(n for n, (_, p, ours) in self.held_by_name.items() if p != ours)
 
     # --- statements ------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from meshdsl.backends.torch_head import inert, type_text
 from meshdsl.device.from_placed import lower
 from meshdsl.device.ir import Carry, Compute, Loop, Move, Node, Program, Var
 from meshdsl.diagnostics import Span
-from meshdsl.named.ir import Dim, DType
+from meshdsl.named.ir import Dim, DType, TensorType
 from meshdsl.named.printer import attribute
 from meshdsl.ops.einsum_text import letters_for
 from meshdsl.placed import ir as placed
@@ -38,18 +38,17 @@ class Entry:
     rank: int | None = None
 
 
-def entries(var: Var, mesh: Mesh, placement: Placement | None = None) -> tuple[Entry, ...]:
+def entries(type_: TensorType, mesh: Mesh, p: Placement) -> tuple[Entry, ...]:
     """One entry per mesh axis, in mesh order."""
-    p = placement if placement is not None else var.placement
-    return tuple(_entry(var, p, axis, mesh) for axis in mesh.names)
+    return tuple(_entry(type_, p, axis, mesh) for axis in mesh.names)
 
 
-def _entry(var: Var, p: Placement, axis: str, mesh: Mesh) -> Entry:
+def _entry(type_: TensorType, p: Placement, axis: str, mesh: Mesh) -> Entry:
     match p.component(axis):
         case Split(dim):
             axes = p.axes_of(dim)
             rank = None if axes == mesh.sorted(axes) else axes.index(axis) + 1
-            return Entry(position=var.value.type.index(dim), rank=rank)
+            return Entry(position=type_.index(dim), rank=rank)
         case Partial(op):
             return Entry(op=op)
     return Entry()

@@ -43,7 +43,7 @@ class _Sbp(Walk):
 
     def _line(self, var: Var, text: str, note: str) -> None:
         shape = ", ".join(map(str, var.value.type.shape))
-        sbp = ", ".join(map(entry_text, entries(var, self.mesh)))
+        sbp = ", ".join(map(entry_text, entries(var.value.type, self.mesh, var.placement)))
         head = f"{var.name}: {var.value.type.dtype}[{shape}] ({sbp})"
         self.out.add(f"{head}{' = ' if text else ''}{text}  # {note}")
 

@@ -91,11 +91,14 @@ def _block(
 ) -> Peak:
     """The worst moment of a block; `base` maps a view to the variable that owns its memory."""
     dying = deaths(nodes, kept)
+    own = {v for node in nodes for v in made(node)}
     live: dict[Var, set[str]] = {}
     for node, dead in zip(nodes, dying, strict=True):
         for var in made(node):
             owner = _owner(node, var, base)
-            live.setdefault(owner, set()).add(var.name)
+            # What a view shows of an input, or of something outside a loop, is counted there.
+            if owner in own:
+                live.setdefault(owner, set()).add(var.name)
         held = sum(v.local.bytes for v in live)
         inner = _loop(node, base) if isinstance(node, Loop) else Peak(0, node.span.line)
         if held + inner.bytes > worst.bytes:

@@ -79,13 +79,17 @@ class AnnotatedPlacer(Placer):
         return tuple(self._pin(v, reader) for v in op.ins)
 
     def _check_yields(self, op: Op, value: Value, want: Want) -> None:
-        """MD0309 where a result is to be partial and no row of the operator yields that."""
+        """MD0309 where a result is to be partial and no row of the operator yields that.
+
+        What is made from nothing may begin a sum in parts: all but one device hold zeros.
+        """
         found = self.annotations.of(value)
-        if found is None or want.kind != "exact":
+        if found is None or want.kind != "exact" or not op.ins:
             return
         legal = legal_rows(call_of(op))
         wanted = Partial(want.placement.op) if want.placement.op else None
-        if wanted is not None and all(wanted not in row.outs for row in legal):
+        # What has no operands is the same on every device: one keeps it, the others drop it.
+        if wanted is not None and op.ins and all(wanted not in row.outs for row in legal):
             axis = want.placement.partial[0]
             fail(
                 "MD0309",

@@ -13,14 +13,13 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 
 from meshdsl.named import ir as named
 from meshdsl.named.ir import Op, TensorType, Value
 from meshdsl.ops.opdef import ReduceOp
-from meshdsl.placed import ir as placed
 from meshdsl.placed.choose import Chooser, Want, call_of, legal_rows
 from meshdsl.placed.layout import Layout
+from meshdsl.placed.plan import Combination, Decision, Plan
 from meshdsl.placed.reshard import Route, route
 from meshdsl.placed.sbp import Component, Mesh, Partial, Placement, Split, placement
 from meshdsl.placed.signatures import Row
@@ -39,54 +38,12 @@ SECONDS = 10.0
 """How long the search for the optimum may take."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What one operator does: the versions it reads, what it yields, where that settles."""
-
-    needs: tuple[Placement, ...]
-    yields: tuple[Placement, ...]
-    targets: tuple[Placement, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """Decisions per operator and the placement of carries; `bytes` per device in all."""
-
-    decisions: dict[Op, Decision]
-    carries: dict[Value, Placement]
-    bytes: int
-
-
-def as_rewritten(program: placed.Program) -> named.Program:
-    """The named program with the operators that placing it came to (expanded, in pairs)."""
-    return replace(program.named, body=_nodes(program.body))
-
-
-def _nodes(nodes: tuple[placed.Node, ...]) -> tuple[named.Node, ...]:
-    found: list[named.Node] = []
-    for node in nodes:
-        if isinstance(node, placed.Loop):
-            found.append(replace(node.repeat, body=_nodes(node.body)))
-        elif isinstance(node, placed.Apply):
-            found.append(node.op)
-    return tuple(found)
-
-
 def solve(program: named.Program, layout: Layout) -> Plan | None:
     """The plan that sends the fewest bytes; None where the search is too large or too slow.
 
     `program` is rewritten: it has no composite whose own dim a rule splits, and no n-ary einsum.
     """
     return Model(program, layout).plan()
-
-
-@dataclass(slots=True)
-class Combination:
-    """One combination of rows of an operator, and what it computes."""
-
-    needs: tuple[Placement, ...]
-    yields: tuple[Placement, ...]
-    flops: int
 
 
 class Model:

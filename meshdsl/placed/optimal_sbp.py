@@ -8,7 +8,8 @@ from meshdsl.named import ir as named
 from meshdsl.named.ir import Op, Value
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.from_sbp import AnnotatedPlacer
-from meshdsl.placed.optimal import Combination, Model
+from meshdsl.placed.optimal import Model
+from meshdsl.placed.plan import Combination
 from meshdsl.placed.sbp import Placement, placement
 
 MOST_COMBINATIONS = 300

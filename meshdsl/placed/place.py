@@ -12,8 +12,9 @@ from meshdsl.placed.from_named import Placer
 from meshdsl.placed.from_sbp import AnnotatedPlacer
 from meshdsl.placed.ir import Program, Reshard, walk
 from meshdsl.placed.layout import Layout
-from meshdsl.placed.optimal import Plan, as_rewritten, solve
+from meshdsl.placed.optimal import solve
 from meshdsl.placed.optimal_sbp import AnnotatedModel
+from meshdsl.placed.plan import Plan, as_rewritten
 from meshdsl.placed.sbp import Placement
 from meshdsl.placed.sbp_block import Annotations
 

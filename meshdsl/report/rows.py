@@ -87,12 +87,17 @@ def _because(row: Row) -> str:
     parts = [(i, str(c)) for i, c in enumerate(row.ins, 1) if str(c) != "B"]
     if not parts:
         return "nothing is split"
-    numbers = " and ".join(str(i) for i, _ in parts)
+    numbers = joined([str(i) for i, _ in parts])
     if parts[0][1] != "P":
         return f"it rises with operand {numbers}"
     return f"it is linear in operand{'s' if len(parts) > 1 else ''} {numbers}" + (
         " together" if len(parts) > 1 else ""
     )
+
+
+def joined(words: list[str]) -> str:
+    """`1`, `1 and 2`, `1, 2 and 3`."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _whole(sig: Signature, factors: Factors) -> list[str]:

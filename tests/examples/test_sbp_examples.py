@@ -1,29 +1,41 @@
 """The programs of `examples/sbp`: each runs as it must under every layout, sbp block and policy.
 
 Values are those of the reference, to the bit where every operator is exact, and the bytes that
-devices send are those that were predicted. The tables in the XX
+devices send are those that were predicted. The figures in the documentation are computed anew;
+`MESHDSL_UPDATE_GOLDEN=1` writes them.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
+import random
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from meshdsl.diagnostics import Diagnostics, Source
-from meshdsl.named.declarations import Declarations
-from meshdsl.pipeline import Options, front
+from meshdsl.diagnostics import DiagnosticError, Diagnostics
+from meshdsl.pipeline import Options
 from meshdsl.placed.place import POLICIES
 from meshdsl.report.check import check_source
 from meshdsl.syntax.format import format_source
-from tests.programs.harness import Case, explained, run_case
+from tests.examples.sbp_pages import (
+    FILES,
+    PAGES,
+    Chosen,
+    blocks,
+    chosen,
+    declared,
+    figures,
+    renewed,
+)
+from tests.programs.harness import run_case
+from tests.report.golden import AGAIN, UPDATE
 
-ROOT = Path(__file__).parents[2]
-FILES = {path.stem: path for path in sorted((ROOT / "examples" / "sbp").glob("*.mdsl"))}
 SMALL = {
     "block": {"batch": 4, "seq": 8, "model": 16, "heads": 4, "key": 4, "hidden": 32},
     "total": {"m": 64},
@@ -32,36 +44,6 @@ SMALL = {
 
 ROUNDS = {"block", "moe"}
 """Examples with an operator that rounds on the way to every output."""
-
-
-@dataclass(frozen=True, slots=True)
-class Chosen(Case):
-    """A case under a layout or, with `sbp`, a block of its file, on the mesh that suits it."""
-
-    sbp: bool = False
-
-    @property
-    def options(self) -> Options:
-        key = "sbp" if self.sbp else "layout"
-        mesh = self.mesh or None
-        return Options(mesh=mesh, reduce=self.reduce, set_dims=self.dims, **{key: self.layout})
-
-
-@functools.cache
-def declared(name: str) -> Declarations:
-    path = FILES[name]
-    return front(Source(path.name, path.read_text(encoding="utf-8")), {}, Diagnostics())
-
-
-def chosen(name: str, block: str, policy: str, small: bool = False) -> Chosen:
-    text = declared(name).source.text
-    dims = SMALL.get(name, {}) if small else {}
-    return Chosen(text, "", block, policy, dims, f"{name}.mdsl", block in declared(name).sbps)
-
-
-def blocks(name: str) -> list[str]:
-    """Every layout and sbp block of an example."""
-    return [*declared(name).layouts, *declared(name).sbps]
 
 
 # --- the files --------------------------------------------------------------------------------
@@ -87,7 +69,7 @@ CASES = [(n, b, p) for n in FILES for b in blocks(n) for p in POLICIES]
 
 @pytest.mark.parametrize(("name", "block", "policy"), CASES)
 def test_it_runs_as_predicted(name: str, block: str, policy: str) -> None:
-    checked = run_case(chosen(name, block, policy, small=True))
+    checked = run_case(replace(chosen(name, block, policy), dims=SMALL.get(name, {})))
     assert name in ROUNDS or checked.exact == {o.name for o in checked.named.outputs}
 
 
@@ -95,11 +77,6 @@ def test_it_runs_as_predicted(name: str, block: str, policy: str) -> None:
 def test_optimal_sends_no_more_than_the_others(name: str, block: str) -> None:
     sent = {p: figures(name, block, p)["totals"]["wire_bytes"] for p in POLICIES}
     assert sent["optimal"] == min(sent.values())
-
-
-@functools.cache
-def figures(name: str, block: str, policy: str) -> dict[str, Any]:
-    return explained(chosen(name, block, policy))
 
 
 # --- names and positions say the same ---------------------------------------------------------
@@ -142,3 +119,92 @@ def ends(report: dict[str, Any]) -> list[tuple[str, Any, Any]]:
 def sent(report: dict[str, Any]) -> list[tuple[Any, ...]]:
     keys = ("kind", "op", "axes", "count", "payload_bytes", "wire_bytes")
     return sorted(tuple(map(str, (c[k] for k in keys))) for c in report["collectives"])
+
+
+# --- any configuration ------------------------------------------------------------------------
+
+MATMUL = """
+dim m = 4, k = 8, n = 4
+mesh pair = {{ x: 2 }}
+mesh square = {{ x: 2, y: 2 }}
+sbp chosen {{ a: ({}), b: ({}), t: ({}) }}
+program p(a[m, k], b[k, n]) {{
+  t = einsum(a, b -> [m, n])
+  h = relu(t)
+  return h
+}}"""
+COMPONENTS = ("S(0)", "S(1)", "B", "P")
+
+
+def signatures(axes: int) -> Iterator[tuple[str, ...]]:
+    """Every way to annotate the three tensors."""
+    every = [", ".join(parts) for parts in itertools.product(COMPONENTS, repeat=axes)]
+    yield from itertools.product(every, repeat=3)
+
+
+def drawn() -> list[tuple[str, ...]]:
+    return random.Random(0).sample(list(signatures(2)), 64)
+
+
+@functools.cache
+def bytes_of(parts: tuple[str, ...], mesh: str) -> int:
+    """Wire bytes of a matmul under one annotation, after a run that was right to the bit."""
+    checked = run_case(Chosen(MATMUL.format(*parts), mesh, "chosen", "deferred", sbp=True))
+    assert checked.exact == {"h"}
+    return int(checked.report["totals"]["wire_bytes"])
+
+
+@functools.cache
+def any_configuration() -> str:
+    one = [bytes_of(parts, "pair") for parts in signatures(1)]
+    two = [bytes_of(parts, "square") for parts in drawn()]
+    lines = [
+        "| | annotations | right to the bit | nothing sent | most sent |",
+        "|---|---|---|---|---|",
+    ]
+    for name, sent in (("2 devices, all", one), ("2×2 devices, drawn", two)):
+        lines.append(f"| {name} | {len(sent)} | {len(sent)} | {sent.count(0)} | {max(sent):,} B |")
+    return "\n".join(lines)
+
+
+def test_what_is_illegal_is_refused() -> None:
+    """`relu` of a partial sum would be another number."""
+    text = MATMUL.format("S(1)", "S(0)", "P").replace("t: (P)", "t at h: (P)")
+    with pytest.raises(DiagnosticError, match="MD0309"):
+        run_case(Chosen(text, "pair", "chosen", "deferred", sbp=True))
+
+
+# --- a transposed weight ----------------------------------------------------------------------
+
+
+@functools.cache
+def transposed() -> str:
+    """The Megatron MLP and the one with its second weight stored the other way round."""
+    lines = ["| | `w2[hidden, io]` | `w2[io, hidden]` |", "|---|---|---|"]
+    for block in ("megatron", "by_position"):
+        case = chosen("megatron", block, "deferred")
+        turned = replace(case, text=case.text.replace("w2[hidden, io]", "w2[io, hidden]"))
+        sent = [run_case(c).report["totals"]["wire_bytes"] for c in (case, turned)]
+        lines.append(f"| `{block}` | {sent[0]:,} | {sent[1]:,} |")
+    return "\n".join(lines)
+
+
+# --- the pages --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
+def test_the_figures_in_the_pages_are_those_computed(path: Path) -> None:
+    page = path.read_text(encoding="utf-8")
+    others = {"any": any_configuration(), "transposed": transposed()}
+    made = renewed(page, others)
+    if UPDATE and made != page:
+        path.write_text(made, encoding="utf-8", newline="\n")
+        return
+    assert page == made, AGAIN
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_example_has_a_section(name: str) -> None:
+    page = PAGES[0].read_text(encoding="utf-8")
+    assert f"`examples/sbp/{name}.mdsl`" in page
+    assert f"<!-- table {name} -->" in page

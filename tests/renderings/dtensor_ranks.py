@@ -47,7 +47,14 @@ def run_case(case: Case, meshes: dict[str, Any]) -> dict[str, Any]:
             sys.setprofile(None)
     held = {n: _held(x) for n, x in seen.items() if isinstance(x, DTensor)}
     whole = {n: x.full_tensor().numpy() for n, x in outputs.items()}
-    return {"outputs": whole, "held": held, "collectives": counted.get_total_counts()}
+    return {"outputs": whole, "held": held, "collectives": _reshards(counted)}
+
+
+def _reshards(counted: CommDebugMode) -> int:
+    """Collectives without those by which `distribute_tensor` hands out whole tensors."""
+    handing_out = ("broadcast", "scatter_")
+    counts = {str(name): n for name, n in counted.get_comm_counts().items()}
+    return sum(n for name, n in counts.items() if not any(h in name for h in handing_out))
 
 
 def _held(x: DTensor) -> tuple[str, tuple[int, ...]]:

@@ -1,0 +1,52 @@
+"""What the search for the optimum chooses from and decides, and the program it is made for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from meshdsl.named import ir as named
+from meshdsl.named.ir import Op, Value
+from meshdsl.placed import ir as placed
+from meshdsl.placed.sbp import Placement
+
+
+@dataclass(slots=True)
+class Combination:
+    """One combination of rows of an operator, and what it computes."""
+
+    needs: tuple[Placement, ...]
+    yields: tuple[Placement, ...]
+    flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What one operator does: the versions it reads, what it yields, where that settles."""
+
+    needs: tuple[Placement, ...]
+    yields: tuple[Placement, ...]
+    targets: tuple[Placement, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Decisions per operator and the placement of carries; `bytes` per device in all."""
+
+    decisions: dict[Op, Decision]
+    carries: dict[Value, Placement]
+    bytes: int
+
+
+def as_rewritten(program: placed.Program) -> named.Program:
+    """The named program with the operators that placing it came to (expanded, in pairs)."""
+    return replace(program.named, body=_nodes(program.body))
+
+
+def _nodes(nodes: tuple[placed.Node, ...]) -> tuple[named.Node, ...]:
+    found: list[named.Node] = []
+    for node in nodes:
+        if isinstance(node, placed.Loop):
+            found.append(replace(node.repeat, body=_nodes(node.body)))
+        elif isinstance(node, placed.Apply):
+            found.append(node.op)
+    return tuple(found)

@@ -1,0 +1,172 @@
+"""The DTensor and the JAX rendering, executed: the reference's values, and our local shapes.
+
+All cases of one peer run in one start, since a start takes seconds. Every example runs under every
+layout and `sbp` block it declares, and some random programs besides.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, seed, settings
+
+from meshdsl.backends.dtensor_text import DTensorText
+from meshdsl.backends.jax_text import JaxText
+from meshdsl.backends.render_peer import Peer
+from meshdsl.backends.verify import errors
+from meshdsl.device.ir import Move, walk
+from meshdsl.diagnostics import DiagnosticError
+from tests.programs.harness import Case as RandomCase
+from tests.programs.harness import compiled, whole_values
+from tests.programs.strategy import cases as random_cases
+from tests.renderings.examples import compiled_cases, values
+
+HERE = Path(__file__).parent
+TOLERANCE = 1e-5
+RANDOM = 120
+"""How many random programs are drawn; those on as many devices as a test has are run."""
+
+no_jax = pytest.mark.skipif(
+    importlib.util.find_spec("jax") is None, reason="jax is not installed: pip install .[jax]"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One program as a rendering, with the values it is to give."""
+
+    name: str
+    peer: Peer
+    text: str
+    mesh: str
+    inputs: dict[str, Any]
+    params: dict[str, Any]
+    reference: dict[str, Any]
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """What is sent to where it runs."""
+        keys = ("text", "mesh", "inputs", "params")
+        return {key: getattr(self, key) for key in keys}
+
+
+def jobs(kind: type[Peer], devices: int, reduce: str, step: int = 1) -> list[Job]:
+    """Every example, or every so many-th, and random programs."""
+    found = []
+    for case, made in list(compiled_cases(devices, reduce))[::step]:
+        peer = kind(made["placed"])
+        text = peer.text()
+        found.append(Job(case.name, peer, text, case.mesh, *values(made["named"])))
+    for number, case_ in enumerate(drawn(devices)[::step]):
+        peer = kind(compiled(case_)["placed"])
+        (inputs, params), reference = whole_values(case_.source_text, case_.dims)
+        text = peer.text()
+        name = f"random program {number}\n{case_.source_text}"
+        found.append(Job(name, peer, text, case_.mesh, inputs, params, reference))
+    return found
+
+
+def drawn(devices: int) -> list[RandomCase]:
+    """Random programs on so many devices that are accepted."""
+    every: list[RandomCase] = []
+    draw = given(case=random_cases())(lambda case: every.append(case))
+    phases, checks = [Phase.generate], list(HealthCheck)
+    draw = settings(max_examples=RANDOM, phases=phases, suppress_health_check=checks)(draw)
+    seed(devices)(draw)()
+    return [case for case in every if _devices(case.mesh) == devices and _is_accepted(case)]
+
+
+def _devices(mesh: str) -> int:
+    return math.prod(int(part.partition(":")[2]) for part in mesh.split(","))
+
+
+def _is_accepted(case: RandomCase) -> bool:
+    try:
+        compiled(case)
+    except DiagnosticError:
+        return False
+    return True
+
+
+def run(script: str, found: list[Job], folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    """What came of every job, in one start of `script`."""
+    (folder / "cases").write_bytes(pickle.dumps([job.message for job in found]))
+    command = [sys.executable, str(HERE / script), *arguments, "cases", "results"]
+    env = os.environ | {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+    env["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    results: list[dict[str, Any]] = pickle.loads((folder / "results").read_bytes())
+    assert len(results) == len(found)
+    return results
+
+
+def problems(job: Job, result: dict[str, Any]) -> Iterator[str]:
+    """What is not as it should be with one job."""
+    if "error" in result:
+        yield result["error"]
+        return
+    for name, expected in job.reference.items():
+        error = errors(result["outputs"][name], expected)
+        if min(error) > TOLERANCE:
+            yield f"{name} is off by {error}"
+    missing = set(job.peer.held_by_name) - set(result["held"])
+    if missing:
+        yield f"not seen: {missing}"
+    for name, (shown, shape) in result["held"].items():
+        if name in job.peer.held_by_name:
+            yield from held_problems(job, name, shown, shape)
+
+
+def held_problems(job: Job, name: str, shown: str, shape: tuple[int, ...]) -> Iterator[str]:
+    """A variable holds what the rendering says, which is what we hold unless its line is marked."""
+    type_, held, _ = job.peer.held_by_name[name]
+    if held.local(type_, job.peer.mesh).shape != shape:
+        yield f"{name} is {shape} on a device, not {held.show(type_)}"
+    said = job.peer.as_printed(type_, held)
+    if said != shown:
+        yield f"{name} is {shown}, not {said}"
+
+
+def check(found: list[Job], results: list[dict[str, Any]]) -> None:
+    """Every job held to everything."""
+    wrong = [
+        f"{job.name}\n{problem}\n{job.text}"
+        for job, result in zip(found, results, strict=True)
+        for problem in problems(job, result)
+    ]
+    assert not wrong, f"{len(wrong)} problems\n" + "\n\n".join(wrong[:3])
+
+
+def reshards(job: Job) -> int:
+    """How many collectives a rendering asks for, one per axis, all trips counted."""
+    steps = ((n.step, k) for n, k in walk(job.peer.program.body) if isinstance(n, Move))
+    return sum(k * len(step.axes) for step, k in steps if step.moves)
+
+
+@pytest.mark.parametrize(("ranks", "reduce", "step"), [(2, "immediate", 3), (4, "deferred", 1)])
+def test_dtensor_on_gloo_ranks(ranks: int, reduce: str, step: int, tmp_path: Path) -> None:
+    found = jobs(DTensorText, ranks, reduce, step)
+    results = run("dtensor_ranks.py", found, tmp_path, str(ranks))
+    check(found, results)
+    as_ours = [(j, r) for j, r in zip(found, results, strict=True) if not j.peer.marked]
+    assert len(as_ours) > len(found) / 2
+    silent = [j.name for j, r in as_ours if r["collectives"] > reshards(j)]
+    assert not silent, f"DTensor communicates where the rendering does not say so: {silent}"
+
+
+@no_jax
+def test_jax_on_four_devices(tmp_path: Path) -> None:
+    found = jobs(JaxText, 4, "deferred")
+    check(found, run("jax_devices.py", found, tmp_path))
+    assert sum(not job.peer.marked for job in found) > len(found) / 2

@@ -1,0 +1,248 @@
+"""Every rendering of every example, looked at: its form, its names, and what it says of tensors."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import keyword
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshdsl.backends.dtensor_text import DTensorText
+from meshdsl.backends.gshard_text import tiles
+from meshdsl.backends.jax_table import JAX
+from meshdsl.backends.jax_text import JaxText
+from meshdsl.backends.oneflow_table import ONEFLOW
+from meshdsl.backends.oneflow_text import OneFlowText
+from meshdsl.backends.render_peer import MARK, Peer
+from meshdsl.backends.render_walk import entries
+from meshdsl.backends.renderings import RENDERINGS, render
+from meshdsl.backends.sbp_text import entry_text
+from meshdsl.device.from_placed import lower
+from meshdsl.device.ir import Compute, Var, walk
+from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
+from meshdsl.ops.opdef import load_all
+from meshdsl.pipeline import Options, compile_source
+from meshdsl.placed.ir import Program
+from tests.renderings.examples import ROOT, compiled_cases
+
+CODE: dict[str, type[Peer]] = {"dtensor": DTensorText, "jax": JaxText, "oneflow": OneFlowText}
+EVERY = [(case, made["placed"]) for case, made in compiled_cases(4, "deferred")]
+
+HOSTILE = '''\
+dim torch = 8, jax = 4, print = 4
+mesh flow = { P: 2, Shard: 2 }
+layout F { torch -> P, jax -> Shard }
+program main(inputs[torch, jax], device[jax, print]) {
+  param w[print] = zeros()
+  jnp = einsum(inputs, device -> [torch, print])
+  reshard = jnp * 2.0 + w
+  flow = relu(reshard)  # """ \\n import os
+  DTensor = sum[torch](flow)
+  placement = max[torch](flow)
+  return DTensor, placement
+}
+'''
+"""Names that mean something in Python and in every system."""
+
+
+def placed(text: str, name: str = "test.mdsl", **options: Any) -> Program:
+    """The placed program of a text."""
+    made = compile_source(Source(name, text), Options(**options), Diagnostics(), "placed")
+    found = made["placed"]
+    assert isinstance(found, Program)
+    return found
+
+
+def computed(program: Program) -> list[Var]:
+    """The results of operators other than constants."""
+    nodes = (node for node, _ in walk(lower(program).body))
+    found = (n for n in nodes if isinstance(n, Compute) and n.op.name != "constant")
+    return [var for node in found for var in node.outs]
+
+
+# --- all notations -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("notation", RENDERINGS)
+def test_each_source_line_stands_over_its_statements(notation: str) -> None:
+    for case, program in EVERY:
+        text = render(program, notation)
+        for var in computed(program):
+            span = var.value.span
+            line = f"# {span.file}:{span.line}  {span.source.line(span.line).strip()}"
+            assert line in text or var.value.functions, (case.name, line)
+        assert text.isprintable() or "\n" in text
+        assert text.endswith("\n")
+        assert not text.endswith("\n\n")
+
+
+@pytest.mark.parametrize("notation", CODE)
+def test_code_is_code(notation: str) -> None:
+    for case, program in EVERY:
+        tree = ast.parse(render(program, notation), case.name)
+        functions = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
+        assert functions[-1] == "program"
+        imports = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+        assert all(n in tree.body for n in imports)
+
+
+@pytest.mark.parametrize("notation", CODE)
+def test_no_name_of_a_file_becomes_code(notation: str) -> None:
+    name = 'a"""\n__import__("os").abort()\n#.mdsl'
+    text = render(placed(HOSTILE, name), notation)
+    tree = ast.parse(text)
+    (function,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "program")
+    stored = {n.id for n in ast.walk(function) if isinstance(n, ast.Name)
+              if isinstance(n.ctx, ast.Store)}  # fmt: skip
+    taken = {*CODE[notation].taken, *dir(builtins), *keyword.kwlist, "inputs", "params", "program"}
+    assert stored
+    assert not stored & taken
+    assert "abort" not in ast.unparse(tree)
+
+
+@pytest.mark.parametrize("notation", sorted(set(RENDERINGS) - set(CODE)))
+def test_notations_stay_on_their_lines(notation: str) -> None:
+    text = render(placed(HOSTILE, "a\n__import__('os')\n.mdsl"), notation)
+    assert not re.search(r"^__import__", text, re.MULTILINE)
+
+
+def test_loops_are_loops() -> None:
+    text = "dim n = 3, a = 4\nmesh m = { x: 2 }\nlayout l { a -> x }\n"
+    text += "program p(x[a], w[a, n]) {\n  repeat n { x = x * w }\n  return x\n}\n"
+    for notation in RENDERINGS:
+        shown = render(placed(text), notation)
+        assert "for n in range(3):\n" in shown, notation
+        if notation != "scaling-book":
+            assert "w[:, n]" in shown or "w_stack[:, n]" in shown, shown
+
+
+# --- one notation each -------------------------------------------------------------------------
+
+
+def test_sbp_is_positional() -> None:
+    for case, program in EVERY:
+        text = render(program, "sbp")
+        for var in computed(program):
+            parts = entries(var.value.type, program.mesh, var.placement)
+            sbp = ", ".join(map(entry_text, parts))
+            dims = ", ".join(map(str, var.value.type.shape))
+            assert f": {var.value.type.dtype}[{dims}] ({sbp})" in text, case.name
+
+
+def test_another_order_of_axes_is_written_with_ranks() -> None:
+    text = "dim a = 8\nmesh m = { x: 2, y: 2 }\nlayout l { a -> (y, x) }\n"
+    program = placed(f"{text}program p(t[a]) {{ return relu(t) }}\n")
+    assert "t: f32[8] (S(0)/2, S(0)/1)" in render(program, "sbp")
+    assert 'P(("y", "x"))' in render(program, "jax")
+    for notation in ("dtensor", "oneflow"):
+        assert f"{MARK}: held as [a@(x, y)], ours [a@(y, x)]" in render(program, notation)
+    assert "{devices=[4]0,2,1,3}" in render(program, "gshard")
+
+
+def test_the_scaling_book_has_a_letter_for_each() -> None:
+    for _, program in EVERY:
+        text = render(program, "scaling-book")
+        head = re.findall(r"^# (?:axes|dims): .*(?:\n# \S+=.*)*", text, re.MULTILINE)
+        letters = re.findall(r"(\w+)=\w+:\d+", " ".join(head))
+        assert len(letters) == len(set(letters))
+        assert "U" not in letters
+
+
+def test_the_scaling_book_says_what_is_unreduced() -> None:
+    text = "dim b = 8, k = 4\nmesh m = { data: 2, tp: 2 }\nlayout l { b -> data, k -> tp }\n"
+    text += "program p(x[b, k], w[k]) { return einsum(x, w -> [b]) }\n"
+    shown = render(placed(text), "scaling-book")
+    assert "[B_X] {U_Y} = x[B_X, K_Y] *_K w[K_Y]\n" in shown
+    assert "AllReduce_Y(" in shown
+
+
+def test_gshard_tiles_cover_every_device_once() -> None:
+    for _, program in EVERY:
+        for var in computed(program):
+            shape, order, replicated = tiles(var.value.type, var.placement, program.mesh)
+            assert sorted(order) == list(range(program.mesh.devices))
+            parts = shape[:-1] if replicated else shape
+            sizes = zip(var.value.type.shape, parts, strict=True)
+            assert tuple(size // n for size, n in sizes) == var.local.shape
+
+
+# --- what other systems cannot hold ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expression", "marked"),
+    [
+        ("-p", {"jax", "oneflow"}),
+        ("p * 2", set()),
+        ("p + p", set()),
+        ("p - p", {"jax"}),
+        ("einsum(p, v -> [a, c])", {"jax"}),
+        ("p[a -> b]", set()),
+        ("cast(p, f64)", set()),
+        ("cumsum[a](p)", {"jax", "dtensor", "oneflow"}),
+    ],
+)
+def test_what_carries_partial_sums(expression: str, marked: set[str]) -> None:
+    text = "dim a = 8, b = 8, k = 4, m = 4, c = 2\nmesh four = { x: 2 }\nlayout l { k -> x }\n"
+    text += "program q(u[a, k], w[k, m], v[m, c]) {\n  p = einsum(u, w -> [a, m])\n"
+    program = placed(f"{text}  z = {expression}\n  s = z * 3\n  return s\n}}\n", reduce="deferred")
+    found = {name for name in CODE if MARK in render(program, name)}
+    assert found == marked
+
+
+def test_maxima_are_reduced_where_there_is_no_partial_maximum() -> None:
+    text = "dim a = 8, b = 8\nmesh m = { x: 2 }\nlayout l { a -> x }\n"
+    program = placed(f"{text}program p(t[a, b]) {{ return relu(max[a](t)) }}\n", reduce="deferred")
+    assert 'Partial("max")' in "".join(
+        DTensorText(program).said(v, v.placement) for v in computed(program)
+    )
+    assert MARK not in render(program, "dtensor")
+    for notation in ("jax", "oneflow"):
+        assert MARK in render(program, notation)
+
+
+@pytest.mark.parametrize("table", [JAX, ONEFLOW], ids=["jax", "oneflow"])
+def test_tables_have_every_operator(table: dict[str, Any]) -> None:
+    assert set(table) == set(load_all()) - {"constant"}
+
+
+def test_an_operator_without_an_entry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshdsl.backends.jax_text.JAX", {})
+    program = placed("dim a = 4\nprogram p(x[a]) { return relu(x) }\n")
+    with pytest.raises(DiagnosticError, match="MD0910: `relu` cannot be written as jax yet"):
+        render(program, "jax")
+
+
+# --- the command -------------------------------------------------------------------------------
+
+
+def test_rendering_imports_no_tensors() -> None:
+    code = (
+        "import sys\nfrom meshdsl.cli.app import app\nfrom typer.testing import CliRunner\n"
+        f"for name in {list(RENDERINGS)}:\n"
+        "    done = CliRunner().invoke(app, ['render', 'examples/mlp.mdsl', '--as', name])\n"
+        "    assert done.exit_code == 0, done.output\n"
+        "heavy = {'torch', 'jax', 'oneflow'} & set(sys.modules)\nassert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+def test_the_command_writes_a_file(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from meshdsl.cli.app import app
+
+    target = tmp_path / "mlp.py"
+    file = str(ROOT / "examples/mlp.mdsl")
+    arguments = ["render", file, "--as", "jax", "--layout", "hybrid", "-o", str(target)]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    ast.parse(target.read_text(encoding="utf-8"))
+    again = CliRunner().invoke(app, arguments)
+    assert again.exit_code == 2
+    assert "MD0503" in again.output
