@@ -153,9 +153,9 @@ def main() -> None:
     print("\nBytes of all devices, in units of the tensor, 2×2 mesh")
     print(f"{'':28}{'OneFlow':>13}{'least':>13}{'ours':>13}")
     for change in CHANGES:
-        ours = of_change(change).cluster / TENSOR_BYTES
+        sent = of_change(change).cluster / TENSOR_BYTES
         name = f"{change.source} -> {change.target}"
-        print(f"{name:28}{change.oneflow:13.2f}{change.least:13.2f}{ours:13.2f}")
+        print(f"{name:28}{change.oneflow:13.2f}{change.least:13.2f}{sent:13.2f}")
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def least(text: str, mesh: str) -> int:
         )
         for v in inner
     ]
-    found = []
+    found: list[int] = []
     for picked in itertools.product(*options):
         lines = [*fixed, *(entry(v, c) for v, c in zip(inner, picked, strict=True))]
         lines.append(entry(program.outputs[0].value, ("B",) * axes))
