@@ -31,6 +31,8 @@ def check_uncalled(declarations: Declarations, diagnostics: Diagnostics) -> None
 def uncalled(declarations: Declarations) -> list[ast.Function]:
     """The functions that are not called from a program, directly or through others."""
     known = declarations.functions
+    if not known:
+        return []
     waiting: list[ast.Program | ast.Function] = list(declarations.programs.values())
     reached: set[str] = set()
     while waiting:
