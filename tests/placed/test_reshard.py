@@ -172,7 +172,7 @@ STEPS: dict[str, Callable[[Step, Parts], Parts]] = {
 
 
 def wire(step: Step, local: int, n: int) -> int:
-    """Bytes that a device sends, by the table of semantics.md §3."""
+    """Bytes that a device sends, by the formulas of ring algorithms."""
     parts = {
         "all_gather": (n - 1, 1),
         "permute": (1, 1),
