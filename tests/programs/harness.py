@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -91,7 +92,8 @@ def run_case(case: Case) -> Checked:
     check_bytes(report, run)
     exact = frozenset(exact_outputs(program, (values[0], values[1])))
     wrong = [w for o in program.outputs if (w := _wrong(o.name, exact, run.outputs, reference))]
-    if wrong and exact.isdisjoint(name for name, _ in wrong):
+    if wrong and "MESHDSL_CASES" in os.environ and exact.isdisjoint(name for name, _ in wrong):
+        # Among thousands of programs some cancel all but the rounding; CI's own cases may not.
         wrong = _wrong_in_f64(case, values)
     assert not wrong, f"{wrong}\n{emitted.text[emitted.text.index('def device(') :]}"
     return Checked(program, report, run, exact)

@@ -1,0 +1,40 @@
+"""Every example under every layout it declares, placed as `meshdsl run` does without options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from meshdsl.diagnostics import Diagnostics
+from meshdsl.pipeline import DEFAULT_POLICY, front
+from meshdsl.placed.layout import resolve_mesh
+from meshdsl.syntax.parse import read_source
+from tests.programs.harness import Case, run_case
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SIZES = {
+    "matmul": {"rows": 8, "inner": 16, "cols": 8},
+    "mlp": {"batch": 8, "io": 16},
+    "transformer": {
+        "batch": 4, "seq": 8, "model": 16, "heads": 4, "key": 4, "hidden": 16, "vocab": 16,
+        "layers": 2,
+    },
+}  # fmt: skip
+
+
+def cases() -> Iterator[object]:
+    """The cases, each under the mesh that the command line would take."""
+    for path in sorted(EXAMPLES.glob("*.mdsl")):
+        declarations = front(read_source(path), {}, Diagnostics())
+        for layout in declarations.layouts:
+            mesh = resolve_mesh(declarations, None, layout).name
+            dims = SIZES.get(path.stem, {})
+            case = Case(path.read_text("utf-8"), mesh, layout, DEFAULT_POLICY, dims)
+            yield pytest.param(case, id=f"{path.stem}-{layout}")
+
+
+@pytest.mark.parametrize("case", list(cases()))
+def test_it_runs_as_on_one_device(case: Case) -> None:
+    run_case(case)
