@@ -83,8 +83,10 @@ _MOVES = frozenset(
 
 def _indexed(op: Op) -> list[tuple[Value, int]]:
     match op.name:
-        case "gather" | "cross_entropy":
+        case "gather" | "cross_entropy" | "scatter_add":
             return [(op.ins[1], op.attr("dim").size)]
+        case "cross_entropy_grad":
+            return [(op.ins[2], op.attr("dim").size)]
         case "one_hot":
             return [(op.ins[0], op.attr("dim").size)]
     return []

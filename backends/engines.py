@@ -9,7 +9,7 @@ from typing import Any
 
 from meshdsl.backends.draws import draws
 from meshdsl.backends.emission import emit_compiled
-from meshdsl.backends.numpy_reference import made_up, run_reference, whole_specs
+from meshdsl.backends.numpy_reference import made_up, reference_step, whole_specs
 from meshdsl.backends.support.files import ArraysRefused, Refused, check_arrays, read_arrays
 from meshdsl.backends.support.values import Array, Spec
 from meshdsl.backends.verify import Comparison, compare_outputs, tolerances_of
@@ -31,13 +31,17 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a run yielded. `sent` holds (collectives, bytes) per device where they were counted."""
+    """What a run yielded. `sent` holds (collectives, bytes) per device where they were counted.
+
+    `updated` are the parameters and states after a training step, of engines that tell.
+    """
 
     outputs: dict[str, Array]
     seconds: float
     sent: tuple[tuple[int, int], ...] = ()
     disagreements: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    updated: Mapping[str, Array] = field(default_factory=dict)
 
 
 def run(made: Mapping[str, Any], engine: str, given: Given, budget: int | None = None) -> Result:
@@ -53,12 +57,12 @@ def run(made: Mapping[str, Any], engine: str, given: Given, budget: int | None =
     try:
         result = _ENGINES[engine](made, given, arrays)
     except RunError as error:
-        diagnostic = replace(error.diagnostic, span=_line_of(error.place, made["source"]))
+        diagnostic = replace(error.diagnostic, span=line_of(error.place, made["source"]))
         raise DiagnosticError(diagnostic) from error
-    return Result(result.outputs, result.seconds, result.sent, result.disagreements, notes)
+    return replace(result, notes=notes)
 
 
-def _line_of(place: str | None, source: Source) -> Span | None:
+def line_of(place: str | None, source: Source) -> Span | None:
     """The source line that a place such as `mlp.mdsl:15` names, without its indentation."""
     file, _, line = (place or "").rpartition(":")
     if file != source.name or not line.isdecimal():
@@ -138,7 +142,8 @@ def _run_local(made: Mapping[str, Any], given: Given, arrays: tuple[Any, Any]) -
     sent = tuple(
         (sum(calls.values()), int(done.wire_bytes(rank))) for rank, calls in enumerate(done.sent)
     )
-    return Result(done.outputs, done.seconds, sent, tuple(done.disagreements()))
+    disagreements = tuple(done.disagreements())
+    return Result(done.outputs, done.seconds, sent, disagreements, updated=done.updated)
 
 
 def _run_torchrun(made: Mapping[str, Any], given: Given, arrays: tuple[Any, Any]) -> Result:
@@ -156,8 +161,8 @@ def _run_reference(made: Mapping[str, Any], given: Given, arrays: tuple[Any, Any
     started = time.monotonic()
     sides = zip(_specs(made), arrays, strict=True)
     inputs, params = (made_up(specs, found, given.seed) for specs, found in sides)
-    outputs = run_reference(made["named"], inputs, params)
-    return Result(outputs, time.monotonic() - started)
+    outputs, updated = reference_step(made["named"], inputs, params, {})
+    return Result(outputs, time.monotonic() - started, updated=updated)
 
 
 _ENGINES = {"local": _run_local, "torchrun": _run_torchrun, "reference": _run_reference}

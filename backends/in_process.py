@@ -9,9 +9,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,8 @@ class LocalRun:
     """What a run yielded.
 
     `outputs` are whole arrays, `device_outputs` what each device holds of them. `sent` counts the
-    collectives of each device. bf16 values come as float32.
+    collectives of each device. `updated` are parameters and states after a training step. bf16
+    values come as float32.
     """
 
     outputs: dict[str, Array]
@@ -57,6 +58,7 @@ class LocalRun:
     specs: dict[str, Spec]
     mesh: dict[str, int]
     seconds: float
+    updated: dict[str, Array] = field(default_factory=dict)
 
     def wire_bytes(self, rank: int) -> int:
         """Bytes that device `rank` sends by ring algorithms."""
@@ -80,7 +82,9 @@ class Program(ModuleType):
     GROUPS: tuple[tuple[str, ...], ...]
     INPUTS: dict[str, Spec]
     PARAMS: dict[str, Spec]
+    STATES: dict[str, Spec]
     OUTPUTS: dict[str, Spec]
+    LOSS: str
     dist: Any
     device: Any
 
@@ -105,27 +109,55 @@ def run_local(
         raise LocalRunError("MD0704", message, help="choose a smaller mesh with --mesh")
     check_given(inputs or {}, program.INPUTS, "inputs")
     check_given(params or {}, program.PARAMS, "parameters")
-    given = local_tensors(program, program.INPUTS, inputs or {}, seed, devices)
-    learned = local_tensors(program, program.PARAMS, params or {}, seed, devices)
+    given = local_tensors(program.MESH, program.INPUTS, inputs or {}, seed, range(devices))
+    learned = local_tensors(program.MESH, program.PARAMS, params or {}, seed, range(devices))
+    states = getattr(program, "STATES", {})
+    kept = local_tensors(program.MESH, states, params or {}, seed, range(devices))
     dist = LocalDist(program.MESH, program.GROUPS, lines)
     program.dist = dist
     started = time.monotonic()
+
+    def call(rank: int) -> dict[str, torch.Tensor]:
+        values = (given[rank], learned[rank], *((kept[rank],) if states else ()))
+        outputs: dict[str, torch.Tensor] = program.device(rank, dist.groups(rank), *values)
+        return outputs
+
     with few_threads(devices):
-        found = Devices(program, dist, given, learned).run()
+        found = Devices(devices, dist, call).run()
     if found.failures:
         raise told(text, found.failures, found.errors, lines)
     held = tuple({n: as_array(t) for n, t in outputs.items()} for outputs in found.outputs)
     outputs = {n: assemble(n, spec, program.MESH, held) for n, spec in program.OUTPUTS.items()}
     seconds = time.monotonic() - started
-    return LocalRun(outputs, held, tuple(dist.sent), program.OUTPUTS, program.MESH, seconds)
+    made = LocalRun(outputs, held, tuple(dist.sent), program.OUTPUTS, program.MESH, seconds)
+    return replace(made, updated=_updated(program, states, learned, kept))
 
 
-def load(text: str) -> Program:
-    """Execute an emitted text as a module, not as the main program."""
+def _updated(
+    program: Program,
+    states: Mapping[str, Spec],
+    params: list[dict[str, torch.Tensor]],
+    kept: list[dict[str, torch.Tensor]],
+) -> dict[str, Array]:
+    """Parameters and states after a training step, whole; nothing of any other program."""
+    if not states:
+        return {}
+    found = {}
+    for specs, blocks in ((program.PARAMS, params), (states, kept)):
+        held = tuple({n: as_array(t) for n, t in block.items()} for block in blocks)
+        found.update({n: assemble(n, s, program.MESH, held) for n, s in specs.items()})
+    return found
+
+
+def load(text: str, above: int = 0) -> Program:
+    """Execute an emitted text as a module, not as the main program.
+
+    Its lines are numbered as if `above` others stood above it.
+    """
     program = Program("meshdsl_device_program")
     sys.modules[program.__name__] = program  # some decorators look their module up
     try:
-        exec(compile(text, FILE, "exec", dont_inherit=True), program.__dict__)
+        exec(compile("\n" * above + text, FILE, "exec", dont_inherit=True), program.__dict__)
     finally:
         del sys.modules[program.__name__]
     return program
@@ -140,34 +172,43 @@ def check_given(arrays: Mapping[str, Any], specs: Mapping[str, Spec], what: str)
 
 
 def local_tensors(
-    program: Program, specs: Mapping[str, Spec], arrays: Mapping[str, Any], seed: int, devices: int
+    mesh: dict[str, int],
+    specs: Mapping[str, Spec],
+    arrays: Mapping[str, Any],
+    seed: int,
+    ranks: Sequence[int],
 ) -> list[dict[str, torch.Tensor]]:
-    """What each device holds of the tensors in `specs`, in memory of its own."""
-    import torch
-
-    found: list[dict[str, torch.Tensor]] = [{} for _ in range(devices)]
+    """What each device of `ranks` holds of the tensors in `specs`, in memory of its own."""
+    found: list[dict[str, torch.Tensor]] = [{} for _ in ranks]
     for name, spec in specs.items():
         blocks: dict[str, torch.Tensor] = {}
-        for rank in range(devices):
-            part = local_part(spec, program.MESH, rank)
+        for rank, held in zip(ranks, found, strict=True):
+            part = local_part(spec, mesh, rank)
             if str(part) in blocks:
-                found[rank][name] = blocks[str(part)].clone()
+                held[name] = blocks[str(part)].clone()
                 continue
-            values = local_array(name, spec, arrays, seed, part)
-            dtype = getattr(torch, "bfloat16" if spec.dtype == "bf16" else str(values.dtype))
-            block = torch.from_numpy(np.array(values, order="C")).to(dtype)
-            found[rank][name] = blocks[str(part)] = block
+            block = as_tensor(local_array(name, spec, arrays, seed, part), spec)
+            held[name] = blocks[str(part)] = block
     return found
+
+
+def as_tensor(values: Array, spec: Spec) -> torch.Tensor:
+    """A block of a tensor, in memory of its own."""
+    import torch
+
+    dtype = getattr(torch, "bfloat16" if spec.dtype == "bf16" else str(values.dtype))
+    return torch.from_numpy(np.array(values, order="C")).to(dtype)
 
 
 def local_array(
     name: str, spec: Spec, arrays: Mapping[str, Any], seed: int, part: tuple[slice, ...]
 ) -> Array:
     """One block of one tensor: of the array that is given, or made up."""
-    if name not in arrays:
+    key = spec.key or name
+    if key not in arrays:
         return draw_part(spec, name, seed, part)
     try:
-        return cast(np.asarray(arrays[name][part]), spec.dtype)
+        return cast(np.asarray(arrays[key][part]), spec.dtype)
     except ValueError as error:
         raise LocalRunError("MD0501", f"{name}: {error}") from None
 
@@ -186,36 +227,38 @@ def few_threads(devices: int) -> Iterator[None]:
 
 
 class Devices:
-    """The threads of one run, and what came of them."""
+    """The threads of one run, each of which does `call(rank)`, and what came of them.
 
-    def __init__(
-        self,
-        program: Program,
-        dist: LocalDist,
-        inputs: list[dict[str, torch.Tensor]],
-        params: list[dict[str, torch.Tensor]],
-    ) -> None:
-        self.program, self.dist, self.inputs, self.params = program, dist, inputs, params
-        self.outputs: list[dict[str, torch.Tensor]] = [{} for _ in inputs]
+    `began` is when the devices were last known to be level with one another.
+    """
+
+    def __init__(self, count: int, dist: LocalDist, call: Callable[[int], Any]) -> None:
+        self.dist, self.call = dist, call
+        self.outputs: list[Any] = [{} for _ in range(count)]
+        self.began = 0.0
         self.failures: list[Failure] = []
         self.errors: dict[int, BaseException] = {}
-        self._left = len(inputs)
+        self._left = count
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._failed_at: float | None = None
         self._threads = [
             threading.Thread(target=self._device, args=(rank,), daemon=True, name=f"device {rank}")
-            for rank in range(len(inputs))
+            for rank in range(count)
         ]
+
+    def mark(self) -> None:
+        """Say that the devices begin something anew, such as the next step of a training run."""
+        self.began = time.monotonic()
 
     def run(self) -> Devices:
         """Run all devices to their ends; no thread is left behind that can be stopped."""
-        started = time.monotonic()
+        self.began = time.monotonic()
         try:
             for thread in self._threads:
                 thread.start()
             while not self._over.wait(0.05):
-                if self._failed_at is not None and self._is_late(started, self._failed_at):
+                if self._failed_at is not None and self._is_late(self._failed_at):
                     break
         except BaseException:
             self._give_up()
@@ -224,12 +267,12 @@ class Devices:
             self._give_up()
         return self
 
-    def _is_late(self, started: float, failed: float) -> bool:
+    def _is_late(self, failed: float) -> bool:
         """Whether devices still running have had time enough to come to where one failed.
 
         Sharing the cores, they may be behind by as long as the failed one ran.
         """
-        return time.monotonic() - failed > max(GRACE, failed - started)
+        return time.monotonic() - failed > max(GRACE, failed - self.began)
 
     def _give_up(self) -> None:
         """Release the devices that wait, and stop those that compute at their next statement."""
@@ -241,9 +284,12 @@ class Devices:
         self._over.wait(GRACE / 4)
 
     def _device(self, rank: int) -> None:
+        import torch
+
         failed = True
         try:
-            self.outputs[rank] = self._call(rank)
+            with torch.inference_mode():
+                self.outputs[rank] = self.call(rank)
             failed = False
         except Released:
             pass
@@ -255,15 +301,6 @@ class Devices:
                 self._left -= 1
                 if not self._left:
                     self._over.set()
-
-    def _call(self, rank: int) -> dict[str, torch.Tensor]:
-        import torch
-
-        with torch.inference_mode():
-            outputs: dict[str, torch.Tensor] = self.program.device(
-                rank, self.dist.groups(rank), self.inputs[rank], self.params[rank]
-            )
-        return outputs
 
     def _keep(self, rank: int, error: BaseException) -> None:
         line, loops = where(error.__traceback__)

@@ -10,7 +10,7 @@ import numpy as np
 from meshdsl.backends.failures import Failure, RunError, as_error
 from meshdsl.backends.support.indices import IndexOutOfRange
 from meshdsl.backends.support.values import Array, Spec, cast, draw_part
-from meshdsl.named.ir import Node, Op, Program, Repeat, TensorType, Value
+from meshdsl.named.ir import Node, Op, Program, Repeat, State, TensorType, Value
 from meshdsl.ops.opdef import NumpyCall, lookup
 
 Values = dict[Value, Array]
@@ -23,10 +23,25 @@ def run_reference(
 
     Raises RunError on an index out of range.
     """
+    return reference_step(program, inputs, params, {})[0]
+
+
+def reference_step(
+    program: Program,
+    inputs: Mapping[str, Array],
+    params: Mapping[str, Array],
+    states: Mapping[str, Array],
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The same, and what a training step makes of parameters and states, by their names.
+
+    A state that is not in `states` begins as it does in the first step.
+    """
     values: Values = {v: widened(inputs[v.label], v.type) for v in program.inputs}
     for param in program.params:
         assert param.value.name, "a parameter has a name"
         values[param.value] = widened(params[param.value.name], param.value.type)
+    for state in program.states:
+        values[state.value] = _begun(state, states, values)
     try:
         with np.errstate(all="ignore"):  # as torch: infinities and NaN, without a word
             _run(program.body, values)
@@ -34,7 +49,18 @@ def run_reference(
         code, message, details = as_error(Failure(0, "IndexOutOfRange", str(error)), None)
         details |= {"place": error.place, "device": None}
         raise RunError(code, message, **details) from error
-    return {output.name: values[output.value] for output in program.outputs}
+    updated = {str(u.old.name): values[u.new] for u in program.updates}
+    return {output.name: values[output.value] for output in program.outputs}, updated
+
+
+def _begun(state: State, states: Mapping[str, Array], values: Values) -> Array:
+    """A state as it is given, or as it is before the first step."""
+    name = str(state.value.name)
+    if name in states:
+        return widened(states[name], state.value.type)
+    if state.copies is not None:
+        return values[state.copies]
+    return widened(np.zeros(state.value.type.shape), state.value.type)
 
 
 def whole_specs(
@@ -101,13 +127,19 @@ def _apply(op: Op, values: Values) -> None:
 def _repeat(loop: Repeat, values: Values) -> None:
     for carry in loop.carries:
         values[carry.inside] = values[carry.init]
-    for index in range(loop.dim.size):
+    made: dict[Value, dict[int, Array]] = {c.outer: {} for c in loop.collected}
+    indices = range(loop.dim.size)
+    for index in reversed(indices) if loop.reverse else indices:
         for stack in loop.stacked:
             axis = stack.outer.type.index(loop.dim.name)
             values[stack.inside] = values[stack.outer].take(index, axis)
         _run(loop.body, values)
+        for item in loop.collected:
+            made[item.outer][index] = values[item.inside]
         # All at once: what is carried may be another's old value.
         carried = [values[carry.next] for carry in loop.carries]
         values.update(zip((c.inside for c in loop.carries), carried, strict=True))
     for carry in loop.carries:
         values[carry.result] = values[carry.inside]
+    for outer, slices in made.items():
+        values[outer] = np.stack([slices[index] for index in indices])

@@ -9,6 +9,7 @@ from meshdsl.backends.format_text import quoted, statement
 from meshdsl.backends.paste import Pasted
 from meshdsl.device.ir import Move, Program, Var, walk
 from meshdsl.named.ir import TensorType, Value
+from meshdsl.named.training import loss_name
 from meshdsl.placed.sbp import Placement
 
 Draws = Mapping[Value, tuple[object, ...]]
@@ -22,7 +23,9 @@ def head(program: Program, draws: Draws, pasted: Pasted) -> list[str]:
         *statement(f"GROUPS = {_tuple(_strings(axes) for axes in _groups(program))}"),
         *_table("INPUTS", [(v.value.label, v) for v in program.inputs], draws),
         *_table("PARAMS", [(p.value.name or "", p) for p in program.params], draws),
+        *_states(program, draws),
         *_table("OUTPUTS", list(program.outputs), {}),
+        *_loss(program),
     ]
     first = [text for text in pasted.texts if text.startswith("class Spec")]
     rest = [text for text in pasted.texts if not text.startswith("class Spec")]
@@ -64,23 +67,50 @@ def _groups(program: Program) -> list[tuple[str, ...]]:
     return sorted({move.step.axes for move in moves if move.step.moves})
 
 
+def _states(program: Program, draws: Draws) -> list[str]:
+    """What an optimizer keeps; a state that copies its parameter is drawn under that one's name."""
+    if not program.updates:
+        return []
+    copies = {s.value: s.copies for s in program.placed.named.states}
+    rows = []
+    for var in program.states:
+        copied = copies[var.value]
+        draw = ("zeros",) if copied is None else draws.get(copied)
+        rows.append((var.value.name or "", var, draw, copied.name if copied else None))
+    return _rows("STATES", [(key, _spec(var, draw, under)) for key, var, draw, under in rows])
+
+
+def _loss(program: Program) -> list[str]:
+    """The name of the output that is minimised."""
+    goal = program.placed.named.goal
+    if goal is None:
+        return []
+    return statement(f"LOSS = {quoted(loss_name(program.placed.named))}")
+
+
 # --- tables ------------------------------------------------------------------------------------
 
 
 def _table(name: str, items: list[tuple[str, Var]], draws: Draws) -> list[str]:
-    """A dict of `Spec`s, one entry a line."""
+    """A dict of `Spec`s of variables."""
+    return _rows(name, [(key, _spec(var, draws.get(var.value))) for key, var in items])
+
+
+def _rows(name: str, items: list[tuple[str, str]]) -> list[str]:
+    """A dict of texts, one entry a line."""
     if not items:
         return [f"{name} = {{}}"]
-    rows = (f"{quoted(key)}: {_spec(var, draws.get(var.value))}" for key, var in items)
+    rows = (f"{quoted(key)}: {text}" for key, text in items)
     lines = (line for row in rows for line in statement(row, 1, tail=","))
     return [f"{name} = {{", *lines, "}"]
 
 
-def _spec(var: Var, draw: tuple[object, ...] | None) -> str:
+def _spec(var: Var, draw: tuple[object, ...] | None, under: str | None = None) -> str:
     dims = _dict((d.name, str(d.size)) for d in var.value.type.dims)
     split = _dict((d, _strings(axes)) for d, axes in var.placement.splits)
     drawn = "" if draw is None else f", {_tuple(_literal(x) for x in draw)}"
-    return f'Spec("{var.value.type.dtype}", {dims}, {split}{drawn})'
+    key = "" if under is None else f", {quoted(under)}"
+    return f'Spec("{var.value.type.dtype}", {dims}, {split}{drawn}{key})'
 
 
 def _literal(value: object) -> str:

@@ -15,8 +15,8 @@ from meshdsl.backends.lines import Lines
 from meshdsl.backends.paste import library, paste
 from meshdsl.backends.torch_call import TorchText
 from meshdsl.backends.torch_head import head, inert, type_text
-from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Var
-from meshdsl.device.liveness import deaths
+from meshdsl.device.ir import Collected, Compute, Loop, Move, Node, Program, Var
+from meshdsl.device.liveness import deaths, kept_after, kept_inside, owners
 from meshdsl.device.names import Names
 from meshdsl.diagnostics import Span
 from meshdsl.named.ir import Value
@@ -52,6 +52,7 @@ class _Emitter:
         self.constants: dict[Var, str] = {}
         self.uses = _uses(program)
         self.fresh: set[Var] = set()
+        self.shown_outside = owners(program)
         self.shown: tuple[str, int] = ("", 0)
         # The last assignment: where its lines begin and end, the variable, the text.
         self.last: tuple[int, int, Var, str] | None = None
@@ -62,7 +63,8 @@ class _Emitter:
         top = head(self.program, self.draws, paste(self.used))
         lines = [(line, "") for line in top]
         lines += self.out.lines
-        call = "main(MESH, GROUPS, INPUTS, PARAMS, OUTPUTS, device)"
+        states = ", STATES" if self.program.updates else ""
+        call = f"main(MESH, GROUPS, INPUTS, PARAMS, OUTPUTS, device{states})"
         tail = ["", "", 'if __name__ == "__main__":', INDENT + call]
         lines += [(line, "") for line in tail]
         places = {n: place for n, (_, place) in enumerate(lines, 1) if place}
@@ -73,7 +75,8 @@ class _Emitter:
     def _device(self) -> None:
         out, program = self.out, self.program
         out.depth = 0
-        out.add("def device(rank, groups, inputs, params):")
+        trained = ", states" if program.updates else ""
+        out.add(f"def device(rank, groups, inputs, params{trained}):")
         out.depth = 1
         out.add(
             f'"""What device `rank` of {self.mesh.devices} does; the same text for all of them."""'
@@ -85,7 +88,11 @@ class _Emitter:
         for var in program.params:
             if self.uses[var]:
                 out.statement(f"{var.name} = params[{quoted(var.value.name or '')}]", _typed(var))
-        self._nodes(program.body, frozenset(var for _, var in program.outputs))
+        for var in program.states:
+            if self.uses[var]:
+                out.statement(f"{var.name} = states[{quoted(var.value.name or '')}]", _typed(var))
+        self._nodes(program.body, kept_after(program))
+        self._updates()
         self._return()
         out.lines[start:start] = self._coordinates()
 
@@ -165,7 +172,7 @@ class _Emitter:
         splits = {d: axes for v in (*node.ins, *node.outs) for d, axes in v.placement.splits}
         offsets = {d: self._offset(d, axes, node) for d, axes in splits.items()}
         return TorchText(
-            args=tuple(self.constants.get(v, v.name) for v in node.ins),
+            args=tuple(self._argument(v, i, node) for i, v in enumerate(node.ins)),
             constants=tuple(v in self.constants for v in node.ins),
             ins=tuple(v.local for v in node.ins),
             outs=tuple(v.local for v in node.outs),
@@ -178,6 +185,12 @@ class _Emitter:
             splits=frozenset(splits),
             used=self.used,
         )
+
+    def _argument(self, var: Var, index: int, node: Compute) -> str:
+        """The text of an operand; one that is overwritten and returned as well is copied first."""
+        if index in lookup(node.op.name).overwrites and var in self.shown_outside:
+            return f"{var.name}.clone()"
+        return self.constants.get(var, var.name)
 
     def _offset(self, dim: str, axes: tuple[str, ...], node: Compute) -> str:
         holders = [v for v in (*node.ins, *node.outs) if v.placement.axes_of(dim)]
@@ -290,21 +303,45 @@ class _Emitter:
             if carry.inside.name != carry.init.name:
                 init = self._tensor(carry.init)
                 self.out.statement(f"{carry.inside.name} = {init}", _typed(carry.inside))
-        self.out.add(f"for {node.index} in range({node.dim.size}):")
+        for made in node.collected:
+            self._room(made)
+        indices = f"range({node.dim.size})"
+        self.out.add(f"for {node.index} in {f'reversed({indices})' if node.reverse else indices}:")
         self.out.depth += 1
         for stack, inside in node.stacked:
-            position = stack.local.index(node.dim.name)
-            text = f"{stack.name}[{node.index}]"
-            if position:
-                text = f"{stack.name}.select({position}, {node.index})"
-            self.out.statement(f"{inside.name} = {text}", _typed(inside))
+            self.out.statement(f"{inside.name} = {self._slice_of(stack, node)}", _typed(inside))
         # What is made outside is needed again in the next trip: it is nobody's to overwrite inside.
         outside, self.fresh = self.fresh, set()
-        self._nodes(node.body, frozenset(c.next for c in node.carries))
-        self.fresh = outside
+        self._nodes(node.body, kept_inside(node))
+        self.fresh = outside | {c.outer for c in node.collected if not c.is_list}
+        for made in node.collected:
+            self._collect(made, node)
         self._carry(node)
         self.out.depth -= 1
         self.shown = ("", 0)
+
+    def _slice_of(self, stack: Var, node: Loop) -> str:
+        """The text of the current slice; lists that one loop reads from the end are used up."""
+        position = stack.local.index(node.dim.name)
+        if position:
+            return f"{stack.name}.select({position}, {node.index})"
+        if stack in self.program.lists and node.reverse and self.uses[stack] == 1:
+            return f"{stack.name}.pop()"
+        return f"{stack.name}[{node.index}]"
+
+    def _room(self, made: Collected) -> None:
+        """Where a loop puts what it collects."""
+        text = "[]"
+        if not made.is_list:
+            shape, dtype = list(made.outer.local.shape), made.outer.local.dtype.torch
+            text = f"torch.empty({shape}, dtype={dtype})"
+        self.out.statement(f"{made.outer.name} = {text}", _typed(made.outer))
+
+    def _collect(self, made: Collected, node: Loop) -> None:
+        text = f"{made.outer.name}[{node.index}] = {self._tensor(made.inside)}"
+        if made.is_list:
+            text = f"{made.outer.name}.append({self._tensor(made.inside)})"
+        self.out.statement(text)
 
     def _carry(self, node: Loop) -> None:
         """What the next trip begins with; all at once, since one may be another's old value."""
@@ -313,10 +350,20 @@ class _Emitter:
         if pairs:
             names, values = zip(*pairs, strict=True)
             self.out.statement(f"{', '.join(names)} = {', '.join(values)}")
-        elif not node.body and not node.stacked:
+        elif not node.body and not node.stacked and not node.collected:
             self.out.add("pass")
 
     # --- end ---------------------------------------------------------------------------------
+
+    def _updates(self) -> None:
+        """What the next step begins with."""
+        self.out.place = ""
+        if self.program.updates:
+            self.out.add()
+        params = set(self.program.params)
+        for old, new in self.program.updates:
+            where = "params" if old in params else "states"
+            self.out.statement(f"{where}[{quoted(old.value.name or '')}] = {self._tensor(new)}")
 
     def _return(self) -> None:
         self.out.place = ""
@@ -346,6 +393,7 @@ def _literal(value: object) -> str:
 
 def _uses(program: Program) -> Counter[Var]:
     uses: Counter[Var] = Counter(var for _, var in program.outputs)
+    uses.update(new for _, new in program.updates)
 
     def count(nodes: tuple[Node, ...]) -> None:
         for node in nodes:
@@ -357,6 +405,7 @@ def _uses(program: Program) -> Counter[Var]:
                 case Loop():
                     uses.update(stack for stack, _ in node.stacked)
                     uses.update(v for c in node.carries for v in (c.init, c.next))
+                    uses.update(c.inside for c in node.collected)
                     count(node.body)
 
     count(program.body)
@@ -365,7 +414,7 @@ def _uses(program: Program) -> Counter[Var]:
 
 def _names(program: Program) -> list[str]:
     """Every identifier that lowering has given out."""
-    found = [v.name for v in (*program.inputs, *program.params)]
+    found = [v.name for v in (*program.inputs, *program.params, *program.states)]
     found += list(program.coordinates.values())
 
     def collect(nodes: tuple[Node, ...]) -> None:
@@ -379,6 +428,7 @@ def _names(program: Program) -> list[str]:
                     found.append(node.index)
                     found.extend(c.inside.name for c in node.carries)
                     found.extend(v.name for _, v in node.stacked)
+                    found.extend(c.outer.name for c in node.collected)
                     collect(node.body)
 
     collect(program.body)

@@ -6,7 +6,7 @@ The command line and every other door go through `compile_source`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshdsl.device import ir as device
@@ -23,7 +23,10 @@ DEFAULT_POLICY = "optimal"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user chooses beside the file, named as on the command line; None: the default."""
+    """What a user chooses beside the file, named as on the command line; None: the default.
+
+    `evaluate` leaves out what `minimize` adds: gradients and update.
+    """
 
     program: str | None = None
     mesh: str | None = None
@@ -33,6 +36,7 @@ class Options:
     set_dims: Mapping[str, int] = field(default_factory=dict)
     dtype: str | None = None
     strict: bool = False
+    evaluate: bool = False
 
 
 def front(source: Source, set_dims: Mapping[str, int], diagnostics: Diagnostics) -> Declarations:
@@ -45,10 +49,18 @@ def front(source: Source, set_dims: Mapping[str, int], diagnostics: Diagnostics)
 
 
 def build_named(
-    declarations: Declarations, name: str | None, dtype: str | None, diagnostics: Diagnostics
+    declarations: Declarations,
+    name: str | None,
+    dtype: str | None,
+    diagnostics: Diagnostics,
+    evaluate: bool = False,
 ) -> named.Program:
-    """The named program called `name` (the only one for None), verified and simplified."""
+    """The named program called `name` (the only one for None), verified and simplified.
+
+    One with `minimize` becomes a training step, unless it is only to be evaluated.
+    """
     from meshdsl.named.simplify import simplify
+    from meshdsl.named.training import training_step, with_loss
     from meshdsl.named.verify import verify
 
     node = choose_program(declarations, name)
@@ -59,6 +71,16 @@ def build_named(
         from meshdsl.named.retype import retype
 
         program = retype(program, named.DTYPES[dtype])
+        if program.goal is not None:
+            program = replace(program, goal=program.goal.without_mixed())
+    verify(program)
+    program = simplify(program)
+    verify(program)
+    if program.goal is None:
+        return program
+    if evaluate:
+        return replace(with_loss(program), goal=None)
+    program = training_step(program)
     verify(program)
     program = simplify(program)
     verify(program)
@@ -135,7 +157,9 @@ Stage = Callable[[dict[str, Any], Options, Diagnostics], Any]
 
 STAGES: dict[str, Stage] = {
     "declarations": lambda made, o, d: front(made["source"], o.set_dims, d),
-    "named": lambda made, o, d: build_named(made["declarations"], o.program, o.dtype, d),
+    "named": lambda made, o, d: build_named(
+        made["declarations"], o.program, o.dtype, d, o.evaluate
+    ),
     "placed": lambda made, o, d: place_named(made["named"], made["declarations"], o, d),
     "device": lambda made, o, d: lower_placed(made["placed"]),
 }

@@ -27,7 +27,7 @@ from meshdsl.backends.support.values import Array, Spec, cast, draw, local_part
 GRACE = 0.5
 """Seconds that a failed process waits before it ends, so that others can tell theirs too."""
 
-Device = Callable[[int, dict[str, Any], dict[str, Any], dict[str, Any]], dict[str, torch.Tensor]]
+Device = Callable[..., dict[str, torch.Tensor]]
 
 
 class Process(NamedTuple):
@@ -45,8 +45,12 @@ def main(
     params: dict[str, Spec],
     outputs: dict[str, Spec],
     device: Device,
+    states: dict[str, Spec] | None = None,
 ) -> None:
-    """Run `device` as one process of many. Exits with 2 on a wrong command, 3 on a failure."""
+    """Run `device` as one process of many. Exits with 2 on a wrong command, 3 on a failure.
+
+    With `states` of an optimizer, that is one training step from their beginning.
+    """
     options = parse_options(mesh)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     started = time.monotonic()
@@ -55,6 +59,8 @@ def main(
         if options.out and rank == 0:
             check_writable(options.out, options.force)
         values = local_values(options, inputs, params, mesh, rank)
+        if states is not None:
+            values = (*values, begin_states(options, states, mesh, rank))
         process = Process(rank, options, start(rank, world))
         local = run_device(process, make_groups(mesh, groups, rank), values, device)
         found = show_outputs(process, mesh, outputs, local)
@@ -130,6 +136,18 @@ def local_values(
     return given, learned
 
 
+def begin_states(
+    options: argparse.Namespace, states: dict[str, Spec], mesh: dict[str, int], rank: int
+) -> dict[str, Array]:
+    """What an optimizer begins with; what copies a parameter is read from its file."""
+    file = read_arrays(options.params) if options.params else {}
+    found = {}
+    for name, spec in states.items():
+        given = file if spec.key and spec.key in file else None
+        found[name] = local_value(given, spec.key or name, spec, options.seed, mesh, rank)
+    return found
+
+
 def local_value(
     file: Mapping[str, Any] | None,
     name: str,
@@ -168,16 +186,16 @@ def start(rank: int, world: int) -> torch.device:
 def run_device(
     process: Process,
     groups: dict[str, Any],
-    values: tuple[dict[str, Array], dict[str, Array]],
+    values: tuple[dict[str, Array], ...],
     device: Device,
 ) -> dict[str, torch.Tensor]:
-    """The local outputs of this device."""
-    inputs, params = (
+    """The local outputs of this device. `values`: inputs, parameters, and states if there are."""
+    given = (
         {name: torch.from_numpy(array).to(process.where) for name, array in arrays.items()}
         for arrays in values
     )
     with torch.inference_mode():
-        return device(process.rank, groups, inputs, params)
+        return device(process.rank, groups, *given)
 
 
 def show_outputs(

@@ -28,13 +28,14 @@ class Spec(NamedTuple):
     `dims` maps each dim, in order, to its size. `split` maps a split dim to the mesh axes it is
     split over, outer first. `draw` says how to make up values: `("normal", std)`,
     `("uniform", a, b)`, `("zeros",)`, `("ones",)`, `("below", n)` for integers from 0 to n - 1,
-    `("coin",)` for booleans.
+    `("coin",)` for booleans; `key` names another tensor whose values it begins with.
     """
 
     dtype: str
     dims: dict[str, int]
     split: dict[str, tuple[str, ...]]
     draw: tuple[Any, ...] | None = None
+    key: str = ""
 
 
 def coordinates(mesh: dict[str, int], rank: int) -> dict[str, int]:
@@ -114,7 +115,7 @@ def draw_part(spec: Spec, name: str, seed: int, part: tuple[slice, ...]) -> Arra
     shape = tuple(p.stop - p.start for p in part)
     if spec.draw[0] in ("zeros", "ones"):
         return np.full(shape, spec.draw[0] == "ones", NUMPY_DTYPES[spec.dtype])
-    digest = hashlib.blake2b(f"{seed}\0{name}".encode(), digest_size=8).digest()
+    digest = hashlib.blake2b(f"{seed}\0{spec.key or name}".encode(), digest_size=8).digest()
     key = np.frombuffer(digest, "<u8").astype(np.uint64)
     values = np.empty(math.prod(shape), NUMPY_DTYPES[spec.dtype])
     for start in range(0, values.size, CHUNK):

@@ -16,29 +16,6 @@ CODES: tuple[Code, ...] = (
         "Compute it outside and pass the tensor as an input.",
     ),
     Code(
-        "MD0902",
-        "`grad` is not supported yet",
-        "Gradients as tensors are part of the language, and not built yet.",
-        f"{_MESH}program p(x[batch]) {{ return grad(sum(x), x) }}",
-        "Leave it out for now.",
-    ),
-    Code(
-        "MD0903",
-        "`minimize` is not supported yet",
-        "Training is part of the language, and not built yet.",
-        f"{_MESH}program p(x[batch]) {{\n  loss = sum(x)\n  return loss\n"
-        "  minimize loss with sgd(lr=0.1)\n}",
-        "Leave the statement out: the program itself compiles and runs.",
-    ),
-    Code(
-        "MD0904",
-        "`recompute` is not supported yet",
-        "Blocks that are computed again in the backward pass are part of the language, and not "
-        "built yet.",
-        f"{_MESH}program p(x[batch]) {{\n  recompute {{ y = relu(x) }}\n  return x\n}}",
-        "Write the statements without the block: values are the same.",
-    ),
-    Code(
         "MD0906",
         "cluster profiles are not supported yet",
         "`mesh … on PROFILE` names the hardware for costs in seconds, which are not built yet. It "

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from meshdsl.device.ir import Carry, Compute, Loop, Move, Node, Program, Var
+from meshdsl.device.ir import Carry, Collected, Compute, Loop, Move, Node, Program, Var
 from meshdsl.device.names import Names
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed import ir as placed
 from meshdsl.placed.choose import flops
 from meshdsl.placed.sbp import Placement
+from meshdsl.placed.storage import is_load
 
 
 def lower(program: placed.Program, taken: frozenset[str] = frozenset()) -> Program:
@@ -22,14 +23,19 @@ class _Lowering:
         self.names = Names(taken)
         self.vars: dict[placed.Tensor, Var] = {}
         self.stacks = _stacks(program.body)
+        self.read = _read(program)
+        self.lists: set[Var] = set()
 
     def program(self) -> Program:
         coordinates = {axis: self.names.fresh(axis) for axis in self.mesh.names}
         inputs = tuple(self._new(t) for t in self.source.inputs)
         params = tuple(self._new(p.tensor) for p in self.source.params)
+        states = tuple(self._new(t, (t.value.name or "").replace(".", "_")) for t in self.source.states)
         body = self._nodes(self.source.body)
         outputs = tuple((name, self.vars[t]) for name, t in self.source.outputs)
-        return Program(self.source, self.mesh, inputs, params, body, outputs, coordinates)
+        updates = tuple((self.vars[a], self.vars[b]) for a, b in self.source.updates)
+        made = (inputs, params, body, outputs, coordinates, states, updates)
+        return Program(self.source, self.mesh, *made, frozenset(self.lists))
 
     # --- variables ---------------------------------------------------------------------------
 
@@ -54,6 +60,8 @@ class _Lowering:
         found: list[Node] = []
         for node in nodes:
             match node:
+                case placed.Apply() if is_load(node.op):
+                    self.vars[node.outs[0]] = self.vars[node.ins[0]]
                 case placed.Apply():
                     found.append(self._apply(node))
                 case placed.Reshard():
@@ -106,7 +114,16 @@ class _Lowering:
             result = Var(inside.name, tensor.value, inside.placement, inside.local)
             self.vars[tensor] = result
             carries.append(Carry(init, inside, self.vars[carry.next], result))
-        return Loop(node.repeat.dim, index, tuple(carries), stacked, body, node.repeat.span)
+        collected = tuple(self._collected(*pair) for pair in node.collected)
+        loop = node.repeat
+        about = (loop.span, collected, loop.reverse, loop.phase)
+        return Loop(loop.dim, index, tuple(carries), stacked, body, *about)
+
+    def _collected(self, inside: placed.Tensor, outer: placed.Tensor) -> Collected:
+        var = self._new(outer)
+        if outer not in self.read:
+            self.lists.add(var)
+        return Collected(self.vars[inside], var, outer not in self.read)
 
 
 def _suffix(before: Placement, after: Placement) -> str:
@@ -115,6 +132,26 @@ def _suffix(before: Placement, after: Placement) -> str:
     if b > a or not after.splits:
         return "full"
     return "local" if a > b else "moved"
+
+
+def _read(program: placed.Program) -> set[placed.Tensor]:
+    """What is read as a whole, not only slice by slice."""
+    found = {t for _, t in program.outputs} | {new for _, new in program.updates}
+
+    def collect(nodes: tuple[placed.Node, ...]) -> None:
+        for node in nodes:
+            match node:
+                case placed.Apply():
+                    found.update(node.ins)
+                case placed.Reshard():
+                    found.add(node.source)
+                case placed.Loop():
+                    found.update(t for c in node.carries for t in (c.init, c.next))
+                    found.update(inside for inside, _ in node.collected)
+                    collect(node.body)
+
+    collect(program.body)
+    return found
 
 
 def _stacks(nodes: tuple[placed.Node, ...]) -> set[placed.Tensor]:

@@ -71,6 +71,15 @@ class Carry:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Collected:
+    """All iterations' `inside`. One that only loops read is a list, which nobody has to copy."""
+
+    inside: Var
+    outer: Var
+    is_list: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Loop:
     """`repeat dim`; `index` is the loop variable, `stacked` pairs of (stack, slice)."""
 
@@ -80,6 +89,9 @@ class Loop:
     stacked: tuple[tuple[Var, Var], ...]
     body: tuple[Node, ...]
     span: Span
+    collected: tuple[Collected, ...] = ()
+    reverse: bool = False
+    phase: str = "forward"
 
 
 Node = Compute | Move | Loop
@@ -87,7 +99,11 @@ Node = Compute | Move | Loop
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """The program of each device. `outputs` are in the order of `return`."""
+    """The program of each device. `outputs` are in the order of `return`.
+
+    `updates` are pairs of a parameter or state and what it becomes. `lists` are the variables that
+    hold a list of slices.
+    """
 
     placed: placed.Program
     mesh: Mesh
@@ -96,6 +112,9 @@ class Program:
     body: tuple[Node, ...]
     outputs: tuple[tuple[str, Var], ...]
     coordinates: dict[str, str]
+    states: tuple[Var, ...] = ()
+    updates: tuple[tuple[Var, Var], ...] = ()
+    lists: frozenset[Var] = frozenset()
 
 
 def walk(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[Compute | Move, int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Var
+from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Var, walk
 from meshdsl.ops.opdef import lookup
 
 LARGE = 1 << 20
@@ -38,7 +38,7 @@ def made(node: Node) -> tuple[Var, ...]:
             return node.outs
         case Move():
             return (node.target,)
-    return tuple(c.result for c in node.carries)
+    return (*(c.result for c in node.carries), *(c.outer for c in node.collected))
 
 
 def reads(node: Node) -> tuple[Var, ...]:
@@ -49,6 +49,7 @@ def reads(node: Node) -> tuple[Var, ...]:
         case Move():
             return (node.source,)
     inner = tuple(v for n in node.body for v in reads(n))
+    inner += tuple(c.inside for c in node.collected)
     return (*(c.init for c in node.carries), *(s for s, _ in node.stacked), *inner)
 
 
@@ -67,18 +68,33 @@ class Peak:
 def peak(program: Program) -> Peak:
     """The worst moment of one device: live local tensors, the buffers of collectives among them."""
     start = program.placed.named.span.line
-    outputs = frozenset(var for _, var in program.outputs)
-    return _block(program.body, outputs, {}, Peak(0, start))
+    outputs = kept_after(program)
+    # Gradients are counted apart: they own no memory here.
+    apart = gradients(program)
+    return _block(program.body, outputs, {}, Peak(0, start), apart)
+
+
+def kept_after(program: Program) -> frozenset[Var]:
+    """What is read when the last statement is done: outputs, and the new values of what is kept."""
+    return frozenset((*(v for _, v in program.outputs), *(new for _, new in program.updates)))
 
 
 def memory(program: Program) -> dict[str, int]:
-    """Bytes of one device: `params`, `inputs`, `activations` at the worst line, the `peak`."""
+    """Bytes of one device: what is kept by role, `activations` at the worst line, the `peak`.
+
+    Gradients of parameters count as held throughout, as they are held at the end of the backward
+    pass; versions on the way there are activations.
+    """
     params = sum(v.local.bytes for v in program.params)
+    state = sum(v.local.bytes for v in program.states)
     inputs = sum(v.local.bytes for v in program.inputs)
+    grads = sum(v.local.bytes for v in gradients(program))
     worst = peak(program)
-    total = params + inputs + worst.bytes
+    total = params + grads + state + inputs + worst.bytes
     return {
         "params": params,
+        "grads": grads,
+        "state": state,
         "inputs": inputs,
         "activations": worst.bytes,
         "peak": total,
@@ -86,10 +102,24 @@ def memory(program: Program) -> dict[str, int]:
     }
 
 
+def gradients(program: Program) -> frozenset[Var]:
+    """The gradients of parameters, as they settle."""
+    settled = {t.value: t.placement for t in program.placed.tensors if t.value.role == "grad"}
+    every = (v for node in program.body for v in made(node))
+    return frozenset(v for v in every if settled.get(v.value) == v.placement)
+
+
 def _block(
-    nodes: tuple[Node, ...], kept: frozenset[Var], base: dict[Var, Var], worst: Peak
+    nodes: tuple[Node, ...],
+    kept: frozenset[Var],
+    base: dict[Var, Var],
+    worst: Peak,
+    apart: frozenset[Var] = frozenset(),
 ) -> Peak:
-    """The worst moment of a block; `base` maps a view to the variable that owns its memory."""
+    """The worst moment of a block; `base` maps a view to the variable that owns its memory.
+
+    Variables `apart` are counted elsewhere.
+    """
     dying = deaths(nodes, kept)
     own = {v for node in nodes for v in made(node)}
     live: dict[Var, set[str]] = {}
@@ -97,7 +127,7 @@ def _block(
         for var in made(node):
             owner = _owner(node, var, base)
             # What a view shows of an input, or of something outside a loop, is counted there.
-            if owner in own:
+            if owner in own and owner not in apart:
                 live.setdefault(owner, set()).add(var.name)
         held = sum(v.local.bytes for v in live)
         inner = _loop(node, base) if isinstance(node, Loop) else Peak(0, node.span.line)
@@ -111,8 +141,13 @@ def _block(
     return worst
 
 
+def kept_inside(node: Loop) -> frozenset[Var]:
+    """What is read at the end of an iteration."""
+    return frozenset((*(c.next for c in node.carries), *(c.inside for c in node.collected)))
+
+
 def _loop(node: Loop, base: dict[Var, Var]) -> Peak:
-    kept = frozenset(c.next for c in node.carries)
+    kept = kept_inside(node)
     for stack, inside in node.stacked:
         base[inside] = base.get(stack, stack)
     return _block(node.body, kept, base, Peak(0, node.span.line))
@@ -120,12 +155,32 @@ def _loop(node: Loop, base: dict[Var, Var]) -> Peak:
 
 def _owner(node: Node, var: Var, base: dict[Var, Var]) -> Var:
     """Whose memory a new variable is: its own, or for views that of the operand."""
-    source: Var | None = None
-    if isinstance(node, Compute) and lookup(node.op.name).view and node.ins:
-        source = node.ins[0]
-    elif isinstance(node, Move) and node.step.kind == "slice":
-        source = node.source
+    source = _shown(node, var)
     if source is None:
         return var
     base[var] = base.get(source, source)
     return base[var]
+
+
+def owners(program: Program) -> frozenset[Var]:
+    """The variables whose memory outputs show."""
+    base: dict[Var, Var] = {}
+    for node, _ in walk(program.body):
+        for var in made(node):
+            _owner(node, var, base)
+    outputs = [var for _, var in program.outputs]
+    return frozenset((*outputs, *(base.get(v, v) for v in outputs)))
+
+
+def _shown(node: Node, var: Var) -> Var | None:
+    """The operand whose memory a variable shows, or was written into."""
+    source: Var | None = None
+    if isinstance(node, Compute):
+        opdef = lookup(node.op.name)
+        if opdef.view and node.ins:
+            source = node.ins[0]
+        elif opdef.overwrites:
+            source = node.ins[opdef.overwrites[node.outs.index(var)]]
+    elif isinstance(node, Move) and node.step.kind == "slice":
+        source = node.source
+    return source

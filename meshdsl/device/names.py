@@ -7,8 +7,8 @@ import keyword
 import re
 
 MODULE_NAMES = frozenset(
-    """np torch dist main device rank groups inputs params argparse os sys math json struct pathlib
-    MESH GROUPS INPUTS PARAMS OUTPUTS Spec F""".split()
+    """np torch dist main device rank groups inputs params states argparse os sys math json struct pathlib
+    MESH GROUPS INPUTS PARAMS STATES OUTPUTS LOSS Spec F""".split()
 )
 """Names that mean something in the emitted module."""
 

@@ -33,9 +33,13 @@ class _Printer:
             yield f"{INDENT}input  {_var(var)} = {var.value.name}"
         for var in program.params:
             yield f"{INDENT}param  {_var(var)} = {var.value.name}"
+        for var in program.states:
+            yield f"{INDENT}state  {_var(var)} = {var.value.name}"
         yield from self._nodes(program.body, 1)
         for name, var in program.outputs:
             yield f"{INDENT}return {name} = {var.name}"
+        for old, new in program.updates:
+            yield f"{INDENT}update {old.name} = {new.name}"
 
     def _nodes(self, nodes: tuple[Node, ...], depth: int) -> Iterator[str]:
         for node in nodes:
@@ -50,7 +54,8 @@ class _Printer:
 
     def _loop(self, node: Loop, depth: int) -> Iterator[str]:
         pad = INDENT * (depth + 1)
-        yield f"{INDENT * depth}repeat {node.dim.name} {node.dim.size} as {node.index}"
+        backwards = " from the last" if node.reverse else ""
+        yield f"{INDENT * depth}repeat {node.dim.name} {node.dim.size} as {node.index}{backwards}"
         for stack, inside in node.stacked:
             yield f"{pad}slice {_var(inside)} = {stack.name}[{node.index}]"
         for carry in node.carries:
@@ -58,6 +63,9 @@ class _Printer:
         yield from self._nodes(node.body, depth + 1)
         for carry in node.carries:
             yield f"{pad}next  {carry.inside.name} = {carry.next.name}"
+        for made in node.collected:
+            what = "list" if made.is_list else "stack"
+            yield f"{pad}{what}  {_var(made.outer)} = {made.inside.name}"
 
 
 def _var(var: Var) -> str:

@@ -9,11 +9,14 @@ def verify(program: Program) -> None:
     """Variables are assigned once, before they are read, with the shape their placement says."""
     names: set[str] = set(program.coordinates.values())
     known: set[Var] = set()
-    for var in (*program.inputs, *program.params):
+    for var in (*program.inputs, *program.params, *program.states):
         _define(var, known, names, program)
     _verify_nodes(program.body, known, names, program)
     for name, var in program.outputs:
         assert var in known, f"output {name} is not assigned"
+    for old, new in program.updates:
+        assert new in known, f"the update of {old.name} is not assigned"
+        assert new.local == old.local, f"{old.name} changes its shape"
 
 
 def _define(var: Var, known: set[Var], names: set[str], program: Program) -> None:
@@ -53,3 +56,6 @@ def _verify_loop(node: Loop, known: set[Var], names: set[str], program: Program)
         assert carry.next in inner, f"{carry.next.name} is not assigned"
         assert carry.result.name == carry.inside.name, "a carry changes its name"
         known.add(carry.result)
+    for made in node.collected:
+        assert made.inside in inner, f"{made.inside.name} is not assigned"
+        _define(made.outer, known, names, program)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -17,14 +17,19 @@ from meshdsl.named.ir import (
     Node,
     Op,
     Pin,
+    Program,
     Stacked,
     TensorType,
     Value,
+    results,
 )
+from meshdsl.named.rewrite import substitute
 from meshdsl.ops.opdef import OpError, lookup
 
 MAX_ELEMENTS = 2**63
 """Tensors have fewer elements than this."""
+
+NO_FIELDS: Mapping[str, Any] = {}
 
 MAX_OPERATORS = 50_000
 """Calls are inlined, so that a short text can mean a huge program; beyond this it is refused."""
@@ -89,6 +94,9 @@ class Builder:
         self.diagnostics = diagnostics
         self.frames = [Frame(None)]
         self.params: list[PendingParam] = []
+        self.phase = "forward"
+        self.block: int | None = None
+        self.nameless: set[Value] = set()
         self._depth: dict[Value, int] = {}
         self._operators = 0
 
@@ -103,9 +111,28 @@ class Builder:
         self.place(made, len(self.frames) - 1)
         return made
 
+    def adopt(self, program: Program) -> None:
+        """Continue `program` in the current block: its body is what has been built so far."""
+        frame = self.frames[-1]
+        entered = (*program.inputs, *(p.value for p in program.params))
+        for value in (*entered, *(v for node in program.body for v in results(node))):
+            self._depth.setdefault(value, len(self.frames) - 1)
+        frame.body.extend(program.body)
+
     def place(self, value: Value, depth: int) -> None:
         """Record that `value` is made inside `depth` loops."""
         self._depth[value] = depth
+
+    def carried(self, values: Iterable[Value], beyond: Value) -> Value | None:
+        """One of `values` that loops carry into which `beyond` comes from outside, or None."""
+        made = {v for node in self.frames[-1].body for v in results(node)}
+        slices = {v for frame in self.frames for v in frame.stacked.values()}
+        for value in values:
+            depth = self._depth.get(value, 0)
+            own = value in made or value in slices or depth >= len(self.frames)
+            if not own and depth > self._depth[beyond]:
+                return value
+        return None
 
     def reach(self, value: Value) -> Value:
         """`value` as it is seen in the innermost loop: sliced by the loops it comes into."""
@@ -139,10 +166,11 @@ class Builder:
         span: Span,
         scope: Scope,
         spans: tuple[Span, ...] = (),
+        fields: Mapping[str, Any] = NO_FIELDS,
     ) -> tuple[Value, ...]:
         """Append operator `name`; what it refuses becomes a diagnostic at `span`.
 
-        `spans` are where the operands stand, to point at their types.
+        `spans` are where the operands stand, to point at their types; `fields` go to the results.
         """
         try:
             types = lookup(name).infer(tuple(v.type for v in ins), attrs)
@@ -151,8 +179,8 @@ class Builder:
             related = tuple(Related(s, f"this is {v.type}") for s, v in notes if s != span)
             fail(error.code, error.message, span, *related, help=error.help)
         self._count(span)
-        outs = tuple(self.value(t, span, scope) for t in types)
-        op = Op(name, ins, outs, tuple(attrs.items()), span)
+        outs = tuple(self.value(t, span, scope, **fields) for t in types)
+        op = Op(name, ins, outs, tuple(attrs.items()), span, self.phase, self.block)
         self.frames[-1].body.append(op)
         return outs
 
@@ -178,8 +206,17 @@ class Builder:
     def assign(
         self, value: Value, name: str, pins: tuple[Pin, ...], span: Span, scope: Scope
     ) -> Value:
-        """Give `value` a name: the one just made is renamed, any other gets an identity."""
+        """Give `value` a name: the one just made is renamed, any other gets an identity.
+
+        Those in `nameless` are renamed wherever they were made in this block.
+        """
         body = self.frames[-1].body
+        if value in self.nameless:
+            self.nameless.remove(value)
+            named = replace(value, name=".".join((*scope.path, name)), pins=pins)
+            self.place(named, self._depth[value])
+            body[:] = substitute(body, {value: named})
+            return named
         last = body[-1] if body else None
         fresh = isinstance(last, Op) and last.outs == (value,) and value.name is None
         if not fresh:

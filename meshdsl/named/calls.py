@@ -50,16 +50,19 @@ class Calls:
         if name in scope.declarations.functions:
             self._note_shadowing(scope.declarations.functions[name])
             return self.inline(scope.declarations.functions[name], node, scope)
+        if name == "grad":
+            return self.program.goals.grad(node, scope)
         if name in LATER:
             help = "compute it outside and pass it as an input"
             fail(LATER[name], f"`{name}` is not supported yet", node.function.span, help=help)
         if name in load_all() and load_all()[name].surface.items != "view":
             return self.operator(load_all()[name], node, scope)
-        if name in prelude().functions:
+        if name in prelude().functions and name not in load_all():
             return self.inline(prelude().functions[name], node, scope)
         if name == "not":
             return (self.program.expressions.pointwise("logical_not", node.args, node.span, scope),)
-        known = [*scope.declarations.functions, *load_all(), *prelude().functions]
+        callable_ = [n for n, op in load_all().items() if op.surface.items != "view"]
+        known = [*scope.declarations.functions, *callable_, *prelude().functions]
         unknown_function(node.function, known)
 
     def _note_shadowing(self, function: ast.Function) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshdsl.diagnostics import DiagnosticError, Related, Span, counted, did_you_mean, fail
@@ -40,7 +41,6 @@ LATER = {
     "normal": "MD0901",
     "uniform": "MD0901",
     "dropout": "MD0901",
-    "grad": "MD0902",
 }
 """Operators of the language that are read but not built yet, and the code that says so."""
 
@@ -67,6 +67,13 @@ NEUTRAL = (("mul", 1), ("div", 1), ("add", 0), ("sub", 0))
 """Operators and right operands that change nothing: what defaults such as `g = 1.0` come to."""
 
 
+@dataclass(frozen=True, slots=True)
+class Given(ast.Ref):
+    """A value at hand where a name would stand: what the embedded language passes."""
+
+    operand: Operand
+
+
 class Expressions:
     """Evaluates expressions in a scope; what is made is appended to the builder."""
 
@@ -85,6 +92,9 @@ class Expressions:
 
     def evaluate(self, node: ast.Expr, scope: Scope) -> Operand:
         """The one value of `node`."""
+        if isinstance(node, Given):
+            found = node.operand
+            return self.builder.reach(found) if isinstance(found, Value) else found
         node = _maker_call(node, scope)
         if isinstance(node, ast.Call):
             results = self.program.calls.call(node, scope)
@@ -190,6 +200,8 @@ class Expressions:
 def _maker_call(node: ast.Expr, scope: Scope) -> ast.Expr:
     """`iota[seq]` is a call without `()`: it takes no tensors."""
     if not isinstance(node, ast.View) or not isinstance(node.tensor, ast.Ref):
+        return node
+    if isinstance(node.tensor, Given):
         return node
     name = node.tensor.name
     opdef = load_all().get(name.text)

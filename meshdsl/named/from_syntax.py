@@ -27,6 +27,7 @@ from meshdsl.named.builder import (
 from meshdsl.named.calls import Calls, mismatch
 from meshdsl.named.declarations import RESERVED_TENSORS, Declarations, unknown
 from meshdsl.named.expressions import Expressions
+from meshdsl.named.goals import Goals
 from meshdsl.named.ir import (
     DTYPES,
     Dim,
@@ -80,6 +81,7 @@ class ProgramBuilder:
         self.calls = Calls(self)
         self.views = Views(self)
         self.loops = Loops(self)
+        self.goals = Goals(self)
         self.inputs: list[Value] = []
         self.failures = 0
 
@@ -94,7 +96,8 @@ class ProgramBuilder:
         params = tuple(p for p in self.builder.params)
         body = tuple(frame.body)
         finished = finish_params(params, body)
-        return Program(node.name.text, tuple(self.inputs), finished, body, outputs, node.name.span)
+        made = (tuple(self.inputs), finished, body, outputs, node.name.span)
+        return Program(node.name.text, *made, goal=self.goals.goal)
 
     # --- inputs and outputs ------------------------------------------------------------------
 
@@ -195,11 +198,9 @@ class ProgramBuilder:
             case ast.Return():
                 return self._return(node, scope)
             case ast.Recompute():
-                help = "leave the block out: it changes memory, not values"
-                fail("MD0904", "`recompute` is not supported yet", node.span, help=help)
+                self.goals.recompute(node, scope)
             case ast.Minimize():
-                help = "leave it out: the program itself compiles and runs"
-                fail("MD0903", "`minimize` is not supported yet", node.span, help=help)
+                self.goals.minimize(node, scope)
         return None
 
     def _return(self, node: ast.Return, scope: Scope) -> _Returned:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshdsl.diagnostics import Span
@@ -127,6 +127,10 @@ class Value:
     subexpression.
     `path` holds the instance names of the calls it was made inside, outermost first; `functions`,
     in parallel, the names of the `def`s.
+    `role` is `activation`, `input`, `param`, `grad` (the gradient of a parameter) or `state` (of an
+    optimizer, and what its update computes on the way).
+    `follows` is the tensor whose rules bind this one too: of a gradient, what it is the gradient
+    of; of a state, its parameter.
     """
 
     type: TensorType
@@ -136,6 +140,7 @@ class Value:
     functions: tuple[str, ...] = ()
     pins: tuple[Pin, ...] = ()
     role: str = "activation"
+    follows: Value | None = None
 
     @property
     def label(self) -> str:
@@ -167,13 +172,19 @@ class Param:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op:
-    """One operator of the registry applied to values; `attrs` are known at compile time."""
+    """One operator of the registry applied to values; `attrs` are known at compile time.
+
+    `phase` is `forward`, `backward` or `update`. `block` numbers the `recompute` it stands in: what
+    the backward pass needs of it is computed again there.
+    """
 
     name: str
     ins: tuple[Value, ...]
     outs: tuple[Value, ...]
     attrs: tuple[tuple[str, Any], ...]
     span: Span
+    phase: str = "forward"
+    block: int | None = None
 
     @property
     def out(self) -> Value:
@@ -208,14 +219,29 @@ class Stacked:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Collected:
+    """A tensor made in every iteration, and all of them in one that has the loop's dim first."""
+
+    inside: Value
+    outer: Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Repeat:
-    """`repeat dim { body }`; values from outside without the dim are used inside as they are."""
+    """`repeat dim { body }`; values from outside without the dim are used inside as they are.
+
+    A loop of the backward pass is `reverse`: its index runs from the last to the first.
+    """
 
     dim: Dim
     carries: tuple[Carry, ...]
     stacked: tuple[Stacked, ...]
     body: tuple[Node, ...]
     span: Span
+    collected: tuple[Collected, ...] = ()
+    reverse: bool = False
+    phase: str = "forward"
+    block: int | None = None
 
 
 Node = Op | Repeat
@@ -231,8 +257,45 @@ class Output:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class State:
+    """A tensor that an optimizer keeps from step to step.
+
+    It begins with zeros, or `copies` its parameter: the same initial values, in its own dtype.
+    """
+
+    value: Value
+    copies: Value | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """What a training step makes of a parameter or a state: `old` is `new` in the next step."""
+
+    old: Value
+    new: Value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Goal:
+    """`minimize loss with optimizer`; `optimizer` is an `Optimizer` of `optimizers.py`."""
+
+    loss: Value
+    optimizer: Any
+    span: Span
+
+    def without_mixed(self) -> Goal:
+        """The same, all in one precision: what `--dtype` asks for."""
+        options = {**self.optimizer.options, "compute": None}
+        return replace(self, optimizer=replace(self.optimizer, options=options))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Program:
-    """A whole named program. `inputs`, `params` and `outputs` are in order of declaration."""
+    """A whole named program. `inputs`, `params` and `outputs` are in order of declaration.
+
+    One with a `goal` becomes a training step (`training.py`): `states` are the optimizer's,
+    `updates` what becomes of them and of the parameters.
+    """
 
     name: str
     inputs: tuple[Value, ...]
@@ -240,6 +303,16 @@ class Program:
     body: tuple[Node, ...]
     outputs: tuple[Output, ...]
     span: Span
+    states: tuple[State, ...] = ()
+    updates: tuple[Update, ...] = ()
+    goal: Goal | None = None
+
+
+def results(node: Node) -> tuple[Value, ...]:
+    """What a node leaves behind: the results of an operator, what a loop carried and collected."""
+    if isinstance(node, Op):
+        return node.outs
+    return (*(c.result for c in node.carries), *(c.outer for c in node.collected))
 
 
 def walk(nodes: tuple[Node, ...]) -> Iterator[Op]:

@@ -55,7 +55,8 @@ class Loops:
         )
         scope.names = outer | {n: c.result for n, c in zip(names, carries, strict=True)}
         stacked = self.builder.stacks(frame)
-        loop = Repeat(dim, carries, stacked, tuple(frame.body), node.span)
+        body, phase = tuple(frame.body), self.builder.phase
+        loop = Repeat(dim, carries, stacked, body, node.span, phase=phase, block=self.builder.block)
         self.builder.frames[-1].body.append(loop)
 
     def _carried(

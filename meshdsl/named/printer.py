@@ -91,9 +91,14 @@ class _Printer:
             yield f"{INDENT}input  {self._value(value)}"
         for param in program.params:
             yield f"{INDENT}param  {self._param(param)}"
+        for state in program.states:
+            begins = f"a copy of {self.numbers[state.copies]}" if state.copies else "zeros"
+            yield f"{INDENT}state  {self._value(state.value)} = {begins}"
         yield from self._nodes(program.body, 1)
         for output in program.outputs:
             yield f"{INDENT}return {output.name} = {self.numbers[output.value]}"
+        for update in program.updates:
+            yield f"{INDENT}update {self.numbers[update.old]} = {self.numbers[update.new]}"
 
     def _value(self, value: Value) -> str:
         pins = "".join(f" @{p.dim}:{'+'.join(p.axes) or 'none'}" for p in value.pins)
@@ -120,7 +125,8 @@ class _Printer:
 
     def _repeat(self, node: Repeat, depth: int) -> Iterator[str]:
         pad, n = INDENT * (depth + 1), self.numbers
-        yield f"{INDENT * depth}repeat {node.dim.name} {node.dim.size}"
+        backwards = " from the last" if node.reverse else ""
+        yield f"{INDENT * depth}repeat {node.dim.name} {node.dim.size}{backwards}"
         for item in node.stacked:
             yield f"{pad}slice {self._value(item.inside)} = {n[item.outer]}[{node.dim.name}]"
         for c in node.carries:
@@ -128,3 +134,5 @@ class _Printer:
         yield from self._nodes(node.body, depth + 1)
         for c in node.carries:
             yield f"{pad}next  {n[c.inside]} = {n[c.next]}; at the end {n[c.result]}"
+        for item in node.collected:
+            yield f"{pad}collect {self._value(item.outer)}[{node.dim.name}] = {n[item.inside]}"

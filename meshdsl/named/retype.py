@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshdsl.named.ir import Carry, DType, Node, Op, Output, Program, Repeat, Stacked, Value
+from meshdsl.named.ir import (
+    Carry,
+    Collected,
+    DType,
+    Node,
+    Op,
+    Output,
+    Program,
+    Repeat,
+    Stacked,
+    Value,
+)
 
 
 def retype(program: Program, dtype: DType) -> Program:
@@ -22,13 +33,17 @@ class _Retype:
         params = tuple(replace(p, value=self.value(p.value)) for p in program.params)
         body = self.nodes(program.body)
         outputs = tuple(Output(o.name, self.value(o.value), o.span) for o in program.outputs)
-        return replace(program, inputs=inputs, params=params, body=body, outputs=outputs)
+        goal = program.goal and replace(program.goal, loss=self.value(program.goal.loss))
+        made = replace(program, inputs=inputs, params=params, body=body, outputs=outputs)
+        return replace(made, goal=goal)
 
     def value(self, value: Value) -> Value:
         if value not in self.made:
             is_float = value.type.dtype.kind == "float"
             dtype = self.dtype if is_float else value.type.dtype
-            self.made[value] = replace(value, type=replace(value.type, dtype=dtype))
+            follows = value.follows and self.value(value.follows)
+            type_ = replace(value.type, dtype=dtype)
+            self.made[value] = replace(value, type=type_, follows=follows)
         return self.made[value]
 
     def nodes(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
@@ -47,4 +62,8 @@ class _Retype:
             Carry(*(self.value(v) for v in (c.init, c.inside, c.next, c.result)))
             for c in loop.carries
         )
-        return replace(loop, stacked=stacked, carries=carries, body=self.nodes(loop.body))
+        collected = tuple(
+            Collected(self.value(c.inside), self.value(c.outer)) for c in loop.collected
+        )
+        body = self.nodes(loop.body)
+        return replace(loop, stacked=stacked, carries=carries, body=body, collected=collected)

@@ -43,9 +43,9 @@ def _contracted(op: Op, made: dict[Value, Op], uses: Counter[Value]) -> tuple[Op
         return (op,)
     dims = (("dims", op.out.type.dims),)
     if not constants:
-        return (Op("einsum", tuple(tensors), op.outs, dims, op.span),)
+        return (replace(op, name="einsum", ins=tuple(tensors), attrs=dims),)
     value = replace(op.out, name=None, pins=())
-    made_ops = [Op("einsum", tuple(tensors), (value,), dims, op.span)]
+    made_ops = [replace(op, name="einsum", ins=tuple(tensors), outs=(value,), attrs=dims)]
     for constant in constants[:-1]:
         value = _scaled(made_ops, value, constant, replace(op.out, name=None, pins=()), op)
     _scaled(made_ops, value, constants[-1], op.out, op)
@@ -53,7 +53,7 @@ def _contracted(op: Op, made: dict[Value, Op], uses: Counter[Value]) -> tuple[Op
 
 
 def _scaled(ops: list[Op], value: Value, constant: Value, out: Value, op: Op) -> Value:
-    ops.append(Op("mul", (value, constant), (out,), (), op.span))
+    ops.append(replace(op, name="mul", ins=(value, constant), outs=(out,), attrs=()))
     return out
 
 
@@ -70,7 +70,7 @@ def _operands(value: Value, made: dict[Value, Op], uses: Counter[Value]) -> list
 
 
 def _uses(program: Program) -> Counter[Value]:
-    uses: Counter[Value] = Counter(o.value for o in program.outputs)
+    uses: Counter[Value] = Counter(_kept(program))
     _count(program.body, uses)
     return uses
 
@@ -82,6 +82,7 @@ def _count(nodes: tuple[Node, ...], uses: Counter[Value]) -> None:
             continue
         uses.update(s.outer for s in node.stacked)
         uses.update(v for c in node.carries for v in (c.init, c.next))
+        uses.update(c.inside for c in node.collected)
         _count(node.body, uses)
 
 
@@ -112,8 +113,14 @@ def _transposed(op: Op) -> Op:
 
 def drop_unused(program: Program) -> Program:
     """Without operators, loops, carries and slices whose results nobody reads."""
-    needed = {o.value for o in program.outputs}
+    needed = set(_kept(program))
     return replace(program, body=_needed_nodes(program.body, needed))
+
+
+def _kept(program: Program) -> list[Value]:
+    """What is read when all is done."""
+    kept = [o.value for o in program.outputs] + [u.new for u in program.updates]
+    return [*kept, program.goal.loss] if program.goal else kept
 
 
 def _needed_nodes(nodes: tuple[Node, ...], needed: set[Value]) -> tuple[Node, ...]:
@@ -129,12 +136,13 @@ def _needed_nodes(nodes: tuple[Node, ...], needed: set[Value]) -> tuple[Node, ..
 
 
 def _needed_loop(node: Repeat, needed: set[Value]) -> Repeat | None:
-    """The loop with the carries that are read after it, or that those need."""
+    """The loop with the carries that are read after it, or needed inside, and what it collects."""
     wanted = {c for c in node.carries if c.result in needed}
-    if not wanted:
+    collected = tuple(c for c in node.collected if c.outer in needed)
+    if not wanted and not collected:
         return None
     while True:
-        inner = {c.next for c in wanted}
+        inner = {c.next for c in wanted} | {c.inside for c in collected}
         body = _needed_nodes(node.body, inner)
         more = {c for c in node.carries if c.inside in inner} | wanted
         if more == wanted:
@@ -146,4 +154,4 @@ def _needed_loop(node: Repeat, needed: set[Value]) -> Repeat | None:
     needed.update(v for v in inner if v not in own)
     needed.update(s.outer for s in stacked)
     needed.update(c.init for c in carries)
-    return replace(node, carries=carries, stacked=stacked, body=body)
+    return replace(node, carries=carries, stacked=stacked, body=body, collected=collected)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from meshdsl.named.ir import Node, Op, Program, Repeat, Value
+from meshdsl.named.ir import Node, Op, Program, Repeat, TensorType, Value, results
 from meshdsl.ops.opdef import lookup
 
 
 def verify(program: Program) -> None:
     """Values are defined once, before use; operators' types are what their records say."""
-    known = {*program.inputs, *(p.value for p in program.params)}
-    assert len(known) == len(program.inputs) + len(program.params), "a value is entered twice"
+    entered = [*program.inputs, *(p.value for p in program.params)]
+    entered += [s.value for s in program.states]
+    known = set(entered)
+    assert len(known) == len(entered), "a value is entered twice"
     _verify_nodes(program.body, known)
+    for update in program.updates:
+        assert update.new in known, f"the update of {update.old.label} is not defined"
+        assert update.new.type == update.old.type, f"the update of {update.old.label} is another"
     for output in program.outputs:
         assert output.value in known, f"output {output.name} is not defined"
 
@@ -45,7 +50,11 @@ def _verify_loop(loop: Repeat, known: set[Value]) -> None:
     _verify_nodes(loop.body, inner)
     for carry in loop.carries:
         assert carry.next in inner, f"{carry.next.label} is not defined at the end of the loop"
-    _define(tuple(c.result for c in loop.carries), known)
+    for made in loop.collected:
+        assert made.inside in inner, f"{made.inside.label} is not defined in the loop"
+        dims = (loop.dim, *made.inside.type.dims)
+        assert made.outer.type == TensorType(dims, made.inside.type.dtype)
+    _define(results(loop), known)
 
 
 def _define(values: tuple[Value, ...], known: set[Value]) -> None:

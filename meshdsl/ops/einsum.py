@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from meshdsl.named.ir import I32, I64, Dim, TensorType
+from meshdsl.ops.arithmetic_gradients import einsum_gradient
 from meshdsl.ops.build import (
     BATCH,
     HIDDEN,
@@ -129,5 +130,6 @@ register(
         einsum_text,
         _SAMPLES,
         flops=_flops,
+        gradient=einsum_gradient,
     )
 )

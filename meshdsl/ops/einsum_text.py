@@ -34,7 +34,11 @@ def einsum_text(call: TorchCall) -> str:
     if shared <= set(target):
         return _product(call, target)
     terms = [_without_lone(call, i, (*target, *shared)) for i in range(2)]
-    return _matmul(call, terms, target) or _spelled(call, terms, target)
+    return (
+        _matmul(call, terms, target)
+        or _product_sum(call, terms, target)
+        or _spelled(call, terms, target)
+    )
 
 
 def _term(call: TorchCall, index: int) -> Term:
@@ -75,6 +79,20 @@ def _factor(call: TorchCall, index: int, target: Names) -> str:
         return call.aligned(index, call.outs[0].dims)
     term = _without_lone(call, index, target)
     return aligned(term.text, term.dims, target)
+
+
+def _product_sum(call: TorchCall, terms: list[Term], target: Names) -> str | None:
+    """`(a * b).sum(…)` where one operand has all dims of the other and they keep some in common.
+
+    A batched product of vectors is up to 60 times slower as `torch.einsum` (which copies, too).
+    """
+    large, small = sorted(terms, key=lambda term: -len(term.dims))
+    if not set(small.dims) <= set(large.dims) or not set(small.dims) & set(target):
+        return None
+    axes = [i for i, n in enumerate(large.dims) if n not in target]
+    product = f"({large.text} * {aligned(small.text, small.dims, large.dims)})"
+    text = sum_text(product, axes, len(large.dims), call.outs[0].dtype == I32)
+    return permuted(text, tuple(n for n in large.dims if n in target), target)
 
 
 # --- matmul ----------------------------------------------------------------------------------

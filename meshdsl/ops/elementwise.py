@@ -1,17 +1,29 @@
-"""Pointwise operators: broadcasting is by name, the result's dims are in order of first appearance.
-
-`gelu` is the exact erf form unless `approximate="tanh"` is given.
-"""
+"""Pointwise operators: broadcasting by name, the result's dims in order of first appearance."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from meshdsl.named.ir import BF16, BOOL, DTYPES, F32, F64, I32, I64, DType, TensorType
+from meshdsl.ops.arithmetic_gradients import (
+    add_gradient,
+    cast_gradient,
+    cos_gradient,
+    div_gradient,
+    extreme_gradient,
+    log_gradient,
+    mul_gradient,
+    neg_gradient,
+    pow_gradient,
+    rsqrt_gradient,
+    sqrt_gradient,
+    square_gradient,
+    sub_gradient,
+    where_gradient,
+)
 from meshdsl.ops.build import (
     BATCH,
     HIDDEN,
@@ -27,9 +39,11 @@ from meshdsl.ops.build import (
     swapped,
     tensor,
 )
+from meshdsl.ops.gradients import factor_of, passed
 from meshdsl.ops.opdef import (
     Attrs,
     Factors,
+    Gradient,
     NumpyCall,
     OpDef,
     OpError,
@@ -40,7 +54,6 @@ from meshdsl.ops.opdef import (
     register,
 )
 from meshdsl.ops.pointwise import (
-    UNARY,
     numpy_pointwise,
     pointwise,
     pointwise_samples,
@@ -87,12 +100,15 @@ def _extreme(function: str, bound: str) -> Callable[[TorchCall, list[str]], str]
     return write
 
 
-pointwise("add", 2, np.add, "{0} + {1}", said="+", linear=[(0, 1)], monotone=[0, 1])
+pointwise(
+    "add", 2, np.add, "{0} + {1}", said="+", linear=[(0, 1)], monotone=[0, 1],
+    gradient=add_gradient,
+)  # fmt: skip
 pointwise(
     "sub", 2, np.subtract, "{0} - {1}", said="-", linear=[(0, 1)], monotone=[0],
-    true_rows=_falling("B, P(max) -> P(min)", "B, P(min) -> P(max)"),
+    true_rows=_falling("B, P(max) -> P(min)", "B, P(min) -> P(max)"), gradient=sub_gradient,
 )  # fmt: skip
-pointwise("mul", 2, np.multiply, "{0} * {1}", said="*", linear=[(0,), (1,)])
+pointwise("mul", 2, np.multiply, "{0} * {1}", said="*", linear=[(0,), (1,)], gradient=mul_gradient)
 register(
     OpDef(
         "div",
@@ -103,19 +119,20 @@ register(
         torch_pointwise("{0} / {1}"),
         pointwise_samples(2, "float", "int"),
         exact=False,
+        gradient=div_gradient,
     )
 )
 pointwise(
     "pow", 2, np.power, _power_text, said="^", accept="float", exact=False,
-    values=("positive", "int"),
+    values=("positive", "int"), gradient=pow_gradient,
 )  # fmt: skip
 pointwise(
     "maximum", 2, np.maximum, _extreme("torch.maximum", "min"), monotone=[0, 1],
-    true_rows=swapped(_BOTH, "P(max), P(max) -> P(max)"),
+    true_rows=swapped(_BOTH, "P(max), P(max) -> P(max)"), gradient=extreme_gradient("gt", "ge"),
 )  # fmt: skip
 pointwise(
     "minimum", 2, np.minimum, _extreme("torch.minimum", "max"), monotone=[0, 1],
-    true_rows=swapped(_BOTH, "P(min), P(min) -> P(min)"),
+    true_rows=swapped(_BOTH, "P(min), P(min) -> P(min)"), gradient=extreme_gradient("lt", "le"),
 )  # fmt: skip
 
 # --- comparisons and logic -------------------------------------------------------------------
@@ -155,100 +172,57 @@ pointwise(
 # --- functions of one operand ----------------------------------------------------------------
 
 
-def _erf(x: Array) -> Array:
-    values = [math.erf(v) for v in x.ravel().tolist()]
-    return np.array(values, dtype=x.dtype).reshape(x.shape)
-
-
-def _sigmoid(x: Array) -> Array:
-    return np.asarray(0.5 * (1.0 + np.tanh(0.5 * x)))  # exp(-x) would overflow
-
-
-def _smooth(name: str, numpy: Any, torch: str, *, rises: bool = True, values: str = "int") -> None:
+def _smooth(
+    name: str,
+    numpy: Any,
+    torch: str,
+    gradient: Gradient,
+    *,
+    rises: bool = True,
+    values: str = "int",
+) -> None:
     """A function of floats that rounds; `rises`: it never falls."""
     pointwise(
         name, 1, numpy, torch, accept="float", exact=False, values=values,
-        monotone=[0] if rises else [],
+        monotone=[0] if rises else [], gradient=gradient,
     )  # fmt: skip
 
 
 pointwise(
     "neg", 1, np.negative, "-{0}", said="-", linear=[(0,)],
-    true_rows=_falling("P(max) -> P(min)", "P(min) -> P(max)"),
+    true_rows=_falling("P(max) -> P(min)", "P(min) -> P(max)"), gradient=neg_gradient,
 )  # fmt: skip
-pointwise("abs", 1, np.abs, "torch.abs({0})")
+pointwise(
+    "abs", 1, np.abs, "torch.abs({0})",
+    gradient=factor_of(lambda call: call.emit("sign", call.operand(0))),
+)  # fmt: skip
 pointwise("sign", 1, np.sign, "torch.sign({0})", monotone=[0])
-pointwise("square", 1, np.square, "torch.square({0})")
-pointwise("relu", 1, lambda x: np.maximum(x, 0), "torch.relu({0})", monotone=[0])
+pointwise("square", 1, np.square, "torch.square({0})", gradient=square_gradient)
 pointwise("floor", 1, np.floor, "torch.floor({0})", accept="float", monotone=[0], values="half")
-_smooth("tanh", np.tanh, "torch.tanh({0})")
-_smooth("sigmoid", _sigmoid, "torch.sigmoid({0})")
-_smooth("silu", lambda x: x * _sigmoid(x), "torch.nn.functional.silu({0})", rises=False)
-_smooth("exp", np.exp, "torch.exp({0})")
-_smooth("log", np.log, "torch.log({0})", values="positive")
-_smooth("sqrt", np.sqrt, "torch.sqrt({0})", values="positive")
-_smooth("sin", np.sin, "torch.sin({0})", rises=False)
-_smooth("cos", np.cos, "torch.cos({0})", rises=False)
-_smooth("erf", _erf, "torch.erf({0})")
-# Torch's own threshold of 20 would be wrong by 2e-9 in f64.
+_smooth("exp", np.exp, "torch.exp({0})", factor_of(lambda call: call.result()))
+_smooth("log", np.log, "torch.log({0})", log_gradient, values="positive")
+_smooth("sqrt", np.sqrt, "torch.sqrt({0})", sqrt_gradient, values="positive")
 _smooth(
-    "softplus",
-    lambda x: np.logaddexp(0, x),
-    "torch.nn.functional.softplus({0}, threshold=40.0)",
+    "sin",
+    np.sin,
+    "torch.sin({0})",
+    factor_of(lambda call: call.emit("cos", call.operand(0))),
+    rises=False,
 )
+_smooth("cos", np.cos, "torch.cos({0})", cos_gradient, rises=False)
 pointwise(
     "rsqrt", 1, lambda x: 1 / np.sqrt(x), "torch.rsqrt({0})", accept="float", exact=False,
     values="positive", true_rows=_falling("P(max) -> P(min)", "P(min) -> P(max)"),
+    gradient=rsqrt_gradient,
 )  # fmt: skip
 pointwise(
     "stop_gradient", 1, np.asarray, "{0}.detach()", accept="any", linear=[(0,)], monotone=[0],
     view=True,
 )  # fmt: skip
-pointwise("identity", 1, np.asarray, "{0}", accept="any", linear=[(0,)], monotone=[0], view=True)
-
-# --- gelu ------------------------------------------------------------------------------------
-
-
-def _gelu_numpy(call: NumpyCall, x: Array) -> Array:
-    if call.attrs["approximate"] == "tanh":
-        inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
-        return np.asarray(0.5 * x * (1 + np.tanh(inner)))
-    return np.asarray(0.5 * x * (1 + _erf(x / math.sqrt(2))))
-
-
-def _gelu_torch(call: TorchCall) -> str:
-    form = ', approximate="tanh"' if call.attrs["approximate"] == "tanh" else ""
-    return f"torch.nn.functional.gelu({call.tensor(0)}{form})"
-
-
-def _gelu_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
-    need_kind("gelu", "float", *ins)
-    if attrs["approximate"] not in ("none", "tanh"):
-        raise OpError(
-            "MD0213",
-            f"`gelu` knows no approximation {attrs['approximate']!r}",
-            'leave it out for the exact form, or write `approximate="tanh"`',
-        )
-    return ins
-
-
-register(
-    OpDef(
-        "gelu",
-        Surface("none", (1, 1), (("approximate", "none"),)),
-        _gelu_infer,
-        plain(),
-        _gelu_numpy,
-        _gelu_torch,
-        tuple(
-            sample(tensor(*dims), approximate=form)
-            for (dims,) in UNARY
-            for form in ("none", "tanh")
-        ),
-        exact=False,
-        flops=lambda sig: 8 * sig.outs[0].elements,
-    )
-)
+pointwise(
+    "identity", 1, np.asarray, "{0}", accept="any", linear=[(0,)], monotone=[0], view=True,
+    gradient=passed,
+)  # fmt: skip
 
 # --- where -----------------------------------------------------------------------------------
 
@@ -292,6 +266,7 @@ register(
         _where_torch,
         _where_samples(),
         true_rows=swapped(_BOTH, "B, P(max), P(max) -> P(max)", "B, P(min), P(min) -> P(min)"),
+        gradient=where_gradient,
     )
 )
 
@@ -354,5 +329,6 @@ register(
         view=True,
         flops=no_flops,
         true_rows={"P -> P": "a cast to a narrower dtype rounds; numpy's float64 does not show it"},
+        gradient=cast_gradient,
     )
 )

@@ -7,10 +7,12 @@ Indices are checked against the global size first.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from meshdsl.backends.support.indices import check_index
-from meshdsl.named.ir import BOOL, F32, I32, I64, Dim, TensorType
+from meshdsl.named.ir import BOOL, F32, I32, I64, Dim, TensorType, Value
 from meshdsl.ops.build import (
     BATCH,
     HIDDEN,
@@ -27,9 +29,11 @@ from meshdsl.ops.build import (
     sample,
     tensor,
 )
+from meshdsl.ops.gradients import with_dims
 from meshdsl.ops.makers import range_text
 from meshdsl.ops.opdef import (
     Attrs,
+    Backward,
     Factors,
     NumpyCall,
     OpDef,
@@ -165,6 +169,15 @@ def _along(call: TorchCall, index: str, names: tuple[str, ...], new: str = "") -
     return f"torch.take_along_dim({call.tensor(0)}, {text}, {call.ins[0].index(dim)})"
 
 
+def _gather_gradient(call: Backward) -> Mapping[int, Value]:
+    """Each row's parts added up; dims of the table that the cotangent lacks stay out."""
+    table, ids = call.ins
+    dim = call.attrs["dim"]
+    grad = with_dims(call, *ids.dims)
+    dims = tuple(d for d in table.dims if d == dim or grad.type.has(d.name))
+    return {0: call.emit("scatter_add", grad, call.operand(1), dim=dim, dims=dims)}
+
+
 _IDS = tensor(BATCH, SEQ, dtype=I32)
 _AT = ("int", "index:v")
 
@@ -193,6 +206,7 @@ register(
             sample(tensor(VOCAB, dtype=BOOL), _IDS, values=("bool", "index:v"), dim=VOCAB),
         ),
         flops=no_flops,
+        gradient=_gather_gradient,
     )
 )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 
 import numpy as np
 
-from meshdsl.named.ir import BOOL, I32, Dim, TensorType
+from meshdsl.named.ir import BOOL, I32, Dim, TensorType, Value
 from meshdsl.ops.build import (
     BATCH,
     HIDDEN,
@@ -25,8 +25,10 @@ from meshdsl.ops.build import (
     swapped,
     tensor,
 )
+from meshdsl.ops.gradients import with_dims
 from meshdsl.ops.opdef import (
     Attrs,
+    Backward,
     Factors,
     NumpyCall,
     OpDef,
@@ -122,6 +124,24 @@ def _concat_text(call: TorchCall) -> str:
     return f"torch.cat({tuple_text(parts)}, {call.outs[0].index(call.attrs['target'].name)})"
 
 
+def _concat_gradient(call: Backward) -> Mapping[int, Value]:
+    """The part of the cotangent that each operand became."""
+    target, start, found = call.attrs["target"], 0, {}
+    for i, source in enumerate(call.attrs["sources"]):
+        stop = start + source.size
+        if call.wanted(i):
+            found[i] = _part(call, target, start, stop, source)
+        start = stop
+    return found
+
+
+def _part(call: Backward, target: Dim, start: int, stop: int, source: Dim) -> Value:
+    """A slice of the cotangent; without the dim, all slices are equal."""
+    if not call.grad.type.has(target.name):
+        return call.grad
+    return call.emit("slice", call.grad, dim=target, start=start, stop=stop, target=source)
+
+
 def _joint_extremes(most: int) -> list[str]:
     """Rows where two or more of up to `most` operands are partial maxima, or minima."""
     found = []
@@ -167,6 +187,7 @@ register(
             "several partial operands come from as many reductions; one is enough",
             *_joint_extremes(3),
         ),
+        gradient=_concat_gradient,
     )
 )
 
@@ -226,6 +247,12 @@ def _padded(call: TorchCall, at: int, before: int, after: int, fill: str = "") -
     return f"torch.nn.functional.pad({call.tensor(0)}, {tuple_text(widths)}{fill})"
 
 
+def _pad_gradient(call: Backward) -> Mapping[int, Value]:
+    (source,), (target,) = call.attrs["source"], call.attrs["target"]
+    before = call.attrs["before"]
+    return {0: _part(call, target, before, before + source.size, source)}
+
+
 _OPTIONS = (("before", ...), ("after", ...), ("value", 0))
 _WIDE = Dim("wide", 7)
 
@@ -257,6 +284,7 @@ register(
             ),
         ),
         flops=no_flops,
+        gradient=_pad_gradient,
     )
 )
 
@@ -292,6 +320,11 @@ def _shift_text(call: TorchCall) -> str:
     return _padded(call, call.ins[0].index(dim.name), by, -by)
 
 
+def _shift_gradient(call: Backward) -> Mapping[int, Value]:
+    dim = call.attrs["dim"]
+    return {0: call.emit("shift", with_dims(call, dim), dim=dim, by=-call.attrs["by"])}
+
+
 register(
     OpDef(
         "shift",
@@ -307,5 +340,6 @@ register(
             sample(tensor(BATCH, SEQ, dtype=BOOL), values="bool", dim=SEQ, by=2),
         ),
         flops=no_flops,
+        gradient=_shift_gradient,
     )
 )

@@ -6,12 +6,12 @@ its definition of the same name in `prelude/` is used: primitives and a few smal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from meshdsl.named.ir import I32, Dim, TensorType
+from meshdsl.named.ir import I32, Dim, TensorType, Value
 from meshdsl.ops.build import (
     BATCH,
     HIDDEN,
@@ -28,10 +28,13 @@ from meshdsl.ops.build import (
     sample,
     tensor,
 )
+from meshdsl.ops.gradients import contracted, product
 from meshdsl.ops.indexing import checked_numpy, checked_text, need_indices
 from meshdsl.ops.opdef import (
     Attrs,
+    Backward,
     Factors,
+    Gradient,
     NumpyCall,
     OpDef,
     OpError,
@@ -59,8 +62,14 @@ def composite(
     monotone: Sequence[int] = (),
     exact: bool = False,
     cost: int = 5,
+    internal: bool = False,
+    gradient: Gradient | None = None,
 ) -> OpDef:
-    """Register a composite along `dim`, which is in no loop; `cost` is its flops per element."""
+    """Register a composite along `dim`, which is in no loop; `cost` is its flops per element.
+
+    An `internal` one cannot be called by name. Where its result is a float and it has no
+    `gradient`, that of its definition in the prelude is taken.
+    """
 
     def factors(sig: Signature) -> Factors:
         groups = tuple(frozenset(g) for g in linear(sig))
@@ -70,7 +79,7 @@ def composite(
     return register(
         OpDef(
             name,
-            Surface("dim", arity),
+            Surface("view" if internal else "dim", arity),
             infer,
             factors,
             numpy,
@@ -78,7 +87,8 @@ def composite(
             samples,
             exact=exact,
             composite=True,
-            flops=lambda sig: cost * sig.ins[0].elements,
+            flops=lambda sig: cost * max(t.elements for t in sig.ins),
+            gradient=gradient,
         )
     )
 
@@ -116,13 +126,35 @@ def _log_softmax_numpy(call: NumpyCall, x: Array) -> Array:
     return np.asarray(x - _logsumexp(x, _axis(call)))
 
 
+def softmax_numpy(x: Array, axis: int) -> Array:
+    """Softmax of `x` along `axis`."""
+    return np.asarray(np.exp(x - _logsumexp(x, axis)))
+
+
+def _from_result(name: str) -> Gradient:
+    """The gradient that the composite `name` makes of the cotangent, all of it, and the result."""
+
+    def gradient(call: Backward) -> Mapping[int, Value]:
+        grad = call.full(call.grad, call.outs[0].dims)
+        return {0: call.emit(name, grad, call.result(), dim=call.attrs["dim"])}
+
+    return gradient
+
+
+def _logsumexp_gradient(call: Backward) -> Mapping[int, Value]:
+    """The cotangent times the softmax, which the result gives without another reduction."""
+    share = call.emit("exp", call.emit("sub", call.operand(0), call.result()))
+    return {0: product(call, call.grad, share)}
+
+
 composite(
     "softmax",
     (1, 1),
     same_type("softmax", "float"),
-    lambda call, x: np.exp(_log_softmax_numpy(call, x)),
+    lambda call, x: softmax_numpy(x, _axis(call)),
     _along("torch.softmax"),
     _SAMPLES,
+    gradient=_from_result("softmax_grad"),
 )
 composite(
     "log_softmax",
@@ -131,6 +163,7 @@ composite(
     _log_softmax_numpy,
     _along("torch.log_softmax"),
     _SAMPLES,
+    gradient=_from_result("log_softmax_grad"),
 )
 composite(
     "logsumexp",
@@ -139,6 +172,7 @@ composite(
     lambda call, x: _logsumexp(x, _axis(call)).squeeze(_axis(call)),
     _along("torch.logsumexp"),
     _SAMPLES,
+    gradient=_logsumexp_gradient,
 )
 
 # --- argmax ----------------------------------------------------------------------------------
@@ -222,6 +256,26 @@ def _norm_linear(sig: Signature) -> Sequence[Sequence[int]]:
     return (tuple(range(1, len(sig.ins))),) if len(sig.ins) > 1 else ()
 
 
+def _norm_gradient(name: str) -> Gradient:
+    """One composite for x. Scale and shift take sums linear in a cotangent that may be partial."""
+
+    def gradient(call: Backward) -> Mapping[int, Value]:
+        dim, scales = call.attrs["dim"], range(1, min(2, len(call.ins)))
+        found = {}
+        if call.wanted(0):
+            grad = call.full(call.grad, call.outs[0].dims)
+            kept = [call.operand(i) for i in (0, *scales)]
+            found[0] = call.emit(f"{name}_grad", grad, *kept, dim=dim)
+        if len(call.ins) > 1 and call.wanted(1):
+            plain = call.emit(name, call.operand(0), dim=dim)
+            found[1] = contracted(call, 1, call.grad, plain)
+        if len(call.ins) > 2 and call.wanted(2):
+            found[2] = call.sized(call.grad, 2)
+        return found
+
+    return gradient
+
+
 def _norm_samples(most: int) -> tuple[Sample, ...]:
     cases: tuple[tuple[tuple[Dim, ...], Dim], ...] = (
         ((SEQ,), SEQ),
@@ -245,6 +299,7 @@ composite(
     linear=_norm_linear,
     monotone=[2],
     cost=8,
+    gradient=_norm_gradient("layer_norm"),
 )
 composite(
     "rms_norm",
@@ -254,6 +309,7 @@ composite(
     _norm_text("rms_norm", RMS_NORM_EPS),
     _norm_samples(2),
     linear=_norm_linear,
+    gradient=_norm_gradient("rms_norm"),
 )
 
 # --- cross-entropy ---------------------------------------------------------------------------
@@ -294,6 +350,11 @@ def _cross_entropy_text(call: TorchCall) -> str:
     return f'torch.nn.functional.cross_entropy({logits}, {index}, reduction="none"){suffix}'
 
 
+def _cross_entropy_gradient(call: Backward) -> Mapping[int, Value]:
+    kept = call.operand(0), call.operand(1)
+    return {0: call.emit("cross_entropy_grad", call.grad, *kept, dim=call.attrs["dim"])}
+
+
 def _targets(*dims: Dim, dtype: Any = I32) -> TensorType:
     return tensor(*dims, dtype=dtype)
 
@@ -313,4 +374,5 @@ composite(
         sample(tensor(VOCAB, SEQ), _targets(SEQ), values=("int", "index:v"), dim=VOCAB),
     ),
     cost=6,
+    gradient=_cross_entropy_gradient,
 )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from meshdsl.named.ir import Dim, TensorType
+from meshdsl.named.ir import Dim, TensorType, Value
 
 Attrs = Mapping[str, Any]
 ReduceOp = Literal["sum", "max", "min", "prod"]
@@ -157,6 +157,55 @@ class TorchCall(Protocol):
         """Ask for a function of the support library; returns the name to call it by."""
 
 
+class Backward(Protocol):
+    """One call to be differentiated. What is emitted here becomes part of the backward pass.
+
+    The gradient of a tensor has its dtype and no dims but its own. It lacks the dims along which it
+    is constant: pointwise operators broadcast by name, so nothing is made large before it must be.
+    """
+
+    @property
+    def ins(self) -> tuple[TensorType, ...]:
+        """Global types of the operands."""
+
+    @property
+    def outs(self) -> tuple[TensorType, ...]:
+        """Global types of the results."""
+
+    @property
+    def attrs(self) -> Attrs:
+        """The attributes of the operator."""
+
+    @property
+    def grad(self) -> Value:
+        """The gradient of the (only) result; some of its dims may be missing."""
+
+    def wanted(self, index: int) -> bool:
+        """Whether anybody needs the gradient of operand `index`."""
+
+    def operand(self, index: int) -> Value:
+        """Operand `index`. Asking for it keeps it until the backward pass (or recomputes it)."""
+
+    def result(self) -> Value:
+        """The result of the call; kept likewise."""
+
+    def emit(self, name: str, *operands: Value | float, **attrs: Any) -> Value:
+        """Apply an operator of one result; numbers take the dtype of the first tensor."""
+
+    def full(self, value: Value, dims: tuple[Dim, ...]) -> Value:
+        """`value` with all of `dims`, in this order: broadcast over those it lacks."""
+
+    def sized(self, value: Value, index: int) -> Value:
+        """What `value`, given per element of the result, comes to for operand `index`.
+
+        Summed over the dims that the operand does not have; of those, one that `value` lacks as
+        well counts with its size.
+        """
+
+
+Gradient = Callable[[Backward], Mapping[int, Value]]
+
+
 @dataclass(frozen=True, slots=True)
 class Surface:
     """How the language calls an operator: `name[items](args, options)`.
@@ -207,6 +256,12 @@ class OpDef:
     legal:   further condition on a whole multi-axis placement (views): (signature, splits of the
              operand, splits of the output) -> bool, where splits map dim -> product of axis sizes.
     true_rows: placements that hold numerically but are not declared, each with the reason why not.
+    gradient: call to be differentiated -> the gradient of every wanted operand, by index; an
+              operand that is not there has none (indices, conditions). None: constant almost
+              everywhere, or not of numbers.
+    overwrites: operands, one per output in order, that the torch text changes in place: output `i`
+              is operand `overwrites[i]`, which nobody may read afterwards. The numpy meaning
+              changes nothing.
     """
 
     name: str
@@ -223,6 +278,8 @@ class OpDef:
     legal: Callable[[Signature, Mapping[str, int], Mapping[str, int]], bool] | None = None
     true_rows: Mapping[str, str] = field(default_factory=dict)
     bind: Callable[[Attrs, tuple[TensorType, ...]], Attrs] | None = None
+    gradient: Gradient | None = None
+    overwrites: tuple[int, ...] = ()
 
 
 REGISTRY: dict[str, OpDef] = {}

@@ -20,7 +20,16 @@ from meshdsl.ops.build import (
     sample,
     tensor,
 )
-from meshdsl.ops.opdef import Attrs, NumpyCall, OpDef, Sample, Surface, TorchCall, register
+from meshdsl.ops.opdef import (
+    Attrs,
+    Gradient,
+    NumpyCall,
+    OpDef,
+    Sample,
+    Surface,
+    TorchCall,
+    register,
+)
 
 Text = str | Callable[[TorchCall, list[str]], str]
 NO_TRUE_ROWS: Mapping[str, str] = {}
@@ -42,11 +51,14 @@ def pointwise(
     values: str | tuple[str, ...] = "int",
     samples: tuple[Sample, ...] = (),
     true_rows: Mapping[str, str] = NO_TRUE_ROWS,
+    gradient: Gradient | None = None,
+    internal: bool = False,
 ) -> OpDef:
     """Register a pointwise operator on operands of one dtype.
 
     `numpy` takes aligned arrays. `torch` is a template over aligned texts, or a function of the
     call and those texts. `accept` is a key of `KINDS`; `result`, where given, the result's dtype.
+    An `internal` one cannot be called by name.
     """
 
     def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
@@ -58,7 +70,7 @@ def pointwise(
     return register(
         OpDef(
             name,
-            Surface("none", (arity, arity)),
+            Surface("view" if internal else "none", (arity, arity)),
             infer,
             plain(linear=linear, monotone=monotone),
             numpy_pointwise(numpy),
@@ -67,6 +79,7 @@ def pointwise(
             exact=exact,
             view=view,
             true_rows=true_rows,
+            gradient=gradient,
         )
     )
 
@@ -103,8 +116,9 @@ def pointwise_samples(arity: int, accept: str, values: str | tuple[str, ...]) ->
     kinds = "bool" if accept == "bool" else values
     shapes = {1: UNARY, 2: BINARY}[arity]
     found = [sample(*(tensor(*d, dtype=dtype) for d in dims), values=kinds) for dims in shapes]
-    if accept == "number":
-        found.append(sample(*(tensor(*d, dtype=I32) for d in shapes[0]), values=kinds))
+    other = {"number": I32, "any": F32}.get(accept)
+    if other is not None:
+        found.append(sample(*(tensor(*d, dtype=other) for d in shapes[0]), values=kinds))
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from meshdsl.named.ir import BOOL, I32, TensorType
+from meshdsl.named.ir import BOOL, I32, TensorType, Value
 from meshdsl.ops.build import (
     BATCH,
     HIDDEN,
@@ -27,9 +27,12 @@ from meshdsl.ops.build import (
     tensor,
 )
 from meshdsl.ops.einsum_text import sum_text
+from meshdsl.ops.gradients import number, passed, with_dims, zero_like
 from meshdsl.ops.opdef import (
     Attrs,
+    Backward,
     Factors,
+    Gradient,
     NumpyCall,
     OpDef,
     ReduceOp,
@@ -54,6 +57,7 @@ def reduction(
     linear: bool = False,
     exact: bool = True,
     true_rows: Mapping[str, str] | None = None,
+    gradient: Gradient | None = None,
 ) -> OpDef:
     """Register a reduction over `dims`; a part of a reduced dim yields a partial `op`.
 
@@ -82,6 +86,7 @@ def reduction(
             exact=exact,
             flops=lambda sig: sig.ins[0].elements,
             true_rows=true_rows or {},
+            gradient=gradient,
         )
     )
 
@@ -127,8 +132,16 @@ def _mean_text(call: TorchCall, positions: list[int]) -> str:
     return f"{call.tensor(0)}.mean({over})"
 
 
-reduction("sum", "sum", _over(np.sum), _sum_text, linear=True)
-reduction("mean", "sum", _mean_numpy, _mean_text, accept="float", linear=True, exact=False)
+def _mean_gradient(call: Backward) -> Mapping[int, Value]:
+    count = math.prod(d.size for d in call.attrs["dims"])
+    return {0: call.emit("div", call.grad, float(count))}
+
+
+reduction("sum", "sum", _over(np.sum), _sum_text, linear=True, gradient=passed)
+reduction(
+    "mean", "sum", _mean_numpy, _mean_text, accept="float", linear=True, exact=False,
+    gradient=_mean_gradient,
+)  # fmt: skip
 
 # --- maxima, products, quantifiers -----------------------------------------------------------
 
@@ -155,15 +168,37 @@ def _prod_text(call: TorchCall, positions: list[int]) -> str:
     return call.tensor(0) + "".join(f".prod({i}{tail})" for i in reversed(positions))
 
 
+def _extreme_gradient(call: Backward) -> Mapping[int, Value]:
+    """To the elements that attain the extreme, in equal shares (as `torch.amax`)."""
+    attains = call.emit("eq", call.operand(0), call.result())
+    ones = call.emit("cast", attains, dtype=call.ins[0].dtype)
+    count = call.emit("sum", ones, dims=call.attrs["dims"])
+    share = call.emit("div", call.grad, count)
+    return {0: call.emit("where", attains, share, zero_like(call, share))}
+
+
+def _prod_gradient(call: Backward) -> Mapping[int, Value]:
+    """The product of the others: the zeros are counted, and left out of the product."""
+    x, dims = call.operand(0), call.attrs["dims"]
+    dtype = x.type.dtype
+    is_zero = call.emit("eq", x, 0.0)
+    safe = call.emit("where", is_zero, number(call, 1.0, dtype), x)
+    zeros = call.emit("cast", is_zero, dtype=dtype)
+    no_other = call.emit("eq", zeros, call.emit("sum", zeros, dims=dims))
+    scaled = call.emit("mul", call.grad, call.emit("prod", safe, dims=dims))
+    others = call.emit("div", scaled, safe)
+    return {0: call.emit("where", no_other, others, zero_like(call, others))}
+
+
 reduction(
     "max", "max", _over(np.max), _method("max", "amax"),
-    true_rows=swapped(_OUTER, "P(max) -> P(max)"),
+    true_rows=swapped(_OUTER, "P(max) -> P(max)"), gradient=_extreme_gradient,
 )  # fmt: skip
 reduction(
     "min", "min", _over(np.min), _method("min", "amin"),
-    true_rows=swapped(_OUTER, "P(min) -> P(min)"),
+    true_rows=swapped(_OUTER, "P(min) -> P(min)"), gradient=_extreme_gradient,
 )  # fmt: skip
-reduction("prod", "prod", _over(np.prod), _prod_text, exact=False)
+reduction("prod", "prod", _over(np.prod), _prod_text, exact=False, gradient=_prod_gradient)
 reduction(
     "any", "max", _over(np.any), _method("any", "any"), accept="bool",
     true_rows=swapped(_OUTER, "P(max) -> P(max)"),
@@ -200,6 +235,11 @@ def _cumsum_text(call: TorchCall) -> str:
     return f"{call.tensor(0)}.cumsum({call.ins[0].index(call.attrs['dim'].name)}{dtype})"
 
 
+def _cumsum_gradient(call: Backward) -> Mapping[int, Value]:
+    dim = call.attrs["dim"]
+    return {0: call.emit("cumsum_grad", with_dims(call, dim), dim=dim)}
+
+
 register(
     OpDef(
         "cumsum",
@@ -213,5 +253,6 @@ register(
             sample(tensor(BATCH, SEQ, HIDDEN), dim=SEQ),
             sample(tensor(HIDDEN, SEQ, dtype=I32), dim=HIDDEN),
         ),
+        gradient=_cumsum_gradient,
     )
 )

@@ -1,4 +1,4 @@
-"""Views `x[…]`: rename, split, merge, transpose, pick, slice. They relabel or narrow.
+"""Views `x[…]`: rename, split, merge, transpose, broadcast. They relabel, or repeat by stride.
 
 A placement follows a dim through a split or merge as long as the outer parts are whole blocks:
 splitting `model -> (heads, key)`, the axes of `model` fall to `heads` until it is fully split, and
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from meshdsl.named.ir import BOOL, I32, Dim, TensorType
+from meshdsl.named.ir import I32, Dim, TensorType, Value
 from meshdsl.ops.build import (
     BATCH,
     HIDDEN,
@@ -20,8 +20,8 @@ from meshdsl.ops.build import (
     VOCAB,
     Array,
     Infer,
+    align,
     listed,
-    loops,
     need_dims,
     need_distinct,
     no_flops,
@@ -29,10 +29,13 @@ from meshdsl.ops.build import (
     sample,
     tensor,
 )
+from meshdsl.ops.gradients import passed, summed, with_dims
 from meshdsl.ops.opdef import (
     Attrs,
+    Backward,
     Factor,
     Factors,
+    Gradient,
     NumpyCall,
     OpDef,
     OpError,
@@ -42,19 +45,20 @@ from meshdsl.ops.opdef import (
     TorchCall,
     register,
 )
-from meshdsl.ops.text import aligned_tensor, indexed, tuple_text
+from meshdsl.ops.text import aligned_tensor, expanded, tuple_text
 
 Splits = Mapping[str, int]
 Legal = Callable[[Signature, Splits, Splits], bool]
 
 
-def _view(
+def view(
     name: str,
     infer: Infer,
     factors: Callable[[Signature], Factors],
     numpy: Callable[[NumpyCall, Array], Array],
     torch: Callable[[TorchCall], str],
     samples: tuple[Sample, ...],
+    gradient: Gradient,
     legal: Legal | None = None,
 ) -> OpDef:
     """Register a view of one tensor."""
@@ -70,11 +74,12 @@ def _view(
             view=True,
             flops=no_flops,
             legal=legal,
+            gradient=gradient,
         )
     )
 
 
-def _replaced(said: str, type_: TensorType, dim: Dim, into: Sequence[Dim]) -> TensorType:
+def replaced(said: str, type_: TensorType, dim: Dim, into: Sequence[Dim]) -> TensorType:
     """`type_` with `into` where `dim` was; MD0205 when that makes a dim occur twice."""
     at = type_.index(dim.name)
     dims = (*type_.dims[:at], *into, *type_.dims[at + 1 :])
@@ -82,7 +87,8 @@ def _replaced(said: str, type_: TensorType, dim: Dim, into: Sequence[Dim]) -> Te
     return TensorType(dims, type_.dtype)
 
 
-def _need_size(what: str, found: int, wanted: Dim) -> None:
+def need_size(what: str, found: int, wanted: Dim) -> None:
+    """MD0209 unless `found` is the size of `wanted`; `what` begins the message."""
     if found != wanted.size:
         raise OpError(
             "MD0209",
@@ -114,16 +120,21 @@ def _rename_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType
     pairs: tuple[tuple[Dim, Dim], ...] = attrs["pairs"]
     need_dims("rename", ins[0], [old for old, _ in pairs])
     for old, new in pairs:
-        _need_size(f"`{old}`", old.size, new)
+        need_size(f"`{old}`", old.size, new)
     renames = {old.name: new for old, new in pairs}
     dims = tuple(renames.get(d.name, d) for d in ins[0].dims)
     need_distinct("rename", dims)
     return (TensorType(dims, ins[0].dtype),)
 
 
+def _rename_gradient(call: Backward) -> Mapping[int, Value]:
+    pairs = [(new, old) for old, new in call.attrs["pairs"] if call.grad.type.has(new.name)]
+    return {0: call.emit("rename", call.grad, pairs=tuple(pairs)) if pairs else call.grad}
+
+
 _MEM = Dim("m", SEQ.size)
 
-_view(
+view(
     "rename",
     _rename_infer,
     lambda sig: _moved(sig, {old.name: new.name for old, new in sig.attrs["pairs"]}),
@@ -133,6 +144,7 @@ _view(
         sample(tensor(BATCH, SEQ), pairs=((SEQ, _MEM),)),
         sample(tensor(SEQ, BATCH, HIDDEN, dtype=I32), pairs=((SEQ, _MEM), (BATCH, Dim("c", 2)))),
     ),
+    _rename_gradient,
 )
 
 # --- split and merge -------------------------------------------------------------------------
@@ -161,7 +173,7 @@ def _split_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType,
             f"{sizes} is {found}",
             "use dims whose sizes multiply to it",
         )
-    return (_replaced("split", ins[0], dim, into),)
+    return (replaced("split", ins[0], dim, into),)
 
 
 def _parts_factors(sig: Signature, whole: Dim, parts: Sequence[Dim], splits: bool) -> Factors:
@@ -188,9 +200,17 @@ def _split_text(call: TorchCall) -> str:
     return f"{call.tensor(0)}.unflatten({at}, {tuple_text(into)})"
 
 
+def _split_gradient(call: Backward) -> Mapping[int, Value]:
+    """The parts merged; where the cotangent has none of them it is constant along the whole."""
+    dim, into = call.attrs["dim"], call.attrs["into"]
+    if not any(call.grad.type.has(d.name) for d in into):
+        return {0: call.grad}
+    return {0: call.emit("merge", with_dims(call, *into), dims=into, into=dim)}
+
+
 _HEADS, _KEY, _ROW = Dim("n", 4), Dim("k", 2), Dim("r", 2)
 
-_view(
+view(
     "split",
     _split_infer,
     lambda sig: _parts_factors(sig, sig.attrs["dim"], sig.attrs["into"], splits=True),
@@ -202,6 +222,7 @@ _view(
         sample(tensor(HIDDEN, VOCAB), dim=VOCAB, into=(_KEY, _ROW, BATCH)),
         sample(tensor(SEQ, dtype=I32), dim=SEQ, into=(Dim("one", 1), _HEADS)),
     ),
+    _split_gradient,
     _split_legal,
 )
 
@@ -210,10 +231,10 @@ def _merge_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType,
     dims, into = attrs["dims"], attrs["into"]
     need_dims("merge", ins[0], dims)
     said = listed([d.name for d in dims])
-    _need_size(f"the merge of {said}", math.prod(d.size for d in dims), into)
+    need_size(f"the merge of {said}", math.prod(d.size for d in dims), into)
     order = _merge_order(ins[0], dims)
     rest = TensorType(order, ins[0].dtype).without(*(d.name for d in dims[1:]))
-    return (_replaced("merge", rest, dims[0], (into,)),)
+    return (replaced("merge", rest, dims[0], (into,)),)
 
 
 def _merge_order(type_: TensorType, dims: Sequence[Dim]) -> tuple[Dim, ...]:
@@ -243,7 +264,14 @@ def _merge_text(call: TorchCall) -> str:
     return f"{text}.flatten({first}, {first + len(dims) - 1})" if len(dims) > 1 else text
 
 
-_view(
+def _merge_gradient(call: Backward) -> Mapping[int, Value]:
+    dims, into = call.attrs["dims"], call.attrs["into"]
+    if not call.grad.type.has(into.name):
+        return {0: call.grad}
+    return {0: call.emit("split", call.grad, dim=into, into=dims)}
+
+
+view(
     "merge",
     _merge_infer,
     lambda sig: _parts_factors(sig, sig.attrs["into"], sig.attrs["dims"], splits=False),
@@ -255,6 +283,7 @@ _view(
         sample(tensor(_HEADS, HIDDEN, _KEY), dims=(_KEY, _HEADS), into=VOCAB),
         sample(tensor(_KEY, _ROW, BATCH, dtype=I32), dims=(_KEY, _ROW, BATCH), into=VOCAB),
     ),
+    _merge_gradient,
     _merge_legal,
 )
 
@@ -270,7 +299,7 @@ def _transpose_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorT
     return (TensorType(attrs["dims"], ins[0].dtype),)
 
 
-_view(
+view(
     "transpose",
     _transpose_infer,
     plain(linear=[(0,)], monotone=[0]),
@@ -282,82 +311,37 @@ _view(
         sample(tensor(BATCH, SEQ, HIDDEN), dims=(BATCH, HIDDEN, SEQ)),
         sample(tensor(), dims=()),
     ),
+    passed,
 )
 
-# --- pick and slice --------------------------------------------------------------------------
+# --- broadcast -------------------------------------------------------------------------------
 
 
-def _pick_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
-    dim, index = attrs["dim"], attrs["index"]
-    need_dims("pick", ins[0], (dim,))
-    if not 0 <= index < dim.size:
-        raise OpError(
-            "MD0210",
-            f"index {index} is out of range for dim `{dim}` of size {dim.size}",
-            f"indices of `{dim}` run from 0 to {dim.size - 1}",
-        )
-    return (ins[0].without(dim.name),)
+def _broadcast_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    need_distinct("broadcast", attrs["dims"])
+    out = TensorType(attrs["dims"], ins[0].dtype)
+    need_dims("broadcast", out, ins[0].dims)
+    return (out,)
 
 
-def _pick_numpy(call: NumpyCall, x: Array) -> Array:
-    at = call.ins[0].index(call.attrs["dim"].name)
-    return np.asarray(np.take(x, call.attrs["index"], axis=at))
+def _broadcast_numpy(call: NumpyCall, x: Array) -> Array:
+    shape = call.local(call.outs[0]).shape
+    return np.broadcast_to(align(x, call.ins[0], call.outs[0].dims), shape)
 
 
-def _pick_text(call: TorchCall) -> str:
-    at = call.ins[0].index(call.attrs["dim"].name)
-    return indexed(call.tensor(0), at, call.attrs["index"])
-
-
-_view(
-    "pick",
-    _pick_infer,
+view(
+    "broadcast",
+    _broadcast_infer,
     plain(linear=[(0,)], monotone=[0]),
-    _pick_numpy,
-    _pick_text,
+    _broadcast_numpy,
+    lambda call: expanded(call, 0, call.outs[0].dims),
     (
-        sample(tensor(SEQ), dim=SEQ, index=1),
-        sample(tensor(BATCH, SEQ, HIDDEN), dim=SEQ, index=0),
-        sample(tensor(BATCH, HIDDEN, dtype=I32), dim=HIDDEN, index=5),
-        sample(tensor(HIDDEN, BATCH, dtype=BOOL), values="bool", dim=HIDDEN, index=2),
+        sample(tensor(SEQ), dims=(BATCH, SEQ)),
+        sample(tensor(SEQ), dims=(SEQ, BATCH)),
+        sample(tensor(HIDDEN, BATCH), dims=(BATCH, SEQ, HIDDEN)),
+        sample(tensor(), dims=(BATCH, SEQ)),
+        sample(tensor(), dims=()),
+        sample(tensor(BATCH, SEQ, dtype=I32), dims=(SEQ, BATCH)),
     ),
-)
-
-
-def _slice_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
-    dim, start, stop, target = (attrs[k] for k in ("dim", "start", "stop", "target"))
-    need_dims("slice", ins[0], (dim,))
-    if not 0 <= start < stop <= dim.size:
-        raise OpError(
-            "MD0210",
-            f"the slice {start}:{stop} does not lie in dim `{dim}` of size {dim.size}",
-            f"a slice holds at least one element, and 0 <= start < stop <= {dim.size}",
-        )
-    _need_size(f"the slice {start}:{stop}", stop - start, target)
-    return (_replaced("slice", ins[0], dim, (target,)),)
-
-
-def _slice_numpy(call: NumpyCall, x: Array) -> Array:
-    at = call.ins[0].index(call.attrs["dim"].name)
-    return x[(*(slice(None),) * at, slice(call.attrs["start"], call.attrs["stop"]))]
-
-
-def _slice_text(call: TorchCall) -> str:
-    at = call.ins[0].index(call.attrs["dim"].name)
-    return indexed(call.tensor(0), at, f"{call.attrs['start'] or ''}:{call.attrs['stop']}")
-
-
-_PART = Dim("part", 2)
-
-_view(
-    "slice",
-    _slice_infer,
-    lambda sig: Factors(loops(sig, without=(sig.attrs["target"].name,)), (frozenset({0}),), (0,)),
-    _slice_numpy,
-    _slice_text,
-    (
-        sample(tensor(SEQ), dim=SEQ, start=1, stop=3, target=_PART),
-        sample(tensor(BATCH, HIDDEN, SEQ), dim=HIDDEN, start=0, stop=2, target=_PART),
-        sample(tensor(HIDDEN, SEQ, dtype=I32), dim=SEQ, start=2, stop=4, target=_PART),
-    ),
+    summed,
 )

@@ -21,6 +21,7 @@ from meshdsl.placed.ir import Apply, Carry, Loop, Node, Parameter, Program, Resh
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.reshard import route
 from meshdsl.placed.sbp import Mesh, Placement, placement
+from meshdsl.placed.storage import is_load, is_loaded
 
 
 @dataclass(slots=True)
@@ -55,28 +56,30 @@ class Placer:
         self.policy = policy
         self.state = _State()
         self.returned = {o.value for o in program.outputs}
+        self.phase = "forward"
         self.causes: dict[Value, dict[str, tuple[str, Span]]] = {}
 
     def program(self) -> Program:
         """The placed program."""
         inputs = tuple(self._entering(v) for v in self.source.inputs)
-        params = tuple(
-            Parameter(p, self._enter(p.value, self._stored(p.value), 0)) for p in self.source.params
-        )
+        params = tuple(Parameter(p, self._stored(p.value)) for p in self.source.params)
+        states = tuple(self._stored(s.value) for s in self.source.states)
+        stored = {t.value: t for t in (*(p.tensor for p in params), *states)}
         for node in self.source.body:
             self._node(node)
         outputs = tuple((o.name, self._output(o)) for o in self.source.outputs)
+        updates = tuple(self._update(u, stored[u.old]) for u in self.source.updates)
         body = tuple(self.state.blocks[0])
         name = self.layout.name
-        tensors = tuple(self.state.settled.values())
-        made = (inputs, params, body, outputs, tensors, self.causes)
+        tensors = tuple(t for v, t in self.state.settled.items() if not is_loaded(v))
+        made = (inputs, params, body, outputs, tensors, self.causes, states, updates)
         return Program(self.source, self.mesh, name, self.policy, *made)
 
     # --- versions ----------------------------------------------------------------------------
 
-    def _wanted(self, value: Value, stored: bool = False) -> Placement:
+    def _wanted(self, value: Value) -> Placement:
         """What rules demand of a value, with the causes noted."""
-        binding = self.layout.bind(value, stored)
+        binding = self.layout.demand(value, value in self.returned)
         causes = {d: (str(r), r.span) for d, r in binding.causes.items() if binding.splits.get(d)}
         self.causes[value] = causes
         return binding.placement(self.mesh)
@@ -85,8 +88,9 @@ class Placer:
         """An input as the devices are given it."""
         return self._enter(value, self._wanted(value), 0)
 
-    def _stored(self, value: Value) -> Placement:
-        return self._wanted(value, stored=True)
+    def _stored(self, value: Value) -> Tensor:
+        """A parameter or a state as it is stored."""
+        return self._enter(value, self._wanted(value), 0)
 
     def _enter(self, value: Value, placed: Placement, depth: int) -> Tensor:
         tensor = Tensor(value, placed)
@@ -132,16 +136,6 @@ class Placer:
         versions.append(target)
         return target
 
-    def _use_params(self, op: named.Op) -> None:
-        """Bring stored parameters to what the computation uses, at their first use."""
-        for value in op.ins:
-            if value.role == "param" and len(self.state.versions[value]) == 1:
-                need = self._computed(value)
-                if need != self._latest(value).placement:
-                    ask = why.Ask("storage", f"`{op.name}` uses it so", op.span)
-                    made = self._version(value, need, ask)
-                    self.state.versions[value] = [made]
-
     def _computed(self, value: Value) -> Placement:
         return self.layout.bind(value).placement(self.mesh)
 
@@ -151,9 +145,23 @@ class Placer:
         if isinstance(node, named.Repeat):
             self._repeat(node)
             return
-        self._use_params(node)
+        self.phase = node.phase
+        if is_load(node):
+            self._load(node)
+            return
         for op in self._rewritten(node):
             self._apply(op)
+
+    def _load(self, op: named.Op) -> None:
+        """What is stored, brought to what the computation uses; the stored version stays alone."""
+        stored, want = self._latest(op.ins[0]), self._wanted(op.out)
+        made = self._enter(op.out, stored.placement, len(self.state.blocks) - 1)
+        self._emit(Apply(op, (stored,), (made,)))
+        used, self.causes[op.out] = self.causes[op.out], self.causes[op.ins[0]]
+        ask = why.Ask("storage", "the computation uses it so", op.span, phase=op.phase)
+        self._version(op.out, want, ask)
+        self.causes[op.out] = used
+        self._keep_only(op.out, want)
 
     def _rewritten(self, op: named.Op) -> tuple[named.Op, ...]:
         """The operator; an n-ary einsum in pairs; a composite whose own dim is split, expanded."""
@@ -187,7 +195,8 @@ class Placer:
     def _apply(self, op: named.Op) -> None:
         choices = self._choices(op, tuple(self._want(v) for v in op.outs))
         best = choices[0]
-        ask = why.Ask("operand", why.operator(op), op.span, why.runner_up(choices))
+        instead = why.runner_up(choices)
+        ask = why.Ask("operand", why.operator(op), op.span, instead, op.phase)
         needs = zip(op.ins, best.needs, strict=True)
         ins = tuple(self._version(v, need, ask) for v, need in needs)
         self._note_partial(op, best)
@@ -210,12 +219,12 @@ class Placer:
         return candidates(call_of(op), versions, wants, self.mesh, self.policy, forced)
 
     def _ask_result(self, value: Value, op: named.Op, choices: list[Choice]) -> why.Ask:
+        instead = why.runner_up(choices)
         if value in self.returned:
-            return why.Ask(
-                "output", f"`{value.label}` is returned", op.span, why.runner_up(choices)
-            )
+            who = f"`{value.label}` is returned"
+            return why.Ask("output", who, op.span, instead, op.phase)
         kind = {"immediate": "policy", "optimal": "plan"}.get(self.policy, "rule")
-        return why.Ask(kind, "", op.span, why.runner_up(choices))
+        return why.Ask(kind, "", op.span, instead, op.phase)
 
     def _keep_only(self, value: Value, target: Placement) -> None:
         kept = [t for t in self.state.versions[value] if t.placement == target]
@@ -254,6 +263,7 @@ class Placer:
         entry = len(self.state.blocks[-1])
         wants = {c.inside: partial.get(c.inside, self._carried(c)) for c in node.carries}
         inits = [self._carry_in(c, wants[c.inside], node) for c in node.carries]
+        self.phase = node.phase
         self.state.blocks.append([])
         depth = len(self.state.blocks) - 1
         stacked = tuple(self._stack(s, depth) for s in node.stacked)
@@ -265,23 +275,51 @@ class Placer:
             self._node(inner)
         natural = {c.inside: self._placements(c.next)[0] for c in node.carries}
         nexts = [self._carry_out(c, wants[c.inside], node) for c in node.carries]
+        kept = [self._kept(c, node) for c in node.collected]
         body = self.state.blocks.pop()
         results = [self._carry_result(c, wants[c.inside]) for c in node.carries]
         versions = zip(inits, insides, nexts, results, strict=True)
         carries = tuple(Carry(*v) for v in versions)
-        self._emit(Loop(node, carries, stacked, tuple(body)))
+        pairs = zip(kept, node.collected, strict=True)
+        collected = tuple((inside, self._collect(inside, item)) for inside, item in pairs)
+        self._emit(Loop(node, carries, stacked, tuple(body), collected))
+        for item in node.collected:
+            self._settle_collected(item.outer, node)
         return self._bytes(entry, results), natural
+
+    def _kept(self, item: named.Collected, node: named.Repeat) -> Tensor:
+        """The version that a loop collects."""
+        return self.state.versions[item.inside][0]
+
+    def _collect(self, inside: Tensor, item: named.Collected) -> Tensor:
+        """What a loop collects is placed as each part of it."""
+        self.causes[item.outer] = self.causes.get(item.inside, {})
+        if inside.placement.partial:
+            reasons = self.state.partial_why.get(item.inside, why.CARRIED)
+            self.state.partial_why[item.outer] = reasons
+        return self._enter(item.outer, inside.placement, len(self.state.blocks) - 1)
+
+    def _settle_collected(self, value: Value, node: named.Repeat) -> None:
+        """Bring what was collected to what rules demand of the whole."""
+        want = self._wanted(value)
+        here = self._latest(value).placement
+        if all(here.axes_of(d) == axes for d, axes in want.splits):
+            return
+        self._version(value, want, why.Ask("rule", "", node.span, phase=node.phase))
+        self._keep_only(value, want)
 
     def _carried(self, carry: named.Carry) -> Placement:
         """How a carried value is held when nothing speaks for holding it partial."""
         return self._wanted(carry.inside)
 
     def _carry_in(self, carry: named.Carry, want: Placement, node: named.Repeat) -> Tensor:
-        ask = why.Ask("carry", f"`{carry.inside.label}` enters `repeat {node.dim}` so", node.span)
+        who = f"`{carry.inside.label}` enters `repeat {node.dim}` so"
+        ask = why.Ask("carry", who, node.span, phase=node.phase)
         return self._version(carry.init, want, ask)
 
     def _carry_out(self, carry: named.Carry, want: Placement, node: named.Repeat) -> Tensor:
-        ask = why.Ask("carry", f"`{carry.next.label}` goes round `repeat {node.dim}` so", node.span)
+        who = f"`{carry.next.label}` goes round `repeat {node.dim}` so"
+        ask = why.Ask("carry", who, node.span, phase=node.phase)
         return self._version(carry.next, want, ask)
 
     def _carry_result(self, carry: named.Carry, want: Placement) -> Tensor:
@@ -295,7 +333,7 @@ class Placer:
         loop = next(d for d in item.outer.type.names if not item.inside.type.has(d))
         # Some operator may have wanted a version of it that is split along the loop.
         versions = self.state.versions[item.outer]
-        outer = next(t for t in reversed(versions) if not t.placement.axes_of(loop))
+        outer = next(t for t in _settled_first(versions) if not t.placement.axes_of(loop))
         inside = self._enter(item.inside, outer.placement.without_dim(loop), depth)
         self.causes[item.inside] = self.causes.get(item.outer, {})
         return outer, inside
@@ -314,6 +352,18 @@ class Placer:
     # --- outputs -----------------------------------------------------------------------------
 
     def _output(self, output: named.Output) -> Tensor:
-        want = self._computed(output.value)
+        value = output.value
+        want = self._computed(value) if value.role == "param" else self._wanted(value)
         ask = why.Ask("output", f"`{output.name}` is returned", output.span)
-        return self._version(output.value, want, ask)
+        return self._version(value, want, ask)
+
+    def _update(self, update: named.Update, old: Tensor) -> tuple[Tensor, Tensor]:
+        """What is stored and what it becomes, brought to where it is stored."""
+        who = f"the new `{update.old.label}` is stored so"
+        ask = why.Ask("update", who, update.new.span, phase="update")
+        return old, self._version(update.new, old.placement, ask)
+
+
+def _settled_first(versions: list[Tensor]) -> list[Tensor]:
+    """The version that a value settled in, then the latest ones."""
+    return [versions[0], *reversed(versions)]

@@ -25,10 +25,10 @@ class AnnotatedPlacer(Placer):
         self.annotations = annotations
         self.readers = _readers(program.body)
 
-    def _wanted(self, value: Value, stored: bool = False) -> Placement:
+    def _wanted(self, value: Value) -> Placement:
         found = self.annotations.of(value)
         if found is None:
-            return super()._wanted(value, stored)
+            return super()._wanted(value)
         placed, entry = found
         self.causes[value] = {d: (entry.span.text, entry.span) for d, _ in placed.splits}
         return placed

@@ -28,7 +28,7 @@ class Reshard:
     """`source` into `target` along `route`.
 
     `span` is the place that asked for it, `why` says what asked, `remedy` what would remove it.
-    `phase` is `forward`, or `output` for what is done for returned tensors only.
+    `phase` is that of what asked: `forward`, `backward`, `update`.
     """
 
     source: Tensor
@@ -61,12 +61,16 @@ class Carry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loop:
-    """A `repeat` on placed tensors. `stacked` are pairs (outside, its slice inside)."""
+    """A `repeat` on placed tensors.
+
+    `stacked` are pairs (outside, its slice inside); `collected` pairs (inside, all of them).
+    """
 
     repeat: names.Repeat
     carries: tuple[Carry, ...]
     stacked: tuple[tuple[Tensor, Tensor], ...]
     body: tuple[Node, ...]
+    collected: tuple[tuple[Tensor, Tensor], ...] = ()
 
 
 Node = Apply | Reshard | Loop
@@ -85,7 +89,8 @@ class Program:
     """A whole placed program.
 
     `tensors` are all values in the version they settle in, in order of definition; `causes` tells,
-    per value, which rule split which dim.
+    per value, which rule split which dim. `states` are an optimizer's as stored; `updates` pairs of
+    what is stored and what it becomes, placed alike.
     """
 
     named: names.Program
@@ -98,6 +103,8 @@ class Program:
     outputs: tuple[tuple[str, Tensor], ...]
     tensors: tuple[Tensor, ...]
     causes: dict[names.Value, dict[str, tuple[str, Span]]]
+    states: tuple[Tensor, ...] = ()
+    updates: tuple[tuple[Tensor, Tensor], ...] = ()
     proven: bool | None = None
 
 

@@ -22,7 +22,11 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIZE = re.compile(r"[0-9]{1,10}")
 
 ROLES = ("params", "grads", "state")
-GENERAL, ROLE, FUNCTION, TENSOR, PIN = range(5)
+GENERAL, STORED, ROLE, FUNCTION, TENSOR, PIN = range(6)
+
+
+_ROLE_OF = {"grad": ("grads",), "state": ("state",)}
+"""The selector of what is kept in a role, beside that of parameters."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,8 +75,9 @@ class Layout:
     extra: dict[str, Rule] = field(default_factory=dict)
 
     def bind(self, value: Value, stored: bool = False) -> Binding:
-        """The splits that rules demand of `value`; with `stored`, of a parameter as it is kept.
+        """The splits that rules demand of `value`; with `stored`, of one that is kept.
 
+        Gradients and states are kept as their parameter is, unless rules of their own say more.
         Raises MD0301 (does not divide), MD0302 (two dims on one axis), MD0303 (equally narrow
         rules).
         """
@@ -88,6 +93,25 @@ class Layout:
         self._check_divides(value, splits, chosen)
         return Binding(splits, {d: rule for d, (_, rule) in chosen.items()})
 
+    def demand(self, value: Value, returned: bool = False) -> Binding:
+        """The splits of `value` where it is: as it is stored, if it is, else as it is computed.
+
+        A gradient is stored as it appears where it is `returned` or a `grads:` rule speaks of it.
+        """
+        return self.bind(value, self.is_stored(value, returned))
+
+    def is_stored(self, value: Value, returned: bool) -> bool:
+        """Whether rules for what is kept bind a value where it is made."""
+        if value.role == "grad":
+            return returned or self._has_rule("grads", value)
+        return value.role == "state" or (value.role == "param" and value.follows is None)
+
+    def _has_rule(self, role: str, value: Value) -> bool:
+        return any(
+            rule.selector == (role,) and value.type.has(rule.dim) and self._exists(rule.axes)
+            for rule in self.rules
+        )
+
     def also(self, dim: Dim, axes: tuple[str, ...], span: Span) -> None:
         """Rule a dim that the compiler made up (the blocks of a split dim)."""
         self.extra[dim.name] = Rule((), dim.name, axes, False, span)
@@ -98,8 +122,8 @@ class Layout:
                 level = self._level(rule, value, stored)
                 if level is not None:
                     yield level, rule
-        for pin in value.pins:
-            if self._exists(pin.axes):
+        for pin in value.pins or (value.follows or value).pins:
+            if self._exists(pin.axes) and value.type.has(pin.dim):
                 yield PIN, Rule((value.label,), pin.dim, pin.axes, False, pin.span)
 
     def _exists(self, axes: tuple[str, ...]) -> bool:
@@ -110,8 +134,11 @@ class Layout:
         if not rule.selector:
             return GENERAL
         if rule.selector[0] in ROLES:
-            return ROLE if stored and rule.selector == ("params",) else None
-        return selects(rule.selector, value)
+            if not stored or rule.selector not in (("params",), _ROLE_OF.get(value.role)):
+                return None
+            return STORED if rule.selector == ("params",) else ROLE
+        levels = [selects(rule.selector, v) for v in (value, value.follows) if v is not None]
+        return max((level for level in levels if level is not None), default=None)
 
     def _equally_narrow(self, value: Value, first: Rule, second: Rule) -> None:
         if first.axes == second.axes:

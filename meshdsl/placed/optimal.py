@@ -23,10 +23,14 @@ from meshdsl.placed.plan import Combination, Decision, Plan
 from meshdsl.placed.reshard import Route, route
 from meshdsl.placed.sbp import Component, Mesh, Partial, Placement, Split, placement
 from meshdsl.placed.signatures import Row
-from meshdsl.placed.zero_one import ZeroOne
+from meshdsl.placed.storage import is_load
+from meshdsl.placed.zero_one import TooManyVariables, ZeroOne
+
+WIDE_VARIABLES = 8_000
+"""Beyond this many, splits on free axes are only those that some rule knows."""
 
 MOST_VARIABLES = 60_000
-"""Beyond this many the exact search is not tried."""
+"""Beyond this many the search is not tried at all."""
 
 MOST_OPERATORS = 400
 """Beyond this many operators it is not tried either."""
@@ -42,8 +46,11 @@ def solve(program: named.Program, layout: Layout) -> Plan | None:
     """The plan that sends the fewest bytes; None where the search is too large or too slow.
 
     `program` is rewritten: it has no composite whose own dim a rule splits, and no n-ary einsum.
+    Where splits along every dim are too many, only those that rules know are considered, and the
+    plan is not proven least.
     """
-    return Model(program, layout).plan()
+    plan = Model(program, layout).plan()
+    return plan or Model(program, layout, narrow=True).plan()
 
 
 class Model:
@@ -51,15 +58,17 @@ class Model:
 
     most_combinations = MOST_VARIABLES
 
-    def __init__(self, program: named.Program, layout: Layout) -> None:
-        self.program = program
+    def __init__(self, program: named.Program, layout: Layout, narrow: bool = False) -> None:
+        self.program, self.narrow = program, narrow
         self.layout = layout
         self.mesh: Mesh = layout.mesh
+        self.returned_values = {o.value for o in program.outputs}
+        self.known = {(rule.dim, axis) for rule in layout.rules for axis in rule.axes}
         # Where no rule splits anything nothing is partial either: such axes are left alone.
         ruled = self._ruled_axes()
         self.axes = tuple(a for a, n in self.mesh.axes if n > 1 and a in ruled)
         self.ops = self._arising()
-        self.lp = ZeroOne()
+        self.lp = ZeroOne(MOST_VARIABLES if narrow else WIDE_VARIABLES)
         self.trips: dict[Value, int] = {}
         self.fixed: dict[Value, Placement] = {}
         self.combinations: dict[Op, list[Combination]] = {}
@@ -68,12 +77,18 @@ class Model:
         self.available: dict[Value, dict[Placement, list[int]]] = {}
         self.readers: dict[Value, set[Placement]] = {}
         self.carries: list[named.Carry] = []
+        self.sliced: dict[Value, set[str]] = {}
+        self.shared: list[tuple[Value, Value]] = []
+        self.collected: list[named.Collected] = []
 
     def plan(self) -> Plan | None:
         """The least plan; None where the search is too large or too slow."""
-        if sum(1 for _ in named.walk(self.program.body)) > MOST_OPERATORS or not self.build():
+        if sum(1 for _ in named.walk(self.program.body)) > MOST_OPERATORS:
             return None
-        return self.solve()
+        try:
+            return self.solve() if self.build() else None
+        except TooManyVariables:
+            return None
 
     def _arising(self) -> set[ReduceOp]:
         """Operations of the partial values that can come about: sums, and what reduces here."""
@@ -88,23 +103,24 @@ class Model:
         """Set up the program; False when it would be too large."""
         for value in self.program.inputs:
             self._fix(value, self._ruled(value), 1)
-        for param in self.program.params:
-            self._fix(param.value, self._ruled(param.value), 1)
+        for value in (*(p.value for p in self.program.params), *_states(self.program)):
+            self._fix(value, self._ruled(value), 1)
         self._collect(self.program.body, 1)
         size = sum(len(c) for c in self.combinations.values())
         if size > self.most_combinations:
             return False
         self._settle_all()
         self._read_all()
-        return len(self.lp.costs) <= MOST_VARIABLES
+        return True
 
     def _ruled_axes(self) -> set[str]:
         values = [*self.program.inputs, *(p.value for p in self.program.params)]
+        values += _states(self.program)
         values += [v for op in named.walk(self.program.body) for v in op.outs]
         return {a for v in values for _, axes in self._ruled(v).splits for a in axes}
 
     def _ruled(self, value: Value) -> Placement:
-        return self.layout.bind(value).placement(self.mesh)
+        return self.layout.demand(value, value in self.returned_values).placement(self.mesh)
 
     def _fix(self, value: Value, p: Placement, trips: int) -> None:
         self.fixed[value] = p
@@ -128,11 +144,19 @@ class Model:
     def _collect_loop(self, node: named.Repeat, trips: int) -> None:
         inner = trips * node.dim.size
         for item in node.stacked:
-            # A stack is read slice by slice as it is stored; the slice is brought to its rules
-            # inside.
-            self._fix(item.inside, self._ruled(item.inside), inner)
-            if item.outer not in self.fixed:
-                self.fixed[item.outer] = self._ruled(item.outer)
+            # A stack is read slice by slice as it settled.
+            if item.outer in self.fixed:
+                self._fix(item.inside, self.fixed[item.outer].without_dim(node.dim.name), inner)
+                continue
+            self.sliced.setdefault(item.outer, set()).add(node.dim.name)
+            self.shared.append((item.inside, item.outer))
+            self.trips[item.inside] = inner
+            self.readers.setdefault(item.inside, set())
+        for made in node.collected:
+            self.sliced.setdefault(made.outer, set()).add(node.dim.name)
+            self.trips[made.outer] = trips
+            self.readers.setdefault(made.outer, set())
+            self.collected.append(made)
         for carry in node.carries:
             self.trips[carry.inside] = inner
             self.trips[carry.result] = trips
@@ -155,7 +179,7 @@ class Model:
         options = [self._rows(op, axis, ruled, wants) for axis in self.axes]
         for rows in itertools.product(*options):
             made = chooser.placements(dict(zip(self.axes, rows, strict=True)))
-            if made is not None:
+            if made is not None and (made[0] == ruled or not is_load(op)):
                 yield Combination(made[0], made[1], chooser.flops(*made))
 
     def _rows(
@@ -193,7 +217,7 @@ class Model:
             self.settled[value] = {p: one}
         for carry in self.carries:
             self._settle_carry(carry)
-        returned = {o.value for o in self.program.outputs}
+        returned = self.returned_values
         for op, combinations in self.combinations.items():
             total = sum(c.flops * self.trips[op.outs[0]] for c in combinations) or 1
             picks = [
@@ -207,6 +231,22 @@ class Model:
                     self._settle(op, index, value, value in returned)
                 else:
                     self._settle_fixed(op, index, value)
+        for made in self.collected:
+            self._settle_collected(made)
+        for inside, outer in self.shared:
+            self.settled[inside] = self.settled[outer]
+
+    def _settle_collected(self, made: named.Collected) -> None:
+        """What a loop collects settles as each part of it."""
+        if self._waits(made.outer) and made.inside.role == "grad":
+            self.settled[made.outer] = self.settled[made.inside]
+            self.readers[made.inside].update(self.settled[made.inside])
+            return
+        targets = self._targets(made.outer, [], made.outer in self.returned_values)
+        self.settled[made.outer] = {p: self.lp.variable() for p in targets}
+        self.lp.constrain([(v, 1) for v in self.settled[made.outer].values()], 1, 1)
+        for p in targets:
+            self.readers[made.inside].add(p)
 
     def _settle(self, op: Op, index: int, value: Value, returned: bool) -> None:
         """A result settles in one placement; getting there from what was yielded has its price."""
@@ -249,7 +289,9 @@ class Model:
 
     def _settle_carry(self, carry: named.Carry) -> None:
         """One placement for the value inside a loop and for what the loop leaves."""
-        targets = self._targets(carry.inside, [], False)
+        loops = self.sliced.get(carry.result, ())
+        found = self._targets(carry.inside, [], False)
+        targets = [p for p in found if not any(p.axes_of(d) for d in loops)]
         self.settled[carry.inside] = {p: self.lp.variable() for p in targets}
         self.settled[carry.result] = self.settled[carry.inside]
         self.lp.constrain([(v, 1) for v in self.settled[carry.inside].values()], 1, 1)
@@ -260,17 +302,26 @@ class Model:
     def _targets(self, value: Value, yields: list[Placement], returned: bool) -> list[Placement]:
         """What rules demand, and on free axes whole, partial, or split along a dim that divides."""
         base = self._ruled(value)
-        if returned:
+        if returned or value.role == "param":
             return [base]
         free = [a for a in self.axes if all(a not in axes for _, axes in base.splits)]
         ops: set[ReduceOp] = {p.op for p in yields if p.op} or {"sum"}
         causes = self.layout.bind(value).causes
         # A rule to `none` speaks of every axis.
-        splits = [Split(d) for d in value.type.names if d not in causes or causes[d].axes]
+        loops = self.sliced.get(value, ())
+        names = [d for d in value.type.names if d not in loops]
+        splits = [Split(d) for d in names if d not in causes or causes[d].axes]
         found = list(dict.fromkeys(self._completed(value.type, base, free, ops, splits)))
+        if self._waits(value):
+            # A gradient stays as it came about until the update asks for it.
+            return [p for p in found if p in yields] or found
         if len(found) > MOST_PLACEMENTS:
             found = list(self._completed(value.type, base, free, ops, []))
         return found
+
+    def _waits(self, value: Value) -> bool:
+        """Whether a value is a gradient that is neither stored nor returned."""
+        return value.role == "grad" and not self.layout.is_stored(value, value in self.returned_values)
 
     def _completed(
         self,
@@ -281,11 +332,16 @@ class Model:
         splits: list[Split],
     ) -> Iterator[Placement]:
         for op in sorted(ops):
-            choices: list[Component | None] = [None, Partial(op), *splits]
-            for picked in itertools.product(choices, repeat=len(free)):
+            choices = [self._along(axis, op, splits) for axis in free]
+            for picked in itertools.product(*choices):
                 made = self._with(type_, base, dict(zip(free, picked, strict=True)), op)
                 if made is not None:
                     yield made
+
+    def _along(self, axis: str, op: ReduceOp, splits: list[Split]) -> list[Component | None]:
+        """What a value may be along a free axis."""
+        known = [s for s in splits if not self.narrow or (s.dim, axis) in self.known]
+        return [None, Partial(op), *known]
 
     def _with(
         self, type_: TensorType, base: Placement, picked: dict[str, Component | None], op: ReduceOp
@@ -305,6 +361,8 @@ class Model:
         for output in self.program.outputs:
             needed = [need for need, _ in self._returned(output.value)]
             self.readers[output.value].update(needed)
+        for update in self.program.updates:
+            self.readers[update.new].add(self.fixed[update.old])
         for value, needs in self.readers.items():
             self._versions(value, needs)
         for op, combinations in self.combinations.items():
@@ -320,9 +378,16 @@ class Model:
             for p, one in self.settled[carry.inside].items():
                 self._demand(carry.init, p, [(one, 1.0)])
                 self._demand(carry.next, p, [(one, 1.0)])
+        for made in self.collected:
+            for p, one in self.settled[made.outer].items():
+                self._demand(made.inside, p, [(one, 1.0)])
         for output in self.program.outputs:
             for need, one in self._returned(output.value):
                 self._demand(output.value, need, [(one, 1.0)])
+        for update in self.program.updates:
+            one = self.lp.variable()
+            self.lp.constrain([(one, 1)], 1, 1)
+            self._demand(update.new, self.fixed[update.old], [(one, 1.0)])
 
     def _returned(self, value: Value) -> Iterator[tuple[Placement, int]]:
         """What a returned value must be had as, and under which variable."""
@@ -368,8 +433,9 @@ class Model:
         values, _ = found
         decisions = {op: self._decision(op, values) for op in self.combinations}
         carries = {c.inside: self._settled_in(c.inside, values) for c in self.carries}
+        carries |= {c.outer: self._settled_in(c.outer, values) for c in self.collected}
         total = sum(c * v for c, v in zip(self.lp.costs, values, strict=True))
-        return Plan(decisions, carries, round(total))
+        return Plan(decisions, carries, round(total), not self.narrow)
 
     def _decision(self, op: Op, values: list[float]) -> Decision:
         index = next(i for i, v in enumerate(self.chosen[op]) if values[v])
@@ -379,6 +445,10 @@ class Model:
 
     def _settled_in(self, value: Value, values: list[float]) -> Placement:
         return next(p for p, one in self.settled[value].items() if values[one])
+
+
+def _states(program: named.Program) -> list[Value]:
+    return [s.value for s in program.states]
 
 
 def _partial_ops(components: Iterable[Component]) -> set[ReduceOp]:

@@ -12,6 +12,7 @@ from meshdsl.placed.optimal import Model
 from meshdsl.placed.plan import Combination
 from meshdsl.placed.sbp import Placement, placement
 
+STORED = ("param", "state")
 MOST_COMBINATIONS = 300
 """Beyond this many the search is not tried: where little is given there are too many ways."""
 
@@ -30,6 +31,7 @@ class AnnotatedModel(Model):
         self.placer = placer
         self.layout, self.mesh = placer.layout, placer.mesh
         self.returned = returned
+        self.returned_values = {o.value for o in program.outputs}
         self.slices: dict[Value, Placement] = {}
         self._slice(program.body)
         super().__init__(program, placer.layout)
@@ -58,7 +60,7 @@ class AnnotatedModel(Model):
         found = self.placer.annotations.of(value)
         if found is None:
             return super()._ruled(value)
-        return self._whole(found[0]) if value.role == "param" else found[0]
+        return self._whole(found[0]) if value.role in STORED else found[0]
 
     def _whole(self, placed: Placement) -> Placement:
         return placement(self.mesh, dict(placed.splits))

@@ -7,16 +7,18 @@ from dataclasses import replace
 
 from meshdsl.diagnostics import fail
 from meshdsl.named import ir as named
+from meshdsl.placed import why
 from meshdsl.placed.choose import Choice, Want
 from meshdsl.placed.from_named import Placer
 from meshdsl.placed.from_sbp import AnnotatedPlacer
-from meshdsl.placed.ir import Program, Reshard, walk
+from meshdsl.placed.ir import Program, Reshard, Tensor, walk
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.optimal import solve
 from meshdsl.placed.optimal_sbp import AnnotatedModel
 from meshdsl.placed.plan import Plan, as_rewritten
 from meshdsl.placed.sbp import Placement
 from meshdsl.placed.sbp_block import Annotations
+from meshdsl.placed.storage import with_loads
 
 WALKS = ("immediate", "mesh-tf", "deferred")
 """Policies that one walk in program order carries out."""
@@ -29,6 +31,7 @@ def place(program: named.Program, layout: Layout, policy: str) -> Program:
     """The placed program. Raises MD03xx for rules that cannot be met, MD0907 for a split loop."""
     assert policy in POLICIES
     _refuse_split_loops(program.body, layout)
+    program = with_loads(program, layout)
     if policy == "optimal":
         return _place_optimally(program, layout)
     return Placer(program, layout, policy).program()
@@ -46,7 +49,7 @@ def place_annotated(program: named.Program, annotations: Annotations, policy: st
     def planned() -> Program | None:
         guided = _GuidedAnnotated(rewritten, annotations, walks[-1], placers[-1].layout)
         guided.plan = AnnotatedModel(rewritten, guided, guided.settled).plan()
-        return guided.program() if guided.plan else None
+        return replace(guided.program(), proven=True) if guided.plan else None
 
     return _least(walks, planned)
 
@@ -58,7 +61,9 @@ def _place_optimally(program: named.Program, layout: Layout) -> Program:
 
     def planned() -> Program | None:
         plan = solve(rewritten, layout)
-        return _Guided(rewritten, layout, plan).program() if plan else None
+        if plan is None:
+            return None
+        return replace(_Guided(rewritten, layout, plan).program(), proven=plan.least)
 
     return _least(walks, planned)
 
@@ -70,8 +75,9 @@ def _least(walks: list[Program], plan: Callable[[], Program | None]) -> Program:
         return replace(best, policy="optimal", proven=True)
     planned = plan()
     if planned is None or _cost(planned) > _cost(best):
-        return replace(best, policy="optimal", proven=planned is not None and _same(planned, best))
-    return replace(planned, proven=True)
+        proven = planned is not None and bool(planned.proven) and _same(planned, best)
+        return replace(best, policy="optimal", proven=proven)
+    return planned
 
 
 def _cost(program: Program) -> tuple[int, int]:
@@ -108,6 +114,12 @@ class _Guided(Placer):
     def _repeat(self, node: named.Repeat) -> None:
         assert self.plan is not None
         self._loop(node, {c.inside: self.plan.carries[c.inside] for c in node.carries})
+
+    def _kept(self, item: named.Collected, node: named.Repeat) -> Tensor:
+        assert self.plan is not None
+        who = f"all of `{item.inside.label}` are kept so"
+        ask = why.Ask("plan", who, node.span, phase=node.phase)
+        return self._version(item.inside, self.plan.carries[item.outer], ask)
 
 
 class _GuidedAnnotated(_Guided, AnnotatedPlacer):

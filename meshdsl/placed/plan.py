@@ -30,11 +30,17 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Decisions per operator and the placement of carries; `bytes` per device in all."""
+    """Decisions per operator, and the placement of what loops carry and collect.
+
+    `bytes` are those that a device sends in all.
+
+    `least` says that no other plan sends fewer.
+    """
 
     decisions: dict[Op, Decision]
     carries: dict[Value, Placement]
     bytes: int
+    least: bool = True
 
 
 def as_rewritten(program: placed.Program) -> named.Program:

@@ -52,9 +52,13 @@ class _Printer:
             yield f"{INDENT}input  {self._tensor(tensor)}"
         for param in program.params:
             yield f"{INDENT}param  {self._tensor(param.tensor)}"
+        for state in program.states:
+            yield f"{INDENT}state  {self._tensor(state)}"
         yield from self._nodes(program.body, 1)
         for name, tensor in program.outputs:
             yield f"{INDENT}return {name} = {self.numbers[tensor]}"
+        for old, new in program.updates:
+            yield f"{INDENT}update {self.numbers[old]} = {self.numbers[new]}"
 
     def _tensor(self, tensor: Tensor) -> str:
         return f"{self._name(tensor)} : {placed_text(tensor)}"
@@ -90,7 +94,8 @@ class _Printer:
 
     def _loop(self, node: Loop, depth: int) -> Iterator[str]:
         pad, n, dim = INDENT * (depth + 1), self.numbers, node.repeat.dim
-        yield f"{INDENT * depth}repeat {dim.name} {dim.size}"
+        backwards = " from the last" if node.repeat.reverse else ""
+        yield f"{INDENT * depth}repeat {dim.name} {dim.size}{backwards}"
         for outer, inside in node.stacked:
             yield f"{pad}slice {self._tensor(inside)} = {n[outer]}[{dim.name}]"
         for c in node.carries:
@@ -98,3 +103,5 @@ class _Printer:
         yield from self._nodes(node.body, depth + 1)
         for c in node.carries:
             yield f"{pad}next  {n[c.inside]} = {n[c.next]}; at the end {n[c.result]}"
+        for inside, outer in node.collected:
+            yield f"{pad}collect {self._tensor(outer)}[{dim.name}] = {n[inside]}"

@@ -11,13 +11,16 @@ from meshdsl.placed.sbp import Mesh, Placement, placement
 
 def verify(program: Program) -> None:
     """Placements fit their tensors; operators stand on legal rows; routes lead where they say."""
-    known = {*program.inputs, *(p.tensor for p in program.params)}
+    known = {*program.inputs, *(p.tensor for p in program.params), *program.states}
     for tensor in known:
         check_tensor(tensor, program.mesh)
     _verify_nodes(program.body, known, program.mesh)
     for name, tensor in program.outputs:
         assert tensor in known, f"output {name} is not defined"
         assert not tensor.placement.partial, f"output {name} is partial"
+    for old, new in program.updates:
+        assert new in known, f"the update of {old.value.label} is not made"
+        assert new.placement == old.placement, f"{old.value.label} changes its placement"
 
 
 def check_tensor(tensor: Tensor, mesh: Mesh) -> None:
@@ -83,3 +86,7 @@ def _verify_loop(node: Loop, known: set[Tensor], mesh: Mesh) -> None:
     for carry in node.carries:
         assert carry.next in inner, f"{carry.next.value.label} is not made at the loop's end"
         known.add(carry.result)
+    for part, whole in node.collected:
+        assert part in inner, f"{part.value.label} is not made in the loop"
+        assert part.placement == whole.placement, f"{part.value.label} changes when collected"
+        known.add(whole)

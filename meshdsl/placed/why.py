@@ -17,7 +17,8 @@ class Ask:
 
     kind: `operand` (an operator), `rule` (the layout), `policy` (reduce at once), `plan`
     (the optimum), `storage` (a
-    parameter is stored otherwise), `carry` (a loop), `output`. `who` is a clause or an operator.
+    parameter is stored otherwise), `carry` (a loop), `output`, `update` (the new value of what is
+    stored). `who` is a clause or an operator.
     `instead` names the bytes of the next best way, if one was considered.
     """
 
@@ -25,11 +26,7 @@ class Ask:
     who: str
     span: Span
     instead: str = ""
-
-    @property
-    def phase(self) -> str:
-        """All reshards of a forward program are `forward`; outputs are left as the layout says."""
-        return "forward"
+    phase: str = "forward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +96,7 @@ def _reduced_for(ask: Ask) -> str:
         "rule": "the layout splits the result over the same axis",
         "carry": f"{_plain(ask)} reduced",
         "output": f"{ask.who}, and no output is left partial",
+        "update": f"{ask.who}",
     }.get(ask.kind, ask.who)
 
 
@@ -112,6 +110,7 @@ def _moved_for(ask: Ask, route: Route) -> str:
         "carry": f"{_plain(ask)} as its rules say",
         "plan": "holding it so sends the fewest bytes in all",
         "output": "the layout wants the result otherwise",
+        "update": f"{ask.who}",
     }.get(ask.kind, ask.who)
 
 

@@ -6,10 +6,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
+class TooManyVariables(Exception):
+    """The program has grown larger than it may."""
+
+
 @dataclass(slots=True)
 class ZeroOne:
-    """A 0-1 program in the making: costs per variable and linear constraints."""
+    """A 0-1 program in the making: costs per variable and linear constraints.
 
+    Raises TooManyVariables when it has more than `most`.
+    """
+
+    most: int
     costs: list[float] = field(default_factory=list)
     ties: list[float] = field(default_factory=list)
     rows: list[dict[int, float]] = field(default_factory=list)
@@ -18,6 +26,8 @@ class ZeroOne:
 
     def variable(self, cost: float = 0, tie: float = 0) -> int:
         """A new 0-1 variable with its bytes and its weight in ties."""
+        if len(self.costs) >= self.most:
+            raise TooManyVariables
         self.costs.append(cost)
         self.ties.append(tie)
         return len(self.costs) - 1

@@ -34,7 +34,7 @@ def explain(program: Program, warnings: Iterable[Diagnostic] = ()) -> dict[str, 
         "tensors": _tensors(source),
         "collectives": collectives,
         "totals": _totals(collectives, program),
-        "memory": {"grads": 0, "state": 0, **memory(program)},
+        "memory": memory(program),
         "warnings": [
             {"code": d.code, "message": d.message, "line": d.span.line if d.span else None}
             for d in warnings

@@ -10,7 +10,7 @@ import torch
 
 from meshdsl.named.ir import BOOL, DTYPES, F32, I32, Dim, DType, TensorType
 from meshdsl.ops.opdef import NumpyCall, Sample, Signature, load_all, lookup
-from meshdsl.placed.sbp import Split
+from meshdsl.placed.sbp import Component, Split
 from meshdsl.placed.signatures import Row
 from tests.ops.row_prover import (
     RANKS,
@@ -21,7 +21,7 @@ from tests.ops.row_prover import (
     results,
     signature,
 )
-from tests.ops.torch_run import FLOATS, assert_same, call, evaluate, retyped, to_torch
+from tests.ops.torch_run import FLOATS, assert_same, call, evaluate, retyped, several, to_torch
 
 CASES = [
     pytest.param(name, retyped(sample, floats), id=f"{name}-{i}-{floats}")
@@ -41,13 +41,14 @@ def _drawn(sample: Sample) -> list[np.ndarray]:
 def test_text_is_the_numpy_meaning(name: str, sample: Sample, strided: bool) -> None:
     opdef, sig = lookup(name), signature(lookup(name), sample)
     arrays = _drawn(sample)
-    expected = results(opdef, NumpyCall(sig.ins, sig.outs, sig.attrs), arrays)[0]
+    expected = results(opdef, NumpyCall(sig.ins, sig.outs, sig.attrs), arrays)
     operands = [to_torch(a, t, strided) for a, t in zip(arrays, sig.ins, strict=True)]
     found = evaluate(opdef, call(sig), operands)
     if name == "constant":
-        assert found == expected
+        assert found == expected[0]
         return
-    assert_same(found, expected, sig.outs[0])
+    for got, wanted, type_ in zip(several(found), expected, sig.outs, strict=True):
+        assert_same(got, wanted, type_)
 
 
 @pytest.mark.parametrize(("name", "sample"), CASES)
@@ -65,18 +66,30 @@ def _check_split(name: str, sample: Sample, sig: Signature, row: Row) -> None:
         for t, kind, c in zip(sig.ins, sample.values, row.ins, strict=True)
     ]
     wholes = [join(p, c, t) for p, c, t in zip(parts, row.ins, sig.ins, strict=True)]
-    expected = results(opdef, NumpyCall(sig.ins, sig.outs, sig.attrs), wholes)[0]
+    expected = results(opdef, NumpyCall(sig.ins, sig.outs, sig.attrs), wholes)
     types = zip((*sig.ins, *sig.outs), (*row.ins, *row.outs), strict=True)
     extents = {c.dim: t.size(c.dim) // RANKS for t, c in types if isinstance(c, Split)}
     found = []
     for rank in range(RANKS):
         operands = [to_torch(p[rank], t) for p, t in zip(parts, sig.ins, strict=True)]
-        found.append(evaluate(opdef, call(sig, extents=extents, offsets=extents), operands, rank))
-    local = sig.outs[0].resized(extents) if isinstance(row.outs[0], Split) else sig.outs[0]
+        yielded = evaluate(opdef, call(sig, extents=extents, offsets=extents), operands, rank)
+        found.append(several(yielded))
+    for i, (out, type_) in enumerate(zip(row.outs, sig.outs, strict=True)):
+        _check_parts([own[i] for own in found], expected[i], out, type_, extents)
+
+
+def _check_parts(
+    found: list[torch.Tensor],
+    expected: np.ndarray,
+    placed: Component,
+    type_: TensorType,
+    extents: dict[str, int],
+) -> None:
+    local = type_.resized(extents) if isinstance(placed, Split) else type_
     assert all(tuple(f.shape) == local.shape for f in found)
     arrays = [(f.float() if f.dtype == torch.bfloat16 else f).numpy() for f in found]
-    joined = to_torch(join(arrays, row.outs[0], sig.outs[0]), sig.outs[0])
-    assert_same(joined, expected, sig.outs[0])
+    joined = to_torch(join(arrays, placed, type_), type_)
+    assert_same(joined, expected, type_)
 
 
 # --- literals as operands --------------------------------------------------------------------
@@ -108,12 +121,14 @@ def test_literals_stand_for_scalars(name: str, sample: Sample, literal: set[int]
         if not sample.values[i].startswith(("index", "positive")):
             arrays[i] = np.asarray(eval(LITERALS[dtype.kind][i % 2]), arrays[i].dtype)
         args[i] = repr(arrays[i].item())
-    expected = results(opdef, NumpyCall(sig.ins, sig.outs, sig.attrs), arrays)[0]
+    expected = results(opdef, NumpyCall(sig.ins, sig.outs, sig.attrs), arrays)
     operands = [to_torch(a, t) for a, t in zip(arrays, sig.ins, strict=True)]
     constants = tuple(i in literal for i in range(len(sample.ins)))
     text = call(sig, constants=constants, args=tuple(args))
     with np.errstate(all="ignore"):
-        assert_same(evaluate(opdef, text, operands), expected, sig.outs[0])
+        found = several(evaluate(opdef, text, operands))
+    for got, wanted, type_ in zip(found, expected, sig.outs, strict=True):
+        assert_same(got, wanted, type_)
 
 
 # --- the text itself -------------------------------------------------------------------------
@@ -144,7 +159,10 @@ EINSUMS = [
     ([(K,), (A, K)], (A,), "x1 @ x0"),
     ([(K,), (K,)], (), "x0 @ x1"),
     ([(A, K), (A, K)], (), "x0.flatten() @ x1.flatten()"),
-    ([(A, K), (A, K)], (A,), 'torch.einsum("ak,ak->a", x0, x1)'),
+    ([(A, K), (A, K)], (A,), "(x0 * x1).sum(1)"),
+    ([(A, B_, K), (A, B_, K)], (K,), "(x0 * x1).sum((0, 1))"),
+    ([(A, B_, K), (K, A)], (A, B_), "(x0 * x1.mT[:, None]).sum(2)"),
+    ([(A, K), (A, B_, K)], (B_, A), "(x1 * x0[:, None]).sum(2).mT"),
     ([(D, A, K), (K, B_, C)], (D, B_, A, C), 'torch.einsum("dak,kbc->dbac", x0, x1)'),
     ([(A,), (B_,)], (A, B_), "x0[:, None] * x1"),
     ([(A, B_), (B_,)], (A, B_), "x0 * x1"),

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from meshdsl.backends.support.indices import check_index
+from meshdsl.backends.support import indices, updates
 from meshdsl.backends.torch_call import TorchText
 from meshdsl.named.ir import F32, F64, DType, TensorType
 from meshdsl.ops.opdef import OpDef, Sample, Signature
@@ -23,6 +23,10 @@ TORCH = {
     "i64": torch.int64,
     "bool": torch.bool,
 }
+
+
+SUPPORT = {**vars(indices), **vars(updates)}
+"""The support functions that operators ask for."""
 
 
 def call(
@@ -55,12 +59,16 @@ def call(
 def evaluate(opdef: OpDef, text: TorchText, operands: list[torch.Tensor], rank: int = 0) -> Any:
     """What the text yields on `operands`."""
     expression = opdef.torch(text)
-    scope = {"torch": torch, "check_index": check_index, "rank": rank}
+    scope = {"torch": torch, "rank": rank} | {name: SUPPORT[name] for name in text.used}
     scope |= {f"x{i}": x for i, x in enumerate(operands)}
-    assert text.used <= {"check_index"}
     for line in text.lines:
         exec(line, scope)
     return eval(expression, scope)
+
+
+def several(found: Any) -> tuple[Any, ...]:
+    """What an operator of one or more results yields, always as a tuple."""
+    return found if isinstance(found, tuple) else (found,)
 
 
 def to_torch(array: np.ndarray, type_: TensorType, strided: bool = False) -> torch.Tensor:

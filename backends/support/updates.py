@@ -1,0 +1,86 @@
+"""Steps of optimizers, in place: what `w`, `m` and `v` were is lost, and they are returned.
+
+`w` is a parameter, `g` its gradient, perhaps of a narrower dtype. `lr`, `scale` (a factor of the
+gradient) and `step` (1, 2, …) are numbers or tensors; nothing here waits for the values of tensors.
+"""
+
+import math
+from typing import Any
+
+import torch
+
+
+def sgd_(w: torch.Tensor, g: torch.Tensor, lr: Any, scale: Any, weight_decay: float) -> Any:
+    """Gradient descent: w -= lr * (scale * g + weight_decay * w)."""
+    return step_along_(w, full_gradient(w, g, scale, weight_decay), lr)
+
+
+def momentum_(
+    w: torch.Tensor,
+    g: torch.Tensor,
+    v: torch.Tensor,
+    lr: Any,
+    scale: Any,
+    beta: float,
+    nesterov: bool,
+    weight_decay: float,
+) -> Any:
+    """Gradient descent with the velocity v = beta * v + gradient; `nesterov` looks one step on."""
+    g = full_gradient(w, g, scale, weight_decay)
+    v.mul_(beta).add_(g)
+    return step_along_(w, g.add(v, alpha=beta) if nesterov else v, lr), v
+
+
+def adam_(
+    w: torch.Tensor,
+    g: torch.Tensor,
+    m: torch.Tensor,
+    v: torch.Tensor,
+    lr: Any,
+    scale: Any,
+    step: Any,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    decoupled: bool,
+) -> Any:
+    """Adam; `decoupled` makes it AdamW. One tensor of the size of `w` is made on the way.
+
+    lr * (m / c1) / (sqrt(v / c2) + eps) is computed as (lr * r / c1) * m / (sqrt(v) + eps * r) with
+    r = sqrt(c2), which saves a pass over the memory.
+    """
+    full = full_gradient(w, g, scale, 0.0 if decoupled else weight_decay)
+    if decoupled and weight_decay:
+        w.mul_(1 - lr * weight_decay)
+    m.lerp_(full, 1 - beta1)
+    v.mul_(beta2).addcmul_(full, full, value=1 - beta2)
+    root = one_less_power(beta2, step) ** 0.5
+    direction = torch.sqrt(v, out=None if full is g else full).add_(eps * root)
+    torch.div(m, direction, out=direction)
+    return step_along_(w, direction, lr * root / one_less_power(beta1, step)), m, v
+
+
+def full_gradient(w: torch.Tensor, g: torch.Tensor, scale: Any, weight_decay: float) -> Any:
+    """The sum scale * g + weight_decay * w in the dtype of `w`; `g` itself where that is all."""
+    g = g.to(w.dtype)
+    if not (isinstance(scale, float) and scale == 1):
+        g = g * scale
+    return g.add(w, alpha=weight_decay) if weight_decay else g
+
+
+def step_along_(w: torch.Tensor, direction: torch.Tensor, size: Any) -> torch.Tensor:
+    """Take size * direction from `w`, in one pass over the memory."""
+    if isinstance(size, torch.Tensor):
+        return w.addcmul_(direction, size, value=-1)
+    return w.sub_(direction, alpha=size)
+
+
+def one_less_power(beta: float, step: Any) -> Any:
+    """1 - beta**step without the cancellation that costs f32 four digits in the first steps."""
+    if not beta:
+        return 1.0
+    exponent = step * math.log(beta)
+    if isinstance(exponent, torch.Tensor):
+        return -torch.expm1(exponent)
+    return -math.expm1(exponent)

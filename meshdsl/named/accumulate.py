@@ -1,0 +1,138 @@
+"""`accumulate=K`: a training step reads K batches in a loop and adds their gradients up.
+
+The sum is carried through the loop as it is, partial where it is: one reduction, not K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from meshdsl.named.autodiff import gradients, in_phase
+from meshdsl.named.autodiff_call import about
+from meshdsl.named.builder import Builder, Frame, Scope
+from meshdsl.named.ir import (
+    Carry,
+    Collected,
+    Dim,
+    Output,
+    Program,
+    Repeat,
+    Stacked,
+    TensorType,
+    Value,
+    walk,
+)
+from meshdsl.named.prelude import prelude
+
+DIM = "accumulate"
+"""The dim that inputs gain, first of all; the outputs that are no numbers gain it too."""
+
+
+def accumulated(
+    program: Program, builder: Builder, count: int
+) -> tuple[Program, dict[Value, Value | None]]:
+    """The program in a loop over `count` batches, and the mean gradient of every parameter.
+
+    Numbers that it returns become means as well, the loss among them.
+    """
+    return _Loop(program, builder, _dim(program, count)).build()
+
+
+def _dim(program: Program, count: int) -> Dim:
+    values = [*program.inputs, *(p.value for p in program.params)]
+    values += [v for op in walk(program.body) for v in op.outs]
+    taken = {name for v in values for name in v.type.names}
+    name = DIM
+    while name in taken:
+        name += "_"
+    return Dim(name, count)
+
+
+@dataclass(slots=True)
+class _Loop:
+    program: Program
+    builder: Builder
+    dim: Dim
+    carries: list[Carry] = field(default_factory=list)
+    collected: list[Collected] = field(default_factory=list)
+
+    def build(self) -> tuple[Program, dict[Value, Value | None]]:
+        program, builder = self.program, self.builder
+        assert program.goal is not None
+        inputs = tuple(self._widened(v) for v in program.inputs)
+        for value in (*inputs, *(p.value for p in program.params)):
+            builder.place(value, 0)
+        builder.frames.append(Frame(self.dim))
+        builder.adopt(program)
+        params = [p.value for p in program.params if p.value.type.dtype.kind == "float"]
+        grads = gradients(builder, program.goal.loss, params)
+        sums = {p: self._sum(p, g, "grad") for p, g in zip(params, grads, strict=True) if g}
+        outputs = [(o, self._output(o)) for o in program.outputs]
+        frame = builder.frames.pop()
+        self._zeros()
+        stacked = tuple(Stacked(a, b) for a, b in zip(inputs, program.inputs, strict=True))
+        span = program.goal.span
+        builder.frames[-1].body.append(
+            Repeat(
+                self.dim, tuple(self.carries), stacked, tuple(frame.body), span,
+                tuple(self.collected),
+            )  # fmt: skip
+        )
+        found: dict[Value, Value | None] = {p: self._mean(v, "backward") for p, v in sums.items()}
+        returned = tuple(replace(o, value=self._finished(v)) for o, v in outputs)
+        loss = next(
+            new.value
+            for old, new in zip(program.outputs, returned, strict=True)
+            if old.value is program.goal.loss
+        )
+        goal = replace(program.goal, loss=loss)
+        body = tuple(builder.frames[-1].body)
+        return replace(program, inputs=inputs, outputs=returned, body=body, goal=goal), found
+
+    def _widened(self, value: Value) -> Value:
+        """An input with a batch after the other."""
+        return replace(value, type=TensorType((self.dim, *value.type.dims), value.type.dtype))
+
+    def _sum(self, of: Value, part: Value, role: str) -> Value:
+        """The sum of `part` over the iterations; `of` is what it is the gradient of, or itself."""
+        fields = about(of) if role == "grad" else {"name": None}
+        inside = replace(part, role="activation", **fields)
+        self.builder.place(inside, 1)
+        with in_phase(self.builder, "backward" if role == "grad" else "forward"):
+            scope = Scope({}, {}, prelude(), part.path, part.functions)
+            (next_,) = self.builder.emit("add", (inside, part), {}, part.span, scope, fields=fields)
+        init, result = (replace(inside) for _ in range(2))
+        for value in (init, result):
+            self.builder.place(value, 0)
+        self.carries.append(Carry(init, inside, next_, result))
+        return result
+
+    def _output(self, output: Output) -> Value:
+        value = output.value
+        if not value.type.dims and value.type.dtype.kind == "float":
+            return self._sum(value, value, "activation")
+        outer = self._widened(value)
+        self.builder.place(outer, 0)
+        self.collected.append(Collected(value, outer))
+        return outer
+
+    def _zeros(self) -> None:
+        """Sums begin with zeros."""
+        for index, carry in enumerate(self.carries):
+            type_, scope = carry.inside.type, Scope({}, {}, prelude())
+            attrs = {"dims": type_.dims, "dtype": type_.dtype}
+            fields = {"follows": carry.inside.follows}
+            (init,) = self.builder.emit("zeros", (), attrs, carry.inside.span, scope, fields=fields)
+            self.carries[index] = replace(carry, init=init)
+
+    def _finished(self, value: Value) -> Value:
+        summed = any(c.result is value for c in self.carries)
+        return self._mean(value, "forward") if summed else value
+
+    def _mean(self, value: Value, phase: str) -> Value:
+        with in_phase(self.builder, phase):
+            scope = Scope({}, {}, prelude(), value.path, value.functions)
+            number = self.builder.constant(1 / self.dim.size, value.type.dtype, value.span, scope)
+            role = "grad" if value.follows is not None else "activation"
+            fields = {"role": role, "follows": value.follows, "name": value.name}
+            return self.builder.emit("mul", (value, number), {}, value.span, scope, fields=fields)[0]

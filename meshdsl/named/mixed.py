@@ -1,0 +1,133 @@
+"""Mixed precision: products in a narrow dtype, sums and losses in f32 (Micikevicius et al. 2018).
+
+Which operators stay wide follows torch's autocast lists.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from meshdsl.named.ir import (
+    F32,
+    Carry,
+    Collected,
+    DType,
+    Node,
+    Op,
+    Program,
+    Repeat,
+    Stacked,
+    TensorType,
+    Value,
+)
+from meshdsl.ops.opdef import lookup
+
+NARROW = ("einsum",)
+"""Operators whose operands are made narrow."""
+
+WIDE = tuple(
+    "sum mean prod softmax log_softmax logsumexp cross_entropy layer_norm rms_norm cumsum "
+    "exp log pow rsqrt square softplus".split()
+)
+"""Operators whose operands are made f32. All others take the widest dtype of their operands."""
+
+
+def mixed(program: Program, compute: DType) -> Program:
+    """The program with parameters and products in `compute`; inputs and losses keep their dtype."""
+    return _Mixed(compute).program(program)
+
+
+@dataclass(slots=True)
+class _Mixed:
+    compute: DType
+    made: dict[Value, Value] = field(default_factory=dict)
+    casts: dict[tuple[Value, DType], Value] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+
+    def program(self, program: Program) -> Program:
+        params = tuple(
+            replace(p, value=self._new(p.value, self._narrowed(p.value.type.dtype)))
+            for p in program.params
+        )
+        body = self._block(program.body)
+        outputs = tuple(replace(o, value=self.of(o.value)) for o in program.outputs)
+        goal = program.goal and replace(program.goal, loss=self.of(program.goal.loss))
+        return replace(program, params=params, body=body, outputs=outputs, goal=goal)
+
+    def of(self, value: Value) -> Value:
+        """What has become of a value."""
+        return self.made.get(value, value)
+
+    def _narrowed(self, dtype: DType) -> DType:
+        return self.compute if dtype.kind == "float" else dtype
+
+    def _new(self, value: Value, dtype: DType) -> Value:
+        made = replace(value, type=TensorType(value.type.dims, dtype))
+        self.made[value] = made
+        return made
+
+    def _block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        outside, self.nodes = self.nodes, []
+        casts = dict(self.casts)
+        for node in nodes:
+            if isinstance(node, Repeat):
+                self._loop(node)
+            else:
+                self._op(node)
+        found, self.nodes, self.casts = tuple(self.nodes), outside, casts
+        return found
+
+    def _op(self, op: Op) -> None:
+        ins = tuple(self.of(v) for v in op.ins)
+        floats = [v.type.dtype for v in ins if v.type.dtype.kind == "float"]
+        if floats and op.name != "cast":
+            dtype = self._dtype(op, floats)
+            ins = tuple(self._cast(v, dtype, op) for v in ins)
+        types = lookup(op.name).infer(tuple(v.type for v in ins), dict(op.attrs))
+        outs = tuple(self._new(v, t.dtype) for v, t in zip(op.outs, types, strict=True))
+        self.nodes.append(replace(op, ins=ins, outs=outs))
+
+    def _dtype(self, op: Op, floats: list[DType]) -> DType:
+        if op.name in NARROW:
+            return self.compute
+        widest = max(floats, key=lambda d: d.bytes)
+        return max(widest, F32, key=lambda d: d.bytes) if op.name in WIDE else widest
+
+    def _cast(self, value: Value, dtype: DType, op: Op) -> Value:
+        if value.type.dtype.kind != "float" or value.type.dtype == dtype:
+            return value
+        if (value, dtype) not in self.casts:
+            type_ = TensorType(value.type.dims, dtype)
+            made = replace(value, type=type_, role="activation", follows=value.follows or value)
+            self.casts[value, dtype] = made
+            attrs = (("dtype", dtype),)
+            self.nodes.append(Op("cast", (value,), (made,), attrs, op.span, op.phase, op.block))
+        return self.casts[value, dtype]
+
+    def _loop(self, loop: Repeat) -> None:
+        """Carries keep the dtype they enter with."""
+        for item in loop.stacked:
+            self._new(item.inside, self.of(item.outer).type.dtype)
+        for carry in loop.carries:
+            self._new(carry.inside, self.of(carry.init).type.dtype)
+        outside, casts = self.nodes, dict(self.casts)
+        body = list(self._block(loop.body))
+        self.nodes = body
+        carries = tuple(self._carry(c, loop) for c in loop.carries)
+        self.nodes, self.casts = outside, casts
+        stacked = tuple(Stacked(self.of(s.outer), self.of(s.inside)) for s in loop.stacked)
+        collected = tuple(self._collected(c) for c in loop.collected)
+        self.nodes.append(
+            replace(loop, carries=carries, stacked=stacked, body=tuple(body), collected=collected)
+        )
+
+    def _carry(self, carry: Carry, loop: Repeat) -> Carry:
+        inside, next_ = self.of(carry.inside), self.of(carry.next)
+        dtype = inside.type.dtype
+        if next_.type.dtype != dtype:
+            next_ = self._cast(next_, dtype, Op("cast", (), (), (), loop.span, loop.phase, loop.block))
+        return Carry(self.of(carry.init), inside, next_, self._new(carry.result, dtype))
+
+    def _collected(self, made: Collected) -> Collected:
+        inside = self.of(made.inside)
+        return Collected(inside, self._new(made.outer, inside.type.dtype))

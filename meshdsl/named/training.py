@@ -1,0 +1,135 @@
+"""A program with `minimize` as one training step: forward, backward, update.
+
+All of it is one named program, so that a layout places the gradients' reductions and the
+optimizer's states like everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from meshdsl.diagnostics import Diagnostics, Span, fail
+from meshdsl.named.accumulate import accumulated
+from meshdsl.named.autodiff import gradients, in_phase
+from meshdsl.named.builder import Builder, Scope
+from meshdsl.named.ir import (
+    DType,
+    Node,
+    Output,
+    Program,
+    Repeat,
+    State,
+    TensorType,
+    Update,
+    Value,
+)
+from meshdsl.named.mixed import mixed
+from meshdsl.named.prelude import prelude
+from meshdsl.named.updates import emit_update
+
+
+def training_step(program: Program) -> Program:
+    """The program less its goal's future: it computes gradients and updates what it trains.
+
+    Raises MD0294 when the loss depends on no parameter.
+    """
+    assert program.goal is not None
+    optimizer = program.goal.optimizer
+    program = with_loss(program)
+    if optimizer.compute is not None:
+        program = mixed(program, optimizer.compute)
+    goal = program.goal
+    assert goal is not None
+    builder = Builder(Diagnostics())
+    if optimizer.accumulate > 1:
+        program, found = accumulated(program, builder, optimizer.accumulate)
+    else:
+        builder.adopt(program)
+        params = [p.value for p in program.params if p.value.type.dtype.kind == "float"]
+        found = dict(zip(params, gradients(builder, goal.loss, params), strict=True))
+    pairs = [(p, g) for p, g in found.items() if g is not None]
+    if not pairs:
+        help = "declare what is to be learned with `param`, and use it on the way to the loss"
+        fail("MD0294", "the loss depends on no parameter", goal.span, help=help)
+    emitter = _Emitter(builder, goal.span)
+    stacked = _stacked(program.body)
+    with in_phase(builder, "update"):
+        emit_update(emitter, optimizer, [p for p, _ in pairs], [g for _, g in pairs], stacked)
+    return replace(
+        program,
+        body=tuple(builder.frames[0].body),
+        states=tuple(emitter.states),
+        updates=tuple(emitter.updates),
+    )
+
+
+def with_loss(program: Program) -> Program:
+    """The program with the loss among its outputs."""
+    goal = program.goal
+    assert goal is not None
+    if any(o.value is goal.loss for o in program.outputs):
+        return program
+    name = goal.loss.label if goal.loss.name else "loss"
+    while any(o.name == name for o in program.outputs):
+        name += "_minimized"
+    return replace(program, outputs=(*program.outputs, Output(name, goal.loss, goal.span)))
+
+
+def loss_name(program: Program) -> str:
+    """The name of the output that is minimised."""
+    assert program.goal is not None
+    return next(o.name for o in program.outputs if o.value is program.goal.loss)
+
+
+def _stacked(nodes: Iterable[Node]) -> dict[Value, tuple[str, ...]]:
+    """The dims that parameters have from the loops they stand in."""
+    found: dict[Value, tuple[str, ...]] = {}
+    for node in nodes:
+        if not isinstance(node, Repeat):
+            continue
+        inner = _stacked(node.body)
+        for item in node.stacked:
+            if item.outer.role == "param":
+                found[item.outer] = (node.dim.name, *inner.get(item.inside, ()))
+        found.update({v: dims for v, dims in inner.items() if v not in found})
+    return found
+
+
+@dataclass(slots=True)
+class _Emitter:
+    """Writes the update to the end of a program; an `UpdateEmitter` of `schedules.py`."""
+
+    builder: Builder
+    span: Span
+    states: list[State] = field(default_factory=list)
+    updates: list[Update] = field(default_factory=list)
+
+    def emit(
+        self, name: str, *ins: Value, follows: Value | None, **attrs: Any
+    ) -> tuple[Value, ...]:
+        scope = self._scope(follows)
+        fields = {"role": "state", "follows": follows}
+        return self.builder.emit(name, ins, attrs, self.span, scope, fields=fields)
+
+    def state(
+        self, name: str, type: TensorType, follows: Value | None, copies: Value | None = None
+    ) -> Value:
+        scope = self._scope(follows)
+        value = self.builder.value(
+            type, self.span, scope, name=name, role="state", follows=follows
+        )
+        self.states.append(State(value, copies))
+        return value
+
+    def constant(self, number: float, dtype: DType) -> Value:
+        return self.builder.constant(number, dtype, self.span, self._scope(None))
+
+    def update(self, old: Value, new: Value) -> None:
+        self.updates.append(Update(old, new))
+
+    def _scope(self, follows: Value | None) -> Scope:
+        if follows is None:
+            return Scope({}, {}, prelude())
+        return Scope({}, {}, prelude(), follows.path, follows.functions)

@@ -1,0 +1,263 @@
+"""What a training step makes of parameters and of an optimizer's states, written in operators.
+
+The update is part of the program, so that it is placed, reduced and costed like everything else:
+the norm of split gradients is reduced over their devices, a split state is updated where it lies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from meshdsl.named.ir import F32, I32, DType, TensorType, Value
+from meshdsl.named.optimizers import Optimizer
+from meshdsl.named.schedules import Arithmetic, UpdateEmitter, emit_rate
+
+CLIP_EPS = 1e-6
+"""Added to the norm that gradients are clipped by, as `torch.nn.utils.clip_grad_norm_` does."""
+
+
+def emit_update(
+    emitter: UpdateEmitter,
+    optimizer: Optimizer,
+    params: Sequence[Value],
+    grads: Sequence[Value],
+    stacked: Mapping[Value, tuple[str, ...]] | None = None,
+) -> None:
+    """Write one step of `optimizer` for all `params`; each gradient has the dims of its parameter.
+
+    States are named after their parameter (`w.m`, `w.v`), and `step` counts the steps done. A
+    parameter narrower than f32 is a rounded copy of its state `w.master` in f32. `stacked` gives
+    the dims that parameters have gained from a `repeat`: each slice is then updated like a
+    parameter of its own, which makes a difference to Adafactor.
+    """
+    shared = _Shared(emitter, optimizer, tuple(zip(params, grads, strict=True)))
+    for param, grad in shared.pairs:
+        own = set(param.type.names) - set((stacked or {}).get(param, ()))
+        _update_parameter(shared, param, grad, tuple(d for d in param.type.names if d in own))
+
+
+def master_dtype(param: Value) -> DType:
+    """The dtype that a parameter is updated in: its own, but at least f32."""
+    return param.type.dtype if param.type.dtype.bytes >= F32.bytes else F32
+
+
+# --- scalars -----------------------------------------------------------------------------------
+
+
+class _Shared:
+    """What the updates of all parameters share: the counter, and scalars in each dtype."""
+
+    def __init__(
+        self,
+        emitter: UpdateEmitter,
+        optimizer: Optimizer,
+        pairs: tuple[tuple[Value, Value], ...],
+    ) -> None:
+        self.emitter = emitter
+        self.optimizer = optimizer
+        self.pairs = pairs
+        self.done = emitter.state("step", TensorType((), I32), None)
+        self.count = Arithmetic(emitter, I32)("add", self.done, 1)
+        emitter.update(self.done, self.count)
+        self._made: dict[tuple[str, DType], Value] = {}
+
+    def lr(self, dtype: DType) -> Value:
+        """The learning rate of this step."""
+        if ("lr", dtype) not in self._made:
+            do = Arithmetic(self.emitter, dtype)
+            self._made["lr", dtype] = emit_rate(self.optimizer.lr, do, self.done)
+        return self._made["lr", dtype]
+
+    def number(self, dtype: DType) -> Value:
+        """Which step this is, from 1."""
+        if ("number", dtype) not in self._made:
+            do = Arithmetic(self.emitter, dtype)
+            self._made["number", dtype] = do("cast", self.count, dtype=dtype)
+        return self._made["number", dtype]
+
+    def scale(self, dtype: DType) -> Value:
+        """What gradients are multiplied by: 1, or less where their norm is above `clip`."""
+        if ("scale", dtype) not in self._made:
+            self._made["scale", dtype] = self._scale(dtype)
+        return self._made["scale", dtype]
+
+    def _scale(self, dtype: DType) -> Value:
+        clip = self.optimizer.clip
+        if clip is None:
+            return self.emitter.constant(1.0, dtype)
+        widest = max((master_dtype(p) for p, _ in self.pairs), key=lambda d: d.bytes)
+        do = Arithmetic(self.emitter, widest)
+        if dtype != widest:
+            return do("cast", self.scale(widest), dtype=dtype)
+        norm = do("sqrt", self._square_of_norm(widest))
+        return do("minimum", do("div", clip, do("add", norm, CLIP_EPS)), 1.0)
+
+    def _square_of_norm(self, dtype: DType) -> Value:
+        """The sum of squares over all elements of all gradients."""
+        do = Arithmetic(self.emitter, dtype)
+        total: Value | None = None
+        for param, grad in self.pairs:
+            near = dataclasses.replace(do, follows=param)
+            square = near("square", widened(near, grad))
+            if square.type.dims:
+                square = do("sum", square, dims=square.type.dims)
+            total = square if total is None else do("add", total, square)
+        assert total is not None, "nothing is trained"
+        return total
+
+
+def widened(do: Arithmetic, grad: Value) -> Value:
+    """A gradient in the dtype of `do`."""
+    return grad if grad.type.dtype == do.dtype else do("cast", grad, dtype=do.dtype)
+
+
+# --- one parameter -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Parameter:
+    """A parameter `w` (its master copy, where it has one) and its gradient, during its update."""
+
+    shared: _Shared
+    param: Value
+    w: Value
+    grad: Value
+    dims: tuple[str, ...]
+    """Its dims without those of loops around it."""
+
+    @property
+    def dtype(self) -> DType:
+        """The dtype it is updated in."""
+        return self.w.type.dtype
+
+    @property
+    def do(self) -> Arithmetic:
+        """Writes operators whose results follow the parameter."""
+        return Arithmetic(self.shared.emitter, self.dtype, self.param)
+
+    @property
+    def scalars(self) -> tuple[Value, Value]:
+        """The learning rate and the factor of the gradient."""
+        return self.shared.lr(self.dtype), self.shared.scale(self.dtype)
+
+    def option(self, name: str) -> float:
+        """An option of the optimizer."""
+        found: float = self.shared.optimizer.option(name)
+        return found
+
+    def state(self, name: str, *without: str) -> Value:
+        """A state `PARAM.name` of the type of `w`, less the dims `without`."""
+        return _state(self.shared, self.param, name, self.w.type.without(*without))
+
+    def fused(self, name: str, *operands: Value, states: Sequence[Value], **attrs: object) -> Value:
+        """The new `w` of an update operator, which yields the new `states` too."""
+        new, *kept = self.shared.emitter.emit(name, *operands, follows=self.param, **attrs)
+        for old, value in zip(states, kept, strict=True):
+            self.shared.emitter.update(old, value)
+        return new
+
+
+def _state(
+    shared: _Shared, param: Value, name: str, type_: TensorType, copies: Value | None = None
+) -> Value:
+    assert param.name is not None, "a parameter has a name"
+    return shared.emitter.state(f"{param.name}.{name}", type_, param, copies)
+
+
+def _update_parameter(shared: _Shared, param: Value, grad: Value, dims: tuple[str, ...]) -> None:
+    """Write the update of one parameter: of itself, or of its master copy and what follows."""
+    dtype, rule = master_dtype(param), _RULES[shared.optimizer.name]
+    if dtype == param.type.dtype:
+        new = rule(_Parameter(shared, param, param, grad, dims))
+        shared.emitter.update(param, new)
+        return
+    type_ = dataclasses.replace(param.type, dtype=dtype)
+    master = _state(shared, param, "master", type_, copies=param)
+    this = _Parameter(shared, param, master, grad, dims)
+    new = rule(this)
+    shared.emitter.update(master, new)
+    shared.emitter.update(param, this.do("cast", new, dtype=param.type.dtype))
+
+
+# --- rules -------------------------------------------------------------------------------------
+
+
+def _sgd(p: _Parameter) -> Value:
+    decay = p.option("weight_decay")
+    return p.fused("sgd_update", p.w, p.grad, *p.scalars, states=(), weight_decay=decay)
+
+
+def _momentum(p: _Parameter) -> Value:
+    v = p.state("v")
+    options = {n: p.option(n) for n in ("beta", "nesterov", "weight_decay")}
+    return p.fused("momentum_update", p.w, p.grad, v, *p.scalars, states=(v,), **options)
+
+
+def _adam(p: _Parameter) -> Value:
+    m, v = p.state("m"), p.state("v")
+    options = {n: p.option(n) for n in ("beta1", "beta2", "eps", "weight_decay")}
+    operands = (p.w, p.grad, m, v, *p.scalars, p.shared.number(p.dtype))
+    decoupled = p.shared.optimizer.name == "adamw"
+    return p.fused("adam_update", *operands, states=(m, v), **options, decoupled=decoupled)
+
+
+def _adafactor(p: _Parameter) -> Value:
+    """Shazeer and Stern 2018, algorithms 4 and 5; `lr` and weight decay as torch has them."""
+    do, (lr, scale), number = p.do, p.scalars, p.shared.number(p.dtype)
+    grad = widened(do, p.grad)
+    if p.shared.optimizer.clip is not None:
+        grad = do("mul", grad, scale)
+    step = _normalised(p, grad, do("pow", number, -p.option("decay")))
+    size = lr
+    if p.option("relative"):
+        length = do("maximum", _root_mean_square(p, p.w), p.option("eps2"))
+        size = do("mul", length, do("minimum", lr, do("rsqrt", number)))
+    excess = do("div", _root_mean_square(p, step), p.option("threshold"))
+    size = do("div", size, do("maximum", excess, 1.0))
+    w = p.w
+    if p.option("weight_decay"):
+        kept = do("sub", do.number(1.0), do("mul", lr, p.option("weight_decay")))
+        w = do("mul", w, kept)
+    return p.fused("sgd_update", w, step, size, do.number(1.0), states=(), weight_decay=0.0)
+
+
+def _normalised(p: _Parameter, grad: Value, weight: Value) -> Value:
+    """The gradient divided by the root of the running mean of its square.
+
+    Of a matrix only the means of rows and columns are kept: their product, divided by the mean of
+    all, stands for the whole.
+    """
+    do, square = p.do, p.do("square", grad)
+    if len(p.dims) < 2:
+        return do("mul", grad, do("rsqrt", _running(p, "v", square, weight)))
+    row, column = (d for d in p.w.type.dims if d.name in p.dims[-2:])
+    by_row = _running(p, "row", do("mean", square, dims=(column,)), weight, column.name)
+    by_column = _running(p, "col", do("mean", square, dims=(row,)), weight, row.name)
+    by_row = do("div", by_row, do("mean", by_row, dims=(row,)))
+    return do("mul", do("mul", grad, do("rsqrt", by_row)), do("rsqrt", by_column))
+
+
+def _running(p: _Parameter, name: str, square: Value, weight: Value, *without: str) -> Value:
+    """The new value of a running mean kept in the state `name`; `weight` is that of `square`."""
+    old = p.state(name, *without)
+    change = p.do("sub", p.do("add", square, p.option("eps1")), old)
+    new = p.do("add", old, p.do("mul", change, weight))
+    p.shared.emitter.update(old, new)
+    return new
+
+
+def _root_mean_square(p: _Parameter, x: Value) -> Value:
+    square = p.do("square", x)
+    over = tuple(d for d in x.type.dims if d.name in p.dims)
+    return p.do("sqrt", p.do("mean", square, dims=over) if over else square)
+
+
+_RULES = {
+    "sgd": _sgd,
+    "momentum": _momentum,
+    "adam": _adam,
+    "adamw": _adam,
+    "adafactor": _adafactor,
+}

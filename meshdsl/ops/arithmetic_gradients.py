@@ -1,0 +1,166 @@
+"""Gradients of arithmetic, extremes, `where`: products are contracted, never made large."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from meshdsl.named.ir import Value
+from meshdsl.ops.gradients import contracted, number, product, zero_like
+from meshdsl.ops.opdef import Backward, Gradient
+
+Grads = Mapping[int, Value]
+
+
+def _both(call: Backward, rules: Mapping[int, Gradient]) -> Grads:
+    """What the rules of the wanted operands yield."""
+    found: dict[int, Value] = {}
+    for index, rule in rules.items():
+        if call.wanted(index):
+            found |= rule(call)
+    return found
+
+
+def add_gradient(call: Backward) -> Grads:
+    """The cotangent itself, for each operand."""
+    return {i: call.sized(call.grad, i) for i in (0, 1) if call.wanted(i)}
+
+
+def sub_gradient(call: Backward) -> Grads:
+    """The cotangent, and its negative: negated after the sum, when it is smallest."""
+    return _both(
+        call,
+        {
+            0: lambda c: {0: c.sized(c.grad, 0)},
+            1: lambda c: {1: c.emit("neg", c.sized(c.grad, 1))},
+        },
+    )
+
+
+def mul_gradient(call: Backward) -> Grads:
+    """The cotangent times the other operand."""
+    return {
+        i: contracted(call, i, call.grad, call.operand(1 - i)) for i in (0, 1) if call.wanted(i)
+    }
+
+
+def einsum_gradient(call: Backward) -> Grads:
+    """The einsum of the cotangent and the other operands."""
+
+    def one(index: int) -> Value:
+        others = [call.operand(i) for i in range(len(call.ins)) if i != index]
+        return contracted(call, index, call.grad, *others)
+
+    return {i: one(i) for i in range(len(call.ins)) if call.wanted(i)}
+
+
+def div_gradient(call: Backward) -> Grads:
+    """Of x / y: 1 / y, and -(x / y) / y."""
+
+    def numerator(call: Backward) -> Grads:
+        x, y = call.ins
+        if set(y.names) <= set(x.names):
+            return {0: call.emit("div", call.sized(call.grad, 0), call.operand(1))}
+        one = number(call, 1.0, y.dtype)
+        return {0: contracted(call, 0, call.grad, call.emit("div", one, call.operand(1)))}
+
+    def denominator(call: Backward) -> Grads:
+        total = contracted(call, 1, call.grad, call.result())
+        return {1: call.emit("neg", call.emit("div", total, call.operand(1)))}
+
+    return _both(call, {0: numerator, 1: denominator})
+
+
+def pow_gradient(call: Backward) -> Grads:
+    """Of x ^ p: p * x^(p-1), which is 0 for p = 0, and x^p * log(x), which is 0 for x = 0."""
+
+    def base(call: Backward) -> Grads:
+        x, p = call.operand(0), call.operand(1)
+        # 0 * x^-1 would be NaN at x = 0.
+        one = number(call, 1.0, p.type.dtype)
+        safe = call.emit("where", call.emit("eq", p, 0.0), one, p)
+        power = call.emit("pow", x, call.emit("sub", safe, 1.0))
+        return {0: contracted(call, 0, call.grad, p, power)}
+
+    def exponent(call: Backward) -> Grads:
+        x = call.operand(0)
+        # 0 * log(0) would be NaN.
+        one = number(call, 1.0, x.type.dtype)
+        safe = call.emit("where", call.emit("eq", x, 0.0), one, x)
+        log = call.emit("log", safe)
+        return {1: contracted(call, 1, call.grad, call.result(), log)}
+
+    return _both(call, {0: base, 1: exponent})
+
+
+def extreme_gradient(above: str, at_least: str) -> Gradient:
+    """Of `maximum` (`gt`, `ge`) or `minimum` (`lt`, `le`): to whom it came from; half at a tie."""
+
+    def gradient(call: Backward) -> Grads:
+        found = {}
+        for index in (0, 1):
+            if call.wanted(index):
+                found[index] = contracted(call, index, call.grad, share(call, index))
+        return found
+
+    def share(call: Backward, index: int) -> Value:
+        own, other = call.operand(index), call.operand(1 - index)
+        dtype = own.type.dtype
+        won, tied = call.emit(above, own, other), call.emit(at_least, own, other)
+        half = call.emit("where", tied, number(call, 0.5, dtype), number(call, 0.0, dtype))
+        return call.emit("where", won, number(call, 1.0, dtype), half)
+
+    return gradient
+
+
+def where_gradient(call: Backward) -> Grads:
+    """The cotangent where the operand was taken, 0 elsewhere."""
+    condition, zero = call.operand(0), zero_like(call, call.grad)
+    found = {}
+    if call.wanted(1):
+        found[1] = call.sized(call.emit("where", condition, call.grad, zero), 1)
+    if call.wanted(2):
+        found[2] = call.sized(call.emit("where", condition, zero, call.grad), 2)
+    return found
+
+
+def cast_gradient(call: Backward) -> Grads:
+    """Cast back; what comes from integers has no gradient, and is never wanted."""
+    old = call.ins[0].dtype
+    return {
+        0: call.grad if call.grad.type.dtype == old else call.emit("cast", call.grad, dtype=old)
+    }
+
+
+# --- slopes of one operand ---------------------------------------------------------------------
+
+
+def neg_gradient(call: Backward) -> Grads:
+    """The negative."""
+    return {0: call.emit("neg", call.grad)}
+
+
+def square_gradient(call: Backward) -> Grads:
+    """2 * x."""
+    return {0: product(call, call.emit("mul", call.grad, 2.0), call.operand(0))}
+
+
+def log_gradient(call: Backward) -> Grads:
+    """1 / x."""
+    return {0: call.emit("div", call.grad, call.operand(0))}
+
+
+def sqrt_gradient(call: Backward) -> Grads:
+    """1 / (2 * sqrt(x))."""
+    return {0: call.emit("div", call.emit("mul", call.grad, 0.5), call.result())}
+
+
+def rsqrt_gradient(call: Backward) -> Grads:
+    """-1/2 * x^(-3/2), from the result."""
+    y = call.result()
+    half = call.emit("mul", call.grad, -0.5)
+    return {0: product(call, half, call.emit("mul", call.emit("square", y), y))}
+
+
+def cos_gradient(call: Backward) -> Grads:
+    """-sin(x)."""
+    return {0: call.emit("neg", product(call, call.grad, call.emit("sin", call.operand(0))))}

@@ -1,0 +1,86 @@
+"""What the gradients of the operators share: contractions, numbers, the rules met most often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from meshdsl.named.ir import Dim, DType, Value
+from meshdsl.ops.opdef import Backward, Gradient
+
+Slope = Callable[[Backward], Value]
+
+
+def contracted(call: Backward, index: int, *factors: Value) -> Value:
+    """The product of `factors`, given per element of the result, summed for operand `index`.
+
+    Dims that the operand has and no factor are left out: the gradient is constant along them.
+    Every other dim of the call must occur in a factor. Factors without dims scale the sum.
+    """
+    own = call.ins[index]
+    scales = [f for f in factors if not f.type.dims]
+    tensors = [f for f in factors if f.type.dims]
+    names = {n for f in tensors for n in f.type.names}
+    if names <= set(own.names):
+        return product(call, *factors)
+    dims = tuple(d for d in own.dims if d.name in names)
+    if len(tensors) > 1:
+        total = call.emit("einsum", *tensors, dims=dims)
+    else:
+        gone = tuple(d for d in tensors[0].type.dims if not own.has(d.name))
+        total = call.emit("sum", tensors[0], dims=gone)
+    return product(call, total, *scales)
+
+
+def product(call: Backward, *factors: Value) -> Value:
+    """All factors multiplied, the smallest first, so that the largest is read once."""
+    smallest, *rest = sorted(factors, key=lambda f: f.type.elements)
+    for factor in rest:
+        smallest = call.emit("mul", factor, smallest)
+    return smallest
+
+
+def number(call: Backward, value: float, dtype: DType) -> Value:
+    """`value` as a literal of `dtype`, where no tensor of that dtype comes first in the call."""
+    return call.emit("constant", value=value, dtype=dtype)
+
+
+def zero_like(call: Backward, value: Value) -> Value:
+    """The literal 0 in the dtype of `value`."""
+    return number(call, 0.0, value.type.dtype)
+
+
+def with_dims(call: Backward, *dims: Dim) -> Value:
+    """The cotangent with all of `dims`, which the result has; others may still be missing."""
+    grad = call.grad
+    if all(grad.type.has(d.name) for d in dims):
+        return grad
+    names = {*grad.type.names, *(d.name for d in dims)}
+    return call.full(grad, tuple(d for d in call.outs[0].dims if d.name in names))
+
+
+def passed(call: Backward) -> Mapping[int, Value]:
+    """The gradient of an operator of one operand that changes nothing but dims it may lack."""
+    return {0: call.grad}
+
+
+def summed(call: Backward) -> Mapping[int, Value]:
+    """The gradient of the only operand: that of the result, summed over what it does not have."""
+    return {0: call.sized(call.grad, 0)}
+
+
+def factor_of(slope: Slope) -> Gradient:
+    """The gradient of a pointwise function of one operand whose derivative is `slope`."""
+    return lambda call: {0: product(call, call.grad, slope(call))}
+
+
+def applied(name: str, *, to_result: bool = False) -> Gradient:
+    """The gradient that the operator `name` makes of the cotangent and the operand (or result).
+
+    It takes the attributes of the call.
+    """
+
+    def gradient(call: Backward) -> Mapping[int, Value]:
+        kept = call.result() if to_result else call.operand(0)
+        return {0: call.emit(name, call.grad, kept, **dict(call.attrs))}
+
+    return gradient

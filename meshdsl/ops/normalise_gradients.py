@@ -1,0 +1,312 @@
+"""Gradients of the composites: one kernel, or in primitives where their own dim is split.
+
+All are linear in the cotangent `dy`, which comes first, so that a partial one stays partial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from meshdsl.named.ir import F32, I32, Dim, TensorType, Value
+from meshdsl.ops.build import (
+    BATCH,
+    HIDDEN,
+    SEQ,
+    VOCAB,
+    Array,
+    Infer,
+    align,
+    need_dims,
+    need_kind,
+    need_one_dtype,
+    sample,
+    tensor,
+)
+from meshdsl.ops.indexing import checked_numpy, checked_text, need_indices
+from meshdsl.ops.normalise import LAYER_NORM_EPS, RMS_NORM_EPS, composite, softmax_numpy
+from meshdsl.ops.opdef import Attrs, Backward, NumpyCall, Sample, Signature, TorchCall
+from meshdsl.ops.text import aligned, permuted, tuple_text
+
+# --- constructors ----------------------------------------------------------------------------
+
+
+def _infer(name: str) -> Infer:
+    """The type of `dy`; a second operand has it as well, a third is a scale along `dim`."""
+
+    def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+        need_dims(name, ins[0], (attrs["dim"],))
+        need_kind(name, "float", *ins)
+        need_one_dtype(name, *ins)
+        assert all(t.dims == ins[0].dims for t in ins[1:2]), f"{name} of {ins}"
+        assert all(t.names == (attrs["dim"].name,) for t in ins[2:]), f"{name} of {ins}"
+        return (ins[0],)
+
+    return infer
+
+
+def _samples(same: int, most: int, second: str = "int") -> tuple[Sample, ...]:
+    """Calls with `same` operands of one type, and up to `most` with the scale."""
+    kinds = ("int", second, "int")
+    cases: tuple[tuple[tuple[Dim, ...], Dim], ...] = (
+        ((SEQ,), SEQ),
+        ((BATCH, SEQ, HIDDEN), SEQ),
+        ((BATCH, HIDDEN), HIDDEN),
+    )
+    return tuple(
+        sample(
+            *(tensor(*dims),) * same,
+            *(tensor(dim),) * count,
+            values=kinds[: same + count],
+            dim=dim,
+        )
+        for dims, dim in cases
+        for count in range(most - same + 1)
+    )
+
+
+def _axis(call: NumpyCall | TorchCall) -> int:
+    return call.ins[0].index(call.attrs["dim"].name)
+
+
+# --- softmax, log_softmax, cumsum --------------------------------------------------------------
+
+
+def _softmax_numpy(call: NumpyCall, dy: Array, y: Array) -> Array:
+    return np.asarray(y * (dy - (dy * y).sum(_axis(call), keepdims=True)))
+
+
+def _log_softmax_numpy(call: NumpyCall, dy: Array, y: Array) -> Array:
+    return np.asarray(dy - np.exp(y) * dy.sum(_axis(call), keepdims=True))
+
+
+def _kernel(name: str) -> Callable[[TorchCall], str]:
+    def write(call: TorchCall) -> str:
+        dy, y = call.tensor(0), call.tensor(1)
+        return f"torch.ops.aten.{name}({dy}, {y}, {_axis(call)}, {call.outs[0].dtype.torch})"
+
+    return write
+
+
+def _softmax_gradient(call: Backward) -> Mapping[int, Value]:
+    """The rule is symmetric in `dy`; by y it is linear in both, and once more in each."""
+    dim, dims = call.attrs["dim"], call.outs[0].dims
+    grad = call.full(call.grad, dims)
+    found = {}
+    if call.wanted(0):
+        found[0] = call.emit("softmax_grad", grad, call.operand(1), dim=dim)
+    if call.wanted(1):
+        dy, y = call.operand(0), call.operand(1)
+        rest = tuple(d for d in dims if d != dim)
+        left = call.emit("mul", grad, call.emit("sub", dy, call.emit("einsum", dy, y, dims=rest)))
+        right = call.emit("mul", dy, call.emit("einsum", grad, y, dims=rest))
+        found[1] = call.emit("sub", left, right)
+    return found
+
+
+def _log_softmax_gradient(call: Backward) -> Mapping[int, Value]:
+    dim, dims = call.attrs["dim"], call.outs[0].dims
+    grad = call.full(call.grad, dims)
+    share = call.emit("exp", call.operand(1))
+    found = {}
+    if call.wanted(0):
+        rest = tuple(d for d in dims if d != dim)
+        found[0] = call.emit("sub", grad, call.emit("einsum", grad, share, dims=rest))
+    if call.wanted(1):
+        total = call.emit("neg", call.emit("sum", call.operand(0), dims=(dim,)))
+        found[1] = call.emit("mul", call.emit("mul", grad, share), total)
+    return found
+
+
+composite(
+    "softmax_grad",
+    (2, 2),
+    _infer("softmax_grad"),
+    _softmax_numpy,
+    _kernel("_softmax_backward_data"),
+    _samples(2, 2),
+    linear=lambda sig: ((0,),),
+    exact=True,
+    internal=True,
+    gradient=_softmax_gradient,
+)
+composite(
+    "log_softmax_grad",
+    (2, 2),
+    _infer("log_softmax_grad"),
+    _log_softmax_numpy,
+    _kernel("_log_softmax_backward_data"),
+    _samples(2, 2, "unit"),  # exp of larger values overflows
+    linear=lambda sig: ((0,),),
+    internal=True,
+    gradient=_log_softmax_gradient,
+)
+
+
+def _cumsum_gradient(call: Backward) -> Mapping[int, Value]:
+    return {0: call.emit("cumsum", call.full(call.grad, call.outs[0].dims), dim=call.attrs["dim"])}
+
+
+composite(
+    "cumsum_grad",
+    (1, 1),
+    _infer("cumsum_grad"),
+    lambda call, dy: np.flip(np.cumsum(np.flip(dy, _axis(call)), _axis(call)), _axis(call)),
+    lambda call: "{0}.flip({1}).cumsum({1}).flip({1})".format(call.tensor(0), _axis(call)),
+    _samples(1, 1),
+    linear=lambda sig: ((0,),),
+    exact=True,
+    cost=1,
+    internal=True,
+    gradient=_cumsum_gradient,
+)
+
+# --- norms -----------------------------------------------------------------------------------
+
+
+def _linear(sig: Signature) -> tuple[tuple[int, ...], ...]:
+    """In the cotangent, and in the scale."""
+    return ((0,), (2,))[: len(sig.ins) - 1]
+
+
+def _scaled(call: NumpyCall, dy: Array, scales: tuple[Array, ...]) -> Array:
+    return dy * align(scales[0], call.ins[2], call.ins[0].dims) if scales else dy
+
+
+def _layer_norm_numpy(call: NumpyCall, dy: Array, x: Array, *scales: Array) -> Array:
+    axis = _axis(call)
+    z = x - x.mean(axis, keepdims=True)
+    r = 1 / np.sqrt(np.square(z).mean(axis, keepdims=True) + LAYER_NORM_EPS)
+    t, h = _scaled(call, dy, scales), z * r
+    means = t.mean(axis, keepdims=True) + h * (t * h).mean(axis, keepdims=True)
+    return np.asarray(r * (t - means))
+
+
+def _rms_norm_numpy(call: NumpyCall, dy: Array, x: Array, *scales: Array) -> Array:
+    axis = _axis(call)
+    r = 1 / np.sqrt(np.square(x).mean(axis, keepdims=True) + RMS_NORM_EPS)
+    t = _scaled(call, dy, scales)
+    return np.asarray(r * (t - x * r * r * (t * x).mean(axis, keepdims=True)))
+
+
+def _layer_norm_text(call: TorchCall) -> str:
+    """A kernel for the last dim; it wants mean and deviation, which the forward one yields."""
+    dim, names = call.attrs["dim"], call.ins[0].names
+    last = (*(n for n in names if n != dim.name), dim.name)
+    dy, x = (permuted(call.tensor(i), names, last) for i in (0, 1))
+    scale = call.tensor(2) if len(call.ins) > 2 else "None"
+    shape = f"({dim.size},)"
+    forward = f"torch.native_layer_norm({x}, {shape}, None, None, {LAYER_NORM_EPS!r})[1:]"
+    stats = call.let("stats", forward)
+    args = f"{dy}, {x}, {shape}, *{stats}, {scale}, None, [True, False, False]"
+    return permuted(f"torch.ops.aten.native_layer_norm_backward({args})[0]", last, names)
+
+
+def _rms_norm_text(call: TorchCall) -> str:
+    """With t = dy * g and r = 1 / rms(x): r * (t - x * r^2 * mean(t * x)), in four passes."""
+    dim, axis = call.attrs["dim"], _axis(call)
+    x, t = call.tensor(1), call.tensor(0)
+    if len(call.ins) > 2:
+        t = call.let("scaled", f"{t} * {call.aligned(2, call.ins[0].dims)}")
+    wide = ", dtype=torch.float32" if call.ins[0].dtype.bytes < F32.bytes else ""
+    norm = f"torch.linalg.vector_norm({x}, dim={axis}, keepdim=True{wide})"
+    mean = f"{norm}.square_().div_({dim.size}).add_({RMS_NORM_EPS!r})"
+    r = call.let("scale", f"{mean}.rsqrt_()")
+    dot = f"torch.linalg.vecdot({t}, {x}, dim={axis}).unsqueeze({axis})"
+    along = call.let("along", f"{dot}.div_({dim.size}).mul_({r}.square())")
+    return f"torch.addcmul({t}, {x}, {along}, value=-1).mul_({r})"
+
+
+composite(
+    "layer_norm_grad",
+    (2, 3),
+    _infer("layer_norm_grad"),
+    _layer_norm_numpy,
+    _layer_norm_text,
+    _samples(2, 3),
+    linear=_linear,
+    cost=14,
+    internal=True,
+)
+composite(
+    "rms_norm_grad",
+    (2, 3),
+    _infer("rms_norm_grad"),
+    _rms_norm_numpy,
+    _rms_norm_text,
+    _samples(2, 3),
+    linear=_linear,
+    cost=10,
+    internal=True,
+)
+
+# --- cross-entropy ---------------------------------------------------------------------------
+
+
+def _cross_entropy_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    """The type of the logits; the cotangent may lack dims."""
+    dy, logits, targets = ins
+    need_dims("cross_entropy_grad", logits, (attrs["dim"],))
+    need_dims("cross_entropy_grad", targets, dy.dims)
+    need_one_dtype("cross_entropy_grad", dy, logits)
+    need_indices("cross_entropy_grad", targets, attrs["dim"])
+    return (logits,)
+
+
+def _cross_entropy_numpy(call: NumpyCall, dy: Array, logits: Array, targets: Array) -> Array:
+    dims, dim = call.outs[0].dims, call.attrs["dim"].name
+    at = call.outs[0].index(dim)
+    share = softmax_numpy(logits, at)
+    own = np.arange(share.shape[at]).reshape(-1, *(1,) * (share.ndim - at - 1))
+    hit = align(checked_numpy(call, 2, targets, dim), call.ins[2], dims) == own
+    return np.asarray(align(dy, call.ins[0], dims) * (share - hit))
+
+
+def _cross_entropy_text(call: TorchCall) -> str:
+    """The softmax times dy, in its own memory; then dy less at the targets."""
+    logits, dim = call.ins[1], call.attrs["dim"].name
+    at = logits.index(dim)
+    positions = tuple(n for n in logits.names if n != dim)
+    where = logits.without(dim).dims
+    dy = call.let("dy", call.tensor(0)) if call.is_constant(0) else call.args[0]
+    wide = aligned(dy, call.ins[0].names, logits.names)
+    share = call.let("share", f"torch.softmax({call.tensor(1)}, {at}).mul_({wide})")
+    index = permuted(checked_text(call, 2, dim), call.ins[2].names, positions)
+    less = f"-{aligned(dy, call.ins[0].names, positions)}"
+    if len(call.ins[0].names) < len(where):
+        less = f"({less}).expand({tuple_text([d.size for d in where])})"
+    else:
+        less = f"({less})"
+    return f"{share}.scatter_add_({at}, {index}.unsqueeze({at}), {less}.unsqueeze({at}))"
+
+
+_AT = ("int", "int", "index:v")
+
+
+def _targets(*dims: Dim) -> TensorType:
+    return tensor(*dims, dtype=I32)
+
+
+composite(
+    "cross_entropy_grad",
+    (3, 3),
+    _cross_entropy_infer,
+    _cross_entropy_numpy,
+    _cross_entropy_text,
+    (
+        sample(tensor(), tensor(VOCAB), _targets(), values=_AT, dim=VOCAB),
+        sample(tensor(BATCH), tensor(BATCH, VOCAB), _targets(BATCH), values=_AT, dim=VOCAB),
+        sample(tensor(), tensor(BATCH, VOCAB), _targets(BATCH), values=_AT, dim=VOCAB),
+        sample(
+            tensor(SEQ, BATCH), tensor(BATCH, SEQ, VOCAB), _targets(SEQ, BATCH), values=_AT,
+            dim=VOCAB,
+        ),
+        sample(
+            tensor(SEQ), tensor(BATCH, VOCAB, SEQ), _targets(BATCH, SEQ), values=_AT, dim=VOCAB
+        ),
+    ),
+    linear=lambda sig: ((0,),),
+    cost=6,
+    internal=True,
+)  # fmt: skip

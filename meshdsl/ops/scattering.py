@@ -1,0 +1,172 @@
+"""`scatter_add`, the gradient of a gather: each position's part added to the row it was taken from.
+
+With the indexed dim split, each device adds up the positions of its own rows; the parts of the
+others go to one more row, which is cut off. Indices are checked here too: a program may want the
+gradient alone, without the gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from meshdsl.named.ir import F32, I32, I64, TensorType, Value
+from meshdsl.ops.build import (
+    BATCH,
+    HIDDEN,
+    SEQ,
+    VOCAB,
+    Array,
+    align,
+    loop,
+    loops,
+    need_dims,
+    need_distinct,
+    sample,
+    swapped,
+    tensor,
+)
+from meshdsl.ops.indexing import checked_numpy, checked_text
+from meshdsl.ops.opdef import (
+    Attrs,
+    Backward,
+    Factors,
+    NumpyCall,
+    OpDef,
+    Signature,
+    Surface,
+    TorchCall,
+    register,
+)
+from meshdsl.ops.text import Names, aligned, atom, extent, permuted, tuple_text
+
+
+def _infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    """`dims` are those of the result: `dim`, which the indices mean, and any others of `dy`."""
+    dy, ids = ins
+    dims, dim = attrs["dims"], attrs["dim"]
+    need_distinct("scatter_add", dims)
+    need_dims("scatter_add", dy, ids.dims)
+    need_dims("scatter_add", dy, [d for d in dims if d != dim])
+    gone = [d for d in dy.dims if d not in dims]
+    need_dims("scatter_add", ids, gone)
+    assert dim in dims, f"scatter_add yields {dims}, without {dim}"
+    return (TensorType(dims, dy.dtype),)
+
+
+def _factors(sig: Signature) -> Factors:
+    gone = [n for n in sig.ins[0].names if not sig.outs[0].has(n)]
+    summed = tuple(loop(sig, n, "sum") for n in gone)
+    return Factors((*loops(sig), *summed), (frozenset({0}),))
+
+
+def _numpy(call: NumpyCall, dy: Array, ids: Array) -> Array:
+    dim, dims = call.attrs["dim"].name, call.local(call.ins[0]).dims
+    index = align(checked_numpy(call, 1, ids, dim) - call.offset(dim), call.ins[1], dims)
+    inside = (index >= 0) & (index < call.extent(dim))
+    key = []
+    for name in call.outs[0].names:
+        grid = (align(np.arange(d.size), TensorType((d,), I64), dims) for d in dims)
+        own = np.where(inside, index, 0)
+        key.append(own if name == dim else dict(zip(call.ins[0].names, grid, strict=True))[name])
+    out = np.zeros(call.local(call.outs[0]).shape, dy.dtype)
+    np.add.at(out, tuple(np.broadcast_arrays(*key, dy)[:-1]), np.where(inside, dy, 0))
+    return out
+
+
+# --- torch -----------------------------------------------------------------------------------
+
+
+def _text(call: TorchCall) -> str:
+    dy, ids, out = call.ins[0], call.ins[1], call.outs[0]
+    dim = call.attrs["dim"].name
+    at, rows = out.index(dim), extent(call, dim)
+    positions = tuple(n for n in ids.names if not out.has(n))
+    target = (*out.names[:at], *positions, *out.names[at + 1 :])
+    parts = _joined(permuted(call.tensor(0), dy.names, target), at, len(positions))
+    # Many small numbers added up in half precision would stop growing.
+    is_half = dy.dtype.bytes < F32.bytes
+    parts = call.let("parts", f"{parts}.float()" if is_half else parts)
+    spare = 1 if call.is_split(dim) else 0
+    shape = [n + spare if i == at else n for i, n in enumerate(out.shape)]
+    added = _added(call, f"{parts}.new_zeros({tuple_text(shape)})", parts, _rows(call), target)
+    found = f"{added}.narrow({at}, 0, {rows})" if spare else added
+    return f"{found}.to({dy.dtype.torch})" if is_half else found
+
+
+def _joined(text: str, at: int, count: int) -> str:
+    """`text` with its `count` dims from `at` on made one."""
+    if count == 1:
+        return text
+    return f"{text}.flatten({at}, {at + count - 1})" if count else f"{text}.unsqueeze({at})"
+
+
+def _rows(call: TorchCall) -> str:
+    """A variable with the local rows that the indices mean; past the end for those of others."""
+    dim = call.attrs["dim"].name
+    index = checked_text(call, 1, dim)
+    if not call.is_split(dim):
+        return index
+    local = call.let("local", f"{index} - {atom(call.offset(dim))}")
+    rows = extent(call, dim)
+    return call.let("index", f"{local}.where(({local} >= 0) & ({local} < {rows}), {rows})")
+
+
+def _added(call: TorchCall, zeros: str, parts: str, index: str, target: Names) -> str:
+    """`parts` added to `zeros` at the rows `index`; dims that both have go together."""
+    ids, out, dim = call.ins[1].names, call.outs[0].names, call.attrs["dim"].name
+    at = out.index(dim)
+    positions = tuple(n for n in ids if n not in out)
+    if len(positions) == len(ids):
+        flat = index if len(ids) == 1 else f"{index}.reshape(-1)"
+        return f"{zeros}.index_add_({at}, {flat}, {parts})"
+    order = tuple(n for n in target if n in ids)
+    start = len([n for n in out[:at] if n in ids])
+    flat = _joined(permuted(index, ids, order), start, len(positions))
+    names = (*order[:start], dim, *order[start + len(positions) :])
+    wide = aligned(flat, names, out, full=True)
+    return f"{zeros}.scatter_add_({at}, {wide}.expand_as({parts}), {parts})"
+
+
+# --- gradient --------------------------------------------------------------------------------
+
+
+def _gradient(call: Backward) -> Mapping[int, Value]:
+    """Gathered again: what is linear by a row goes to all its positions."""
+    grad, dim = call.grad, call.attrs["dim"]
+    if not grad.type.has(dim.name):
+        return {0: grad}
+    return {0: call.emit("gather", grad, call.operand(1), dim=dim)}
+
+
+_IDS = tensor(BATCH, SEQ, dtype=I32)
+_AT = ("int", "index:v")
+_B, _S, _H, _V = BATCH, SEQ, HIDDEN, VOCAB
+
+register(
+    OpDef(
+        "scatter_add",
+        Surface("view", (2, 2)),
+        _infer,
+        _factors,
+        _numpy,
+        _text,
+        (
+            sample(tensor(_B, _S, _H), _IDS, values=_AT, dim=_V, dims=(_V, _H)),
+            sample(tensor(_H, _S), tensor(_S, dtype=I64), values=_AT, dim=_V, dims=(_H, _V)),
+            sample(tensor(_H), tensor(dtype=I32), values=_AT, dim=_V, dims=(_V, _H)),
+            sample(tensor(_B, _S), _IDS, values=_AT, dim=_V, dims=(_V,)),
+            sample(tensor(_B, _S, _H), _IDS, values=_AT, dim=_V, dims=(_S, _V, _H)),
+            sample(tensor(_S, _H, _B), _IDS, values=_AT, dim=_V, dims=(_H, _V, _B)),
+            sample(tensor(_B, _S, _H), _IDS, values=_AT, dim=_V, dims=(_S, _B, _V, _H)),
+        ),
+        flops=lambda sig: sig.ins[0].elements,
+        true_rows=swapped(
+            "only where no two positions can mean one row",
+            "P(max), B -> P(max)",
+            "P(min), B -> P(min)",
+        ),
+        gradient=_gradient,
+    )
+)

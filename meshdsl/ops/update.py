@@ -1,0 +1,232 @@
+"""Updates: what one step of an optimizer makes of a parameter and of what it keeps about it.
+
+They stand at the end of a training step (`named/optimizers.py` emits them) and cannot be called.
+`w` is the parameter, or its master copy where it is of a narrower dtype; `g`, its gradient, may be
+of a narrower dtype and have its dims in another order. `scale` multiplies the gradient: it is what
+clipping by norm comes to. All but `g` have the dtype of `w`. `lr`, `scale` and `step` are scalars
+or, of a parameter stacked by a `repeat`, have some of its dims. The torch text works in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from meshdsl.named.ir import BF16, F32, Dim, DType, TensorType
+from meshdsl.ops.build import (
+    BATCH,
+    HIDDEN,
+    SEQ,
+    Array,
+    Infer,
+    align,
+    plain,
+    sample,
+    swapped,
+    tensor,
+)
+from meshdsl.ops.opdef import Attrs, NumpyCall, OpDef, Sample, Surface, TorchCall, register
+
+_REDUCED = "parameters, states and scalars are never partial, and a gradient is reduced before"
+
+# --- constructor -----------------------------------------------------------------------------
+
+
+def update(
+    name: str,
+    operands: tuple[str, ...],
+    numpy: Callable[..., tuple[Array, ...]],
+    samples: tuple[Sample, ...],
+    *,
+    flops: int,
+    true_rows: Mapping[str, str],
+) -> OpDef:
+    """Register an update of the `operands`; those called `w`, `m` and `v` get a new value each.
+
+    `numpy` takes the attributes and the aligned arrays. The torch text calls the support function
+    `{name without _update}_` on the operands and attributes. `flops` counts per element.
+    """
+    new = tuple(i for i, o in enumerate(operands) if o in ("w", "m", "v"))
+
+    def run(call: NumpyCall, *arrays: Array) -> tuple[Array, ...]:
+        dims = call.ins[0].dims
+        aligned = [align(a, t, dims) for a, t in zip(arrays, call.ins, strict=True)]
+        return numpy(call.attrs, *aligned)
+
+    return register(
+        OpDef(
+            name,
+            Surface("view", (len(operands), len(operands))),
+            _infer(name, operands, new),
+            plain(),
+            run if len(new) > 1 else lambda call, *arrays: run(call, *arrays)[0],
+            _text(f"{name.removesuffix('update')}", new),
+            samples,
+            exact=False,
+            flops=lambda sig: flops * sig.ins[0].elements,
+            true_rows=true_rows,
+            overwrites=new,
+        )
+    )
+
+
+def _infer(name: str, operands: tuple[str, ...], new: tuple[int, ...]) -> Infer:
+    """The results have the type of `w`. Nobody writes these calls: what is wrong is our mistake."""
+
+    def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+        del attrs
+        w = ins[0]
+        assert w.dtype.kind == "float", f"{name} of {w}"
+        for operand, type_ in zip(operands, ins, strict=True):
+            said = f"{name} of {w}: {operand} is {type_}"
+            assert set(type_.dims) <= set(w.dims), said
+            assert type_.dtype == w.dtype or operand == "g", said
+            assert type_.dtype.kind == "float", said
+            assert type_.dtype.bytes <= w.dtype.bytes, said
+        assert set(ins[1].dims) == set(w.dims), f"{name} of {w}: the gradient is {ins[1]}"
+        assert all(ins[i] == w for i in new), f"{name}: states are not of the type {w}"
+        return (w,) * len(new)
+
+    return infer
+
+
+def _text(function: str, new: tuple[int, ...]) -> Callable[[TorchCall], str]:
+    """`adam_(w, g, m, v, lr, scale, step, beta1=0.9, …)`."""
+
+    def write(call: TorchCall) -> str:
+        dims = call.ins[0].dims
+        operands = [
+            call.tensor(i) if i in (*new, 1) and call.is_constant(i) else call.aligned(i, dims)
+            for i in range(len(call.ins))
+        ]
+        options = [f"{name}={value!r}" for name, value in call.attrs.items()]
+        return f"{call.use(function)}({', '.join([*operands, *options])})"
+
+    return write
+
+
+def _vector(states: str, scalars: int, **attrs: object) -> Sample:
+    """A vector in f32 with a gradient in bf16; `states`: for each, how its values are drawn."""
+    return _sample(((SEQ,), (SEQ,)), BF16, states, scalars, attrs)
+
+
+def _matrix(states: str, scalars: int, **attrs: object) -> Sample:
+    """A matrix whose gradient is stored the other way round."""
+    return _sample(((BATCH, HIDDEN), (HIDDEN, BATCH)), F32, states, scalars, attrs)
+
+
+def _sample(
+    dims: tuple[tuple[Dim, ...], tuple[Dim, ...]],
+    narrow: DType,
+    states: str,
+    scalars: int,
+    attrs: Attrs,
+) -> Sample:
+    w, g = tensor(*dims[0]), tensor(*dims[1], dtype=narrow)
+    kinds = ("int", "int", *states.split(), *("positive",) * scalars)
+    types = (w, g, *(w for _ in states.split()), *(tensor() for _ in range(scalars)))
+    return sample(*types, values=kinds, **attrs)
+
+
+def _extremes(*rows: str) -> tuple[str, ...]:
+    """Each row for maxima (`{0}`, with minima in `{1}`) and for minima."""
+    return tuple(row.format(*pair) for row in rows for pair in (("max", "min"), ("min", "max")))
+
+
+# --- gradient descent ------------------------------------------------------------------------
+
+
+def _sgd(attrs: Attrs, w: Array, g: Array, lr: Array, scale: Array) -> tuple[Array, ...]:
+    return (np.asarray(w - lr * (scale * g + attrs["weight_decay"] * w)),)
+
+
+def _momentum(
+    attrs: Attrs, w: Array, g: Array, v: Array, lr: Array, scale: Array
+) -> tuple[Array, ...]:
+    g = scale * g + attrs["weight_decay"] * w
+    v = attrs["beta"] * v + g
+    direction = g + attrs["beta"] * v if attrs["nesterov"] else v
+    return np.asarray(w - lr * direction), np.asarray(v)
+
+
+update(
+    "sgd_update",
+    ("w", "g", "lr", "scale"),
+    _sgd,
+    (
+        _matrix("", 2, weight_decay=0.0),
+        _vector("", 2, weight_decay=0.25),
+    ),
+    flops=3,
+    true_rows=swapped(
+        _REDUCED,
+        "P, P, B, B -> P",
+        "P, B, P, B -> P",
+        "P, B, B, P -> P",
+        *_extremes("P({0}), B, B, B -> P({0})", "B, P({0}), B, B -> P({1})"),
+    ),
+)
+update(
+    "momentum_update",
+    ("w", "g", "v", "lr", "scale"),
+    _momentum,
+    (
+        _matrix("int", 2, beta=0.5, nesterov=False, weight_decay=0.0),
+        _vector("int", 2, beta=0.75, nesterov=True, weight_decay=0.25),
+    ),
+    flops=5,
+    true_rows=swapped(
+        _REDUCED,
+        "P, P, P, B, B -> P, P",
+        "P, B, P, B, P -> P, P",
+        "P, B, B, P, B -> P, B",
+        *_extremes(
+            "P({0}), B, B, B, B -> P({0}), B",
+            "B, P({0}), B, B, B -> P({1}), P({0})",
+            "B, B, P({0}), B, B -> P({1}), P({0})",
+        ),
+    ),
+)
+
+# --- Adam ------------------------------------------------------------------------------------
+
+
+def _adam(
+    attrs: Attrs, w: Array, g: Array, m: Array, v: Array, lr: Array, scale: Array, step: Array
+) -> tuple[Array, ...]:
+    """Kingma and Ba 2015; `decoupled`: with the weight decay of Loshchilov and Hutter 2019."""
+    beta1, beta2, decay = attrs["beta1"], attrs["beta2"], attrs["weight_decay"]
+    g = scale * g if attrs["decoupled"] else scale * g + decay * w
+    m = beta1 * m + (1 - beta1) * g
+    v = beta2 * v + (1 - beta2) * g**2
+    direction = m / (1 - beta1**step) / (np.sqrt(v / (1 - beta2**step)) + attrs["eps"])
+    if attrs["decoupled"]:
+        direction = direction + decay * w
+    return np.asarray(w - lr * direction), np.asarray(m), np.asarray(v)
+
+
+update(
+    "adam_update",
+    ("w", "g", "m", "v", "lr", "scale", "step"),
+    _adam,
+    (
+        _matrix(
+            "int positive",
+            3,
+            beta1=0.75,
+            beta2=0.875,
+            eps=1e-8,
+            weight_decay=0.25,
+            decoupled=True,
+        ),
+    ),
+    flops=12,
+    true_rows=swapped(
+        _REDUCED,
+        *_extremes(
+            "P({0}), B, B, B, B, B, B -> P({0}), B, B",
+            "B, B, P({0}), B, B, B, B -> P({1}), P({0}), B",
+        ),
+    ),
+)

@@ -1,0 +1,92 @@
+"""Parameters that are stored otherwise than the computation uses them: where they are gathered.
+
+Each use goes through a `load`: an identity whose result is placed by the general rules alone. A
+load serves one block of one phase, so that the backward pass gathers again; with `keep` it serves
+the whole program. (ZeRO stage 3, Rajbhandari et al. 2020; `reshard_after_forward` in FSDP.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshdsl.diagnostics import Span
+from meshdsl.named.ir import Node, Op, Program, Repeat, Stacked, Value, walk
+from meshdsl.named.rewrite import substitute
+from meshdsl.placed.layout import Layout
+
+
+def is_load(op: Op) -> bool:
+    """Whether an operator is a parameter's way from storage to use."""
+    return op.name == "identity" and is_loaded(op.out)
+
+
+def is_loaded(value: Value) -> bool:
+    """Whether a value is a parameter as it is used, not as it is stored."""
+    return value.role == "param" and value.follows is not None
+
+
+def with_loads(program: Program, layout: Layout) -> Program:
+    """The program with a load for every parameter that is not stored as it is used."""
+    moved = {p.value for p in program.params if _moves(p.value, layout)}
+    if not moved:
+        return program
+    return replace(program, body=tuple(_Block(layout, moved).nodes(program.body)))
+
+
+def _moves(value: Value, layout: Layout) -> bool:
+    stored, used = layout.bind(value, stored=True), layout.bind(value)
+    return stored.placement(layout.mesh) != used.placement(layout.mesh)
+
+
+def _is_kept(value: Value, layout: Layout) -> bool:
+    causes = layout.bind(value, stored=True).causes.values()
+    return any(rule.keep for rule in causes if rule.selector == ("params",))
+
+
+class _Block:
+    """Rewrites one block. `moved` are the parameters, or slices of them, that need a load."""
+
+    def __init__(self, layout: Layout, moved: set[Value]) -> None:
+        self.layout, self.moved = layout, moved
+        self.loads: dict[tuple[Value, str], Value] = {}
+        self.made: list[Node] = []
+
+    def nodes(self, nodes: tuple[Node, ...]) -> list[Node]:
+        """The block with its loads, each before its first use."""
+        for node in nodes:
+            self.made.append(self._loop(node) if isinstance(node, Repeat) else self._op(node))
+        return self.made
+
+    def _op(self, op: Op) -> Op:
+        if op.phase == "update":
+            return op
+        read = [v for v in op.ins if v in self.moved]
+        new = {v: self._load(v, op.phase, op.span) for v in read}
+        return replace(op, ins=tuple(new.get(v, v) for v in op.ins))
+
+    def _load(self, value: Value, phase: str, span: Span) -> Value:
+        key = (value, "" if _is_kept(value, self.layout) else phase)
+        if key not in self.loads:
+            self.loads[key] = replace(value, follows=value)
+            load = Op("identity", (value,), (self.loads[key],), (), span, phase)
+            self.made.append(load)
+        return self.loads[key]
+
+    def _loop(self, loop: Repeat) -> Repeat:
+        """Stacks are read slice by slice as stored, and each slice is loaded inside."""
+        if loop.phase == "update":
+            return loop
+        outside = {v for op in walk(loop.body) for v in op.ins} | {c.init for c in loop.carries}
+        new = {v: self._load(v, loop.phase, loop.span) for v in outside & self.moved}
+        stacked, inner = [], set()
+        for item in loop.stacked:
+            if item.outer in self.moved and _is_kept(item.outer, self.layout):
+                outer = self._load(item.outer, loop.phase, loop.span)
+                new[item.inside] = replace(item.inside, follows=item.outer)
+                stacked.append(Stacked(outer, item.inside))
+                continue
+            inner.update({item.inside} if item.outer in self.moved else ())
+            stacked.append(item)
+        (found,) = substitute([replace(loop, stacked=tuple(stacked))], new)
+        assert isinstance(found, Repeat)
+        return replace(found, body=tuple(_Block(self.layout, inner).nodes(found.body)))

@@ -1,0 +1,107 @@
+"""Evaluates the gradient of one operator while it is written: every emitted operator at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from meshdsl.diagnostics import Source, Span
+from meshdsl.named.ir import Dim, TensorType, Value
+from meshdsl.ops.build import align, numpy_dtype
+from meshdsl.ops.opdef import Attrs, NumpyCall, OpDef, Signature, lookup
+from tests.ops.row_prover import results
+
+NOWHERE = Span(Source("test.mdsl", "x"), 0, 0)
+
+
+@dataclass
+class Evaluator:
+    """Applies operators to values, and remembers the array of each and the names it applied."""
+
+    arrays: dict[Value, np.ndarray] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+
+    def value(self, array: np.ndarray, type_: TensorType) -> Value:
+        """A new value; its array has the shape and the dtype that its type says."""
+        assert array.shape == type_.shape
+        assert array.dtype == numpy_dtype(type_.dtype)
+        made = Value(type_, NOWHERE)
+        self.arrays[made] = array
+        return made
+
+    def apply(self, name: str, ins: Sequence[Value], attrs: Attrs) -> Value:
+        """The only result of an operator."""
+        opdef, types = lookup(name), tuple(v.type for v in ins)
+        outs = opdef.infer(types, attrs)
+        call = NumpyCall(types, outs, attrs)
+        (array,) = results(opdef, call, [self.arrays[v] for v in ins])
+        self.names.append(name)
+        return self.value(np.asarray(array), outs[0])
+
+
+class NumpyBackward:
+    """A `Backward` (see `ops/opdef.py`) that knows the numbers, and notes what was asked of it."""
+
+    def __init__(
+        self,
+        opdef: OpDef,
+        sig: Signature,
+        arrays: Sequence[np.ndarray],
+        grad: np.ndarray,
+        grad_dims: tuple[Dim, ...],
+        wants: frozenset[int],
+    ) -> None:
+        self.evaluator = Evaluator()
+        self.ins, self.outs, self.attrs = sig.ins, sig.outs, sig.attrs
+        self.wants = wants
+        self.kept: list[str] = []
+        self._ins = [self.evaluator.value(a, t) for a, t in zip(arrays, sig.ins, strict=True)]
+        (result,) = results(opdef, NumpyCall(sig.ins, sig.outs, sig.attrs), list(arrays))
+        self._result = self.evaluator.value(np.asarray(result), sig.outs[0])
+        self.grad = self.evaluator.value(grad, TensorType(grad_dims, sig.outs[0].dtype))
+
+    def wanted(self, index: int) -> bool:
+        """Whether operand `index` was asked for."""
+        return index in self.wants
+
+    def operand(self, index: int) -> Value:
+        """Operand `index`."""
+        self.kept.append(str(index))
+        return self._ins[index]
+
+    def result(self) -> Value:
+        """The result."""
+        self.kept.append("result")
+        return self._result
+
+    def emit(self, name: str, *operands: Value | float, **attrs: Any) -> Value:
+        """Apply an operator; numbers take the dtype of the first tensor."""
+        dtypes = [v.type.dtype for v in operands if isinstance(v, Value)]
+        ins = [
+            v
+            if isinstance(v, Value)
+            else self.evaluator.apply("constant", (), {"value": v, "dtype": dtypes[0]})
+            for v in operands
+        ]
+        return self.evaluator.apply(name, ins, attrs)
+
+    def full(self, value: Value, dims: tuple[Dim, ...]) -> Value:
+        """`value` broadcast to `dims`."""
+        return value if value.type.dims == dims else self.emit("broadcast", value, dims=dims)
+
+    def sized(self, value: Value, index: int) -> Value:
+        """`value` summed over what operand `index` lacks; what it lacks itself counts by size."""
+        own = self.ins[index]
+        extra = tuple(d for d in value.type.dims if not own.has(d.name))
+        lost = [d for d in self.outs[0].dims if not own.has(d.name) and not value.type.has(d.name)]
+        found = self.emit("sum", value, dims=extra) if extra else value
+        return self.emit("mul", found, float(math.prod(d.size for d in lost))) if lost else found
+
+
+def spread(array: np.ndarray, dims: tuple[Dim, ...], type_: TensorType) -> np.ndarray:
+    """An array with some of the dims of `type_`, repeated over those it lacks."""
+    return np.broadcast_to(align(array, TensorType(dims, type_.dtype), type_.dims), type_.shape)

@@ -1,0 +1,54 @@
+"""The definition of every composite in the prelude is its numpy meaning."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from meshdsl.named.expand import expand
+from meshdsl.named.ir import DTYPES, I32, I64, DType, Op, TensorType, Value
+from meshdsl.ops.opdef import NumpyCall, Sample, load_all, lookup
+from tests.ops.numpy_backward import NOWHERE, Evaluator
+from tests.ops.row_prover import draw, results, signature
+
+COMPOSITES = [
+    pytest.param(name, own, id=f"{name}-{i}")
+    for name in sorted(load_all())
+    if lookup(name).composite
+    for i, own in enumerate(lookup(name).samples)
+]
+
+
+@pytest.mark.parametrize(("name", "sample"), COMPOSITES)
+def test_the_definition_is_the_numpy_meaning(name: str, sample: Sample) -> None:
+    sig = signature(lookup(name), sample)
+    rng = np.random.default_rng(2)
+    arrays = [draw(t, kind, rng) for t, kind in zip(sig.ins, sample.values, strict=True)]
+    evaluator = Evaluator()
+    ins = tuple(evaluator.value(a, t) for a, t in zip(arrays, sig.ins, strict=True))
+    op = Op(name, ins, (Value(sig.outs[0], NOWHERE),), tuple(sample.attrs), NOWHERE)
+    found = expand(op, {})
+    assert found is not None
+    assert name not in [o.name for o in found.ops]
+    for step in found.ops:
+        made = evaluator.apply(step.name, step.ins, dict(step.attrs))
+        evaluator.arrays[step.out] = evaluator.arrays[made]
+    (expected,) = results(lookup(name), NumpyCall(sig.ins, sig.outs, sig.attrs), arrays)
+    np.testing.assert_allclose(evaluator.arrays[op.out], expected, rtol=1e-12, atol=1e-12)
+    assert evaluator.arrays[op.out].dtype == expected.dtype
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "cross_entropy_grad"])
+@pytest.mark.parametrize("dtype", ["bf16", "f64"])
+def test_definitions_take_other_dtypes(name: str, dtype: str) -> None:
+    sample = lookup(name).samples[1]
+    change: dict[DType, DType] = {I32: I64}
+    ins = [TensorType(t.dims, change.get(t.dtype, DTYPES[dtype])) for t in sample.ins]
+    sig = signature(lookup(name), Sample(tuple(ins), sample.attrs))
+    values = tuple(Value(t, NOWHERE) for t in ins)
+    op = Op(name, values, (Value(sig.outs[0], NOWHERE),), tuple(sample.attrs), NOWHERE)
+    found = expand(op, {})
+    assert found is not None
+    last = found.ops[-1]
+    types = lookup(last.name).infer(tuple(v.type for v in last.ins), dict(last.attrs))
+    assert types == sig.outs
