@@ -7,29 +7,43 @@ section it belongs to, in order; a test finds codes without a record and records
 from __future__ import annotations
 
 from meshdsl.codes import (
+    checkpoints,
     command_line,
     expectations,
     files,
+    gradients,
     names,
     placement,
+    python,
     running,
+    runs_training,
     syntax,
+    training,
     types,
     unsupported,
     values,
 )
 from meshdsl.codes.record import Code
 
+
+def _in_order(records: tuple[Code, ...]) -> tuple[Code, ...]:
+    """Records of several files, sorted by code."""
+    return tuple(sorted(records, key=lambda record: record.code))
+
+
 SECTIONS: dict[str, tuple[str, tuple[Code, ...]]] = {
     "MD00": ("reading and syntax", syntax.CODES),
     "MD01": ("names and declarations", names.CODES),
-    "MD02": ("types and dims", types.CODES),
+    "MD02": ("types, dims and gradients", types.CODES + training.CODES + gradients.CODES),
     "MD03": ("layouts, placement, divisibility", placement.CODES),
     "MD04": ("expectations", expectations.CODES),
-    "MD05": ("inputs, outputs, files", files.CODES),
+    "MD05": (
+        "inputs, outputs, files, checkpoints",
+        files.CODES + runs_training.CODES + checkpoints.CODES,
+    ),
     "MD06": ("the command line", command_line.CODES),
-    "MD07": ("running", running.CODES),
-    "MD08": ("values at run time", values.CODES),
+    "MD07": ("running", _in_order(running.CODES + runs_training.RUNNING)),
+    "MD08": ("values at run time, and programs in Python", values.CODES + python.CODES),
     "MD09": ("not supported yet", unsupported.CODES),
 }
 """Title and records of every section, by the first four characters of its codes."""

@@ -1,0 +1,280 @@
+"""Checkpoints: what was saved under one placement comes back under any other, bit for bit."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pickle
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from meshdsl.backends import checkpoint_folder as disk
+from meshdsl.backends.checkpoint import Checkpoints, Sharing
+from meshdsl.backends.checkpoint_found import MOST_ROWS
+from meshdsl.backends.checkpoint_plan import torch_dtype
+from meshdsl.backends.support.values import Spec, local_part
+from meshdsl.diagnostics import DiagnosticError
+from meshdsl.named.ir import DTYPES
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MESHES = {
+    "1": {"x": 1},
+    "4": {"x": 4},
+    "2x2": {"x": 2, "y": 2},
+    "2x2x2": {"x": 2, "y": 2, "z": 2},
+    "none": {},
+}
+DIMS = {"a": 8, "b": 16}
+META = {"program": "mlp", "seed": 7, "position": 640}
+
+
+def splits(mesh: dict[str, int]) -> Iterator[dict[str, tuple[str, ...]]]:
+    """Every way to split two dims over axes of a mesh: any axes, any order, either dim."""
+    for count in range(len(mesh) + 1):
+        for axes in itertools.permutations(mesh, count):
+            for cut in range(count + 1):
+                chosen = {"a": axes[:cut], "b": axes[cut:]}
+                yield {dim: names for dim, names in chosen.items() if names}
+
+
+def placed(mesh: dict[str, int], count: int, stride: int) -> dict[str, Spec]:
+    """Tensors of all dtypes; if `count` allows, all placements occur, in an order of their own."""
+    every, dtypes = list(splits(mesh)), list(DTYPES)
+    return {
+        f"layer.{i}/w": Spec(dtypes[i % len(dtypes)], DIMS, every[i * stride % len(every)])
+        for i in range(count)
+    } | {f"scalar.{dtype}": Spec(dtype, {}, {}) for dtype in DTYPES}
+
+
+def whole(specs: dict[str, Spec], seed: int = 0) -> dict[str, torch.Tensor]:
+    """Tensors of any bits: NaNs, infinities and signed zeros among them."""
+    source, found = torch.Generator().manual_seed(seed), {}
+    for name, spec in specs.items():
+        count = math.prod(spec.dims.values()) * DTYPES[spec.dtype].bytes
+        bits = torch.randint(2 if spec.dtype == "bool" else 256, (count,), generator=source)
+        flat = bits.to(torch.uint8).view(torch_dtype(spec.dtype))
+        found[name] = flat.reshape(list(spec.dims.values()))
+    return found
+
+
+def cut(tensors, specs, mesh, ranks=None):
+    """What each rank holds."""
+    ranks = range(math.prod(mesh.values())) if ranks is None else ranks
+    return {r: {n: t[local_part(specs[n], mesh, r)] for n, t in tensors.items()} for r in ranks}
+
+
+def same(a, b):
+    """Whether tensors have the same dtype, shape and bits."""
+    bits = [t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b)]
+    return (a.dtype, a.shape) == (b.dtype, b.shape) and torch.equal(*bits)
+
+
+def save(folder, step, tensors, specs, mesh, meta=META, keep=3):
+    """Save as the local engine does: one process holds the blocks of all devices."""
+    blocks = cut(tensors, specs, mesh)
+    Checkpoints(str(folder), keep).save(step, blocks, specs, meta, Sharing(tuple(blocks), mesh))
+
+
+def found_in(folder):
+    found = Checkpoints(str(folder)).latest()
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A checkpoint of two tensors, with what was saved."""
+    specs = {"w": Spec("f32", {"a": 4, "b": 2}, {"a": ("x",)}), "n": Spec("i64", {}, {})}
+    tensors = whole(specs)
+    save(tmp_path, 5, tensors, specs, {"x": 2})
+    return tmp_path, tensors, specs
+
+
+@pytest.mark.parametrize("after", MESHES)
+@pytest.mark.parametrize("before", MESHES)
+def test_any_placement_reloads_under_any_other(tmp_path, before, after):
+    old, new = MESHES[before], MESHES[after]
+    count = max(len(list(splits(old))), len(list(splits(new)))) + 3
+    specs, wanted = placed(old, count, 1), placed(new, count, 5)
+    tensors = whole(specs)
+    save(tmp_path, 20, tensors, specs, old)
+    found = found_in(tmp_path)
+    assert (found.step, found.meta, found.skipped) == (20, META, ())
+    ranks = range(math.prod(new.values()))
+    loaded = Checkpoints(str(tmp_path)).load(found, wanted, new, ranks)
+    expected = cut(tensors, wanted, new)
+    for rank in ranks:
+        assert list(loaded[rank]) == list(wanted)
+        for name, block in loaded[rank].items():
+            assert same(block, expected[rank][name]), (rank, name, wanted[name])
+
+
+def test_the_table_of_placements_has_splits_in_another_order_than_the_mesh():
+    every = list(splits(MESHES["2x2x2"]))
+    assert len(every) == 49
+    assert {"a": ("z", "x"), "b": ("y",)} in every
+
+
+def test_each_device_gets_memory_of_its_own(small):
+    folder, _, specs = small
+    held = Checkpoints(str(folder)).load(found_in(folder), specs, {"x": 2, "y": 2}, [0, 1, 2, 3])
+    pointers = {block.data_ptr() for blocks in held.values() for block in blocks.values()}
+    assert len(pointers) == 8
+
+
+def test_some_ranks_can_be_loaded_alone(small):
+    folder, tensors, specs = small
+    held = Checkpoints(str(folder)).load(found_in(folder), specs, {"x": 4}, [2])
+    assert list(held) == [2]
+    assert same(held[2]["w"], tensors["w"][2:3])
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_plain_torch_loads_it_into_whole_tensors(tmp_path):
+    specs = placed(MESHES["2x2"], 12, 1)
+    tensors = whole(specs)
+    save(tmp_path, 3, tensors, specs, MESHES["2x2"])
+    state = {name: torch.zeros_like(t) for name, t in tensors.items()}
+    load(state, checkpoint_id=tmp_path / "step-3", no_dist=True)
+    assert all(same(state[name], t) for name, t in tensors.items())
+    dcp_to_torch_save(tmp_path / "step-3", tmp_path / "whole.pt")
+    flat = torch.load(tmp_path / "whole.pt", weights_only=True)
+    assert all(same(flat[name], t) for name, t in tensors.items())
+
+
+def test_a_block_held_by_many_is_written_once(tmp_path):
+    specs = {"w": Spec("f32", {"a": 4096}, {})}
+    save(tmp_path, 1, whole(specs), specs, {"x": 4})
+    written = sum(path.stat().st_size for path in (tmp_path / "step-1").glob("*.distcp"))
+    assert 4096 * 4 <= written < 4096 * 4 * 1.2
+
+
+def test_the_same_state_gives_the_same_bytes(small, tmp_path_factory):
+    folder, tensors, specs = small
+    other = tmp_path_factory.mktemp("other")
+    save(other, 5, tensors, specs, {"x": 2})
+    for path in sorted((folder / "step-5").iterdir()):
+        assert path.read_bytes() == (other / "step-5" / path.name).read_bytes(), path.name
+
+
+def test_looking_for_the_latest_needs_no_torch(small):
+    folder, _, _ = small
+    code = "import sys; from meshdsl.backends.checkpoint import Checkpoints as C\n"
+    code += f"assert C({str(folder)!r}).latest().step == 5; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_no_warning_is_left_switched_off(small):
+    before = list(warnings.filters)
+    folder, tensors, specs = small
+    save(folder, 6, tensors, specs, {"x": 2})
+    assert warnings.filters == before
+
+
+OTHERS = {
+    "missing": {"v": Spec("f32", {"a": 4}, {})},
+    "size": {"w": Spec("f32", {"a": 4, "b": 3}, {})},
+    "dtype": {"w": Spec("bf16", {"a": 4, "b": 2}, {})},
+    "order": {"w": Spec("f32", {"b": 2, "a": 4}, {})},
+    "name": {"w": Spec("f32", {"a": 4, "c": 2}, {})},
+    "rank": {"w": Spec("f32", {"a": 4}, {})},
+}
+ROWS = {
+    "missing": "v       f32[a=4]  missing     not saved",
+    "size": "w       f32[a=4, b=3]  f32[a=4, b=2]  dim b is 2, not 3",
+    "dtype": "w       bf16[a=4, b=2]  f32[a=4, b=2]  is f32, not bf16",
+    "order": "w       f32[b=2, a=4]  f32[a=4, b=2]  has dims [a, b]",
+    "name": "w       f32[a=4, c=2]  f32[a=4, b=2]  has dims [a, b]",
+    "rank": "w       f32[a=4]  f32[a=4, b=2]  has dims [a, b]",
+}
+
+
+def refusal(folder, specs):
+    with pytest.raises(DiagnosticError) as caught:
+        Checkpoints(str(folder)).load(found_in(folder), specs, {"x": 1}, [0])
+    (told,) = caught.value.diagnostics
+    assert told.code == "MD0541"
+    assert told.help
+    return told
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_checkpoint_of_another_program_is_refused_with_a_table(small, case):
+    folder, _, specs = small
+    told = refusal(folder, specs | OTHERS[case])
+    first, _, *rows = told.message.splitlines()
+    assert first == "the checkpoint `step-5` is of another program, `mlp`: 1 tensor differs"
+    assert [row.split() for row in rows] == [ROWS[case].split()]
+    assert ("--set" in told.help) == (case == "size")
+
+
+def test_all_that_differs_stands_in_one_table(small):
+    folder, _, _ = small
+    told = refusal(folder, {"w": Spec("f32", {"a": 4, "b": 3}, {}), "v": Spec("f32", {}, {})})
+    assert told.message.splitlines()[1:] == [
+        "  tensor  program        checkpoint",
+        "  w       f32[a=4, b=3]  f32[a=4, b=2]  dim b is 2, not 3",
+        "  v       f32[]          missing        not saved",
+        "  n       -              i64[]          the program has no such tensor",
+    ]
+
+
+def test_other_sizes_are_named_as_they_are_set(small):
+    folder, _, specs = small
+    told = refusal(folder, specs | {"w": Spec("f32", {"a": 8, "b": 3}, {})})
+    assert sorted(told.help.removeprefix("it was saved under `--set ").rstrip("`").split()) == [
+        "a=4",
+        "b=2",
+    ]
+
+
+def test_a_long_table_is_cut(small):
+    folder, _, specs = small
+    many = {f"t{i}": Spec("f32", {}, {}) for i in range(50)}
+    lines = refusal(folder, specs | many).message.splitlines()
+    assert "50 tensors differ" in lines[0]
+    assert (len(lines), lines[-1]) == (MOST_ROWS + 3, "  and 30 more")
+
+
+class Bomb:
+    def __reduce__(self):
+        return Path.touch, (Path("bomb-went-off"),)
+
+
+def test_metadata_cannot_run_code(small, monkeypatch):
+    folder, _, specs = small
+    monkeypatch.chdir(folder)
+    checkpoint = folder / "step-5"
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(Bomb()))
+    content = disk.read_manifest(checkpoint)
+    content["files"][".metadata"] = disk.digest(checkpoint / ".metadata")
+    disk.write_manifest(checkpoint, content)
+    with pytest.raises(DiagnosticError, match="which is refused") as caught:
+        Checkpoints(str(folder)).load(found_in(folder), specs, {"x": 1}, [0])
+    assert caught.value.diagnostics[0].code == "MD0501"
+    assert not (folder / "bomb-went-off").exists()
+
+
+def test_a_file_that_changes_after_it_was_found_is_told(small):
+    folder, _, specs = small
+    found = found_in(folder)
+    (folder / "step-5" / "__0_0.distcp").unlink()
+    with pytest.raises(DiagnosticError, match="`step-5` cannot be read: No such file") as caught:
+        Checkpoints(str(folder)).load(found, specs, {"x": 1}, [0])
+    assert caught.value.diagnostics[0].code == "MD0501"
+
+
+def test_blocks_that_are_not_the_program_s_are_our_mistake(small):
+    folder, tensors, specs = small
+    for name, wrong in {"w": tensors["w"][:, :1], "n": tensors["n"].int()}.items():
+        with pytest.raises(AssertionError, match=f"of {name}, not"):
+            save(folder, 6, tensors | {name: wrong}, specs, {"x": 2})
+    assert sorted(path.name for path in folder.iterdir()) == ["latest", "step-5"]

@@ -1,0 +1,149 @@
+"""Checkpoints of real processes over gloo: saved and loaded together, and failing together."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from meshdsl.backends import checkpoint_folder as disk
+from meshdsl.backends.checkpoint import Checkpoints, Sharing
+from meshdsl.backends.support.values import local_part
+from meshdsl.diagnostics import DiagnosticError
+from tests.backends.test_checkpoint import MESHES, found_in, placed, same, save, whole
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+STATIONS = [("2x2", 1), ("4", 3), ("2x2", 5)]
+"""Meshes, and the order of placements on them, that a state is carried through."""
+
+
+def table(mesh: str, stride: int):
+    return placed(MESHES[mesh], 14, stride)
+
+
+def carried(folder: Path, rank: int) -> None:
+    """Load what the last station saved and save it under the next; bits are compared at each."""
+    tensors = whole(table("1", 1))
+    checkpoints, group = Checkpoints(str(folder)), dist.group.WORLD
+    for step, (mesh, stride) in enumerate(STATIONS):
+        specs, axes = table(mesh, stride), MESHES[mesh]
+        found = found_in(folder)
+        assert found.meta == {"at": step}
+        held = checkpoints.load(found, specs, axes, [rank])
+        for name, block in held[rank].items():
+            assert same(block, tensors[name][local_part(specs[name], axes, rank)]), name
+        dist.barrier()  # nobody prunes what another still reads
+        sharing = Sharing((rank,), axes, group)
+        checkpoints.save(step + 1, held, specs, {"at": step + 1}, sharing)
+
+
+def failing(folder: Path, rank: int) -> None:
+    """One process cannot write: all are told the same, and nothing of the checkpoint stays."""
+    specs, axes = table("4", 1), MESHES["4"]
+    held = Checkpoints(str(folder)).load(found_in(folder), specs, axes, [rank])
+    dist.barrier()
+    for broken in range(4):
+        with pytest.MonkeyPatch.context() as patch:
+            if rank == broken:
+                patch.setattr(os, "fsync", refuse)
+            sharing = Sharing((rank,), axes, dist.group.WORLD)
+            with pytest.raises(DiagnosticError) as caught:
+                Checkpoints(str(folder)).save(9, held, specs, {}, sharing)
+        (told,) = caught.value.diagnostics
+        assert told.code == "MD0540"
+        assert os.strerror(errno.ENOSPC) in told.message
+        dist.barrier()
+        assert sorted(path.name for path in folder.iterdir()) == ["latest", "step-0"]
+        dist.barrier()  # nobody begins anew while another still looks
+
+
+def refuse(handle: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def forever(folder: Path, rank: int) -> None:
+    """Save without pause until killed, or until another is."""
+    specs, axes = table("4", 1), MESHES["4"]
+    checkpoints = Checkpoints(str(folder))
+    held = checkpoints.load(found_in(folder), specs, axes, [rank])
+    for step in range(1, 10**6):
+        checkpoints.save(step, held, specs, {"at": step}, Sharing((rank,), axes, dist.group.WORLD))
+
+
+SCENES = {"carried": carried, "failing": failing, "forever": forever}
+
+
+def start(scene: str, folder: Path, world: int = 4) -> list[subprocess.Popen[str]]:
+    """Start the processes of a scene."""
+    program = [sys.executable, "-m", "tests.backends.test_checkpoint_processes", scene]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return [
+        subprocess.Popen(
+            [*program, str(folder), str(rank), str(world)],
+            cwd=ROOT,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """A folder with the checkpoint of step 0, saved by one process."""
+    specs = table("1", 1)
+    save(tmp_path / "run", 0, whole(specs), specs, MESHES["1"], {"at": 0})
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("scene", ["carried", "failing"])
+def test_four_processes(begun, scene):
+    processes = start(scene, begun)
+    try:
+        said = [process.communicate(timeout=120)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * 4, "\n".join(said)
+
+
+def test_a_killed_process_leaves_the_last_whole_checkpoint(begun):
+    processes = start("forever", begun)
+    try:
+        deadline = time.monotonic() + 60
+        while len(disk.names(begun)) < 3 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        processes[2].send_signal(signal.SIGKILL)
+        codes = [process.wait(timeout=60) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert codes[2] == -signal.SIGKILL
+    assert 0 not in codes, "the others ended as if all were well"
+    found = found_in(begun)
+    assert found.step > 0
+    assert found.meta == {"at": found.step}
+    specs = table("1", 1)
+    held = Checkpoints(str(begun)).load(found, specs, MESHES["1"], [0])[0]
+    assert all(same(held[name], tensor) for name, tensor in whole(specs).items())
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    scene, where, me, world = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    meeting = f"file://{where}.store.{scene}"
+    dist.init_process_group("gloo", init_method=meeting, rank=me, world_size=world)
+    SCENES[scene](where, me)
+    dist.barrier()
+    dist.destroy_process_group()
