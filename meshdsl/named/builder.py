@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -122,6 +123,16 @@ class Builder:
     def place(self, value: Value, depth: int) -> None:
         """Record that `value` is made inside `depth` loops."""
         self._depth[value] = depth
+
+    @contextmanager
+    def at(self, depth: int) -> Iterator[None]:
+        """Work in the block `depth` loops deep, around the one that is being built."""
+        inner = self.frames[depth + 1 :]
+        del self.frames[depth + 1 :]
+        try:
+            yield
+        finally:
+            self.frames.extend(inner)
 
     def carried(self, values: Iterable[Value], beyond: Value) -> Value | None:
         """One of `values` that loops carry into which `beyond` comes from outside, or None."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import Related, Span, fail
-from meshdsl.named.autodiff import feeding, gradients
+from meshdsl.named.autodiff import gradients
+from meshdsl.named.autodiff_active import feeding
 from meshdsl.named.builder import Operand, Scope, need_tensor
 from meshdsl.named.ir import Goal, Value, results
 from meshdsl.syntax import ast
@@ -67,7 +68,9 @@ class Goals:
         """MD0293 where earlier iterations of a loop may lead from a value outside to the loss."""
         carried = self.builder.carried(feeding(self.builder.frames[-1].body, {loss}), value)
         if carried is not None:
-            message = f"`{value.label}` is made outside of this `repeat`, which carries `{carried.label}`"
+            message = (
+                f"`{value.label}` is made outside of this `repeat`, which carries `{carried.label}`"
+            )
             help = "let the loop carry it too (assign to it inside), or take the gradient after it"
             fail("MD0293", message, span, Related(value.span, "made here"), help=help)
 

@@ -30,7 +30,8 @@ def pairwise(op: Op, placed: tuple[Placement, ...], mesh: Mesh) -> tuple[Op, ...
         ins = tuple(operands[i] for i in sorted(step))
         operands = [v for i, v in enumerate(operands) if i not in step]
         out = op.out if number == len(steps) - 1 else _between(op, ins, operands)
-        made.append(Op("einsum", ins, (out,), (("dims", out.type.dims),), op.span))
+        dims = (("dims", out.type.dims),)
+        made.append(Op("einsum", ins, (out,), dims, op.span, op.phase, op.block))
         operands.append(out)
     return tuple(made)
 

@@ -75,6 +75,14 @@ class Placer:
         made = (inputs, params, body, outputs, tensors, self.causes, states, updates)
         return Program(self.source, self.mesh, name, self.policy, *made)
 
+    def alike(self, first: named.Op, second: named.Op) -> bool:
+        """Whether the results of two operators are asked for in one placement."""
+        pairs = zip(first.outs, second.outs, strict=True)
+        return all(self._demanded(a) == self._demanded(b) for a, b in pairs)
+
+    def _demanded(self, value: Value) -> Placement:
+        return self.layout.demand(value).placement(self.mesh)
+
     # --- versions ----------------------------------------------------------------------------
 
     def _wanted(self, value: Value) -> Placement:

@@ -25,6 +25,16 @@ class AnnotatedPlacer(Placer):
         self.annotations = annotations
         self.readers = _readers(program.body)
 
+    def alike(self, first: Op, second: Op) -> bool:
+        """Whether annotations say the same; those for one reader tell all operators apart."""
+        if any(entry.at for entry in self.annotations.entries):
+            return False
+        return super().alike(first, second)
+
+    def _demanded(self, value: Value) -> Placement:
+        found = self.annotations.of(value)
+        return super()._demanded(value) if found is None else found[0]
+
     def _wanted(self, value: Value) -> Placement:
         found = self.annotations.of(value)
         if found is None:

@@ -16,13 +16,13 @@ from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Source, Sp
 from meshdsl.named.declarations import Declarations, unknown
 from meshdsl.named.ir import Dim, Value
 from meshdsl.placed.sbp import Mesh, Placement, placement
+from meshdsl.placed.selectors import GENERAL, PIN, ROLE, STORED, selects
 from meshdsl.syntax import ast
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIZE = re.compile(r"[0-9]{1,10}")
 
 ROLES = ("params", "grads", "state")
-GENERAL, STORED, ROLE, FUNCTION, TENSOR, PIN = range(6)
 
 
 _ROLE_OF = {"grad": ("grads",), "state": ("state",)}
@@ -207,23 +207,6 @@ def indivisible(dim: str, size: int, axes: tuple[str, ...], mesh: Mesh, span: Sp
     message = f"dim `{dim}` of size {size} does not divide over {over} of size {ways}"
     sizes = " or ".join(f"`--set {dim}={n}`" for n in dict.fromkeys(near))
     return Diagnostic("MD0301", message, span, help=f"the nearest sizes that divide: {sizes}")
-
-
-def selects(selector: tuple[str, ...], value: Value) -> int | None:
-    """How a dotted selector means this value: as TENSOR, as one in a FUNCTION, or not (None)."""
-    parts = (*value.path, value.label)
-    if value.name is not None and selector in (parts, (value.label,)):
-        return TENSOR
-    for names in (value.path, value.functions):
-        for start in range(len(names) - len(selector) + 1):
-            if names[start : start + len(selector)] == selector:
-                return FUNCTION
-    inner = (*value.functions, value.label)
-    if value.name is not None and len(selector) > 1:
-        for names in (parts, inner):
-            if names[-len(selector) :] == selector:
-                return TENSOR
-    return None
 
 
 # --- from syntax -----------------------------------------------------------------------------

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from meshdsl.diagnostics import Diagnostic, Diagnostics, did_you_mean
 from meshdsl.named.ir import Node, Program, Repeat, Value, walk
-from meshdsl.placed.layout import ROLES, Layout, Rule, selects
+from meshdsl.placed.layout import ROLES, Layout, Rule
+from meshdsl.placed.selectors import selects
 
 
 def values_of(program: Program) -> Iterator[Value]:

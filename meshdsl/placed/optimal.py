@@ -15,13 +15,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from meshdsl.named import ir as named
-from meshdsl.named.ir import Op, TensorType, Value
+from meshdsl.named.ir import Op, Value
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.choose import Chooser, Want, call_of, legal_rows
 from meshdsl.placed.layout import Layout
+from meshdsl.placed.optimal_targets import Targets
+from meshdsl.placed.optimal_versions import Versions
 from meshdsl.placed.plan import Combination, Decision, Plan
-from meshdsl.placed.reshard import Route, route
-from meshdsl.placed.sbp import Component, Mesh, Partial, Placement, Split, placement
+from meshdsl.placed.reshard import route
+from meshdsl.placed.sbp import Component, Mesh, Partial, Placement, Split
 from meshdsl.placed.signatures import Row
 from meshdsl.placed.storage import is_load
 from meshdsl.placed.zero_one import TooManyVariables, ZeroOne
@@ -35,8 +37,6 @@ MOST_VARIABLES = 60_000
 MOST_OPERATORS = 400
 """Beyond this many operators it is not tried either."""
 
-MOST_PLACEMENTS = 40
-"""Placements of one value that are considered; where there are more, splits are left out."""
 
 SECONDS = 10.0
 """How long the search for the optimum may take."""
@@ -63,7 +63,6 @@ class Model:
         self.layout = layout
         self.mesh: Mesh = layout.mesh
         self.returned_values = {o.value for o in program.outputs}
-        self.known = {(rule.dim, axis) for rule in layout.rules for axis in rule.axes}
         # Where no rule splits anything nothing is partial either: such axes are left alone.
         ruled = self._ruled_axes()
         self.axes = tuple(a for a, n in self.mesh.axes if n > 1 and a in ruled)
@@ -74,10 +73,11 @@ class Model:
         self.combinations: dict[Op, list[Combination]] = {}
         self.chosen: dict[Op, list[int]] = {}
         self.settled: dict[Value, dict[Placement, int]] = {}
-        self.available: dict[Value, dict[Placement, list[int]]] = {}
+        self.versions = Versions(self.lp, self.mesh, self.settled, self.trips)
         self.readers: dict[Value, set[Placement]] = {}
         self.carries: list[named.Carry] = []
         self.sliced: dict[Value, set[str]] = {}
+        self.targets = Targets(layout, self.axes, self.ops, narrow, self.sliced)
         self.shared: list[tuple[Value, Value]] = []
         self.collected: list[named.Collected] = []
 
@@ -275,7 +275,7 @@ class Model:
             for target in targets:
                 made = route(value.type, source, target, self.mesh)
                 if made is not None:
-                    edge = self._edge(made, self.trips[value])
+                    edge = self.versions.edge(made, self.trips[value])
                     into[target].append(edge)
                     out.append((edge, 1.0))
             self.lp.constrain([*out, *picks], 0, 0)
@@ -283,9 +283,6 @@ class Model:
             self.lp.constrain(
                 [*((e, 1.0) for e in edges), (self.settled[value][target], -1.0)], 0, 0
             )
-
-    def _edge(self, made: Route, trips: int) -> int:
-        return self.lp.variable(made.wire_bytes * trips, made.collectives * trips)
 
     def _settle_carry(self, carry: named.Carry) -> None:
         """One placement for the value inside a loop and for what the loop leaves."""
@@ -300,60 +297,20 @@ class Model:
             self.readers[carry.next].add(p)
 
     def _targets(self, value: Value, yields: list[Placement], returned: bool) -> list[Placement]:
-        """What rules demand, and on free axes whole, partial, or split along a dim that divides."""
+        """Where a value may settle."""
         base = self._ruled(value)
         if returned or value.role == "param":
             return [base]
-        free = [a for a in self.axes if all(a not in axes for _, axes in base.splits)]
-        ops: set[ReduceOp] = {p.op for p in yields if p.op} or {"sum"}
-        causes = self.layout.bind(value).causes
-        # A rule to `none` speaks of every axis.
-        loops = self.sliced.get(value, ())
-        names = [d for d in value.type.names if d not in loops]
-        splits = [Split(d) for d in names if d not in causes or causes[d].axes]
-        found = list(dict.fromkeys(self._completed(value.type, base, free, ops, splits)))
+        found = self.targets.of(value, base, yields)
         if self._waits(value):
             # A gradient stays as it came about until the update asks for it.
             return [p for p in found if p in yields] or found
-        if len(found) > MOST_PLACEMENTS:
-            found = list(self._completed(value.type, base, free, ops, []))
         return found
 
     def _waits(self, value: Value) -> bool:
         """Whether a value is a gradient that is neither stored nor returned."""
-        return value.role == "grad" and not self.layout.is_stored(value, value in self.returned_values)
-
-    def _completed(
-        self,
-        type_: TensorType,
-        base: Placement,
-        free: list[str],
-        ops: set[ReduceOp],
-        splits: list[Split],
-    ) -> Iterator[Placement]:
-        for op in sorted(ops):
-            choices = [self._along(axis, op, splits) for axis in free]
-            for picked in itertools.product(*choices):
-                made = self._with(type_, base, dict(zip(free, picked, strict=True)), op)
-                if made is not None:
-                    yield made
-
-    def _along(self, axis: str, op: ReduceOp, splits: list[Split]) -> list[Component | None]:
-        """What a value may be along a free axis."""
-        known = [s for s in splits if not self.narrow or (s.dim, axis) in self.known]
-        return [None, Partial(op), *known]
-
-    def _with(
-        self, type_: TensorType, base: Placement, picked: dict[str, Component | None], op: ReduceOp
-    ) -> Placement | None:
-        splits = dict(base.splits)
-        for axis, component in picked.items():
-            if isinstance(component, Split):
-                splits[component.dim] = (*splits.get(component.dim, ()), axis)
-        partial = tuple(a for a, c in picked.items() if isinstance(c, Partial))
-        if any(type_.size(d) % self.mesh.size(*axes) for d, axes in splits.items()):
-            return None
-        return placement(self.mesh, splits, partial, op)
+        returned = value in self.returned_values
+        return value.role == "grad" and not self.layout.is_stored(value, returned)
 
     # --- who reads what ----------------------------------------------------------------------
 
@@ -364,64 +321,39 @@ class Model:
         for update in self.program.updates:
             self.readers[update.new].add(self.fixed[update.old])
         for value, needs in self.readers.items():
-            self._versions(value, needs)
+            self.versions.offer(value, needs)
         for op, combinations in self.combinations.items():
-            for index, value in enumerate(op.ins):
-                for need in dict.fromkeys(c.needs[index] for c in combinations):
-                    picks = [
-                        (pick, 1.0)
-                        for pick, c in zip(self.chosen[op], combinations, strict=True)
-                        if c.needs[index] == need
-                    ]
-                    self._demand(value, need, picks)
+            self._read_by(op, combinations)
         for carry in self.carries:
-            for p, one in self.settled[carry.inside].items():
-                self._demand(carry.init, p, [(one, 1.0)])
-                self._demand(carry.next, p, [(one, 1.0)])
+            self._read_as(carry.init, carry.inside)
+            self._read_as(carry.next, carry.inside)
         for made in self.collected:
-            for p, one in self.settled[made.outer].items():
-                self._demand(made.inside, p, [(one, 1.0)])
+            if self.settled[made.outer] is not self.settled[made.inside]:
+                self._read_as(made.inside, made.outer)
         for output in self.program.outputs:
-            for need, one in self._returned(output.value):
-                self._demand(output.value, need, [(one, 1.0)])
+            self.versions.consume(output.value, {p: [v] for p, v in self._returned(output.value)})
         for update in self.program.updates:
             one = self.lp.variable()
             self.lp.constrain([(one, 1)], 1, 1)
-            self._demand(update.new, self.fixed[update.old], [(one, 1.0)])
+            self.versions.consume(update.new, {self.fixed[update.old]: [one]})
+
+    def _read_by(self, op: Op, combinations: list[Combination]) -> None:
+        """What an operator reads depends on the combination it picks."""
+        for index, value in enumerate(op.ins):
+            wanted: dict[Placement, list[int]] = {}
+            for pick, c in zip(self.chosen[op], combinations, strict=True):
+                wanted.setdefault(c.needs[index], []).append(pick)
+            self.versions.consume(value, wanted)
+
+    def _read_as(self, value: Value, other: Value) -> None:
+        """A value is read in the placement that another one settles in."""
+        self.versions.consume(value, {p: [one] for p, one in self.settled[other].items()})
 
     def _returned(self, value: Value) -> Iterator[tuple[Placement, int]]:
         """What a returned value must be had as, and under which variable."""
         one = self.lp.variable()
         self.lp.constrain([(one, 1)], 1, 1)
         yield self._ruled(value), one
-
-    def _versions(self, value: Value, needs: set[Placement]) -> None:
-        """Versions: the settled one, those made from it, and those that then cost nothing."""
-        ordered = sorted(needs, key=repr)
-        first: dict[Placement, list[int]] = {p: [one] for p, one in self.settled[value].items()}
-        for need in ordered:
-            for source, one in self.settled[value].items():
-                made = route(value.type, source, need, self.mesh)
-                if source == need or made is None:
-                    continue
-                edge = self._edge(made, self.trips[value])
-                self.lp.constrain([(edge, 1.0), (one, -1.0)], -1, 0)
-                first.setdefault(need, []).append(edge)
-        found = {p: list(ones) for p, ones in first.items()}
-        for need in ordered:
-            for source, ones in first.items():
-                made = route(value.type, source, need, self.mesh)
-                if source == need or made is None or made.wire_bytes or not ones:
-                    continue
-                free = self.lp.variable()
-                self.lp.constrain([(free, 1.0), *((o, -1.0) for o in ones)], -len(ones), 0)
-                found.setdefault(need, []).append(free)
-        self.available[value] = found
-
-    def _demand(self, value: Value, need: Placement, picks: list[tuple[int, float]]) -> None:
-        """If any of `picks` is taken (at most one is), the version must be there."""
-        ones = self.available[value].get(need, [])
-        self.lp.constrain([*picks, *((o, -1.0) for o in ones)], -len(ones), 0)
 
     # --- the answer --------------------------------------------------------------------------
 

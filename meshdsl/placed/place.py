@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from meshdsl.diagnostics import fail
 from meshdsl.named import ir as named
+from meshdsl.named.merge import merge
 from meshdsl.placed import why
 from meshdsl.placed.choose import Choice, Want
 from meshdsl.placed.from_named import Placer
@@ -34,16 +35,19 @@ def place(program: named.Program, layout: Layout, policy: str) -> Program:
     program = with_loads(program, layout)
     if policy == "optimal":
         return _place_optimally(program, layout)
-    return Placer(program, layout, policy).program()
+    return _walk(program, lambda p: Placer(p, layout, policy))[1]
 
 
 def place_annotated(program: named.Program, annotations: Annotations, policy: str) -> Program:
     """The placed program under an `sbp` block; what it does not name is inferred by least cost."""
     assert policy in POLICIES
+
+    def walked(policy: str) -> tuple[Placer, Program]:
+        return _walk(program, lambda p: AnnotatedPlacer(p, annotations, policy))
+
     if policy != "optimal":
-        return AnnotatedPlacer(program, annotations, policy).program()
-    placers = [AnnotatedPlacer(program, annotations, p) for p in WALKS]
-    walks = [placer.program() for placer in placers]
+        return walked(policy)[1]
+    placers, walks = zip(*map(walked, WALKS), strict=True)
     rewritten = as_rewritten(walks[-1])
 
     def planned() -> Program | None:
@@ -56,7 +60,11 @@ def place_annotated(program: named.Program, annotations: Annotations, policy: st
 
 def _place_optimally(program: named.Program, layout: Layout) -> Program:
     """The plan that sends the fewest bytes; without a proof, the best of the other policies."""
-    walks = [Placer(program, layout, policy).program() for policy in WALKS]
+
+    def walked(policy: str) -> Program:
+        return _walk(program, lambda p: Placer(p, layout, policy))[1]
+
+    walks = [walked(policy) for policy in WALKS]
     rewritten = as_rewritten(walks[-1])
 
     def planned() -> Program | None:
@@ -68,7 +76,23 @@ def _place_optimally(program: named.Program, layout: Layout) -> Program:
     return _least(walks, planned)
 
 
-def _least(walks: list[Program], plan: Callable[[], Program | None]) -> Program:
+def _walk(
+    program: named.Program, placer_of: Callable[[named.Program], Placer]
+) -> tuple[Placer, Program]:
+    """The placed program with equal operators done once, those too that placing it has made."""
+    placer = placer_of(program)
+    placer = placer_of(merge(program, placer.alike))
+    placed = placer.program()
+    rewritten = as_rewritten(placed)
+    merged = merge(rewritten, placer.alike)
+    if merged is rewritten:
+        return placer, placed
+    again = placer_of(merged)
+    again.layout = placer.layout  # it has rules for the dims that rewriting made up
+    return again, again.program()
+
+
+def _least(walks: Sequence[Program], plan: Callable[[], Program | None]) -> Program:
     """The planned program, unless a walk needs nothing sent, or is better, or there is no plan."""
     best = min(walks, key=_cost)
     if not _cost(best)[0]:

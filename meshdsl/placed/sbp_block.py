@@ -18,9 +18,10 @@ from meshdsl.diagnostics import (
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import Program, Value
 from meshdsl.ops.opdef import ReduceOp
-from meshdsl.placed.layout import TENSOR, indivisible, selects
+from meshdsl.placed.layout import indivisible
 from meshdsl.placed.lint import values_of
 from meshdsl.placed.sbp import Mesh, Placement, placement
+from meshdsl.placed.selectors import TENSOR, selects
 from meshdsl.syntax import ast
 
 OPS: tuple[ReduceOp, ...] = ("sum", "max", "min", "prod")

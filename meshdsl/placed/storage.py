@@ -78,7 +78,8 @@ class _Block:
             return loop
         outside = {v for op in walk(loop.body) for v in op.ins} | {c.init for c in loop.carries}
         new = {v: self._load(v, loop.phase, loop.span) for v in outside & self.moved}
-        stacked, inner = [], set()
+        stacked: list[Stacked] = []
+        inner: set[Value] = set()
         for item in loop.stacked:
             if item.outer in self.moved and _is_kept(item.outer, self.layout):
                 outer = self._load(item.outer, loop.phase, loop.span)

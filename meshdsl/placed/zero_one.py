@@ -18,18 +18,23 @@ class ZeroOne:
     """
 
     most: int
+    whole: list[bool] = field(default_factory=list)
     costs: list[float] = field(default_factory=list)
     ties: list[float] = field(default_factory=list)
     rows: list[dict[int, float]] = field(default_factory=list)
     lows: list[float] = field(default_factory=list)
     highs: list[float] = field(default_factory=list)
 
-    def variable(self, cost: float = 0, tie: float = 0) -> int:
-        """A new 0-1 variable with its bytes and its weight in ties."""
+    def variable(self, cost: float = 0, tie: float = 0, whole: bool = True) -> int:
+        """A new 0-1 variable with its bytes and its weight in ties.
+
+        One that is not `whole` is 0 or 1 by itself once the others are.
+        """
         if len(self.costs) >= self.most:
             raise TooManyVariables
         self.costs.append(cost)
         self.ties.append(tie)
+        self.whole.append(whole)
         return len(self.costs) - 1
 
     def constrain(self, terms: Iterable[tuple[int, float]], low: float, high: float) -> None:
@@ -48,7 +53,7 @@ class ZeroOne:
             return None
         values, proven = first
         best = sum(c * v for c, v in zip(self.costs, values, strict=True))
-        second = self._solve(self.ties, best, seconds)
+        second = self._solve(self.ties, best, seconds / 4)
         return (second[0] if second else values), proven
 
     def _solve(
@@ -69,7 +74,7 @@ class ZeroOne:
         matrix = csr_array(([v for _, _, v in data], at), shape=(len(rows), len(objective)))
         result = milp(
             np.array(objective),
-            integrality=np.ones(len(objective)),
+            integrality=np.array(self.whole, dtype=np.uint8),
             bounds=Bounds(0, 1),
             constraints=LinearConstraint(matrix, lows, highs),
             options={"time_limit": seconds, "mip_rel_gap": 0.0},
