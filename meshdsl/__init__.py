@@ -1,13 +1,80 @@
 """meshdsl: tensor programs with named dimensions, compiled to one torch program per device.
 
+The embedded language is this module: `import meshdsl as md`. Its names are looked up when they are
+first used, so that the import itself costs nothing.
+
 The grammar and the backends lie beside this folder in a checkout and inside it in an installed
 copy; they are `meshdsl.grammar` and `meshdsl.backends` in both.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from meshdsl.api.dims import (
+        Dim,
+        DType,
+        bf16,
+        bool,
+        dim,
+        dims,
+        f16,
+        f32,
+        f64,
+        i32,
+        i64,
+    )
+    from meshdsl.api.errors import ProgramError, ProgramWarning
+    from meshdsl.api.functions import Function, function
+    from meshdsl.api.layouts import Layout, Mesh, layout, mesh
+    from meshdsl.api.operators import *  # noqa: F403
+    from meshdsl.api.plan import Comparison, Cost, Explanation, Outputs, Plan
+    from meshdsl.api.program import Program, load, program
+    from meshdsl.api.statements import grad, minimize, name, param, recompute, repeat
+    from meshdsl.api.tensor import Tensor
+
+__all__ = [
+    "Comparison", "Cost", "DType", "Dim", "Explanation", "Function", "Layout", "Mesh", "Outputs",
+    "Plan", "Program", "ProgramError", "ProgramWarning", "Tensor", "bf16", "bool", "dim", "dims",
+    "f16", "f32", "f64", "function", "grad", "i32", "i64", "layout", "load", "mesh", "minimize",
+    "name", "param", "program", "recompute", "repeat",
+]  # fmt: skip
 
 __version__ = "0.1.0"
 
 _CHECKOUT = Path(__file__).resolve().parent.parent
 if (_CHECKOUT / "grammar" / "mdsl.lark").is_file():
-    __path__.append(str(_CHECKOUT))
+    __path__.append(str(_CHECKOUT))  # noqa: F405
+
+_PUBLIC = {
+    "dims": "Dim DType bf16 bool dim dims f16 f32 f64 i32 i64",
+    "errors": "ProgramError ProgramWarning",
+    "functions": "Function function",
+    "layouts": "Layout Mesh layout mesh",
+    "plan": "Comparison Cost Explanation Outputs Plan",
+    "program": "Program load program",
+    "statements": "grad minimize name param recompute repeat",
+    "tensor": "Tensor",
+}
+"""The names of the embedded language, by the module in `meshdsl/api` that has them."""
+
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}
+
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """A name of the embedded language, else an operator of the registry."""
+        if name.startswith("__"):
+            raise AttributeError(name)
+        from importlib import import_module
+
+        module = import_module(f"meshdsl.api.{_HOME.get(name, 'operators')}")
+        found = globals()[name] = getattr(module, name)
+        return found
+
+
+def __dir__() -> list[str]:
+    from meshdsl.api.signatures import names
+
+    return sorted({*globals(), *_HOME, *names()})

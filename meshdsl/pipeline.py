@@ -59,28 +59,32 @@ def build_named(
 
     One with `minimize` becomes a training step, unless it is only to be evaluated.
     """
-    from meshdsl.named.simplify import simplify
-    from meshdsl.named.training import training_step, with_loss
-    from meshdsl.named.verify import verify
-
     node = choose_program(declarations, name)
     program = build(declarations, node, diagnostics)
     diagnostics.raise_errors()
     assert program is not None
-    if dtype is not None:
-        from meshdsl.named.retype import retype
+    return finish_named(program, dtype, evaluate)
 
+
+def finish_named(program: named.Program, dtype: str | None, evaluate: bool) -> named.Program:
+    """What is made of a program that has been built, from text or in Python."""
+    from meshdsl.named.retype import retype
+    from meshdsl.named.training import training_step, with_loss
+
+    if dtype is not None:
         program = retype(program, named.DTYPES[dtype])
-        if program.goal is not None:
-            program = replace(program, goal=program.goal.without_mixed())
-    verify(program)
-    program = simplify(program)
-    verify(program)
+    program = _simplified(program)
     if program.goal is None:
         return program
     if evaluate:
         return replace(with_loss(program), goal=None)
-    program = training_step(program)
+    return _simplified(training_step(program))
+
+
+def _simplified(program: named.Program) -> named.Program:
+    from meshdsl.named.simplify import simplify
+    from meshdsl.named.verify import verify
+
     verify(program)
     program = simplify(program)
     verify(program)

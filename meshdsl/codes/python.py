@@ -97,4 +97,12 @@ CODES: tuple[Code, ...] = (
         "",
         "Call it with all inputs; `plan.sample()` makes some up.",
     ),
+    Code(
+        "MD0821",
+        "a program that cannot be written as text",
+        "`to_mdsl` writes what a text could have said. What `grad` has computed is operators that "
+        "no text calls, and two functions of one name cannot both be defined.",
+        "",
+        "Write the program without `grad`, or rename one of the functions.",
+    ),
 )

@@ -99,6 +99,7 @@ class Builder:
         self.block: int | None = None
         self.nameless: set[Value] = set()
         self._depth: dict[Value, int] = {}
+        self._born: dict[Value, int] = {}
         self._operators = 0
 
     # --- values ------------------------------------------------------------------------------
@@ -117,12 +118,13 @@ class Builder:
         frame = self.frames[-1]
         entered = (*program.inputs, *(p.value for p in program.params))
         for value in (*entered, *(v for node in program.body for v in results(node))):
-            self._depth.setdefault(value, len(self.frames) - 1)
+            self.place(value, self._depth.get(value, len(self.frames) - 1))
         frame.body.extend(program.body)
 
     def place(self, value: Value, depth: int) -> None:
         """Record that `value` is made inside `depth` loops."""
         self._depth[value] = depth
+        self._born.setdefault(value, len(self._born))
 
     @contextmanager
     def at(self, depth: int) -> Iterator[None]:
@@ -165,7 +167,8 @@ class Builder:
 
     def stacks(self, frame: Frame) -> tuple[Stacked, ...]:
         """The slices that a finished loop takes of tensors from outside."""
-        return tuple(Stacked(outer, inside) for outer, inside in frame.stacked.items())
+        pairs = sorted(frame.stacked.items(), key=lambda pair: self._born[pair[0]])
+        return tuple(Stacked(outer, inside) for outer, inside in pairs)
 
     # --- operators ---------------------------------------------------------------------------
 

@@ -33,7 +33,8 @@ class _Retype:
         params = tuple(replace(p, value=self.value(p.value)) for p in program.params)
         body = self.nodes(program.body)
         outputs = tuple(Output(o.name, self.value(o.value), o.span) for o in program.outputs)
-        goal = program.goal and replace(program.goal, loss=self.value(program.goal.loss))
+        goal = program.goal and program.goal.without_mixed()
+        goal = goal and replace(goal, loss=self.value(goal.loss))
         made = replace(program, inputs=inputs, params=params, body=body, outputs=outputs)
         return replace(made, goal=goal)
 

@@ -1,0 +1,289 @@
+"""Dims with their sizes, element types, and the two together: the type of a tensor."""
+
+from __future__ import annotations
+
+import builtins
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import EllipsisType
+from typing import Any, NoReturn, cast, overload
+
+from meshdsl.api.errors import told
+from meshdsl.api.places import here
+from meshdsl.diagnostics import Span, did_you_mean, fail
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+MAX_SIZE = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """A named dimension. In arithmetic it is its size.
+
+    >>> import meshdsl as md
+    >>> batch, io = md.dims(batch=64, io=512)
+    >>> 4 * io
+    2048
+    >>> batch >> io
+    batch >> io
+
+    `seq >> mem` is an arrow for views, `h.by(kh)` a window, and `batch @ "data"` pins the dim of
+    one tensor to a mesh axis (`@ ("x", "y")`: outer first; `@ None`: to no axis).
+    """
+
+    name: str
+    size: int
+    span: Span = field(compare=False, repr=False)
+
+    def by(self, window: Dim) -> By:
+        """`h by kh`: the dim of an image and the dim of the window that moves along it."""
+        return By(self, window)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def __int__(self) -> int:
+        return self.size
+
+    def __index__(self) -> int:
+        return self.size
+
+    def __float__(self) -> float:
+        return float(self.size)
+
+    def __rshift__(self, target: Dim | tuple[Dim, ...]) -> Arrow:
+        return Arrow((self,), target if isinstance(target, tuple) else (target,))
+
+    def __rrshift__(self, sources: tuple[Dim, ...]) -> Arrow:
+        if not isinstance(sources, tuple):
+            return NotImplemented
+        return Arrow(sources, (self,))
+
+    def __matmul__(self, axes: str | tuple[str, ...] | None) -> Pinned:
+        return Pinned(self, (axes,) if isinstance(axes, str) else tuple(axes or ()))
+
+    @overload
+    def __add__(self, other: int | Dim) -> int: ...
+    @overload
+    def __add__(self, other: float) -> float: ...
+    def __add__(self, other: float | Dim) -> float:
+        return _arithmetic(self, other, lambda a, b: a + b)
+
+    @overload
+    def __sub__(self, other: int | Dim) -> int: ...
+    @overload
+    def __sub__(self, other: float) -> float: ...
+    def __sub__(self, other: float | Dim) -> float:
+        return _arithmetic(self, other, lambda a, b: a - b)
+
+    @overload
+    def __mul__(self, other: int | Dim) -> int: ...
+    @overload
+    def __mul__(self, other: float) -> float: ...
+    def __mul__(self, other: float | Dim) -> float:
+        return _arithmetic(self, other, lambda a, b: a * b)
+
+    def __floordiv__(self, other: int | Dim) -> int:
+        return int(_arithmetic(self, other, lambda a, b: a // b))
+
+    def __mod__(self, other: int | Dim) -> int:
+        return int(_arithmetic(self, other, lambda a, b: a % b))
+
+    def __truediv__(self, other: float | Dim) -> float:
+        return _arithmetic(self, other, lambda a, b: a / b)
+
+    def __pow__(self, other: float) -> float:
+        return _arithmetic(self, other, lambda a, b: a**b)
+
+    @overload
+    def __radd__(self, other: int) -> int: ...
+    @overload
+    def __radd__(self, other: float) -> float: ...
+    def __radd__(self, other: float) -> float:
+        return _arithmetic(self, other, lambda a, b: b + a)
+
+    @overload
+    def __rsub__(self, other: int) -> int: ...
+    @overload
+    def __rsub__(self, other: float) -> float: ...
+    def __rsub__(self, other: float) -> float:
+        return _arithmetic(self, other, lambda a, b: b - a)
+
+    @overload
+    def __rmul__(self, other: int) -> int: ...
+    @overload
+    def __rmul__(self, other: float) -> float: ...
+    def __rmul__(self, other: float) -> float:
+        return _arithmetic(self, other, lambda a, b: b * a)
+
+    def __rtruediv__(self, other: float) -> float:
+        return _arithmetic(self, other, lambda a, b: b / a)
+
+
+def _arithmetic(dim: Dim, other: Any, compute: Callable[[Any, Any], Any]) -> float:
+    """A number made of the size of a dim; what is no number (a tensor) gets its own say."""
+    if isinstance(other, Dim):
+        other = other.size
+    if not isinstance(other, int | float):
+        return cast(float, NotImplemented)
+    return cast(float, compute(dim.size, other))
+
+
+@dataclass(frozen=True, slots=True)
+class Arrow:
+    """`seq >> mem`, `model >> (heads, key)` or `(heads, key) >> model`, for views."""
+
+    sources: tuple[Dim, ...]
+    targets: tuple[Dim, ...]
+
+    def __repr__(self) -> str:
+        def side(dims: tuple[Dim, ...]) -> str:
+            return dims[0].name if len(dims) == 1 else f"({', '.join(d.name for d in dims)})"
+
+        return f"{side(self.sources)} >> {side(self.targets)}"
+
+
+@dataclass(frozen=True, slots=True)
+class By:
+    """`h.by(kh)`: a dim and its window."""
+
+    dim: Dim
+    window: Dim
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """`batch @ "data"`: a dim of one tensor, and the mesh axes that split it over any layout.
+
+    `axes` is empty for `@ None`.
+    """
+
+    dim: Dim
+    axes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Dims and an element type, as in `md.i32[batch, seq]`; `dtype` None leaves it open."""
+
+    dims: tuple[Dim | Pinned | EllipsisType, ...]
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DType:
+    """An element type; `md.bf16[batch, io]` is the type of a tensor of it."""
+
+    name: str
+
+    def __getitem__(self, dims: Any) -> TensorType:
+        return TensorType(as_tuple(dims), self.name)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+f32, f64, bf16, f16, i32, i64 = map(DType, ("f32", "f64", "bf16", "f16", "i32", "i64"))
+bool = DType("bool")
+
+
+def as_tuple(dims: Any) -> tuple[Any, ...]:
+    """What stood in brackets as a tuple."""
+    return tuple(dims) if isinstance(dims, tuple | list) else (dims,)
+
+
+# --- making dims -----------------------------------------------------------------------------
+
+
+@told
+def dims(**sizes: int | Dim) -> tuple[Dim, ...]:
+    """Dims with the given sizes, in the order given. A dim as a size gives another name to it.
+
+    >>> import meshdsl as md
+    >>> batch, seq = md.dims(batch=8, seq=128)
+    >>> batch, seq.size
+    (batch, 128)
+
+    Raises:
+        ProgramError: a size is not a whole number of 1 or more (MD0105, MD0106).
+    """
+    site = here()
+    return tuple(_dim(name, size, site.argument(name)) for name, size in sizes.items())
+
+
+@told
+def dim(name: str, size: int | Dim | None = None, *, like: Dim | None = None) -> Dim:
+    """One dim: `md.dim("hidden", 4 * io)`, or `md.dim("mem", like=seq)`, of the same size.
+
+    Raises:
+        ProgramError: a name or a size that the language does not have (MD0105, MD0106, MD0817).
+    """
+    site = here()
+    if (size is None) == (like is None):
+        help = 'write `md.dim("hidden", 4 * io)` or `md.dim("mem", like=seq)`'
+        fail(
+            "MD0105",
+            f"the dim `{name}` needs a size, or a dim that it is like",
+            site.span,
+            help=help,
+        )
+    return _dim(name, size if size is not None else like, site.span)
+
+
+def _dim(name: str, size: Any, span: Span) -> Dim:
+    check_name("dim", name, span)
+    if isinstance(size, Dim):
+        size = size.size
+    if isinstance(size, builtins.bool) or not hasattr(size, "__index__"):
+        help = "use whole numbers; `//` divides them"
+        fail("MD0105", f"the size of `{name}` is no whole number: {size!r}", span, help=help)
+    size = size.__index__()
+    if size < 1:
+        help = "give a whole number of 1 or more"
+        fail("MD0105", f"a size must be at least 1, and `{name}` is {size}", span, help=help)
+    if size > MAX_SIZE:
+        help = "choose a smaller size; several dims together may have up to 2^63 - 1 elements"
+        fail(
+            "MD0106", f"the size of `{name}` is larger than {MAX_SIZE} (2^31 - 1)", span, help=help
+        )
+    return Dim(name, size, span)
+
+
+def check_name(what: str, name: str, span: Span) -> None:
+    """Refuse a name that the language could not write (MD0817)."""
+    if not is_name(name):
+        help = "use ASCII letters, digits and `_`, and no word of the language such as `param`"
+        fail("MD0817", f"`{name}` cannot name a {what}", span, help=help)
+
+
+def is_name(name: str) -> builtins.bool:
+    """Whether the language has such a name."""
+    from meshdsl.syntax.tokens import RESERVED
+
+    reserved = name.islower() and name.upper() in RESERVED
+    return _NAME.fullmatch(name) is not None and not reserved
+
+
+def need_dim(found: Any, span: Span, known: Iterable[str] = ()) -> Dim:
+    """`found` if it is a dim (MD0815)."""
+    if isinstance(found, Dim):
+        return found
+    _no_dim(found, span, known)
+
+
+def _no_dim(found: Any, span: Span, known: Iterable[str]) -> NoReturn:
+    close = did_you_mean(found, list(known)) if isinstance(found, str) else None
+    help = close or "dims are made by `batch, io = md.dims(batch=64, io=512)`"
+    if isinstance(found, str) and found in known:
+        help = f"use the dim itself: `{found}`, not its name in quotes"
+    fail("MD0815", f"a dim is needed here, not {kind_of(found)}", span, help=help)
+
+
+def kind_of(found: Any) -> str:
+    """What a Python value is, in words."""
+    text = repr(found)
+    return f"`{text}`" if len(text) <= 40 and "\n" not in text else f"a {type(found).__name__}"

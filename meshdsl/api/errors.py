@@ -1,0 +1,74 @@
+"""Diagnostics on their way to a Python user: an exception that shows the line with carets."""
+
+from __future__ import annotations
+
+import functools
+import re
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import ParamSpec, TypeVar
+
+from meshdsl.diagnostics import Diagnostic, DiagnosticError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+WIDTH = 100
+
+
+class ProgramError(DiagnosticError):
+    """What is wrong with a program, a layout or a call of a plan.
+
+    `diagnostics` has the code, the place and the way out of each; the text of the exception is what
+    the command line prints.
+    """
+
+    def __str__(self) -> str:
+        return "\n" + "\n".join(map(shown, self.diagnostics))
+
+
+class ProgramWarning(UserWarning):
+    """What the compiler reports without refusing: a rule that matches nothing, for instance."""
+
+
+def shown(diagnostic: Diagnostic) -> str:
+    """A diagnostic as the command line prints it, without colours."""
+    from meshdsl.render import render
+
+    return render(diagnostic, WIDTH).plain
+
+
+def told(function: Callable[P, R]) -> Callable[P, R]:
+    """A function of the public interface: its diagnostics leave as `ProgramError`."""
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except ProgramError:
+            raise
+        except DiagnosticError as error:
+            raise ProgramError(*map(in_python, error.diagnostics)) from None
+
+    return wrapper
+
+
+_OPTION = re.compile(r"`--(mesh|layout|reduce|sbp|dtype) ([^`]+)`")
+_SETTING = re.compile(r"`--set (\w+)=(\d+)`")
+
+
+def in_python(diagnostic: Diagnostic) -> Diagnostic:
+    """A diagnostic whose way out is written as Python writes it, not as the command line."""
+    if diagnostic.help is None or "--" not in diagnostic.help:
+        return diagnostic
+    help = _OPTION.sub(r'`\1="\2"`', _SETTING.sub(r"`\1=\2`", diagnostic.help))
+    return replace(diagnostic, help=help)
+
+
+def warn(diagnostics: Iterable[Diagnostic], file: str, line: int) -> None:
+    """Issue the warnings among `diagnostics` as Python warnings at `file:line`."""
+    for diagnostic in diagnostics:
+        if diagnostic.severity == "warning":
+            text = f"\n{shown(diagnostic)}"
+            warnings.warn_explicit(text, ProgramWarning, file, line)

@@ -1,0 +1,230 @@
+"""`@md.function`: a Python function that is a function of the program, with a name of its own."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from types import FrameType, FunctionType
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+from meshdsl.api.dims import TensorType, as_tuple, check_name
+from meshdsl.api.errors import ProgramError, told
+from meshdsl.api.places import Site, file_of, here, key_of, user_frame
+from meshdsl.api.tensor import Tensor
+from meshdsl.api.tracer import Tracer, tracing
+from meshdsl.diagnostics import Diagnostic, Related, Span, fail
+from meshdsl.named.builder import Scope
+from meshdsl.named.calls import MAX_CALL_DEPTH
+from meshdsl.named.from_syntax import _Returned
+from meshdsl.syntax import ast
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Function(Generic[P, R]):
+    """A function of programs: called in one, it is inlined under its name.
+
+    Layouts select what is inside by that name (`mlp: hidden -> tp`), and every call has parameters
+    of its own (`mlp.w`, `mlp_2.w`). A tensor whose parameter has dims in its annotation
+    (`x: md.Tensor[batch, io]`) is checked against them, and so is the result.
+    """
+
+    def __init__(
+        self, function: Callable[P, R], name: str, types: Mapping[str, TensorType]
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self.function, self.name, self.types = function, name, types
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else functools.partial(self, instance)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """What the function returns, as part of the program being traced."""
+        return self._inlined(*args, **kwargs)
+
+    @told
+    def _inlined(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        site = here()
+        tracer = tracing(site)
+        self._guard_depth(tracer, site)
+        outer = tracer.scope
+        bound = self._bound(args, kwargs, tracer, site)
+        inner = Scope(tracer.known, {}, tracer.declarations, *outer.enter(self.name))
+        with tracer.inside(inner):
+            self._check(bound, tracer, site)
+            found = self._run(bound, site)
+            results = self._results(found, tracer, site)
+        if not results:
+            return typing.cast(R, found)
+        made = tracer.finish(results, site)
+        return typing.cast(R, made if len(results) > 1 or isinstance(found, Tensor) else (made,))
+
+    def _guard_depth(self, tracer: Tracer, site: Site) -> None:
+        if len(tracer.scope.functions) >= MAX_CALL_DEPTH:
+            message = f"calls nest more than {MAX_CALL_DEPTH} deep"
+            help = "functions are inlined; use `md.repeat` for a loop"
+            fail("MD0110", message, site.span, help=help)
+
+    def _bound(self, args: Any, kwargs: Any, tracer: Tracer, site: Site) -> inspect.BoundArguments:
+        """The arguments, tensors as the innermost loop sees them."""
+        bound = inspect.signature(self.function).bind(*args, **kwargs)
+        for name, found in bound.arguments.items():
+            if isinstance(found, Tensor):
+                value = tracer.value(found, site.argument(name))
+                reached = tracer.builder.reach(value)
+                bound.arguments[name] = found if reached is value else tracer.tensor(reached)
+        return bound
+
+    def _check(self, bound: inspect.BoundArguments, tracer: Tracer, site: Site) -> None:
+        for index, (name, found) in enumerate(bound.arguments.items()):
+            if name in self.types:
+                span = site.argument(name, index)
+                param = tracer.tensor_param(name, self.types[name], self._span(name, span))
+                given = tracer.given(found, span)
+                operand = tracer.operand(found, span)
+                tracer.calls._check_param(param, operand, given, tracer.scope)
+
+    def _run(self, bound: inspect.BoundArguments, site: Site) -> Any:
+        try:
+            return self.function(*bound.args, **bound.kwargs)
+        except ProgramError as error:
+            raise ProgramError(*(self._at(d, site) for d in error.diagnostics)) from None
+
+    def _at(self, diagnostic: Diagnostic, site: Site) -> Diagnostic:
+        """Add the call to what went wrong inside."""
+        from dataclasses import replace
+
+        if len(diagnostic.related) >= 3:
+            return diagnostic
+        note = Related(site.span, f"in this call of `{self.name}`")
+        return replace(diagnostic, related=(*diagnostic.related, note))
+
+    def _results(self, found: Any, tracer: Tracer, site: Site) -> tuple[Any, ...]:
+        """The values of what was returned; checked, and brought into the declared order."""
+        listed = tracer.results(found, site.span)
+        if not all(isinstance(x, Tensor) for x in listed):
+            return ()
+        values = tuple(tracer.value(x, site.span) for x in listed)
+        if "return" not in self.types:
+            return values
+        span = self._span("return", site.span)
+        declared = ast.Function(
+            ast.Name(self.name, span),
+            (),
+            (),
+            tracer.dim_refs(self.types["return"].dims, span),
+            (),
+            span,
+        )
+        returned = _Returned((), site.span)
+        return tuple(tracer._result_type(declared, v, returned, tracer.scope) for v in values)
+
+    def _span(self, name: str, otherwise: Span) -> Span:
+        """Where a parameter (or the result) is declared."""
+        return declared_at(self.function, name) or otherwise
+
+
+@overload
+def function(function: Callable[P, R], /) -> Function[P, R]: ...
+@overload
+def function(*, name: str) -> Callable[[Callable[P, R]], Function[P, R]]: ...
+@told
+def function(function: Any = None, /, *, name: str | None = None) -> Any:
+    """Make a function of programs of a Python function: see `Function`.
+
+    `name` is what layouts and parameters call it by; else it is the function's own.
+
+    Raises:
+        ProgramError: the name is one that the language does not have (MD0817).
+    """
+    frame = user_frame()
+    if function is None:
+        return lambda decorated: _function(decorated, name, frame)
+    return _function(function, name, frame)
+
+
+@told
+def _function(function: Callable[P, R], name: str | None, frame: FrameType) -> Function[P, R]:
+    called = name or function.__name__
+    check_name("function", called, place_of(function))
+    return Function(function, called, types_of(function, frame))
+
+
+# --- declarations of Python --------------------------------------------------------------------
+
+
+def types_of(function: Callable[..., Any], frame: FrameType) -> dict[str, TensorType]:
+    """The tensor types among the annotations of a function (`return` for its result)."""
+    found = {}
+    for name, annotation in getattr(function, "__annotations__", {}).items():
+        type_ = _tensor_type(_evaluated(annotation, function, frame))
+        if type_ is not None:
+            found[name] = type_
+    return found
+
+
+def _evaluated(annotation: Any, function: Callable[..., Any], frame: FrameType) -> Any:
+    """An annotation that is still a string, in the names seen where the function is defined."""
+    if not isinstance(annotation, str):
+        return annotation
+    scope = {**getattr(function, "__globals__", {}), **frame.f_locals}
+    if isinstance(function, FunctionType) and function.__closure__:
+        cells = zip(function.__code__.co_freevars, function.__closure__, strict=True)
+        scope |= {name: cell.cell_contents for name, cell in cells if _filled(cell)}
+    try:
+        return eval(annotation, scope)
+    except NameError:
+        return None
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def _tensor_type(annotation: Any) -> TensorType | None:
+    """The type in `md.i32[batch]`, `Annotated[md.Tensor, md.i32[batch]]` or with bare dims."""
+    if isinstance(annotation, TensorType):
+        return annotation
+    if typing.get_origin(annotation) is not typing.Annotated or annotation.__origin__ is not Tensor:
+        return None
+    first, *_ = annotation.__metadata__
+    if isinstance(first, TensorType):
+        return first
+    dims = first if isinstance(first, list) else annotation.__metadata__
+    return TensorType(as_tuple(dims))
+
+
+def place_of(function: Callable[..., Any]) -> Span:
+    """The name in the `def` of a function, or where it begins."""
+    code = function.__code__
+    file = file_of(code)
+    node = file.definition(code)
+    if node is None:
+        return file.span((code.co_firstlineno, None, None, None))
+    start = node.col_offset + len("def ")
+    return file.span((node.lineno, node.lineno, start, start + len(node.name.encode())))
+
+
+def declared_at(function: Callable[..., Any], name: str) -> Span | None:
+    """Where a function declares a parameter, or its result; None where that cannot be seen."""
+    code = function.__code__
+    file = file_of(code)
+    node = file.definition(code)
+    if node is None:
+        return None
+    if name == "return":
+        return file.span(key_of(node.returns)) if node.returns else None
+    for arg in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs):
+        if arg.arg == name:
+            return file.span(key_of(arg))
+    return None
+
+
+__all__ = ["Function", "function"]

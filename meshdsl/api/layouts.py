@@ -1,0 +1,280 @@
+"""Meshes and layouts as Python writes them, into the declarations that a file would hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshdsl.api.dims import Dim, check_name, kind_of
+from meshdsl.api.errors import told
+from meshdsl.api.places import Site, here
+from meshdsl.diagnostics import DiagnosticError, Source, Span, fail
+from meshdsl.named.declarations import Declarations
+from meshdsl.syntax import ast
+
+Rules = Mapping[Any, Any] | str | Iterable[str]
+"""Rules of a layout: `{"batch": "rows"}`, `"batch:rows,hidden:cols"`, or rules of the language."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Named mesh axes with their sizes; the order is rank order, row-major."""
+
+    name: str
+    axes: tuple[tuple[str, int], ...]
+    span: Span
+
+    @property
+    def devices(self) -> int:
+        """How many devices there are."""
+        count = 1
+        for _, size in self.axes:
+            count *= size
+        return count
+
+    def __repr__(self) -> str:
+        return f"mesh {self.name} = {{ {', '.join(f'{a}: {n}' for a, n in self.axes)} }}"
+
+    def syntax(self) -> ast.Mesh:
+        """The declaration."""
+        axes = tuple(
+            ast.MeshAxis(ast.Name(a, self.span), ast.Number(n, self.span), self.span)
+            for a, n in self.axes
+        )
+        return ast.Mesh(ast.Name(self.name, self.span), axes, None, self.span)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Rules `dim -> axis` under a name. A layout extends another by displacing its rules."""
+
+    name: str
+    rules: tuple[ast.Rule, ...]
+    base: Layout | None
+    span: Span
+
+    def __repr__(self) -> str:
+        base = f" extends {self.base.name}" if self.base else ""
+        return f"layout {self.name}{base} {{ {', '.join(map(_rule_text, self.rules))} }}"
+
+    def syntax(self) -> Iterator[ast.Layout]:
+        """The declaration, and those it extends."""
+        base = ast.Name(self.base.name, self.span) if self.base else None
+        yield ast.Layout(ast.Name(self.name, self.span), base, self.rules, self.span)
+        if self.base is not None:
+            yield from self.base.syntax()
+
+
+def _rule_text(rule: ast.Rule) -> str:
+    axes = [a.text for a in rule.axes]
+    target = axes[0] if len(axes) == 1 else f"({', '.join(axes)})" if axes else "none"
+    selector = ".".join(s.text for s in rule.selector)
+    keep = " keep" if rule.keep else ""
+    return f"{selector + ': ' if selector else ''}{rule.dim.text} -> {target}{keep}"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The argument of a call that a mesh or a layout is given by."""
+
+    site: Site
+    name: str
+    position: int
+
+    @property
+    def span(self) -> Span:
+        """All of the argument."""
+        return self.site.argument(self.name, self.position)
+
+    def entry(self, key: str) -> Span:
+        """One entry of it, where it is written as a dict."""
+        return self.site.entry(key, self.name, self.position)
+
+
+# --- meshes --------------------------------------------------------------------------------------
+
+
+@told
+def mesh(shape: Mapping[str, int | Dim] | None = None, /, **axes: int | Dim) -> Mesh:
+    """A mesh: `square = md.mesh(rows=2, cols=2)`, or `md.mesh({"rows": 2, "cols": 2})`.
+
+    Its name is that of the variable it is assigned to.
+
+    >>> import meshdsl as md
+    >>> pod = md.mesh(data=2, tp=4)
+    >>> pod.devices
+    8
+
+    Raises:
+        ProgramError: a size is not a whole number of 1 or more (MD0105).
+    """
+    site = here()
+    name = site.names if isinstance(site.names, str) else "mesh"
+    place = Place(site, "shape", 0)
+    spans = {a: place.entry(a) for a in shape or {}} | {a: site.argument(a) for a in axes}
+    return _mesh(name, {**(shape or {}), **axes}, spans, site.span)
+
+
+def _mesh(name: str, axes: Mapping[str, Any], spans: Mapping[str, Span], place: Span) -> Mesh:
+    found = []
+    for axis, size in axes.items():
+        span = spans[axis]
+        check_name("mesh axis", axis, span)
+        if axis == "none":
+            fail("MD0109", "`none` cannot name a mesh axis", span, help="choose another name")
+        if not hasattr(size, "__index__") or not 1 <= int(size) < 2**31:
+            message = f"the size of mesh axis `{axis}` is no whole number of 1 or more: {size!r}"
+            fail("MD0105", message, span, help="write `md.mesh(rows=2, cols=2)`")
+        found.append((axis, int(size)))
+    return Mesh(name, tuple(found), place)
+
+
+def with_mesh(
+    declarations: Declarations, given: Any, place: Place
+) -> tuple[Declarations, str | None]:
+    """Declarations with a mesh that is given somehow, and how the compiler is asked for it."""
+    span = place.span
+    if isinstance(given, Mapping):
+        given = _mesh("mesh", given, {a: place.entry(a) for a in given}, span)
+    if isinstance(given, Mesh):
+        meshes = {**declarations.meshes, given.name: given.syntax()}
+        return replace(declarations, meshes=meshes), given.name
+    if given is None or isinstance(given, str):
+        return declarations, given
+    help = "write `md.mesh(rows=2, cols=2)`"
+    fail("MD0815", f"a mesh is needed here, not {kind_of(given)}", span, help=help)
+
+
+# --- layouts -------------------------------------------------------------------------------------
+
+
+@told
+def layout(rules: Rules | None = None, /, *, extends: Layout | None = None, **dims: Any) -> Layout:
+    """A layout: `hybrid = md.layout(batch="rows", hidden="cols")`. Its name is the variable's.
+
+    Rules come in any of these forms:
+
+    - by name, or as a dict: `md.layout({"batch": "rows", "hidden": ("x", "y"), "seq": None})`; a
+      selector stands before a colon: `{"params: model": "data"}`;
+    - the string of Mesh-TensorFlow: `"batch:rows,hidden:cols"`;
+    - rules of the language, in one string or several: `["params: model -> data", "seq -> none"]`.
+
+    Raises:
+        ProgramError: what is given is no rule (MD0818).
+    """
+    site = here()
+    first = _rules(rules, Place(site, "rules", 0))
+    own = (*first, *(_of_pair(d, axes, site.argument(d)) for d, axes in dims.items()))
+    name = site.names if isinstance(site.names, str) else _layout_name(own)
+    return Layout(name, own, extends, site.span)
+
+
+def with_layout(
+    declarations: Declarations, given: Any, place: Place
+) -> tuple[Declarations, str | None]:
+    """Declarations with a layout that is given somehow, and the name to ask for it by."""
+    if given is None or (isinstance(given, str) and given in declarations.layouts):
+        return declarations, given
+    if isinstance(given, str) and ":" not in given and "->" not in given:
+        return declarations, given
+    if not isinstance(given, Layout):
+        rules = tuple(_rules(given, place))
+        given = Layout(_layout_name(rules), rules, None, place.span)
+    layouts = {**declarations.layouts, **{n.name.text: n for n in given.syntax()}}
+    return replace(declarations, layouts=layouts), given.name
+
+
+def _layout_name(rules: tuple[ast.Rule, ...]) -> str:
+    return ", ".join(map(_rule_text, rules)) or "none"
+
+
+def _rules(given: Any, place: Place) -> Iterator[ast.Rule]:
+    """The rules in any of the forms that `layout` takes."""
+    if given is None:
+        return
+    if isinstance(given, Mapping):
+        for key, axes in given.items():
+            yield _of_pair(key, axes, place.entry(str(key)))
+    elif isinstance(given, str) and "->" not in given:
+        yield from _of_mesh_tensorflow(given, place.span)
+    elif isinstance(given, str):
+        yield from _of_text(given, place.span)
+    elif isinstance(given, Iterable):
+        for text in given:
+            yield from _rules(text, place)
+    else:
+        _no_rule(given, place.span)
+
+
+def _of_pair(key: Any, axes: Any, span: Span) -> ast.Rule:
+    """`"batch": "rows"`, `"params: model": ("x", "y")`, `seq: None`."""
+    selector, _, dim = str(key).rpartition(":")
+    names = (axes,) if isinstance(axes, str) else tuple(axes or ())
+    parts = [p.strip() for p in selector.split(".")] if selector else []
+    if not isinstance(key, str | Dim) or not all(isinstance(n, str) for n in names):
+        _no_rule({key: axes}, span)
+    for part in (*parts, dim.strip(), *names):
+        check_name("dim, tensor or axis", part, span)
+    to = tuple(ast.Name(n, span) for n in names if n != "none")
+    chosen = tuple(ast.Name(p, span) for p in parts)
+    return ast.Rule(chosen, ast.Name(dim.strip(), span), to, False, span)
+
+
+def _of_mesh_tensorflow(text: str, span: Span) -> Iterator[ast.Rule]:
+    """`batch:rows,hidden:cols`; a dim named twice is split over several axes, outer first."""
+    found: dict[str, tuple[str, ...]] = {}
+    for part in filter(None, (p.strip() for p in text.replace(";", ",").split(","))):
+        dim, colon, axis = (s.strip() for s in part.partition(":"))
+        if not colon or not dim or not axis:
+            _no_rule(part, span)
+        found[dim] = (*found.get(dim, ()), axis)
+    for dim, axes in found.items():
+        yield _of_pair(dim, axes, span)
+
+
+def _of_text(text: str, span: Span) -> Iterator[ast.Rule]:
+    """Rules of the language, read by its parser; their place is that of the call."""
+    from meshdsl.syntax.parse import parse
+
+    tree, problems = parse(Source("layout", f"layout written {{\n{text}\n}}\n"))
+    if problems:
+        first = replace(problems[0], span=span, related=())
+        raise DiagnosticError(replace(first, message=f"{first.message} in the rule `{text}`"))
+    for node in tree.declarations:
+        for rule in node.rules if isinstance(node, ast.Layout) else ():
+            yield _at(rule, span)
+
+
+def _at(rule: ast.Rule, span: Span) -> ast.Rule:
+    def moved(names: tuple[ast.Name, ...]) -> tuple[ast.Name, ...]:
+        return tuple(replace(n, span=span) for n in names)
+
+    dim = replace(rule.dim, span=span)
+    return ast.Rule(moved(rule.selector), dim, moved(rule.axes), rule.keep, span)
+
+
+def _no_rule(given: Any, span: Span) -> None:
+    help = 'write `{"batch": "rows"}`, `"batch:rows,hidden:cols"` or `"params: model -> data"`'
+    fail("MD0818", f"{kind_of(given)} is no rule of a layout", span, help=help)
+
+
+# --- sbp -----------------------------------------------------------------------------------------
+
+
+def with_sbp(declarations: Declarations, given: Any, span: Span) -> tuple[Declarations, str | None]:
+    """Declarations with an `sbp` block: by name, or as `{"x": "S(0), B", "w at y": ("B", "P")}`."""
+    from meshdsl.syntax.parse import parse
+
+    if given is None or isinstance(given, str):
+        return declarations, given
+    if not isinstance(given, Mapping):
+        help = 'write `sbp={"x": "S(0), B", "w": "B, S(1)"}`'
+        fail("MD0818", f"{kind_of(given)} is no `sbp` block", span, help=help)
+    entries = (f"{n}: ({c if isinstance(c, str) else ', '.join(c)})" for n, c in given.items())
+    text = "sbp written {\n  " + "\n  ".join(entries) + "\n}\n"
+    tree, problems = parse(Source("sbp", text))
+    if problems:
+        raise DiagnosticError(*problems)
+    (node,) = (n for n in tree.declarations if isinstance(n, ast.Sbp))
+    return replace(declarations, sbps={**declarations.sbps, "written": node}), "written"

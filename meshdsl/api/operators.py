@@ -1,0 +1,117 @@
+"""Every operator of the language as a Python object of the same name, made from the registry.
+
+`[ ]` holds dims and `( )` holds tensors, as in the language: `md.softmax[mem](s)`, `md.iota[seq]`,
+`md.zeros[m, k]()`, `md.top_k[experts >> slots](g)`. Names of initialisers without brackets write an
+initialiser down (`md.zeros()`, `md.normal(0.02)`), and so do those of optimizers and schedules.
+
+Type checkers read `operators.pyi`, which is generated from the registry too (`signatures.py`).
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from meshdsl.api.errors import told
+from meshdsl.api.places import here
+from meshdsl.api.signatures import RATES, describe, names, signature_of
+from meshdsl.api.tracer import Form, tracing
+from meshdsl.diagnostics import did_you_mean, fail
+from meshdsl.named.from_syntax import INITS
+from meshdsl.ops.opdef import load_all
+
+
+class Operator:
+    """An operator of the language. Brackets take its dims, parentheses its tensors and options."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = self.__qualname__ = name
+        self.__module__ = "meshdsl"
+        self.__doc__ = describe(name)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return signature_of(self.__name__)
+
+    def __repr__(self) -> str:
+        return f"<operator {self.__name__}>"
+
+    @told
+    def __call__(self, *tensors: Any, **options: Any) -> Any:
+        """Apply it to tensors and numbers; a tuple where it yields several tensors."""
+        site = here()
+        if self.__name__ == "einsum":
+            return _einsum(tensors, options, site)
+        return tracing(site).call(self.__name__, None, tensors, options, site)
+
+    @told
+    def __getitem__(self, items: Any) -> Any:
+        listed = items if isinstance(items, tuple) else (items,)
+        surface = load_all()[self.__name__].surface
+        if surface.arity[1] == 0 and not surface.options:
+            site = here()
+            return tracing(site).call(self.__name__, listed, (), {}, site)
+        return Applied(self.__name__, listed)
+
+
+class Applied:
+    """An operator with its dims: `md.softmax[mem]`, still to be given tensors."""
+
+    def __init__(self, name: str, items: tuple[Any, ...]) -> None:
+        self._name, self._items = name, items
+
+    def __repr__(self) -> str:
+        return f"<operator {self._name}[{', '.join(map(repr, self._items))}]>"
+
+    @told
+    def __call__(self, *tensors: Any, **options: Any) -> Any:
+        """Apply it to tensors and numbers; a tuple where it yields several tensors."""
+        site = here()
+        return tracing(site).call(self._name, self._items, tensors, options, site)
+
+
+class Maker:
+    """An initialiser, an optimizer or a schedule; in brackets, the operator of the same name."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = self.__qualname__ = name
+        self.__module__ = "meshdsl"
+        self.__doc__ = describe(name)
+
+    def __repr__(self) -> str:
+        return f"<{'initialiser' if self.__name__ in INITS else 'optimizer'} {self.__name__}>"
+
+    @told
+    def __call__(self, *args: Any, **options: Any) -> Form:
+        """Write it down with these arguments."""
+        return Form(self.__name__, args, tuple(options.items()), here().span)
+
+    def __getitem__(self, items: Any) -> Any:
+        return Operator(self.__name__)[items]
+
+
+def _einsum(tensors: tuple[Any, ...], options: dict[str, Any], site: Any) -> Any:
+    """`md.einsum(a, b, out=[dims])`."""
+    out = options.pop("out", None)
+    if not isinstance(out, tuple | list):
+        help = "write `md.einsum(…, out=[batch, hidden])`: dims that are missing there are summed"
+        fail("MD0252", "`einsum` needs its result dims", site.span, help=help)
+    return tracing(site).call("einsum", None, tensors, options, site, out)
+
+
+def find(name: str) -> Operator | Maker:
+    """The operator, initialiser or optimizer of this name; AttributeError for any other."""
+    if name in INITS or name in RATES:
+        return Maker(name)
+    if name in names():
+        return Operator(name)
+    known = [*names(), *INITS, *RATES]
+    close = did_you_mean(name, known)
+    raise AttributeError(f"meshdsl has no `{name}`{'; ' + close if close else ''}")
+
+
+def __getattr__(name: str) -> Operator | Maker:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    found = globals()[name] = find(name)
+    return found

@@ -1,0 +1,423 @@
+# Types of the operators for type checkers, generated from the registry (signatures.py):
+# MESHDSL_UPDATE_GOLDEN=1 pytest tests/api/test_operators.py
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from meshdsl.api.dims import Arrow, By, Dim, DType
+from meshdsl.api.tensor import Operand, Tensor
+from meshdsl.api.tracer import Form
+
+_Item = Dim | By | Arrow
+_Dims = _Item | tuple[_Item, ...]
+
+class _Initialiser(Protocol):
+    def __call__(self, *numbers: float) -> Form: ...
+
+class _Optimizer(Protocol):
+    def __call__(self, *args: float | str | Form, **options: float | str | Form) -> Form: ...
+
+class _Abs(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Add(Protocol):
+    def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
+
+class _AllApplied(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _All(Protocol):
+    def __getitem__(self, dims: _Dims, /) -> _AllApplied: ...
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _AnyApplied(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Any(Protocol):
+    def __getitem__(self, dims: _Dims, /) -> _AnyApplied: ...
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _ArgmaxApplied(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Argmax(Protocol):
+    def __getitem__(self, dims: Dim, /) -> _ArgmaxApplied: ...
+
+class _Cast(Protocol):
+    def __call__(self, x: Operand, /, dtype: DType | str) -> Tensor: ...
+
+class _ConcatApplied(Protocol):
+    def __call__(self, *tensors: Operand) -> Tensor: ...
+
+class _Concat(Protocol):
+    def __getitem__(self, dims: Dim, /) -> _ConcatApplied: ...
+
+class _Cos(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _CrossEntropyApplied(Protocol):
+    def __call__(self, logits: Operand, targets: Operand, /) -> Tensor: ...
+
+class _CrossEntropy(Protocol):
+    def __getitem__(self, dims: Dim, /) -> _CrossEntropyApplied: ...
+
+class _CumsumApplied(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Cumsum(Protocol):
+    def __getitem__(self, dims: Dim, /) -> _CumsumApplied: ...
+
+class _Div(Protocol):
+    def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
+
+class _Einsum(Protocol):
+    def __call__(self, *tensors: Operand, out: Sequence[Dim]) -> Tensor: ...
+
+class _Eq(Protocol):
+    def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
+
+class _Erf(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Exp(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Floor(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Ge(Protocol):
+    def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
+
+class _Gelu(Protocol):
+    def __call__(self, x: Operand, /, approximate: str | Any = ...) -> Tensor: ...
+
+class _Gt(Protocol):
+    def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
+
+class _Identity(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Iota(Protocol):
+    def __getitem__(self, dims: Dim, /) -> Tensor: ...
+
+class _LayerNormApplied(Protocol):
+    def __call__(self, x: Operand, g: Operand = ..., b: Operand = ..., /) -> Tensor: ...
+
+class _LayerNorm(Protocol):
+    def __getitem__(self, dims: Dim, /) -> _LayerNormApplied: ...
+
+class _Le(Protocol):
+    def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
+
+class _Log(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _LogSoftmaxApplied(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _LogSoftmax(Protocol):
+    def __getitem__(self, dims: Dim, /) -> _LogSoftmaxApplied: ...
+
+class _LogicalAnd(Protocol):
+    def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
+
+class _LogicalNot(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _LogicalOr(Protocol):
+    def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
+
+class _LogsumexpApplied(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Logsumexp(Protocol):
+    def __getitem__(self, dims: Dim, /) -> _LogsumexpApplied: ...
+
+class _Lt(Protocol):
+    def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
+
+class _MaxApplied(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Max(Protocol):
+    def __getitem__(self, dims: _Dims, /) -> _MaxApplied: ...
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Maximum(Protocol):
+    def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
+
+class _MeanApplied(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Mean(Protocol):
+    def __getitem__(self, dims: _Dims, /) -> _MeanApplied: ...
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _MinApplied(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Min(Protocol):
+    def __getitem__(self, dims: _Dims, /) -> _MinApplied: ...
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Minimum(Protocol):
+    def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
+
+class _Mul(Protocol):
+    def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
+
+class _Ne(Protocol):
+    def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
+
+class _Neg(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _OneHotApplied(Protocol):
+    def __call__(self, x: Operand, /, dtype: DType | str = ...) -> Tensor: ...
+
+class _OneHot(Protocol):
+    def __getitem__(self, dims: Dim, /) -> _OneHotApplied: ...
+
+class _OnesApplied(Protocol):
+    def __call__(self, dtype: DType | str = ...) -> Tensor: ...
+
+class _Ones(Protocol):
+    def __getitem__(self, dims: _Dims, /) -> _OnesApplied: ...
+    def __call__(self, *numbers: float) -> Form: ...
+
+class _PadApplied(Protocol):
+    def __call__(self, x: Operand, /, before: float | Any, after: float | Any, value: float | Any = ...) -> Tensor: ...
+
+class _Pad(Protocol):
+    def __getitem__(self, dims: Arrow, /) -> _PadApplied: ...
+
+class _Pow(Protocol):
+    def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
+
+class _ProdApplied(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Prod(Protocol):
+    def __getitem__(self, dims: _Dims, /) -> _ProdApplied: ...
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Relu(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _RmsNormApplied(Protocol):
+    def __call__(self, x: Operand, g: Operand = ..., /) -> Tensor: ...
+
+class _RmsNorm(Protocol):
+    def __getitem__(self, dims: Dim, /) -> _RmsNormApplied: ...
+
+class _Rsqrt(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _ShiftApplied(Protocol):
+    def __call__(self, x: Operand, /, by: float | Any) -> Tensor: ...
+
+class _Shift(Protocol):
+    def __getitem__(self, dims: Dim, /) -> _ShiftApplied: ...
+
+class _Sigmoid(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Sign(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Silu(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Sin(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _SoftmaxApplied(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Softmax(Protocol):
+    def __getitem__(self, dims: Dim, /) -> _SoftmaxApplied: ...
+
+class _Softplus(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Sqrt(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Square(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _StopGradient(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Sub(Protocol):
+    def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
+
+class _SumApplied(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Sum(Protocol):
+    def __getitem__(self, dims: _Dims, /) -> _SumApplied: ...
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Tanh(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Where(Protocol):
+    def __call__(self, x: Operand, y: Operand, z: Operand, /) -> Tensor: ...
+
+class _ZerosApplied(Protocol):
+    def __call__(self, dtype: DType | str = ...) -> Tensor: ...
+
+class _Zeros(Protocol):
+    def __getitem__(self, dims: _Dims, /) -> _ZerosApplied: ...
+    def __call__(self, *numbers: float) -> Form: ...
+
+
+abs: _Abs
+add: _Add
+all: _All
+any: _Any
+argmax: _Argmax
+cast: _Cast
+concat: _Concat
+cos: _Cos
+cross_entropy: _CrossEntropy
+cumsum: _Cumsum
+div: _Div
+einsum: _Einsum
+eq: _Eq
+erf: _Erf
+exp: _Exp
+floor: _Floor
+ge: _Ge
+gelu: _Gelu
+gt: _Gt
+identity: _Identity
+iota: _Iota
+layer_norm: _LayerNorm
+le: _Le
+log: _Log
+log_softmax: _LogSoftmax
+logical_and: _LogicalAnd
+logical_not: _LogicalNot
+logical_or: _LogicalOr
+logsumexp: _Logsumexp
+lt: _Lt
+max: _Max
+maximum: _Maximum
+mean: _Mean
+min: _Min
+minimum: _Minimum
+mul: _Mul
+ne: _Ne
+neg: _Neg
+one_hot: _OneHot
+ones: _Ones
+pad: _Pad
+pow: _Pow
+prod: _Prod
+relu: _Relu
+rms_norm: _RmsNorm
+rsqrt: _Rsqrt
+shift: _Shift
+sigmoid: _Sigmoid
+sign: _Sign
+silu: _Silu
+sin: _Sin
+softmax: _Softmax
+softplus: _Softplus
+sqrt: _Sqrt
+square: _Square
+stop_gradient: _StopGradient
+sub: _Sub
+sum: _Sum
+tanh: _Tanh
+where: _Where
+zeros: _Zeros
+glorot: _Initialiser
+he: _Initialiser
+normal: _Initialiser
+uniform: _Initialiser
+adafactor: _Optimizer
+adam: _Optimizer
+adamw: _Optimizer
+cosine: _Optimizer
+linear: _Optimizer
+linear_warmup: _Optimizer
+momentum: _Optimizer
+sgd: _Optimizer
+
+__all__ = [
+    "abs",
+    "adafactor",
+    "adam",
+    "adamw",
+    "add",
+    "all",
+    "any",
+    "argmax",
+    "cast",
+    "concat",
+    "cos",
+    "cosine",
+    "cross_entropy",
+    "cumsum",
+    "div",
+    "einsum",
+    "eq",
+    "erf",
+    "exp",
+    "floor",
+    "ge",
+    "gelu",
+    "glorot",
+    "gt",
+    "he",
+    "identity",
+    "iota",
+    "layer_norm",
+    "le",
+    "linear",
+    "linear_warmup",
+    "log",
+    "log_softmax",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logsumexp",
+    "lt",
+    "max",
+    "maximum",
+    "mean",
+    "min",
+    "minimum",
+    "momentum",
+    "mul",
+    "ne",
+    "neg",
+    "normal",
+    "one_hot",
+    "ones",
+    "pad",
+    "pow",
+    "prod",
+    "relu",
+    "rms_norm",
+    "rsqrt",
+    "sgd",
+    "shift",
+    "sigmoid",
+    "sign",
+    "silu",
+    "sin",
+    "softmax",
+    "softplus",
+    "sqrt",
+    "square",
+    "stop_gradient",
+    "sub",
+    "sum",
+    "tanh",
+    "uniform",
+    "where",
+    "zeros",
+]

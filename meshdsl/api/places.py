@@ -1,0 +1,255 @@
+"""Where in the user's Python something was called, and the name it is assigned to.
+
+The place is that of the running instruction (PEP 657), so a diagnostic underlines the very
+expression. The name of a tensor is the variable it is assigned to: the statement around the
+expression is looked up in the syntax tree of the file. Without source text (an interactive prompt,
+`exec`) places have a line but no text, and tensors no names.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import TypeGuard
+
+from meshdsl.diagnostics import Source, Span
+
+Key = tuple[int | None, ...]
+"""First line, last line, first column, last column: lines from 1, columns in bytes from 0."""
+
+Names = str | tuple[str | None, ...] | None
+"""The variable that a result is assigned to, or one per result; None where there is none."""
+
+_PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
+_CELL = re.compile(r"ipykernel_\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place in the user's program: its span, the names it is assigned to, its syntax."""
+
+    span: Span
+    names: Names = None
+    node: ast.AST | None = None
+    file: File | None = None
+    frame: FrameType | None = None
+
+    def operands(self) -> list[Span]:
+        """The spans of the operands, in order; of a call, those of its arguments."""
+        if self.file is None:
+            return []
+        return [self.file.span(key_of(node)) for node in _operands(self.node)]
+
+    def operand(self, index: int) -> Span:
+        """The span of one operand, or of the whole expression where it is not known."""
+        found = self.operands()
+        return found[index] if index < len(found) else self.span
+
+    def receiver(self) -> Span:
+        """The span of the tensor whose method, or whose brackets, these are."""
+        node = self.node.func if isinstance(self.node, ast.Call) else self.node
+        if self.file is None or not isinstance(node, ast.Attribute | ast.Subscript):
+            return self.span
+        return self.file.span(key_of(node.value))
+
+    def argument(self, name: str, position: int | None = None) -> Span:
+        """The span of an argument given by name, or by its position."""
+        node = self._argument(name, position)
+        return self.span if node is None or self.file is None else self.file.span(key_of(node))
+
+    def entry(self, key: str, name: str, position: int) -> Span:
+        """The span of one entry of an argument that is written as a dict, or of the argument."""
+        node = self._argument(name, position)
+        for at, value in zip(node.keys, node.values, strict=True) if _is_dict(node) else ():
+            if isinstance(at, ast.Constant) and at.value == key and self.file is not None:
+                return self.file.span(key_of(at)).to(self.file.span(key_of(value)))
+        return self.argument(name, position)
+
+    def _argument(self, name: str, position: int | None) -> ast.expr | None:
+        if not isinstance(self.node, ast.Call):
+            return None
+        named = [k.value for k in self.node.keywords if k.arg == name]
+        if named or position is None or position >= len(self.node.args):
+            return named[0] if named else None
+        return self.node.args[position]
+
+
+class File:
+    """One Python file (or cell): its text, and its expressions by place."""
+
+    def __init__(self, name: str, lines: list[str]) -> None:
+        self.lines = lines
+        self.source = Source(name, "".join(lines))
+        self.tree = _parsed(self.source.text)
+        self.nodes: dict[Key, ast.AST] = {}
+        self.names: dict[Key, Names] = {}
+        if self.tree is not None:
+            self._index(self.tree)
+
+    def _index(self, tree: ast.Module) -> None:
+        for node in ast.walk(tree):
+            if isinstance(node, ast.expr | ast.AugAssign):
+                for key in _keys(node):
+                    self.nodes.setdefault(key, node)
+            for value, target in _assignments(node):
+                for key in _keys(value):
+                    self.names[key] = target
+
+    def span(self, key: Key) -> Span:
+        """The characters at a place; all of the line where columns are not known."""
+        first, last, start, end = key
+        begin = self._offset(first or 1, start or 0)
+        if end is None:
+            return Span(self.source, begin, begin + len(self.source.line(first or 1)))
+        return Span(self.source, begin, self._offset(last or first or 1, end))
+
+    def _offset(self, line: int, column: int) -> int:
+        """The offset of a column given in bytes of UTF-8."""
+        starts = self.source.starts
+        if line > len(starts):
+            return len(self.source.text)
+        text = self.source.line(line)
+        if not text.isascii():
+            column = len(text.encode()[:column].decode(errors="ignore"))
+        return starts[line - 1] + min(column, len(text))
+
+    def definition(self, code: CodeType) -> ast.FunctionDef | None:
+        """The `def` that a function was compiled from."""
+        for node in ast.walk(self.tree) if self.tree is not None else ():
+            if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
+                first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+                if first == code.co_firstlineno:
+                    return node
+        return None
+
+
+def here() -> Site:
+    """The expression of the user's that is being evaluated."""
+    frame = user_frame()
+    code = frame.f_code
+    file = file_of(code, frame)
+    key = _positions(code)[frame.f_lasti // 2]
+    return Site(file.span(key), file.names.get(key), file.nodes.get(key), file, frame)
+
+
+def user_frame() -> FrameType:
+    """The innermost frame that is not of this package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    assert frame is not None, "called from nowhere"
+    return frame
+
+
+def file_of(code: CodeType, frame: FrameType | None = None) -> File:
+    """The file that code was compiled from; of one that cannot be read, lines without text."""
+    name = code.co_filename
+    lines = linecache.getlines(name, frame.f_globals if frame else None)
+    if not lines:
+        lines = ["\n"] * max(line or 0 for *_, line in code.co_lines())
+    known = _FILES.get(name)
+    if known is None or (known.lines is not lines and known.lines != lines):
+        known = _FILES[name] = File(_shown(name), lines)
+    return known
+
+
+_FILES: dict[str, File] = {}
+_POSITIONS: dict[int, tuple[CodeType, list[Key]]] = {}
+
+
+def _positions(code: CodeType) -> list[Key]:
+    """The place of every instruction. The code is kept, so that its id stays its own."""
+    found = _POSITIONS.get(id(code))
+    if found is None:
+        found = _POSITIONS[id(code)] = (code, list(code.co_positions()))
+    return found[1]
+
+
+def _shown(filename: str) -> str:
+    """What users call the file: no folder, and a cell is a cell."""
+    if _CELL.search(filename):
+        return "cell"
+    return filename if filename.startswith("<") else os.path.basename(filename)
+
+
+# --- syntax ----------------------------------------------------------------------------------
+
+
+def key_of(node: ast.AST) -> Key:
+    """The place of a node of the syntax tree."""
+    found = (getattr(node, a) for a in ("lineno", "end_lineno", "col_offset", "end_col_offset"))
+    return tuple(found)
+
+
+def _is_dict(node: ast.AST | None) -> TypeGuard[ast.Dict]:
+    return isinstance(node, ast.Dict)
+
+
+def _keys(node: ast.AST) -> Iterator[Key]:
+    """The place of an expression; of a method call over several lines, Python tells another."""
+    yield key_of(node)
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+        return
+    func = node.func
+    if func.end_lineno is not None and func.lineno != func.end_lineno:
+        start = (func.end_col_offset or 0) - len(func.attr)
+        yield func.end_lineno, node.end_lineno, start, node.end_col_offset
+
+
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _operands(node: ast.AST | None) -> Sequence[ast.expr]:
+    match node:
+        case ast.BinOp():
+            return node.left, node.right
+        case ast.AugAssign():
+            return node.target, node.value
+        case ast.Compare():
+            return node.left, *node.comparators
+        case ast.UnaryOp():
+            return (node.operand,)
+        case ast.Subscript():
+            return (node.value,)
+        case ast.Call():
+            return node.args
+    return ()
+
+
+def _assignments(node: ast.AST) -> Iterator[tuple[ast.AST, Names]]:
+    """The expressions whose results a statement gives names to."""
+    match node:
+        case ast.Assign():
+            yield from _named(node.value, node.targets[0])
+        case ast.AnnAssign(value=ast.expr() as value):
+            yield from _named(value, node.target)
+        case ast.NamedExpr():
+            yield from _named(node.value, node.target)
+        case ast.AugAssign(target=ast.Name(id=name)):
+            yield node, name
+
+
+def _named(value: ast.expr, target: ast.expr) -> Iterator[tuple[ast.AST, Names]]:
+    match target, value:
+        case _, ast.IfExp():
+            yield from _named(value.body, target)
+            yield from _named(value.orelse, target)
+        case ast.Name(id=name), _:
+            yield value, name
+        case ast.Tuple() | ast.List(), ast.Tuple() | ast.List():
+            if len(target.elts) == len(value.elts):
+                for each, one in zip(value.elts, target.elts, strict=True):
+                    yield from _named(each, one)
+        case ast.Tuple() | ast.List(), _:
+            yield value, tuple(e.id if isinstance(e, ast.Name) else None for e in target.elts)

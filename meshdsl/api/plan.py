@@ -1,0 +1,385 @@
+"""A compiled program: run it, look at it, compare it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from meshdsl.api.errors import told, warn
+from meshdsl.api.layouts import Place, with_layout, with_mesh, with_sbp
+from meshdsl.api.places import Site, here
+from meshdsl.api.shown import Comparison, Cost, Explanation, Outputs
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, did_you_mean, fail
+from meshdsl.named import ir
+from meshdsl.pipeline import STAGES, Options
+
+if TYPE_CHECKING:
+    from meshdsl.api.program import Program
+    from meshdsl.backends.persistent import Blocks, PersistentEngine
+
+Array = Any
+"""A numpy array, a torch tensor, or what `numpy.asarray` takes."""
+
+NO_AXIS = "MD0304"
+
+
+class Plan:
+    """A program on a mesh under a layout. Calling it runs every device in this process.
+
+    `plan.named`, `plan.warnings` and `plan.mesh` say what it was made of; parameters are made up
+    from a seed when they are first needed, the same under every layout, and stay until they are
+    set.
+    """
+
+    def __init__(
+        self, program: Program, made: dict[str, Any], options: Options, warnings: Diagnostics
+    ) -> None:
+        self.program, self.options = program, options
+        self.warnings = tuple(warnings)
+        self._made, self._diagnostics = made, warnings
+        self._emitted: Any = None
+        self._engine: PersistentEngine | None = None
+        self._arrays: dict[str, Any] | None = None
+        self._blocks: Blocks | None = None
+        self._lock = threading.RLock()
+
+    # --- what it is --------------------------------------------------------------------------
+
+    @property
+    def named(self) -> ir.Program:
+        """The named program."""
+        found: ir.Program = self._made["named"]
+        return found
+
+    @property
+    def mesh(self) -> dict[str, int]:
+        """The axes of the mesh with their sizes."""
+        return dict(self._made["device"].mesh.axes)
+
+    @property
+    def devices(self) -> int:
+        """How many devices it is for."""
+        return int(self._made["device"].mesh.devices)
+
+    @property
+    def code(self) -> str:
+        """The standalone torch program that every device runs, one text for all of them."""
+        return str(self._text().text)
+
+    def _text(self) -> Any:
+        from meshdsl.backends.emission import emit_compiled
+
+        if self._emitted is None:
+            self._emitted = emit_compiled(self._made)
+        return self._emitted
+
+    def __repr__(self) -> str:
+        placed = self._made["placed"]
+        mesh = ", ".join(f"{a}: {n}" for a, n in self.mesh.items()) or "one device"
+        how = "no layout" if placed.layout == "none" else f"layout {placed.layout}"
+        return f"<plan of {self.program.name} on {{{mesh}}}, {how}, reduced {placed.policy}>"
+
+    # --- running -----------------------------------------------------------------------------
+
+    @told
+    def __call__(
+        self, *args: Array, params: Mapping[str, Array] | None = None, **inputs: Array
+    ) -> Outputs:
+        """Run it: inputs in order or by name, whole arrays of numpy or torch; whole outputs.
+
+        Outputs are tensors of torch if an input is one, else arrays of numpy. `params` stands for
+        this call before the plan's own parameters.
+
+        Raises:
+            ProgramError: an input is missing or unknown (MD0820), has another shape or kind of
+                number (MD0504); a run fails (MD07xx), or an index is out of range (MD0801).
+        """
+        given = self._inputs(args, inputs)
+        engine = self._ready()
+        try:
+            blocks = self._blocks if params is None else engine.parameters(self._merged(params))
+            assert blocks is not None, "an engine that is ready has parameters"
+            found = engine.run(given, blocks)
+        except Exception as error:
+            self._tell(error)
+            raise
+        as_torch = any(_is_torch(x) for x in given.values())
+        return Outputs({n: t if as_torch else _as_numpy(t) for n, t in found.items()})
+
+    @told
+    def reference(
+        self, *args: Array, params: Mapping[str, Array] | None = None, **inputs: Array
+    ) -> Outputs:
+        """What the unsharded program computes in float64, on the same inputs and parameters."""
+        from meshdsl.backends.numpy_reference import made_up, run_reference
+
+        given = self._inputs(args, inputs)
+        try:
+            sides = zip(self._specs(), (given, self._merged(params or {})), strict=True)
+            arrays = [made_up(specs, {n: _as_numpy(x) for n, x in a.items()}) for specs, a in sides]
+            return Outputs(run_reference(self.named, *arrays))
+        except Exception as error:
+            self._tell(error)
+            raise
+
+    @told
+    def sample(self, seed: int = 0) -> dict[str, Any]:
+        """Made-up inputs, for trying the plan: `plan(**plan.sample())`."""
+        from meshdsl.backends.numpy_reference import made_up
+
+        return dict(made_up(self._specs()[0], None, seed))
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters, whole, by name. Setting some leaves the others as they are."""
+        return dict(self._parameters())
+
+    @params.setter
+    def params(self, arrays: Mapping[str, Array]) -> None:
+        self._set_params(arrays, 0)
+
+    @told
+    def initialise(self, seed: int = 0) -> None:
+        """Make all parameters up anew from a seed."""
+        self._arrays = self._blocks = None
+        self._set_params({}, seed)
+
+    @told
+    def _set_params(self, arrays: Mapping[str, Array], seed: int) -> None:
+        from meshdsl.backends.numpy_reference import made_up
+
+        specs = self._specs()[1]
+        self._refuse_unknown(arrays, specs, "parameter")
+        before = self._arrays or {}
+        try:
+            chosen = {**before, **{n: _as_numpy(x) for n, x in arrays.items()}}
+            _check_fit(chosen, specs)
+            self._arrays = dict(made_up(specs, chosen, seed))
+        except Exception as error:
+            self._tell(error)
+            raise
+        self._blocks = None if self._engine is None else self._engine.parameters(self._arrays)
+
+    def _parameters(self) -> dict[str, Any]:
+        if self._arrays is None:
+            self._set_params({}, 0)
+        assert self._arrays is not None, "parameters were set"
+        return self._arrays
+
+    def _merged(self, params: Mapping[str, Array]) -> dict[str, Any]:
+        self._refuse_unknown(params, self._specs()[1], "parameter")
+        return {**self._parameters(), **params}
+
+    def _ready(self) -> PersistentEngine:
+        with self._lock:
+            if self._engine is None:
+                from meshdsl.backends.engines import refuse_too_large
+                from meshdsl.backends.persistent import PersistentEngine
+
+                refuse_too_large(self._made, "local", None)
+                self._engine = PersistentEngine(self._text())
+            if self._blocks is None:
+                self._blocks = self._engine.parameters(self._parameters())
+            return self._engine
+
+    def _specs(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        from meshdsl.backends.draws import draws
+        from meshdsl.backends.numpy_reference import whole_specs
+
+        return whole_specs(self.named, draws(self.named))
+
+    def _inputs(self, args: Sequence[Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Every input by name; what is missing or unknown is refused."""
+        names = [v.label for v in self.named.inputs]
+        given = {**dict(zip(names, args, strict=False)), **inputs}
+        if len(args) <= len(names) and len(given) == len(args) + len(inputs):
+            if given.keys() == set(names):
+                return given
+        self._refuse_inputs(args, inputs, names)
+        return given
+
+    def _refuse_inputs(
+        self, args: Sequence[Array], inputs: Mapping[str, Array], names: list[str]
+    ) -> None:
+        site = here()
+        form = f"`plan({', '.join(f'{n}=…' for n in names)})`"
+        if len(args) > len(names):
+            message = f"`{self.program.name}` has {len(names)} inputs, and {len(args)} are given"
+            fail("MD0820", message, site.span, help=f"call {form}")
+        self._refuse_unknown(inputs, names, "input")
+        twice = [n for n in names[: len(args)] if n in inputs]
+        if twice:
+            message = f"the input `{twice[0]}` is given twice"
+            fail("MD0820", message, site.argument(twice[0]), help=f"call {form}")
+        missing = [n for n in names[len(args) :] if n not in inputs]
+        listed = ", ".join(f"`{n}`" for n in missing)
+        help = f"call {form}; `plan.sample()` makes inputs up"
+        fail("MD0820", f"`{self.program.name}` is called without {listed}", site.span, help=help)
+
+    def _refuse_unknown(self, arrays: Mapping[str, Any], known: Any, what: str) -> None:
+        for name in arrays:
+            if name not in known:
+                close = did_you_mean(name, list(known)) or f"there are {', '.join(known) or 'none'}"
+                message = f"`{self.program.name}` has no {what} `{name}`"
+                fail("MD0820", message, here().argument(name), help=close)
+
+    def _tell(self, error: Exception) -> None:
+        """Raise what went wrong in a run as a diagnostic; what is none is left to the caller."""
+        from meshdsl.backends.engines import line_of
+        from meshdsl.backends.failures import RunError
+        from meshdsl.backends.support.files import ArraysRefused
+
+        if isinstance(error, ArraysRefused):
+            help = "give whole arrays with these shapes and kinds of number"
+            fail("MD0504", str(error), here().span, help=help)
+        if isinstance(error, RunError):
+            place = line_of(error.place, self._made["source"]) or here().span
+            raise DiagnosticError(replace(error.diagnostic, span=place)) from error
+
+    # --- looking -----------------------------------------------------------------------------
+
+    @told
+    def explain(self) -> Explanation:
+        """What each line holds and sends, why, and what it takes; `.json` has it as data."""
+        from meshdsl.report.explain import explain
+
+        report = explain(self._made["device"], self._diagnostics)
+        return Explanation(report, self._made["source"])
+
+    @told
+    def cost(self) -> Cost:
+        """Bytes sent, FLOPs and memory, per device."""
+        return Cost.of(self.explain().json)
+
+    @told
+    def compare(
+        self,
+        *layouts: Any,
+        reduce: str | Sequence[str] | None = None,
+        run: bool = False,
+        seed: int = 0,
+    ) -> Comparison:
+        """This plan beside the same program under other layouts or policies, line by line.
+
+        Without any: beside its own positional SBP, and beside itself reduced immediately. With
+        `run`, every column is run on the same made-up values and compared with the reference.
+        """
+        from meshdsl.report.columns import compile_columns, raise_if_none_works
+        from meshdsl.report.compare import compare
+        from meshdsl.report.measure import NOT_RUN, measure
+
+        site = here()
+        made = {k: self._made[k] for k in ("source", "declarations", "named")}
+        declarations, wishes = made["declarations"], self._wishes(reduce)
+        now = wishes[0]
+        for layout in layouts:
+            declarations, name = with_layout(declarations, layout, Place(site, "", 0))
+            wishes += [replace(w, kind="layout", name=name, positional=False) for w in [now]]
+        if not layouts and reduce is None:
+            positional = [replace(now, positional=True)] if now.kind == "layout" else []
+            wishes += [*positional, replace(now, reduce="immediate")]
+        made["declarations"] = declarations
+        columns = compile_columns(made, wishes, self.options)
+        raise_if_none_works(columns)
+        ran = measure(columns, seed) if run else NOT_RUN
+        return Comparison({**compare(columns, made["source"]), "run": ran}, made["source"])
+
+    def _wishes(self, reduce: str | Sequence[str] | None) -> list[Any]:
+        from meshdsl.report.columns import Wish
+
+        options = self.options
+        name = options.layout if options.sbp is None else options.sbp
+        now = Wish("layout" if options.sbp is None else "sbp", name, options.reduce)
+        policies = [reduce] if isinstance(reduce, str) else list(reduce or ())
+        return [now, *(replace(now, reduce=p) for p in policies)]
+
+
+def planned(program: Program, chosen: Mapping[str, Any], strict: bool, site: Site) -> Plan:
+    """Compile a program for what was chosen; `site` is the call."""
+    options, made = _asked(program, chosen, site)
+    diagnostics = Diagnostics()
+    try:
+        for stage in ("placed", "device"):
+            made[stage] = STAGES[stage](made, options, diagnostics)
+            diagnostics.raise_errors()
+    except DiagnosticError as error:
+        raise DiagnosticError(*(_in_python(d, site) for d in error.diagnostics)) from None
+    _refuse_missing_axes(diagnostics, options, program)
+    if strict:
+        diagnostics.promote_warnings()
+        diagnostics.raise_errors()
+    frame = site.frame
+    assert frame is not None, "a call comes from somewhere"
+    warn(diagnostics, frame.f_code.co_filename, frame.f_lineno)
+    return Plan(program, made, options, diagnostics)
+
+
+def _asked(
+    program: Program, chosen: Mapping[str, Any], site: Site
+) -> tuple[Options, dict[str, Any]]:
+    """The options of the pipeline, and its stages up to the named program."""
+    declarations = program.declarations
+    dtype = chosen["dtype"] and str(chosen["dtype"])
+    if dtype is not None and (dtype not in ir.DTYPES or ir.DTYPES[dtype].kind != "float"):
+        help = "there are f32, f64, bf16 and f16"
+        fail("MD0602", f"`{dtype}` is no float type", site.argument("dtype"), help=help)
+    if chosen["layout"] is not None and chosen["sbp"] is not None:
+        fail("MD0601", "a layout and `sbp` are both given", site.span, help="choose one of them")
+    declarations, mesh = with_mesh(declarations, chosen["mesh"], Place(site, "mesh", 0))
+    place = Place(site, "layout", 1)
+    declarations, layout = with_layout(declarations, chosen["layout"], place)
+    declarations, sbp = with_sbp(declarations, chosen["sbp"], site.argument("sbp"))
+    options = Options(
+        program=program.name,
+        mesh=mesh,
+        layout=layout,
+        sbp=sbp,
+        reduce=chosen["reduce"],
+        dtype=dtype,
+    )
+    named = program.named(dtype)
+    made = {"source": declarations.source, "declarations": declarations, "named": named}
+    return options, made
+
+
+def _in_python(diagnostic: Diagnostic, site: Site) -> Diagnostic:
+    """A diagnostic about an option, at the argument that stands for it."""
+    positions = {"mesh": 0, "layout": 1}
+    span = diagnostic.span
+    if span is None or not span.file.startswith("--"):
+        return diagnostic
+    name = span.file.removeprefix("--")
+    return replace(diagnostic, span=site.argument(name, positions.get(name)))
+
+
+def _refuse_missing_axes(diagnostics: Diagnostics, options: Options, program: Program) -> None:
+    """A layout written in Python for this mesh has no use for an axis that the mesh lacks."""
+    if options.layout is None or options.layout in program.declarations.layouts:
+        return
+    missing = [d for d in diagnostics if d.code == NO_AXIS]
+    if missing:
+        raise DiagnosticError(*(replace(d, severity="error") for d in missing))
+
+
+def _check_fit(arrays: Mapping[str, Any], specs: Mapping[str, Any]) -> None:
+    from meshdsl.backends.support.files import check_arrays
+
+    check_arrays(arrays, {n: s for n, s in specs.items() if n in arrays}, "parameters")
+
+
+def _is_torch(array: Any) -> bool:
+    return type(array).__module__.partition(".")[0] == "torch"
+
+
+def _as_numpy(array: Any) -> Any:
+    import numpy as np
+
+    if not _is_torch(array):
+        return np.asarray(array)
+    array = array.detach().cpu()
+    return (array.float() if str(array.dtype) == "torch.bfloat16" else array).numpy()
+
+
+__all__ = ["Comparison", "Cost", "Explanation", "Outputs", "Plan", "planned"]

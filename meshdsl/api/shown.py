@@ -1,0 +1,127 @@
+"""What a plan yields and shows: outputs, the report, the comparison, the costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from meshdsl.diagnostics import Source
+
+WIDTH = 100
+Json = dict[str, Any]
+
+
+class Outputs:
+    """What a plan yields, in the order of `return`.
+
+    By name (`out.y`, `out["y"]`), unpacked (`loss, y = plan(x=x)`), or as `dict(out)`.
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._values = values
+
+    def keys(self) -> tuple[str, ...]:
+        """The names, in order."""
+        return tuple(self._values)
+
+    def __getitem__(self, name: str | int) -> Any:
+        return self._values[name] if isinstance(name, str) else tuple(self)[name]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._values.values())
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self._values:
+            raise AttributeError(f"there is no output `{name}`: {', '.join(self._values)}")
+        return self._values[name]
+
+    def __repr__(self) -> str:
+        shown = (f"{n}: {v.dtype}{list(v.shape)}" for n, v in self._values.items())
+        return f"<outputs {', '.join(shown)}>"
+
+
+class Explanation:
+    """What `meshdsl explain` prints of a plan. `.json` is the same as data (version 1)."""
+
+    def __init__(self, json: Json, source: Source) -> None:
+        self.json, self.source = json, source
+
+    def __str__(self) -> str:
+        return self.text()
+
+    __repr__ = __str__
+
+    def text(self, width: int = WIDTH) -> str:
+        """The report as text of at most `width` columns where words allow it."""
+        from meshdsl.report.terminal import report_lines
+
+        return _text(report_lines(self.json | {"warnings": []}, self.source, width))
+
+
+class Comparison:
+    """What `meshdsl compare` prints. `.json` is the same as data; `.same`: whether all agree."""
+
+    def __init__(self, json: Json, source: Source) -> None:
+        self.json, self.source = json, source
+
+    @property
+    def same(self) -> bool:
+        """Whether placements, routes and bytes of all columns agree."""
+        return bool(self.json["same"])
+
+    def __str__(self) -> str:
+        return self.text()
+
+    __repr__ = __str__
+
+    def text(self, width: int = WIDTH) -> str:
+        """The columns beside each other, or below each other where the width is too small."""
+        from meshdsl.report.compare_terminal import comparison_lines
+
+        return _text(comparison_lines(self.json, self.source, width))
+
+    def html(self) -> str:
+        """The page that `meshdsl compare --html` writes."""
+        from meshdsl.report.compare_html import page
+
+        return page(self.json, self.source)
+
+
+def _text(lines: Iterable[tuple[tuple[str, str], ...]]) -> str:
+    return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one device does in a run: bytes it sends by ring algorithms, FLOPs, bytes it holds.
+
+    `cluster_wire_bytes` is the sum over the devices; collectives in loops are counted each time.
+    """
+
+    wire_bytes: float
+    cluster_wire_bytes: float
+    collectives: int
+    flops: int
+    peak_memory: int
+    by_kind: dict[str, float]
+    by_axis: dict[str, float]
+
+    @classmethod
+    def of(cls, report: Json) -> Cost:
+        """The costs in a report."""
+        totals = report["totals"]
+        return cls(
+            totals["wire_bytes"],
+            totals["cluster_wire_bytes"],
+            totals["collectives"],
+            totals["flops_per_device"],
+            report["memory"]["peak"],
+            dict(totals["by_kind"]),
+            dict(totals["by_axis"]),
+        )

@@ -1,0 +1,201 @@
+"""Signatures, docstrings and the stub file of the operators, made from the registry."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from meshdsl.named.from_syntax import INITS
+from meshdsl.named.ir import DType
+from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES
+from meshdsl.ops.opdef import OpDef, load_all
+
+RATES = (*OPTIMIZERS, *(name for name in SCHEDULES if name not in (*INITS, "constant")))
+"""What `md.minimize` and its options take: optimizers, and schedules of a learning rate."""
+
+POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
+OPTION = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+_BRACKETS = {
+    "dims": "Brackets hold one or more dims: `{name}[batch, io](x)`.",
+    "dims?": "Brackets hold the dims that disappear; without them all do.",
+    "dim": "Brackets hold the dim it works along: `{name}[seq]`.",
+    "arrow": "Brackets hold an arrow: `{name}[old >> new](x)`.",
+    "maker": "Brackets hold the dims of the result: `{name}[batch, io]()`.",
+    "out": "`out` lists the dims of the result; dims that are not in it are summed.",
+    "none": "",
+}
+
+
+def names() -> list[str]:
+    """The operators that the language calls by name, views aside, and functions of the prelude."""
+    from meshdsl.named.prelude import prelude
+
+    called = [n for n, o in load_all().items() if o.surface.items != "view"]
+    return sorted({*called, *(n for n in prelude().functions if n not in load_all())})
+
+
+def signature_of(name: str) -> inspect.Signature:
+    """What stands in the parentheses of an operator."""
+    if name not in load_all():
+        return inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
+    opdef = load_all()[name]
+    low, high = opdef.surface.arity
+    found = [_tensor(n, i < low) for i, n in enumerate(_tensor_names(opdef))]
+    if high is None:
+        found = [inspect.Parameter("tensors", inspect.Parameter.VAR_POSITIONAL)]
+    kind = inspect.Parameter.KEYWORD_ONLY if high is None else OPTION
+    for option, default in opdef.surface.options:
+        shown = inspect.Parameter.empty if default in (..., None) else default
+        found.append(inspect.Parameter(option, kind, default=shown))
+    if opdef.surface.items == "out":
+        found.append(inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY))
+    return inspect.Signature(_in_order(found))
+
+
+def _tensor(name: str, needed: bool) -> inspect.Parameter:
+    default = inspect.Parameter.empty if needed else None
+    return inspect.Parameter(name, POSITIONAL, default=default)
+
+
+def _in_order(found: list[inspect.Parameter]) -> list[inspect.Parameter]:
+    """Once a parameter has a default, those after it can only be given by name."""
+    optional, ordered = False, []
+    for parameter in found:
+        has_default = parameter.default is not inspect.Parameter.empty
+        if optional and not has_default:
+            parameter = parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        optional = optional or has_default
+        ordered.append(parameter)
+    return sorted(ordered, key=lambda p: p.kind)
+
+
+def _tensor_names(opdef: OpDef) -> list[str]:
+    """The names of the tensors: those of the prelude's definition, or letters."""
+    from meshdsl.named.prelude import prelude
+
+    function = prelude().functions.get(opdef.name)
+    if function is not None:
+        return [p.name.text for p in function.params]
+    return ["x", "y", "z", "u", "v", "w"][: opdef.surface.arity[1] or 0]
+
+
+def describe(name: str) -> str:
+    """The docstring of an operator, an initialiser or an optimizer."""
+    if name not in load_all():
+        what = "initialiser of a parameter" if name in INITS else "of what `md.minimize` takes"
+        return f"`{name}(…)`: {what}, written down for `md.param` or `md.minimize`."
+    opdef = load_all()[name]
+    form = f"{name}{_bracket(opdef)}{signature_of(name)}"
+    lines = [f"`{form}`: the operator `{name}` of the language."]
+    lines += [_BRACKETS.get(opdef.surface.items, "Brackets hold dims.").format(name=name)]
+    lines += ["Broadcasts by name; numbers take the dtype of the tensors."] * (
+        opdef.surface.items == "none"
+    )
+    lines += [f"Without brackets, `md.{name}()` is an initialiser."] * (name in INITS)
+    lines += ["Raises `ProgramError` where dims or dtypes do not fit."]
+    return "\n\n".join(filter(None, lines))
+
+
+def _bracket(opdef: OpDef) -> str:
+    shown = {"none": "", "out": "", "dim": "[dim]", "arrow": "[old >> new]", "dims?": "[dims]"}
+    return shown.get(opdef.surface.items, "[dims]")
+
+
+# --- the stub file -------------------------------------------------------------------------------
+
+
+HEAD = """\
+# Types of the operators for type checkers, generated from the registry (signatures.py):
+# MESHDSL_UPDATE_GOLDEN=1 pytest tests/api/test_operators.py
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from meshdsl.api.dims import Arrow, By, Dim, DType
+from meshdsl.api.tensor import Operand, Tensor
+from meshdsl.api.tracer import Form
+
+_Item = Dim | By | Arrow
+_Dims = _Item | tuple[_Item, ...]
+
+class _Initialiser(Protocol):
+    def __call__(self, *numbers: float) -> Form: ...
+
+class _Optimizer(Protocol):
+    def __call__(self, *args: float | str | Form, **options: float | str | Form) -> Form: ...
+"""
+
+
+def stub_text() -> str:
+    """The text of `operators.pyi`."""
+    blocks = [_class(name) for name in names() if name in load_all()]
+    lines = [f"{name}: _{_camel(name)}" for name in names() if name in load_all()]
+    lines += [f"{n}: Any" for n in names() if n not in load_all()]
+    lines += [f"{n}: _Initialiser" for n in sorted(INITS) if n not in load_all()]
+    lines += [f"{n}: _Optimizer" for n in sorted(RATES)]
+    exported = sorted({line.partition(":")[0] for line in lines})
+    listed = "\n".join(f'    "{n}",' for n in exported)
+    return f"{HEAD}\n{''.join(blocks)}\n" + "\n".join(lines) + f"\n\n__all__ = [\n{listed}\n]\n"
+
+
+def _camel(name: str) -> str:
+    return "".join(part.capitalize() for part in name.split("_"))
+
+
+def _class(name: str) -> str:
+    opdef = load_all()[name]
+    head = f"class _{_camel(name)}(Protocol):\n"
+    call = f"def __call__({_typed(opdef)}) -> {_result(opdef)}: ..."
+    kind = opdef.surface.items
+    dims = {"dim": "Dim", "arrow": "Arrow"}.get(kind, "_Dims")
+    if kind in ("none", "out"):
+        return f"{head}    {call}\n\n"
+    if opdef.surface.arity[1] == 0 and not opdef.surface.options:
+        return f"{head}    def __getitem__(self, dims: {dims}, /) -> {_result(opdef)}: ...\n\n"
+    applied = f"class _{_camel(name)}Applied(Protocol):\n    {call}\n\n"
+    get = f"def __getitem__(self, dims: {dims}, /) -> _{_camel(name)}Applied: ..."
+    found = f"{applied}{head}    {get}\n"
+    if kind == "dims?":
+        found += f"    {call}\n"
+    if name in INITS:
+        found += "    def __call__(self, *numbers: float) -> Form: ...\n"
+    return found + "\n"
+
+
+def _typed(opdef: OpDef) -> str:
+    """The parameters of the call with their types."""
+    parts = ["self"]
+    positional = keyword = False
+    for p in signature_of(opdef.name).parameters.values():
+        if positional and p.kind is not POSITIONAL:
+            parts.append("/")
+        positional = p.kind is POSITIONAL
+        if p.kind is inspect.Parameter.KEYWORD_ONLY and not keyword and "*tensors" not in parts[-1]:
+            parts.append("*")
+        keyword = keyword or p.kind is inspect.Parameter.KEYWORD_ONLY
+        parts.append(_typed_one(p))
+    return ", ".join([*parts, "/"] if positional else parts)
+
+
+def _typed_one(p: inspect.Parameter) -> str:
+    if p.kind is inspect.Parameter.VAR_POSITIONAL:
+        return f"*{p.name}: Operand"
+    default = "" if p.default is inspect.Parameter.empty else " = ..."
+    if p.kind is POSITIONAL:
+        return f"{p.name}: Operand{default}"
+    return f"{p.name}: {_option_type(p.name, p.default)}{default}"
+
+
+def _option_type(name: str, default: Any) -> str:
+    if name == "out":
+        return "Sequence[Dim]"
+    if name == "dtype" or isinstance(default, DType):
+        return "DType | str"
+    return "str | Any" if isinstance(default, str) else "float | Any"
+
+
+def _result(opdef: OpDef) -> str:
+    """`Tensor`, or a tuple of as many as the operator yields."""
+    sample = opdef.samples[0]
+    count = len(opdef.infer(sample.ins, dict(sample.attrs)))
+    return "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"

@@ -1,0 +1,296 @@
+"""A tensor of a program being traced: what a Python function of the embedded language works on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from meshdsl.api.dims import Dim, TensorType, as_tuple
+from meshdsl.api.errors import told
+from meshdsl.api.places import here
+from meshdsl.diagnostics import fail
+
+if TYPE_CHECKING:
+    from meshdsl.api.tracer import Tracer
+    from meshdsl.named.builder import Frame
+    from meshdsl.named.ir import Value
+
+Operand = Any
+"""What stands where a tensor may: a tensor, a number, or a dim (its size)."""
+
+
+class Tensor:
+    """A tensor with named dims. It has a type and no values: those come when a plan is called.
+
+    Operators broadcast by name; the result's dims are in order of first appearance. `&`, `|` and
+    `~` are `and`, `or` and `not`. A view is written in brackets or as a method:
+
+    ========================  ===================================  ==========================
+    rename                    `x[seq >> mem]`                      `x.rename(seq, mem)`
+    split                     `x[model >> (heads, key)]`           `x.split(model, (heads, key))`
+    merge                     `x[(heads, key) >> model]`           `x.merge((heads, key), model)`
+    pick one index                                                 `x.pick(seq, 0)`
+    slice                                                          `x.slice(seq, 0, 128, prefix)`
+    gather by integers                                             `table.gather(vocab, ids)`
+    ========================  ===================================  ==========================
+
+    In annotations `md.Tensor[batch, io]` is a tensor with these dims.
+    """
+
+    __slots__ = ("_frame", "_tracer", "_value")
+
+    def __init__(self, tracer: Tracer, value: Value, frame: Frame) -> None:
+        self._tracer, self._value, self._frame = tracer, value, frame
+
+    def __class_getitem__(cls, dims: Any) -> TensorType:
+        return TensorType(as_tuple(dims))
+
+    # --- what is known of it -----------------------------------------------------------------
+
+    @property
+    def name(self) -> str | None:
+        """The dotted name by which layouts and reports call it; None for a subexpression."""
+        return self._value.name
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """The names of the dims, in order."""
+        return self._value.type.names
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The sizes of the dims, in order."""
+        return self._value.type.shape
+
+    @property
+    def dtype(self) -> str:
+        """The element type, such as `f32` or `i32`."""
+        return str(self._value.type.dtype)
+
+    def __repr__(self) -> str:
+        return f"<tensor {self.name or '_'}: {self._value.type}>"
+
+    __hash__ = object.__hash__
+
+    # --- operators ---------------------------------------------------------------------------
+
+    def __add__(self, other: Operand) -> Tensor:
+        return _binary("+", self, other)
+
+    def __radd__(self, other: Operand) -> Tensor:
+        return _binary("+", other, self)
+
+    def __sub__(self, other: Operand) -> Tensor:
+        return _binary("-", self, other)
+
+    def __rsub__(self, other: Operand) -> Tensor:
+        return _binary("-", other, self)
+
+    def __mul__(self, other: Operand) -> Tensor:
+        return _binary("*", self, other)
+
+    def __rmul__(self, other: Operand) -> Tensor:
+        return _binary("*", other, self)
+
+    def __truediv__(self, other: Operand) -> Tensor:
+        return _binary("/", self, other)
+
+    def __rtruediv__(self, other: Operand) -> Tensor:
+        return _binary("/", other, self)
+
+    def __pow__(self, other: Operand) -> Tensor:
+        return _binary("^", self, other)
+
+    def __rpow__(self, other: Operand) -> Tensor:
+        return _binary("^", other, self)
+
+    def __eq__(self, other: Operand) -> Tensor:  # type: ignore[override]
+        return _binary("==", self, other)
+
+    def __ne__(self, other: Operand) -> Tensor:  # type: ignore[override]
+        return _binary("!=", self, other)
+
+    def __lt__(self, other: Operand) -> Tensor:
+        return _binary("<", self, other)
+
+    def __le__(self, other: Operand) -> Tensor:
+        return _binary("<=", self, other)
+
+    def __gt__(self, other: Operand) -> Tensor:
+        return _binary(">", self, other)
+
+    def __ge__(self, other: Operand) -> Tensor:
+        return _binary(">=", self, other)
+
+    def __and__(self, other: Operand) -> Tensor:
+        return _binary("and", self, other)
+
+    def __rand__(self, other: Operand) -> Tensor:
+        return _binary("and", other, self)
+
+    def __or__(self, other: Operand) -> Tensor:
+        return _binary("or", self, other)
+
+    def __ror__(self, other: Operand) -> Tensor:
+        return _binary("or", other, self)
+
+    def __neg__(self) -> Tensor:
+        return _unary("-", self)
+
+    def __pos__(self) -> Tensor:
+        return self
+
+    def __invert__(self) -> Tensor:
+        return _unary("not", self)
+
+    def __abs__(self) -> Tensor:
+        return _absolute(self)
+
+    # --- views -------------------------------------------------------------------------------
+
+    @told
+    def __getitem__(self, arrows: Any) -> Tensor:
+        """`x[seq >> mem, model >> (heads, key)]`: renames, splits and merges, one after another.
+
+        Renames that stand together happen at once, so that two dims may swap their names.
+        """
+        return _view(self, [("arrow", a) for a in as_tuple(arrows)])
+
+    @told
+    def rename(self, old: Dim, new: Dim) -> Tensor:
+        """The same values with the dim `old` called `new`, which has the same size."""
+        return _view(self, [("arrow", old >> new)])
+
+    @told
+    def split(self, dim: Dim, into: tuple[Dim, ...]) -> Tensor:
+        """`dim` as several dims, outer first; their sizes multiply to its size."""
+        return _view(self, [("arrow", dim >> tuple(into))])
+
+    @told
+    def merge(self, dims: tuple[Dim, ...], into: Dim) -> Tensor:
+        """Several dims, outer first, as one of the product of their sizes."""
+        return _view(self, [("arrow", tuple(dims) >> into)])
+
+    @told
+    def pick(self, dim: Dim, index: int) -> Tensor:
+        """The part at one index of `dim`, which disappears."""
+        return _view(self, [("pick", dim, index)])
+
+    @told
+    def gather(self, dim: Dim, index: Tensor) -> Tensor:
+        """The parts of `dim` at integer indices: the dims of `index` take its place."""
+        return _view(self, [("pick", dim, index)])
+
+    @told
+    def slice(self, dim: Dim, start: int | None, stop: int | None, target: Dim) -> Tensor:
+        """Indices `start` to `stop` (exclusive) of `dim`, under the name `target`."""
+        return _view(self, [("slice", dim, start, stop, target)])
+
+    # --- what only a value could answer --------------------------------------------------------
+
+    def __bool__(self) -> bool:
+        _no_condition(self)
+
+    def __len__(self) -> int:
+        _no_value(self, "`len`", "its sizes are `x.shape`; a dim's size is `int(batch)`")
+
+    def __iter__(self) -> Any:
+        _no_value(self, "iteration", "operators work on whole dims; `md.repeat` is a loop over one")
+
+    def __contains__(self, item: object) -> bool:
+        _no_value(self, "`in`", "compare: `md.any(x == value)` is a tensor")
+
+    def __float__(self) -> float:
+        _no_value(self, "`float`", "return the tensor, and read the number that the plan yields")
+
+    def __int__(self) -> int:
+        _no_value(self, "`int`", "`md.cast(x, md.i32)` makes integers of it")
+
+    def __index__(self) -> int:
+        _no_value(self, "an index", "`x.gather(dim, ids)` indexes by a tensor")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        _no_value(self, "numpy", "use the operators of `md`: `md.exp(x)`, `md.sum[batch](x)`")
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """`numpy_number * tensor`; any other function of numpy has nothing to compute with."""
+        op = _UFUNCS.get(ufunc.__name__)
+        if op is None or method != "__call__" or kwargs:
+            _no_value(self, f"`numpy.{ufunc.__name__}`", f"write `md.{ufunc.__name__}(x)`")
+        return _binary(op, *inputs)
+
+    @classmethod
+    def __torch_function__(cls, *args: Any, **kwargs: Any) -> Any:
+        _no_torch()
+
+
+_UFUNCS = {
+    "add": "+",
+    "subtract": "-",
+    "multiply": "*",
+    "divide": "/",
+    "power": "^",
+    "equal": "==",
+    "not_equal": "!=",
+    "less": "<",
+    "less_equal": "<=",
+    "greater": ">",
+    "greater_equal": ">=",
+}
+"""Functions of numpy that Python calls for an operator whose left operand is a number of numpy."""
+
+
+@told
+def _binary(op: str, left: Operand, right: Operand) -> Tensor:
+    from meshdsl.api.tracer import tracing
+
+    site = here()
+    return tracing(site).binary(op, left, right, site)
+
+
+@told
+def _unary(op: str, operand: Tensor) -> Tensor:
+    from meshdsl.api.tracer import tracing
+
+    site = here()
+    return tracing(site).unary(op, operand, site)
+
+
+@told
+def _absolute(operand: Tensor) -> Tensor:
+    from meshdsl.api.tracer import tracing
+
+    site = here()
+    found: Tensor = tracing(site).call("abs", None, (operand,), {}, site)
+    return found
+
+
+def _view(tensor: Tensor, items: list[tuple[Any, ...]]) -> Tensor:
+    from meshdsl.api.tracer import tracing
+
+    site = here()
+    return tracing(site).view(tensor, items, site)
+
+
+@told
+def _no_condition(tensor: Tensor) -> NoReturn:
+    site = here()
+    message = f"Python cannot decide on {tensor._value.type}: it has no values while it is traced"
+    help = "choose per element: `md.where(condition, a, b)`; `and or not` are `& | ~` here"
+    fail("MD0812", message, site.span, help=help)
+
+
+@told
+def _no_value(tensor: Tensor, what: str, help: str) -> NoReturn:
+    message = f"{what} asks for the values of {tensor._value.type}, which it has only in a run"
+    fail("MD0814", message, here().span, help=help)
+
+
+@told
+def _no_torch() -> NoReturn:
+    help = "use the operators of `md`, and give values of torch to the program as inputs"
+    fail(
+        "MD0814",
+        "torch cannot compute with a tensor that has no values yet",
+        here().span,
+        help=help,
+    )

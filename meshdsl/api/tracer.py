@@ -1,0 +1,332 @@
+"""The program under construction while a Python function of it runs.
+
+A `Tracer` is the builder that the parser's programs are built with; what stands where a name or an
+expression would is a `Given`: a value at hand. So types, checks and the order of operators are the
+same as for a `.mdsl` file.
+"""
+
+from __future__ import annotations
+
+import numbers
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from meshdsl.api.dims import Arrow, By, Dim, DType, Pinned, TensorType, is_name, kind_of, need_dim
+from meshdsl.api.places import Names, Site
+from meshdsl.api.tensor import Tensor
+from meshdsl.diagnostics import Diagnostics, Related, Span, counted, fail
+from meshdsl.named import ir
+from meshdsl.named.builder import Operand, Scope
+from meshdsl.named.declarations import RESERVED_TENSORS, Declarations
+from meshdsl.named.expressions import Given
+from meshdsl.named.from_syntax import ProgramBuilder, _Returned
+from meshdsl.syntax import ast
+
+
+@dataclass(frozen=True, slots=True)
+class PythonBody(ast.Assign):
+    """A body that is a Python function; its targets are what a loop carries."""
+
+    run: Callable[[Scope], _Returned | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A call that is written down, not applied: an initialiser, an optimizer, a schedule."""
+
+    name: str
+    args: tuple[Any, ...]
+    options: tuple[tuple[str, Any], ...]
+    span: Span
+
+    def __repr__(self) -> str:
+        options = (f"{name}={value!r}" for name, value in self.options)
+        return f"{self.name}({', '.join([*map(repr, self.args), *options])})"
+
+    def syntax(self) -> ast.Call:
+        """The call as the parser would have read it."""
+        args = tuple(self._constant(a) for a in self.args)
+        keywords = tuple(
+            ast.Keyword(ast.Name(n, self.span), self._constant(v), self.span)
+            for n, v in self.options
+        )
+        return ast.Call(ast.Name(self.name, self.span), None, args, keywords, None, self.span)
+
+    def _constant(self, value: Any) -> ast.Expr:
+        if isinstance(value, Form):
+            return value.syntax()
+        if isinstance(value, DType):
+            value = value.name
+        if isinstance(value, Dim):
+            value = value.size
+        if isinstance(value, str):
+            return ast.String(value, self.span)
+        if isinstance(value, int | float):
+            return ast.Number(value, self.span)
+        help = f"write `md.{self.name}(…)` with numbers"
+        message = f"`{self.name}` takes numbers and strings, not {kind_of(value)}"
+        fail("MD0815", message, self.span, help=help)
+
+
+class Tracer(ProgramBuilder):
+    """Builds one program from Python. `scope` is that of the function being run."""
+
+    def __init__(self, declarations: Declarations, diagnostics: Diagnostics) -> None:
+        super().__init__(declarations, diagnostics)
+        self.dims: dict[str, Dim] = {}
+        self.known: dict[str, ir.Dim] = {}
+        self.scopes: list[Scope] = []
+        self.renamed: dict[ir.Value, ir.Value] = {}
+
+    @property
+    def scope(self) -> Scope:
+        """The innermost scope."""
+        return self.scopes[-1]
+
+    def body(self, statements: tuple[ast.Statement, ...], scope: Scope) -> _Returned | None:
+        """Run a Python body; anything else is a library function in the language itself."""
+        if statements and isinstance(statements[0], PythonBody):
+            self.diagnostics.raise_errors()
+            with self.inside(scope):
+                return statements[0].run(scope)
+        return super().body(statements, scope)
+
+    @contextmanager
+    def inside(self, scope: Scope) -> Iterator[None]:
+        """Run Python in `scope`."""
+        scope.dims = self.known
+        self.scopes.append(scope)
+        try:
+            yield
+        finally:
+            self.scopes.pop()
+
+    # --- what Python passes ------------------------------------------------------------------
+
+    def tensor(self, value: ir.Value) -> Tensor:
+        """A value as Python sees it."""
+        return Tensor(self, value, self.builder.frames[-1])
+
+    def operand(self, found: Any, span: Span) -> Operand:
+        """What a Python value means in an expression."""
+        if isinstance(found, Tensor):
+            return self.value(found, span)
+        if isinstance(found, Dim):
+            return self.dim(found, span).size
+        if isinstance(found, DType):
+            return ir.DTYPES[found.name]
+        if isinstance(found, int | float | str):
+            return found
+        if isinstance(found, numbers.Number) and hasattr(found, "item"):
+            number: int | float = found.item()
+            return number
+        help = "operators take tensors, numbers and dims"
+        what = kind_of(found)
+        if hasattr(found, "__array__"):
+            help = "give arrays to the program as inputs, or as its parameters"
+            what = f"an array ({type(found).__name__})"
+        fail("MD0815", f"{what} is no tensor of the program", span, help=help)
+
+    def value(self, tensor: Tensor, span: Span) -> ir.Value:
+        """The value of a tensor, which must be of this program and still exist here."""
+        made = Related(tensor._value.span, "made here")
+        if tensor._tracer is not self:
+            message = f"`{tensor._value.label}` is a tensor of another program"
+            help = "make it an input, or compute it in this program too"
+            fail("MD0811", message, span, made, help=help)
+        if not any(frame is tensor._frame for frame in self.builder.frames):
+            message = f"`{tensor._value.label}` exists only inside the `repeat`"
+            help = "let the body return it: what is carried comes out of the loop"
+            fail("MD0112", message, span, made, help=help)
+        value = tensor._value
+        while value in self.renamed:
+            value = self.renamed[value]
+        return value
+
+    def given(self, found: Any, span: Span) -> ast.Expr:
+        """A Python value as an expression."""
+        operand = self.operand(found, span)
+        label = operand.label if isinstance(operand, ir.Value) else "_"
+        return Given(ast.Name(label, span), span, operand)
+
+    def dim(self, found: Any, span: Span) -> ir.Dim:
+        """A dim as the program knows it; it has one size in all of it."""
+        dim = need_dim(found, span, self.dims)
+        old = self.dims.setdefault(dim.name, dim)
+        if old.size != dim.size:
+            message = f"the dim `{dim.name}` is used with two sizes: {old.size} and {dim.size}"
+            places = (Related(old.span, f"{old.size} here"), Related(dim.span, f"{dim.size} here"))
+            help = "a dim has one size in a program; give one of them another name"
+            fail("MD0810", message, span, *places, help=help)
+        return self.known.setdefault(dim.name, ir.Dim(dim.name, dim.size))
+
+    def dim_name(self, found: Any, span: Span) -> ast.Name:
+        """A dim as it stands in brackets."""
+        return ast.Name(self.dim(found, span).name, span)
+
+    def dim_refs(self, dims: Sequence[Any], span: Span) -> tuple[ast.DimRef, ...]:
+        """`[batch @ "data", io]` as a list of dims."""
+        found = []
+        for item in dims:
+            if item is ...:
+                found.append(ast.DimRef(ast.Name("...", span), None, span))
+                continue
+            axes = None
+            if isinstance(item, Pinned):
+                axes = tuple(ast.Name(a, span) for a in item.axes)
+                item = item.dim
+            found.append(ast.DimRef(self.dim_name(item, span), axes, span))
+        return tuple(found)
+
+    def tensor_param(self, name: str, type_: TensorType, span: Span) -> ast.TensorParam:
+        """A declared input of a program or a function."""
+        dtype = ast.Name(type_.dtype, span) if type_.dtype else None
+        return ast.TensorParam(
+            ast.Name(name, span), self.dim_refs(type_.dims, span), dtype, None, span
+        )
+
+    # --- operators ---------------------------------------------------------------------------
+
+    def binary(self, op: str, left: Any, right: Any, site: Site) -> Tensor:
+        """`left op right`."""
+        one, other = (self.given(x, site.operand(i)) for i, x in enumerate((left, right)))
+        node = ast.Binary(op, one, other, site.span, site.span)
+        return self._one(node, site)
+
+    def unary(self, op: str, operand: Tensor, site: Site) -> Tensor:
+        """`-x` or `not x`."""
+        node = ast.Unary(op, self.given(operand, site.operand(0)), site.span)
+        return self._one(node, site)
+
+    def view(self, tensor: Tensor, items: list[tuple[Any, ...]], site: Site) -> Tensor:
+        """A view; `items` are arrows, picks and slices."""
+        given = self.given(tensor, site.receiver())
+        node = ast.View(given, tuple(self._item(*i, site=site) for i in items), site.span)
+        return self._one(node, site)
+
+    def _one(self, node: ast.Expr, site: Site) -> Tensor:
+        """The tensor of an expression."""
+        found = self.finish((self.expressions.evaluate(node, self.scope),), site)
+        assert isinstance(found, Tensor), "operators and views of tensors are tensors"
+        return found
+
+    def _item(self, kind: str, what: Any, *rest: Any, site: Site) -> ast.Item:
+        span = site.span
+        if kind == "arrow":
+            return self.bracket_item(what, span)
+        dim = self.dim_name(what, span)
+        if kind == "pick":
+            return ast.PickItem(dim, self.given(rest[0], site.operand(1)), span)
+        start, stop = (None if n is None else self.given(n, span) for n in rest[:2])
+        return ast.SliceItem(dim, start, stop, self.dim_name(rest[2], span), span)
+
+    def bracket_item(self, item: Any, span: Span) -> ast.Item:
+        """What stands in the brackets of an operator or a view: a dim, an arrow, a window."""
+        if isinstance(item, Arrow):
+            sources = tuple(self.dim_name(d, span) for d in item.sources)
+            return ast.ArrowItem(sources, tuple(self.dim_name(d, span) for d in item.targets), span)
+        if isinstance(item, By):
+            return ast.ByItem(self.dim_name(item.dim, span), self.dim_name(item.window, span), span)
+        return ast.DimItem(self.dim_name(item, span), span)
+
+    def call(
+        self,
+        name: str,
+        items: tuple[Any, ...] | None,
+        args: tuple[Any, ...],
+        options: Mapping[str, Any],
+        site: Site,
+        out: Sequence[Any] | None = None,
+    ) -> Any:
+        """`name[items](args, options -> [out])`: a number, a tensor, or one per result."""
+        span = site.span
+        brackets = None if items is None else tuple(self.bracket_item(i, span) for i in items)
+        given = tuple(self.given(a, site.operand(i)) for i, a in enumerate(args))
+        keywords = tuple(
+            ast.Keyword(ast.Name(n, span), self.given(v, site.argument(n)), span)
+            for n, v in options.items()
+        )
+        dims = None if out is None else tuple(self.dim_name(d, site.argument("out")) for d in out)
+        node = ast.Call(ast.Name(name, span), brackets, given, keywords, dims, span)
+        return self.finish(self.calls.call(node, self.scope), site)
+
+    # --- results -----------------------------------------------------------------------------
+
+    def finish(self, results: tuple[Operand, ...], site: Site) -> Any:
+        """Results for Python, under the names of the variables they are assigned to."""
+        names = (site.names,) if len(results) == 1 else _spread(site.names, len(results))
+        found = [self._finished(x, n, site) for x, n in zip(results, names, strict=True)]
+        return found[0] if len(found) == 1 else tuple(found)
+
+    def _finished(self, result: Operand, name: Names, site: Site) -> Any:
+        if not isinstance(result, ir.Value):
+            return result
+        if isinstance(name, str) and is_name(name) and name not in RESERVED_TENSORS:
+            result = self.assign(result, name, site.span)
+        return self.tensor(result)
+
+    def assign(self, value: ir.Value, name: str, span: Span, dims: Any = None) -> ir.Value:
+        """Name a value as a statement does; with `dims`, check, transpose and pin it too."""
+        refs = None if dims is None else self.dim_refs(dims, span)
+        target = ast.Target(ast.Name(name, span), refs, span)
+        named = self._bind(target, value, span, self.scope)
+        assert isinstance(named, ir.Value), "a tensor stays one"
+        last = self.builder.frames[-1].body[-1]
+        if isinstance(last, ir.Op) and value not in last.ins:
+            self.renamed[value] = named
+        return named
+
+    def results(self, found: Any, span: Span) -> tuple[Any, ...]:
+        """What a Python function returned, one by one."""
+        if found is None:
+            return ()
+        return tuple(found) if isinstance(found, tuple | list) else (found,)
+
+    def carried(self, found: Any, names: list[str], span: Span) -> list[Operand]:
+        """What the body of a loop returned: as much as it carries."""
+        results = self.results(found, span)
+        if len(results) != len(names):
+            gives = counted(len(results), "tensor")
+            message = f"the body returns {gives} and carries {len(names)}"
+            help = f"return what it takes, in order: `return {', '.join(names)}`"
+            fail("MD0816", message, span, help=help)
+        return [self.operand(x, span) for x in results]
+
+
+def _spread(names: Names, count: int) -> tuple[str | None, ...]:
+    if isinstance(names, tuple) and len(names) == count:
+        return names
+    return (None,) * count
+
+
+# --- which program ---------------------------------------------------------------------------
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.tracers: list[Tracer] = []
+
+
+_STACK = _Stack()
+
+
+@contextmanager
+def tracing_in(tracer: Tracer) -> Iterator[None]:
+    """Make `tracer` the one that operators go to."""
+    _STACK.tracers.append(tracer)
+    try:
+        yield
+    finally:
+        _STACK.tracers.pop()
+
+
+def tracing(site: Site) -> Tracer:
+    """The program being traced in this thread."""
+    if not _STACK.tracers:
+        message = "no program is being traced here"
+        help = "operators stand in functions under `@md.program`, and in what these call"
+        fail("MD0813", message, site.span, help=help)
+    return _STACK.tracers[-1]

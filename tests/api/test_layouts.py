@@ -1,0 +1,93 @@
+# mypy: disable-error-code="type-arg,valid-type"
+"""Layouts and meshes in every form that Python has for them: one plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import meshdsl as md
+
+batch, io, hidden = md.dims(batch=8, io=4, hidden=8)
+
+
+@md.program
+def mlp(x: md.Tensor[batch, io]):
+    w = md.param([io, hidden])
+    h = md.relu(md.einsum(x, w, out=[batch, hidden]))
+    return h
+
+
+base = md.layout(batch="a")
+
+LAYOUTS: dict[str, Any] = {
+    "a dict": {"batch": "a", "hidden": "b"},
+    "a dict of dims": {batch: "a", hidden: ("b",)},
+    "Mesh-TensorFlow": "batch:a,hidden:b",
+    "Mesh-TensorFlow, with ;": " batch:a ; hidden : b ",
+    "rules": ["batch -> a", "hidden -> b"],
+    "one string of rules": "batch -> a, hidden -> b",
+    "made before": md.layout(batch="a", hidden="b"),
+    "extended": md.layout("hidden -> b", extends=base),
+    "with none": {"batch": "a", "hidden": "b", "io": None},
+    "displaced": md.layout({"batch": "b", "hidden": None}, extends=None) and "batch:a,hidden:b",
+}
+MESHES: dict[str, Any] = {
+    "a dict": {"a": 2, "b": 4},
+    "made before": md.mesh(a=2, b=4),
+    "from a dict": md.mesh({"a": 2, "b": 4}),
+    "a string": "a:2,b:4",
+}
+
+
+def placements(plan: md.Plan) -> dict[str, Any]:
+    return {t["name"]: t["placement"] for t in plan.explain().json["tensors"] if t["name"]}
+
+
+WANTED = {
+    "x": {"a": "S(batch)", "b": "B"},
+    "w": {"a": "B", "b": "S(hidden)"},
+    "h": {"a": "S(batch)", "b": "S(hidden)"},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_form_of_a_layout_says_the_same(layout: str) -> None:
+    assert placements(mlp.compile({"a": 2, "b": 4}, LAYOUTS[layout])) == WANTED
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+def test_every_form_of_a_mesh_says_the_same(mesh: str) -> None:
+    assert placements(mlp.compile(MESHES[mesh], "batch:a,hidden:b")) == WANTED
+
+
+def test_selectors_several_axes_and_keep() -> None:
+    plan = mlp.compile({"a": 2, "b": 2}, {"batch": ("b", "a"), "params: io": "a"})
+    found = {t["name"]: t["order"] for t in plan.explain().json["tensors"] if t["name"]}
+    assert found["x"] == {"batch": ["b", "a"]}
+    assert found["w"] == {"io": ["a"]}
+    kept = mlp.compile({"a": 2}, "params: io -> a keep")
+    assert kept.explain().json["layout"] == "params: io -> a keep"
+
+
+def test_an_extended_layout_displaces_rules() -> None:
+    other = md.layout(batch=None, hidden="a", extends=base)
+    found = placements(mlp.compile({"a": 2}, other))
+    assert found["h"] == {"a": "S(hidden)"}
+
+
+def test_a_dim_is_a_number_and_an_arrow() -> None:
+    assert (4 * io, io - 1, io // 2, io % 3, io**2, 1 + io, 9 - io) == (16, 3, 2, 1, 16, 5, 5)
+    assert (io / 8, 8 / io, io * 0.5, int(io), float(io)) == (0.5, 2.0, 2.0, 4, 4.0)
+    assert list(range(io)) == [0, 1, 2, 3]
+    assert repr((batch, io) >> hidden) == "(batch, io) >> hidden"
+    assert repr(hidden >> (batch, io)) == "hidden >> (batch, io)"
+    with pytest.raises(TypeError):
+        io + "x"  # type: ignore[operator]
+
+
+def test_another_name_of_a_dim_has_its_size() -> None:
+    mem = md.dim("mem", like=io)
+    (also,) = md.dims(also=io)
+    assert (mem.size, also.size) == (4, 4)

@@ -1,0 +1,165 @@
+# mypy: disable-error-code="type-arg,valid-type"
+"""Every example, parsed and traced from its twin in Python, is the same program."""
+
+from __future__ import annotations
+
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.diagnostics import Diagnostics
+from meshdsl.named import ir
+from meshdsl.named.printer import print_program
+from meshdsl.pipeline import Options, compile_source
+from meshdsl.syntax.parse import read_source
+from tests.api.twins import EXAMPLES, HERE, program_of, twin_of
+
+NAMES = sorted(p.relative_to(EXAMPLES).with_suffix("").as_posix() for p in EXAMPLES.rglob("*.mdsl"))
+SCRIPTS = ("mlp", "matmul", "transformer")
+
+
+def printed(program: ir.Program) -> str:
+    """The text of a program without its source lines."""
+    ordered = replace(program, body=tuple(map(_in_order, program.body)))
+    lines = print_program(ordered).split("\n")
+    return "\n".join(line for line in lines if not line.lstrip().startswith("#"))
+
+
+def _in_order(node: ir.Node) -> ir.Node:
+    """A loop whose slices are sorted: they have no order of their own, and are all cut at once."""
+    if not isinstance(node, ir.Repeat):
+        return node
+    stacked = tuple(sorted(node.stacked, key=lambda s: (s.outer.span.start, str(s.outer.name))))
+    return replace(node, stacked=stacked, body=tuple(map(_in_order, node.body)))
+
+
+def test_every_example_has_a_twin() -> None:
+    twins = {twin_of(EXAMPLES / f"{name}.mdsl") for name in NAMES}
+    assert all(path.exists() for path in twins)
+    own = {p for p in HERE.glob("*.py") if p.name != "__init__.py"}
+    assert own <= twins, "a twin without an example"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_traced_is_parsed(name: str) -> None:
+    parsed = md.load(EXAMPLES / f"{name}.mdsl")
+    traced = program_of(name)
+    assert traced.name == parsed.name
+    assert printed(traced.named()) == printed(parsed.named())
+    assert (traced.inputs, traced.params) == (parsed.inputs, parsed.params)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_written_back_it_means_the_same(name: str, tmp_path: Path) -> None:
+    traced = program_of(name)
+    file = tmp_path / "written.mdsl"
+    file.write_text(traced.to_mdsl())
+    assert printed(md.load(file).named()) == printed(traced.named())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_loaded_program_is_what_the_command_line_compiles(name: str) -> None:
+    path = EXAMPLES / f"{name}.mdsl"
+    made = compile_source(read_source(path), Options(), Diagnostics(), "named")
+    assert print_program(md.load(path).named()) == print_program(made["named"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_plan_computes_the_reference(name: str) -> None:
+    program = program_of(name)
+    if name == "transformer":
+        program = md.load(EXAMPLES / "transformer.mdsl", dims=SMALL)
+    plan = program.compile({"devices": 2}, _a_layout(program))
+    inputs = plan.sample()
+    outputs, expected = plan(**inputs), plan.reference(**inputs)
+    assert outputs.keys() == expected.keys() == program.outputs
+    for found, wanted in zip(outputs, expected, strict=True):
+        assert found.shape == wanted.shape
+        assert np.abs(found - wanted).max() <= 1e-5 * max(1, np.abs(wanted).max())
+
+
+GOALS = """
+dim batch = 8, io = 4, wide = io, hidden = 8, layers = 3
+program goals(x[batch, io], target[batch, wide]) {
+  param out[io, wide]: f32 = he()
+  repeat layers {
+    param w[io, hidden] = uniform(-1, 1)
+    param v[hidden, io] = glorot()
+    recompute {
+      h = gelu(einsum(x, w -> [batch, hidden]))
+    }
+    x = x + einsum(h, v -> [batch, io])
+  }
+  y = einsum(x, out -> [batch, wide])
+  loss = mean((y - target)^2)
+  dy, dout = grad(loss, y, out)
+  size = sum(abs(dy))
+  return loss, size, dout
+  minimize loss with adamw(lr=cosine(3e-4, 1000), clip=1.0)
+}
+"""
+
+
+def goals() -> md.Program:
+    """The same in Python."""
+    batch, io, hidden, layers = md.dims(batch=8, io=4, hidden=8, layers=3)
+    wide = md.dim("wide", like=io)
+
+    @md.program
+    def goals(x: md.Tensor[batch, io], target: md.Tensor[batch, wide]):
+        out = md.param([io, wide], init=md.he(), dtype=md.f32)
+
+        def layer(x):
+            w = md.param([io, hidden], init=md.uniform(-1, 1))
+            v = md.param([hidden, io], init=md.glorot())
+            with md.recompute():
+                h = md.gelu(md.einsum(x, w, out=[batch, hidden]))
+            x = x + md.einsum(h, v, out=[batch, io])
+            return x
+
+        x = md.repeat(layers, layer, x)
+        y = md.einsum(x, out, out=[batch, wide])
+        loss = md.mean((y - target) ** 2)
+        dy, dout = md.grad(loss, y, out)
+        size = md.sum(abs(dy))
+        md.minimize(loss, md.adamw(lr=md.cosine(3e-4, 1000), clip=1.0))
+        return loss, size, dout
+
+    return goals
+
+
+@pytest.mark.parametrize("evaluate", [True, False], ids=["forward", "training step"])
+def test_gradients_blocks_and_goals_are_the_same(evaluate: bool, tmp_path: Path) -> None:
+    file = tmp_path / "goals.mdsl"
+    file.write_text(GOALS)
+    parsed, traced = md.load(file), goals()
+    assert printed(traced.named(evaluate=evaluate)) == printed(parsed.named(evaluate=evaluate))
+
+
+SMALL = {"batch": 4, "seq": 8, "model": 16, "heads": 4, "key": 4, "hidden": 16, "vocab": 16}
+
+
+def _a_layout(program: md.Program) -> dict[str, str]:
+    """The first dim that can be split in two."""
+    for value in program.named().inputs:
+        for dim in value.type.dims:
+            if dim.size % 2 == 0 and dim.name not in ("panels", "steps"):
+                return {dim.name: "devices"}
+    raise AssertionError(program)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_script_runs(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
+    assert capsys.readouterr().out.strip()
+
+
+def test_a_loaded_program_is_compiled_by_the_names_of_its_file() -> None:
+    plan = md.load(EXAMPLES / "mlp.mdsl").compile("line", "megatron")
+    assert plan.mesh == {"model": 4}
+    assert plan.cost().by_kind == {"all_reduce": 196608.0}
+    assert Path(plan.explain().json["file"]).name == "mlp.mdsl"
