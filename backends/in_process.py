@@ -27,7 +27,7 @@ from meshdsl.backends.failures import (
 )
 from meshdsl.backends.local_dist import FILE, LocalDist, Released, Sent
 from meshdsl.backends.support.files import ArraysRefused, check_arrays
-from meshdsl.backends.support.values import Array, Spec, cast, draw_part, local_part
+from meshdsl.backends.support.values import NUMPY_DTYPES, Array, Spec, cast, draw_part, local_part
 
 if TYPE_CHECKING:
     import torch
@@ -196,8 +196,16 @@ def as_tensor(values: Array, spec: Spec) -> torch.Tensor:
     """A block of a tensor, in memory of its own."""
     import torch
 
-    dtype = getattr(torch, "bfloat16" if spec.dtype == "bf16" else str(values.dtype))
-    return torch.from_numpy(np.array(values, order="C")).to(dtype)
+    return torch.from_numpy(np.array(values, order="C")).to(torch_dtype(spec.dtype))
+
+
+def torch_dtype(dtype: str) -> torch.dtype:
+    """The torch dtype of one of ours."""
+    import torch
+
+    found = getattr(torch, "bfloat16" if dtype == "bf16" else NUMPY_DTYPES[dtype])
+    assert isinstance(found, torch.dtype)
+    return found
 
 
 def local_array(

@@ -1,7 +1,9 @@
 """A stand-in for `torch.distributed` whose devices are threads of one process.
 
-A collective is a meeting: every member puts down its tensor and sleeps; the last one to come
-computes for all, in rank order, and wakes them: results do not depend on timing, and nobody polls.
+A collective is a meeting: every member puts down its tensor; the last one to come computes for
+all, in rank order, and wakes those who sleep until it is done: results do not depend on timing, and
+nobody polls. The k-th call of each member of a group belongs to its k-th meeting, be it waited for
+at once or later.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from meshdsl.backends.failures import CollectiveError
+from meshdsl.backends.local_meeting import Call, Group, Meeting, perform
 from meshdsl.backends.support.values import group_members
 
 if TYPE_CHECKING:
@@ -50,42 +53,24 @@ class Sent(NamedTuple):
         return COLLECTIVES[self.kind].wire(self.size, self.payload)
 
 
-class Call(NamedTuple):
-    """What one device brings to a meeting; `out` is where it wants the result.
-
-    `target` is the position of the member that a permute sends to.
-    """
-
-    rank: int
-    kind: str
-    op: str
-    tensor: torch.Tensor
-    out: torch.Tensor
-    line: int
-    target: int | None = None
-
-
-class Meeting:
-    """One process group: its members' calls until all have come."""
-
-    def __init__(self, axes: tuple[str, ...], ranks: list[int]) -> None:
-        self.axes, self.ranks = axes, ranks
-        self.calls: list[Call | None] = [None] * len(ranks)
-        self.arrived = 0
-
-    def clear(self) -> list[Call]:
-        """Take the calls away, ready for the next collective."""
-        calls = [call for call in self.calls if call is not None]
-        self.calls, self.arrived = [None] * len(self.ranks), 0
-        return calls
-
-
 class Member(NamedTuple):
     """The process group as one device sees it; what `groups["rows"]` is in the emitted text."""
 
-    meeting: Meeting
+    group: Group
     position: int
     rank: int
+
+
+class Work(NamedTuple):
+    """A collective that one device has issued."""
+
+    dist: LocalDist
+    meeting: Meeting
+    call: Call
+
+    def wait(self) -> None:
+        """Sleep until it has taken place."""
+        self.dist.wait(self.meeting, self.call)
 
 
 class ReduceOp:
@@ -109,8 +94,8 @@ class LocalDist:
         groups: tuple[tuple[str, ...], ...],
         lines: Mapping[int, str] | None = None,
     ) -> None:
-        self.meetings = [
-            Meeting(axes, ranks) for axes in groups for ranks in group_members(mesh, axes)
+        self.process_groups = [
+            Group(axes, ranks) for axes in groups for ranks in group_members(mesh, axes)
         ]
         self.devices = math.prod(mesh.values())
         self.lines = lines or {}
@@ -128,34 +113,42 @@ class LocalDist:
     def groups(self, rank: int) -> dict[str, Member]:
         """The groups of one device, by axes."""
         return {
-            "+".join(m.axes): Member(m, m.ranks.index(rank), rank)
-            for m in self.meetings
-            if rank in m.ranks
+            "+".join(g.axes): Member(g, g.ranks.index(rank), rank)
+            for g in self.process_groups
+            if rank in g.ranks
         }
 
     def get_world_size(self, group: Member) -> int:
         """How many devices are in the group."""
-        return len(group.meeting.ranks)
+        return len(group.group.ranks)
 
     def get_rank(self, group: Member) -> int:
         """Which member of the group this device is."""
         return group.position
 
-    def all_reduce(self, tensor: torch.Tensor, op: str = "sum", *, group: Member) -> None:
+    def all_reduce(
+        self, tensor: torch.Tensor, op: str = "sum", *, group: Member, async_op: bool = False
+    ) -> Work | None:
         """Overwrite `tensor` with the sum, maximum, minimum or product over the group."""
-        self._meet(group, "all_reduce", op, tensor, tensor)
+        return self._meet(group, "all_reduce", op, tensor, tensor, async_op=async_op)
 
     def all_gather_single(
-        self, output: torch.Tensor, tensor: torch.Tensor, *, group: Member
-    ) -> None:
+        self, output: torch.Tensor, tensor: torch.Tensor, *, group: Member, async_op: bool = False
+    ) -> Work | None:
         """Write every member's `tensor` into `output`, joined along its first dim."""
-        self._meet(group, "all_gather", "", tensor, output)
+        return self._meet(group, "all_gather", "", tensor, output, async_op=async_op)
 
     def reduce_scatter_single(
-        self, output: torch.Tensor, tensor: torch.Tensor, op: str = "sum", *, group: Member
-    ) -> None:
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        op: str = "sum",
+        *,
+        group: Member,
+        async_op: bool = False,
+    ) -> Work | None:
         """Write this member's block, along the first dim, of the reduced `tensor` into `output`."""
-        self._meet(group, "reduce_scatter", op, tensor, output)
+        return self._meet(group, "reduce_scatter", op, tensor, output, async_op=async_op)
 
     def all_to_all_single(
         self,
@@ -182,56 +175,73 @@ class LocalDist:
             self._ended.add(rank)
             if failed:
                 self._failed.add(rank)
-                for meeting in self.meetings:
-                    if rank in meeting.ranks:
-                        self._dismiss(meeting)
+                for group in self.process_groups:
+                    if rank in group.ranks:
+                        self._dismiss(group)
             self._look_for_deadlock()
 
     def close(self) -> None:
         """Release every device, now and at its next collective."""
         with self._lock:
             self._closed = True
-            for meeting in self.meetings:
-                self._dismiss(meeting)
+            for group in self.process_groups:
+                self._dismiss(group)
 
     def _meet(
         self,
-        group: Member,
+        member: Member,
         kind: str,
         op: str,
         tensor: torch.Tensor,
         out: torch.Tensor,
         target: int | None = None,
-    ) -> None:
-        meeting, position, rank = group
+        async_op: bool = False,
+    ) -> Work | None:
+        group, position, rank = member
         call = Call(rank, kind, op, tensor, out, _line(sys._getframe(2)), target)
         with self._lock:
             if self._closed:
                 raise Released
-            meeting.calls[position] = call
-            meeting.arrived += 1
-            last = meeting.arrived == len(meeting.ranks)
-            if not last:
-                self._wait_in(meeting, rank)
+            meeting = group.enter(position, call)
+            last = not meeting.absent
         if last:
-            self._hold(meeting, rank)
-        else:
+            self._hold(meeting)
+        work = Work(self, meeting, call)
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+    def wait(self, meeting: Meeting, call: Call) -> None:
+        """Sleep until a meeting that this device has entered is over, and count it as sent."""
+        rank = call.rank
+        with self._lock:
+            sleeps = not meeting.over
+            if sleeps:
+                if self._closed or meeting.cancelled:
+                    raise Released
+                self._waiting[rank] = meeting
+                self._fall_asleep(meeting)
+        if sleeps:
             self._gates[rank].acquire()
         verdict = self._verdicts.pop(rank, None)
         if verdict is not None:
             raise verdict
-        payload = 0 if target == position else tensor.numel() * tensor.element_size()
-        self.sent[rank][Sent(kind, op, meeting.axes, len(meeting.ranks), payload, call.line)] += 1
+        if meeting.problem:
+            raise CollectiveError(meeting.problem)
+        stays = call.target is not None and meeting.ranks[call.target] == rank
+        payload = 0 if stays else call.tensor.numel() * call.tensor.element_size()
+        about = (call.kind, call.op, meeting.axes, len(meeting.ranks), payload, call.line)
+        self.sent[rank][Sent(*about)] += 1
 
-    def _wait_in(self, meeting: Meeting, rank: int) -> None:
-        self._waiting[rank] = meeting
-        if self._failed.isdisjoint(meeting.ranks):
+    def _fall_asleep(self, meeting: Meeting) -> None:
+        if self._failed.isdisjoint(meeting.absent):
             self._look_for_deadlock()
         else:
-            self._dismiss(meeting)
+            self._cancel(meeting)
 
-    def _hold(self, meeting: Meeting, rank: int) -> None:
-        """Compute for all members, who have all come, and wake them."""
+    def _hold(self, meeting: Meeting) -> None:
+        """Compute for all members, who have all come, and wake those who wait."""
         calls = [call for call in meeting.calls if call is not None]
         problem = self._disagreement(meeting, calls)
         try:
@@ -240,20 +250,21 @@ class LocalDist:
         except Exception as error:  # of shapes that no collective takes: every member fails alike
             problem = f"{self._show(calls[0], meeting)}: {error}"
         with self._lock:
-            meeting.clear()
-            for member in meeting.ranks:
-                if problem:
-                    self._verdicts[member] = CollectiveError(problem)
-                if member != rank:
-                    del self._waiting[member]
-                    self._gates[member].release()
+            meeting.problem, meeting.over = problem, True
+            for rank in [r for r in meeting.ranks if self._waiting.get(r) is meeting]:
+                del self._waiting[rank]
+                self._gates[rank].release()
 
-    def _dismiss(self, meeting: Meeting) -> None:
-        """Wake those who wait in a meeting that cannot take place any more."""
-        if meeting.arrived == len(meeting.ranks):  # it is taking place right now
-            return
-        for call in meeting.clear():
-            self._wake(call.rank, Released())
+    def _dismiss(self, group: Group) -> None:
+        """Cancel the meetings that cannot take place any more."""
+        for meeting in group.open:
+            if self._closed or not self._failed.isdisjoint(meeting.absent):
+                self._cancel(meeting)
+
+    def _cancel(self, meeting: Meeting) -> None:
+        meeting.cancelled = True
+        for rank in [r for r in meeting.ranks if self._waiting.get(r) is meeting]:
+            self._wake(rank, Released())
 
     def _wake(self, rank: int, verdict: BaseException) -> None:
         self._verdicts[rank] = verdict
@@ -273,13 +284,12 @@ class LocalDist:
             for rank, meeting in stuck
         }
         for _, meeting in stuck:
-            meeting.clear()
+            meeting.cancelled = True
         for rank, verdict in verdicts.items():
             self._wake(rank, verdict)
 
     def _stuck(self, rank: int, meeting: Meeting) -> str:
-        call = self._call_of(rank, meeting)
-        absent = [r for r, c in zip(meeting.ranks, meeting.calls, strict=True) if c is None]
+        call, absent = self._call_of(rank, meeting), meeting.absent
         other = next((r for r in absent if r in self._ended), absent[0])
         waits = f"device {rank} waits in {self._show(call, meeting)} for device {other}"
         if other in self._ended:
@@ -315,62 +325,6 @@ class LocalDist:
     # The names that torch before 2.13 has for the same.
     all_gather_into_tensor = all_gather_single
     reduce_scatter_tensor = reduce_scatter_single
-
-
-def perform(calls: list[Call]) -> None:
-    """Compute one collective for all members, whose calls come in rank order."""
-    {
-        "all_reduce": _all_reduce,
-        "all_gather": _all_gather,
-        "reduce_scatter": _reduce_scatter,
-        "all_to_all": _all_to_all,
-        "permute": _permute,
-    }[calls[0].kind](calls)
-
-
-def _all_reduce(calls: list[Call]) -> None:
-    total = _reduce(calls[0].op, [call.tensor for call in calls], calls[0].out)
-    for call in calls[1:]:
-        call.out.copy_(total)
-
-
-def _all_gather(calls: list[Call]) -> None:
-    for call in calls:
-        for block, source in zip(call.out.chunk(len(calls)), calls, strict=True):
-            block.copy_(source.tensor)
-
-
-def _reduce_scatter(calls: list[Call]) -> None:
-    blocks = [call.tensor.chunk(len(calls)) for call in calls]
-    for index, call in enumerate(calls):
-        _reduce(call.op, [block[index] for block in blocks], call.out)
-
-
-def _all_to_all(calls: list[Call]) -> None:
-    blocks = [call.tensor.chunk(len(calls)) for call in calls]
-    for index, call in enumerate(calls):
-        for target, source in zip(call.out.chunk(len(calls)), blocks, strict=True):
-            target.copy_(source[index])
-
-
-def _permute(calls: list[Call]) -> None:
-    for call in calls:
-        assert call.target is not None
-        calls[call.target].out.copy_(call.tensor)
-
-
-def _reduce(op: str, parts: list[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
-    """The parts reduced in order, into `out`, which may be the first of them."""
-    import torch
-
-    functions = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
-    combine = getattr(torch, functions[op])
-    if len(parts) == 1:
-        return out.copy_(parts[0])
-    combine(parts[0], parts[1], out=out)
-    for part in parts[2:]:
-        combine(out, part, out=out)
-    return out
 
 
 def _line(frame: FrameType | None) -> int:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,7 +81,6 @@ def run_torchrun(
     with tempfile.TemporaryDirectory(prefix="meshdsl-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "prog.py").write_text(text, encoding="utf-8")
-        (folder / "tether.py").write_text(TETHER, encoding="utf-8")
         options = ["--seed", str(seed), "--out", str(folder / "out.npz")]
         options += ["--report", str(folder / "report")]
         for option, values in (("inputs", inputs), ("params", params)):
@@ -90,7 +89,7 @@ def run_torchrun(
         code = _launch(folder, devices_of(text), options, time_limit)
         log = (folder / "log").read_text("utf-8", errors="replace")
         if code != 0:
-            raise _told(text, _reports(folder), log, lines)
+            raise _told(text, reports_in(folder), log, lines)
         with np.load(folder / "out.npz", allow_pickle=False) as archive:
             outputs = {name: archive[name] for name in archive.files}
     return TorchrunRun(outputs, log, time.monotonic() - started)
@@ -113,10 +112,27 @@ def _file(path: Path, values: Mapping[str, Any] | str) -> str:
 
 def _launch(folder: Path, devices: int, options: list[str], limit: float | None) -> int:
     """Run the program in `folder` under torchrun; returns the exit code."""
+    with launched(folder, devices, [str(folder / "prog.py"), *options]) as process:
+        try:
+            return process.wait(limit)
+        except subprocess.TimeoutExpired:
+            message = f"the program did not end within {limit:g} seconds"
+            raise TorchrunError("MD0706", message) from None
+
+
+@contextlib.contextmanager
+def launched(
+    folder: Path, devices: int, arguments: list[str], **environment: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """`torchrun` at work: `python ARGUMENTS…` on `devices` processes, all gone at the end.
+
+    What they print goes to `folder/log`.
+    """
+    (folder / "tether.py").write_text(TETHER, encoding="utf-8")
     tethered = [sys.executable, str(folder / "tether.py"), sys.executable]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(devices)]
-    worker = ["--no-python", *tethered, str(folder / "prog.py"), *options]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MESHDSL_PARENT": str(os.getpid())}
+    worker = ["--no-python", *tethered, *arguments]
+    given = {"OMP_NUM_THREADS": "1", "MESHDSL_PARENT": str(os.getpid()), **environment}
     with (
         open(folder / "log", "wb") as log,
         subprocess.Popen(
@@ -124,15 +140,12 @@ def _launch(folder: Path, devices: int, options: list[str], limit: float | None)
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=environment,
+            env={**os.environ, **given},
             start_new_session=True,
         ) as process,
     ):
         try:
-            return process.wait(limit)
-        except subprocess.TimeoutExpired:
-            message = f"the program did not end within {limit:g} seconds"
-            raise TorchrunError("MD0706", message) from None
+            yield process
         finally:
             _end(process)
 
@@ -147,7 +160,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def _reports(folder: Path) -> list[dict[str, Any]]:
+def reports_in(folder: Path) -> list[dict[str, Any]]:
     """What failed processes wrote, in rank order."""
     found = []
     for path in folder.glob("report.rank*"):
@@ -166,11 +179,12 @@ def _told(
     if not reports:
         tail = "\n".join(log.strip().splitlines()[-20:])
         return TorchrunError("MD0705", f"torchrun failed and no process said why:\n{tail}")
-    code, message, details = as_error(first_failure(text, [_failure(r) for r in reports]), lines)
+    code, message, details = as_error(first_failure(text, [failure_of(r) for r in reports]), lines)
     return TorchrunError(code, message, **details)
 
 
-def _failure(report: dict[str, Any]) -> Failure:
+def failure_of(report: dict[str, Any]) -> Failure:
+    """What a failed process wrote, as a failure among others."""
     return Failure(
         report["rank"],
         report["kind"],

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import meshdsl
-from meshdsl.cli import check, compare, compile, explain, fmt, later, render, rows, run
+from meshdsl.cli import check, compare, compile, explain, fmt, later, render, rows, run, train
 
 app = typer.Typer(
     name="meshdsl",
@@ -41,6 +41,7 @@ app.command("fmt")(fmt.command)
 app.command("explain")(explain.command)
 app.command("compile")(compile.command)
 app.command("run")(run.command)
+app.command("train")(train.command)
 app.command("compare")(compare.command)
 app.command("render")(render.command)
 app.command("rows")(rows.command)

@@ -7,7 +7,7 @@ import typer
 from meshdsl.cli.common import reporting
 from meshdsl.diagnostics import fail
 
-COMMANDS = ("train", "search", "simulate", "new")
+COMMANDS = ("search", "simulate", "new")
 
 
 def add(app: typer.Typer, name: str) -> None:

@@ -12,6 +12,7 @@ from meshdsl.codes import (
     expectations,
     files,
     gradients,
+    module,
     names,
     placement,
     python,
@@ -39,7 +40,7 @@ SECTIONS: dict[str, tuple[str, tuple[Code, ...]]] = {
     "MD04": ("expectations", expectations.CODES),
     "MD05": (
         "inputs, outputs, files, checkpoints",
-        files.CODES + runs_training.CODES + checkpoints.CODES,
+        files.CODES + runs_training.CODES + checkpoints.CODES + module.CODES,
     ),
     "MD06": ("the command line", command_line.CODES),
     "MD07": ("running", _in_order(running.CODES + runs_training.RUNNING)),

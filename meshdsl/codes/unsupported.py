@@ -43,8 +43,10 @@ CODES: tuple[Code, ...] = (
         "MD0910",
         "an operator that a rendering cannot write",
         "`meshdsl render --as jax` and `--as oneflow` write operators in those systems' own words, "
-        "and have none for this one yet, or not for operands of these dims.",
+        "and have none for this one yet, or not for operands of these dims. No such program has "
+        "words for the update of a training step.",
         "",
-        "`meshdsl compile` writes every operator as torch; `--as dtensor` does too.",
+        "`meshdsl compile` writes every operator as torch; `--as dtensor` all but updates. Without "
+        "`--step`, gradients and update are left out.",
     ),
 )

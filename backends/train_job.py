@@ -1,0 +1,119 @@
+"""What a training run is asked to do, and what came of it: plain data, the same in every engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class DataFiles:
+    """Where samples come from.
+
+    `held_out` is a file of samples to evaluate on; without one, the last `fraction` of `path` is
+    kept for that. `batch` names the dim that samples are drawn along, `tokens` (`chars` or `bytes`)
+    and `text_inputs` say how a text is read; None: as the program suggests. `vocabulary` holds the
+    characters of a run that is resumed. `accumulate` is the dim that inputs gain where a step takes
+    several batches.
+    """
+
+    path: str
+    held_out: str | None = None
+    fraction: float = 0.0
+    batch: str | None = None
+    tokens: str = "chars"
+    text_inputs: tuple[str, ...] | None = None
+    vocabulary: str | None = None
+    accumulate: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A training run: up to which step, on what, and what is written on the way.
+
+    `about` describes the program to whoever reads a checkpoint.
+    """
+
+    data: DataFiles
+    steps: int
+    seed: int = 0
+    eval_every: int = 0
+    params: str | None = None
+    out: str | None = None
+    log: str | None = None
+    checkpoint: str | None = None
+    checkpoint_every: int = 0
+    resume: bool = False
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The job as text."""
+        return json.dumps(asdict(self))
+
+
+def job_from_json(text: str) -> Job:
+    """The job that `Job.to_json` wrote down."""
+    found = json.loads(text)
+    data = found.pop("data")
+    if data["text_inputs"] is not None:
+        data["text_inputs"] = tuple(data["text_inputs"])
+    return Job(data=DataFiles(**data), **found)
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A loss that is not a number: seen after step `seen`, begun in step `step`.
+
+    There, the statement on `line` of the emitted text (None where it was not found) made tensor
+    `name` hold NaN or infinity (`value`) on `device`; `given` says that it is an input, which held
+    it already. The search for it may have been `stopped`.
+    """
+
+    seen: int
+    loss: str
+    step: int | None = None
+    line: int | None = None
+    name: str = ""
+    value: str = ""
+    device: int = 0
+    given: bool = False
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ended: the step it began and ended at, its last numbers, its last checkpoint.
+
+    `evaluated` are the last averages over the held-out batches, `amount` the samples or tokens
+    (`unit`) that were trained on, in `seconds`. `how` is `finished`, `interrupted` or `not finite`.
+    """
+
+    start: int
+    step: int
+    how: str
+    values: Mapping[str, Any]
+    evaluated: Mapping[str, float]
+    amount: int
+    unit: str
+    seconds: float
+    checkpoint: str | None = None
+    trouble: Trouble | None = None
+
+
+def ending_from_dict(found: dict[str, Any]) -> Ending:
+    """The ending that `dataclasses.asdict` took apart."""
+    trouble = found.pop("trouble")
+    return Ending(**found, trouble=Trouble(**trouble) if trouble else None)
+
+
+Event = Mapping[str, Any]
+"""What a run tells while it goes on: `kind` is one of these.
+
+`begin` (start, steps, amount, unit), `step` (step, values, seconds of training so far; processes
+leave out quick ones), `eval` (step, values), `checkpoint` (step, path), `watch` (first, last: steps
+that are run again), `note` (code, text, severity, help).
+"""
+
+Tell = Callable[[Event], None]

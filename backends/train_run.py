@@ -1,0 +1,170 @@
+"""A training run from what the pipeline made to how it ended: checks, resuming, engines, errors."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from meshdsl.backends.engines import line_of
+from meshdsl.backends.train_job import Ending, Job, Tell, Trouble
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, fail
+
+if TYPE_CHECKING:
+    from meshdsl.backends.failures import RunError
+    from meshdsl.backends.train_local import Emitted
+
+RESUME = "with `--checkpoint DIR`, `--resume` goes on from the last whole checkpoint"
+ENGINES = ("local", "torchrun")
+
+
+def check_trainable(made: Mapping[str, Any]) -> None:
+    """Refuse a program that has nothing to train. Raises MD0510."""
+    program = made["named"]
+    if program.goal is not None:
+        return
+    help = "add a line to it: `minimize loss with adam(lr=0.001)`, where `loss` is one number"
+    message = f"program `{program.name}` does not say what to minimize"
+    fail("MD0510", message, program.span, help=help)
+
+
+def accumulate_dim(made: Mapping[str, Any]) -> str | None:
+    """The dim that inputs have gained for the batches of one step, where there are several."""
+    if made["named"].goal.optimizer.options["accumulate"] == 1:
+        return None
+    from meshdsl.named.accumulate import DIM
+
+    firsts = {value.type.names[0] for value in made["named"].inputs}
+    (found,) = firsts
+    assert isinstance(found, str)
+    assert found.startswith(DIM), f"{found} is no dim for several batches"
+    return found
+
+
+def check_folder(folder: str | None, resume: bool, force: bool) -> None:
+    """Refuse a folder of checkpoints of another run, or one without any to resume from."""
+    if folder is None:
+        return
+    from meshdsl.backends.checkpoint_folder import names
+
+    try:
+        there = names(Path(folder))
+    except OSError as error:
+        message = f"{folder} cannot be used for checkpoints: {error.strerror}"
+        fail("MD0502", message, help="name another folder; it is made where there is none")
+    if resume and not there:
+        help = "leave `--resume` out to begin, or name the folder that holds the checkpoints"
+        fail("MD0514", f"there is no checkpoint in {folder}", help=help)
+    if there and not resume and not force:
+        help = "`--resume` goes on from there, `--force` begins anew and replaces them"
+        fail("MD0515", f"{folder} holds checkpoints of a run already: {there[0]}", help=help)
+
+
+def resumed(job: Job, seed: int | None) -> Job:
+    """The job as the checkpoint it goes on from was begun: its seed, its characters."""
+    if not job.resume:
+        return replace(job, seed=seed or 0)
+    from meshdsl.backends.checkpoint import Checkpoints
+
+    assert job.checkpoint is not None
+    found = Checkpoints(job.checkpoint).latest()
+    assert found is not None, "the folder was looked into"
+    begun = found.meta.get("seed", 0)
+    if seed is not None and seed != begun:
+        help = "leave `--seed` out: the run goes on with the order it began with"
+        fail("MD0516", f"`--seed {seed}`: the run was begun with seed {begun}", help=help)
+    data = replace(job.data, vocabulary=found.meta.get("vocabulary"))
+    return replace(job, seed=begun, data=data)
+
+
+def emit_both(made: Mapping[str, Any], evaluated: Mapping[str, Any] | None) -> Emitted:
+    """The texts of the program that trains and of the one that evaluates."""
+    from meshdsl.backends.emission import emit_compiled
+    from meshdsl.backends.train_local import Emitted
+
+    return Emitted(emit_compiled(made), emit_compiled(evaluated) if evaluated else None)
+
+
+def train(
+    emitted: Emitted, engine: str, job: Job, tell: Tell, source: Source | None = None
+) -> Ending:
+    """Train, and say how it ended. Raises DiagnosticError, also when the loss is no number.
+
+    The first Ctrl-C ends the run after a step, with a checkpoint; the second at once, with a
+    KeyboardInterrupt.
+    """
+    from meshdsl.backends.failures import RunError
+
+    try:
+        with interruptible() as stopping:
+            ending = _engine(engine)(emitted, job, tell, stopping)
+    except RunError as error:
+        raise DiagnosticError(_placed(error, source)) from error
+    if ending.trouble is not None:
+        raise DiagnosticError(troubled(ending, ending.trouble, emitted.places, source))
+    return ending
+
+
+def _placed(error: RunError, source: Source | None) -> Diagnostic:
+    """A run that failed, with the source line and the way out of a training run."""
+    span = line_of(error.place, source) if source else None
+    found = replace(error.diagnostic, span=span)
+    return replace(found, help=RESUME) if found.code == "MD0701" else found
+
+
+def _engine(name: str) -> Callable[..., Ending]:
+    if name == "local":
+        from meshdsl.backends.train_local import train_local
+
+        return train_local
+    from meshdsl.backends.train_torchrun import train_torchrun
+
+    return train_torchrun
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C has been pressed; a second one raises KeyboardInterrupt."""
+    asked = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield asked.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def troubled(
+    ending: Ending, trouble: Trouble, places: Mapping[int, str], source: Source | None
+) -> Diagnostic:
+    """What the user is told of a loss or a parameter that is no number any more."""
+    what = f"the loss is {trouble.loss}" if trouble.loss else "a parameter is not finite"
+    message = f"{what} in step {trouble.seen}"
+    span = None
+    if trouble.line is not None:
+        place = places.get(trouble.line, "")
+        span = line_of(place, source) if source else None
+        at = f" at {place}" if place else ""
+        made = f"`{trouble.name}` became {trouble.value} first, in step {trouble.step}{at}"
+        given = f"the data of step {trouble.step} hold {trouble.value} in `{trouble.name}`"
+        message += f"; {given if trouble.given else f'{made} on device {trouble.device}'}"
+    elif trouble.step is not None:
+        message += f"; it began in step {trouble.step}"
+    elif not trouble.stopped:
+        message += "; it did not happen again when the steps were run again"
+    last = f"the last checkpoint is {ending.checkpoint}; " if ending.checkpoint else ""
+    help = f"{last}a lower learning rate, `clip=1.0` in the optimizer or cleaner data may help"
+    return Diagnostic("MD0720", message, span, help=help)

@@ -1,0 +1,212 @@
+"""What a training run shows while it goes on and at its end: a bar on a terminal, else lines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from meshdsl.diagnostics import counted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from meshdsl.backends.train_job import Ending, Event
+
+LINES = 10
+"""Lines that a run prints on its way where there is no terminal …"""
+
+SILENCE = 15.0
+"""… and the seconds after which it prints one anyway."""
+
+REFRESH = 0.1
+"""Seconds between two changes of the bar."""
+
+WINDOW = 3.0
+"""Seconds of training, at least, that the speed that is shown is the mean of."""
+
+
+@contextmanager
+def progress(title: str, quiet: bool = False) -> Iterator[Callable[[Event], None]]:
+    """What takes the events of a run and shows them; nothing at all when `quiet`."""
+    from rich.console import Console
+
+    if quiet:
+        yield lambda event: None
+        return
+    console = Console(highlight=False)
+    shown = Bar(console, title) if console.is_terminal else Lines(console, title)
+    try:
+        yield shown.tell
+    finally:
+        shown.close()
+
+
+class Lines:
+    """The run as plain lines: about ten steps of it, every evaluation and checkpoint."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        self.console, self.title = console, title
+        self.begun = self.spoken = time.monotonic()
+        self.start = self.steps = self.due = 0
+        self.amount, self.unit = 1, "samples"
+        # Steps and seconds at the beginning of the window, at its middle, and now.
+        self.window = [(0, 0.0)] * 3
+
+    def tell(self, event: Event) -> None:
+        """Show what is worth it."""
+        kind = event["kind"]
+        if kind == "begin":
+            self._begin(event)
+        elif kind == "step":
+            self._step(event)
+        elif kind == "eval":
+            self.say(f"step {event['step']}: held out: {numbers(event['values'])}")
+        elif kind == "checkpoint":
+            self.say(f"step {event['step']}: wrote {event['path']}")
+        elif kind == "watch":
+            first, last = event["first"], event["last"]
+            self.say(f"not a number: running steps {first} to {last} again to find where it began")
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self.console.print(text, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _begin(self, event: Event) -> None:
+        self.start, self.steps = event["start"], event["steps"]
+        self.amount, self.unit = event["amount"], event["unit"]
+        self.say(self.title)
+        if self.start:
+            self.say(f"going on after step {self.start}")
+        self.begun = self.spoken = time.monotonic()
+        self.window = [(self.start, 0.0)] * 3
+
+    def _step(self, event: Event) -> None:
+        self.measure(event)
+        now, step = time.monotonic(), event["step"]
+        if step >= self.due or step == self.steps or now - self.spoken > SILENCE:
+            every = max(1, (self.steps - self.start) // LINES)
+            self.due = step + every - (step - self.start) % every
+            self.spoken = now
+            self.say(f"step {step}/{self.steps}: {numbers(event['values'])}, {self.speed(step)}")
+
+    def measure(self, event: Event) -> None:
+        """Take a step into the window that the speed is measured in."""
+        first, middle, _ = self.window
+        now = (event["step"], event["seconds"])
+        if now[1] - middle[1] > WINDOW:
+            first, middle = middle, now
+        self.window = [first, middle, now]
+
+    def speed(self, step: int) -> str:
+        """Samples or tokens per second, and the time that is left."""
+        done = step - self.start
+        left = (time.monotonic() - self.begun) / done * (self.steps - step)
+        (before, began), _, (after, ended) = self.window
+        rate = self.amount * (after - before) / max(ended - began, 1e-9)
+        return f"{rate:,.0f} {self.unit}/s, {clock(left)} left"
+
+
+class Bar(Lines):
+    """The run as a bar that moves; what is said meanwhile stands above it."""
+
+    def __init__(self, console: Console, title: str) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        super().__init__(console, title)
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"))
+        self.bar = Progress(*columns, console=console, transient=True)
+        self.task = self.bar.add_task("training", total=1, said="")
+        self.drawn = 0.0
+
+    def close(self) -> None:
+        """Take the bar away."""
+        self.bar.stop()
+
+    def _begin(self, event: Event) -> None:
+        super()._begin(event)
+        self.bar.start()
+        self.bar.update(self.task, total=self.steps, completed=self.start)
+
+    def _step(self, event: Event) -> None:
+        self.measure(event)
+        now, step = time.monotonic(), event["step"]
+        if now - self.drawn > REFRESH or step == self.steps:
+            self.drawn = now
+            said = f"{step}/{self.steps}  {numbers(event['values'])}  {self.speed(step)}"
+            self.bar.update(self.task, completed=step, said=said)
+
+
+def numbers(values: Mapping[str, Any]) -> str:
+    """`loss 1.234, accuracy 0.9`."""
+    shown = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in values.values())
+    return ", ".join(f"{name} {text}" for name, text in zip(values, shown, strict=True))
+
+
+def clock(seconds: float) -> str:
+    """`1:02:03`, or `2:03` below an hour."""
+    whole = int(seconds + 0.5)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
+
+
+def headline(made: Mapping[str, Any], engine: str) -> str:
+    """What is trained, where."""
+    program = made["device"]
+    mesh = " x ".join(f"{a} {n}" for a, n in program.mesh.axes) or "one device"
+    return (
+        f"{program.placed.named.name} under layout {program.placed.layout} on {mesh}: "
+        f"{counted(program.mesh.devices, 'device')}, engine {engine}"
+    )
+
+
+def print_ending(ending: Ending, out: str | None) -> None:
+    """Print how a run ended, for people."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    for line in _lines(ending, out):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _lines(ending: Ending, out: str | None) -> Iterator[str]:
+    steps = ending.step - ending.start
+    if not steps:
+        yield f"nothing to do: step {ending.step} was reached before"
+    else:
+        rate = ending.amount / ending.seconds
+        yield (
+            f"trained {counted(steps, 'step')} in {ending.seconds:.1f} s: "
+            f"{rate:,.0f} {ending.unit}/s; {numbers(ending.values)}"
+        )
+    if ending.evaluated:
+        yield f"held out: {numbers(ending.evaluated)}"
+    if out is not None:
+        yield f"wrote {out}"
+
+
+def ending_as_json(
+    made: Mapping[str, Any], engine: str, ending: Ending, files: Mapping[str, str | None]
+) -> dict[str, Any]:
+    """How a run ended, as data. `files` are what it wrote, by kind."""
+    program = made["device"]
+    return {
+        "version": 1,
+        "program": program.placed.named.name,
+        "mesh": dict(program.mesh.axes),
+        "layout": program.placed.layout,
+        "engine": engine,
+        "ended": ending.how,
+        "start": ending.start,
+        "steps": ending.step,
+        "values": dict(ending.values),
+        "eval": dict(ending.evaluated),
+        "seconds": ending.seconds,
+        ending.unit: ending.amount,
+        "checkpoint": ending.checkpoint,
+        **files,
+    }

@@ -1,0 +1,175 @@
+"""Training on real processes: few tests, since each start takes seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshdsl.backends.failures import RunError
+from meshdsl.backends.train_job import DataFiles, Event, Job
+from meshdsl.backends.train_local import Emitted, train_local
+from meshdsl.backends.train_run import train, troubled
+from meshdsl.backends.train_torchrun import train_torchrun
+from tests.backends.training_text import LINE, LINE_TABLES, line, training_text
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are tethered on Linux only")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    """Points on a line, 40 of them."""
+    x = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
+    np.savez(tmp_path / "d.npz", x=x, y=x @ np.array([1, -2, 3], np.float32))
+    return str(tmp_path / "d.npz")
+
+
+def never() -> bool:
+    return False
+
+
+TIMED = ("seconds", "path", "samples_per_s")
+
+
+def alike(records: list[Any]) -> list[dict[str, Any]]:
+    """Records without what differs from run to run, and without steps: quick ones are not told."""
+    kept = (record for record in records if record.get("kind") != "step")
+    return [{k: v for k, v in record.items() if k not in TIMED} for record in kept]
+
+
+def test_processes_train_as_threads_do(data, tmp_path):
+    found = {}
+    for engine in (train_local, train_torchrun):
+        folder = tmp_path / engine.__name__
+        folder.mkdir()
+        names = {"log": "log", "out": "o.npz", "checkpoint": "ck"}
+        written: Any = {option: f"{folder}/{name}" for option, name in names.items()}
+        files = DataFiles(data, fraction=0.5)
+        job = Job(files, 9, seed=4, eval_every=4, checkpoint_every=5, **written)
+        events: list[Event] = []
+        ending = engine(line(evaluated=True), job, events.append, never)
+        assert (ending.how, ending.step) == ("finished", 9)
+        log = [json.loads(text) for text in (folder / "log").read_text().splitlines()]
+        assert [record["step"] for record in log] == list(range(1, 10))
+        with np.load(folder / "o.npz") as out:
+            told = (alike(events), alike(log), out["w"].tolist(), ending.evaluated)
+        found[engine.__name__] = told
+    assert found["train_local"] == found["train_torchrun"]
+
+
+def test_trouble_is_found_as_among_threads(data):
+    told = []
+    for engine in (train_local, train_torchrun):
+        emitted = line(rate=4)
+        ending = engine(emitted, Job(DataFiles(data), 200), lambda event: None, never)
+        assert ending.trouble is not None
+        told.append(troubled(ending, ending.trouble, emitted.places, None).message)
+    assert told[0] == told[1]
+    assert "`loss` became inf first" in told[0]
+
+
+# --- killed --------------------------------------------------------------------------------------
+
+SLOW = """
+import os, time
+with open(os.environ["PIDS"], "a") as file:
+    file.write(f"{rank} {os.getpid()}\\n")
+time.sleep(0.05)
+""" + LINE.format(rate=0.01)
+
+
+def slow() -> Emitted:
+    """A line through points, in steps of a twentieth of a second that write down who runs."""
+    return Emitted(training_text(SLOW, LINE_TABLES, groups=[("d",)]))
+
+
+def at_work(path: Path, within: float = 60.0) -> dict[int, int]:
+    """The process of each device, once they have made some steps."""
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        lines = path.read_text().splitlines() if path.exists() else []
+        if len(lines) > 12:
+            return dict(sorted(tuple(map(int, text.split())) for text in lines))  # type: ignore[misc]
+        time.sleep(0.05)
+    raise AssertionError("the processes did not start")
+
+
+def gone(pids: list[int], within: float = 8.0) -> bool:
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        if not any(os.path.exists(f"/proc/{pid}") for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_process_that_is_killed_is_named_and_the_run_resumed(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
+    victim: dict[int, int] = {}
+
+    def kill() -> None:
+        victim.update(at_work(tmp_path / "pids"))
+        os.kill(victim[1], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    job = Job(DataFiles(data), 10**6, checkpoint=str(tmp_path / "ck"), checkpoint_every=2)
+    with pytest.raises(RunError) as caught:
+        train_torchrun(slow(), job, lambda event: None, never)
+    killer.join()
+    error = caught.value
+    assert (error.code, error.device) == ("MD0721", 1)
+    assert error.message.startswith("the process of device 1 was killed")
+    assert gone(list(victim.values()))
+    job = Job(DataFiles(data), 1000, checkpoint=str(tmp_path / "ck"), resume=True)
+    ending = train_local(line(rate=0.01), job, lambda event: None, never)
+    assert ending.start >= 2
+    assert ending.start % 2 == 0
+
+
+PARENT = """
+import json, sys
+from meshdsl.backends.train_job import DataFiles, Job
+from meshdsl.backends.train_run import train
+from tests.backends.test_train_torchrun import slow
+ending = train(slow(), "torchrun", Job(DataFiles("d.npz"), 10**6, checkpoint="ck"), print)
+print("ENDED", ending.how, ending.step)
+"""
+
+
+@linux
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_no_process_outlives_the_parent(data, how, tmp_path):
+    environment = {"PIDS": str(tmp_path / "pids"), "PYTHONPATH": ":".join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT],
+        cwd=tmp_path,
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as parent:
+        pids = list(at_work(tmp_path / "pids").values())
+        parent.send_signal(how)
+        assert gone(pids, 20)
+        printed, _ = parent.communicate(timeout=20)
+    if how == signal.SIGINT:  # it ended after a step, with a checkpoint
+        words = printed.split()[-3:]
+        assert words[:2] == ["ENDED", "interrupted"]
+        assert (tmp_path / "ck" / f"step-{words[2]}").is_dir()
+
+
+def test_mistakes_are_told_before_any_process_starts(tmp_path):
+    began = time.monotonic()
+    with pytest.raises(Exception, match="cannot read"):
+        train(line(), "torchrun", Job(DataFiles(str(tmp_path / "none.npz")), 3), lambda event: None)
+    assert time.monotonic() - began < 2
