@@ -36,6 +36,16 @@ class Mesh:
     def __repr__(self) -> str:
         return f"mesh {self.name} = {{ {', '.join(f'{a}: {n}' for a, n in self.axes)} }}"
 
+    def __str__(self) -> str:
+        from meshdsl.notebook.views import MeshView
+
+        return f"{self!r}\n{MeshView(self.name, self.axes)}"
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        from meshdsl.notebook.views import MeshView, bundle
+
+        return bundle(str(self), MeshView(self.name, self.axes).html())
+
     def syntax(self) -> ast.Mesh:
         """The declaration."""
         axes = tuple(

@@ -7,30 +7,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from meshdsl.api.errors import told, warn
-from meshdsl.api.layouts import Place, with_layout, with_mesh, with_sbp
-from meshdsl.api.places import Site, here
+from meshdsl.api.errors import told
+from meshdsl.api.layouts import Place, with_layout
+from meshdsl.api.looks import Looks
+from meshdsl.api.places import here
 from meshdsl.api.shown import Comparison, Cost, Explanation, Outputs
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, did_you_mean, fail
+from meshdsl.diagnostics import DiagnosticError, Diagnostics, did_you_mean, fail
 from meshdsl.named import ir
 from meshdsl.pipeline import STAGES, Options
 
 if TYPE_CHECKING:
     from meshdsl.api.program import Program
+    from meshdsl.api.training import Training
     from meshdsl.backends.persistent import Blocks, PersistentEngine
 
 Array = Any
 """A numpy array, a torch tensor, or what `numpy.asarray` takes."""
 
-NO_AXIS = "MD0304"
 
-
-class Plan:
+class Plan(Looks):
     """A program on a mesh under a layout. Calling it runs every device in this process.
 
     `plan.named`, `plan.warnings` and `plan.mesh` say what it was made of; parameters are made up
     from a seed when they are first needed, the same under every layout, and stay until they are
-    set.
+    set. Of a program with `md.minimize`, `explain`, `cost`, `compare` and `code` are about the
+    whole training step, while a call computes the outputs alone; `train` takes the steps.
     """
 
     def __init__(
@@ -44,14 +45,35 @@ class Plan:
         self._arrays: dict[str, Any] | None = None
         self._blocks: Blocks | None = None
         self._lock = threading.RLock()
+        self._forward: dict[str, Any] | None = None
 
     # --- what it is --------------------------------------------------------------------------
 
     @property
     def named(self) -> ir.Program:
-        """The named program."""
-        found: ir.Program = self._made["named"]
+        """The named program that a call computes."""
+        found: ir.Program = self.forward["named"]
         return found
+
+    @property
+    def forward(self) -> dict[str, Any]:
+        """What the pipeline makes of the program less gradients and update, by stage."""
+        if self._made["named"].goal is None:
+            return self._made
+        if self._forward is None:
+            made = {k: self._made[k] for k in ("source", "declarations")}
+            made["named"] = self.program.named(self.options.dtype, evaluate=True)
+            for stage in ("placed", "device"):
+                made[stage] = STAGES[stage](made, self.options, Diagnostics())
+            self._forward = made
+        return self._forward
+
+    @property
+    def loss(self) -> str:
+        """The name of the output that is minimised."""
+        from meshdsl.named.training import loss_name
+
+        return loss_name(self._made["named"])
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -175,11 +197,12 @@ class Plan:
     def _ready(self) -> PersistentEngine:
         with self._lock:
             if self._engine is None:
+                from meshdsl.backends.emission import emit_compiled
                 from meshdsl.backends.engines import refuse_too_large
                 from meshdsl.backends.persistent import PersistentEngine
 
-                refuse_too_large(self._made, "local", None)
-                self._engine = PersistentEngine(self._text())
+                refuse_too_large(self.forward, "local", None)
+                self._engine = PersistentEngine(emit_compiled(self.forward))
             if self._blocks is None:
                 self._blocks = self._engine.parameters(self._parameters())
             return self._engine
@@ -238,15 +261,50 @@ class Plan:
             place = line_of(error.place, self._made["source"]) or here().span
             raise DiagnosticError(replace(error.diagnostic, span=place)) from error
 
+    # --- training ----------------------------------------------------------------------------
+
+    @told
+    def train(
+        self,
+        data: str | Mapping[str, Array],
+        steps: int,
+        *,
+        seed: int | None = None,
+        engine: str = "local",
+        batch: str | None = None,
+        tokens: str = "chars",
+        eval_every: int = 0,
+        eval_data: str | Mapping[str, Array] | None = None,
+        checkpoint: str | None = None,
+        checkpoint_every: int = 0,
+        resume: bool = False,
+        force: bool = False,
+    ) -> Training:
+        """Take `steps` steps from the plan's parameters, which are then what was learned.
+
+        `data` is a file (.npz, or a text), or arrays by the names of inputs, with N samples each;
+        the batches of a run depend on `seed` and the step alone. The other arguments are those of
+        `meshdsl train`.
+
+        Raises:
+            ProgramError: the program minimises nothing (MD0510), data of another shape or kind
+                (MD0511 and on), a loss that is no number (MD0720).
+        """
+        from meshdsl.api import training
+
+        asked = {
+            "steps": steps, "seed": seed, "engine": engine, "batch": batch, "tokens": tokens,
+            "eval_every": eval_every, "eval_data": eval_data, "checkpoint": checkpoint,
+            "checkpoint_every": checkpoint_every, "resume": resume, "force": force,
+        }  # fmt: skip
+        return training.train(self, self._made, data, asked)
+
     # --- looking -----------------------------------------------------------------------------
 
     @told
     def explain(self) -> Explanation:
         """What each line holds and sends, why, and what it takes; `.json` has it as data."""
-        from meshdsl.report.explain import explain
-
-        report = explain(self._made["device"], self._diagnostics)
-        return Explanation(report, self._made["source"])
+        return Explanation(self._report, self._made["source"], self._sources)
 
     @told
     def cost(self) -> Cost:
@@ -296,73 +354,6 @@ class Plan:
         return [now, *(replace(now, reduce=p) for p in policies)]
 
 
-def planned(program: Program, chosen: Mapping[str, Any], strict: bool, site: Site) -> Plan:
-    """Compile a program for what was chosen; `site` is the call."""
-    options, made = _asked(program, chosen, site)
-    diagnostics = Diagnostics()
-    try:
-        for stage in ("placed", "device"):
-            made[stage] = STAGES[stage](made, options, diagnostics)
-            diagnostics.raise_errors()
-    except DiagnosticError as error:
-        raise DiagnosticError(*(_in_python(d, site) for d in error.diagnostics)) from None
-    _refuse_missing_axes(diagnostics, options, program)
-    if strict:
-        diagnostics.promote_warnings()
-        diagnostics.raise_errors()
-    frame = site.frame
-    assert frame is not None, "a call comes from somewhere"
-    warn(diagnostics, frame.f_code.co_filename, frame.f_lineno)
-    return Plan(program, made, options, diagnostics)
-
-
-def _asked(
-    program: Program, chosen: Mapping[str, Any], site: Site
-) -> tuple[Options, dict[str, Any]]:
-    """The options of the pipeline, and its stages up to the named program."""
-    declarations = program.declarations
-    dtype = chosen["dtype"] and str(chosen["dtype"])
-    if dtype is not None and (dtype not in ir.DTYPES or ir.DTYPES[dtype].kind != "float"):
-        help = "there are f32, f64, bf16 and f16"
-        fail("MD0602", f"`{dtype}` is no float type", site.argument("dtype"), help=help)
-    if chosen["layout"] is not None and chosen["sbp"] is not None:
-        fail("MD0601", "a layout and `sbp` are both given", site.span, help="choose one of them")
-    declarations, mesh = with_mesh(declarations, chosen["mesh"], Place(site, "mesh", 0))
-    place = Place(site, "layout", 1)
-    declarations, layout = with_layout(declarations, chosen["layout"], place)
-    declarations, sbp = with_sbp(declarations, chosen["sbp"], site.argument("sbp"))
-    options = Options(
-        program=program.name,
-        mesh=mesh,
-        layout=layout,
-        sbp=sbp,
-        reduce=chosen["reduce"],
-        dtype=dtype,
-    )
-    named = program.named(dtype)
-    made = {"source": declarations.source, "declarations": declarations, "named": named}
-    return options, made
-
-
-def _in_python(diagnostic: Diagnostic, site: Site) -> Diagnostic:
-    """A diagnostic about an option, at the argument that stands for it."""
-    positions = {"mesh": 0, "layout": 1}
-    span = diagnostic.span
-    if span is None or not span.file.startswith("--"):
-        return diagnostic
-    name = span.file.removeprefix("--")
-    return replace(diagnostic, span=site.argument(name, positions.get(name)))
-
-
-def _refuse_missing_axes(diagnostics: Diagnostics, options: Options, program: Program) -> None:
-    """A layout written in Python for this mesh has no use for an axis that the mesh lacks."""
-    if options.layout is None or options.layout in program.declarations.layouts:
-        return
-    missing = [d for d in diagnostics if d.code == NO_AXIS]
-    if missing:
-        raise DiagnosticError(*(replace(d, severity="error") for d in missing))
-
-
 def _check_fit(arrays: Mapping[str, Any], specs: Mapping[str, Any]) -> None:
     from meshdsl.backends.support.files import check_arrays
 
@@ -382,4 +373,4 @@ def _as_numpy(array: Any) -> Any:
     return (array.float() if str(array.dtype) == "torch.bfloat16" else array).numpy()
 
 
-__all__ = ["Comparison", "Cost", "Explanation", "Outputs", "Plan", "planned"]
+__all__ = ["Comparison", "Cost", "Explanation", "Outputs", "Plan"]

@@ -129,7 +129,7 @@ class Program:
         Raises:
             ProgramError: no such mesh or axis, two dims on one axis, a dim that does not divide, …
         """
-        from meshdsl.api.plan import planned
+        from meshdsl.api.planning import planned
 
         chosen = {"mesh": mesh, "layout": layout, "sbp": sbp, "reduce": reduce, "dtype": dtype}
         return planned(self, chosen, strict, here())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,10 +47,25 @@ class Outputs:
 
 
 class Explanation:
-    """What `meshdsl explain` prints of a plan. `.json` is the same as data (version 1)."""
+    """What `meshdsl explain` prints of a plan. `.json` is the same as data (version 1).
 
-    def __init__(self, json: Json, source: Source) -> None:
+    `sources` are the texts, by name, whose tensors a notebook shows.
+    """
+
+    def __init__(
+        self, json: Json, source: Source, sources: Mapping[str, Source] | None = None
+    ) -> None:
         self.json, self.source = json, source
+        self.sources = sources or {source.name: source}
+
+    def html(self) -> str:
+        """The same for a notebook: every line with what it holds and sends."""
+        from meshdsl.notebook.lines import page
+
+        return page(self.json, self.sources)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": self.text(), "text/html": self.html()}
 
     def __str__(self) -> str:
         return self.text()
@@ -102,6 +117,8 @@ class Cost:
     """What one device does in a run: bytes it sends by ring algorithms, FLOPs, bytes it holds.
 
     `cluster_wire_bytes` is the sum over the devices; collectives in loops are counted each time.
+    `memory` tells by role what is held: `params`, `grads`, `state`, `inputs`, and `activations` at
+    the worst line.
     """
 
     wire_bytes: float
@@ -111,6 +128,7 @@ class Cost:
     peak_memory: int
     by_kind: dict[str, float]
     by_axis: dict[str, float]
+    memory: dict[str, int]
 
     @classmethod
     def of(cls, report: Json) -> Cost:
@@ -124,4 +142,5 @@ class Cost:
             report["memory"]["peak"],
             dict(totals["by_kind"]),
             dict(totals["by_axis"]),
+            {role: size for role, size in report["memory"].items() if not role.startswith("peak")},
         )

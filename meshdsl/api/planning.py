@@ -1,0 +1,87 @@
+"""From a program and what was chosen for it to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from meshdsl.api.errors import warn
+from meshdsl.api.layouts import Place, with_layout, with_mesh, with_sbp
+from meshdsl.api.places import Site
+from meshdsl.api.plan import Plan
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, fail
+from meshdsl.named import ir
+from meshdsl.pipeline import STAGES, Options
+
+if TYPE_CHECKING:
+    from meshdsl.api.program import Program
+
+NO_AXIS = "MD0304"
+
+
+def planned(program: Program, chosen: Mapping[str, Any], strict: bool, site: Site) -> Plan:
+    """Compile a program for what was chosen; `site` is the call."""
+    options, made = _asked(program, chosen, site)
+    diagnostics = Diagnostics()
+    try:
+        for stage in ("placed", "device"):
+            made[stage] = STAGES[stage](made, options, diagnostics)
+            diagnostics.raise_errors()
+    except DiagnosticError as error:
+        raise DiagnosticError(*(_in_python(d, site) for d in error.diagnostics)) from None
+    _refuse_missing_axes(diagnostics, options, program)
+    if strict:
+        diagnostics.promote_warnings()
+        diagnostics.raise_errors()
+    frame = site.frame
+    assert frame is not None, "a call comes from somewhere"
+    warn(diagnostics, frame.f_code.co_filename, frame.f_lineno)
+    return Plan(program, made, options, diagnostics)
+
+
+def _asked(
+    program: Program, chosen: Mapping[str, Any], site: Site
+) -> tuple[Options, dict[str, Any]]:
+    """The options of the pipeline, and its stages up to the named program."""
+    declarations = program.declarations
+    dtype = chosen["dtype"] and str(chosen["dtype"])
+    if dtype is not None and (dtype not in ir.DTYPES or ir.DTYPES[dtype].kind != "float"):
+        help = "there are f32, f64, bf16 and f16"
+        fail("MD0602", f"`{dtype}` is no float type", site.argument("dtype"), help=help)
+    if chosen["layout"] is not None and chosen["sbp"] is not None:
+        fail("MD0601", "a layout and `sbp` are both given", site.span, help="choose one of them")
+    declarations, mesh = with_mesh(declarations, chosen["mesh"], Place(site, "mesh", 0))
+    place = Place(site, "layout", 1)
+    declarations, layout = with_layout(declarations, chosen["layout"], place)
+    declarations, sbp = with_sbp(declarations, chosen["sbp"], site.argument("sbp"))
+    options = Options(
+        program=program.name,
+        mesh=mesh,
+        layout=layout,
+        sbp=sbp,
+        reduce=chosen["reduce"],
+        dtype=dtype,
+    )
+    named = program.named(dtype, evaluate=False)
+    made = {"source": declarations.source, "declarations": declarations, "named": named}
+    return options, made
+
+
+def _in_python(diagnostic: Diagnostic, site: Site) -> Diagnostic:
+    """A diagnostic about an option, at the argument that stands for it."""
+    positions = {"mesh": 0, "layout": 1}
+    span = diagnostic.span
+    if span is None or not span.file.startswith("--"):
+        return diagnostic
+    name = span.file.removeprefix("--")
+    return replace(diagnostic, span=site.argument(name, positions.get(name)))
+
+
+def _refuse_missing_axes(diagnostics: Diagnostics, options: Options, program: Program) -> None:
+    """A layout written in Python for this mesh has no use for an axis that the mesh lacks."""
+    if options.layout is None or options.layout in program.declarations.layouts:
+        return
+    missing = [d for d in diagnostics if d.code == NO_AXIS]
+    if missing:
+        raise DiagnosticError(*(replace(d, severity="error") for d in missing))

@@ -1,0 +1,107 @@
+"""`plan.train`: a plan's program trained under its mesh and layout, in this process."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshdsl.diagnostics import Diagnostic, Diagnostics
+
+if TYPE_CHECKING:
+    from meshdsl.api.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What a training run came to.
+
+    `losses` has one number per step of this run; `values` are the last scalars the program
+    returned, `evaluated` their last averages over held-out batches. `seconds` is the time of all
+    steps, `amount` how many samples or tokens (`unit`) they took. `how` is `finished` or
+    `interrupted`.
+    """
+
+    losses: tuple[float, ...]
+    values: Mapping[str, Any]
+    evaluated: Mapping[str, float]
+    steps: int
+    seconds: float
+    amount: int
+    unit: str
+    how: str
+    checkpoint: str | None
+    notes: tuple[Diagnostic, ...]
+
+    def __str__(self) -> str:
+        last = f": loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}" if self.losses else ""
+        return f"trained {len(self.losses)} steps{last}"
+
+
+def train(plan: Plan, made: Mapping[str, Any], data: Any, asked: Mapping[str, Any]) -> Training:
+    """Train the step `made` of a plan, and keep what was learned as the plan's parameters."""
+    from meshdsl.backends.engines import refuse_too_large
+    from meshdsl.backends.train_run import check_folder, check_trainable
+
+    check_trainable(made)
+    refuse_too_large(made, asked["engine"], None)
+    check_folder(asked["checkpoint"], asked["resume"], asked["force"])
+    with tempfile.TemporaryDirectory(prefix="meshdsl-") as folder:
+        return _train(plan, made, data, asked, Path(folder))
+
+
+def _train(
+    plan: Plan, made: Mapping[str, Any], data: Any, asked: Mapping[str, Any], folder: Path
+) -> Training:
+    from meshdsl.backends.train_job import DataFiles, Job
+    from meshdsl.backends.train_run import accumulate_dim, emit_both, resumed, train
+
+    files = DataFiles(
+        _stored(data, folder / "data.npz"),
+        None if asked["eval_data"] is None else _stored(asked["eval_data"], folder / "eval.npz"),
+        batch=asked["batch"],
+        tokens=asked["tokens"],
+        accumulate=accumulate_dim(made),
+    )
+    out, begin = str(folder / "params.npz"), None
+    if not asked["resume"]:
+        begin = _stored(plan.params, folder / "begin.npz")
+    job = Job(files, asked["steps"], eval_every=asked["eval_every"], params=begin, out=out)
+    job = replace(
+        job,
+        checkpoint=asked["checkpoint"],
+        checkpoint_every=asked["checkpoint_every"],
+        resume=asked["resume"],
+    )
+    losses: list[float] = []
+    notes = Diagnostics()
+    loss = plan.loss
+
+    def tell(event: Mapping[str, Any]) -> None:
+        if event["kind"] == "step":
+            losses.append(float(event["values"][loss]))
+        elif event["kind"] == "note":
+            parts = {"severity": event["severity"], "help": event["help"]}
+            notes.add(Diagnostic(event["code"], event["text"], **parts))
+
+    evaluated = plan.forward if asked["eval_every"] else None
+    emitted = emit_both(made, evaluated)
+    ending = train(emitted, asked["engine"], resumed(job, asked["seed"]), tell, made["source"])
+    with np.load(out) as learned:
+        plan.params = dict(learned)
+    said = (ending.values, ending.evaluated, ending.step, ending.seconds, ending.amount)
+    about = (ending.unit, ending.how, ending.checkpoint, tuple(notes))
+    return Training(tuple(losses), *said, *about)
+
+
+def _stored(data: Any, path: Path) -> str:
+    """The path of a file with the data: as it is given, or arrays written to `path`."""
+    if isinstance(data, str | Path):
+        return str(data)
+    arrays: dict[str, Any] = {name: np.asarray(array) for name, array in data.items()}
+    np.savez(path, **arrays)
+    return str(path)

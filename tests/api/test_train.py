@@ -1,0 +1,64 @@
+"""`plan.train`: what is learned under any layout, and what a plan then computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+
+batch, io, hidden = md.dims(batch=8, io=4, hidden=16)
+X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+LAYOUTS = ({"batch": "data"}, {"batch": "data", "hidden": "tp"}, "batch:data,io:tp")
+
+
+@md.program
+def net(x: md.Tensor[batch, io], target: md.Tensor[batch, io]):  # type: ignore[valid-type]
+    w = md.param("w", [io, hidden])
+    v = md.param("v", [hidden, io])
+    y = md.einsum(md.relu(md.einsum(x, w, out=[batch, hidden])), v, out=[batch, io])
+    loss = md.mean(md.square(y - target))
+    md.minimize(loss, md.adamw(lr=1e-2))
+    return loss
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_training_lowers_the_loss_alike_under_every_layout(layout) -> None:
+    plan = net.compile({"data": 2, "tp": 2}, layout)
+    alone = net.compile()
+    before = float(plan(X[:8], X[:8])["loss"])
+    found, expected = (p.train({"x": X, "target": X}, 30) for p in (plan, alone))
+    assert found.losses[0] > 2 * found.losses[-1]
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-4)
+    assert float(plan(X[:8], X[:8])["loss"]) < before / 2
+    assert str(found).startswith("trained 30 steps: loss")
+
+
+def test_explain_is_about_the_step_and_a_call_about_the_outputs() -> None:
+    plan = net.compile({"data": 2}, {"batch": "data"})
+    phases = {c["phase"] for c in plan.explain().json["collectives"]}
+    assert "backward" in phases or "update" in phases
+    assert plan.cost().memory["state"] > plan.cost().memory["params"]
+    assert set(plan(X[:8], X[:8])) == {"loss"}
+
+
+def test_a_run_is_resumed_from_its_checkpoint(tmp_path: Path) -> None:
+    data, folder = {"x": X, "target": X}, str(tmp_path / "run")
+    whole = net.compile().train(data, 20)
+    first = net.compile({"d": 2}, {"batch": "d"})
+    first.train(data, 10, checkpoint=folder, checkpoint_every=10)
+    rest = net.compile({"d": 4}, {"hidden": "d"}).train(data, 20, checkpoint=folder, resume=True)
+    np.testing.assert_allclose(rest.losses, whole.losses[10:], rtol=1e-4)
+
+
+def test_what_cannot_be_trained_is_refused() -> None:
+    @md.program
+    def plain(x: md.Tensor[batch, io]):  # type: ignore[valid-type]
+        return md.sum(x)
+
+    with pytest.raises(md.ProgramError, match="MD0510"):
+        plain.compile().train({"x": X}, 3)
+    with pytest.raises(md.ProgramError, match="MD05"):
+        net.compile().train({"x": X}, 3)
