@@ -41,7 +41,7 @@ def test_explain_is_about_the_step_and_a_call_about_the_outputs() -> None:
     phases = {c["phase"] for c in plan.explain().json["collectives"]}
     assert "backward" in phases or "update" in phases
     assert plan.cost().memory["state"] > plan.cost().memory["params"]
-    assert set(plan(X[:8], X[:8])) == {"loss"}
+    assert plan(X[:8], X[:8])["loss"].shape == ()
 
 
 def test_a_run_is_resumed_from_its_checkpoint(tmp_path: Path) -> None:
