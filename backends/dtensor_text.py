@@ -22,7 +22,8 @@ from meshdsl.backends.render_walk import entries, subscripts
 from meshdsl.backends.torch_call import TorchText
 from meshdsl.device.ir import Compute, Var
 from meshdsl.named.ir import TensorType
-from meshdsl.ops.opdef import lookup
+from meshdsl.ops.einsum_text import einsum_text
+from meshdsl.ops.opdef import load_all, lookup
 from meshdsl.ops.text import tuple_text
 from meshdsl.placed.ir import Program
 from meshdsl.placed.sbp import Placement, Split
@@ -31,14 +32,19 @@ from meshdsl.placed.signatures import Row
 NAMES = "torch init_device_mesh DTensor Partial Replicate Shard distribute_tensor mesh as_partial"
 REDUCE_OPS = {"sum": "sum", "max": "max", "min": "min", "prod": "product"}
 
-LOSES_SUMS = frozenset({"where", "gather", "cumsum", "layer_norm", "rms_norm", "merge"})
+GRADIENTS = frozenset(name for name in load_all() if name.endswith("_grad"))
+LOSES_SUMS = GRADIENTS | set(
+    "where gather cumsum layer_norm rms_norm merge unpick scatter_add".split()
+)
 """Operators that do not carry a partial sum on; `einsum` does where it is one matrix product."""
 LOSES_EXTREMES = frozenset(
     "add lt le gt ge logical_and logical_or log sqrt softplus where gather layer_norm merge".split()
 )
 """Operators that do not carry partial maxima and minima on."""
-GATHERS = frozenset({"gather", "any", "all"})
+GATHERS = frozenset({"gather", "any", "all", "scatter_add"})
 """Operators that want whole what we split into partial results."""
+SPREAD = frozenset({"broadcast", "unpick", "scatter_add"})
+"""Operators whose result is whole along a dim that they make; the split is made afterwards."""
 
 _HELPERS = {
     "as_partial": '''
@@ -73,6 +79,8 @@ class DTensorText(Peer):
     """The rendering, with what DTensor holds of every variable."""
 
     taken = frozenset({*NAMES.split(), "check_index"})
+    stack = "torch.stack"
+    notation = "dtensor"
     system = "torch DTensor"
 
     def __init__(self, source: Program) -> None:
@@ -169,6 +177,8 @@ class DTensorText(Peer):
             used=self.used,
         )
         text = lookup(node.op.name).torch(call)
+        if node.op.name == "einsum":  # of `torch.einsum` we know what becomes of partial values
+            text = einsum_text(call, views=True)
         if _is_vector(node):  # DTensor gives `vector @ matrix` a dim too many
             text = f"torch.einsum({subscripts(node)}, {', '.join(call.args)})"
         if node.op.name == "transpose" and not p.partial:  # parts and whole keep strides alike
@@ -177,6 +187,8 @@ class DTensorText(Peer):
             self.out.statement(line)
         if all(call.constants):
             return f"distribute_tensor({text}, mesh, {self.said(node.outs[0], p)})"
+        if node.op.name in SPREAD and any(not ins[0].has(d) for d, _ in p.splits):
+            text += f".redistribute(placements={self.said(node.outs[0], p)})"
         return text
 
     def _maker(self, node: Compute, args: tuple[str, ...], p: Placement) -> str:

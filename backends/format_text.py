@@ -45,12 +45,27 @@ def _broken(text: str, pad: str, tail: str) -> list[str]:
     for start, end in _groups(text):
         head, body, rest = text[: start + 1], text[start + 1 : end], text[end:]
         if body and len(pad + head) <= WIDTH and len(pad + rest + tail) <= WIDTH:
-            inner = _body(body, pad + INDENT, _is_display(text, start))
+            display = _is_display(text, start)
+            if display and text[start] == "(" and [body.strip()] == list(_items(body)):
+                inner = _broken(body.strip(), pad + INDENT, "")  # a comma would make it a tuple
+            else:
+                inner = _body(body, pad + INDENT, display)
             return [pad + head, *inner, f"{pad}{rest}{tail}"]
     target, equals, value = text.partition(" = ")
     if equals and len(list(_items(value))) > 1:
         return _broken(f"{target} = ({value})", pad, tail)
+    if equals and len(list(_items(target))) > 1:
+        return _targets(target, value, pad)
     return whole
+
+
+def _targets(target: str, value: str, pad: str) -> list[str]:
+    """An assignment of one call to several names: the call on a line of its own, or the names."""
+    if len(f"{pad}{target} = (") <= WIDTH and len(pad + INDENT + value) <= WIDTH:
+        return [f"{pad}{target} = (", f"{pad}{INDENT}{value}", f"{pad})"]
+    names = [f"{pad}{INDENT}{name}," for name in _items(target)]
+    first, *rest = _broken(f"_ = {value}", pad, "")
+    return [f"{pad}(", *names, first.replace("_", ")", 1), *rest]
 
 
 def _body(text: str, pad: str, display: bool) -> list[str]:

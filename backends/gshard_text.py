@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import itertools
 
-from meshdsl.backends.render_walk import Walk, call_text, picked
-from meshdsl.device.ir import Compute, Move, Var
+from meshdsl.backends.render_walk import Walk, call_text, picked, results
+from meshdsl.device.ir import Collected, Compute, Move, Var
 from meshdsl.named.ir import TensorType
 from meshdsl.ops.opdef import load_all
 from meshdsl.placed.ir import Program
 from meshdsl.placed.sbp import Mesh, Placement
 
-NAMES = ("replicate", "split", "mesh_split", "tile", "partial_tile", "mesh", "arange", "array")
+NAMES = tuple("replicate split mesh_split tile partial_tile mesh arange array empty".split())
 
 
 def render(program: Program) -> str:
@@ -42,13 +42,13 @@ class _GShard(Walk):
     def compute(self, node: Compute) -> None:
         text = call_text(node, [self.ref(v) for v in node.ins])
         before = {a for v in node.ins for a in v.placement.partial}
-        for var in node.outs:
+        for var, one in results(node, text):
             p = var.placement
             new = [a for a in p.partial if a not in before]
             note = f"ours: partial {p.op} over {', '.join(p.partial)}" if p.partial else ""
             if new:
                 note = f"reduced here: {p.op} over {', '.join(new)}; {note}"
-            self._line(var, text, note)
+            self._line(var, one, note)
 
     def move(self, node: Move) -> None:
         before, after = (_whole(v.placement) for v in (node.source, node.target))
@@ -59,6 +59,9 @@ class _GShard(Walk):
 
     def stacked(self, stack: Var, inside: Var, index: str) -> None:
         self._line(inside, picked(stack.name, stack, inside, index), "")
+
+    def begun(self, made: Collected) -> None:
+        self._line(made.outer, "empty()", str(made.outer.value.type))
 
     def _line(self, var: Var, text: str, note: str) -> None:
         p = _whole(var.placement)

@@ -172,6 +172,66 @@ def _pad(call: PeerCall) -> str:
     return f"jax.lax.pad({call.args[0]}, {fill}, {tuple_text(widths)})"
 
 
+# --- gradients -----------------------------------------------------------------------------------
+
+
+def _gelu_grad(call: PeerCall) -> str:
+    form = call.attrs["approximate"] == "tanh"
+    return f"gelu_grad({_typed(call, 0)}, {call.aligned(1)}, {form})"
+
+
+def _softmax_grad(call: PeerCall) -> str:
+    dy, y = call.args
+    return f"{y} * ({dy} - jnp.sum({dy} * {y}, axis={call.axis}, keepdims=True))"
+
+
+def _log_softmax_grad(call: PeerCall) -> str:
+    dy, y = call.args
+    return f"{dy} - jnp.exp({y}) * jnp.sum({dy}, axis={call.axis}, keepdims=True)"
+
+
+def _norm_grad(name: str) -> Callable[[PeerCall], str]:
+    """The function is linear in neither operand: JAX differentiates the forward one."""
+
+    def write(call: PeerCall) -> str:
+        scales = [call.aligned(i, call.ins[0].dims) for i in range(2, len(call.ins))]
+        forward = f"lambda x: {name}({', '.join(['x', str(call.axis), *scales])})"
+        return f"jax.vjp({forward}, {call.args[1]})[1]({call.args[0]})[0]"
+
+    return write
+
+
+def _cross_entropy_grad(call: PeerCall) -> str:
+    at, size = call.out.index(call.attrs["dim"].name), call.attrs["dim"].size
+    own = f"jnp.arange({size}).reshape({tuple_text([size, *[1] * (len(call.out.dims) - at - 1)])})"
+    hot = f"({_wide(call, 2)} == {own})"
+    return f"{_wide(call, 0)} * (jax.nn.softmax({call.args[1]}, axis={at}) - {hot})"
+
+
+def _wide(call: PeerCall, index: int) -> str:
+    """An operand with every dim of the result, of size 1 where it has none."""
+    return call.args[index] if call.constants[index] else call.full(index, call.out.names)
+
+
+def _broadcast(call: PeerCall) -> str:
+    names = tuple(n for n in call.out.names if call.ins[0].has(n))
+    text = call.permuted(_array(call, 0), call.ins[0].names, names)
+    at = tuple_text([call.out.index(n) for n in names])
+    shape = shape_text(call.out)
+    return f"jax.lax.broadcast_in_dim({text}, {shape}, {at}, out_sharding={call.where})"
+
+
+def _unpick(call: PeerCall) -> str:
+    at, size, index = call.attrs["at"], call.attrs["dim"].size, call.attrs["index"]
+    own = f"jnp.arange({size}) == {index}"
+    mask = f"({own}).reshape({tuple_text([size, *[1] * (len(call.out.dims) - at - 1)])})"
+    picked = f"jnp.where({mask}, jnp.expand_dims({_array(call, 0)}, {at}), 0)"
+    return f"reshard({picked}, {call.where})"
+
+
+REFUSED = frozenset({"scatter_add", "sgd_update", "momentum_update", "adam_update"})
+"""Operators of gradients and updates that are not written: JAX has transformations of its own."""
+
 JAX: Table = {
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
@@ -241,9 +301,30 @@ JAX: Table = {
     "merge": _merge,
     "pick": _pick,
     "slice": _slice,
+    "relu_grad": "jnp.where({1} > 0, {0}, 0)",
+    "tanh_grad": "{0} * (1 - jnp.square({1}))",
+    "sigmoid_grad": "{0} * ({1} * (1 - {1}))",
+    "silu_grad": "{0} * (jax.nn.sigmoid({1}) * (1 + {1} * (1 - jax.nn.sigmoid({1}))))",
+    "gelu_grad": _gelu_grad,
+    "softmax_grad": _softmax_grad,
+    "log_softmax_grad": _log_softmax_grad,
+    "cumsum_grad": lambda call: f"jax.lax.cumsum({call.args[0]}, {call.axis}, reverse=True)",
+    "layer_norm_grad": _norm_grad("layer_norm"),
+    "rms_norm_grad": _norm_grad("rms_norm"),
+    "cross_entropy_grad": _cross_entropy_grad,
+    "broadcast": _broadcast,
+    "unpick": _unpick,
 }
 
 _HELPERS = {
+    "gelu_grad": '''
+def gelu_grad(dy, x, approximate):
+    """`dy` times the slope of gelu at `x`."""
+    def curve(x):
+        return jax.nn.gelu(x, approximate=approximate)
+
+    return dy * jax.jvp(curve, (x,), (jnp.ones_like(x),))[1]
+''',
     "layer_norm": '''
 def layer_norm(x, axis, scale=1.0, shift=0.0):
     """`x` less its mean, divided by its standard deviation."""

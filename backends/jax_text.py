@@ -19,7 +19,6 @@ from meshdsl.backends.render_peer import (
     becomes_partial,
     only_sums,
     partial_ops,
-    unwritten,
 )
 from meshdsl.device.ir import Compute, Var
 from meshdsl.named.ir import TensorType
@@ -29,7 +28,7 @@ from meshdsl.placed.sbp import Placement, Split
 from meshdsl.placed.signatures import Row
 
 INFIX = {"add": "+", "mul": "*"}
-NAMES = "jax jnp AxisType NamedSharding P reshard mesh layer_norm rms_norm cross_entropy"
+NAMES = "jax jnp AxisType NamedSharding P reshard mesh layer_norm rms_norm cross_entropy gelu_grad"
 
 KEEPS_SUMS = frozenset(
     "add mul cast stop_gradient identity rename transpose split merge pick slice sum concat pad "
@@ -50,6 +49,8 @@ class JaxText(Peer):
 
     taken = frozenset(NAMES.split())
     transpose = "transpose"
+    stack = "jnp.stack"
+    notation = "jax"
     system = "JAX with explicit sharding"
 
     # --- what JAX can do -------------------------------------------------------------------------
@@ -123,7 +124,7 @@ class JaxText(Peer):
     def operator(self, node: Compute, args: tuple[str, ...], plan: Plan) -> str:
         """The table's text."""
         if node.op.name not in JAX:
-            unwritten(node, "jax")
+            self.refuse(node)
         if node.op.name == "einsum":
             args = tuple(self._array(v, a) for v, a in zip(node.ins, args, strict=True))
         call = self.call(node, args, self.spec(node.outs[0], plan.yields[0]))

@@ -213,6 +213,35 @@ def _pad(call: PeerCall) -> str:
     return f"F.pad({call.args[0]}, {tuple_text(widths)}, value={call.attrs.get('value', 0)!r})"
 
 
+# --- gradients -----------------------------------------------------------------------------------
+
+
+def _softmax_grad(call: PeerCall) -> str:
+    dy, y = call.args
+    return f"{y} * ({dy} - flow.sum({dy} * {y}, dim={call.axis}, keepdim=True))"
+
+
+def _log_softmax_grad(call: PeerCall) -> str:
+    dy, y = call.args
+    return f"{dy} - flow.exp({y}) * flow.sum({dy}, dim={call.axis}, keepdim=True)"
+
+
+def _cumsum_grad(call: PeerCall) -> str:
+    at = tuple_text([call.axis])
+    return f"flow.flip(flow.cumsum(flow.flip({call.args[0]}, {at}), dim={call.axis}), {at})"
+
+
+def _broadcast(call: PeerCall) -> str:
+    wide = _tensor(call, 0) if call.constants[0] else call.full(0, call.out.names)
+    return f"{wide}.expand({', '.join(map(str, call.out.shape))})"
+
+
+REFUSED = frozenset(
+    "gelu_grad layer_norm_grad rms_norm_grad cross_entropy_grad unpick scatter_add sgd_update "
+    "momentum_update adam_update".split()
+)
+"""Operators of gradients and updates that are not written: OneFlow differentiates by itself."""
+
 ONEFLOW: Table = {
     "add": "{0} + {1}",
     "sub": "{0} - {1}",
@@ -282,6 +311,14 @@ ONEFLOW: Table = {
     "merge": _merge,
     "pick": _pick,
     "slice": _slice,
+    "relu_grad": "({1} > 0) * {0}",
+    "tanh_grad": "{0} * (1 - flow.square({1}))",
+    "sigmoid_grad": "{0} * ({1} * (1 - {1}))",
+    "silu_grad": "{0} * (flow.sigmoid({1}) * (1 + {1} * (1 - flow.sigmoid({1}))))",
+    "softmax_grad": _softmax_grad,
+    "log_softmax_grad": _log_softmax_grad,
+    "cumsum_grad": _cumsum_grad,
+    "broadcast": _broadcast,
 }
 
 _HELPERS = {

@@ -18,7 +18,6 @@ from meshdsl.backends.render_peer import (
     in_mesh_order,
     only_sums,
     partial_ops,
-    unwritten,
 )
 from meshdsl.backends.render_walk import entries
 from meshdsl.device.ir import Compute, Var
@@ -48,6 +47,8 @@ class OneFlowText(Peer):
     """The rendering, with what OneFlow holds of every variable."""
 
     taken = frozenset(NAMES.split())
+    stack = "flow.stack"
+    notation = "oneflow"
     system = "OneFlow global tensors"
 
     # --- what OneFlow can do ---------------------------------------------------------------------
@@ -101,11 +102,11 @@ class OneFlowText(Peer):
     def operator(self, node: Compute, args: tuple[str, ...], plan: Plan) -> str:
         """The table's text."""
         if node.op.name not in ONEFLOW:
-            unwritten(node, "oneflow")
+            self.refuse(node)
         call = self.call(node, args, self.where(node.outs[0], plan.yields[0]))
         text = call.write(ONEFLOW[node.op.name])
         if not text:
-            unwritten(node, "oneflow")
+            self.refuse(node)
         if node.ins and all(call.constants):
             return f"flow.tensor({text}, dtype={dtype_text(call.out.dtype)}, {call.where})"
         return text

@@ -14,10 +14,11 @@ from typing import Literal, NoReturn
 from meshdsl.backends.format_text import quoted
 from meshdsl.backends.peer_call import PeerCall
 from meshdsl.backends.render_walk import Walk, picked
-from meshdsl.device.ir import Carry, Compute, Loop, Move, Var
+from meshdsl.device.ir import Carry, Collected, Compute, Loop, Move, Var
 from meshdsl.device.names import Names
 from meshdsl.diagnostics import fail
 from meshdsl.named.ir import TensorType
+from meshdsl.ops.opdef import lookup
 from meshdsl.placed import ir as placed
 from meshdsl.placed.sbp import B, Component, Mesh, Partial, Placement, Split, placement
 from meshdsl.placed.signatures import Row
@@ -46,11 +47,14 @@ class Plan:
 class Peer(Walk):
     """A rendering that runs; a subclass knows what its system can hold and how it says so.
 
-    `fills` tells whether a whole value can be made partial there. After `text()`, `held_by_name`
-    says what every variable of the text holds.
+    `fills` tells whether a whole value can be made partial there; `stack` is the function that
+    makes one tensor of a list; `notation` is what this one is called on the command line. After
+    `text()`, `held_by_name` says what every variable of the text holds.
     """
 
     fills = True
+    stack = "stack"
+    notation = ""
     transpose = "permute"
 
     def __init__(self, source: placed.Program) -> None:
@@ -59,6 +63,7 @@ class Peer(Walk):
         self.held: dict[Var, Placement] = {}
         self.renamed: dict[Var, str] = {}
         self.carries: dict[Carry, Placement] = {}
+        self.lists: dict[Collected, str] = {}
         self.held_by_name: dict[str, tuple[TensorType, Placement, Placement]] = {}
 
     # --- what the other system can do ------------------------------------------------------------
@@ -141,11 +146,12 @@ class Peer(Walk):
 
     def compute(self, node: Compute) -> None:
         """An operator, after what has to become of its operands."""
+        if len(node.outs) != 1 or lookup(node.op.name).overwrites:
+            self.refuse(node)
         plan = self.plan(node)
         pairs = zip(node.ins, plan.needs, strict=True)
         args = tuple(self._operand(v, need, node) for v, need in pairs)
         text = self.operator(node, args, plan)
-        assert len(node.outs) == 1, f"{node.op.name} has {len(node.outs)} results"
         out, yields, settles = node.outs[0], plan.yields[0], plan.settles[0]
         self.assign(out, text, yields)
         if yields != settles:
@@ -195,6 +201,23 @@ class Peer(Walk):
         super().trips(node)
         self.renamed = renamed
         self.held |= held | {c.result: self.carries[c] for c in node.carries}
+        for made in node.collected:
+            order = "[::-1]" if node.reverse else ""
+            text = f"{self.stack}({self.lists[made]}{order})"
+            self.assign(made.outer, text, self._collected(made))
+
+    def begun(self, made: Collected) -> None:
+        """The list that becomes one tensor after the loop."""
+        self.lists[made] = self.fresh.fresh(f"{made.outer.name}_list")
+        self.out.statement(f"{self.lists[made]} = []")
+
+    def filled(self, made: Collected, index: str) -> None:
+        """One more in the list; none is partial there."""
+        part = self.brought(made.inside, self._collected(made))
+        self.out.statement(f"{self.lists[made]}.append({part})")
+
+    def _collected(self, made: Collected) -> Placement:
+        return placement(self.mesh, dict(self.holds(made.inside.placement).splits))
 
     def next_text(self, carry: Carry) -> str:
         """What the next trip begins with, held as what the first began with."""
@@ -251,6 +274,14 @@ class Peer(Walk):
             where,
         )
 
+    def refuse(self, node: Compute) -> NoReturn:
+        """MD0910: the notation has no text for an operator."""
+        message = f"`{node.op.name}` cannot be written as {self.notation} yet"
+        help = "`meshdsl compile` writes it as torch"
+        if self.source.updates:
+            help += "; without `--step`, gradients and update are left out"
+        fail("MD0910", message, node.span, help=help)
+
     def bottom(self) -> None:
         """The outputs by name."""
         items = [f"{quoted(name)}: {self.ref(var)}" for name, var in self.program.outputs]
@@ -286,13 +317,3 @@ def becomes_partial(row: Row) -> bool:
 def is_split(row: Row) -> bool:
     """Whether the result is split."""
     return any(isinstance(c, Split) for c in row.outs)
-
-
-def unwritten(node: Compute, notation: str) -> NoReturn:
-    """MD0910: the notation has no text for an operator."""
-    fail(
-        "MD0910",
-        f"`{node.op.name}` cannot be written as {notation} yet",
-        node.span,
-        help="`meshdsl compile` writes it as torch",
-    )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from meshdsl.backends.lines import Lines
 from meshdsl.backends.torch_head import inert, type_text
 from meshdsl.device.from_placed import lower
-from meshdsl.device.ir import Carry, Compute, Loop, Move, Node, Program, Var
+from meshdsl.device.ir import Carry, Collected, Compute, Loop, Move, Node, Program, Var
 from meshdsl.diagnostics import Span
 from meshdsl.named.ir import Dim, DType, TensorType
 from meshdsl.named.printer import attribute
@@ -70,7 +70,7 @@ class Walk(ABC):
         self.program: Program = lower(source, self.taken)
         self.out = Lines(depth=0)
         self.constants: dict[Var, str] = {}
-        self.shown: tuple[str, int] = ("", 0)
+        self.shown = ("", 0, "")
 
     def text(self) -> str:
         """The whole rendering."""
@@ -79,6 +79,8 @@ class Walk(ABC):
             self.entry(var, "inputs")
         for var in self.program.params:
             self.entry(var, "params")
+        for var in self.program.states:
+            self.entry(var, "states")
         self.nodes(self.program.body)
         self.out.add()
         self.bottom()
@@ -92,7 +94,7 @@ class Walk(ABC):
 
     @abstractmethod
     def entry(self, var: Var, kind: str) -> None:
-        """An input or a parameter."""
+        """An input, a parameter or a state of an optimizer."""
 
     @abstractmethod
     def compute(self, node: Compute) -> None:
@@ -106,9 +108,19 @@ class Walk(ABC):
     def stacked(self, stack: Var, inside: Var, index: str) -> None:
         """The slice of a stack at the index of a loop."""
 
+    @abstractmethod
+    def begun(self, made: Collected) -> None:
+        """Before a loop, the tensor that it fills with one slice in every trip."""
+
     def bottom(self) -> None:
-        """What is returned."""
+        """What is returned, and what a training step stores."""
+        for old, new in self.program.updates:
+            self.out.add(f"# in the next step {old.name} = {self.ref(new)}")
         self.out.statement(f"return {', '.join(self.ref(v) for _, v in self.program.outputs)}")
+
+    def filled(self, made: Collected, index: str) -> None:
+        """At the end of a trip, its slice of what the loop collects."""
+        self.out.statement(f"{made.outer.name}[{index}] = {self.ref(made.inside)}")
 
     def carried(self, target: Var, source: Var) -> None:
         """A carried value before its loop."""
@@ -128,13 +140,13 @@ class Walk(ABC):
                     self.constants[node.outs[0]] = literal(node.op.attr("value"))
                     continue
                 case Compute():
-                    self.source_line(node.span)
+                    self.source_line(node.span, node.op.phase)
                     self.compute(node)
                 case Move():
-                    self.source_line(node.span)
+                    self.source_line(node.span, node.phase)
                     self.move(node)
                 case Loop():
-                    self.source_line(node.span)
+                    self.source_line(node.span, node.phase)
                     self.loop(node)
 
     def loop(self, node: Loop) -> None:
@@ -145,15 +157,20 @@ class Walk(ABC):
         self.trips(node)
 
     def trips(self, node: Loop) -> None:
-        """The `for` with its body."""
-        self.out.add(f"for {node.index} in range({node.dim.size}):")
+        """The `for` with its body, and before it what it collects."""
+        for made in node.collected:
+            self.begun(made)
+        trips = f"range({node.dim.size})"
+        self.out.add(f"for {node.index} in {f'reversed({trips})' if node.reverse else trips}:")
         self.out.depth += 1
         for stack, inside in node.stacked:
             self.stacked(stack, inside, node.index)
         self.nodes(node.body)
+        for made in node.collected:
+            self.filled(made, node.index)
         self._carry(node)
         self.out.depth -= 1
-        self.shown = ("", 0)
+        self.shown = ("", 0, "")
 
     def _carry(self, node: Loop) -> None:
         """What the next trip begins with; all at once, since one may be another's old value."""
@@ -162,7 +179,7 @@ class Walk(ABC):
         if pairs:
             names, values = zip(*pairs, strict=True)
             self.out.statement(f"{', '.join(names)} = {', '.join(values)}")
-        elif not node.body and not node.stacked:
+        elif not node.body and not node.stacked and not node.collected:
             self.out.add("pass")
 
     def next_text(self, carry: Carry) -> str:
@@ -174,19 +191,20 @@ class Walk(ABC):
         return frozenset(v.name for v in self.variables()) | _indices(self.program.body)
 
     def variables(self) -> list[Var]:
-        """Inputs, parameters, and what statements make, in order."""
-        return [*self.program.inputs, *self.program.params, *_made(self.program.body)]
+        """Inputs, parameters, states, and what statements make, in order."""
+        given = (*self.program.inputs, *self.program.params, *self.program.states)
+        return [*given, *_made(self.program.body)]
 
-    def source_line(self, span: Span) -> None:
-        """The source line that the next statements come from, as a comment."""
-        place = (span.file, span.line)
+    def source_line(self, span: Span, phase: str = "forward") -> None:
+        """The source line that the next statements come from, as a comment; and their phase."""
+        place = (span.file, span.line, phase)
         if place == self.shown:
             return
         self.shown = place
         if not self.out.lines[-1][0].endswith(":"):
             self.out.add()
         text = f"{span.file}:{span.line}  {span.source.line(span.line).strip()}"
-        self.out.add(f"# {inert(text)}")
+        self.out.add(f"# {inert(text)}" + (f"  [{phase}]" if phase != "forward" else ""))
 
     # --- pieces ----------------------------------------------------------------------------------
 
@@ -226,6 +244,7 @@ def _made(nodes: tuple[Node, ...]) -> Iterator[Var]:
                 yield from (inside for _, inside in node.stacked)
                 yield from (c.inside for c in node.carries)
                 yield from _made(node.body)
+                yield from (c.outer for c in node.collected)
 
 
 def _indices(nodes: tuple[Node, ...]) -> frozenset[str]:
@@ -256,6 +275,14 @@ INFIX = {
     "logical_and": "and",
     "logical_or": "or",
 }
+
+
+def results(node: Compute, text: str) -> Iterator[tuple[Var, str]]:
+    """The results of an operator written `text`, each with how it is called there."""
+    if len(node.outs) == 1:
+        yield node.outs[0], text
+        return
+    yield from ((var, f"{text}[{i}]") for i, var in enumerate(node.outs))
 
 
 def call_text(node: Compute, args: list[str], dims: Mapping[str, str] | None = None) -> str:

@@ -6,8 +6,8 @@ of the mesh is the outermost; another order is written `S(0)/1`, `S(0)/2`, the o
 
 from __future__ import annotations
 
-from meshdsl.backends.render_walk import Entry, Walk, call_text, entries, picked
-from meshdsl.device.ir import Compute, Move, Var
+from meshdsl.backends.render_walk import Entry, Walk, call_text, entries, picked, results
+from meshdsl.device.ir import Collected, Compute, Move, Var
 from meshdsl.ops.opdef import load_all
 from meshdsl.placed.ir import Program
 
@@ -18,7 +18,7 @@ def render(program: Program) -> str:
 
 
 class _Sbp(Walk):
-    taken = frozenset({"boxing", *load_all()})
+    taken = frozenset({"boxing", "empty", *load_all()})
     system = "positional SBP, an entry per mesh axis"
 
     def top(self) -> None:
@@ -29,14 +29,17 @@ class _Sbp(Walk):
         self._line(var, "", f"{kind.removesuffix('s')} {_dims(var)}")
 
     def compute(self, node: Compute) -> None:
-        for var in node.outs:
-            self._line(var, call_text(node, [self.ref(v) for v in node.ins]), _dims(var))
+        for var, text in results(node, call_text(node, [self.ref(v) for v in node.ins])):
+            self._line(var, text, _dims(var))
 
     def move(self, node: Move) -> None:
         self._line(node.target, f"boxing({self.ref(node.source)})", self.sent(node))
 
     def stacked(self, stack: Var, inside: Var, index: str) -> None:
         self._line(inside, picked(stack.name, stack, inside, index), _dims(inside))
+
+    def begun(self, made: Collected) -> None:
+        self._line(made.outer, "empty()", _dims(made.outer))
 
     def carried(self, target: Var, source: Var) -> None:
         self._line(target, self.ref(source), "carried")

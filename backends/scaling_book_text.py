@@ -9,8 +9,8 @@ from __future__ import annotations
 import string
 from collections.abc import Iterable
 
-from meshdsl.backends.render_walk import Walk, call_text
-from meshdsl.device.ir import Compute, Move, Var
+from meshdsl.backends.render_walk import Walk, call_text, results
+from meshdsl.device.ir import Collected, Compute, Move, Var
 from meshdsl.ops.opdef import load_all
 from meshdsl.placed.ir import Program
 
@@ -33,7 +33,7 @@ def render(program: Program) -> str:
 
 
 class _Book(Walk):
-    taken = frozenset({*COLLECTIVES.values(), *load_all()})
+    taken = frozenset({"empty", *COLLECTIVES.values(), *load_all()})
     system = "the notation of the scaling book"
 
     def top(self) -> None:
@@ -51,8 +51,8 @@ class _Book(Walk):
         self.out.add(f"{self._shown_as(var)}  # {kind.removesuffix('s')}")
 
     def compute(self, node: Compute) -> None:
-        for var in node.outs:
-            self.out.add(f"{self._shown_as(var)} = {self._operator(node)}")
+        for var, text in results(node, self._operator(node)):
+            self.out.add(f"{self._shown_as(var)} = {text}")
 
     def move(self, node: Move) -> None:
         name = COLLECTIVES[node.step.kind]
@@ -68,6 +68,14 @@ class _Book(Walk):
         (dim,) = (d for d in stack.value.type.names if not inside.value.type.has(d))
         text = f"{self._shown_as(stack)}[{self.dims[dim]}={index}]"
         self.out.add(f"{self._shown_as(inside)} = {text}")
+
+    def begun(self, made: Collected) -> None:
+        self.out.add(f"{self._shown_as(made.outer)} = empty()")
+
+    def filled(self, made: Collected, index: str) -> None:
+        (dim,) = made.outer.value.type.names[:1]
+        whole, part = self._shown_as(made.outer), self._operand(made.inside)
+        self.out.add(f"{whole}[{self.dims[dim]}={index}] = {part}")
 
     def carried(self, target: Var, source: Var) -> None:
         self.out.add(f"{self._shown_as(target)} = {self._operand(source)}")

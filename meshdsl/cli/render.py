@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -25,6 +26,9 @@ def command(
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Where to (standard output)."),
     ] = None,
+    step: Annotated[
+        bool, typer.Option("--step", help="With `minimize`: the gradients and the update too.")
+    ] = False,
     program: common.Program = None,
     mesh: common.Mesh = None,
     layout: common.Layout = None,
@@ -35,11 +39,15 @@ def command(
     strict: common.Strict = False,
     force: common.Force = False,
 ) -> None:
-    """Write the placed program as another system would write it."""
+    """Write the placed program as another system would write it.
+
+    Of one with `minimize`, what it computes: other systems make gradients themselves.
+    """
     with common.reporting() as diagnostics:
         chosen = common.options(program, mesh, layout, sbp, reduce, settings, dtype, strict)
         if output is not None:
             check_output(output, force)
+        chosen = replace(chosen, evaluate=not step)
         made = common.compiled(file, chosen, diagnostics, "placed")
         text = render(made["placed"], str(notation))
         if output is None:

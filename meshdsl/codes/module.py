@@ -48,4 +48,12 @@ CODES: tuple[Code, ...] = (
         "",
         "Choose a layout, whose rules bind gradients as they bind what they are gradients of.",
     ),
+    Code(
+        "MD0565",
+        "a second derivative of a module",
+        "`create_graph=True` asks autograd to differentiate a backward pass again. That of a "
+        "module is compiled, and has no derivative of its own.",
+        "",
+        "Leave `create_graph` out, or return the gradient from the program: `dx = grad(loss, x)`.",
+    ),
 )

@@ -26,13 +26,29 @@ class Expansion:
     rules: tuple[tuple[Dim, tuple[str, ...]], ...] = ()
 
 
-def expand(op: Op, split: Mapping[str, tuple[tuple[str, int], ...]]) -> Expansion | None:
-    """`op` over parts, None where it has no such form. `split`: own dim -> axes with sizes."""
+Axes = tuple[tuple[str, int], ...]
+"""Mesh axes, outer first, with their sizes."""
+
+
+def expand(op: Op, split: Mapping[str, Axes]) -> Expansion | None:
+    """`op` over parts, None where it has no such form. `split`: own dim -> axes with sizes.
+
+    What a definition calls is expanded in turn, where that works along one of the split dims.
+    """
     if op.name == "cumsum":
         return _blocked_cumsum(op, split)
-    if lookup(op.name).composite:
-        return Expansion(_from_prelude(op))
-    return None
+    if not lookup(op.name).composite:
+        return None
+    parts = [_expanded(inner, split) for inner in _from_prelude(op)]
+    ops = (o for part in parts for o in part.ops)
+    return Expansion(tuple(ops), tuple(rule for part in parts for rule in part.rules))
+
+
+def _expanded(op: Op, split: Mapping[str, Axes]) -> Expansion:
+    """An operator of a definition: as it is, unless it goes along a split dim."""
+    dim = dict(op.attrs).get("dim")
+    along = isinstance(dim, Dim) and dim.name in split
+    return (expand(op, split) if along else None) or Expansion((op,))
 
 
 def _from_prelude(op: Op) -> tuple[Op, ...]:
@@ -56,7 +72,7 @@ def _from_prelude(op: Op) -> tuple[Op, ...]:
     return _yield(program.builder, result, op, scope)
 
 
-def _blocked_cumsum(op: Op, split: Mapping[str, tuple[tuple[str, int], ...]]) -> Expansion:
+def _blocked_cumsum(op: Op, split: Mapping[str, Axes]) -> Expansion:
     dim: Dim = op.attr("dim")
     axes = split[dim.name]
     parts = 1
@@ -98,4 +114,4 @@ def _yield(builder: Builder, result: object, op: Op, scope: Scope) -> tuple[Op, 
         builder.emit("identity", (result,), {}, op.span, scope)
     ops = [o for o in body if isinstance(o, Op)]
     ops[-1] = replace(ops[-1], outs=(op.out,))
-    return tuple(replace(o, span=op.span) for o in ops)
+    return tuple(replace(o, span=op.span, phase=op.phase, block=op.block) for o in ops)

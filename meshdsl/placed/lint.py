@@ -11,28 +11,29 @@ from meshdsl.placed.selectors import selects
 
 
 def values_of(program: Program) -> Iterator[Value]:
-    """Every tensor of a program once: inputs, parameters, results, and what loops carry."""
+    """Every tensor of a program once: what it is given and keeps, results, what loops carry."""
     yield from program.inputs
     yield from (p.value for p in program.params)
+    yield from (s.value for s in program.states)
     for op in walk(program.body):
         yield from op.outs
-    for node in program.body:
-        if isinstance(node, Repeat):
-            yield from (c.inside for c in node.carries)
+    for loop in _loops(program.body):
+        yield from (c.inside for c in loop.carries)
 
 
-def _loops(nodes: Iterable[Node]) -> Iterator[str]:
-    """The dims that `repeat` runs over; rules for them are answered elsewhere."""
+def _loops(nodes: Iterable[Node]) -> Iterator[Repeat]:
+    """Every loop, those inside loops too."""
     for node in nodes:
         if isinstance(node, Repeat):
-            yield node.dim.name
+            yield node
             yield from _loops(node.body)
 
 
 def lint(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
     """Warn of rules that cannot have an effect, each with a way out."""
     values = tuple(values_of(program))
-    dims = {d for v in values for d in v.type.names} | set(_loops(program.body))
+    # Rules for the dims that `repeat` runs over are answered elsewhere.
+    dims = {d for v in values for d in v.type.names} | {n.dim.name for n in _loops(program.body)}
     for rule in layout.rules:
         for axis in rule.axes:
             if axis not in layout.mesh.names:
@@ -41,12 +42,12 @@ def lint(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
             diagnostics.add(_no_dim(rule, dims))
         elif not _selects_any(rule, values):
             diagnostics.add(_selects_nothing(rule, values))
-    for value in values:
-        for pin in value.pins:
-            for axis in pin.axes:
-                if axis not in layout.mesh.names:
-                    rule = Rule((), pin.dim, pin.axes, False, pin.span)
-                    diagnostics.add(_no_axis(rule, axis, layout))
+    # What the backward pass makes of a tensor has its pins as well.
+    for pin in dict.fromkeys(pin for value in values for pin in value.pins):
+        for axis in pin.axes:
+            if axis not in layout.mesh.names:
+                rule = Rule((), pin.dim, pin.axes, False, pin.span)
+                diagnostics.add(_no_axis(rule, axis, layout))
 
 
 def _no_axis(rule: Rule, axis: str, layout: Layout) -> Diagnostic:
@@ -63,10 +64,13 @@ def _no_dim(rule: Rule, dims: set[str]) -> Diagnostic:
 
 
 def _selects_any(rule: Rule, values: Iterable[Value]) -> bool:
-    if not rule.selector or rule.selector[0] in ROLES[1:]:
+    """Whether a rule can bind a tensor; a program that trains nothing has no gradients to bind."""
+    if not rule.selector:
         return True
-    if rule.selector[0] == "params":
-        return any(v.role == "param" and v.type.has(rule.dim) for v in values)
+    if rule.selector[0] in ROLES:
+        role = rule.selector[0].removesuffix("s")
+        kept = [v for v in values if v.role == role]
+        return any(v.type.has(rule.dim) for v in kept) or (role != "param" and not kept)
     return any(selects(rule.selector, v) is not None and v.type.has(rule.dim) for v in values)
 
 

@@ -106,6 +106,9 @@ class Model:
         for value in (*(p.value for p in self.program.params), *_states(self.program)):
             self._fix(value, self._ruled(value), 1)
         self._collect(self.program.body, 1)
+        # What an inner loop slices further lies, outside of the outer one, as it does inside.
+        for inside, outer in reversed(self.shared):
+            self.sliced.setdefault(outer, set()).update(self.sliced.get(inside, ()))
         size = sum(len(c) for c in self.combinations.values())
         if size > self.most_combinations:
             return False

@@ -10,8 +10,10 @@ GENERAL, STORED, ROLE, FUNCTION, TENSOR, PIN = range(6)
 
 def selects(selector: tuple[str, ...], value: Value) -> int | None:
     """How a dotted selector means this value: as TENSOR, as one in a FUNCTION, or not (None)."""
-    parts = (*value.path, value.label)
-    if value.name is not None and selector in (parts, (value.label,)):
+    parts = tuple((value.name or "").split("."))
+    # `w.m` is a state of `w`; `m` alone is a tensor that the program calls so.
+    alone = parts if value.role == "state" else (value.label,)
+    if value.name is not None and selector in (parts, alone):
         return TENSOR
     for names in (value.path, value.functions):
         for start in range(len(names) - len(selector) + 1):

@@ -10,7 +10,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from meshdsl.backends.torch_text import taken_names
 from meshdsl.device import ir as device
+from meshdsl.device.from_placed import lower
 from meshdsl.diagnostics import Diagnostic, Source
 from meshdsl.named.ir import walk as named_walk
 from meshdsl.placed import ir as placed
@@ -72,7 +74,8 @@ def column_as_json(column: Column) -> Json:
     for tensor in report["tensors"]:
         tensor["named"] = named_text(tensor)
         tensor["sbp"] = positional(tensor)
-    routes = [_route(moves, n) for moves, n in _chains(column.made["device"])]
+    plain = lower(column.made["placed"], taken_names())
+    routes = [_route(moves, n) for moves, n in _chains(plain)]
     return {**report, **about, "annotations": count_annotations(column), "routes": routes}
 
 
@@ -87,7 +90,8 @@ def count_annotations(column: Column) -> Json:
 
     Of a layout, `signatures` counts what a positional system would need: one for every input and
     parameter that is not whole, and one for every value that is brought to another split than its
-    operator gives it. Of an `sbp` block it counts what is written.
+    operator gives it; the backward pass and the update follow from those of the forward pass. Of an
+    `sbp` block it counts what is written.
     """
     declarations, program = column.made["declarations"], column.made["placed"]
     if column.wish.kind == "sbp":
@@ -97,14 +101,19 @@ def count_annotations(column: Column) -> Json:
     named = program.named
     values = (*named.inputs, *(p.value for p in named.params))
     made = (v for op in named_walk(named.body) for v in op.outs)
-    pins = sum(bool(v.pins) for v in (*values, *made))
-    return {"rules": len(layout.rules), "pins": pins, "signatures": _signatures(program)}
+    # What a backward pass makes of a tensor has its pins as well.
+    pins = {v.pins for v in (*values, *made) if v.pins}
+    return {"rules": len(layout.rules), "pins": len(pins), "signatures": _signatures(program)}
 
 
 def _signatures(program: placed.Program) -> int:
     stored = [*program.inputs, *(p.tensor for p in program.params)]
     settled = set(program.tensors)
-    moved = [n for n, _ in placed.walk(program.body) if isinstance(n, placed.Reshard)]
+    moved = [
+        n
+        for n, _ in placed.walk(program.body)
+        if isinstance(n, placed.Reshard) and n.phase == "forward"
+    ]
     asked = {n.target for n in moved if n.target in settled or n.source.value.role == "param"}
     reductions = {n.target for n in moved if all(s.kind == "all_reduce" for s in n.route.steps)}
     return sum(t.placement != WHOLE for t in stored) + len(asked - reductions)
@@ -147,19 +156,22 @@ def _component(tensor: Json, axis: str, mesh: Sequence[str]) -> str:
 # --- routes ----------------------------------------------------------------------------------
 
 
-def _chains(program: device.Program) -> Iterator[tuple[list[device.Move], int]]:
-    """The steps of every reshard, those too that stay on the device, and how often they run."""
-    chain: list[device.Move] = []
-    times = 1
+def _chains(program: device.Program) -> list[tuple[list[device.Move], int]]:
+    """The steps of every reshard, those too that stay on the device, and how often they run.
+
+    Steps of one reshard may stand apart, and those of several in one bucket.
+    """
+    chains: list[tuple[list[device.Move], int]] = []
+    ends: dict[device.Var, list[device.Move]] = {}
     for node, count in device.walk(program.body):
-        if isinstance(node, device.Move) and chain and _continues(chain[-1], node):
-            chain.append(node)
-            continue
-        if chain:
-            yield chain, times
-        chain, times = ([node] if isinstance(node, device.Move) else []), count
-    if chain:
-        yield chain, times
+        for move in () if isinstance(node, device.Compute) else node.moves:
+            chain = ends.get(move.source, [])
+            if not chain or not _continues(chain[-1], move):
+                chain = []
+                chains.append((chain, count))
+            chain.append(move)
+            ends[move.target] = chain
+    return chains
 
 
 def _continues(before: device.Move, node: device.Move) -> bool:

@@ -20,7 +20,7 @@ import meshdsl
 from meshdsl.diagnostics import Source
 from meshdsl.render import _cells
 from meshdsl.report.compare_terminal import measured, problems, route_text, sentence, totals, where
-from meshdsl.report.terminal import _UNIT
+from meshdsl.report.figures import UNIT
 
 Json = dict[str, Any]
 FOLDER = "page"
@@ -174,7 +174,7 @@ def _totals(compared: Json) -> str:
 
 def _sum(text: str, differs: bool) -> str:
     kind = ' class="differs"' if differs else ""
-    return f"<td{kind}>{_mark(differs)}{_text(_UNIT.sub(chr(0xA0), text))}</td>"
+    return f"<td{kind}>{_mark(differs)}{_text(UNIT.sub(chr(0xA0), text))}</td>"
 
 
 def _mark(differs: bool) -> str:

@@ -13,19 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from meshdsl.diagnostics import Source
 from meshdsl.render import _safe
+from meshdsl.report.figures import UNIT, counted, exact, human, wrapped
 from meshdsl.report.terminal import (
-    _UNIT,
     LEAST_WIDTH,
     NAME,
     SENT,
     SOURCE,
     Line,
-    counted,
-    exact,
-    human,
     in_ascii,
     source_line,
-    wrapped,
 )
 
 if TYPE_CHECKING:
@@ -172,7 +168,7 @@ class Grid:
 
 def _cut(text: str, width: int) -> list[str]:
     """`text` in lines of at most `width`; words that are longer are broken, numbers keep units."""
-    lines = textwrap.wrap(_UNIT.sub("\u00a0", text), width, break_on_hyphens=False)
+    lines = textwrap.wrap(UNIT.sub("\u00a0", text), width, break_on_hyphens=False)
     return [line.replace("\u00a0", " ") for line in lines] or [""]
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from meshdsl.device.ir import Compute, Move, Program, walk
+from meshdsl.device.ir import Bucket, Collective, Compute, Move, Program, Wait, every, walk
 from meshdsl.device.liveness import memory
 from meshdsl.diagnostics import Diagnostic
 from meshdsl.named.ir import Value
@@ -20,8 +20,9 @@ VERSION = 1
 def explain(program: Program, warnings: Iterable[Diagnostic] = ()) -> dict[str, Any]:
     """The report of one program under one layout. Bytes and FLOPs are per device."""
     source = program.placed
-    moves = [(n, k) for n, k in walk(program.body) if isinstance(n, Move) and n.step.moves]
-    collectives = [_collective(n, k, program.mesh) for n, k in moves]
+    moves = [(n, k) for n, k in walk(program.body) if isinstance(n, Move | Bucket) and n.step.moves]
+    hidden = frozenset(n.collective for n in every(program.body) if isinstance(n, Wait))
+    collectives = [_collective(n, k, program.mesh, n in hidden) for n, k in moves]
     return {
         "version": VERSION,
         "program": source.named.name,
@@ -52,7 +53,10 @@ def _tensors(program: placed.Program) -> list[dict[str, Any]]:
 
 
 def _loop_values(nodes: Iterable[placed.Node]) -> dict[Value, dict[str, Any]]:
-    """What a `repeat` makes of values: `carried` in it, a `slice` of a stack, or its `result`."""
+    """What a `repeat` makes of values: `carried` in it, a `slice` of a stack, or its `result`.
+
+    What it has `kept` of all trips is there for the backward pass.
+    """
     found: dict[Value, dict[str, Any]] = {}
     for node in nodes:
         if not isinstance(node, placed.Loop):
@@ -61,6 +65,8 @@ def _loop_values(nodes: Iterable[placed.Node]) -> dict[Value, dict[str, Any]]:
         found.update({inside.value: {"as": "slice", **where} for _, inside in node.stacked})
         found.update({c.inside.value: {"as": "carried", **where} for c in node.carries})
         found.update({c.result.value: {"as": "result", **where} for c in node.carries})
+        kept = [t.value for _, t in node.collected if t.value.role == "activation"]
+        found.update({value: {"as": "kept", **where} for value in kept})
         found.update(_loop_values(node.body))
     return found
 
@@ -93,27 +99,52 @@ def _role(value: Value, program: placed.Program) -> str:
     return "output" if returned else "activation"
 
 
-def _collective(node: Move, count: int, mesh: Mesh) -> dict[str, Any]:
-    kind = node.step.kind
+def _collective(node: Collective, count: int, mesh: Mesh, overlapped: bool) -> dict[str, Any]:
+    """One executed collective; of a bucket its tensors are told in `parts`."""
+    parts = [_part(move, count) for move in node.moves]
+    said = {key: _said(parts, key) for key in ("tensor", "from", "to", "why", "remedy")}
     return {
-        "kind": kind,
+        "kind": node.step.kind,
         "op": node.step.op,
         "axes": list(node.step.axes),
         "group_size": mesh.size(*node.step.axes),
-        "tensor": node.target.value.name or node.target.name,
+        "tensor": said["tensor"],
         "file": node.span.file,
         "line": node.span.line,
         "phase": node.phase,
         "count": count,
+        "overlapped": overlapped,
         "payload_bytes": node.payload,
         "wire_bytes": node.wire * count,
         "cluster_wire_bytes": node.cluster * count,
-        "formula": COLLECTIVES[kind].formula,
+        "formula": COLLECTIVES[node.step.kind].formula,
+        "from": said["from"],
+        "to": said["to"],
+        "why": said["why"],
+        "remedy": said["remedy"],
+        "parts": parts if isinstance(node, Bucket) else [],
+    }
+
+
+def _part(node: Move, count: int) -> dict[str, Any]:
+    """What is sent of one tensor; on its own it would send `wire_bytes`."""
+    return {
+        "tensor": node.target.value.name or node.target.name,
+        "file": node.span.file,
+        "line": node.span.line,
+        "phase": node.phase,
+        "payload_bytes": node.payload,
+        "wire_bytes": node.wire * count,
         "from": show(node.source.placement, node),
         "to": show(node.target.placement, node),
         "why": node.why,
         "remedy": node.remedy,
     }
+
+
+def _said(parts: list[dict[str, Any]], key: str) -> str:
+    """What all parts say, each thing once."""
+    return (", " if key == "tensor" else "; ").join(dict.fromkeys(part[key] for part in parts))
 
 
 def show(p: Placement, node: Move) -> str:

@@ -29,6 +29,8 @@ def print_run(
     if engine != "reference":
         console.print(_devices(made, result))
     console.print(_outputs(made, result, checked))
+    if result.updated:
+        console.print(_updated(made, result))
     if checked:
         console.print(_verdict(checked), markup=False)
 
@@ -49,12 +51,24 @@ def run_as_json(
         for name, var in made["device"].outputs
     ]
     devices = [{"collectives": n, "wire_bytes": b} for n, b in result.sent]
+    updated = [
+        {
+            "name": var.value.name,
+            "role": var.value.role,
+            "dims": list(var.value.type.names),
+            "shape": list(var.value.type.shape),
+            "local_shape": list(var.local.shape),
+        }
+        for var, _ in made["device"].updates
+        if var.value.name in result.updated
+    ]
     return {
         "version": 1,
         "engine": engine,
         "seconds": result.seconds,
         "devices": devices,
         "outputs": outputs,
+        "updated": updated,
     }
 
 
@@ -77,14 +91,16 @@ def _devices(made: Mapping[str, Any], result: Result) -> Table:
     table = Table(title="what each device did", title_justify="left", box=None, pad_edge=False)
     for heading in ("device", "at", "holds", "sent"):
         table.add_column(heading, overflow="fold")
-    held = sum(v.local.bytes for v in (*program.inputs, *program.params))
+    kept = (*program.inputs, *program.params, *program.states)
+    held = sum(v.local.bytes for v in kept)
+    what = "inputs, parameters and states" if program.states else "inputs and parameters"
     for rank in range(min(program.mesh.devices, MOST_ROWS)):
         at = ", ".join(f"{a} {i}" for a, i in program.mesh.coordinates(rank).items())
         sent = "not counted"
         if result.sent:
             calls, sent_bytes = result.sent[rank]
             sent = f"{sent_bytes:,} B in {calls} collectives" if calls else "nothing"
-        table.add_row(str(rank), at or "-", f"{held:,} B of inputs and parameters", sent)
+        table.add_row(str(rank), at or "-", f"{held:,} B of {what}", sent)
     if program.mesh.devices > MOST_ROWS:
         table.add_row("…", f"{program.mesh.devices:,} in all", "the same", "")
     return table
@@ -103,6 +119,24 @@ def _outputs(made: Mapping[str, Any], result: Result, checked: Sequence[Comparis
         if checked:
             row.append(f"{errors[name].relative:.1e}" if errors[name].error else "none")
         table.add_row(*(Text(cell) for cell in row))
+    return table
+
+
+def _updated(made: Mapping[str, Any], result: Result) -> Table:
+    """What a training step has made of parameters; the states of its optimizer are counted."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="after one step", title_justify="left", box=None, pad_edge=False)
+    for heading in ("parameter", "whole", "per device", "value"):
+        table.add_column(heading, overflow="fold")
+    updates = [old for old, _ in made["device"].updates]
+    for var in (v for v in updates if v.value.role == "param"):
+        name = var.value.name or ""
+        row = (name, _shape(var.value.type), _shape(var.local), _summary(result.updated[name]))
+        table.add_row(*(Text(cell) for cell in row))
+    states = sum(v.value.role == "state" for v in updates)
+    table.add_row(counted(states, "state"), "", "", "not shown")
     return table
 
 

@@ -7,13 +7,12 @@ terminal as a control character.
 
 from __future__ import annotations
 
-import re
-import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.diagnostics import Source
 from meshdsl.render import _cells, _safe, _width
+from meshdsl.report.figures import counted, exact, human, scaled, wrapped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,10 +22,9 @@ Line = tuple[tuple[str, str], ...]
 """One line of the screen: parts of text, each with its style."""
 
 LEAST_WIDTH = 60
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 NUMBER, SOURCE, NAME, RULE, SENT, LABEL = "blue", "bold", "cyan", "dim", "bold yellow", "dim"
-_UNIT = re.compile(r"(?<=\d) (?=[KMGTP]?i?B\b)")
-"""The space between a number and its unit, where no line is broken."""
+LOOP_WORDS = {"carried": "carried through {trips} trips", "kept": "kept from {trips} trips"}
+"""What is said of a tensor that a loop carries, or keeps for the backward pass."""
 IN_ASCII = str.maketrans({"→": "->", "×": "x", "…": "...", "–": "-"})
 
 
@@ -106,7 +104,8 @@ def largest(report: Report) -> str:
     most = max(found, key=lambda c: c["wire_bytes"])
     share = 100 * most["wire_bytes"] / max(sum(c["wire_bytes"] for c in found), 1)
     times = "" if most["count"] == 1 else f", {most['count']} times"
-    what = f"{most['kind']} of {most['tensor']} over {_axes(most)}, line {most['line']}{times}"
+    whose = _bucket(most) or most["tensor"]
+    what = f"{most['kind']} of {whose} over {_axes(most)}, line {most['line']}{times}"
     return f"The largest ({share:.0f}%): {what}."
 
 
@@ -127,11 +126,11 @@ def places(report: Report, source: Source) -> list[tuple[str, int]]:
 def _shown(tensor: Report, source: Source) -> bool:
     """Named tensors of the file, but not what a loop makes of them again on each trip."""
     loop = tensor.get("loop") or {"as": "carried"}
-    return bool(tensor["name"]) and tensor["file"] == source.name and loop["as"] == "carried"
+    return bool(tensor["name"]) and tensor["file"] == source.name and loop["as"] in LOOP_WORDS
 
 
 def _line_of(tensor: Report) -> int:
-    """A carried tensor belongs to the line of its `repeat`."""
+    """A tensor that is carried or kept belongs to the line of its `repeat`."""
     line: int = (tensor.get("loop") or tensor)["line"]
     return line
 
@@ -204,11 +203,12 @@ def _dim(name: str, size: int, local: int, axes: list[str]) -> str:
 
 
 def _note(tensor: Report, short: bool = False) -> str:
-    """Which rules split it, by the place they stand at; and whether a loop carries it.
+    """Which rules split it, by the place they stand at; and whether a loop carries or keeps it.
 
     `short` leaves out rules that say no more than the dims do: those without a selector.
     """
-    notes = [f"carried through {tensor['loop']['trips']} trips"] if tensor.get("loop") else []
+    loop = tensor.get("loop")
+    notes = [LOOP_WORDS[loop["as"]].format(trips=loop["trips"])] if loop else []
     by_place: dict[str, list[str]] = {}
     for dim in (d for d in tensor["dims"] if d in tensor["order"]):
         rule = tensor["rules"].get(dim, {"rule": dim})
@@ -233,28 +233,54 @@ def collective_lines(c: Report, named: bool, indent: int, width: int) -> Iterato
     """What is sent, the formula, the change of placement, why, and what would remove it."""
     pad = " " * indent
     whose = c["tensor"] if named else f"a subexpression (`{c['tensor']}` when compiled)"
+    whose = _bucket(c) or whose
     phase = "" if c["phase"] == "forward" else f" [{c['phase']}]"
     op = f" {c['op']}" if c["op"] else ""
     head = f"=> {c['kind']}{op} of {whose} over {_axes(c)}{phase}: {_sent(c)}"
     for number, (text, _) in enumerate(wrapped(head, width - indent, hang=3)):
         yield ((pad, ""), (text, SENT if number == 0 else ""))
-    details = (
-        ("bytes", f"{c['formula']} = {c['wire_bytes'] // c['count']:,} B {_inputs(c)}"),
-        ("from", c["from"]),
-        ("to", c["to"]),
-        ("why", c["why"]),
-        ("remove it", c["remedy"]),
-    )
+    details = [("bytes", f"{c['formula']} = {c['wire_bytes'] // c['count']:,} B {_inputs(c)}")]
+    details += _parts(c) if c["parts"] else [("from", c["from"]), ("to", c["to"])]
+    for label, key in (("why", "why"), ("remove it", "remedy")):
+        details += [(label, text) for text in _said(c, key)]
     for label, text in details:
         yield from _labelled(label, text, indent + 3, width)
 
 
+def _bucket(c: Report) -> str:
+    """`3 tensors in a bucket`; empty for a collective on one tensor."""
+    return f"{counted(len(c['parts']), 'tensor')} in a bucket" if c["parts"] else ""
+
+
+def _parts(c: Report) -> list[tuple[str, str]]:
+    """What of a bucket is which tensor."""
+    return [
+        (
+            "holds",
+            f"{p['tensor']} (line {p['line']}), {p['payload_bytes']:,} B: {p['from']} → {p['to']}",
+        )
+        for p in c["parts"]
+    ]
+
+
+def _said(c: Report, key: str) -> list[str]:
+    """A reason or a way out; of a bucket each one with the tensors that it is about."""
+    whose: dict[str, list[str]] = {}
+    for part in c["parts"]:
+        whose.setdefault(part[key], []).append(part["tensor"])
+    if len(whose) < 2:
+        return [c[key]]
+    return [f"{', '.join(names)}: {text}" for text, names in whose.items()]
+
+
 def _sent(c: Report) -> str:
     """`64 KiB (65,536 B) sent per device`; in a loop per trip, and in all."""
+    meanwhile = " while it computes" if c["overlapped"] else ""
     if c["count"] == 1:
-        return f"{exact(c['wire_bytes'])} sent per device"
+        return f"{exact(c['wire_bytes'])} sent per device{meanwhile}"
     each = human(c["wire_bytes"] // c["count"])
-    return f"{each} a trip × {c['count']} trips = {exact(c['wire_bytes'])} sent per device"
+    whole = f"{exact(c['wire_bytes'])} sent per device{meanwhile}"
+    return f"{each} a trip × {c['count']} trips = {whole}"
 
 
 def _inputs(c: Report) -> str:
@@ -336,52 +362,3 @@ def _warnings(warnings: list[Report], width: int) -> Iterator[Line]:
         line = f"line {warning['line']}: " if warning["line"] else ""
         text = f"{warning['code']} {line}{warning['message']}"
         yield from ((("  ", ""), part) for part in wrapped(text, width - 2, hang=2))
-
-
-# --- words and numbers -----------------------------------------------------------------------
-
-
-def human(size: int) -> str:
-    """Bytes to three digits in a unit that reads well: `4 B`, `64 KiB`, `6.76 MiB`."""
-    value, unit = float(size), 0
-    while value >= 1023.5 and unit < len(UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{_digits(value)} {UNITS[unit]}"
-
-
-def exact(size: int) -> str:
-    """`64 KiB (65,536 B)`; bytes alone where there are few."""
-    return f"{size:,} B" if size < 1024 else f"{human(size)} ({size:,} B)"
-
-
-def scaled(flops: int, precise: bool = False) -> str:
-    """FLOPs to three digits: `67.2 MFLOP`, with all digits behind them where `precise`."""
-    value, unit = float(flops), 0
-    units = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")
-    while value >= 999.5 and unit < len(units) - 1:
-        value, unit = value / 1000, unit + 1
-    tail = f" ({flops:,})" if precise and unit else ""
-    return f"{_digits(value)} {units[unit]}{tail}"
-
-
-def _digits(value: float) -> str:
-    places = 2 if value < 10 else 1 if value < 100 else 0
-    text = f"{value:.{places}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def counted(number: int, noun: str) -> str:
-    """`1 device`, `3,072 devices`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def wrapped(text: str, width: int, style: str = "", hang: int = 0) -> Iterable[tuple[str, str]]:
-    """Lines of `text`, at least one, all but the first `hang` deep."""
-    lines = textwrap.wrap(
-        _UNIT.sub("\u00a0", text),
-        max(width, 24),
-        subsequent_indent=" " * hang,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [(line.replace("\u00a0", " "), style) for line in lines or [""]]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from meshdsl.ops.opdef import load_all
-from meshdsl.placed.ir import Apply, walk
+from meshdsl.placed.ir import Apply, Reshard, walk
 from tests.compiling import compile_text, run_text
 
 CALLS = {
@@ -17,13 +17,21 @@ CALLS = {
     "layer_norm": "layer_norm[d](x, g, b)",
     "rms_norm": "rms_norm[d](x, g)",
     "cross_entropy": "cross_entropy[d](x, ids)",
+    # Of those that no program can call, the gradient that is made of them.
+    "softmax_grad": "grad(sum(softmax[d](x) * c), x)",
+    "log_softmax_grad": "grad(sum(log_softmax[d](x) * c), x)",
+    "cumsum_grad": "grad(sum(cumsum[d](x) * c), x)",
+    "layer_norm_grad": "grad(sum(layer_norm[d](x, g, b) * c), x)",
+    "rms_norm_grad": "grad(sum(rms_norm[d](x, g) * c), x)",
+    "cross_entropy_grad": "grad(sum(cross_entropy[d](x, ids) * e), x)",
 }
+"""An expression for every composite."""
 PROGRAM = """
 dim a = 4, d = 8
 mesh grid = {{ p: 2, q: 2 }}
 layout whole {{ a -> p }}
 layout parts {{ d -> (q, p) }}
-program test(x[a, d], g[d], b[d], ids[a]: i32) {{
+program test(x[a, d], c[a, d], e[a], g[d], b[d], ids[a]: i32) {{
   y = {call}
   return y
 }}
@@ -38,7 +46,7 @@ def test_every_composite_is_tried():
 def test_parts_equal_the_fused_kernel(name):
     text = PROGRAM.format(call=CALLS[name])
     rng = np.random.default_rng(1)
-    shapes: dict[str, tuple[int, ...]] = {"x": (4, 8), "g": (8,), "b": (8,)}
+    shapes = {"x": (4, 8), "c": (4, 8), "e": (4,), "g": (8,), "b": (8,)}
     floats = {n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()}
     inputs = floats | {"ids": np.array([0, 7, 3, 4], np.int32)}
     fused, parts = (run_text(text, inputs, layout=layout)["y"] for layout in ("whole", "parts"))
@@ -52,3 +60,23 @@ def test_it_is_one_operator_only_where_its_dim_is_whole(name):
         body = compile_text(text, layout=layout)["placed"].body
         names = [n.op.name for n, _ in walk(body) if isinstance(n, Apply)]
         assert (name in names) is fused
+
+
+def test_an_expansion_is_expanded_in_turn():
+    text = PROGRAM.format(call=CALLS["cumsum_grad"])
+    body = compile_text(text, layout="parts", reduce="deferred")["placed"].body
+    sent = [n.source.value.type.names for n, _ in walk(body) if isinstance(n, Reshard)]
+    assert ("a", "d") not in sent
+    assert ("a", "d.blocks") in sent
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_it_is_made_of_belongs_to_its_phase(name):
+    body = compile_text(PROGRAM.format(call=CALLS[name]), layout="parts")["placed"].body
+    phases = {n.op.phase for n, _ in walk(body) if isinstance(n, Apply) and name in made_in(n)}
+    assert phases == {"backward" if name.endswith("_grad") else "forward"}
+
+
+def made_in(node):
+    """The calls that the results of an operator come from."""
+    return node.op.outs[0].functions

@@ -21,6 +21,8 @@ _BLOCK = {"batch": 4, "seq": 4, "model": 8, "heads": 4, "key": 4, "hidden": 8}
 SIZES: dict[str, dict[str, int]] = {
     "block": _BLOCK,
     "digits": {"batch": 8, "pixels": 16, "hidden": 8},
+    "lm": {**_BLOCK, "vocab": 8, "layers": 2},
+    "lm": {**_BLOCK, "vocab": 8, "layers": 2},
     "matmul": {"rows": 8, "inner": 16, "cols": 8},
     "transformer": {**_BLOCK, "vocab": 8, "layers": 2},
 }
@@ -43,13 +45,14 @@ class Case:
         return f"{self.file.stem}, {self.layout or self.sbp}, on {self.mesh} with {self.reduce}"
 
     def compiled(self) -> dict[str, Any]:
-        """The stages up to the placed program."""
+        """The stages up to the placed program, of one that is trained its forward pass."""
         options = Options(
             mesh=self.mesh,
             layout=self.layout,
             sbp=self.sbp,
             reduce=self.reduce,
             set_dims=SIZES.get(self.file.stem, {}),
+            evaluate=True,
         )
         name = self.file.relative_to(ROOT).as_posix()
         source = Source(name, self.file.read_text(encoding="utf-8"))

@@ -7,6 +7,7 @@ layout and `sbp` block it declares, and some random programs besides.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import math
 import os
 import pickle
@@ -21,6 +22,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from meshdsl.backends.dtensor_text import DTensorText
+from meshdsl.backends.jax_table import REFUSED
 from meshdsl.backends.jax_text import JaxText
 from meshdsl.backends.render_peer import Peer
 from meshdsl.backends.verify import errors
@@ -29,6 +31,7 @@ from meshdsl.diagnostics import DiagnosticError
 from tests.programs.harness import Case as RandomCase
 from tests.programs.harness import compiled, whole_values
 from tests.programs.strategy import cases as random_cases
+from tests.renderings import gradients
 from tests.renderings.examples import compiled_cases, values
 
 HERE = Path(__file__).parent
@@ -73,7 +76,19 @@ def jobs(kind: type[Peer], devices: int, reduce: str, step: int = 1) -> list[Job
         text = peer.text()
         name = f"random program {number}\n{case_.source_text}"
         found.append(Job(name, peer, text, case_.mesh, inputs, params, reference))
-    return found
+    return found + list(gradient_jobs(kind, devices, reduce))[::step]
+
+
+def gradient_jobs(kind: type[Peer], devices: int, reduce: str) -> Iterator[Job]:
+    """Programs that take gradients; those aside that the peer says it cannot write."""
+    mesh = gradients.MESHES[devices]
+    for (name, text), layout in itertools.product(gradients.texts(), gradients.LAYOUTS):
+        made = gradients.compiled(text, layout, mesh, reduce)
+        if kind is JaxText and name in REFUSED:
+            continue
+        peer = kind(made["placed"])
+        rendered = peer.text()
+        yield Job(f"{name}, {layout}", peer, rendered, mesh, *values(made["named"]))
 
 
 def drawn(devices: int) -> list[RandomCase]:

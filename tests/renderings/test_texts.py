@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 
+from meshdsl.backends import jax_table, oneflow_table
 from meshdsl.backends.dtensor_text import DTensorText
 from meshdsl.backends.gshard_text import tiles
-from meshdsl.backends.jax_table import JAX
 from meshdsl.backends.jax_text import JaxText
-from meshdsl.backends.oneflow_table import ONEFLOW
 from meshdsl.backends.oneflow_text import OneFlowText
 from meshdsl.backends.render_peer import MARK, Peer
 from meshdsl.backends.render_walk import entries
@@ -29,6 +28,7 @@ from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.ops.opdef import load_all
 from meshdsl.pipeline import Options, compile_source
 from meshdsl.placed.ir import Program
+from tests.renderings import gradients
 from tests.renderings.examples import ROOT, compiled_cases
 
 CODE: dict[str, type[Peer]] = {"dtensor": DTensorText, "jax": JaxText, "oneflow": OneFlowText}
@@ -110,6 +110,61 @@ def test_no_name_of_a_file_becomes_code(notation: str) -> None:
 def test_notations_stay_on_their_lines(notation: str) -> None:
     text = render(placed(HOSTILE, "a\n__import__('os')\n.mdsl"), notation)
     assert not re.search(r"^__import__", text, re.MULTILINE)
+
+
+def test_a_loop_that_collects_and_one_that_runs_backwards() -> None:
+    _, text = next(case for case in gradients.texts() if case[0] == "loop")
+    program = gradients.compiled(text, "both", "p:2,q:2", "deferred")["placed"]
+    for notation in RENDERINGS:
+        shown = render(program, notation)
+        assert re.search(r"^ *for n in range\(3\):\n", shown, re.MULTILINE)
+        assert re.search(r"for n_\d in reversed\(range\(3\)\):\n", shown), notation
+        assert "  [backward]\n" in shown
+        if notation in CODE:
+            assert re.search(r"= \w+\.stack\(\w+_list\)", shown), shown
+            assert re.search(r"stack\(\w+_list\[::-1\]\)", shown), shown
+        else:
+            assert "empty()" in shown
+
+
+STEP = """
+dim a = 4, n = 2
+mesh m = { x: 2 }
+layout l { a -> x }
+program p(u[a, n]) {
+  param w[n]
+  loss = sum(square(einsum(u, w -> [a])))
+  return loss
+  minimize loss with adam(lr=0.1)
+}
+"""
+
+
+@pytest.mark.parametrize("notation", sorted(set(RENDERINGS) - set(CODE)))
+def test_a_training_step_is_shown_whole(notation: str) -> None:
+    shown = render(placed(STEP), notation)
+    states = re.findall(r"^(w_[mv]|step)\b.*[#;] state", shown, re.MULTILINE)
+    assert states == ["step", "w_m", "w_v"]
+    for number, name in enumerate(("w", "w_m", "w_v")):
+        (made,) = re.findall(rf"^# in the next step {name} = (\w+)$", shown, re.MULTILINE)
+        assert re.search(rf"^{made}\b.* = .*adam_update\(.*\)\[{number}\]", shown, re.MULTILINE)
+
+
+def test_the_command_leaves_out_what_is_there_to_train(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from meshdsl.cli.app import app
+
+    file = tmp_path / "step.mdsl"
+    file.write_text(STEP, encoding="utf-8")
+    for notation in RENDERINGS:
+        plain = CliRunner().invoke(app, ["render", str(file), "--as", notation])
+        assert plain.exit_code == 0, plain.output
+        assert "adam_update" not in plain.output
+        whole = CliRunner().invoke(app, ["render", str(file), "--as", notation, "--step"])
+        assert whole.exit_code == (notation in CODE), whole.output
+        assert "adam_update" in whole.output
+        assert ("without `--step`" in whole.output) is (notation in CODE)
 
 
 def test_loops_are_loops() -> None:
@@ -207,9 +262,24 @@ def test_maxima_are_reduced_where_there_is_no_partial_maximum() -> None:
         assert MARK in render(program, notation)
 
 
-@pytest.mark.parametrize("table", [JAX, ONEFLOW], ids=["jax", "oneflow"])
-def test_tables_have_every_operator(table: dict[str, Any]) -> None:
-    assert set(table) == set(load_all()) - {"constant"}
+@pytest.mark.parametrize("peer", [jax_table, oneflow_table], ids=["jax", "oneflow"])
+def test_tables_have_every_operator(peer: Any) -> None:
+    (table,) = (t for t in (getattr(peer, n, None) for n in ("JAX", "ONEFLOW")) if t)
+    assert set(table) | peer.REFUSED == set(load_all()) - {"constant"}
+    assert not set(table) & peer.REFUSED
+
+
+def test_only_what_gradients_are_made_of_is_refused() -> None:
+    inner = {name for name, op in load_all().items() if op.surface.items == "view"}
+    assert jax_table.REFUSED | oneflow_table.REFUSED <= inner
+
+
+@pytest.mark.parametrize("notation", CODE)
+def test_an_update_is_refused(notation: str) -> None:
+    text = "dim a = 4\nprogram p(x[a]) {\n  param w[a]\n  loss = sum(x * w)\n  return loss\n"
+    program = placed(f"{text}  minimize loss with adam(lr=0.1)\n}}\n")
+    with pytest.raises(DiagnosticError, match=f"`adam_update` cannot be written as {notation} yet"):
+        render(program, notation)
 
 
 def test_an_operator_without_an_entry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

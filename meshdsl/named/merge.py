@@ -1,0 +1,112 @@
+"""Operators that compute the same from the same values are done once.
+
+After expansion a backward pass finds again what its forward pass has found: the maximum and the sum
+of a softmax over a split dim, each behind a collective. Nothing large is held longer for it: one
+phase reads of another only what is smaller than the operands, and nothing of a `recompute` block.
+(Value numbering, Alpern, Wegman and Zadeck 1988.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from meshdsl.named.ir import Node, Op, Program, Repeat, Value
+from meshdsl.named.rewrite import substitute
+from meshdsl.named.simplify import drop_unused
+from meshdsl.ops.opdef import lookup
+
+Alike = Callable[[Op, Op], bool]
+"""Whether a layout asks the same of two operators."""
+
+SAME_NUMBERS = ("identity", "stop_gradient")
+"""Operators whose result is their operand: gradients have been taken before anything is merged."""
+
+
+def merge(program: Program, alike: Alike) -> Program:
+    """The program with equal operators of a block done once; itself where there are none.
+
+    What has a name or a pin, is returned, stored, carried or collected stays a value of its own: an
+    identity. `alike` has the last word.
+    """
+    kept = {o.value for o in program.outputs} | {u.new for u in program.updates}
+    kept |= {program.goal.loss} if program.goal else set()
+    block = _Block(alike, kept)
+    body = block.nodes(program.body)
+    return drop_unused(replace(program, body=body)) if block.merged else program
+
+
+@dataclass(slots=True)
+class _Block:
+    """One block of nodes.
+
+    numbers: values that are equal have one number; a value without one is equal only to itself.
+    same:    values that are gone, and what stands for them.
+    done:    by what they compute, a number and the operators that are kept.
+    shared:  values that one phase has made and another one reads.
+    """
+
+    alike: Alike
+    kept: set[Value]
+    numbers: dict[Value, Any] = field(default_factory=dict)
+    same: dict[Value, Value] = field(default_factory=dict)
+    done: dict[Any, tuple[int, list[Op]]] = field(default_factory=dict)
+    shared: set[Value] = field(default_factory=set)
+    merged: int = 0
+
+    def nodes(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        """The block with its equal operators merged."""
+        found: list[Node] = []
+        for node in nodes:
+            (now,) = substitute([node], self.same)
+            made = self._loop(now) if isinstance(now, Repeat) else self._op(now)
+            found.extend([] if made is None else [made])
+        return tuple(found)
+
+    def _loop(self, loop: Repeat) -> Repeat:
+        ends = {c.next for c in loop.carries} | {c.inside for c in loop.collected}
+        inner = _Block(self.alike, ends)
+        body = inner.nodes(loop.body)
+        self.merged += inner.merged
+        return replace(loop, body=body)
+
+    def _op(self, op: Op) -> Op | None:
+        """The operator, an identity of an equal one, or None where that one stands for it."""
+        if len(op.outs) != 1 or lookup(op.name).overwrites:
+            return op
+        number, before = self._equal(op)
+        self.numbers[op.out] = number
+        first = next((b for b in before if self._may_stand_for(b, op)), None)
+        if first is None:
+            before.append(op)
+            return op
+        self.merged += 1
+        self.shared.update([first.out] if first.phase != op.phase else [])
+        if op.out.name is None and not op.out.pins and op.out not in self.kept:
+            self.same[op.out] = first.out
+            return None
+        return replace(op, name="identity", ins=(first.out,), attrs=())
+
+    def _equal(self, op: Op) -> tuple[Any, list[Op]]:
+        """The number of the result, and the operators that have computed the same."""
+        ins = tuple(self.numbers.get(v, v) for v in op.ins)
+        if op.out.role == "param":  # on its way from storage: another phase gathers it again
+            return op.out, []
+        key = (op.name, ins, op.attrs, op.out.type, op.out.role)
+        number, before = self.done.setdefault(key, (len(self.done), []))
+        return ins[0] if op.name in SAME_NUMBERS else number, before
+
+    def _may_stand_for(self, first: Op, again: Op) -> bool:
+        """Whether what `first` has made may be read in place of what `again` would."""
+        if not again.ins or again.out.role != "activation":
+            return False
+        if first.phase != again.phase and (first.block is not None or not self._is_light(again)):
+            return False
+        return self.alike(first, again)
+
+    def _is_light(self, op: Op) -> bool:
+        """Whether the result is smaller than some operand, or as small as what is shared."""
+        most = max(v.type.elements for v in op.ins)
+        shared = all(v in self.shared or not v.type.dims for v in op.ins)
+        return op.out.type.elements < most or (shared and op.out.type.elements == most)

@@ -1,0 +1,133 @@
+"""What reports say of a training step: gradients, states, what is updated, what loops keep."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from meshdsl.cli.app import app
+from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.pipeline import Options, compile_source
+from meshdsl.report.columns import Wish, compile_columns
+from meshdsl.report.compare import compare
+from meshdsl.report.explain import explain
+from meshdsl.report.terminal import report_lines
+
+TEXT = """\
+dim n = 3, a = 4, d = 8
+mesh pair = { p: 2 }
+layout parts { a -> p }
+layout zero extends parts { state: d -> p }
+program test(x[a, d]) {
+  param w[n, d]
+  param v[d]
+  repeat n {
+    h[a@p, d] = tanh(x * w)
+    x = x + h
+  }
+  loss = mean(square(x * v))
+  return loss
+  minimize loss with adam(lr=0.1)
+}
+"""
+SOURCE = Source("step.mdsl", TEXT)
+
+
+def made(until: str = "device", **options: Any) -> dict[str, Any]:
+    return compile_source(SOURCE, Options(reduce="deferred", **options), Diagnostics(), until)
+
+
+def lines() -> list[str]:
+    found = report_lines(explain(made()["device"]), SOURCE, 100)
+    return ["".join(text for text, _ in line) for line in found]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "step.mdsl"
+    path.write_text(TEXT, encoding="utf-8")
+    return str(path)
+
+
+# --- explain -----------------------------------------------------------------------------------
+
+
+def test_states_stand_where_they_are_asked_for() -> None:
+    found = lines()
+    at = found.index("14 |   minimize loss with adam(lr=0.1)")
+    assert [line.split()[0] for line in found[at + 1 : at + 6]] == [
+        "step",
+        "w.m",
+        "w.v",
+        "v.m",
+        "v.v",
+    ]
+
+
+def test_what_a_loop_keeps_stands_with_it() -> None:
+    found = lines()
+    at = found.index(" 8 |   repeat n {")
+    kept = [line.split()[0] for line in found[at + 1 : at + 6] if "kept from 3 trips" in line]
+    assert sorted(kept) == ["h", "x"]
+
+
+# --- run ---------------------------------------------------------------------------------------
+
+
+def test_a_run_tells_what_was_updated(file: str) -> None:
+    shown = CliRunner().invoke(app, ["run", file, "--reduce", "deferred"], env={"COLUMNS": "120"})
+    assert shown.exit_code == 0, shown.output
+    after = shown.output.partition("after one step")[2]
+    rows = [line.split()[0] for line in after.splitlines() if line.strip()]
+    assert rows == ["parameter", "w", "v", "5"]
+    assert "of inputs, parameters and states" in shown.output
+
+
+def test_a_run_without_training_updates_nothing(file: str) -> None:
+    Path(file).write_text(TEXT.replace("  minimize loss with adam(lr=0.1)\n", ""), encoding="utf-8")
+    shown = CliRunner().invoke(app, ["run", file])
+    assert "after one step" not in shown.output
+    assert "states" not in shown.output
+
+
+def test_a_run_as_json_lists_the_updates(file: str) -> None:
+    shown = CliRunner().invoke(app, ["run", file, "--json", "--layout", "zero"])
+    updated = {u["name"]: u for u in json.loads(shown.stdout)["updated"]}
+    assert set(updated) == {"step", "w", "w.m", "w.v", "v", "v.m", "v.v"}
+    assert updated["w.m"]["local_shape"] == [3, 4]
+    assert updated["w.m"]["role"] == "state"
+    assert updated["w"]["local_shape"] == [3, 8]
+
+
+# --- compare -----------------------------------------------------------------------------------
+
+
+def compared() -> dict[str, Any]:
+    stages = made("named")
+    asked = [Wish("layout", name, "deferred") for name in ("parts", "zero")]
+    return compare(compile_columns(stages, asked, Options(reduce="deferred")), SOURCE)
+
+
+def test_a_comparison_is_of_the_whole_step() -> None:
+    found = compared()
+    phases = [{r["phase"] for r in c["routes"] if r["wire_bytes"]} for c in found["columns"]]
+    assert all("update" in p for p in phases)
+    tensors = {t["name"] for t in found["columns"][0]["tensors"]}
+    assert {"d_w", "w.m", "loss"} <= tensors
+
+
+def test_tensors_of_one_collective_are_compared_one_by_one() -> None:
+    for column in compared()["columns"]:
+        routes = sum(r["wire_bytes"] for r in column["routes"])
+        assert routes == column["totals"]["wire_bytes"]
+        assert {"d_w", "d_v"} <= {r["tensor"] for r in column["routes"] if r["wire_bytes"]}
+
+
+def test_what_is_written_is_counted_once() -> None:
+    for column in compared()["columns"]:
+        assert column["annotations"]["pins"] == 1
+        assert column["annotations"]["signatures"] == 1
