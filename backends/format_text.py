@@ -42,6 +42,10 @@ def _broken(text: str, pad: str, tail: str) -> list[str]:
     whole = [f"{pad}{text}{tail}"]
     if len(whole[0]) <= WIDTH:
         return whole
+    target, equals, value = text.partition(" = ")
+    links = list(_links(value)) if equals and not tail else []
+    if len(links) > 2:
+        return _chain(target, value, links, pad)
     for start, end in _groups(text):
         head, body, rest = text[: start + 1], text[start + 1 : end], text[end:]
         if body and len(pad + head) <= WIDTH and len(pad + rest + tail) <= WIDTH:
@@ -51,12 +55,33 @@ def _broken(text: str, pad: str, tail: str) -> list[str]:
             else:
                 inner = _body(body, pad + INDENT, display)
             return [pad + head, *inner, f"{pad}{rest}{tail}"]
-    target, equals, value = text.partition(" = ")
     if equals and len(list(_items(value))) > 1:
         return _broken(f"{target} = ({value})", pad, tail)
     if equals and len(list(_items(target))) > 1:
         return _targets(target, value, pad)
     return whole
+
+
+def _chain(target: str, value: str, links: list[str], pad: str) -> list[str]:
+    """An assignment of what a chain of methods yields: on a line of its own, or a line per link."""
+    whole = f"{pad}{INDENT}{value}"
+    if len(whole) <= WIDTH:
+        return [f"{pad}{target} = (", whole, f"{pad})"]
+    lines = [line for link in links for line in _broken(link, pad + INDENT, "")]
+    return [f"{pad}{target} = (", *lines, f"{pad})"]
+
+
+def _links(text: str) -> Iterator[str]:
+    """The parts of a chain of methods: what it begins with, and each attribute after a bracket."""
+    start, previous = 0, ""
+    for position, depth, char in _depths(text):
+        if depth == 0 and char in " ,":
+            return  # an operator, or several values
+        if depth == 0 and char == "." and previous in _CLOSING and previous:
+            yield text[start:position]
+            start = position
+        previous = char
+    yield text[start:]
 
 
 def _targets(target: str, value: str, pad: str) -> list[str]:

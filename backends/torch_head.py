@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from meshdsl import __version__
 from meshdsl.backends.format_text import quoted, statement
 from meshdsl.backends.paste import Pasted
-from meshdsl.device.ir import Move, Program, Var, walk
+from meshdsl.device.ir import Bucket, Move, Program, Var, walk
 from meshdsl.named.ir import TensorType, Value
 from meshdsl.named.training import loss_name
 from meshdsl.placed.sbp import Placement
@@ -19,35 +19,63 @@ PROVIDED = ("import numpy as np", "import torch", "import torch.distributed as d
 def head(program: Program, draws: Draws, pasted: Pasted) -> list[str]:
     """The lines above the function `device`, the two blank ones before it included."""
     tables = [
-        *statement(f"MESH = {_dict((a, str(n)) for a, n in program.mesh.axes)}"),
-        *statement(f"GROUPS = {_tuple(_strings(axes) for axes in _groups(program))}"),
         *_table("INPUTS", [(v.value.label, v) for v in program.inputs], draws),
         *_table("PARAMS", [(p.value.name or "", p) for p in program.params], draws),
         *_states(program, draws),
         *_table("OUTPUTS", list(program.outputs), {}),
         *_loss(program),
     ]
+    return _top(program, _about(program), tables, pasted)
+
+
+def module_head(
+    program: Program, draws: Draws, pasted: Pasted, named: Mapping[str, list[tuple[str, Var]]]
+) -> list[str]:
+    """The same above the functions of a module; `named` are its tables of variables."""
+    tables = [line for name, items in named.items() for line in _table(name, items, draws)]
+    source = program.placed
+    about = [
+        f"# {inert(source.named.span.file)}, program {source.named.name}: its forward and backward "
+        f"pass on each of {program.mesh.devices} devices.",
+        _placed(program),
+        f"# made by meshdsl {__version__}",
+    ]
+    return _top(program, about, tables, pasted)
+
+
+def _top(program: Program, about: Iterable[str], tables: list[str], pasted: Pasted) -> list[str]:
+    """Comments, imports, tables, and the support library."""
+    tables = [
+        *statement(f"MESH = {_dict((a, str(n)) for a, n in program.mesh.axes)}"),
+        *statement(f"GROUPS = {_tuple(_strings(axes) for axes in _groups(program))}"),
+        *tables,
+    ]
     first = [text for text in pasted.texts if text.startswith("class Spec")]
     rest = [text for text in pasted.texts if not text.startswith("class Spec")]
     parts = [*first, "\n".join(tables), *rest]
-    return [*_about(program), "", *pasted.imports, "", *PROVIDED, *_spaced(parts), "", ""]
+    return [*about, "", *pasted.imports, "", *PROVIDED, *_spaced(parts), "", ""]
 
 
 def _about(program: Program) -> Iterator[str]:
     """Comments, not a string: no quote in a file name can end them."""
     source, devices = program.placed, program.mesh.devices
-    mesh = " x ".join(f"{a} {n}" for a, n in program.mesh.axes) or "one device"
     file = inert(source.named.span.file)
     yield f"# {file}, program {source.named.name}: what each of {devices} devices does."
-    yield (
-        f"# mesh {inert(program.mesh.name)} ({mesh}), layout {inert(source.layout)}, "
-        f"partial values reduced: {source.policy}"
-    )
+    yield _placed(program)
     yield (
         f"# torchrun --nproc-per-node {devices} THIS_FILE "
         "[--inputs F] [--params F] [--seed S] [--out F.npz]"
     )
     yield f"# made by meshdsl {__version__}"
+
+
+def _placed(program: Program) -> str:
+    source, mesh = program.placed, program.mesh
+    axes = " x ".join(f"{a} {n}" for a, n in mesh.axes) or "one device"
+    return (
+        f"# mesh {inert(mesh.name)} ({axes}), layout {inert(source.layout)}, "
+        f"partial values reduced: {source.policy}"
+    )
 
 
 def _spaced(parts: list[str]) -> Iterator[str]:
@@ -63,8 +91,8 @@ def _spaced(parts: list[str]) -> Iterator[str]:
 
 def _groups(program: Program) -> list[tuple[str, ...]]:
     """The sets of axes that collectives run over."""
-    moves = (node for node, _ in walk(program.body) if isinstance(node, Move))
-    return sorted({move.step.axes for move in moves if move.step.moves})
+    steps = {node.step for node, _ in walk(program.body) if isinstance(node, Move | Bucket)}
+    return sorted({step.axes for step in steps if step.moves})
 
 
 def _states(program: Program, draws: Draws) -> list[str]:

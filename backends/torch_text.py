@@ -7,17 +7,17 @@ as literals, and source lines stand in comments with control characters escaped.
 from __future__ import annotations
 
 import ast
-from collections import Counter
 from dataclasses import dataclass
 
-from meshdsl.backends.format_text import INDENT, quoted
-from meshdsl.backends.lines import Lines
+from meshdsl.backends.format_text import INDENT, WIDTH, quoted
 from meshdsl.backends.paste import library, paste
 from meshdsl.backends.torch_call import TorchText
-from meshdsl.backends.torch_head import head, inert, type_text
-from meshdsl.device.ir import Collected, Compute, Loop, Move, Node, Program, Var
-from meshdsl.device.liveness import deaths, kept_after, kept_inside, owners
-from meshdsl.device.names import Names
+from meshdsl.backends.torch_head import head, inert
+from meshdsl.backends.torch_loops import NOWHERE, Loops
+from meshdsl.backends.torch_moves import typed
+from meshdsl.device.ir import Bucket, Compute, Loop, Move, Node, Program, Start, Var, Wait
+from meshdsl.device.liveness import deaths, kept_after, owners
+from meshdsl.device.names import Names, identifiers
 from meshdsl.diagnostics import Span
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import lookup
@@ -38,27 +38,26 @@ def taken_names() -> frozenset[str]:
 
 def emit(program: Program, draws: dict[Value, tuple[object, ...]]) -> ProgramText:
     """The standalone program. `draws` says how values not given are made up (`Spec.draw`)."""
-    return _Emitter(program, draws).emit()
+    return Emitter(program, draws).emit()
 
 
-class _Emitter:
+class Emitter(Loops):
+    """Writes one text; `module_text.py` writes another one of the same statements."""
+
     def __init__(self, program: Program, draws: dict[Value, tuple[object, ...]]) -> None:
-        self.program = program
+        super().__init__(program)
         self.draws = draws
-        self.mesh = program.mesh
-        self.used: set[str] = {"main", "Spec"}
-        self.out = Lines()
-        self.names = Names(taken_names() | frozenset(_names(program)))
-        self.constants: dict[Var, str] = {}
-        self.uses = _uses(program)
-        self.fresh: set[Var] = set()
+        self.used = {"main", "Spec"}
+        self.names = Names(taken_names() | identifiers(program))
         self.shown_outside = owners(program)
-        self.shown: tuple[str, int] = ("", 0)
         # The last assignment: where its lines begin and end, the variable, the text.
         self.last: tuple[int, int, Var, str] | None = None
         self.renamed: set[Var] = set()
+        # What may have elements that lie in one place, as a broadcast does.
+        self.views: set[Var] = set()
 
     def emit(self) -> ProgramText:
+        """The text."""
         self._device()
         top = head(self.program, self.draws, paste(self.used))
         lines = [(line, "") for line in top]
@@ -84,23 +83,23 @@ class _Emitter:
         start = len(out.lines)
         for var in program.inputs:
             if self.uses[var]:
-                out.statement(f"{var.name} = inputs[{quoted(var.value.label)}]", _typed(var))
+                out.statement(f"{var.name} = inputs[{quoted(var.value.label)}]", typed(var))
         for var in program.params:
             if self.uses[var]:
-                out.statement(f"{var.name} = params[{quoted(var.value.name or '')}]", _typed(var))
+                out.statement(f"{var.name} = params[{quoted(var.value.name or '')}]", typed(var))
         for var in program.states:
             if self.uses[var]:
-                out.statement(f"{var.name} = states[{quoted(var.value.name or '')}]", _typed(var))
+                out.statement(f"{var.name} = states[{quoted(var.value.name or '')}]", typed(var))
         self._nodes(program.body, kept_after(program))
         self._updates()
         self._return()
-        out.lines[start:start] = self._coordinates()
+        out.lines[start:start] = self._coordinates(out.lines)
 
-    def _coordinates(self) -> list[tuple[str, str]]:
-        """Where this device stands on each axis that the text asks for, as lines."""
-        tree = ast.parse("\n".join(line for line, _ in self.out.lines))
+    def _coordinates(self, lines: list[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Where this device stands on each axis that a function's lines ask for, as lines."""
+        tree = ast.parse("\n".join(line for line, _ in lines))
         used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        lines = []
+        found = []
         stride = self.mesh.devices
         for axis, size in self.mesh.axes:
             stride //= size
@@ -108,23 +107,39 @@ class _Emitter:
             text = "rank" if stride == 1 else f"rank // {stride}"
             whole = stride * size == self.mesh.devices
             if name in used:
-                lines.append((f"{INDENT}{name} = {text}{'' if whole else f' % {size}'}", ""))
-        return lines
+                found.append((f"{INDENT}{name} = {text}{'' if whole else f' % {size}'}", ""))
+        return found
 
     def _nodes(self, nodes: tuple[Node, ...], kept: frozenset[Var]) -> None:
         """The statements of a block; large tensors are let go after their last use."""
         for node, dead in zip(nodes, deaths(nodes, kept), strict=True):
-            self._source_line(node.span)
+            if not isinstance(node, Start | Wait) or self.shown == NOWHERE:
+                self._source_line(node.span)
             match node:
                 case Compute():
                     self._compute(node)
-                case Move():
-                    self._move(node)
+                case Move() | Bucket():
+                    self._collective(node)
+                case Start(ahead=True):
+                    self._next(node)
+                case Start():
+                    self._start(node)
+                case Wait():
+                    self._wait(node)
                 case Loop():
                     self._loop(node)
             gone = [v.name for v in dead if v not in self.renamed]
-            if gone:
-                self.out.statement(f"del {', '.join(gone)}")
+            self._delete(gone)
+
+    def _delete(self, names: list[str]) -> None:
+        """Let variables go, in as many statements as fit a line."""
+        room = WIDTH - len(INDENT) * self.out.depth - len("del ")
+        while names:
+            count = len(names)
+            while count > 1 and len(", ".join(names[:count])) > room:
+                count -= 1
+            self.out.statement(f"del {', '.join(names[:count])}")
+            names = names[count:]
 
     def _source_line(self, span: Span) -> None:
         """The source line that the next statements come from, as a comment."""
@@ -143,13 +158,30 @@ class _Emitter:
             return
         opdef = lookup(node.op.name)
         call = self._call(node)
-        text = opdef.torch(call)
+        text = self._in_place(node, call) or opdef.torch(call)
         for line in call.lines:
             self.out.statement(line)
         self._assign(node, text)
+        is_view = _may_be_view(node)
+        if is_view:
+            self.views.update(node.outs)
         # A view is nobody else's memory either, if its operand is not and has no other use.
-        if not opdef.view or (node.ins[0] in self.fresh and self.uses[node.ins[0]] == 1):
+        if not is_view or (node.ins[0] in self.fresh and self.uses[node.ins[0]] == 1):
             self.fresh.update(node.outs)
+
+    def _in_place(self, node: Compute, call: TorchText) -> str | None:
+        """Text that writes over an operand nobody else sees or needs again, if there is one.
+
+        Only in a training step: a forward pass may be put through torch's autograd.
+        """
+        if not self.program.updates:
+            return None
+        for index, write in lookup(node.op.name).in_place.items():
+            var = node.ins[index]
+            own = var in self.fresh - self.views and self.uses[var] == 1
+            if own and var.local == node.outs[0].local and (text := write(call)) is not None:
+                return text
+        return None
 
     def _assign(self, node: Compute, text: str) -> None:
         """`name = text`; where it would only rename the last result, that one gets the name."""
@@ -159,7 +191,7 @@ class _Emitter:
             del self.out.lines[start:]
             self.renamed.add(source)
         start = len(self.out.lines)
-        self.out.statement(f"{', '.join(v.name for v in node.outs)} = {text}", _typed(target))
+        self.out.statement(f"{', '.join(v.name for v in node.outs)} = {text}", typed(target))
         self.last = (start, len(self.out.lines), target, text)
 
     def _only_renames(self, node: Compute, text: str) -> bool:
@@ -196,163 +228,6 @@ class _Emitter:
         holders = [v for v in (*node.ins, *node.outs) if v.placement.axes_of(dim)]
         return self._times(axes, holders[0].local.size(dim))
 
-    def _index(self, axes: tuple[str, ...]) -> str:
-        """Text of the block number of this device along `axes`, outer first."""
-        text = self.program.coordinates[axes[0]]
-        for axis in axes[1:]:
-            text = f"({text})" if " " in text else text
-            text = f"{text} * {self.mesh.size(axis)} + {self.program.coordinates[axis]}"
-        return text
-
-    def _times(self, axes: tuple[str, ...], extent: int) -> str:
-        index = self._index(axes)
-        if extent == 1:
-            return index
-        return f"({index}) * {extent}" if " " in index else f"{index} * {extent}"
-
-    # --- moves -------------------------------------------------------------------------------
-
-    def _move(self, node: Move) -> None:
-        text = {
-            "all_reduce": self._all_reduce,
-            "all_gather": self._all_gather,
-            "reduce_scatter": self._reduce_scatter,
-            "all_to_all": self._all_to_all,
-            "permute": self._permute,
-            "slice": self._slice,
-            "zero_fill": self._zero_fill,
-        }[node.step.kind](node)
-        if node.step.moves:
-            self.used.add(node.step.kind)
-            self.fresh.add(node.target)
-            n = self.mesh.size(*node.step.axes)
-            self.out.comment(f"{node.step.kind} over {n} devices, {node.wire:,} B sent: {node.why}")
-        if node.source in self.constants:
-            self.constants[node.target] = node.target.name
-        self.out.statement(f"{node.target.name} = {text}", _typed(node.target))
-
-    def _group(self, node: Move) -> str:
-        return f'groups["{"+".join(node.step.axes)}"]'
-
-    def _all_reduce(self, node: Move) -> str:
-        """In place where nobody else can see the memory."""
-        own = node.source in self.fresh and self.uses[node.source] == 1
-        x = node.source.name if own else f"{self._tensor(node.source)}.clone()"
-        return f'all_reduce({x}, {self._group(node)}, "{node.step.op}")'
-
-    def _all_gather(self, node: Move) -> str:
-        dim = self._position(node.source, node.step.dim)
-        return f"all_gather({node.source.name}, {dim}, {self._group(node)})"
-
-    def _reduce_scatter(self, node: Move) -> str:
-        dim = self._position(node.source, node.step.dim)
-        x, group = self._tensor(node.source), self._group(node)
-        return f'reduce_scatter({x}, {dim}, {group}, "{node.step.op}")'
-
-    def _all_to_all(self, node: Move) -> str:
-        split = self._position(node.source, node.step.to_dim)
-        concat = self._position(node.source, node.step.dim)
-        return f"all_to_all({node.source.name}, {split}, {concat}, {self._group(node)})"
-
-    def _permute(self, node: Move) -> str:
-        before, after = (_splits_text(splits) for splits in node.step.changed())
-        return f"permute({node.source.name}, rank, MESH, {before}, {after}, groups)"
-
-    def _slice(self, node: Move) -> str:
-        dim = node.step.dim
-        assert dim is not None
-        extent = node.target.local.size(dim)
-        start = self._times(node.step.axes, extent)
-        return f"{node.source.name}.narrow({self._position(node.source, dim)}, {start}, {extent})"
-
-    def _zero_fill(self, node: Move) -> str:
-        """One device of the axis keeps its copy; partial maxima and minima may all keep theirs."""
-        if node.step.op in ("max", "min"):
-            return self.constants.get(node.source, node.source.name)
-        if node.step.dim is not None:
-            return self._embed(node)
-        axis = self.program.coordinates[node.step.axes[0]]
-        if node.source in self.constants:
-            return f"{self.constants[node.source]} if {axis} == 0 else 0"
-        x = node.source.name
-        return f"{x} if {axis} == 0 else torch.zeros_like({x})"
-
-    def _embed(self, node: Move) -> str:
-        """The block at its place in a tensor of zeros."""
-        dim = node.step.dim
-        assert dim is not None
-        extent, size = node.source.local.size(dim), node.target.local.size(dim)
-        self.used.add("embed_block")
-        start = self._times(node.step.axes, extent)
-        position = self._position(node.source, dim)
-        return f"embed_block({node.source.name}, {position}, {start}, {size})"
-
-    def _position(self, var: Var, dim: str | None) -> int:
-        assert dim is not None
-        return var.local.index(dim)
-
-    def _tensor(self, var: Var) -> str:
-        if var not in self.constants:
-            return var.name
-        return f"torch.tensor({self.constants[var]}, dtype={var.local.dtype.torch})"
-
-    # --- loops -------------------------------------------------------------------------------
-
-    def _loop(self, node: Loop) -> None:
-        for carry in node.carries:
-            if carry.inside.name != carry.init.name:
-                init = self._tensor(carry.init)
-                self.out.statement(f"{carry.inside.name} = {init}", _typed(carry.inside))
-        for made in node.collected:
-            self._room(made)
-        indices = f"range({node.dim.size})"
-        self.out.add(f"for {node.index} in {f'reversed({indices})' if node.reverse else indices}:")
-        self.out.depth += 1
-        for stack, inside in node.stacked:
-            self.out.statement(f"{inside.name} = {self._slice_of(stack, node)}", _typed(inside))
-        # What is made outside is needed again in the next trip: it is nobody's to overwrite inside.
-        outside, self.fresh = self.fresh, set()
-        self._nodes(node.body, kept_inside(node))
-        self.fresh = outside | {c.outer for c in node.collected if not c.is_list}
-        for made in node.collected:
-            self._collect(made, node)
-        self._carry(node)
-        self.out.depth -= 1
-        self.shown = ("", 0)
-
-    def _slice_of(self, stack: Var, node: Loop) -> str:
-        """The text of the current slice; lists that one loop reads from the end are used up."""
-        position = stack.local.index(node.dim.name)
-        if position:
-            return f"{stack.name}.select({position}, {node.index})"
-        if stack in self.program.lists and node.reverse and self.uses[stack] == 1:
-            return f"{stack.name}.pop()"
-        return f"{stack.name}[{node.index}]"
-
-    def _room(self, made: Collected) -> None:
-        """Where a loop puts what it collects."""
-        text = "[]"
-        if not made.is_list:
-            shape, dtype = list(made.outer.local.shape), made.outer.local.dtype.torch
-            text = f"torch.empty({shape}, dtype={dtype})"
-        self.out.statement(f"{made.outer.name} = {text}", _typed(made.outer))
-
-    def _collect(self, made: Collected, node: Loop) -> None:
-        text = f"{made.outer.name}[{node.index}] = {self._tensor(made.inside)}"
-        if made.is_list:
-            text = f"{made.outer.name}.append({self._tensor(made.inside)})"
-        self.out.statement(text)
-
-    def _carry(self, node: Loop) -> None:
-        """What the next trip begins with; all at once, since one may be another's old value."""
-        pairs = [(c.inside.name, self._tensor(c.next)) for c in node.carries]
-        pairs = [(a, b) for a, b in pairs if a != b]
-        if pairs:
-            names, values = zip(*pairs, strict=True)
-            self.out.statement(f"{', '.join(names)} = {', '.join(values)}")
-        elif not node.body and not node.stacked and not node.collected:
-            self.out.add("pass")
-
     # --- end ---------------------------------------------------------------------------------
 
     def _updates(self) -> None:
@@ -372,64 +247,13 @@ class _Emitter:
         self.out.statement(f"return {{{', '.join(items)}}}")
 
 
-def _typed(var: Var) -> str:
-    """The note behind a statement: the type with what each device holds of it."""
-    return type_text(var.value.type, var.placement)
-
-
-def _splits_text(splits: dict[str, tuple[str, ...]]) -> str:
-    """`{"batch": ("x", "y")}` as source."""
-    return repr(splits)
+def _may_be_view(node: Compute) -> bool:
+    """Whether the result may share memory with the first operand."""
+    permutes = node.op.name == "einsum" and len(node.ins) == 1
+    return lookup(node.op.name).view or permutes
 
 
 def _literal(value: object) -> str:
     """A number as Python source; infinities have no literal."""
     text = repr(value)
     return f'float("{text}")' if text.lstrip("-") in ("inf", "nan") else text
-
-
-# --- facts of a program ------------------------------------------------------------------------
-
-
-def _uses(program: Program) -> Counter[Var]:
-    uses: Counter[Var] = Counter(var for _, var in program.outputs)
-    uses.update(new for _, new in program.updates)
-
-    def count(nodes: tuple[Node, ...]) -> None:
-        for node in nodes:
-            match node:
-                case Compute():
-                    uses.update(node.ins)
-                case Move():
-                    uses.update([node.source])
-                case Loop():
-                    uses.update(stack for stack, _ in node.stacked)
-                    uses.update(v for c in node.carries for v in (c.init, c.next))
-                    uses.update(c.inside for c in node.collected)
-                    count(node.body)
-
-    count(program.body)
-    return uses
-
-
-def _names(program: Program) -> list[str]:
-    """Every identifier that lowering has given out."""
-    found = [v.name for v in (*program.inputs, *program.params, *program.states)]
-    found += list(program.coordinates.values())
-
-    def collect(nodes: tuple[Node, ...]) -> None:
-        for node in nodes:
-            match node:
-                case Compute():
-                    found.extend(v.name for v in node.outs)
-                case Move():
-                    found.append(node.target.name)
-                case Loop():
-                    found.append(node.index)
-                    found.extend(c.inside.name for c in node.carries)
-                    found.extend(v.name for _, v in node.stacked)
-                    found.extend(c.outer.name for c in node.collected)
-                    collect(node.body)
-
-    collect(program.body)
-    return found

@@ -7,9 +7,12 @@ import re
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from meshdsl.diagnostics import Diagnostic, DiagnosticError
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -27,6 +30,12 @@ class ProgramError(DiagnosticError):
     def __str__(self) -> str:
         return "\n" + "\n".join(map(shown, self.diagnostics))
 
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows for a traceback: the places are in the diagnostics."""
+        from meshdsl.render import render
+
+        return [coloured(render(d, WIDTH)) for d in self.diagnostics]
+
 
 class ProgramWarning(UserWarning):
     """What the compiler reports without refusing: a rule that matches nothing, for instance."""
@@ -37,6 +46,19 @@ def shown(diagnostic: Diagnostic) -> str:
     from meshdsl.render import render
 
     return render(diagnostic, WIDTH).plain
+
+
+def coloured(text: Text) -> str:
+    """Text with the escape sequences of a terminal."""
+    import io
+
+    from rich.console import Console
+
+    page = io.StringIO()
+    options: dict[str, Any] = {"force_terminal": True, "color_system": "standard"}
+    console = Console(file=page, width=WIDTH, force_jupyter=False, highlight=False, **options)
+    console.print(text, soft_wrap=True, end="")
+    return page.getvalue()
 
 
 def told(function: Callable[P, R]) -> Callable[P, R]:

@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Any
 from meshdsl.api.errors import told
 from meshdsl.api.places import here
 from meshdsl.diagnostics import Diagnostics, Source, did_you_mean, fail
+from meshdsl.named.ir import walk
 
 if TYPE_CHECKING:
+    from meshdsl.api.plan import Plan
     from meshdsl.api.program import Program
+    from meshdsl.named.declarations import Declarations
+    from meshdsl.notebook.collectives import Collectives
+    from meshdsl.notebook.memory import Memory
     from meshdsl.notebook.views import Placements, TensorView
     from meshdsl.pipeline import Options
+
+PRELUDE = "<prelude>"
+"""The file that library functions are of."""
 
 
 class Looks:
@@ -31,9 +39,12 @@ class Looks:
 
     @property
     def _sources(self) -> dict[str, Source]:
-        """The texts that lines of a report may be of, that of the program first."""
-        source: Source = self._made["source"]
-        return {source.name: source}
+        """The user's texts that lines of a report are of, that of the program first."""
+        first: Source = self._made["source"]
+        found = {first.name: first}
+        for op in walk(self._made["named"].body):
+            found.setdefault(op.span.file, op.span.source)
+        return {name: source for name, source in found.items() if name != PRELUDE}
 
     @property
     def placements(self) -> Placements:
@@ -55,3 +66,42 @@ class Looks:
             message = f"`{self.program.name}` has no tensor `{name}`"
             fail("MD0102", message, here().argument("name", 0), help=help)
         return found[name]
+
+    @property
+    def collectives(self) -> Collectives:
+        """What is sent, in order; each shows its tensor before and after, and who talks to whom."""
+        from meshdsl.notebook.collectives import collectives
+
+        return collectives(self._made["device"], self._report)
+
+    @property
+    def memory(self) -> Memory:
+        """Bytes that a device holds: parameters, gradients, state, inputs, activations."""
+        from meshdsl.notebook.memory import Memory
+
+        return Memory({self._made["placed"].layout: self._report["memory"]})
+
+
+def laid_out(
+    program: Program,
+    declarations: Declarations,
+    options: Options,
+    diagnostics: Diagnostics,
+) -> Plan:
+    """A program compiled as the command line does it; what there is to say goes to `diagnostics`.
+
+    Raises DiagnosticError where it does not compile.
+    """
+    from meshdsl.api.plan import Plan
+    from meshdsl.pipeline import STAGES
+
+    named = program.named(options.dtype, evaluate=False)
+    made: dict[str, Any] = {"source": declarations.source, "declarations": declarations}
+    made["named"] = named
+    for stage in ("placed", "device"):
+        made[stage] = STAGES[stage](made, options, diagnostics)
+        diagnostics.raise_errors()
+    if options.strict:
+        diagnostics.promote_warnings()
+        diagnostics.raise_errors()
+    return Plan(program, made, options, diagnostics)

@@ -172,8 +172,19 @@ def _positions(code: CodeType) -> list[Key]:
     return found[1]
 
 
+def cell_of(filename: str) -> str | None:
+    """The number of the notebook cell that code of this file name stands in: `In[3]`."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    found = None if shell is None else shell.compile.format_code_name(filename)
+    return None if found is None else str(found[1])
+
+
 def _shown(filename: str) -> str:
-    """What users call the file: no folder, and a cell is a cell."""
+    """What users call the file: no folder, and a cell is `In[3]`, as in tracebacks."""
+    cell = cell_of(filename)
+    if cell is not None:
+        return cell
     if _CELL.search(filename):
         return "cell"
     return filename if filename.startswith("<") else os.path.basename(filename)

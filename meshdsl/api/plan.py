@@ -19,7 +19,9 @@ from meshdsl.pipeline import STAGES, Options
 if TYPE_CHECKING:
     from meshdsl.api.program import Program
     from meshdsl.api.training import Training
+    from meshdsl.backends.module import ProgramModule
     from meshdsl.backends.persistent import Blocks, PersistentEngine
+    from meshdsl.notebook.code import Code
 
 Array = Any
 """A numpy array, a torch tensor, or what `numpy.asarray` takes."""
@@ -86,9 +88,11 @@ class Plan(Looks):
         return int(self._made["device"].mesh.devices)
 
     @property
-    def code(self) -> str:
+    def code(self) -> Code:
         """The standalone torch program that every device runs, one text for all of them."""
-        return str(self._text().text)
+        from meshdsl.notebook.code import Code
+
+        return Code(self._text().text)
 
     def _text(self) -> Any:
         from meshdsl.backends.emission import emit_compiled
@@ -298,6 +302,18 @@ class Plan(Looks):
             "checkpoint_every": checkpoint_every, "resume": resume, "force": force,
         }  # fmt: skip
         return training.train(self, self._made, data, asked)
+
+    @told
+    def module(self, device_mesh: Any = None, *, seed: int = 0) -> ProgramModule:
+        """The program as a `torch.nn.Module` on a `DeviceMesh`, for a training loop of one's own.
+
+        Parameters are local shards, made up from `seed` unless the plan's have been set; the
+        backward pass is compiled too. Every process of the mesh calls it. See docs/module.md.
+        """
+        from meshdsl.backends.module import module_of
+
+        made = {**self._made, "named": self.named}
+        return module_of(made, self.options, device_mesh, seed=seed, params=self._arrays)
 
     # --- looking -----------------------------------------------------------------------------
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshdsl.diagnostics import Source
+
+if TYPE_CHECKING:
+    from meshdsl.notebook.memory import Memory
 
 WIDTH = 100
 Json = dict[str, Any]
@@ -106,6 +109,18 @@ class Comparison:
         from meshdsl.report.compare_html import page
 
         return page(self.json, self.source)
+
+    @property
+    def memory(self) -> Memory:
+        """What a device holds under each column, as bars to one scale."""
+        from meshdsl.notebook.memory import of_columns
+
+        return of_columns(self.json)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        from meshdsl.notebook.comparison import page
+
+        return {"text/plain": self.text(), "text/html": page(self.json)}
 
 
 def _text(lines: Iterable[tuple[tuple[str, str], ...]]) -> str:

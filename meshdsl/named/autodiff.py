@@ -30,13 +30,21 @@ def gradients(
     Differentiates the nodes of the block so far. Each gradient has the type of its tensor; None
     where the loss does not depend on it. `seed` is the gradient of the loss, 1 without.
     """
+    return pulled_back(builder, [(loss, seed)], wrt)
+
+
+def pulled_back(
+    builder: Builder, seeds: Sequence[tuple[Value, Value | None]], wrt: Sequence[Value]
+) -> list[Value | None]:
+    """The same for a loss that depends on several values: pairs of one and its own gradient."""
     nodes = tuple(builder.frames[-1].body)
     tape = Tape(builder, active(nodes, set(wrt)), frozenset(wrt))
     start = len(builder.frames[-1].body)
     with in_phase(builder, "backward"):
         block = Block(tape, nodes)
-        emit = tape.emitter(loss)
-        block.add(loss, seed if seed is not None else emit.number(1.0, loss.type.dtype))
+        for value, seed in seeds:
+            emit = tape.emitter(value)
+            block.add(value, seed if seed is not None else emit.number(1.0, value.type.dtype))
         block.reverse()
         found = [block.whole(v) if v in block.grads else None for v in wrt]
     body = builder.frames[-1].body

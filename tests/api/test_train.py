@@ -62,3 +62,18 @@ def test_what_cannot_be_trained_is_refused() -> None:
         plain.compile().train({"x": X}, 3)
     with pytest.raises(md.ProgramError, match="MD05"):
         net.compile().train({"x": X}, 3)
+
+
+def test_a_plan_as_a_module_learns_in_a_loop_of_ones_own() -> None:
+    import torch
+
+    module = net.compile({"d": 1}, {"batch": "d"}).module()
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2, weight_decay=0.01)
+    x, losses = torch.tensor(X[:8]), []
+    for _ in range(20):
+        loss = module(x=x, target=x).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 1.5

@@ -64,8 +64,11 @@ def test_written_back_it_means_the_same(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_loaded_program_is_what_the_command_line_compiles(name: str) -> None:
     path = EXAMPLES / f"{name}.mdsl"
-    made = compile_source(read_source(path), Options(), Diagnostics(), "named")
-    assert print_program(md.load(path).named()) == print_program(made["named"])
+    for evaluate in (True, False):
+        options = Options(evaluate=evaluate)
+        made = compile_source(read_source(path), options, Diagnostics(), "named")
+        found = md.load(path).named(evaluate=evaluate)
+        assert print_program(found) == print_program(made["named"])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -3,11 +3,11 @@
 
 import meshdsl as md
 
-batch, pixels, hidden, classes = md.dims(batch=360, pixels=64, hidden=64, classes=10)
+batch, pixels, hidden, classes = md.dims(batch=120, pixels=64, hidden=64, classes=10)
 
 
 @md.program
-def digits(images: md.Tensor[batch, pixels]):
+def digits(images: md.Tensor[batch, pixels], labels: md.i32[batch]):
     w1 = md.param([pixels, hidden])
     b1 = md.param([hidden], init=md.zeros())
     w2 = md.param([hidden, classes])
@@ -16,4 +16,6 @@ def digits(images: md.Tensor[batch, pixels]):
     h = md.relu(md.einsum(images, w1, out=[batch, hidden]) + b1)
     logits = md.einsum(h, w2, out=[batch, classes]) + b2
     digit = md.argmax[classes](logits)
-    return digit, logits
+    loss = md.mean(md.cross_entropy[classes](logits, labels))
+    md.minimize(loss, md.adamw(lr=md.cosine(0.01, 400), weight_decay=1.0))
+    return digit, logits, loss

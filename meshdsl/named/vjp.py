@@ -1,0 +1,110 @@
+"""A program with its vector-Jacobian product: what a loss that is computed elsewhere needs.
+
+The gradients of the outputs come in as more inputs, those of parameters and inputs go out as more
+outputs. (The names are JAX's; Griewank and Walther 2008 call it the reverse mode.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from meshdsl.diagnostics import Diagnostics
+from meshdsl.named.autodiff import in_phase, pulled_back
+from meshdsl.named.autodiff_active import active
+from meshdsl.named.autodiff_call import about, source
+from meshdsl.named.builder import Builder, Scope
+from meshdsl.named.ir import Output, Program, Value
+from meshdsl.named.prelude import prelude
+from meshdsl.named.simplify import simplify
+from meshdsl.named.verify import verify
+
+
+@dataclass(frozen=True, slots=True)
+class Vjp:
+    """A program with its vector-Jacobian product.
+
+    The last inputs of `program` are the gradients of the outputs `cotangents`, by name; its last
+    outputs are the gradients of `params`, and then those of `inputs`.
+    """
+
+    program: Program
+    cotangents: tuple[str, ...]
+    params: tuple[str, ...]
+    inputs: tuple[str, ...]
+
+
+def with_vjp(program: Program, params: Collection[str], inputs: Collection[str]) -> Vjp:
+    """The program with the gradients of the float parameters and inputs that are named.
+
+    Those that no output depends on have none, and so have outputs that depend on none of them.
+    """
+    assert not program.updates, "a training step is not differentiated again"
+    builder = Builder(Diagnostics())
+    builder.adopt(program)
+    outputs = tuple(_computed(builder, output) for output in program.outputs)
+    learned = [p.value for p in program.params if _is_wanted(p.value, p.value.name, params)]
+    given = [v for v in program.inputs if _is_wanted(v, v.label, inputs)]
+    reached = active(builder.frames[0].body, {*learned, *given})
+    seeds = [(o, _cotangent(builder, o.value)) for o in outputs if o.value in reached]
+    found = pulled_back(builder, [(o.value, seed) for o, seed in seeds], [*learned, *given])
+    names = [v.name or "" for v in learned] + [v.label for v in given]
+    made = []
+    taken: set[Value] = set()
+    for name, value, grad in zip(names, [*learned, *given], found, strict=True):
+        if grad is not None:
+            own = grad if value.role == "param" else _own(builder, grad, value, taken)
+            made.append((name, value, own))
+            taken.add(grad)
+    whole = replace(
+        program,
+        inputs=(*program.inputs, *(seed for _, seed in seeds)),
+        body=tuple(builder.frames[0].body),
+        outputs=(*outputs, *(Output(f"d_{name}", grad, v.span) for name, v, grad in made)),
+    )
+    verify(whole)
+    whole = simplify(whole)
+    verify(whole)
+    by_param, by_input = (
+        tuple(name for name, v, _ in made if (v.role == "param") is is_param)
+        for is_param in (True, False)
+    )
+    return Vjp(whole, tuple(o.name for o, _ in seeds), by_param, by_input)
+
+
+def _is_wanted(value: Value, name: str | None, names: Collection[str]) -> bool:
+    return value.type.dtype.kind == "float" and name in names
+
+
+def _computed(builder: Builder, output: Output) -> Output:
+    """The output; of a gradient that is returned, a value of its own.
+
+    What is stored lies elsewhere than what is computed, and a cotangent lies where its output does.
+    """
+    value = output.value
+    if value.role != "grad":
+        return output
+    scope = Scope({}, {}, prelude(), value.path, value.functions)
+    fields = {"follows": value.follows, "name": value.name}
+    return replace(
+        output,
+        value=builder.emit("identity", (value,), {}, value.span, scope, fields=fields)[0],
+    )
+
+
+def _cotangent(builder: Builder, value: Value) -> Value:
+    """The gradient of an output as an input: it lies where the output does."""
+    plain = Value(value.type, value.span, path=value.path, functions=value.functions, role="input")
+    named = about(source(value))
+    made = replace(plain, **{**named, "name": named["name"] or "d_out"})
+    builder.place(made, 0)
+    return made
+
+
+def _own(builder: Builder, grad: Value, value: Value, taken: set[Value]) -> Value:
+    """The gradient of an input, made a value of its own that lies where the input does."""
+    if grad.follows is value and grad.role == "activation" and grad not in taken:
+        return grad
+    scope = Scope({}, {}, prelude(), value.path, value.functions)
+    with in_phase(builder, "backward"):
+        return builder.emit("identity", (grad,), {}, grad.span, scope, fields=about(value))[0]

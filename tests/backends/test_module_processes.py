@@ -1,0 +1,355 @@
+"""Modules on a DeviceMesh of real processes over gloo: training, state dicts, what is refused.
+
+The processes of one world go through all of its scenes, one after the other.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+from meshdsl.api.errors import ProgramError
+from meshdsl.backends.module import ProgramModule, module
+from tests.backends.module_cases import BLOCK, CASES, MLP, Case, drawn, expected, mlp
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SQUARE = {"a": 2, "b": 2}
+
+
+def mesh_of(axes: dict[str, int]) -> DeviceMesh:
+    return init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
+
+
+def written(folder: Path, text: str) -> str:
+    """The path of a file with the program; every process writes its own."""
+    path = folder / f"program-{os.getpid()}.mdsl"
+    path.write_text(text)
+    return str(path)
+
+
+def made(folder: Path, case: Case, **options: Any) -> tuple[Any, dict[str, torch.Tensor]]:
+    """The module of a case in float64, and the whole parameters that it was given."""
+    path, mesh = written(folder, case.text), mesh_of(case.axes)
+    shown = module(path, mesh, case.layout, reduce=case.reduce, dtype="f64", **options)
+    params = shown.whole_state_dict()
+    return shown, params
+
+
+def close(found: torch.Tensor, right: torch.Tensor) -> None:
+    torch.testing.assert_close(found, right, rtol=1e-9, atol=1e-10)
+
+
+def local(shown: ProgramModule, name: str, tensor: torch.Tensor | None) -> torch.Tensor:
+    """What this process holds of a whole tensor, as DTensor cuts it."""
+    assert tensor is not None
+    return distribute_tensor(tensor, shown.device_mesh, shown.placements(name)).to_local()
+
+
+# --- scenes -------------------------------------------------------------------------------------
+
+
+def gradients(folder: Path) -> None:
+    """Outputs and gradients by everything, of blocks and of DTensors, kept and added up."""
+    world = dist.get_world_size()
+    for case in CASES:
+        small = case.text is MLP and case.layout in ("fsdp", "hybrid", "swapped")
+        large = case.text is BLOCK and case.layout in ("tp", "hybrid")
+        if math.prod(case.axes.values()) == world and (small or large):
+            agree(folder, case)
+
+
+def agree(folder: Path, case: Case) -> None:
+    shown, params = made(folder, case, seed=3)
+    specs = shown._runtime
+    inputs, cotangents = drawn(specs.inputs, 1), drawn(specs.outputs, 2)
+    right = expected(case, inputs, params, cotangents)
+    own = {n: shown.local(n, t).clone().requires_grad_() for n, t in inputs.items()}
+    outputs = shown(**own)._asdict()
+    loss = sum((outputs[n] * local(shown, n, t)).sum() for n, t in cotangents.items())
+    assert isinstance(loss, torch.Tensor)
+    loss.backward(retain_graph=True)
+    for name, tensor in right.outputs.items():
+        close(outputs[name].detach(), local(shown, name, tensor))
+    for name, tensor in right.inputs.items():
+        grad = own[name].grad
+        assert grad is not None
+        close(grad, local(shown, name, tensor))
+    grads = {n: p.grad.clone() for n, p in shown.named_parameters()}
+    assert list(grads) == list(params)
+    if case.layout == "swapped":
+        return
+    for name, tensor in right.params.items():
+        close(grads[name], local(shown, name, tensor))
+    loss.backward()
+    for name, param in shown.named_parameters():
+        close(param.grad, 2 * grads[name])
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+def training(folder: Path) -> None:
+    """Five steps of AdamW, the loss and the clipped norm of each, against a module of torch."""
+    world = dist.get_world_size()
+    for layout, axes in [("fsdp", {"a": world}), ("tp", {"a": world}), ("hybrid", SQUARE)]:
+        if math.prod(axes.values()) == world:
+            train(folder, layout, axes)
+
+
+def train(folder: Path, layout: str, axes: dict[str, int]) -> None:
+    shown, start = made(folder, Case(MLP, mlp, layout, axes))
+    params = {n: torch.nn.Parameter(t.clone()) for n, t in start.items()}
+    optimizers = [torch.optim.AdamW(p, lr=0.05) for p in (shown.parameters(), params.values())]
+    for step in range(5):
+        inputs = drawn(shown._runtime.inputs, step)
+        own = {n: shown.local(n, t) for n, t in inputs.items()}
+        loss, right = shown(**own).loss, mlp(params, inputs)["loss"]
+        close(loss.detach(), right.detach())
+        for optimizer, value in zip(optimizers, (loss, right), strict=True):
+            optimizer.zero_grad()
+            value.backward()
+        norm = torch.nn.utils.clip_grad_norm_(params.values(), 0.1)
+        torch.testing.assert_close(shown.clip_grad_norm_(0.1), norm)
+        for optimizer in optimizers:
+            optimizer.step()
+    for name, tensor in shown.whole_state_dict().items():
+        close(tensor, params[name].detach())
+
+
+def data_parallel(folder: Path) -> None:
+    """A loss of the local block alone: the gradients are those of the sum over the blocks."""
+    world = dist.get_world_size()
+    shown, start = made(folder, Case(MLP, mlp, "dp", {"a": world}))
+    inputs = drawn(shown._runtime.inputs, 4)
+    own = {n: shown.local(n, t) for n, t in inputs.items()}
+    loss = ((shown(**own).y - own["target"]) ** 2).mean() / world
+    loss.backward()
+    params = {n: t.clone().requires_grad_() for n, t in start.items()}
+    mlp(params, inputs)["loss"].backward()
+    for name, param in shown.named_parameters():
+        grad = params[name].grad
+        assert grad is not None
+        close(param.grad, grad)
+
+
+def accumulation(folder: Path) -> None:
+    """Gradients add up over batches; frozen parameters have none; nothing is kept without grad."""
+    shown, _ = made(folder, Case(MLP, mlp, "fsdp", {"a": dist.get_world_size()}))
+    batches = [drawn(shown._runtime.inputs, seed) for seed in (5, 6)]
+    grads = []
+    for batch in batches:
+        shown.zero_grad()
+        shown(**{n: shown.local(n, t) for n, t in batch.items()}).loss.backward()
+        grads.append({n: p.grad.clone() for n, p in shown.named_parameters()})
+    shown(**{n: shown.local(n, t) for n, t in batches[0].items()}).loss.backward()
+    for name, param in shown.named_parameters():
+        close(param.grad, grads[0][name] + grads[1][name])
+    kept: list[torch.Tensor] = []
+    own = {n: shown.local(n, t) for n, t in batches[0].items()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+    with hooks, torch.no_grad():
+        assert not shown(**own).loss.requires_grad
+    assert not kept
+    shown.w.requires_grad_(False)
+    shown.zero_grad()
+    with hooks:
+        shown(**own).loss.backward()
+    assert kept
+    assert shown.w.grad is None
+    close(shown.v.grad, grads[0]["v"])
+
+
+def distributed_tensors(folder: Path) -> None:
+    """DTensors come in however they lie, and their gradients go back to them."""
+    shown, params = made(folder, Case(MLP, mlp, "dp", {"a": dist.get_world_size()}))
+    inputs = drawn(shown._runtime.inputs, 7)
+    case = Case(MLP, mlp, "dp", {})
+    ones = {"loss": torch.ones((), dtype=torch.float64), "y": torch.zeros_like(inputs["target"])}
+    right = expected(case, inputs, params, ones)
+    for place in (Replicate(), Shard(1)):
+        given = {n: distribute_tensor(t, shown.device_mesh, [place]) for n, t in inputs.items()}
+        given["x"].requires_grad_()
+        shown(**given).loss.backward()
+        grad = given["x"].grad
+        assert isinstance(grad, DTensor)
+        close(grad.full_tensor(), right.inputs["x"])
+
+
+def states(folder: Path) -> None:
+    """A state dict of one layout is loaded under others; whole tensors too; and by torch's own."""
+    world = dist.get_world_size()
+    text, last = (BLOCK, "mlp.w1") if world == 2 else (MLP, "v")
+    first, params = made(folder, Case(text, mlp, "tp", {"a": world}), seed=8)
+    state = first.state_dict()
+    assert list(state) == list(params)
+    assert all(isinstance(t, DTensor) for t in state.values())
+    for name, tensor in state.items():
+        assert torch.equal(tensor.full_tensor(), params[name])
+    others: list[tuple[str, dict[str, int]]] = [("fsdp", {"b": 1, "a": world})]
+    others += [("hybrid", SQUARE)] if world == 4 else []
+    for layout, axes in others:
+        other, _ = made(folder, Case(text, mlp, layout, axes), seed=9)
+        for given in (state, params):
+            with torch.no_grad():
+                for param in other.parameters():
+                    param.zero_()
+            other.load_state_dict(given)
+            for name, tensor in other.whole_state_dict().items():
+                assert torch.equal(tensor, params[name])
+        outer = torch.nn.ModuleDict({"inner": other})
+        outer.load_state_dict({f"inner.{n}": 2 * t for n, t in params.items()})
+        save(outer.state_dict(), checkpoint_id=folder / f"{layout}-{world}")
+        loaded = {f"inner.{n}": torch.zeros_like(t) for n, t in params.items()}
+        load(loaded, checkpoint_id=folder / f"{layout}-{world}")
+        for name, tensor in params.items():
+            assert torch.equal(loaded[f"inner.{name}"], 2 * tensor)
+    with pytest.raises(RuntimeError, match=rf"Missing key.*{last}"):
+        first.load_state_dict({n: t for n, t in state.items() if n != last})
+    refused("MD0563", lambda: first.load_state_dict({**params, last: torch.ones(3)}))
+
+
+def given_values(folder: Path) -> None:
+    """The values of a seed do not depend on the layout; others may be given; copies are apart."""
+    world = dist.get_world_size()
+    wholes = [
+        made(folder, Case(MLP, mlp, layout, {"a": world}), seed=5)[1] for layout in ("tp", "fsdp")
+    ]
+    assert all(torch.equal(wholes[0][n], wholes[1][n]) for n in wholes[0])
+    case = Case(MLP, mlp, "tp", {"a": world})
+    shown, params = made(folder, case, params={"b": wholes[0]["b"] + 1})
+    assert torch.equal(params["b"], wholes[0]["b"] + 1)
+    other = copy.deepcopy(shown)
+    with torch.no_grad():
+        other.w.mul_(2)
+    assert torch.equal(shown.whole_state_dict()["w"], params["w"])
+    assert torch.equal(other.whole_state_dict()["w"], 2 * params["w"])
+
+
+def part_of_a_mesh(folder: Path) -> None:
+    """Two modules side by side, each on a part of the processes."""
+    mesh = mesh_of({"copy": 2, "a": dist.get_world_size() // 2})
+    shown: Any = module(
+        written(folder, MLP), mesh["a"], "tp", dtype="f64", seed=mesh.get_local_rank(0)
+    )
+    inputs = drawn(shown._runtime.inputs, 7)
+    params = {n: t.requires_grad_() for n, t in shown.whole_state_dict().items()}
+    right = mlp(params, inputs)["loss"]
+    loss = shown(**inputs).loss
+    loss.backward()
+    right.backward()
+    close(loss.detach(), right.detach())
+    close(shown.w.grad, local(shown, "w", params["w"].grad))
+
+
+def refusals(folder: Path) -> None:
+    """What does not fit is refused on every process alike."""
+    path, world = written(folder, MLP), dist.get_world_size()
+    mesh = mesh_of({"a": world})
+    shown = module(path, mesh, "dp")
+    inputs = {n: t.float() for n, t in drawn(shown._runtime.inputs, 1).items()}
+    own = {n: shown.local(n, t) for n, t in inputs.items()}
+    other = mesh_of({"c": world})
+    elsewhere = distribute_tensor(inputs["x"], other, [Replicate()])
+    refused("MD0560", lambda: module(path, other, "dp"))
+    refused("MD0560", lambda: module(path, DeviceMesh("cpu", list(range(world))), "dp"))
+    backwards = DeviceMesh("cpu", list(range(world))[::-1], mesh_dim_names=("a",))
+    refused("MD0560", lambda: module(path, backwards, "dp"))
+    refused("MD0561", lambda: shown(**inputs))
+    refused("MD0561", lambda: shown(**{**own, "x": elsewhere}))
+    refused("MD0301", lambda: module(path, mesh, "dp", dims={"batch": 2 * world + 1}))
+    if world == 4:
+        swapped = module(path, mesh_of(SQUARE), "swapped")
+        refused("MD0562", swapped.state_dict)
+        assert list(swapped.whole_state_dict()) == ["w", "b", "v"]
+
+
+def documented(folder: Path) -> None:
+    """The page about modules runs as it stands."""
+    page = (ROOT / "docs" / "module.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 2
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, "docs/module.md", "exec"), names)
+    assert names["loss"].isfinite()
+
+
+def refused(code: str, call: Callable[[], Any]) -> None:
+    with pytest.raises(ProgramError) as caught:
+        call()
+    (told,) = caught.value.diagnostics
+    assert told.code == code, told
+    assert told.help
+
+
+SCENES: dict[int, tuple[Callable[[Path], None], ...]] = {
+    2: (
+        gradients,
+        training,
+        data_parallel,
+        accumulation,
+        distributed_tensors,
+        states,
+        given_values,
+        refusals,
+    ),
+    4: (gradients, training, states, part_of_a_mesh, refusals, documented),
+}
+"""What each number of processes goes through."""
+
+# --- the processes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world", SCENES)
+def test_processes(world: int, tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "tests.backends.test_module_processes", str(tmp_path)]
+    processes = [
+        subprocess.Popen(
+            [*program, str(rank), str(world)],
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(world)
+    ]
+    try:
+        said = [process.communicate(timeout=240)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * world, "\n".join(said)
+
+
+def main(folder: Path, rank: int, world: int) -> None:
+    torch.set_num_threads(1)
+    meeting = f"file://{folder}/meeting"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
+    for scene in SCENES[world]:
+        scene(folder)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
