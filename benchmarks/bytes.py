@@ -1,15 +1,16 @@
 """What our programs send, beside what other systems were measured to send and the least known.
 
-`python -m benchmarks.bytes` prints two tables. The first has wire bytes per device of forward
-programs under `--reduce optimal`, as predicted and as counted where they ran. The second has the
-bytes of all devices, in units of the tensor, of eight changes of placement on a 2×2 mesh. Bytes are
-those that ring algorithms send. The figures of others were measured once, on a CPU (those for a TPU
-by compiling for one): JAX 0.10.2, torch 2.13's DTensor with every step written by hand, and OneFlow
-0.9.0.
+`python -m benchmarks.bytes` prints three tables. The first two have wire bytes per device of
+forward programs and of gradients (`benchmarks/gradients.py`) under `--reduce optimal`, as predicted
+and as counted where they ran. The third has the bytes of all devices, in units of the tensor, of
+eight changes of placement on a 2×2 mesh. Bytes are those that ring algorithms send. The figures of
+others were measured once, on a CPU (those for a TPU by compiling for one): JAX 0.10.2, torch 2.13's
+DTensor with every step written by hand, and OneFlow 0.9.0.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,8 @@ class Known:
     text: str
     layout: str
     least: int
-    jax_cpu: int
-    jax_tpu: int
+    jax_cpu: int | None
+    jax_tpu: int | None
     dtensor: int | None = None
     note: str = ""
 
@@ -137,12 +138,12 @@ def of_change(change: Change) -> Sent:
     return measure(change.text, sbp="change")
 
 
-def main() -> None:
-    """Print both tables."""
-    print("Wire bytes per device, forward")
+def print_rows(title: str, rows: Iterable[Known]) -> None:
+    """Print a table of programs: others, the least known, and ours."""
+    print(f"Wire bytes per device, {title}")
     heads = ("JAX CPU", "JAX TPU", "DTensor", "least known", "ours", "counted")
     print(f"{'':28}" + "".join(f"{head:>13}" for head in heads))
-    for known in forward():
+    for known in rows:
         ours = measure(known.text, layout=known.layout)
         others = (known.jax_cpu, known.jax_tpu, known.dtensor, known.least)
         figures = (*others, ours.predicted, ours.counted)
@@ -150,7 +151,16 @@ def main() -> None:
         print(f"{known.name:28}{cells}" + ("" if ours.proven else "  not proven least"))
         if known.note:
             print(f"{'':28}  ({known.note})")
-    print("\nBytes of all devices, in units of the tensor, 2×2 mesh")
+    print()
+
+
+def main() -> None:
+    """Print the tables."""
+    from benchmarks.gradients import GRADIENTS
+
+    print_rows("forward", forward())
+    print_rows("gradients", GRADIENTS)
+    print("Bytes of all devices, in units of the tensor, 2×2 mesh")
     print(f"{'':28}{'OneFlow':>13}{'least':>13}{'ours':>13}")
     for change in CHANGES:
         sent = of_change(change).cluster / TENSOR_BYTES

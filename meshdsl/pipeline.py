@@ -147,13 +147,18 @@ def check_policy(policy: str, span: Span | None = None) -> None:
 
 
 def lower_placed(program: placed.Program) -> device.Program:
-    """The device program, verified."""
+    """The device program, verified: small collectives in buckets, others under way early."""
     from meshdsl.backends.torch_text import taken_names
+    from meshdsl.device.buckets import in_buckets
     from meshdsl.device.from_placed import lower
+    from meshdsl.device.overlap import overlapped
     from meshdsl.device.verify import verify
 
     result = lower(program, taken_names())
     verify(result)
+    for made in (in_buckets, lambda p: overlapped(p, taken_names())):
+        result = made(result)
+        verify(result)
     return result
 
 

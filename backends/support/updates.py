@@ -45,11 +45,19 @@ def adam_(
     weight_decay: float,
     decoupled: bool,
 ) -> Any:
-    """Adam; `decoupled` makes it AdamW. One tensor of the size of `w` is made on the way.
+    """Adam; `decoupled` makes it AdamW: by torch's kernel, in one pass over the memory.
 
-    lr * (m / c1) / (sqrt(v / c2) + eps) is computed as (lr * r / c1) * m / (sqrt(v) + eps * r) with
-    r = sqrt(c2), which saves a pass over the memory.
+    It wants scalars and what is contiguous. Otherwise lr * (m / c1) / (sqrt(v / c2) + eps) is
+    computed as (lr * r / c1) * m / (sqrt(v) + eps * r) with r = sqrt(c2), which saves a pass.
     """
+    if are_scalars(lr, step) and all(x.is_contiguous() for x in (w, m, v)):
+        full = full_gradient(w, g, scale, 0.0).contiguous()
+        steps = torch.as_tensor(step, dtype=torch.float32, device=w.device)
+        options = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps}
+        options |= {"weight_decay": weight_decay, "amsgrad": False, "maximize": False}
+        update = torch._fused_adamw_ if decoupled else torch._fused_adam_
+        update([w], [full], [m], [v], [], [steps], **options)
+        return w, m, v
     full = full_gradient(w, g, scale, 0.0 if decoupled else weight_decay)
     if decoupled and weight_decay:
         w.mul_(1 - lr * weight_decay)
@@ -59,6 +67,11 @@ def adam_(
     direction = torch.sqrt(v, out=None if full is g else full).add_(eps * root)
     torch.div(m, direction, out=direction)
     return step_along_(w, direction, lr * root / one_less_power(beta1, step)), m, v
+
+
+def are_scalars(*values: Any) -> bool:
+    """Whether all are numbers or tensors of one."""
+    return all(not isinstance(x, torch.Tensor) or x.dim() == 0 for x in values)
 
 
 def full_gradient(w: torch.Tensor, g: torch.Tensor, scale: Any, weight_decay: float) -> Any:

@@ -30,7 +30,9 @@ class _Lowering:
         coordinates = {axis: self.names.fresh(axis) for axis in self.mesh.names}
         inputs = tuple(self._new(t) for t in self.source.inputs)
         params = tuple(self._new(p.tensor) for p in self.source.params)
-        states = tuple(self._new(t, (t.value.name or "").replace(".", "_")) for t in self.source.states)
+        states = tuple(
+            self._new(t, (t.value.name or "").replace(".", "_")) for t in self.source.states
+        )
         body = self._nodes(self.source.body)
         outputs = tuple((name, self.vars[t]) for name, t in self.source.outputs)
         updates = tuple((self.vars[a], self.vars[b]) for a, b in self.source.updates)
@@ -135,7 +137,7 @@ def _suffix(before: Placement, after: Placement) -> str:
 
 
 def _read(program: placed.Program) -> set[placed.Tensor]:
-    """What is read as a whole, not only slice by slice."""
+    """What is read as a whole, or along a dim that is not its first: not slice by slice."""
     found = {t for _, t in program.outputs} | {new for _, new in program.updates}
 
     def collect(nodes: tuple[placed.Node, ...]) -> None:
@@ -148,6 +150,8 @@ def _read(program: placed.Program) -> set[placed.Tensor]:
                 case placed.Loop():
                     found.update(t for c in node.carries for t in (c.init, c.next))
                     found.update(inside for inside, _ in node.collected)
+                    dim = node.repeat.dim.name
+                    found.update(t for t, _ in node.stacked if t.value.type.index(dim))
                     collect(node.body)
 
     collect(program.body)

@@ -59,6 +59,95 @@ class Move:
     remedy: str
     phase: str
 
+    @property
+    def moves(self) -> tuple[Move, ...]:
+        """The moves that it does: itself, as a bucket has several."""
+        return (self,)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bucket:
+    """Moves of one kind, over the same axes, done by one collective on a flat buffer.
+
+    `payload`, `wire` and `cluster` are those of the buffer.
+    """
+
+    moves: tuple[Move, ...]
+    payload: int
+    wire: int
+    cluster: int
+
+    @property
+    def step(self) -> Step:
+        """What any of the moves does, but for dims and placements."""
+        return self.moves[0].step
+
+    @property
+    def span(self) -> Span:
+        """The source of the first move."""
+        return self.moves[0].span
+
+    @property
+    def phase(self) -> str:
+        """That of the last move: what a bucket waits for."""
+        return self.moves[-1].phase
+
+
+Collective = Move | Bucket
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Start:
+    """Issues a collective; `work` is the variable that stands for it while it is under way.
+
+    One issued `ahead` is that of the loop's next trip, and nothing in the last one.
+    """
+
+    collective: Collective
+    work: str
+    ahead: bool = False
+
+    @property
+    def span(self) -> Span:
+        """The source of the collective."""
+        return self.collective.span
+
+    @property
+    def phase(self) -> str:
+        """That of the collective."""
+        return self.collective.phase
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Wait:
+    """Waits for a collective that was issued before; its targets are there from here on."""
+
+    collective: Collective
+    work: str
+
+    @property
+    def span(self) -> Span:
+        """The source of the collective."""
+        return self.collective.span
+
+    @property
+    def phase(self) -> str:
+        """That of the collective."""
+        return self.collective.phase
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ahead:
+    """A collective on slices of stacks that is issued one trip ahead, the first before the loop.
+
+    `slices` are pairs of (stack, slice), one per move. In the body stands a `Wait`, and behind it
+    the `Start` for the next trip.
+    """
+
+    collective: Collective
+    work: str
+    slices: tuple[tuple[Var, Var], ...]
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Carry:
@@ -92,9 +181,10 @@ class Loop:
     collected: tuple[Collected, ...] = ()
     reverse: bool = False
     phase: str = "forward"
+    ahead: tuple[Ahead, ...] = ()
 
 
-Node = Compute | Move | Loop
+Node = Compute | Move | Bucket | Start | Wait | Loop
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,10 +207,24 @@ class Program:
     lists: frozenset[Var] = frozenset()
 
 
-def walk(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[Compute | Move, int]]:
-    """Every statement in order, with how often it runs."""
+def walk(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[Compute | Collective, int]]:
+    """Every operator and collective in order, with how often it runs.
+
+    A collective that is issued ahead counts where it is waited for.
+    """
     for node in nodes:
+        match node:
+            case Loop():
+                yield from walk(node.body, trips * node.dim.size)
+            case Wait():
+                yield node.collective, trips
+            case Compute() | Move() | Bucket():
+                yield node, trips
+
+
+def every(nodes: tuple[Node, ...]) -> Iterator[Node]:
+    """Every node in order, loops before what is in them."""
+    for node in nodes:
+        yield node
         if isinstance(node, Loop):
-            yield from walk(node.body, trips * node.dim.size)
-        else:
-            yield node, trips
+            yield from every(node.body)

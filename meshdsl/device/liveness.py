@@ -6,9 +6,22 @@ program that people read: smaller ones stay until their block ends, and are coun
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
-from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Var, walk
+from meshdsl.device.ir import (
+    Bucket,
+    Collective,
+    Compute,
+    Loop,
+    Move,
+    Node,
+    Program,
+    Start,
+    Var,
+    Wait,
+    every,
+)
 from meshdsl.ops.opdef import lookup
 
 LARGE = 1 << 20
@@ -18,26 +31,31 @@ LARGE = 1 << 20
 def deaths(nodes: tuple[Node, ...], kept: frozenset[Var]) -> tuple[tuple[Var, ...], ...]:
     """Per node of a block, the large variables made in the block that nothing reads after it.
 
-    `kept` are read after the block.
+    What goes into a bucket is as large as all of it. `kept` are read after the block.
     """
-    own = {v for node in nodes for v in made(node)}
+    own = {v for node in nodes if not _is_constant(node) for v in made(node)}
     later: set[str] = {v.name for v in kept}
     found: list[tuple[Var, ...]] = []
     for node in reversed(nodes):
         touched = dict.fromkeys((*made(node), *reads(node)))
         dying = [v for v in touched if v in own and v.name not in later]
-        found.append(tuple(v for v in dying if v.local.bytes >= LARGE and not _constant(node, v)))
+        together = isinstance(node.collective if isinstance(node, Start) else node, Bucket)
+        size = sum(v.local.bytes for v in dying) if together else 0
+        found.append(tuple(v for v in dying if max(size, v.local.bytes) >= LARGE))
         later.update(v.name for v in touched)
     return tuple(reversed(found))
 
 
 def made(node: Node) -> tuple[Var, ...]:
-    """The variables that a node assigns, of a loop those that are there after it."""
+    """The variables that a node assigns or makes room for; of a loop those there after it."""
     match node:
         case Compute():
             return node.outs
-        case Move():
-            return (node.target,)
+        case Move() | Bucket():
+            return _targets(node)
+        case Start() | Wait():
+            # Room for what arrives is made at the start; of the next trip the loop counts it.
+            return () if isinstance(node, Start) and node.ahead else _targets(node.collective)
     return (*(c.result for c in node.carries), *(c.outer for c in node.collected))
 
 
@@ -46,15 +64,59 @@ def reads(node: Node) -> tuple[Var, ...]:
     match node:
         case Compute():
             return node.ins
-        case Move():
-            return (node.source,)
-    inner = tuple(v for n in node.body for v in reads(n))
-    inner += tuple(c.inside for c in node.collected)
-    return (*(c.init for c in node.carries), *(s for s, _ in node.stacked), *inner)
+        case Move() | Bucket():
+            return _sources(node)
+        case Start():
+            return () if node.ahead else _sources(node.collective)
+        case Wait():
+            return (*_targets(node.collective), *_under_way(node.collective))
+    return (*_outer_reads(node), *(v for n in node.body for v in reads(n)), *_ends(node))
 
 
-def _constant(node: Node, var: Var) -> bool:
-    return isinstance(node, Compute) and node.op.name == "constant" and var in node.outs
+def _outer_reads(node: Loop) -> tuple[Var, ...]:
+    return (*(c.init for c in node.carries), *(s for s, _ in slices(node)))
+
+
+def _ends(node: Loop) -> tuple[Var, ...]:
+    """What is read at the end of an iteration."""
+    return (*(c.next for c in node.carries), *(c.inside for c in node.collected))
+
+
+def uses(program: Program) -> Counter[Var]:
+    """How often each variable is read, those that a step ends with among them."""
+    found: Counter[Var] = Counter(var for _, var in program.outputs)
+    found.update(new for _, new in program.updates)
+    for node in every(program.body):
+        match node:
+            case Loop():
+                found.update((*_outer_reads(node), *_ends(node)))
+            case Wait():
+                found.update(_sources(node.collective))
+            case Compute() | Move() | Bucket():
+                found.update(reads(node))
+    return found
+
+
+def _under_way(node: Collective) -> tuple[Var, ...]:
+    """What a collective reads until it is over, beside its targets.
+
+    A bucket has copied it, and an all_reduce works in the memory of its target.
+    """
+    copied = isinstance(node, Bucket) or node.step.kind == "all_reduce"
+    return () if copied else _sources(node)
+
+
+def _sources(node: Collective) -> tuple[Var, ...]:
+    return tuple(m.source for m in node.moves)
+
+
+def _targets(node: Collective) -> tuple[Var, ...]:
+    return tuple(m.target for m in node.moves)
+
+
+def _is_constant(node: Node) -> bool:
+    """Whether a node is a number, which no variable holds."""
+    return isinstance(node, Compute) and node.op.name == "constant"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +205,17 @@ def _block(
 
 def kept_inside(node: Loop) -> frozenset[Var]:
     """What is read at the end of an iteration."""
-    return frozenset((*(c.next for c in node.carries), *(c.inside for c in node.collected)))
+    return frozenset(_ends(node))
 
 
 def _loop(node: Loop, base: dict[Var, Var]) -> Peak:
     kept = kept_inside(node)
-    for stack, inside in node.stacked:
+    for stack, inside in slices(node):
         base[inside] = base.get(stack, stack)
-    return _block(node.body, kept, base, Peak(0, node.span.line))
+    found = _block(node.body, kept, base, Peak(0, node.span.line))
+    # Room for the next trip; until it is issued, room for this trip that is not yet waited for.
+    ahead = sum(v.local.bytes for a in node.ahead for v in _targets(a.collective))
+    return Peak(found.bytes + ahead, found.line)
 
 
 def _owner(node: Node, var: Var, base: dict[Var, Var]) -> Var:
@@ -164,12 +229,25 @@ def _owner(node: Node, var: Var, base: dict[Var, Var]) -> Var:
 
 def owners(program: Program) -> frozenset[Var]:
     """The variables whose memory outputs show."""
-    base: dict[Var, Var] = {}
-    for node, _ in walk(program.body):
-        for var in made(node):
-            _owner(node, var, base)
+    base = memory_owners(program)
     outputs = [var for _, var in program.outputs]
     return frozenset((*outputs, *(base.get(v, v) for v in outputs)))
+
+
+def memory_owners(program: Program) -> dict[Var, Var]:
+    """Whose memory each variable shows that has none of its own: views, slices, what is updated."""
+    base: dict[Var, Var] = {}
+    for node in every(program.body):
+        if isinstance(node, Loop):
+            base.update({inside: base.get(stack, stack) for stack, inside in slices(node)})
+        for var in made(node):
+            _owner(node, var, base)
+    return base
+
+
+def slices(node: Loop) -> tuple[tuple[Var, Var], ...]:
+    """Pairs of (stack, slice) of a loop, those too that are only read ahead."""
+    return (*node.stacked, *(pair for ahead in node.ahead for pair in ahead.slices))
 
 
 def _shown(node: Node, var: Var) -> Var | None:

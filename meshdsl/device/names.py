@@ -5,10 +5,14 @@ from __future__ import annotations
 import builtins
 import keyword
 import re
+from collections.abc import Iterator
+
+from meshdsl.device.ir import Loop, Program, Start, every
+from meshdsl.device.liveness import made
 
 MODULE_NAMES = frozenset(
-    """np torch dist main device rank groups inputs params states argparse os sys math json struct pathlib
-    MESH GROUPS INPUTS PARAMS STATES OUTPUTS LOSS Spec F""".split()
+    """np torch dist main device rank groups inputs params states argparse os sys math json struct
+    pathlib MESH GROUPS INPUTS PARAMS STATES OUTPUTS LOSS Spec F""".split()
 )
 """Names that mean something in the emitted module."""
 
@@ -32,3 +36,25 @@ class Names:
         self._used.add(name)
         self._last[base] = number
         return name
+
+
+def identifiers(program: Program) -> frozenset[str]:
+    """Every identifier that a device program gives a meaning to."""
+    entries = (*program.inputs, *program.params, *program.states)
+    found = {v.name for v in entries} | set(program.coordinates.values())
+    for node in every(program.body):
+        found.update(v.name for v in made(node))
+        if isinstance(node, Start):
+            found.add(node.work)
+        elif isinstance(node, Loop):
+            found.update(_of_loop(node))
+    return frozenset(found)
+
+
+def _of_loop(node: Loop) -> Iterator[str]:
+    yield node.index
+    yield from (c.inside.name for c in node.carries)
+    yield from (inside.name for _, inside in node.stacked)
+    for ahead in node.ahead:
+        yield ahead.work
+        yield from (inside.name for _, inside in ahead.slices)

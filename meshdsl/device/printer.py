@@ -12,7 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Var
+from meshdsl.device.ir import (
+    Bucket,
+    Collective,
+    Compute,
+    Loop,
+    Move,
+    Node,
+    Program,
+    Start,
+    Var,
+    Wait,
+)
 from meshdsl.named.printer import INDENT, SourceLines, attributes, type_text
 from meshdsl.placed.printer import mesh_text, step_text
 
@@ -43,12 +54,18 @@ class _Printer:
 
     def _nodes(self, nodes: tuple[Node, ...], depth: int) -> Iterator[str]:
         for node in nodes:
-            yield from self.sources.at(node.span, depth)
+            if not isinstance(node, Wait):
+                yield from self.sources.at(node.span, depth)
             match node:
                 case Compute():
                     yield INDENT * depth + _compute(node)
-                case Move():
-                    yield INDENT * depth + _move(node)
+                case Move() | Bucket():
+                    yield from (INDENT * depth + line for line in _collective(node))
+                case Start():
+                    yield from (INDENT * depth + line for line in _start(node))
+                case Wait():
+                    targets = ", ".join(m.target.name for m in node.collective.moves)
+                    yield f"{INDENT * depth}{targets} = wait {node.work}"
                 case Loop():
                     yield from self._loop(node, depth)
 
@@ -58,6 +75,10 @@ class _Printer:
         yield f"{INDENT * depth}repeat {node.dim.name} {node.dim.size} as {node.index}{backwards}"
         for stack, inside in node.stacked:
             yield f"{pad}slice {_var(inside)} = {stack.name}[{node.index}]"
+        for ahead in node.ahead:
+            for stack, inside in ahead.slices:
+                yield f"{pad}slice {_var(inside)} = {stack.name}[{node.index}], ahead"
+            yield from (pad + line for line in _start(Start(ahead.collective, ahead.work)))
         for carry in node.carries:
             yield f"{pad}carry {_var(carry.inside)} = {carry.init.name}"
         yield from self._nodes(node.body, depth + 1)
@@ -78,6 +99,25 @@ def _compute(node: Compute) -> str:
     types = ", ".join(type_text(v.local) for v in node.outs)
     flops = f"  {node.flops:,} FLOP" if node.flops else ""
     return f"{outs} = {node.op.name}{ins}{attributes(node.op)} : {types}{flops}"
+
+
+def _collective(node: Collective) -> Iterator[str]:
+    """A move on a line; of a bucket a line for the buffer, and one for each part."""
+    if isinstance(node, Move):
+        yield _move(node)
+        return
+    size = f"{node.payload:,} B held, {node.wire:,} B sent"
+    yield f"bucket of {len(node.moves)}, {node.step.kind}: {size}"
+    yield from (INDENT + _move(move) for move in node.moves)
+
+
+def _start(node: Start) -> Iterator[str]:
+    if node.ahead:
+        yield f"{node.work} = start for the next trip"
+        return
+    first, *rest = _collective(node.collective)
+    yield f"{node.work} = start {first}"
+    yield from rest
 
 
 def _move(node: Move) -> str:

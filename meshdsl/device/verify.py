@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Var
+from meshdsl.device.ir import (
+    Bucket,
+    Collective,
+    Compute,
+    Loop,
+    Move,
+    Node,
+    Program,
+    Start,
+    Var,
+    Wait,
+)
+
+Works = dict[str, Collective]
+"""The collectives under way, by the variables that stand for them."""
 
 
 def verify(program: Program) -> None:
@@ -11,7 +25,7 @@ def verify(program: Program) -> None:
     known: set[Var] = set()
     for var in (*program.inputs, *program.params, *program.states):
         _define(var, known, names, program)
-    _verify_nodes(program.body, known, names, program)
+    _verify_block(program.body, known, names, program, {})
     for name, var in program.outputs:
         assert var in known, f"output {name} is not assigned"
     for old, new in program.updates:
@@ -27,20 +41,55 @@ def _define(var: Var, known: set[Var], names: set[str], program: Program) -> Non
     known.add(var)
 
 
-def _verify_nodes(
-    nodes: tuple[Node, ...], known: set[Var], names: set[str], program: Program
+def _verify_block(
+    nodes: tuple[Node, ...],
+    known: set[Var],
+    names: set[str],
+    program: Program,
+    works: Works,
 ) -> None:
+    """Check the nodes of a block. `works` are under way when it begins, and when it ends."""
+    before = dict(works)
     for node in nodes:
         match node:
             case Compute():
                 assert known.issuperset(node.ins), f"{node.op.name} reads what is not assigned"
                 for var in node.outs:
                     _define(var, known, names, program)
-            case Move():
-                assert node.source in known, f"{node.source.name} is not assigned"
-                _define(node.target, known, names, program)
+            case Move() | Bucket():
+                _verify_sources(node, known)
+                _define_targets(node, known, names, program)
+            case Start():
+                _verify_start(node, known, names, works)
+            case Wait():
+                assert works.pop(node.work, None) is node.collective, f"nothing is in {node.work}"
+                _define_targets(node.collective, known, names, program)
             case Loop():
                 _verify_loop(node, known, names, program)
+    assert works == before, f"nobody waits for {', '.join(works.keys() - before.keys())}"
+
+
+def _verify_sources(node: Collective, known: set[Var]) -> None:
+    for move in node.moves:
+        assert move.source in known, f"{move.source.name} is not assigned"
+    if isinstance(node, Bucket):
+        flat = {(m.step.kind, m.step.axes, m.step.op, m.source.local.dtype) for m in node.moves}
+        assert len(flat) == 1, f"one bucket for {flat}"
+
+
+def _define_targets(node: Collective, known: set[Var], names: set[str], program: Program) -> None:
+    for move in node.moves:
+        _define(move.target, known, names, program)
+
+
+def _verify_start(node: Start, known: set[Var], names: set[str], works: Works) -> None:
+    assert node.work not in works, f"{node.work} is already under way"
+    if not node.ahead:
+        _verify_sources(node.collective, known)
+        assert node.work not in names, f"{node.work} is assigned twice"
+        assert node.work.isidentifier(), f"{node.work!r} is no identifier"
+        names.add(node.work)
+    works[node.work] = node.collective
 
 
 def _verify_loop(node: Loop, known: set[Var], names: set[str], program: Program) -> None:
@@ -51,7 +100,8 @@ def _verify_loop(node: Loop, known: set[Var], names: set[str], program: Program)
     for stack, inside in node.stacked:
         assert stack in known, f"{stack.name} is not assigned"
         _define(inside, inner, names, program)
-    _verify_nodes(node.body, inner, names, program)
+    works = _verify_ahead(node, known, inner, names, program)
+    _verify_block(node.body, inner, names, program, works)
     for carry in node.carries:
         assert carry.next in inner, f"{carry.next.name} is not assigned"
         assert carry.result.name == carry.inside.name, "a carry changes its name"
@@ -59,3 +109,19 @@ def _verify_loop(node: Loop, known: set[Var], names: set[str], program: Program)
     for made in node.collected:
         assert made.inside in inner, f"{made.inside.name} is not assigned"
         _define(made.outer, known, names, program)
+
+
+def _verify_ahead(
+    node: Loop, known: set[Var], inner: set[Var], names: set[str], program: Program
+) -> Works:
+    """What is under way when a trip begins."""
+    works: Works = {}
+    for ahead in node.ahead:
+        sources = tuple(m.source for m in ahead.collective.moves)
+        assert sources == tuple(inside for _, inside in ahead.slices), "issued ahead of a slice"
+        for stack, inside in ahead.slices:
+            assert stack in known, f"{stack.name} is not assigned"
+            if inside not in inner:
+                _define(inside, inner, names, program)
+        _verify_start(Start(ahead.collective, ahead.work), inner, names, works)
+    return works

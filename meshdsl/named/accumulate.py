@@ -74,7 +74,11 @@ class _Loop:
         span = program.goal.span
         builder.frames[-1].body.append(
             Repeat(
-                self.dim, tuple(self.carries), stacked, tuple(frame.body), span,
+                self.dim,
+                tuple(self.carries),
+                stacked,
+                tuple(frame.body),
+                span,
                 tuple(self.collected),
             )  # fmt: skip
         )
@@ -135,4 +139,6 @@ class _Loop:
             number = self.builder.constant(1 / self.dim.size, value.type.dtype, value.span, scope)
             role = "grad" if value.follows is not None else "activation"
             fields = {"role": role, "follows": value.follows, "name": value.name}
-            return self.builder.emit("mul", (value, number), {}, value.span, scope, fields=fields)[0]
+            return self.builder.emit("mul", (value, number), {}, value.span, scope, fields=fields)[
+                0
+            ]

@@ -125,7 +125,9 @@ class _Mixed:
         inside, next_ = self.of(carry.inside), self.of(carry.next)
         dtype = inside.type.dtype
         if next_.type.dtype != dtype:
-            next_ = self._cast(next_, dtype, Op("cast", (), (), (), loop.span, loop.phase, loop.block))
+            next_ = self._cast(
+                next_, dtype, Op("cast", (), (), (), loop.span, loop.phase, loop.block)
+            )
         return Carry(self.of(carry.init), inside, next_, self._new(carry.result, dtype))
 
     def _collected(self, made: Collected) -> Collected:

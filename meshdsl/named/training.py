@@ -117,9 +117,7 @@ class _Emitter:
         self, name: str, type: TensorType, follows: Value | None, copies: Value | None = None
     ) -> Value:
         scope = self._scope(follows)
-        value = self.builder.value(
-            type, self.span, scope, name=name, role="state", follows=follows
-        )
+        value = self.builder.value(type, self.span, scope, name=name, role="state", follows=follows)
         self.states.append(State(value, copies))
         return value
 

@@ -40,12 +40,18 @@ from meshdsl.ops.text import expanded
 
 
 def _smooth(
-    name: str, numpy: Callable[[Array], Array], torch: str, gradient: Gradient, *, rises: bool
+    name: str,
+    numpy: Callable[[Array], Array],
+    torch: str,
+    gradient: Gradient,
+    *,
+    rises: bool,
+    in_place: str = "",
 ) -> None:
     """A function of floats that rounds; `rises`: it never falls."""
     pointwise(
         name, 1, numpy, torch, accept="float", exact=False, monotone=[0] if rises else [],
-        gradient=gradient,
+        gradient=gradient, in_place=[in_place] if in_place else [],
     )  # fmt: skip
 
 
@@ -69,10 +75,14 @@ def _slope(
         parts = [call.tensor(i) if call.is_constant(i) else t for i, t in enumerate(texts)]
         return f"torch.ops.aten.{kernel}({', '.join(parts)}{tail})"
 
+    def into_dy(call: TorchCall, texts: list[str]) -> str:
+        z = call.tensor(1) if call.is_constant(1) else texts[1]
+        return f"torch.ops.aten.{kernel}.grad_input({texts[0]}, {z}{tail}, grad_input={texts[0]})"
+
     pointwise(
         name, 2, lambda dy, z: dy * slope(z), text, accept="float", exact=exact, internal=True,
         linear=[(0,)], monotone=monotone, values=("int", values),
-        gradient=_slope_gradient(name, curve),
+        gradient=_slope_gradient(name, curve), in_place=[into_dy],
     )  # fmt: skip
 
 
@@ -96,7 +106,7 @@ def _slope_gradient(name: str, curve: Callable[[Backward], Value] | None) -> Gra
 
 pointwise(
     "relu", 1, lambda x: np.maximum(x, 0), "torch.relu({0})", monotone=[0],
-    gradient=applied("relu_grad", to_result=True),
+    gradient=applied("relu_grad", to_result=True), in_place=["torch.relu_({0})"],
 )  # fmt: skip
 _slope(
     "relu_grad",
@@ -120,7 +130,14 @@ def _sigmoid_curve(call: Backward) -> Value:
     return call.emit("add", call.emit("mul", call.operand(1), -2.0), 1.0)
 
 
-_smooth("tanh", np.tanh, "torch.tanh({0})", applied("tanh_grad", to_result=True), rises=True)
+_smooth(
+    "tanh",
+    np.tanh,
+    "torch.tanh({0})",
+    applied("tanh_grad", to_result=True),
+    rises=True,
+    in_place="torch.tanh_({0})",
+)
 _slope(
     "tanh_grad",
     lambda y: 1 - y * y,
@@ -131,7 +148,12 @@ _slope(
     values="unit",
 )
 _smooth(
-    "sigmoid", _sigmoid, "torch.sigmoid({0})", applied("sigmoid_grad", to_result=True), rises=True
+    "sigmoid",
+    _sigmoid,
+    "torch.sigmoid({0})",
+    applied("sigmoid_grad", to_result=True),
+    rises=True,
+    in_place="torch.sigmoid_({0})",
 )
 _slope(
     "sigmoid_grad",
@@ -237,6 +259,11 @@ def _gelu_grad_text(call: TorchCall) -> str:
     return f"torch.ops.aten.gelu_backward({dy}, {x}{_form(call.attrs)})"
 
 
+def _gelu_grad_into_dy(call: TorchCall) -> str:
+    dy, x = call.tensor(0), expanded(call, 1, call.outs[0].dims)
+    return f"torch.ops.aten.gelu_backward.grad_input({dy}, {x}{_form(call.attrs)}, grad_input={dy})"
+
+
 def _gelu_curve(call: Backward) -> Value:
     """The second derivative of gelu: density(x) * (2 - x^2) for the exact form."""
     x = call.operand(1)
@@ -297,5 +324,6 @@ register(
         exact=False,
         flops=lambda sig: 12 * sig.outs[0].elements,
         gradient=_slope_gradient("gelu_grad", _gelu_curve),
+        in_place={0: _gelu_grad_into_dy},
     )
 )

@@ -1,17 +1,20 @@
 """How a good engineer writes an einsum in torch: a product, a sum, a matmul; `torch.einsum` else.
 
-A matmul is written where each operand is `[batch…, rows…, k…]` or that transposed, so that nothing
-but `.mT`, `flatten` and `unflatten` (views of what is contiguous) is needed.
+A matmul is written with as few copies as can be: none where operands are `[batch…, rows…, k…]` or
+that transposed, since `.mT`, `flatten` and `unflatten` are views of what is contiguous.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import string
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshdsl.named.ir import I32
 from meshdsl.ops.opdef import TorchCall
-from meshdsl.ops.text import Names, aligned, one_or_tuple, permuted, tuple_text
+from meshdsl.ops.text import Names, aligned, extent, one_or_tuple, permuted, tuple_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +25,11 @@ class Term:
     dims: Names
 
 
-def einsum_text(call: TorchCall) -> str:
-    """The text of `einsum` for any number of operands."""
+def einsum_text(call: TorchCall, *, views: bool = False) -> str:
+    """The text of `einsum` for any number of operands.
+
+    `views`: a product whose operands have to be permuted is left to `torch.einsum`.
+    """
     target = call.outs[0].names
     if len(call.ins) == 1:
         term = _without_lone(call, 0, target)
@@ -35,7 +41,7 @@ def einsum_text(call: TorchCall) -> str:
         return _product(call, target)
     terms = [_without_lone(call, i, (*target, *shared)) for i in range(2)]
     return (
-        _matmul(call, terms, target)
+        _matmul(call, terms, target, views)
         or _product_sum(call, terms, target)
         or _spelled(call, terms, target)
     )
@@ -100,52 +106,109 @@ def _product_sum(call: TorchCall, terms: list[Term], target: Names) -> str | Non
 
 @dataclass(frozen=True, slots=True)
 class _Groups:
-    """The dims of a contraction by role; `rows` and `cols` in the order of the result."""
+    """The dims of a contraction by role, in the order a matmul has them."""
 
     batch: Names
     rows: Names
     cols: Names
     k: Names
 
+    @property
+    def result(self) -> Names:
+        """The dims of the product."""
+        return self.batch + self.rows + self.cols
 
-def _matmul(call: TorchCall, terms: list[Term], target: Names) -> str | None:
-    """`a @ b` if the result is `[batch…, rows…, cols…]`, of either order, else None."""
+
+@dataclass(frozen=True, slots=True)
+class _Matmul:
+    """A way to write a contraction; `copied` counts operands that have to be brought into order."""
+
+    text: str
+    copied: int
+    is_in_order: bool
+
+    @property
+    def effort(self) -> tuple[int, bool, int]:
+        """The less the better: copies, then strides for who comes next, then length."""
+        return self.copied, not self.is_in_order, len(self.text)
+
+
+def _matmul(call: TorchCall, terms: list[Term], target: Names, views: bool) -> str | None:
+    """`a @ b`, of either order; with `views`, only where it is `[batch…, rows…, cols…]` as it is.
+
+    Otherwise operands and result are permuted: what `torch.einsum` does too, at more expense.
+    """
     a, b = terms
-    texts = [_product_of(call, a, b, target), _product_of(call, b, a, target)]
-    # A vector may stand on either side.
-    return min((t for t in texts if t), key=len, default=None)
+    found = [
+        written
+        for left, right in ((a, b), (b, a))  # a vector may stand on either side
+        for groups in _groupings(left, right, target)
+        if (written := _written(call, left, right, groups, target)) is not None
+    ]
+    if views:
+        found = [m for m in found if not m.copied and m.is_in_order]
+    best = min(found, key=lambda m: m.effort, default=None)
+    return best.text if best else None
 
 
-def _product_of(call: TorchCall, a: Term, b: Term, target: Names) -> str | None:
-    groups = _Groups(
-        tuple(n for n in target if n in a.dims and n in b.dims),
-        tuple(n for n in target if n in a.dims and n not in b.dims),
-        tuple(n for n in target if n in b.dims and n not in a.dims),
-        tuple(n for n in a.dims if n in b.dims and n not in target),
-    )
-    if target != groups.batch + groups.rows + groups.cols:
-        return None
-    if groups.batch and not (groups.rows and groups.cols):
+def _groupings(left: Term, right: Term, target: Names) -> Iterator[_Groups]:
+    """The roles of the dims, each role in the orders that the result and the operands have."""
+    both = set(left.dims) & set(right.dims)
+    kept = set(target)
+
+    def orders(dims: set[str], *sources: Names) -> tuple[Names, ...]:
+        return tuple(dict.fromkeys(tuple(n for n in s if n in dims) for s in sources))
+
+    batches = orders(both & kept, target, left.dims, right.dims)
+    rows = orders(set(left.dims) - both, target, left.dims)
+    cols = orders(set(right.dims) - both, target, right.dims)
+    sums = orders(both - kept, left.dims, right.dims)
+    for parts in itertools.product(batches, rows, cols, sums):
+        yield _Groups(*parts)
+
+
+def _written(
+    call: TorchCall, left: Term, right: Term, groups: _Groups, target: Names
+) -> _Matmul | None:
+    is_matrix = bool(groups.rows and groups.cols)
+    if groups.batch and not is_matrix:
         return None  # a matmul wants a row and a column when it has a batch
-    return _written(call, a, b, groups)
-
-
-def _written(call: TorchCall, a: Term, b: Term, groups: _Groups) -> str | None:
-    orders = {groups.k, tuple(n for n in b.dims if n in groups.k)}
-    for k in sorted(orders, key=lambda order: order != groups.k):
-        right = _side(b, groups.batch, k, groups.cols)
-        # A matmul takes any leading dims of its left operand as they are.
-        plain = _plain_left(a, groups, k)
-        left = plain or _side(a, groups.batch, groups.rows, k)
-        if left and right:
-            return _unflattened(call, f"{left} @ {right}", groups, rows_are_flat=not plain)
-    return None
-
-
-def _plain_left(a: Term, groups: _Groups, k: Names) -> str | None:
-    if groups.batch or len(k) > 1 or a.dims != groups.rows + k:
+    first = _plain_left(left, groups) or _side(left, groups.batch, groups.rows, groups.k)
+    second = _side(right, groups.batch, groups.k, groups.cols)
+    copied = sum(_elements(call, t) for t, s in ((left, first), (right, second)) if s is None)
+    is_in_order = groups.result == target
+    if not is_matrix and (copied or not is_in_order):
         return None
-    return a.text
+    if first is None:
+        left = _in_order(left, groups.batch, groups.rows, groups.k)
+        first = _plain_left(left, groups) or _side(left, groups.batch, groups.rows, groups.k)
+    if second is None:
+        right = _in_order(right, groups.batch, groups.k, groups.cols)
+        second = _side(right, groups.batch, groups.k, groups.cols)
+    rows_are_flat = _plain_left(left, groups) is None
+    suffix = _unflattened(call, groups, rows_are_flat) + permuted("", groups.result, target)
+    text = f"({first} @ {second}){suffix}" if suffix else f"{first} @ {second}"
+    return _Matmul(text, copied, is_in_order)
+
+
+def _elements(call: TorchCall, term: Term) -> int:
+    return math.prod(extent(call, n) for n in term.dims)
+
+
+def _plain_left(a: Term, groups: _Groups) -> str | None:
+    """A matmul takes any leading dims of its left operand as they are."""
+    if groups.batch or a.dims != groups.rows + groups.k:
+        return None
+    flat = f".flatten({len(groups.rows) or ''})" if len(groups.k) > 1 else ""
+    return a.text + flat
+
+
+def _in_order(term: Term, batch: Names, first: Names, second: Names) -> Term:
+    """The operand permuted for a matmul; what lies side by side in memory stays so if it can."""
+    order = batch + first + second
+    if term.dims[-1] not in second:
+        order = batch + second + first
+    return Term(permuted(term.text, term.dims, order), order)
 
 
 def _side(term: Term, batch: Names, first: Names, second: Names) -> str | None:
@@ -167,8 +230,8 @@ def _flattened(text: str, start: int, first: Names, second: Names) -> str:
     return text
 
 
-def _unflattened(call: TorchCall, product: str, groups: _Groups, rows_are_flat: bool) -> str:
-    """`product` with the dims of the result given back where several were made one."""
+def _unflattened(call: TorchCall, groups: _Groups, rows_are_flat: bool) -> str:
+    """What gives a product the dims of the result back where several were made one."""
     sizes = dict(zip(call.outs[0].names, call.outs[0].shape, strict=True))
     suffix = ""
     if len(groups.cols) > 1:
@@ -176,7 +239,7 @@ def _unflattened(call: TorchCall, product: str, groups: _Groups, rows_are_flat: 
     if len(groups.rows) > 1 and rows_are_flat:
         start, rows = len(groups.batch), [sizes[n] for n in groups.rows]
         suffix += f".unflatten({start}, {tuple_text(rows)})"
-    return f"({product}){suffix}" if suffix else product
+    return suffix
 
 
 # --- torch.einsum ----------------------------------------------------------------------------

@@ -102,13 +102,17 @@ def _extreme(function: str, bound: str) -> Callable[[TorchCall, list[str]], str]
 
 pointwise(
     "add", 2, np.add, "{0} + {1}", said="+", linear=[(0, 1)], monotone=[0, 1],
-    gradient=add_gradient,
+    gradient=add_gradient, in_place=["{0}.add_({1})", "{1}.add_({0})"],
 )  # fmt: skip
 pointwise(
     "sub", 2, np.subtract, "{0} - {1}", said="-", linear=[(0, 1)], monotone=[0],
     true_rows=_falling("B, P(max) -> P(min)", "B, P(min) -> P(max)"), gradient=sub_gradient,
+    in_place=["{0}.sub_({1})"],
 )  # fmt: skip
-pointwise("mul", 2, np.multiply, "{0} * {1}", said="*", linear=[(0,), (1,)], gradient=mul_gradient)
+pointwise(
+    "mul", 2, np.multiply, "{0} * {1}", said="*", linear=[(0,), (1,)], gradient=mul_gradient,
+    in_place=["{0}.mul_({1})", "{1}.mul_({0})"],
+)  # fmt: skip
 register(
     OpDef(
         "div",
@@ -120,6 +124,7 @@ register(
         pointwise_samples(2, "float", "int"),
         exact=False,
         gradient=div_gradient,
+        in_place={0: torch_pointwise("{0}.div_({1})")},
     )
 )
 pointwise(
@@ -185,6 +190,7 @@ def _smooth(
     pointwise(
         name, 1, numpy, torch, accept="float", exact=False, values=values,
         monotone=[0] if rises else [], gradient=gradient,
+        in_place=[torch.replace("(", "_(")],
     )  # fmt: skip
 
 
@@ -197,7 +203,10 @@ pointwise(
     gradient=factor_of(lambda call: call.emit("sign", call.operand(0))),
 )  # fmt: skip
 pointwise("sign", 1, np.sign, "torch.sign({0})", monotone=[0])
-pointwise("square", 1, np.square, "torch.square({0})", gradient=square_gradient)
+pointwise(
+    "square", 1, np.square, "torch.square({0})", gradient=square_gradient,
+    in_place=["torch.square_({0})"],
+)  # fmt: skip
 pointwise("floor", 1, np.floor, "torch.floor({0})", accept="float", monotone=[0], values="half")
 _smooth("exp", np.exp, "torch.exp({0})", factor_of(lambda call: call.result()))
 _smooth("log", np.log, "torch.log({0})", log_gradient, values="positive")
@@ -231,7 +240,8 @@ def _where_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType,
     del attrs
     need_kind("where", "bool", ins[0])
     dtype = need_one_dtype("where", *ins[1:])
-    return (TensorType(merged_dims("where", *ins), dtype),)
+    # The values come first: a mask of a few dims must not turn the memory round.
+    return (TensorType(merged_dims("where", *ins[1:], ins[0]), dtype),)
 
 
 def _where_torch(call: TorchCall) -> str:
@@ -241,6 +251,22 @@ def _where_torch(call: TorchCall) -> str:
     if call.is_constant(1) and call.is_constant(2):
         texts[1] = call.tensor(1)  # two literals would get torch's default dtype
     return f"torch.where({', '.join(texts)})"
+
+
+def _where_first(call: TorchCall) -> str | None:
+    """Into the values where the condition holds; the others must be a literal."""
+    mask = call.aligned(0, call.outs[0].dims)
+    if not call.is_constant(2) or call.is_constant(0):
+        return None
+    return f"{call.args[1]}.masked_fill_(~{mask}, {call.args[2]})"
+
+
+def _where_second(call: TorchCall) -> str | None:
+    """Into the values where the condition does not hold; the others must be a literal."""
+    mask = call.aligned(0, call.outs[0].dims)
+    if not call.is_constant(1) or call.is_constant(0):
+        return None
+    return f"{call.args[2]}.masked_fill_({mask}, {call.args[1]})"
 
 
 def _where_samples() -> tuple[Sample, ...]:
@@ -267,6 +293,7 @@ register(
         _where_samples(),
         true_rows=swapped(_BOTH, "B, P(max), P(max) -> P(max)", "B, P(min), P(min) -> P(min)"),
         gradient=where_gradient,
+        in_place={1: _where_first, 2: _where_second},
     )
 )
 

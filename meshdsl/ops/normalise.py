@@ -35,6 +35,7 @@ from meshdsl.ops.opdef import (
     Backward,
     Factors,
     Gradient,
+    InPlace,
     NumpyCall,
     OpDef,
     OpError,
@@ -48,6 +49,8 @@ from meshdsl.ops.reduce import same_type
 from meshdsl.ops.text import aligned, permuted, tuple_text
 
 # --- constructors ----------------------------------------------------------------------------
+
+NEVER: Mapping[int, InPlace] = {}
 
 
 def composite(
@@ -64,6 +67,7 @@ def composite(
     cost: int = 5,
     internal: bool = False,
     gradient: Gradient | None = None,
+    in_place: Mapping[int, InPlace] = NEVER,
 ) -> OpDef:
     """Register a composite along `dim`, which is in no loop; `cost` is its flops per element.
 
@@ -89,6 +93,7 @@ def composite(
             composite=True,
             flops=lambda sig: cost * max(t.elements for t in sig.ins),
             gradient=gradient,
+            in_place=in_place,
         )
     )
 

@@ -89,6 +89,16 @@ def _kernel(name: str) -> Callable[[TorchCall], str]:
     return write
 
 
+def _kernel_into_dy(name: str, result: str) -> Mapping[int, Callable[[TorchCall], str]]:
+    """The overload `out` of the kernel, which calls its result `result`."""
+
+    def write(call: TorchCall) -> str:
+        dy, y, dtype = call.tensor(0), call.tensor(1), call.outs[0].dtype.torch
+        return f"torch.ops.aten.{name}.out({dy}, {y}, {_axis(call)}, {dtype}, {result}={dy})"
+
+    return {0: write}
+
+
 def _softmax_gradient(call: Backward) -> Mapping[int, Value]:
     """The rule is symmetric in `dy`; by y it is linear in both, and once more in each."""
     dim, dims = call.attrs["dim"], call.outs[0].dims
@@ -130,6 +140,7 @@ composite(
     exact=True,
     internal=True,
     gradient=_softmax_gradient,
+    in_place=_kernel_into_dy("_softmax_backward_data", "grad_input"),
 )
 composite(
     "log_softmax_grad",
@@ -141,6 +152,7 @@ composite(
     linear=lambda sig: ((0,),),
     internal=True,
     gradient=_log_softmax_gradient,
+    in_place=_kernel_into_dy("_log_softmax_backward_data", "out"),
 )
 
 
@@ -203,18 +215,22 @@ def _layer_norm_text(call: TorchCall) -> str:
     return permuted(f"torch.ops.aten.native_layer_norm_backward({args})[0]", last, names)
 
 
-def _rms_norm_text(call: TorchCall) -> str:
+def _rms_norm_text(call: TorchCall, *, into_dy: bool = False) -> str:
     """With t = dy * g and r = 1 / rms(x): r * (t - x * r^2 * mean(t * x)), in four passes."""
     dim, axis = call.attrs["dim"], _axis(call)
     x, t = call.tensor(1), call.tensor(0)
     if len(call.ins) > 2:
-        t = call.let("scaled", f"{t} * {call.aligned(2, call.ins[0].dims)}")
+        scale = call.aligned(2, call.ins[0].dims)
+        t = call.let("scaled", f"{t}.mul_({scale})" if into_dy else f"{t} * {scale}")
+        into_dy = True
     wide = ", dtype=torch.float32" if call.ins[0].dtype.bytes < F32.bytes else ""
     norm = f"torch.linalg.vector_norm({x}, dim={axis}, keepdim=True{wide})"
     mean = f"{norm}.square_().div_({dim.size}).add_({RMS_NORM_EPS!r})"
     r = call.let("scale", f"{mean}.rsqrt_()")
     dot = f"torch.linalg.vecdot({t}, {x}, dim={axis}).unsqueeze({axis})"
     along = call.let("along", f"{dot}.div_({dim.size}).mul_({r}.square())")
+    if into_dy:
+        return f"{t}.addcmul_({x}, {along}, value=-1).mul_({r})"
     return f"torch.addcmul({t}, {x}, {along}, value=-1).mul_({r})"
 
 
@@ -239,6 +255,7 @@ composite(
     linear=_linear,
     cost=10,
     internal=True,
+    in_place={0: lambda call: _rms_norm_text(call, into_dy=True)},
 )
 
 # --- cross-entropy ---------------------------------------------------------------------------

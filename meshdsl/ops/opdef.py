@@ -204,6 +204,7 @@ class Backward(Protocol):
 
 
 Gradient = Callable[[Backward], Mapping[int, Value]]
+InPlace = Callable[[TorchCall], str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +263,9 @@ class OpDef:
     overwrites: operands, one per output in order, that the torch text changes in place: output `i`
               is operand `overwrites[i]`, which nobody may read afterwards. The numpy meaning
               changes nothing.
+    in_place: by operand, a call -> torch text that leaves the result in the memory of that operand
+              (None where it cannot). It is asked for where the operand has the type of the result
+              and nobody needs it any more.
     """
 
     name: str
@@ -280,6 +284,7 @@ class OpDef:
     bind: Callable[[Attrs, tuple[TensorType, ...]], Attrs] | None = None
     gradient: Gradient | None = None
     overwrites: tuple[int, ...] = ()
+    in_place: Mapping[int, InPlace] = field(default_factory=dict)
 
 
 REGISTRY: dict[str, OpDef] = {}

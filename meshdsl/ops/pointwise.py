@@ -53,12 +53,14 @@ def pointwise(
     true_rows: Mapping[str, str] = NO_TRUE_ROWS,
     gradient: Gradient | None = None,
     internal: bool = False,
+    in_place: Sequence[Text] = (),
 ) -> OpDef:
     """Register a pointwise operator on operands of one dtype.
 
     `numpy` takes aligned arrays. `torch` is a template over aligned texts, or a function of the
     call and those texts. `accept` is a key of `KINDS`; `result`, where given, the result's dtype.
-    An `internal` one cannot be called by name.
+    An `internal` one cannot be called by name. `in_place` are texts, for each operand, that leave
+    the result in its memory.
     """
 
     def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
@@ -80,6 +82,7 @@ def pointwise(
             view=view,
             true_rows=true_rows,
             gradient=gradient,
+            in_place={i: torch_pointwise(text) for i, text in enumerate(in_place)},
         )
     )
 

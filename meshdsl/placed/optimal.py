@@ -38,7 +38,7 @@ MOST_OPERATORS = 400
 """Beyond this many operators it is not tried either."""
 
 
-SECONDS = 10.0
+SECONDS = 6.0
 """How long the search for the optimum may take."""
 
 

@@ -1,4 +1,4 @@
-"""Real input: scikit-learn's digits and weights, under every layout of `digits.mdsl`."""
+"""Real input: digits learned, and scikit-learn's weights under every layout of `digits.mdsl`."""
 
 from __future__ import annotations
 
@@ -29,3 +29,8 @@ def test_predictions_are_scikit_learns_under_every_layout(digits, tmp_path):
         found = digits.classify(tmp_path, layout)
         np.testing.assert_array_equal(found, expected, err_msg=layout)
         assert (found == truth).mean() >= 0.95
+
+
+@pytest.mark.parametrize("layout", ["data_parallel", "two_d"])
+def test_digits_are_learned(digits, layout):
+    assert digits.train(layout) >= 0.96

@@ -48,9 +48,9 @@ def unsimplified(text: str) -> Program:
 
 
 def check_round_trip(text: str) -> None:
-    program = named(text)
+    program = named(text, evaluate=True)
     for written in (to_mdsl(program), to_mdsl(unsimplified(text))):
-        assert lines(named(written)) == lines(program), written
+        assert lines(named(written, evaluate=True)) == lines(program), written
         assert format_source(Source("written.mdsl", written)) == written
         assert max(map(len, written.splitlines())) <= WIDTH
     assert to_mdsl(named(to_mdsl(program))) == to_mdsl(program)
@@ -133,7 +133,7 @@ def test_meshes_and_layouts_are_written_with_it(path: Path) -> None:
 def options() -> Any:
     from meshdsl.pipeline import Options
 
-    return Options()
+    return Options(evaluate=True)
 
 
 # --- programs that no text was ------------------------------------------------------------------

@@ -150,7 +150,7 @@ GIVEN: list[tuple[str, list[TensorType], dict[str, Any], TensorType]] = [
     ("add", [t(A, B), t(B)], {}, t(A, B)),
     ("mul", [t(B), t(A, B)], {}, t(B, A)),
     ("lt", [t(A), t(B)], {}, t(A, B, dtype=BOOL)),
-    ("where", [BOOLS, t(), t(B)], {}, t(A, B)),
+    ("where", [BOOLS, t(), t(B)], {}, t(B, A)),
     ("cast", [BOOLS], {"dtype": DTYPES["bf16"]}, t(A, dtype=DTYPES["bf16"])),
     ("einsum", [t(A, B), t(B, C)], {"dims": (C, A)}, t(C, A)),
     ("sum", [t(A, B, C)], {"dims": (C, A)}, t(B)),

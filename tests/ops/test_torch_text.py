@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from meshdsl.named.ir import BOOL, DTYPES, F32, I32, Dim, DType, TensorType
+from meshdsl.ops.einsum_text import einsum_text
 from meshdsl.ops.opdef import NumpyCall, Sample, Signature, load_all, lookup
 from meshdsl.placed.sbp import Component, Split
 from meshdsl.placed.signatures import Row
@@ -163,7 +164,25 @@ EINSUMS = [
     ([(A, B_, K), (A, B_, K)], (K,), "(x0 * x1).sum((0, 1))"),
     ([(A, B_, K), (K, A)], (A, B_), "(x0 * x1.mT[:, None]).sum(2)"),
     ([(A, K), (A, B_, K)], (B_, A), "(x1 * x0[:, None]).sum(2).mT"),
-    ([(D, A, K), (K, B_, C)], (D, B_, A, C), 'torch.einsum("dak,kbc->dbac", x0, x1)'),
+    (
+        [(D, A, K), (K, B_, C)],
+        (D, B_, A, C),
+        "(x0 @ x1.flatten(1)).unflatten(-1, (3, 5)).permute(0, 2, 1, 3)",
+    ),
+    ([(D, A, K), (K, B_)], (B_, D, A), "(x1.mT @ x0.flatten(0, 1).mT).unflatten(-1, (2, 4))"),
+    ([(D, A, K), (D, B_, K)], (A, B_, D), "(x0 @ x1.mT).permute(1, 2, 0)"),
+    (
+        [(D, A, B_, K), (A, K, C)],
+        (D, B_, C),
+        "x0.permute(0, 2, 1, 3).flatten(2) @ x1.flatten(0, 1)",
+    ),
+    (
+        [(D, A, B_, K), (D, B_, C)],
+        (C, A, K),
+        "(x1.flatten(0, 1).mT @ x0.permute(0, 2, 1, 3).flatten(2).flatten(0, 1))"
+        ".unflatten(-1, (4, 6))",
+    ),
+    ([(D, A, K), (K,), (A, B_)], (D, B_), 'torch.einsum("dak,k,ab->db", x0, x1, x2)'),
     ([(A,), (B_,)], (A, B_), "x0[:, None] * x1"),
     ([(A, B_), (B_,)], (A, B_), "x0 * x1"),
     ([(A, B_), (B_,)], (A,), "x0 @ x1"),
@@ -185,6 +204,8 @@ def test_einsum_is_written_as_by_hand(
     opdef = lookup("einsum")
     sig = signature(opdef, Sample(tuple(map(_type, ins)), (("dims", out),)))
     assert opdef.torch(call(sig)) == text
+    if len(ins) > 1 and ".permute(" in text:
+        assert "torch.einsum(" in einsum_text(call(sig), views=True)
     rng = np.random.default_rng(5)
     arrays = [draw(t, "int", rng) for t in sig.ins]
     operands = [to_torch(a, t) for a, t in zip(arrays, sig.ins, strict=True)]

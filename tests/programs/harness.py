@@ -233,6 +233,7 @@ def exact_outputs(program: Program, values: Values) -> Iterator[str]:
         bounds[value] = _largest(values[0][value.label])
     for param in program.params:
         bounds[param.value] = _largest(values[1][str(param.value.name)])
+    bounds.update({state.value: math.inf for state in program.states})
     _bound_nodes(program.body, bounds)
     for output in program.outputs:
         if bounds[output.value] < LARGEST:
@@ -259,6 +260,7 @@ def _bound_loop(loop: Repeat, bounds: dict[Value, float]) -> None:
         _bound_nodes(loop.body, bounds)
         bounds.update({c.inside: bounds[c.next] for c in loop.carries})
     bounds.update({c.result: bounds[c.inside] for c in loop.carries})
+    bounds.update({c.outer: bounds[c.inside] for c in loop.collected})
 
 
 def _bound(op: Op, ins: list[float]) -> float:

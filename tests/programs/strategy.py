@@ -69,6 +69,10 @@ class Writer(Expressions):
         body = "\n".join(f"  {line}" for line in (*self.lines, f"return {returned}"))
         return "\n\n".join([dims, *self.functions.values(), f"{head}\n{body}\n}}\n"])
 
+    def selectors(self) -> list[str]:
+        """What rules of a layout may be narrowed to."""
+        return ["params", *self.functions, *self.names[-6:]]
+
     # --- statements ----------------------------------------------------------------------------
 
     def statement(self) -> None:
@@ -196,8 +200,7 @@ def layout(writer: Writer) -> str:
     if len(writer.mesh) > 1 and writer.once_in(3):
         _several_axes(writer, rules)
     for _ in range(writer.upto(2)):
-        selectors = ["params", *writer.functions, *writer.names[-6:]]
-        key = writer.pick(selectors), writer.pick(list(writer.sizes))
+        key = writer.pick(writer.selectors()), writer.pick(list(writer.sizes))
         rules[key] = writer.pick([*writer.mesh, "none"])
     lines = [f"{s}: {d} -> {a}" if s else f"{d} -> {a}" for (s, d), a in rules.items()]
     return "{ " + ", ".join(lines) + " }"

@@ -21,7 +21,11 @@ from meshdsl.named.ir import walk
 from meshdsl.pipeline import build_named, front
 from tests.programs.harness import Case, refusal, run_case
 
-EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.mdsl"))
+TRAINED = ("lm",)
+"""Large training steps: `tests/training` runs them."""
+
+EVERY = sorted((Path(__file__).parents[2] / "examples").glob("*.mdsl"))
+EXAMPLES = [path for path in EVERY if path.stem not in TRAINED]
 
 SMALL: Mapping[str, Mapping[str, int]] = {
     "matmul": {"rows": 8, "inner": 16, "cols": 8},

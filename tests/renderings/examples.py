@@ -22,7 +22,6 @@ SIZES: dict[str, dict[str, int]] = {
     "block": _BLOCK,
     "digits": {"batch": 8, "pixels": 16, "hidden": 8},
     "lm": {**_BLOCK, "vocab": 8, "layers": 2},
-    "lm": {**_BLOCK, "vocab": 8, "layers": 2},
     "matmul": {"rows": 8, "inner": 16, "cols": 8},
     "transformer": {**_BLOCK, "vocab": 8, "layers": 2},
 }

@@ -86,6 +86,41 @@ STATEMENTS = {
         '    "d": 1,',
         "}",
     ],
+    f"x = {LONG} * ({LONG} - f({LONG}, {LONG[:9]}))": [
+        f"x = {LONG} * (",
+        f"    {LONG} - f({LONG}, {LONG[:9]})",
+        ")",
+    ],
+    f"{LONG}, {LONG}, {LONG} = f([a, b], {LONG})": [
+        f"{LONG}, {LONG}, {LONG} = f(",
+        f"    [a, b], {LONG}",
+        ")",
+    ],
+    f"{LONG}, {LONG}, {LONG} = work.wait()": [
+        f"{LONG}, {LONG}, {LONG} = (",
+        "    work.wait()",
+        ")",
+    ],
+    f"{LONG}, {LONG}, {LONG}, b = f([{LONG}, {LONG}], {LONG[8:]}, x)": [
+        "(",
+        *(f"    {LONG}," for _ in range(3)),
+        "    b,",
+        f") = f([{LONG}, {LONG}], {LONG[8:]}, x)",
+    ],
+    f"{LONG}, {LONG}, {LONG}, b = f([{LONG}, {LONG}], {LONG[8:]}, uvwxyz)": [
+        "(",
+        *(f"    {LONG}," for _ in range(3)),
+        "    b,",
+        ") = f(",
+        f"    [{LONG}, {LONG}], {LONG[8:]}, uvwxyz",
+        ")",
+    ],
+    f"{LONG}, {LONG}, {LONG}, b = work.wait()": [
+        "(",
+        *(f"    {LONG}," for _ in range(3)),
+        "    b,",
+        ") = work.wait()",
+    ],
     f"x, y, z, a = {LONG}, {LONG}, {LONG}, 1": [
         "x, y, z, a = (",
         *(f"    {LONG}," for _ in range(3)),

@@ -13,15 +13,8 @@ from rich.console import Console
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source
 from meshdsl.report.explain import explain
-from meshdsl.report.terminal import (
-    exact,
-    human,
-    print_report,
-    report_lines,
-    scaled,
-    sentence,
-    type_text,
-)
+from meshdsl.report.figures import exact, human, scaled
+from meshdsl.report.terminal import print_report, report_lines, sentence, type_text
 from tests.report.golden import CASES, Case, made, source
 
 
@@ -122,7 +115,10 @@ def test_all_that_is_sent_is_shown(case: Case) -> None:
     report = _report(case)
     text = "\n".join(_lines(case))
     assert text.count("\n     => ") == len(report["collectives"])
-    assert text.count("why:") == text.count("remove it:") == len(report["collectives"])
+    for label, key in (("why:", "why"), ("remove it:", "remedy")):
+        told = (len({part[key] for part in c["parts"]}) or 1 for c in report["collectives"])
+        assert text.count(label) == sum(told)
+    assert text.count("holds:") == sum(len(c["parts"]) for c in report["collectives"])
     assert exact(report["memory"]["peak"]) in text
 
 

@@ -1,0 +1,155 @@
+"""A process of `benchmarks/training.py`: it holds the variants of a case and times their steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any
+
+from benchmarks.training_cases import Case, first_values
+
+CHECKED = 5
+"""Steps of which the losses are compared."""
+
+
+def run_torch(pipe: Connection, rank: int, store: str) -> None:
+    """Be device `rank` of two over gloo, with one thread."""
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    pair = False
+
+    def make(case: Case, text: str) -> dict[str, Callable[[], Any]]:
+        nonlocal pair
+        pair = case.devices > 1
+        return torch_variants(case, text, rank)
+
+    serve(pipe, make, lambda: dist.barrier() if pair else None)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run_jax(pipe: Connection) -> None:
+    """Be two devices of JAX."""
+    from benchmarks.training_jax import configure
+
+    configure()
+    serve(pipe, jax_variants, lambda: None)
+
+
+def serve(
+    pipe: Connection,
+    make: Callable[[Case, str], dict[str, Callable[[], Any]]],
+    barrier: Callable[[], object],
+) -> None:
+    """Do what is asked: `("make", case, text)` or `("time", variant, steps)`, until None."""
+    variants: dict[str, Callable[[], Any]] = {}
+    while (asked := pipe.recv()) is not None:
+        kind, first, second = asked
+        if kind == "make":
+            variants.clear()
+            variants |= make(first, second)
+            pipe.send({name: losses(step) for name, step in variants.items()})
+            continue
+        pipe.send(seconds(variants[first], second, barrier))
+
+
+def losses(step: Callable[[], Any]) -> list[float]:
+    """The losses of the first steps."""
+    return [float(step()) for _ in range(CHECKED)]
+
+
+def seconds(
+    step: Callable[[], Any], count: int, barrier: Callable[[], object]
+) -> tuple[float, float]:
+    """Seconds that a step took, and of the processor, on average over `count`."""
+    barrier()
+    started, worked = time.perf_counter(), time.process_time()
+    for _ in range(count):
+        found = step()
+    float(found)
+    ended = time.perf_counter()
+    return (ended - started) / count, (time.process_time() - worked) / count
+
+
+# --- variants ------------------------------------------------------------------------------------
+
+
+def torch_variants(case: Case, text: str, rank: int) -> dict[str, Callable[[], Any]]:
+    """The emitted program, by hand, and with DTensor; only device 0 has those of one device."""
+    if rank >= case.devices:
+        return {}
+    made: dict[str, Callable[[], Any]] = {"emitted": emitted(text, rank)}
+    made |= by_hand(case, text, rank)
+    if case.devices > 1:
+        made["DTensor"] = with_dtensor(case, text)
+    return made
+
+
+def emitted(text: str, rank: int) -> Callable[[], Any]:
+    """A step of the emitted program, as training runs it."""
+    import torch
+
+    from meshdsl.backends.in_process import load
+
+    program = load(text)
+    groups = program.make_groups(program.MESH, program.GROUPS, rank)
+    inputs, params, states = (
+        tensors(program, specs, rank) for specs in (program.INPUTS, program.PARAMS, program.STATES)
+    )
+
+    def step() -> Any:
+        with torch.inference_mode():
+            return program.device(rank, groups, inputs, params, states)["loss"]
+
+    return step
+
+
+def by_hand(case: Case, text: str, rank: int) -> dict[str, Callable[[], Any]]:
+    """One or two ways to write it by hand."""
+    from benchmarks.training_by_hand import ByHand
+    from meshdsl.backends.in_process import load
+
+    program = load(text)
+    found: dict[str, Callable[[], Any]] = {}
+    for sync in ("flat", "each") if case.parallel == "data" else ("",):
+        params = tensors(program, program.PARAMS, rank)
+        inputs = tensors(program, program.INPUTS, rank)
+        found[f"hand {sync}".strip()] = ByHand(case, params, inputs, sync)
+    return found
+
+
+def with_dtensor(case: Case, text: str) -> Callable[[], Any]:
+    """The step with DTensor."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from benchmarks.training_dtensor import WithDTensor
+    from meshdsl.backends.in_process import load
+
+    program = load(text)
+    params = tensors(program, program.PARAMS, None)
+    inputs = tensors(program, program.INPUTS, None)
+    return WithDTensor(case, params, inputs, init_device_mesh("cpu", (2,)))
+
+
+def jax_variants(case: Case, text: str) -> dict[str, Callable[[], Any]]:
+    """The step in JAX."""
+    from benchmarks.training_jax import WithJax
+    from meshdsl.backends.in_process import load
+
+    program = load(text)
+    whole = {"device": 1}
+    params, inputs = (first_values(specs, whole, 0) for specs in (program.PARAMS, program.INPUTS))
+    return {"JAX": WithJax(case, params, inputs)}
+
+
+def tensors(program: Any, specs: Any, rank: int | None) -> dict[str, Any]:
+    """The first values on device `rank`, or whole ones for None."""
+    import torch
+
+    mesh = {"device": 1} if rank is None else program.MESH
+    arrays = first_values(specs, mesh, rank or 0)
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}

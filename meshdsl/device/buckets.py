@@ -1,0 +1,147 @@
+"""Buckets: collectives on small tensors that can take place together become one on a flat buffer.
+
+After the gradient buckets of PyTorch's DistributedDataParallel (Li et al. 2020). A reduction waits
+for the last of its bucket, never longer than until the first reader of any of them; parameters are
+gathered with the first of theirs that is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from meshdsl.device.ir import Bucket, Loop, Move, Node, Program
+from meshdsl.device.liveness import LARGE, memory_owners
+from meshdsl.device.windows import Block, Window
+from meshdsl.placed.collectives import COLLECTIVES
+from meshdsl.placed.sbp import Mesh
+
+SMALL = LARGE
+"""Bytes below which a tensor goes into a bucket.
+
+What is smaller is held until its block ends anyway, so a flat buffer that it is part of keeps no
+memory longer. On two gloo processes four all_reduces in a bucket take a third of the time at 1 KiB,
+half at 64 KiB, and as long as apart at 1 MiB, where copying eats what is saved.
+"""
+
+FULL = 25 << 20
+"""Bytes that a bucket holds at most, as in DistributedDataParallel: later ones need not wait."""
+
+KINDS = ("all_reduce", "reduce_scatter", "all_gather")
+
+Key = tuple[object, ...]
+
+
+def in_buckets(program: Program) -> Program:
+    """The program with its small collectives in buckets.
+
+    Without an update only what the backward pass sends is put together.
+    """
+    return replace(program, body=_Buckets(program).block(program.body))
+
+
+@dataclass(slots=True)
+class _Open:
+    """A bucket that is being filled: positions of its moves, and where it may stand."""
+
+    window: Window
+    late: bool
+    moves: list[int] = field(default_factory=list)
+    bytes: int = 0
+
+    @property
+    def place(self) -> int:
+        """Before which node of the block the bucket stands."""
+        return self.window.needed if self.late else self.window.ready + 1
+
+
+class _Buckets:
+    def __init__(self, program: Program) -> None:
+        self.mesh = program.mesh
+        self.trains = bool(program.updates)
+        self.owners = memory_owners(program)
+
+    def block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        nodes = tuple(
+            replace(n, body=self.block(n.body)) if isinstance(n, Loop) else n for n in nodes
+        )
+        found = [b for b in self._filled(nodes) if len(b.moves) > 1]
+        gone = {i for b in found for i in b.moves}
+        at: dict[int, list[Node]] = {}
+        for opened in found:
+            moves = tuple(n for i in opened.moves if isinstance(n := nodes[i], Move))
+            at.setdefault(opened.place, []).append(bucket(moves, self.mesh))
+        return tuple(
+            new
+            for i in range(len(nodes) + 1)
+            for new in (*at.get(i, ()), *(nodes[i : i + 1] if i not in gone else ()))
+        )
+
+    def _filled(self, nodes: tuple[Node, ...]) -> Iterator[_Open]:
+        """Every bucket of a block, those of one move too."""
+        block = Block(nodes, self.owners)
+        opened: dict[Key, _Open] = {}
+        for i, window, late in sorted(
+            self._candidates(block), key=lambda c: (c[1].needed if c[2] else c[1].ready, c[0])
+        ):
+            node = nodes[i]
+            assert isinstance(node, Move)
+            key = _key(node, late)
+            size = max(node.source.local.bytes, node.target.local.bytes)
+            current = opened.get(key)
+            if current is None or not _joins(current, window, size):
+                if current is not None:
+                    yield current
+                current = opened[key] = _Open(window, late)
+            current.window = _common(current.window, window)
+            current.moves.append(i)
+            current.bytes += size
+        yield from opened.values()
+
+    def _candidates(self, block: Block) -> Iterator[tuple[int, Window, bool]]:
+        """Moves that may go into a bucket: their positions, windows, and whether they come late.
+
+        What the block begins with is gathered when it is needed; all else is sent when it is made.
+        """
+        for i, node in enumerate(block.nodes):
+            if isinstance(node, Move) and self._eligible(node):
+                gathers = node.step.kind == "all_gather"
+                late = gathers and node.source not in block.made
+                # What is made before the update and gathered later would only be held longer.
+                if late or not gathers or node.phase == "update":
+                    yield i, self._window(block, i, node), late
+
+    def _window(self, block: Block, i: int, node: Move) -> Window:
+        """The window of a move; one that waits for another stays behind it, which may move too."""
+        window, maker = block.window(i, node), block.made.get(node.source)
+        if maker is not None and isinstance(block.nodes[maker], Move):
+            return Window(i, window.needed)
+        return window
+
+    def _eligible(self, node: Move) -> bool:
+        small = max(node.source.local.bytes, node.target.local.bytes) < SMALL
+        phase = node.phase != "output" and (node.phase != "forward" or self.trains)
+        return node.step.kind in KINDS and small and phase
+
+
+def bucket(moves: tuple[Move, ...], mesh: Mesh) -> Bucket:
+    """Several moves of one kind as one, with the bytes of the flat buffer."""
+    step, payload = moves[0].step, sum(m.payload for m in moves)
+    wire = COLLECTIVES[step.kind].wire(mesh.size(*step.axes), payload)
+    return Bucket(moves, payload, wire, wire * mesh.devices)
+
+
+def _key(node: Move, late: bool) -> Key:
+    """What moves of one bucket have in common."""
+    step = node.step
+    same = (step.kind, step.axes, step.op, node.source.local.dtype)
+    return (*same, node.phase) if late else same
+
+
+def _joins(opened: _Open, window: Window, size: int) -> bool:
+    common = _common(opened.window, window)
+    return common.ready < common.needed and opened.bytes + size <= FULL
+
+
+def _common(one: Window, other: Window) -> Window:
+    return Window(max(one.ready, other.ready), min(one.needed, other.needed))

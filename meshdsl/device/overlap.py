@@ -1,0 +1,216 @@
+"""Overlap: collectives are issued while the devices compute, and waited for where they are used.
+
+A parameter that is stored in parts is gathered one use ahead: while what was gathered before it is
+computed with; in a loop, one trip ahead. What an update or a gradient reduces is sent as soon as it
+is there. No more than that is under way at a time, since it has to be held (`_Plans`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from meshdsl.device.buckets import KINDS
+from meshdsl.device.ir import (
+    Ahead,
+    Bucket,
+    Collective,
+    Compute,
+    Loop,
+    Move,
+    Node,
+    Program,
+    Start,
+    Var,
+    Wait,
+)
+from meshdsl.device.liveness import memory_owners, uses
+from meshdsl.device.names import Names, identifiers
+from meshdsl.device.windows import Block
+
+
+def overlapped(program: Program, taken: frozenset[str] = frozenset()) -> Program:
+    """The program with collectives issued early; `taken` are names that the backend uses.
+
+    Without an update that is only gathers of parameters.
+    """
+    return replace(program, body=_Overlap(program, taken).block(program.body, {}))
+
+
+class _Overlap:
+    def __init__(self, program: Program, taken: frozenset[str]) -> None:
+        self.names = Names(taken | identifiers(program))
+        self.trains = bool(program.updates)
+        self.owners = memory_owners(program)
+        self.uses = uses(program)
+        # Parameters, and slices of them.
+        self.stored = set(program.params)
+
+    def block(self, nodes: tuple[Node, ...], ahead: dict[Collective, str]) -> tuple[Node, ...]:
+        """The nodes of a block; `ahead` are those issued a trip ahead, with what stands for it."""
+        nodes = tuple(self._loop(n) if isinstance(n, Loop) else n for n in nodes)
+        return _Plans(self, nodes, ahead).carried_out()
+
+    def _loop(self, node: Loop) -> Loop:
+        """A loop; what it gathers of its slices of parameters is issued a trip ahead."""
+        slices = {inside: stack for stack, inside in node.stacked if stack in self.stored}
+        self.stored.update(slices)
+        found = [
+            n
+            for n in node.body
+            if isinstance(n, Move | Bucket)
+            and n.step.kind == "all_gather"
+            and all(m.source in slices for m in n.moves)
+        ]
+        works = {n: self.work(n) for n in found if node.dim.size > 1}
+        body = self.block(node.body, works)
+        ahead = tuple(
+            Ahead(n, work, tuple((slices[m.source], m.source) for m in n.moves))
+            for n, work in works.items()
+        )
+        only = {s for a in ahead for _, s in a.slices if self.uses[s] == 1}
+        stacked = tuple(pair for pair in node.stacked if pair[1] not in only)
+        return replace(node, body=body, ahead=ahead, stacked=stacked)
+
+    def work(self, node: Collective) -> str:
+        """A variable that stands for a collective under way."""
+        return self.names.fresh(
+            "bucket" if isinstance(node, Bucket) else f"{node.target.name}_work"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Before which nodes of the block a collective is issued, and waited for.
+
+    `after_waits`: it is issued when all is there that is waited for in the same place.
+    """
+
+    start: int
+    wait: int
+    after_waits: bool = False
+
+
+class _Plans:
+    """What becomes of the collectives of a block.
+
+    Of parameters one gather at a time is under way beside those a trip ahead, and none while a loop
+    runs. An all_reduce in place takes no memory: all of them may be under way. A reduce_scatter
+    holds what it reads: one at a time, and no longer than without overlap but for one use.
+    """
+
+    def __init__(
+        self, overlap: _Overlap, nodes: tuple[Node, ...], ahead: dict[Collective, str]
+    ) -> None:
+        self.overlap, self.nodes, self.ahead = overlap, nodes, ahead
+        self.facts = Block(nodes, overlap.owners)
+        self.loops = [i for i, node in enumerate(nodes) if isinstance(node, Loop)]
+        # Before each node: what is issued, what is waited for, what is issued after that.
+        self.before: tuple[dict[int, list[Node]], ...] = ({}, {}, {})
+
+    def carried_out(self) -> tuple[Node, ...]:
+        """The nodes, with collectives issued and waited for where the plans say."""
+        early, late = dict(self._early()), dict(self._gathers())
+        for node, plan in (early | late).items():
+            self._carry_out(node, plan)
+        kept = [() if n in early or n in late else (n,) for n in self.nodes]
+        return tuple(
+            node
+            for i, own in enumerate((*kept, ()))
+            for nodes in (*(at.get(i, ()) for at in self.before), own)
+            for node in nodes
+        )
+
+    def _carry_out(self, node: Collective, plan: _Plan) -> None:
+        starts = self.before[2 if plan.after_waits else 0].setdefault(plan.start, [])
+        waits = self.before[1].setdefault(plan.wait, [])
+        if node in self.ahead:
+            work = self.ahead[node]
+            waits += [Wait(node, work), Start(node, work, ahead=True)]
+        elif self._computes(plan):
+            work = self.overlap.work(node)
+            starts.append(Start(node, work))
+            waits.append(Wait(node, work))
+        else:
+            starts.append(node)
+
+    def _computes(self, plan: _Plan) -> bool:
+        """Whether the devices compute between start and wait."""
+        return any(_computes(node) for node in self.nodes[plan.start : plan.wait])
+
+    # --- gathers of parameters -----------------------------------------------------------------
+
+    def _gathers(self) -> Iterator[tuple[Collective, _Plan]]:
+        found = [(self.facts.window(i, n), n) for i, n in self._collectives() if self._is_stored(n)]
+        free = 0
+        for window, node in sorted(found, key=lambda pair: pair[0].needed):
+            after_loops = max((i + 1 for i in self.loops if i < window.needed), default=0)
+            start = max(free, after_loops, window.ready + 1)
+            plan = _Plan(start, window.needed, after_waits=True)
+            free = window.needed
+            if node in self.ahead or self._computes(plan):
+                yield node, plan
+
+    def _is_stored(self, node: Collective) -> bool:
+        gathers = node.step.kind == "all_gather"
+        return gathers and all(m.source in self.overlap.stored for m in node.moves)
+
+    # --- reductions, and what an update yields -------------------------------------------------
+
+    def _early(self) -> Iterator[tuple[Collective, _Plan]]:
+        if not self.overlap.trains:
+            return
+        found = [(i, n) for i, n in self._collectives() if not self._is_stored(n)]
+        scatters = [(i, n) for i, n in found if n.step.kind == "reduce_scatter"]
+        held = dict(self._one_at_a_time(scatters))
+        for i, node in found:
+            if node in held:
+                yield node, held[node]
+            else:
+                yield node, _Plan(self._earliest(i, node), self.facts.window(i, node).needed)
+
+    def _one_at_a_time(
+        self, scatters: list[tuple[int, Collective]]
+    ) -> Iterator[tuple[Collective, _Plan]]:
+        free = 0
+        earliest = [self._earliest(i, n) for i, n in scatters]
+        for number, (i, node) in enumerate(scatters):
+            start = max(free, earliest[number])
+            loops = (j for j in self.loops if j >= start)
+            ends = (self.facts.window(i, node).needed, *loops, *earliest[number + 1 :][:1])
+            after_waits = start == free
+            free = max(i, start, min(ends))
+            yield node, _Plan(start, free, after_waits)
+
+    def _earliest(self, at: int, node: Collective) -> int:
+        """Before which node a collective may be issued, if it is to hold no memory for it.
+
+        One that waits for another stays behind it.
+        """
+        if any(self._made_by_collective(m.source) for m in node.moves):
+            return at + 1
+        alone = all(self.overlap.uses[m.source] == 1 for m in node.moves)
+        free = {"all_reduce": alone, "reduce_scatter": True}.get(
+            node.step.kind, node.phase == "update"
+        )
+        return self.facts.window(at, node).ready + 1 if free else at
+
+    def _made_by_collective(self, var: Var) -> bool:
+        maker = self.facts.made.get(var)
+        return maker is not None and _sends(self.nodes[maker])
+
+    def _collectives(self) -> Iterator[tuple[int, Collective]]:
+        for i, node in enumerate(self.nodes):
+            if isinstance(node, Move | Bucket) and _sends(node):
+                yield i, node
+
+
+def _sends(node: Node) -> bool:
+    return isinstance(node, Move | Bucket) and node.step.kind in KINDS
+
+
+def _computes(node: Node) -> bool:
+    """Whether a node is work: loops are, views and operators on single numbers are not."""
+    if isinstance(node, Compute):
+        return node.flops > 0 and any(v.local.shape for v in (*node.ins, *node.outs))
+    return isinstance(node, Loop)

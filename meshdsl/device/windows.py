@@ -1,0 +1,62 @@
+"""Where in a block a collective may stand: after its source is there, before anybody reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshdsl.device.ir import Collective, Compute, Loop, Node, Var, every
+from meshdsl.device.liveness import made, reads
+from meshdsl.ops.opdef import lookup
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A collective may stand anywhere after node `ready` and before node `needed` of its block.
+
+    `ready` is -1 where the block begins with all it reads; `needed` is the number of nodes where
+    nobody in the block reads what it yields.
+    """
+
+    ready: int
+    needed: int
+
+
+class Block:
+    """The nodes of a block, and who makes, reads and overwrites what.
+
+    `owners` is what `liveness.memory_owners` says of the program.
+    """
+
+    def __init__(self, nodes: tuple[Node, ...], owners: Mapping[Var, Var]) -> None:
+        self.nodes = nodes
+        self._owners = owners
+        self.made = {v: i for i, node in enumerate(nodes) for v in made(node)}
+        self._read: dict[Var, int] = {}
+        self._overwritten: dict[Var, list[int]] = {}
+        for i, node in enumerate(nodes):
+            for var in reads(node):
+                self._read.setdefault(var, i)
+            for var in _overwritten(node):
+                self._overwritten.setdefault(self._owner(var), []).append(i)
+
+    def window(self, at: int, node: Collective) -> Window:
+        """Where node number `at` may stand instead."""
+        ready, needed = -1, len(self.nodes)
+        for move in node.moves:
+            ready = max(ready, self.made.get(move.source, -1))
+            needed = min(needed, self._read.get(move.target, needed))
+            # What is read before it is overwritten stays before it, and after likewise.
+            for i in self._overwritten.get(self._owner(move.source), ()):
+                ready, needed = (max(ready, i), needed) if i < at else (ready, min(needed, i))
+        return Window(ready, needed)
+
+    def _owner(self, var: Var) -> Var:
+        return self._owners.get(var, var)
+
+
+def _overwritten(node: Node) -> list[Var]:
+    """The operands that a node, or what is in it, changes in place."""
+    inner = every(node.body) if isinstance(node, Loop) else (node,)
+    operators = (n for n in inner if isinstance(n, Compute))
+    return [n.ins[i] for n in operators for i in lookup(n.op.name).overwrites]

@@ -1,0 +1,156 @@
+"""Training steps of small programs: run on every device, and held to the reference and to torch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshdsl.backends.draws import draws
+from meshdsl.backends.emission import emit_compiled
+from meshdsl.backends.in_process import (
+    Devices,
+    LocalRun,
+    as_array,
+    assemble,
+    few_threads,
+    load,
+    local_tensors,
+    told,
+)
+from meshdsl.backends.local_dist import LocalDist
+from meshdsl.backends.numpy_reference import made_up, reference_step, whole_specs
+from meshdsl.backends.support.values import Array, Spec, local_part
+from meshdsl.backends.torch_text import ProgramText
+from meshdsl.backends.verify import errors
+from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.named.ir import Program
+from meshdsl.pipeline import Options, compile_source
+from meshdsl.report.explain import explain
+from tests.programs.harness import Case, check_bytes, compiled
+
+Arrays = dict[str, Array]
+Held = tuple[dict[str, Array], ...]
+"""What each device holds, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One training step on every device: the run, and what each device holds afterwards."""
+
+    run: LocalRun
+    held: Held
+    specs: dict[str, Spec]
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A case as it is trained: its named program, the emitted text, what `explain` says."""
+
+    named: Program
+    emitted: ProgramText
+    report: dict[str, Any]
+
+    def step(self, inputs: Mapping[str, Any], kept: Mapping[str, Any]) -> Step:
+        """One step; `kept` are parameters and states, made up or begun where they are missing.
+
+        Raises AssertionError unless devices sent just the bytes that were predicted.
+        """
+        found = on_devices(self.emitted, inputs, kept)
+        assert found.run.disagreements() == []
+        check_bytes(self.report, found.run)
+        return found
+
+
+def compiled_step(case: Case, dtype: str | None = "f64") -> Compiled:
+    """`case` compiled; by default with every float in f64."""
+    made = compiled(case, dtype)
+    return Compiled(made["named"], emit_compiled(made), explain(made["device"]))
+
+
+def on_devices(emitted: ProgramText, inputs: Mapping[str, Any], kept: Mapping[str, Any]) -> Step:
+    """Run every device of an emitted text once, as `run_local` does, and keep all they hold."""
+    program = load(emitted.text)
+    states = getattr(program, "STATES", {})
+    dist = LocalDist(program.MESH, program.GROUPS, emitted.places)
+    program.dist = dist
+    ranks = range(dist.devices)
+    given = local_tensors(program.MESH, program.INPUTS, inputs, 0, ranks)
+    params = local_tensors(program.MESH, program.PARAMS, kept, 0, ranks)
+    begun = local_tensors(program.MESH, states, kept, 0, ranks)
+
+    def call(rank: int) -> Any:
+        values = (given[rank], params[rank], *((begun[rank],) if states else ()))
+        return program.device(rank, dist.groups(rank), *values)
+
+    with few_threads(dist.devices):
+        found = Devices(dist.devices, dist, call).run()
+    if found.failures:
+        raise told(emitted.text, found.failures, found.errors, emitted.places)
+    shown = tuple({n: as_array(t) for n, t in outputs.items()} for outputs in found.outputs)
+    pairs = zip(params, begun, strict=True)
+    held = tuple({n: as_array(t) for n, t in (p | s).items()} for p, s in pairs)
+    specs = {**program.PARAMS, **states}
+    outputs = {n: assemble(n, s, program.MESH, shown) for n, s in program.OUTPUTS.items()}
+    updated = {n: assemble(n, s, program.MESH, held) for n, s in specs.items()}
+    sent = tuple(dist.sent)
+    run = LocalRun(outputs, shown, sent, program.OUTPUTS, program.MESH, 0.0, updated)
+    return Step(run, held, specs)
+
+
+# --- one device -------------------------------------------------------------------------------
+
+
+def values(program: Program, seed: int = 0) -> tuple[Arrays, Arrays]:
+    """Inputs and parameters as every engine makes them up."""
+    inputs, params = whole_specs(program, draws(program))
+    return made_up(inputs, seed=seed), made_up(params, seed=seed)
+
+
+def hold_to(
+    step: Step, outputs: Mapping[str, Array], kept: Mapping[str, Array], most: float
+) -> None:
+    """Every device's part of outputs, parameters and states is right to `most`, of max|ref|."""
+    mesh = step.run.mesh
+    for name, array in outputs.items():
+        _, relative = errors(step.run.outputs[name], array)
+        assert relative <= most, f"output {name} is off by {relative}"
+    for name, array in kept.items():
+        whole = max(float(np.max(np.abs(array), initial=0.0)), 1e-12)
+        for rank, held in enumerate(step.held):
+            block = array[local_part(step.specs[name], mesh, rank)]
+            error = float(np.max(np.abs(held[name] - block), initial=0.0)) / whole
+            assert error <= most, f"device {rank}: {name} is off by {error}"
+
+
+def check_step(case: Case, most: float = 1e-9) -> Compiled:
+    """One step of `case` in f64 is that of the reference, on every device; bytes are predicted."""
+    made = compiled_step(case)
+    inputs, params = values(made.named)
+    outputs, kept = reference_step(made.named, inputs, params, {})
+    hold_to(made.step(inputs, params), outputs, kept, most)
+    return made
+
+
+# --- torch's own gradients --------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=64)
+def whole(text: str, evaluate: bool = False) -> dict[str, Any]:
+    """`text` compiled for one device in f64: the step, or only the forward pass."""
+    options = Options(mesh="one:1", dtype="f64", evaluate=evaluate)
+    return compile_source(Source("test.mdsl", text), options, Diagnostics())
+
+
+def autograd(text: str, inputs: Mapping[str, Any], params: Mapping[str, Any]) -> Arrays:
+    """The gradients of output `loss` by the parameters: torch's, of the emitted forward pass."""
+    program = load(emit_compiled(whole(text, evaluate=True)).text)
+    (given,) = local_tensors(program.MESH, program.INPUTS, inputs, 0, range(1))
+    (leaves,) = local_tensors(program.MESH, program.PARAMS, params, 0, range(1))
+    for leaf in leaves.values():
+        leaf.requires_grad_(leaf.is_floating_point())
+    program.device(0, {}, given, leaves)["loss"].backward()
+    return {name: t.grad.numpy() for name, t in leaves.items() if t.grad is not None}
