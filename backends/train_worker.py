@@ -125,9 +125,16 @@ def _described(error: Exception) -> dict[str, Any]:
     trace = error.__traceback__
     while trace is not None and found["in_collective"]:
         if trace.tb_frame.f_code.co_name == "device" and trace.tb_next is not None:
-            found["collective"] = trace.tb_next.tb_frame.f_code.co_name
+            found["collective"] = _called(trace.tb_next.tb_frame)
         trace = trace.tb_next
     return found
+
+
+def _called(frame: FrameType) -> str:
+    """What the text calls: a collective, or of one under way what it is."""
+    name = frame.f_code.co_name
+    kind = getattr(frame.f_locals.get("self"), "kind", name) if name == "wait" else name
+    return str(kind)
 
 
 def _terminated(folder: Path, rank: int, frame: FrameType | None) -> NoReturn:
@@ -137,7 +144,7 @@ def _terminated(folder: Path, rank: int, frame: FrameType | None) -> NoReturn:
         if frame.f_code.co_name == "device":
             line, collective = frame.f_lineno, inner
             break
-        inner, frame = frame.f_code.co_name, frame.f_back
+        inner, frame = _called(frame), frame.f_back
     found = {"kind": "Terminated", "message": "", "line": line, "collective": collective}
     _leave(folder, rank, {"exit": 3, "loops": {}, "position": None, "in_collective": True, **found})
 

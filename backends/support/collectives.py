@@ -3,6 +3,7 @@
 Every device of a group must call the same one with the same shapes.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,34 +27,70 @@ def make_groups(
     return found
 
 
+class Pending:
+    """A collective under way: its kind, what torch calls its work, and what makes the result.
+
+    Until it is waited for, nobody may read the result or write to what was sent.
+    """
+
+    def __init__(self, kind: str, work: Any, finish: Callable[[], Any]) -> None:
+        self.kind, self.work, self.finish = kind, work, finish
+
+    def wait(self) -> Any:
+        """The result, once it has arrived; it is not kept here."""
+        work, finish = self.work, self.finish
+        del self.work, self.finish
+        work.wait()
+        return finish()
+
+
 def all_reduce(x: torch.Tensor, group: Any, op: str) -> torch.Tensor:
     """The sum (max, min, prod) over the group; `x` is overwritten where its memory allows."""
+    found: torch.Tensor = all_reduce_start(x, group, op).wait()
+    return found
+
+
+def all_reduce_start(x: torch.Tensor, group: Any, op: str) -> Pending:
+    """Begin an `all_reduce`."""
     dense = x
     if not x.is_contiguous():
         # The order of dims does not matter to a sum: reduce in the order of the memory.
         dense = x.permute(sorted(range(x.dim()), key=x.stride, reverse=True))
     if not dense.is_contiguous():
         x = dense = x.contiguous()
-    dist.all_reduce(as_numbers(dense), reduce_op(op, x), group=group)
-    return x
+    work = dist.all_reduce(as_numbers(dense), reduce_op(op, x), group=group, async_op=True)
+    return Pending("all_reduce", work, lambda: x)
 
 
 def all_gather(x: torch.Tensor, dim: int, group: Any) -> torch.Tensor:
     """The blocks of all devices joined along `dim`, laid out in memory with `dim` outermost."""
+    found: torch.Tensor = all_gather_start(x, dim, group).wait()
+    return found
+
+
+def all_gather_start(x: torch.Tensor, dim: int, group: Any) -> Pending:
+    """Begin an `all_gather`."""
     block = x.movedim(dim, 0).contiguous()
     whole = block.new_empty(block.shape[0] * dist.get_world_size(group), *block.shape[1:])
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(as_numbers(whole), as_numbers(block), group=group)
-    return whole.movedim(0, dim)
+    work = gather(as_numbers(whole), as_numbers(block), group=group, async_op=True)
+    return Pending("all_gather", work, lambda: whole.movedim(0, dim))
 
 
 def reduce_scatter(x: torch.Tensor, dim: int, group: Any, op: str) -> torch.Tensor:
     """This device's block, along `dim`, of the sum (max, min, prod) over the group."""
+    found: torch.Tensor = reduce_scatter_start(x, dim, group, op).wait()
+    return found
+
+
+def reduce_scatter_start(x: torch.Tensor, dim: int, group: Any, op: str) -> Pending:
+    """Begin a `reduce_scatter`."""
     whole = x.movedim(dim, 0).contiguous()
     block = whole.new_empty(whole.shape[0] // dist.get_world_size(group), *whole.shape[1:])
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    scatter(as_numbers(block), as_numbers(whole), reduce_op(op, x), group=group)
-    return block.movedim(0, dim)
+    sent, op = as_numbers(whole), reduce_op(op, x)
+    work = scatter(as_numbers(block), sent, op, group=group, async_op=True)
+    return Pending("reduce_scatter", work, lambda: block.movedim(0, dim))
 
 
 def all_to_all(x: torch.Tensor, split_dim: int, concat_dim: int, group: Any) -> torch.Tensor:

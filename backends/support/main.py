@@ -58,11 +58,13 @@ def main(
         check_world(mesh, world)
         if options.out and rank == 0:
             check_writable(options.out, options.force)
-        values = local_values(options, inputs, params, mesh, rank)
+        values: tuple[dict[str, Array], ...] = local_values(options, inputs, params, mesh, rank)
         if states is not None:
             values = (*values, begin_states(options, states, mesh, rank))
         process = Process(rank, options, start(rank, world))
-        local = run_device(process, make_groups(mesh, groups, rank), values, device)
+        specs = (inputs, params, *(() if states is None else (states,)))
+        given = tuple(on_device(process, *side) for side in zip(specs, values, strict=True))
+        local = run_device(process, make_groups(mesh, groups, rank), given, device)
         found = show_outputs(process, mesh, outputs, local)
         report_success(process, found, time.monotonic() - started)
     except Refused as refused:
@@ -186,16 +188,23 @@ def start(rank: int, world: int) -> torch.device:
 def run_device(
     process: Process,
     groups: dict[str, Any],
-    values: tuple[dict[str, Array], ...],
+    values: tuple[dict[str, torch.Tensor], ...],
     device: Device,
 ) -> dict[str, torch.Tensor]:
     """The local outputs of this device. `values`: inputs, parameters, and states if there are."""
-    given = (
-        {name: torch.from_numpy(array).to(process.where) for name, array in arrays.items()}
-        for arrays in values
-    )
     with torch.inference_mode():
-        return device(process.rank, groups, *given)
+        return device(process.rank, groups, *values)
+
+
+def on_device(
+    process: Process, specs: dict[str, Spec], arrays: dict[str, Array]
+) -> dict[str, torch.Tensor]:
+    """Arrays as tensors where this process computes; numpy has no bf16, they are made so here."""
+    found = {}
+    for name, array in arrays.items():
+        tensor = torch.from_numpy(array).to(process.where)
+        found[name] = tensor.bfloat16() if specs[name].dtype == "bf16" else tensor
+    return found
 
 
 def show_outputs(
@@ -271,7 +280,8 @@ def describe_error(error: Exception) -> dict[str, Any]:
         if code.co_name == "device" and line is None:
             line = trace.tb_lineno
             loops = {k: v for k, v in trace.tb_frame.f_locals.items() if type(v) is int}
-        in_collective = in_collective or code.co_filename.endswith("distributed_c10d.py")
+        waits = code.co_qualname == "Pending.wait" and trace.tb_next is None
+        in_collective |= waits or code.co_filename.endswith("distributed_c10d.py")
         trace = trace.tb_next
     known = {key: getattr(error, key, None) for key in ("place", "position", "value")}
     kind = "Refused" if isinstance(error, Refused) else type(error).__name__

@@ -134,5 +134,5 @@ class _Printer:
         yield from self._nodes(node.body, depth + 1)
         for c in node.carries:
             yield f"{pad}next  {n[c.inside]} = {n[c.next]}; at the end {n[c.result]}"
-        for item in node.collected:
-            yield f"{pad}collect {self._value(item.outer)}[{node.dim.name}] = {n[item.inside]}"
+        for made in node.collected:
+            yield f"{pad}collect {self._value(made.outer)}[{node.dim.name}] = {n[made.inside]}"

@@ -116,6 +116,45 @@ def test_all_to_all(emit, mesh, axes, split, concat, dtype):
     assert found.wire_bytes(0) == (n - 1) * x[0].nbytes // n
 
 
+BUCKETS = {
+    "all_reduce": {"x": None, "x[0]": None, "x[0, 0, 0]": None},
+    "reduce_scatter": {"x": 1, "x[0].mT": 0},
+    "all_gather": {"x": 2, "x[0].mT": 1, "x[0, 0]": 0},
+}
+
+
+@pytest.mark.parametrize("kind", BUCKETS)
+@pytest.mark.parametrize(("mesh", "axes"), MESHES)
+def test_a_bucket_gives_what_one_after_another_does(emit, mesh, axes, kind):
+    dims = BUCKETS[kind]
+    tail = "group" if kind == "all_gather" else "group, 'sum'"
+    alone = [
+        f"{kind}({x}.clone(), {'' if dim is None else f'{dim}, '}{tail})" for x, dim in dims.items()
+    ]
+    at = "" if kind == "all_reduce" else f"{list(dims.values())}, "
+    devices, every = math.prod(mesh.values()), tuple(mesh)
+    text = emit(
+        f"""
+        x = inputs["x"][0]
+        group = groups[{"+".join(axes)!r}]
+        alone = [{", ".join(alone)}]
+        together = {kind}_bucket([{", ".join(dims)}], {at}{tail})
+        same = [torch.equal(a, b) for a, b in zip(alone, together, strict=True)]
+        return {{"y": torch.tensor([all(same)])}}
+        """,
+        mesh,
+        groups=(axes,),
+        inputs=f"{{'x': Spec('f32', {dict(d=devices, a=8, b=16, c=24)}, {dict(d=every)}, DRAW)}}",
+        outputs=f"{{'y': Spec('bool', {dict(d=devices)}, {dict(d=every)})}}",
+        use=(kind, f"{kind}_bucket"),
+    ).replace("DRAW", "('normal', 1.0)")
+    found = run_local(text)
+    assert found.outputs["y"].all()
+    sent = sorted(found.sent[0].items(), key=lambda item: item[0].line)
+    *apart, (bucket, _) = sent
+    assert bucket.payload == sum(one.payload * count for one, count in apart)
+
+
 def test_a_sum_is_taken_in_rank_order_and_is_the_same_everywhere(emit):
     text = emit(
         "return {'y': all_reduce(inputs['x'].clone(), groups['r'], 'sum')}",

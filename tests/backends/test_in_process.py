@@ -30,7 +30,7 @@ TABLES = {
 
 def failing(emit, body, devices=2, **options):
     """The error of a program whose devices share one group, and how long it took."""
-    use = ("all_reduce", "all_gather", "check_index", "IndexOutOfRange")
+    use = ("all_reduce", "all_gather", "all_gather_start", "check_index", "IndexOutOfRange")
     mesh, groups = options.pop("mesh", {"r": devices}), options.pop("groups", (("r",),))
     outputs = "{'y': Spec('f32', {'n': 4}, {})}"
     text = emit(body, mesh, groups=groups, outputs=outputs, use=use)
@@ -206,6 +206,107 @@ def test_devices_that_wait_for_each_other_in_different_groups(emit):
     assert error.code == "MD0702"
     assert "device 0 waits in all_reduce sum of float32[4] over a at" in error.message
     assert "for device 1, which waits in all_reduce sum of float32[4] over a, b at" in error.message
+
+
+UNDER_WAY = {
+    "an error between start and wait": (
+        """
+        work = all_reduce_start(torch.ones(4), groups["r"], "sum")
+        if rank == 1:
+            raise ValueError("no luck")
+        return {"y": work.wait()}
+        """,
+        "MD0701",
+        "device 1 failed at a.mdsl:3: ValueError: no luck",
+    ),
+    "an error before the start": (
+        """
+        if rank == 1:
+            raise ValueError("no luck")
+        work = all_reduce_start(torch.ones(4), groups["r"], "sum")
+        return {"y": work.wait()}
+        """,
+        "MD0701",
+        "device 1 failed at a.mdsl:2: ValueError: no luck",
+    ),
+    "another order": (
+        """
+        def one():
+            return all_reduce_start(torch.ones(4), groups["r"], "sum")
+        def other():
+            return all_gather_start(torch.ones(1), 0, groups["r"])
+        first = one() if rank == 0 else other()
+        second = other() if rank == 0 else one()
+        return {"y": first.wait() + second.wait().sum()}
+        """,
+        "MD0702",
+        "device 0 is in all_reduce sum of float32[4] over r at a.mdsl:5 while device 1 is in "
+        "all_gather of float32[1] over r at a.mdsl:5",
+    ),
+    "one device waits, the other ended": (
+        """
+        work = all_reduce_start(torch.ones(4), groups["r"], "sum") if rank == 0 else None
+        return {"y": work.wait() if work else torch.ones(4)}
+        """,
+        "MD0702",
+        "device 0 waits in all_reduce sum of float32[4] over r at a.mdsl:1 for device 1, which "
+        "ended without joining",
+    ),
+    "one waits for the first, the other for the second": (
+        """
+        first = all_reduce_start(torch.ones(4), groups["r"], "sum")
+        if rank == 0:
+            first.wait()
+        second = all_reduce_start(torch.ones(4), groups["r"], "max")
+        if rank == 1:
+            second.wait()
+            third = all_reduce(torch.ones(4), groups["r"], "min")
+        return {"y": second.wait() if rank == 0 else third}
+        """,
+        "MD0702",
+        "device 1 waits in all_reduce min of float32[4] over r at a.mdsl:7 for device 0, which "
+        "ended without joining",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", UNDER_WAY)
+def test_collectives_under_way_fail_like_others(emit, case):
+    body, code, message = UNDER_WAY[case]
+    error = failing(emit, body)
+    assert (error.code, error.message) == (code, message)
+
+
+def test_a_result_is_there_when_it_is_waited_for(emit):
+    body = """
+    time.sleep(0.05 * rank)
+    parts = [torch.full((4,), 10.0**i * rank) for i in range(3)]
+    works = [all_reduce_start(part, groups["r"], "sum") for part in parts]
+    last = all_gather(torch.ones(1) * rank, 0, groups["r"])
+    return {"y": sum(work.wait() for work in reversed(works)) + 1000 * last.sum()}
+    """
+    outputs = "{'y': Spec('f32', {'n': 4}, {})}"
+    use = ("all_reduce", "all_gather")
+    found = run_local(emit(body, {"r": 3}, groups=(("r",),), outputs=outputs, use=use))
+    np.testing.assert_array_equal(found.outputs["y"], [3333] * 4)
+    assert not found.disagreements()
+    assert [sum(sent.values()) for sent in found.sent] == [4] * 3
+
+
+def test_ctrl_c_releases_what_is_under_way(emit):
+    body = """
+    work = all_reduce_start(torch.ones(4), groups["r"], "sum") if rank != 1 else None
+    while rank == 1:
+        time.sleep(0.001)
+    return {"y": work.wait()}
+    """
+    text = emit(body, {"r": 3}, groups=(("r",),), use=("all_reduce",))
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_local(text)
+    assert time.monotonic() - began < 1.3
+    assert not [t for t in threading.enumerate() if t.name.startswith("device ")]
 
 
 def test_a_device_that_computes_on_and_on_is_stopped_after_a_failure(emit):

@@ -1,0 +1,86 @@
+"""Training steps under layouts of every kind, lowered pass by pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from meshdsl.backends.draws import draws
+from meshdsl.backends.in_process import LocalRun, run_local
+from meshdsl.backends.numpy_reference import made_up, whole_specs
+from meshdsl.backends.torch_text import emit, taken_names
+from meshdsl.device.buckets import in_buckets
+from meshdsl.device.from_placed import lower
+from meshdsl.device.ir import Program
+from meshdsl.device.overlap import overlapped
+from meshdsl.device.verify import verify
+from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.pipeline import Options, compile_source
+
+TEXT = """
+dim batch = 8, model = 8, hidden = 16, layers = 3
+layout data_parallel { batch -> data }
+layout zero1 extends data_parallel { state: model -> data }
+layout zero2 extends zero1 { grads: model -> data }
+layout zero3 extends zero2 { params: model -> data }
+layout megatron { batch -> data, hidden -> tp }
+layout both extends megatron { params: model -> data, grads: model -> data }
+layout split { batch -> data, model -> tp }
+program mlp(x[batch, model], target[batch, model]) {
+  param first[model, hidden]
+  param last[hidden, model]
+  h = relu(einsum(x, first -> [batch, hidden]))
+  h = einsum(h, last -> [batch, model])
+  repeat layers {
+    param up[model, hidden]
+    param bias[hidden] = zeros()
+    param down[hidden, model]
+    param gain[model] = ones()
+    z = relu(einsum(h, up -> [batch, hidden]) + bias)
+    h = h + einsum(z, down -> [batch, model]) * gain
+  }
+  loss = mean((h - target)^2)
+  return loss
+  minimize loss with adamw(lr=1e-3)
+}
+"""
+LAYOUTS = {
+    "data_parallel": "data:4",
+    "zero1": "data:4",
+    "zero2": "data:4",
+    "zero3": "data:4",
+    "megatron": "data:2,tp:2",
+    "both": "data:2,tp:2",
+    "split": "data:2,tp:2",
+}
+CASES = [(layout, policy) for layout in LAYOUTS for policy in ("optimal", "immediate")]
+
+Pass = Callable[[Program], Program]
+
+
+def plain(layout: str, policy: str = "optimal", text: str = TEXT, mesh: str = "") -> dict[str, Any]:
+    """What the pipeline makes of a text, with the device program as it is before any pass."""
+    options = Options(mesh=mesh or LAYOUTS[layout], layout=layout, reduce=policy)
+    made = compile_source(Source("case.mdsl", text), options, Diagnostics(), until="placed")
+    return made | {"device": lower(made["placed"], taken_names())}
+
+
+def with_overlap(program: Program) -> Program:
+    """The program as the pipeline makes it."""
+    return overlapped(in_buckets(program), taken_names())
+
+
+def passed(program: Program, *passes: Pass) -> Program:
+    """The program after some passes, verified after each."""
+    for made in passes:
+        program = made(program)
+        verify(program)
+    return program
+
+
+def run(made: dict[str, Any], program: Program) -> LocalRun:
+    """One step on made-up values."""
+    named = made["named"]
+    inputs, params = (made_up(specs) for specs in whole_specs(named, draws(named)))
+    emitted = emit(program, draws(named))
+    return run_local(emitted.text, inputs, params, lines=emitted.places)

@@ -1,0 +1,134 @@
+"""Overlap: what is issued early, that the devices compute meanwhile, and what is held for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from meshdsl.backends.draws import draws
+from meshdsl.backends.torch_text import emit
+from meshdsl.device import buckets
+from meshdsl.device.ir import Compute, Loop, Node, Program, Start, Wait, every
+from meshdsl.device.liveness import memory
+from meshdsl.report.explain import explain
+from tests.device.steps import CASES, TEXT, passed, plain, with_overlap
+
+FORWARD = TEXT.replace("  minimize loss with adamw(lr=1e-3)\n", "")
+
+
+def overlapped(layout: str, policy: str = "optimal", text: str = TEXT) -> Program:
+    """The program as the pipeline makes it."""
+    return passed(plain(layout, policy, text)["device"], with_overlap)
+
+
+def blocks(program: Program) -> Iterator[tuple[Node, ...]]:
+    """The nodes of every block."""
+    yield program.body
+    yield from (node.body for node in every(program.body) if isinstance(node, Loop))
+
+
+def computes(nodes: tuple[Node, ...]) -> bool:
+    """Whether there is work among the nodes."""
+    return any(isinstance(n, Loop) or (isinstance(n, Compute) and n.flops > 0) for n in nodes)
+
+
+def under_way(program: Program) -> Iterator[tuple[Start, tuple[Node, ...]]]:
+    """Every start of this trip, and the nodes from there to where it is waited for."""
+    for nodes in blocks(program):
+        for at, node in enumerate(nodes):
+            if isinstance(node, Start) and not node.ahead:
+                rest = nodes[at + 1 :]
+                end = next(
+                    i for i, n in enumerate(rest) if isinstance(n, Wait) and n.work == node.work
+                )
+                yield node, rest[:end]
+
+
+@pytest.mark.parametrize("small", [buckets.SMALL, 0], ids=["buckets", "alone"])
+@pytest.mark.parametrize("case", CASES)
+def test_devices_compute_while_they_wait(
+    case: tuple[str, str], small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buckets, "SMALL", small)
+    for _, meanwhile in under_way(overlapped(*case)):
+        assert computes(meanwhile)
+
+
+@pytest.mark.parametrize("small", [buckets.SMALL, 0], ids=["buckets", "alone"])
+@pytest.mark.parametrize("case", CASES)
+def test_what_takes_memory_is_under_way_one_at_a_time(
+    case: tuple[str, str], small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(buckets, "SMALL", small)
+    for start, meanwhile in under_way(overlapped(*case)):
+        step, phase = start.collective.step, start.collective.phase
+        others = [n.collective.step.kind for n in meanwhile if isinstance(n, Start) and not n.ahead]
+        if step.kind == "reduce_scatter":
+            assert "reduce_scatter" not in others
+        if step.kind == "all_gather" and phase != "update":
+            assert not any(isinstance(n, Loop) for n in meanwhile)
+            assert "all_gather" not in others
+
+
+def test_gradients_are_sent_as_soon_as_they_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "SMALL", 0)
+    program = overlapped("data_parallel")
+    reductions = {s.collective.moves[0].target.name: rest for s, rest in under_way(program)}
+    # There before the backward loop, and needed behind it.
+    assert any(isinstance(n, Loop) for n in reductions["loss"])
+    assert {"d_up", "d_bias", "d_down", "d_gain", "d_last"} <= reductions.keys()
+
+
+@pytest.mark.parametrize("text", [TEXT, FORWARD], ids=["step", "forward"])
+def test_the_next_trips_parameters_are_gathered_ahead(text: str) -> None:
+    program = overlapped("zero3", text=text)
+    loops = [node for node in program.body if isinstance(node, Loop)]
+    assert len(loops) == (2 if text is TEXT else 1)
+    for loop in loops:
+        gathered = {m.source for ahead in loop.ahead for m in ahead.collective.moves}
+        assert {v.name.rstrip("_2") for v in gathered} == {"up", "down", "gain"}
+        # Nobody else reads the slices.
+        assert gathered.isdisjoint(inside for _, inside in loop.stacked)
+        for ahead in loop.ahead:
+            at = next(
+                i for i, n in enumerate(loop.body) if isinstance(n, Wait) and n.work == ahead.work
+            )
+            assert isinstance(loop.body[at + 1], Start)
+            assert computes(loop.body[at:])
+
+
+def test_the_text_of_a_loop_that_gathers_ahead() -> None:
+    made = plain("zero3")
+    text = emit(passed(made["device"], with_overlap), draws(made["named"])).text
+    forward, backward = text.split("for layers in range(3):")[0:2]
+    assert "[up_stack[0], down_stack[0], gain_stack[0]], [0, 1, 0]" in forward
+    assert "if layers < 2:" in backward
+    assert "up_stack[layers + 1]" in backward
+    assert "if layers_2 > 0:" in backward
+    assert "up_stack[layers_2 - 1]" in backward
+    assert "up_stack[2]" in backward
+
+
+def test_a_loop_of_one_trip_gathers_nothing_ahead() -> None:
+    text = TEXT.replace("layers = 3", "layers = 1")
+    program = overlapped("zero3", text=text)
+    assert not any(isinstance(n, Loop) and n.ahead for n in every(program.body))
+
+
+def test_memory_counts_the_next_trip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(buckets, "SMALL", 0)
+    before = plain("zero3", text=FORWARD)["device"]
+    after = passed(before, with_overlap)
+    (loop,) = (node for node in after.body if isinstance(node, Loop))
+    ahead = sum(m.target.local.bytes for a in loop.ahead for m in a.collective.moves)
+    # up, down and gain, whole.
+    assert ahead == (8 * 16 + 16 * 8 + 8) * 4
+    assert memory(after)["activations"] == memory(before)["activations"] + ahead
+
+
+def test_reports_tell_what_is_overlapped() -> None:
+    shown = explain(overlapped("zero3"))["collectives"]
+    assert all(c["overlapped"] for c in shown if c["count"] == 3 and c["kind"] == "all_gather")
+    plain_ = explain(plain("zero3")["device"])["collectives"]
+    assert not any(c["overlapped"] for c in plain_)
