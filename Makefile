@@ -7,11 +7,11 @@ STAMP  := $(VENV)/installed
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format bench install clean
+.PHONY: help run test lint format bench lab notebooks install clean
 MAKEFLAGS += --no-print-directory
 
 help:  ## list what can be made
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
 run: $(STAMP)  ## run and verify examples/mlp.mdsl on a 2x2 mesh, showing what each device did
 	@$(BIN)/meshdsl run examples/mlp.mdsl --mesh rows:2,cols:2 --layout hybrid --verify
@@ -31,6 +31,14 @@ format: $(STAMP)  ## bring every file to the project's format
 
 bench: $(STAMP)  ## time what has to be fast
 	@for file in benchmarks/*.py; do echo "$$file"; $(BIN)/python "$$file" || exit 1; done
+
+lab: $(STAMP)  ## open the notebooks in JupyterLab, installing it first
+	@[ -x $(BIN)/jupyter-lab ] || { echo "installing JupyterLab"; $(BIN)/python -m pip install \
+		--quiet --disable-pip-version-check --constraint constraints.txt --editable '.[notebook]'; }
+	@$(BIN)/jupyter-lab examples/notebooks
+
+notebooks: $(STAMP)  ## execute the notebooks' scripts and write the notebooks anew
+	@$(BIN)/python examples/notebooks/execute.py
 
 install: $(STAMP)  ## make .venv ready and do nothing else
 

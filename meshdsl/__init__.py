@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from typing import Any
+
     from meshdsl.api.dims import (
         Dim,
         DType,
@@ -72,6 +74,13 @@ if not TYPE_CHECKING:
         module = import_module(f"meshdsl.api.{_HOME.get(name, 'operators')}")
         found = globals()[name] = getattr(module, name)
         return found
+
+
+def load_ipython_extension(shell: "Any") -> None:
+    """`%load_ext meshdsl`: `%%mdsl` cells and `%mdsl` lines (docs/notebooks.md)."""
+    from meshdsl.notebook.magic import load_ipython_extension
+
+    load_ipython_extension(shell)
 
 
 def __dir__() -> list[str]:

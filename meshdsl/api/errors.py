@@ -34,7 +34,7 @@ class ProgramError(DiagnosticError):
         """What IPython shows for a traceback: the places are in the diagnostics."""
         from meshdsl.render import render
 
-        return [coloured(render(d, WIDTH)) for d in self.diagnostics]
+        return [in_bold(render(d, WIDTH)) for d in self.diagnostics]
 
 
 class ProgramWarning(UserWarning):
@@ -48,14 +48,14 @@ def shown(diagnostic: Diagnostic) -> str:
     return render(diagnostic, WIDTH).plain
 
 
-def coloured(text: Text) -> str:
-    """Text with the escape sequences of a terminal."""
+def in_bold(text: Text) -> str:
+    """Text with its bold parts as a terminal has them; notebooks put a colour behind it."""
     import io
 
     from rich.console import Console
 
     page = io.StringIO()
-    options: dict[str, Any] = {"force_terminal": True, "color_system": "standard"}
+    options: dict[str, Any] = {"force_terminal": True, "color_system": "standard", "no_color": True}
     console = Console(file=page, width=WIDTH, force_jupyter=False, highlight=False, **options)
     console.print(text, soft_wrap=True, end="")
     return page.getvalue()

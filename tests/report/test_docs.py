@@ -17,7 +17,7 @@ from meshdsl.cli import spread_settings
 from meshdsl.cli.app import app
 from tests.report.golden import AGAIN, ROOT, UPDATE
 
-PAGES = ["README.md", "docs/explain.md", "docs/compare.md"]
+PAGES = ["docs/explain.md", "docs/compare.md"]
 BLOCK = re.compile(
     r"(```(?:console|text)?\n\$ meshdsl ((?:explain|compare) [^\n]*)\n).*?```", re.DOTALL
 )

@@ -1,0 +1,371 @@
+# ---
+# jupyter:
+#   jupytext:
+#     custom_cell_magics: mdsl
+#     formats: ipynb,py:percent
+#   kernelspec:
+#     display_name: Python 3
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 5. Names and positions
+#
+# There are two ways to say where tensors lie. By *name*, as so far: one map from dims to mesh
+# axes (Mesh-TensorFlow, 2018). By *position*: for every tensor one entry per mesh axis, `S(i)`
+# for "dim number i is split", `B` for "a copy each", `P` for "in parts that add up" (SBP, in
+# OneFlow: Yuan et al., 2021; GShard's and DTensor's annotations are of this kind too). Both have
+# their defenders. Here they become the same thing inside, so that they can be run against each
+# other. About 15 minutes, and at the end there is a broken layout to repair.
+
+# %%
+import itertools
+import math
+
+import numpy as np
+from course import check
+
+import meshdsl as md
+
+line = md.mesh(tp=4)
+square = md.mesh(row=2, col=2)
+
+# %% [markdown]
+# ## One rule, or three signatures
+#
+# Megatron's MLP. By name, one rule: whatever has the dim `hidden` is split. By position each
+# parameter has its own annotation, since `hidden` is dim 1 of `w1`, dim 0 of `b1` and dim 0 of
+# `w2`.
+
+# %%
+batch, io = md.dims(batch=64, io=512)
+hidden = md.dim("hidden", 4 * io)
+
+
+@md.program
+def mlp(x: md.Tensor[batch, io]):
+    w1 = md.param([io, hidden])
+    b1 = md.param([hidden], init=md.normal(0.1))
+    w2 = md.param([hidden, io])
+    h = md.relu(md.einsum(x, w1, out=[batch, hidden]) + b1)
+    y = md.einsum(h, w2, out=[batch, io])
+    return y
+
+
+by_name = mlp.compile(line, {"hidden": "tp"})
+by_position = mlp.compile(line, sbp={"w1": "S(1)", "b1": "S(0)", "w2": "S(0)"})
+print(by_name.cost() == by_position.cost())
+by_name.compare()
+
+# %% [markdown]
+# `compare` shows a layout beside its own rendering by position, and beside another policy. They
+# differ in what was written, and in nothing else: the same bytes, the same collectives. And the
+# same numbers, if one runs them:
+
+# %%
+inputs = by_name.sample()
+np.array_equal(by_name(**inputs).y, by_position(**inputs).y)
+
+
+# %% [markdown]
+# ## A point for names
+#
+# A position is bound to the order of dims in memory. Let somebody store `w2` the other way round,
+# which changes nothing about the computation:
+
+
+# %%
+@md.program
+def transposed_mlp(x: md.Tensor[batch, io]):
+    w1 = md.param([io, hidden])
+    b1 = md.param([hidden], init=md.normal(0.1))
+    w2 = md.param([io, hidden])
+    h = md.relu(md.einsum(x, w1, out=[batch, hidden]) + b1)
+    y = md.einsum(h, w2, out=[batch, io])
+    return y
+
+
+before, after = {}, {}
+for program, sent in ((mlp, before), (transposed_mlp, after)):
+    sent["by name"] = program.compile(line, {"hidden": "tp"}).cost().wire_bytes
+    sbp = {"w1": "S(1)", "b1": "S(0)", "w2": "S(0)"}
+    sent["by position"] = program.compile(line, sbp=sbp).cost().wire_bytes
+print("before:", before)
+print("after: ", after)
+
+# %% [markdown]
+# The layout still says what it said. The signature `S(0)` now splits another dim. The answer
+# stays right, only the bytes are twice what they were, and no error tells you.
+#
+# ## A point for positions
+#
+# A matrix product on a grid, all three matrices in blocks: SUMMA (van de Geijn and Watts, 1997).
+# By position it is the same line three times, (S(0), S(1)).
+
+# %%
+m, n, k = md.dims(m=64, n=64, k=64)
+
+
+@md.program
+def summa(a: md.Tensor[m, k], b: md.Tensor[k, n]):
+    c = md.einsum(a, b, out=[m, n])
+    return c
+
+
+blocks = summa.compile(square, sbp={"a": "S(0), S(1)", "b": "S(0), S(1)", "c": "S(0), S(1)"})
+blocks.placements
+
+# %% [markdown]
+# One map cannot say this: `k` lies along `col` in `a` and along `row` in `b`. Try, and you get a
+# refusal:
+
+# %%
+try:
+    summa.compile(square, {"m": "row", "n": "col", "k": "col"})
+except md.ProgramError as error:
+    print(error)
+
+# %% [markdown]
+# Names need more words here: a rule for a single tensor (exercise 1), or two names for the two
+# uses of `k`.
+#
+# ## A point for neither: moving between placements
+#
+# Once tensors lie anywhere, they must be moved, and there are many ways. On a 2×2 mesh, measured
+# bytes of all four devices in units of the tensor: OneFlow 0.9.0 (eager mode), the least that is
+# known, and what a search over sequences of collectives finds here.
+
+# %%
+i, j = md.dims(i=32, j=32)
+
+
+@md.program
+def move(t: md.Tensor[i, j]):
+    u = md.name("u", t)
+    return u
+
+
+changes = (
+    ("S(0), S(0)", "S(0), S(1)", 4.01, 0.5),
+    ("S(0), S(1)", "S(1), S(0)", 4.01, 0.5),
+    ("B, S(0)", "S(0), S(0)", 2.01, 0.5),
+    ("S(0), P", "S(0), S(0)", 6.01, 1.0),
+    ("P, S(0)", "S(0), S(0)", 3.01, 1.5),
+    ("S(0), P", "S(0), B", 2.01, 2.0),
+    ("P, S(1)", "B, S(1)", 2.01, 2.0),
+    ("S(0), S(1)", "B, B", 4.01, 3.0),
+)
+print(f"{'from':13}{'to':13}{'OneFlow':>8}{'least':>8}{'here':>8}")
+for start, end, oneflow, least in changes:
+    cost = move.compile(square, sbp={"t": start, "u": end}).cost()
+    print(f"{start:13}{end:13}{oneflow:8.2f}{least:8.2f}{cost.cluster_wire_bytes / 4096:8.2f}")
+
+# %% [markdown]
+# The first line is an exchange within pairs. Gathering everything and cutting it up again is
+# eight times as much. No notation prevents that; it takes a compiler that looks at both axes
+# together, and a report that shows the bytes.
+#
+# ## "Any annotation is correct"
+#
+# It is said in favour of SBP that one can write anything, and the system inserts what is needed.
+# Let us try: all ways to place the three matrices of relu(A·B) on two devices. Small whole
+# numbers, so that equal means equal to the bit.
+
+
+# %%
+@md.program
+def small(a: md.Tensor[i, j], b: md.Tensor[j, k]):
+    h = md.relu(md.einsum(a, b, out=[i, k]))
+    return h
+
+
+rng = np.random.default_rng(0)
+arrays = {"a": rng.integers(-3, 4, (32, 32)), "b": rng.integers(-3, 4, (32, 64))}
+arrays = {name: array.astype("f4") for name, array in arrays.items()}
+truth = np.maximum(arrays["a"] @ arrays["b"], 0)
+
+sent, right = [], 0
+for a, b, h in itertools.product(
+    ("S(0)", "S(1)", "B", "P"), ("S(0)", "S(1)", "B", "P"), ("S(0)", "S(1)", "B")
+):
+    plan = small.compile({"x": 2}, sbp={"a": a, "b": b, "h": h})
+    right += np.array_equal(plan(**arrays).h, truth)
+    sent.append(plan.cost().wire_bytes)
+print(f"{len(sent)} annotations, {right} right; sent: {min(sent):,} to {max(sent):,} bytes")
+print(f"nothing is sent in {sent.count(0)} of them")
+
+# %% [markdown]
+# So it is true. Correct is not cheap, though, and the notation does not show which is which.
+#
+# And there is a limit. That relu should read a sum in parts cannot be granted, since relu(p₁) +
+# relu(p₂) is not relu(p₁ + p₂):
+
+
+# %%
+@md.program
+def too_late(a: md.Tensor[i, j], b: md.Tensor[j, k]):
+    t = md.einsum(a, b, out=[i, k])
+    h = md.relu(t)
+    return h
+
+
+try:
+    too_late.compile({"x": 2}, sbp={"t at h": "P"})
+except md.ProgramError as error:
+    print(error)
+
+# %% [markdown]
+# `docs/comparison.md` takes the claims of this debate one by one, each with a program that was
+# run. Its conclusion: inside, a component per axis with dims *by name* serves both.
+#
+# ## Exercise 1: SUMMA by names
+#
+# Write a layout (rules for single tensors are allowed) that places `a`, `b` and `c` of `summa` as
+# `blocks` does, and sends no more.
+
+# %% tags=["exercise"]
+layout = ["m -> row", "n -> col"]
+
+# %% tags=["check"]
+mine = summa.compile(square, layout)
+for name in "abc":
+    here, there = (plan.tensor(name).placement for plan in (mine, blocks))
+    print(name, "lies right" if here == there else f"is {here}, and should be {there}")
+same = all(mine.tensor(t).placement == blocks.tensor(t).placement for t in "abc")
+print("Right!" if same and mine.cost().wire_bytes <= blocks.cost().wire_bytes else "Not yet.")
+
+# %% jupyter={"source_hidden": true} tags=["solution"]
+# Solution: `k` is told apart by the tensor.
+layout = ["m -> row", "n -> col", "a: k -> col", "b: k -> row"]
+mine = summa.compile(square, layout)
+assert all(mine.tensor(t).placement == blocks.tensor(t).placement for t in "abc")
+assert mine.cost() == blocks.cost()
+
+# %% [markdown]
+# ## Exercise 2: positions for a block of attention
+#
+# In attention the heads are dim 1 of `wq`, `wk` and `wv`, and dim 0 of `wo`. Annotate the four by
+# position, on `line`, so that one all_reduce of the result is all that is sent.
+
+# %% tags=["exercise"]
+signatures = {"wq": "S(0)", "wk": "S(0)", "wv": "S(0)", "wo": "S(0)"}
+
+# %% tags=["check"]
+seq, model, heads, key = md.dims(seq=32, model=64, heads=8, key=8)
+mem = md.dim("mem", like=seq)
+
+
+@md.program
+def attention(x: md.Tensor[seq, model]):
+    wq = md.param([model, heads, key])
+    wk = md.param([model, heads, key])
+    wv = md.param([model, heads, key])
+    wo = md.param([heads, key, model])
+    q = md.einsum(x, wq, out=[heads, seq, key])
+    k = md.einsum(x, wk, out=[heads, seq, key])[seq >> mem]
+    v = md.einsum(x, wv, out=[heads, seq, key])[seq >> mem]
+    s = md.softmax[mem](md.einsum(q, k, out=[heads, seq, mem]) / md.sqrt(key))
+    o = md.einsum(s, v, out=[heads, seq, key])
+    y = md.einsum(o, wo, out=[seq, model])
+    return y
+
+
+least = attention.compile(line, {"heads": "tp"}).cost()
+cost = attention.compile(line, sbp=signatures).cost()
+right = cost.wire_bytes == least.wire_bytes and cost.memory["params"] == least.memory["params"]
+print("Right!" if right else f"Not yet: {cost.wire_bytes:,} bytes; {least.wire_bytes:,} would do.")
+
+# %% jupyter={"source_hidden": true} tags=["solution"]
+# Solution. By name it is `heads -> tp`.
+signatures = {"wq": "S(1)", "wk": "S(1)", "wv": "S(1)", "wo": "S(0)"}
+cost = attention.compile(line, sbp=signatures).cost()
+assert cost.wire_bytes == least.wire_bytes
+assert cost.memory["params"] == least.memory["params"]
+
+# %% [markdown]
+# ## Exercise 3: a broken layout
+#
+# Somebody wrote this in a hurry. There are three mistakes in it: a misspelt dim, an axis that the
+# mesh does not have, and two dims of one tensor on one axis. The `expect` at the end says what
+# was meant. Read what the check says, and repair the layout; leave the program and the
+# expectation as they are.
+
+# %% tags=["exercise"]
+broken = """
+dim batch = 8, seq = 128, model = 256, hidden = 1024
+mesh square = { data: 2, tp: 2 }
+
+layout hurry { batch -> date, hiden -> tp, model -> tp, hidden -> tp }
+
+program mlp(x[batch, seq, model]) {
+  param w1[model, hidden]
+  param w2[hidden, model]
+  h = gelu(einsum(x, w1 -> [batch, seq, hidden]))
+  y = einsum(h, w2 -> [batch, seq, model])
+  return y
+}
+
+expect hurry on square {
+  x: [batch@data, seq, model]
+  h: [batch@data, seq, hidden@tp]
+  all_reduce over tp: 1
+  wire_bytes: batch * seq * model * 4 / 2
+}
+"""
+
+# %% tags=["check"]
+print("\nRight!" if check(broken) else "\nNot yet.")
+
+# %% jupyter={"source_hidden": true} tags=["solution"]
+# Solution: Megatron's two rules.
+broken = broken.replace(
+    "{ batch -> date, hiden -> tp, model -> tp, hidden -> tp }", "{ batch -> data, hidden -> tp }"
+)
+assert check(broken)
+
+# %% [markdown]
+# ## Exercise 4: better than promised
+#
+# The layout above sends batch·seq·model·4/2 bytes. Suppose whoever reads `y` next can do with a
+# part of `seq` on each device of `tp`. Which rule halves what is sent? (The program is the one
+# above, now as a cell of the language.)
+
+# %%
+# %load_ext meshdsl
+
+# %% language="mdsl"
+# dim batch = 8, seq = 128, model = 256, hidden = 1024
+# mesh square = { data: 2, tp: 2 }
+# layout megatron { batch -> data, hidden -> tp }
+#
+# program feed_forward(x[batch, seq, model]) {
+#   param w1[model, hidden]
+#   param w2[hidden, model]
+#   h = gelu(einsum(x, w1 -> [batch, seq, hidden]))
+#   y = einsum(h, w2 -> [batch, seq, model])
+#   return y
+# }
+#
+# expect megatron on square { wire_bytes: batch * seq * model * 4 / 2 }
+
+# %% tags=["exercise"]
+rule = "y: model -> tp"
+
+# %% tags=["check"]
+plan = feed_forward.compile("square", ["batch -> data", "hidden -> tp", rule])
+promised = math.prod((8, 128, 256)) * 4 // 2
+halved = plan.cost().wire_bytes == promised // 2
+print("Right!" if halved and plan.tensor("y").local_shape == (4, 64, 256) else "Not yet.")
+
+# %% jupyter={"source_hidden": true} tags=["solution"]
+# Solution: the sum is scattered over `seq` as it is added up. (Over `model` it would be as cheap,
+# but the reader cannot do with that.)
+rule = "y: seq -> tp"
+plan = feed_forward.compile("square", ["batch -> data", "hidden -> tp", rule])
+assert plan.cost().by_kind == {"reduce_scatter": promised // 2}
+assert plan.tensor("y").local_shape == (4, 64, 256)
+
+# %% [markdown]
+# That was the course. From here: `examples/sbp` has more programs for this notebook,
+# `docs/explain.md` and `docs/compare.md` say how to read the reports, and `plan.code` is the
+# torch program that `torchrun` runs on real devices.

@@ -1,0 +1,80 @@
+"""Make the notebooks of this folder from their percent scripts, with outputs: `make notebooks`.
+
+The script (`01_….py`) is the source and the notebook (`01_….ipynb`) is made from it. Nothing in a
+notebook depends on the machine or the time, so that making it twice gives the same file.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).resolve().parent
+SCRIPTS = sorted(FOLDER.glob("[0-9]*.py"))
+SECONDS = 120
+"""How long a cell may take."""
+
+Json = Any
+
+
+def unexecuted(script: Path) -> Json:
+    """The notebook of a script, without outputs."""
+    notebook = jupytext.read(script)
+    notebook.metadata["language_info"] = {"name": "python"}
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"{script.stem[:2]}-{number:02}"
+    return notebook
+
+
+def executed(script: Path) -> tuple[Json, list[Json]]:
+    """The notebook of a script with outputs; and each check cell, run once more after a solution.
+
+    Raises:
+        CellExecutionError: a cell raises.
+    """
+    notebook, again, check = unexecuted(script), [], None
+    client = NotebookClient(
+        notebook,
+        timeout=SECONDS,
+        coalesce_streams=True,
+        extra_arguments=["--log-level=ERROR"],
+        resources={"metadata": {"path": FOLDER}},
+    )
+    with client.setup_kernel():
+        for index, cell in enumerate(notebook.cells):
+            if cell.cell_type != "code":
+                continue
+            client.execute_cell(cell, index)
+            tags = cell.metadata.get("tags", ())
+            check = cell if "check" in tags else check
+            if "solution" in tags:
+                assert check is not None, "a solution stands behind its check"
+                again.append(nbformat.v4.new_code_cell(check.source))
+                client.execute_cell(again[-1], index, store_history=False)
+                notebook.cells[index] = cell
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+    notebook.metadata["language_info"] = {"name": "python"}
+    return notebook, again
+
+
+def text(notebook: Json) -> str:
+    """A notebook as its file has it."""
+    return nbformat.writes(notebook).rstrip("\n") + "\n"
+
+
+def main() -> None:
+    """Make all notebooks, or those whose numbers are given."""
+    for script in SCRIPTS:
+        if sys.argv[1:] and script.stem[:2] not in sys.argv[1:]:
+            continue
+        print(script.stem)
+        made = text(executed(script)[0])
+        script.with_suffix(".ipynb").write_text(made, encoding="utf-8", newline="\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+"""Who holds what of a tensor on a mesh: the facts behind every picture and table of a placement."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from meshdsl.placed.sbp import Mesh
+
+Json = dict[str, Any]
+SIGNS = {"sum": "+", "prod": "×", "max": "max", "min": "min"}
+"""What stands between devices whose parts make up a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A tensor on a mesh. `order` has the axes of each split dim, outer first.
+
+    `partial` axes hold parts of the value, to be joined by `op`.
+    """
+
+    name: str
+    dtype: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    order: Mapping[str, tuple[str, ...]]
+    partial: tuple[str, ...]
+    op: str
+    mesh: Mesh
+
+    @classmethod
+    def of(cls, tensor: Json, mesh: Mapping[str, int]) -> Holding:
+        """From an entry of `tensors` in the JSON of `explain`, and its `mesh`."""
+        partial = {a: c for a, c in tensor["placement"].items() if c.startswith("P")}
+        return cls(
+            tensor["name"] or "a subexpression",
+            tensor["dtype"],
+            tuple(tensor["dims"]),
+            tuple(tensor["shape"]),
+            {dim: tuple(axes) for dim, axes in tensor["order"].items()},
+            tuple(partial),
+            next(iter(partial.values()), "")[2:-1] or "sum",
+            Mesh("mesh", tuple(mesh.items())),
+        )
+
+    # --- blocks ------------------------------------------------------------------------------
+
+    def size(self, dim: str) -> int:
+        """The whole size of a dim."""
+        return self.shape[self.dims.index(dim)]
+
+    def parts(self, dim: str) -> int:
+        """How many blocks a dim is cut into."""
+        return self.mesh.size(*self.order.get(dim, ()))
+
+    def extent(self, dim: str, part: int) -> str:
+        """The indices of one block of a dim: `0–31`, or `all` of it."""
+        if self.parts(dim) == 1:
+            return "all"
+        local = self.size(dim) // self.parts(dim)
+        first = part * local
+        return str(first) if local == 1 else f"{first}–{first + local - 1}"
+
+    def part_of(self, rank: int) -> dict[str, int]:
+        """Which block of every dim device `rank` holds."""
+        at = self.mesh.coordinates(rank)
+        found = {}
+        for dim in self.dims:
+            number = 0
+            for axis in self.order.get(dim, ()):
+                number = number * self.mesh.size(axis) + at[axis]
+            found[dim] = number
+        return found
+
+    def holders(self, dims: tuple[str, ...]) -> dict[tuple[int, ...], tuple[int, ...]]:
+        """The devices that hold each block; a block is its number along each of `dims`."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank in range(self.mesh.devices):
+            part = self.part_of(rank)
+            found.setdefault(tuple(part[d] for d in dims), []).append(rank)
+        return {block: tuple(ranks) for block, ranks in sorted(found.items())}
+
+    # --- copies and parts of a sum -----------------------------------------------------------
+
+    @property
+    def copies(self) -> int:
+        """How many devices, or sums of devices, hold the same."""
+        used = {axis for axes in self.order.values() for axis in axes} | set(self.partial)
+        return math.prod(n for axis, n in self.mesh.axes if axis not in used)
+
+    def terms(self, ranks: tuple[int, ...]) -> list[list[int]]:
+        """The holders of one block, those together whose parts make up the value."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank in ranks:
+            at = self.mesh.coordinates(rank)
+            key = tuple(n for axis, n in at.items() if axis not in self.partial)
+            found.setdefault(key, []).append(rank)
+        return list(found.values())
+
+    def label(self, ranks: tuple[int, ...], room: int = 10_000) -> str:
+        """`3`, `0 = 2` for copies, `0 + 1` for parts, shortened to about `room` characters."""
+        terms = self.terms(ranks)
+        texts = [f" {SIGNS[self.op]} ".join(map(str, term)) for term in terms]
+        if len(terms) > 1 and self.partial:
+            texts = [f"({t})" for t in texts]
+        whole = " = ".join(texts)
+        if len(whole) <= room:
+            return whole
+        if self.copies == self.mesh.devices:
+            return f"all {len(ranks):,}"
+        if len(texts) > 1 and len(texts[0]) + 4 <= room:
+            return f"{texts[0]} = …"
+        sign = "=" if len(texts) > 1 else SIGNS[self.op]
+        return f"{ranks[0]} {sign} … {sign} {ranks[-1]}"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on copies, parts, and dims cut by several axes."""
+        found = []
+        if self.copies > 1:
+            found.append(f"{self.copies:,} copies of each block (=)")
+        if self.partial:
+            over = ", ".join(self.partial)
+            sign = SIGNS[self.op]
+            found.append(f"partial over {over}: the value is the {self.op} of the parts ({sign})")
+        return tuple(found)

@@ -1,0 +1,183 @@
+"""`%%mdsl` cells and the `%mdsl` line, for IPython and Jupyter."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from types import FrameType
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, line_cell_magic, magics_class
+
+from meshdsl.api.errors import ProgramError, shown, told
+from meshdsl.api.looks import laid_out
+from meshdsl.api.places import cell_of
+from meshdsl.api.plan import Plan
+from meshdsl.api.program import Program
+from meshdsl.api.shown import Comparison
+from meshdsl.diagnostics import Diagnostic, Diagnostics, Source, did_you_mean, fail
+from meshdsl.named.declarations import Declarations
+from meshdsl.notebook.options import chosen, read_cell, read_line
+from meshdsl.notebook.session import CellProgram, Session
+from meshdsl.notebook.views import MeshView
+from meshdsl.placed.layout import mesh_of
+
+
+@magics_class
+class MdslMagics(Magics):
+    """One session of cells in one shell."""
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self.ipython = shell
+        self.session = Session()
+
+    @line_cell_magic
+    @told
+    def mdsl(self, line: str, cell: str | None = None) -> Any:
+        """`%%mdsl [--layout L] [--mesh M] …`: define what the cell declares.
+
+        Definitions stay for later cells; a name that is defined anew is replaced. A program is
+        bound to its name in Python (`--as NAME`: to another one). With a layout, a mesh or a
+        policy, the cell shows what `explain` says.
+
+        `%mdsl explain|compare|run|code|collectives|memory [PROGRAM] [options]`,
+        `%mdsl tensor NAME`, `%mdsl mesh [NAME]`, `%mdsl show`, `%mdsl reset`.
+        """
+        if cell is None:
+            given = read_line(line)
+            return getattr(self, f"_{given.verb}")(given)
+        return self._cell(line, cell)
+
+    # --- cells -------------------------------------------------------------------------------
+
+    def _cell(self, line: str, cell: str) -> Any:
+        given = read_cell(line)
+        # The line of the magic is the first line of the cell.
+        done = self.session.run(Source(self._cell_name(), f"\n{cell.rstrip()}\n"))
+        for program in done.programs:
+            self.ipython.user_ns[program.name] = program
+        if done.programs and given.name:
+            self.ipython.user_ns[given.name] = done.programs[-1]
+        tell(done.diagnostics)
+        wanted = (given.layout, given.mesh, given.sbp, given.reduce, given.dtype, given.settings)
+        if any(w is not None for w in wanted):
+            given.program = None
+            given.name = None
+            return self._explain(given)
+        return done.programs[-1] if done.programs and not given.quiet else None
+
+    def _cell_name(self) -> str:
+        """`In[3]`, the number under which the running cell stands in the notebook."""
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            found = cell_of(frame.f_code.co_filename)
+            if found is not None:
+                return found
+            frame = frame.f_back
+        return f"In[{self.ipython.execution_count}]"
+
+    # --- verbs -------------------------------------------------------------------------------
+
+    def _plan(self, given: argparse.Namespace, name: str | None) -> Plan:
+        """The program as the command line compiles it: of one that is trained, its step."""
+        options = chosen(given)
+        program = self._program(name, options.set_dims)
+        diagnostics = Diagnostics()
+        plan = laid_out(program, program.declarations, options, diagnostics)
+        tell(diagnostics)
+        return plan
+
+    def _program(self, name: str | None, sizes: dict[str, int]) -> Program:
+        """A program of a cell, or one that Python knows by this name."""
+        known = self.ipython.user_ns.get(name) if name else None
+        if isinstance(known, Program) and not isinstance(known, CellProgram):
+            if sizes:
+                help = "give the dims other sizes in Python"
+                fail("MD0602", f"`--set` cannot change the Python program `{name}`", help=help)
+            return known
+        return self.session.resized(self.session.program(name), sizes)
+
+    def _explain(self, given: argparse.Namespace) -> Any:
+        return self._plan(given, given.name or given.program).explain()
+
+    def _code(self, given: argparse.Namespace) -> Any:
+        return self._plan(given, given.name or given.program).code
+
+    def _collectives(self, given: argparse.Namespace) -> Any:
+        return self._plan(given, given.name or given.program).collectives
+
+    def _memory(self, given: argparse.Namespace) -> Any:
+        return self._plan(given, given.name or given.program).memory
+
+    def _tensor(self, given: argparse.Namespace) -> Any:
+        plan = self._plan(given, given.program)
+        return plan.placements if given.name is None else plan.tensor(given.name)
+
+    def _compare(self, given: argparse.Namespace) -> Any:
+        from meshdsl.report.columns import compile_columns, raise_if_none_works, wishes
+        from meshdsl.report.compare import compare
+        from meshdsl.report.measure import NOT_RUN, measure
+
+        options = chosen(given, several=True)
+        program = self._program(given.name or given.program, options.set_dims)
+        declared: Declarations = program.declarations
+        source = declared.source
+        named = program.named(options.dtype, evaluate=False)
+        made = {"source": source, "declarations": declared, "named": named}
+        layouts = given.layouts or given.layout
+        asked = wishes(declared, layouts, given.sbp, given.reduce, options.reduce)
+        columns = compile_columns(made, asked, options)
+        raise_if_none_works(columns)
+        ran = measure(columns, given.seed) if given.run else NOT_RUN
+        tell(d for c in columns for d in c.diagnostics)
+        return Comparison({**compare(columns, source), "run": ran}, source)
+
+    def _run(self, given: argparse.Namespace) -> Any:
+        from meshdsl.notebook.running import ran
+
+        plan = self._plan(given, given.name or given.program)
+        found, told_of = ran(plan, given.engine, given.seed, given.verify)
+        tell(told_of)
+        return found
+
+    def _mesh(self, given: argparse.Namespace) -> Any:
+        declared = self.session.declarations
+        name = given.name or next(iter(declared.meshes), "")
+        if name not in declared.meshes:
+            help = (
+                did_you_mean(name, list(declared.meshes)) or "define one: `mesh pod = { data: 4 }`"
+            )
+            fail("MD0108", f"no cell has defined the mesh `{name}`", help=help)
+        found = mesh_of(declared.meshes[name], declared)
+        return MeshView(found.name, found.axes)
+
+    def _show(self, given: argparse.Namespace) -> None:
+        del given
+        kinds: dict[str, list[str]] = {}
+        for kind, name in self.session:
+            kinds.setdefault(kind, []).append(name)
+        for kind, names in kinds.items():
+            print(f"{kind:8}{', '.join(names)}")
+
+    def _reset(self, given: argparse.Namespace) -> None:
+        del given
+        self.session = Session()
+
+
+def tell(diagnostics: Iterable[Diagnostic]) -> None:
+    """Show warnings and notes below the cell; errors are raised, all of them together."""
+    found = list(diagnostics)
+    errors = [d for d in found if d.severity == "error"]
+    for d in found:
+        if d.severity != "error":
+            print(shown(d), file=sys.stderr)
+    if errors:
+        raise ProgramError(*errors)
+
+
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """`%load_ext meshdsl`. Loading it again begins a new session."""
+    shell.register_magics(MdslMagics(shell))

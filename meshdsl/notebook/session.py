@@ -1,0 +1,174 @@
+"""What `%%mdsl` cells have defined so far. A cell adds all of its definitions, or none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from meshdsl.api.program import Program
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, Span, fail
+from meshdsl.named import ir
+from meshdsl.named.declarations import Declarations, declare
+from meshdsl.named.from_syntax import build
+from meshdsl.named.uncalled import check_uncalled
+from meshdsl.pipeline import finish_named
+from meshdsl.report.check import CONSEQUENCES, _check_declared, with_errors
+from meshdsl.report.expect import check_expect
+from meshdsl.syntax import ast
+from meshdsl.syntax.parse import parse
+
+Key = tuple[type, str]
+"""What is defined: the kind of node, and the name."""
+
+
+class CellProgram(Program):
+    """A program of a cell. Meshes and layouts of later cells are known to it too.
+
+    What a later cell defines anew counts from then on, here as well; a program that is itself
+    defined anew leaves this one as it was.
+    """
+
+    def __init__(self, node: ast.Program, declarations: Declarations) -> None:
+        super().__init__(node.name.text, self._build)
+        self._node, self._declared = node, declarations
+
+    def _build(self) -> tuple[Declarations, ir.Program]:
+        diagnostics = Diagnostics()
+        built = build(self._declared, self._node, diagnostics)
+        diagnostics.raise_errors()
+        assert built is not None, "a program without errors was built"
+        return replace(self._declared, source=self._node.span.source), built
+
+    def renew(self, declarations: Declarations) -> None:
+        """Take what is defined now."""
+        self._declared = declarations
+        self._found = None
+        self._named.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What a cell did: names it defined, its programs, warnings, and failed expectations."""
+
+    defined: tuple[str, ...]
+    programs: tuple[Program, ...]
+    diagnostics: tuple[Diagnostic, ...]
+
+
+class Session:
+    """The definitions of all cells together, the latest of each name."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[Key, ast.Declaration] = {}
+        self.programs: dict[str, CellProgram] = {}
+        self.declarations = Declarations(Source("no cell", ""))
+
+    def run(self, source: Source) -> Cell:
+        """Take in a cell. Its `expect`s are about its programs, or else about the last one.
+
+        Raises:
+            DiagnosticError: all that is wrong with the cell; then nothing of it is defined.
+        """
+        diagnostics = Diagnostics()
+        tree, problems = parse(source)
+        diagnostics.add(*problems)
+        new = {_key(node): node for node in tree.declarations if not isinstance(node, ast.Expect)}
+        declarations = self._declared(tree, {**self.nodes, **new}, diagnostics)
+        programs = self._checked(tree, declarations, diagnostics)
+        _raise(diagnostics, broken=bool(problems))
+        self._keep(new, programs, declarations)
+        asked = programs or [self.program(None)] if declarations.expects else []
+        for expect in declarations.expects:
+            named = [finish_named(p._traced()[1], None, False) for p in asked]
+            with_errors(
+                diagnostics, partial(check_expect, expect, named, declarations, diagnostics)
+            )
+        defined = tuple(name for _, name in new)
+        return Cell(defined, tuple(programs), tuple(diagnostics))
+
+    def _declared(
+        self, tree: ast.File, nodes: Mapping[Key, ast.Declaration], diagnostics: Diagnostics
+    ) -> Declarations:
+        """Everything that would be defined with the cell; two of a name in it are told."""
+        fresh = {id(node) for node in tree.declarations}
+        kept = tuple(node for node in nodes.values() if id(node) not in fresh)
+        return declare(ast.File((*kept, *tree.declarations), tree.span), diagnostics)
+
+    def _checked(
+        self, tree: ast.File, declarations: Declarations, diagnostics: Diagnostics
+    ) -> list[CellProgram]:
+        """The programs of the cell, built; what else it defines is looked through."""
+        names = {node.name.text for node in tree.declarations if not isinstance(node, ast.Expect)}
+        _check_declared(declarations, diagnostics)
+        programs = []
+        for node in tree.declarations:
+            if isinstance(node, ast.Program):
+                program = CellProgram(node, declarations)
+                with_errors(diagnostics, program._traced)
+                programs.append(program)
+        functions = {n: f for n, f in declarations.functions.items() if n in names}
+        check_uncalled(replace(declarations, functions=functions), diagnostics)
+        return programs
+
+    def _keep(
+        self,
+        new: Mapping[Key, ast.Declaration],
+        programs: list[CellProgram],
+        declarations: Declarations,
+    ) -> None:
+        for key, node in new.items():
+            self.nodes.pop(key, None)
+            self.nodes[key] = node
+        for program in programs:
+            self.programs.pop(program.name, None)
+            self.programs[program.name] = program
+        self.declarations = declarations
+        for program in self.programs.values():
+            program.renew(declarations)
+
+    # --- looking -----------------------------------------------------------------------------
+
+    def program(self, name: str | None) -> CellProgram:
+        """A program by its name; the last one for None.
+
+        Raises:
+            DiagnosticError: there is none (MD0111, MD0108).
+        """
+        if not self.programs:
+            help = "write a cell that begins with `%%mdsl` and has a `program` in it"
+            fail("MD0111", "no cell has defined a program yet", help=help)
+        if name is None:
+            return next(reversed(self.programs.values()))
+        if name not in self.programs:
+            known = ", ".join(f"`{n}`" for n in self.programs)
+            fail("MD0108", f"no cell has defined the program `{name}`", help=f"known: {known}")
+        return self.programs[name]
+
+    def resized(self, program: CellProgram, sizes: Mapping[str, int]) -> CellProgram:
+        """The same program with other sizes of dims."""
+        if not sizes:
+            return program
+        diagnostics = Diagnostics()
+        span = Span(program._node.span.source, 0, 0)
+        tree = ast.File(tuple(self.nodes.values()), span)
+        declarations = declare(tree, diagnostics, sizes)
+        diagnostics.raise_errors()
+        return CellProgram(program._node, declarations)
+
+    def __iter__(self) -> Iterator[tuple[str, str]]:
+        """Pairs of a kind and a name, in the order of the cells."""
+        for kind, name in self.nodes:
+            yield kind.__name__.lower().replace("function", "def"), name
+
+
+def _key(node: ast.Declaration) -> Key:
+    assert not isinstance(node, ast.Expect), "an expectation has no name"
+    return type(node), node.name.text
+
+
+def _raise(diagnostics: Diagnostics, broken: bool) -> None:
+    """Raise the errors; of a text that could not be read all, without what follows from that."""
+    found = [d for d in diagnostics.errors if not (broken and d.code in CONSEQUENCES)]
+    if found:
+        raise DiagnosticError(*found)

@@ -1,0 +1,111 @@
+"""Displays in a real browser: every picture is drawn, in a light and in a dark notebook."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import meshdsl as md
+
+pytest.importorskip("selenium", reason="selenium is not installed (`pip install meshdsl[dev]`)")
+
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+ROOT = Path(__file__).resolve().parents[2]
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+DRIVER = shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER),
+    reason="no chromium with its chromedriver (Debian: chromium, chromium-driver)",
+)
+ARGUMENTS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--window-size=900,1000",
+)
+THEMES = {"light": "#ffffff;color:#000000", "dark": "#111111;color:#e0e0e0"}
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A browser with a profile of its own."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM or ""
+    for argument in (*ARGUMENTS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture(scope="module")
+def displays() -> list[str]:
+    """One display of each sort."""
+    program = md.load(ROOT / "examples" / "transformer.mdsl")
+    plan = program.compile("pod", "megatron")
+    pod = md.mesh(data=2, tp=4, pipe=2)
+    views = (pod, plan.tensor("attention.q"), plan.placements, plan.explain(), plan.collectives)
+    shown = [view._repr_mimebundle_()["text/html"] for view in views]
+    shown += [plan.memory.html(), plan.code.html()]
+    compared = plan.compare("data_parallel")
+    return [*shown, compared._repr_mimebundle_()["text/html"], compared.memory.html()]
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_every_picture_is_drawn(
+    browser: Any, displays: list[str], theme: str, tmp_path: Path
+) -> None:
+    page = tmp_path / "page.html"
+    head = f'<!doctype html><meta charset="utf-8"><body style="background:{THEMES[theme]}">'
+    page.write_text(head + "\n".join(displays), encoding="utf-8")
+    browser.get_log("browser")
+    browser.get(page.as_uri())
+    widths = browser.execute_script(
+        "return [...document.images].map(i => i.complete && i.naturalWidth)"
+    )
+    assert len(widths) > 50
+    assert min(widths) >= 40
+    assert browser.get_log("browser") == []
+    fetched = "return performance.getEntriesByType('resource').map(r => r.name)"
+    assert all(name.startswith("data:") for name in browser.execute_script(fetched))
+    assert browser.execute_script("return document.scripts.length") == 0
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 900
+
+
+TEXT_OUTSIDE = """
+const svg = new DOMParser().parseFromString(atob(arguments[0]), 'image/svg+xml').documentElement;
+document.body.replaceChildren(document.importNode(svg, true));
+const drawn = document.body.firstChild;
+const [width, height] = [drawn.width.baseVal.value, drawn.height.baseVal.value];
+const frame = drawn.getBoundingClientRect();
+return [...drawn.querySelectorAll('text')].filter(text => {
+  const box = text.getBoundingClientRect();
+  return box.left < frame.left || box.right > frame.left + width
+      || box.top < frame.top || box.bottom > frame.top + height;
+}).map(text => text.textContent);
+"""
+
+
+def test_no_text_leaves_its_picture(browser: Any, displays: list[str], tmp_path: Path) -> None:
+    import re
+
+    page = tmp_path / "empty.html"
+    page.write_text('<!doctype html><meta charset="utf-8"><body></body>', encoding="utf-8")
+    browser.get(page.as_uri())
+    found = {data for html in displays for data in re.findall(r"base64,([\w+/=]+)", html)}
+    assert len(found) > 10
+    for data in sorted(found):
+        assert browser.execute_script(TEXT_OUTSIDE, data) == []

@@ -1,0 +1,202 @@
+"""`%mdsl` lines: what they show, what they say of mistakes, and how runs are ended."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+import meshdsl as md
+from tests.notebook.conftest import Notebook
+
+pytestmark = pytest.mark.filterwarnings("ignore::meshdsl.ProgramWarning")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "help"),
+    [
+        ("explian", "MD0604", "did you mean `explain`"),
+        ("explain --laut x", "MD0604", "--layout"),
+        ("explain --layout 'x", "MD0604", "--layout"),
+        ("explain nobody", "MD0108", "known: `mlp`"),
+        ("explain --layout hybird", "MD0108", "did you mean `hybrid`"),
+        ("explain --mesh 7:", "MD0601", ""),
+        ("explain --set batch", "MD0601", "--set"),
+        ("explain --dtype f33", "MD0602", "f32"),
+        ("run --engine locl", "MD0602", "did you mean `local`"),
+        ("run --seed x", "MD0604", ""),
+        ("mesh sqare", "MD0108", "did you mean `square`"),
+        ("tensor hh --layout hybrid", "MD0102", "did you mean `h`"),
+        ("compare --layouts hybrid,nope", "MD0108", "known: `hybrid`"),
+    ],
+)
+def test_mistakes_in_a_line(defined: Notebook, line: str, code: str, help: str) -> None:
+    with pytest.raises(md.ProgramError) as told:
+        defined.line(line)
+    (diagnostic,) = told.value.diagnostics
+    assert diagnostic.code == code
+    assert help in (diagnostic.help or "")
+
+
+def test_lines_before_any_cell(notebook: Notebook) -> None:
+    for line in ("explain", "run", "compare", "code", "memory", "collectives", "tensor h"):
+        with pytest.raises(md.ProgramError, match="MD0111"):
+            notebook.line(line)
+    with pytest.raises(md.ProgramError, match="MD0108"):
+        notebook.line("mesh")
+
+
+def test_warnings_are_shown_below(defined: Notebook, capsys: pytest.CaptureFixture[str]) -> None:
+    defined.line("explain --layout nope:rows")
+    assert "MD0305" in capsys.readouterr().err
+
+
+# --- lines -----------------------------------------------------------------------------------
+
+
+def test_every_line_shows_something(defined: Notebook, capsys: pytest.CaptureFixture[str]) -> None:
+    from meshdsl.notebook.options import VERBS
+
+    for verb in VERBS:
+        found = defined.line(
+            verb if verb in ("mesh", "show", "reset") else f"{verb} --layout hybrid"
+        )
+        assert verb in ("show", "reset") or set(found._repr_mimebundle_()) == {
+            "text/plain",
+            "text/html",
+        }
+    assert "program mlp" in capsys.readouterr().out
+
+
+def test_compare_is_that_of_plans(defined: Notebook) -> None:
+    found = defined.line("compare --layouts hybrid,batch:cols --run")
+    assert found.json["run"]["executed"] == ["A", "B"]
+    plan = defined.shell.user_ns["mlp"].compile("square", "hybrid")
+    ours, theirs = (x.json["columns"] for x in (plan.compare("batch:cols"), found))
+    assert [c["totals"] for c in ours] == [c["totals"] for c in theirs]
+    assert [[t["named"] for t in c["tensors"]] for c in ours] == [
+        [t["named"] for t in c["tensors"]] for c in theirs
+    ]
+
+
+def test_run_is_compared_with_the_reference(defined: Notebook) -> None:
+    found = defined.line("run --layout hybrid --verify")
+    assert found.ok
+    assert found.outputs["y"].shape == (8, 16)
+    assert "verified" in str(found)
+    assert "\x1b" not in str(found)
+
+
+def test_real_ranks_are_processes_of_their_own(defined: Notebook) -> None:
+    found = defined.line("run --layout hybrid --engine torchrun --verify")
+    assert found.ok
+
+
+def test_sizes_for_one_line(defined: Notebook) -> None:
+    found = defined.line("explain --layout hybrid --set batch=32 io=8").json
+    assert {t["name"]: t["shape"] for t in found["tensors"]}["x"] == [32, 8]
+    assert defined.shell.user_ns["mlp"].named().inputs[0].type.shape == (8, 16)
+
+
+def test_a_trained_program_is_its_step(defined: Notebook) -> None:
+    defined.cell(
+        "program fit(x[batch, io]) {\n  param w[io, hidden]\n"
+        "  loss = mean(einsum(x, w -> [batch, hidden])^2)\n  return loss\n"
+        "  minimize loss with adam(0.1)\n}"
+    )
+    held = defined.line("memory fit --layout hybrid")
+    assert held["grads"] > 0
+    assert held["state"] > 0
+
+
+def test_programs_of_python_are_known_too(defined: Notebook) -> None:
+    text = """
+import meshdsl as md
+batch, io = md.dims(batch=8, io=16)
+
+@md.program
+def double(x: md.Tensor[batch, io]):
+    y = x * 2
+    return y
+"""
+    defined.python(text)
+    found = defined.line("explain double --mesh rows:2 --layout batch:rows")
+    assert "y = x * 2" in found.text()
+    assert found.json["file"] == "In[3]"
+
+
+def test_cells_of_python_have_their_numbers(defined: Notebook) -> None:
+    """Lines of a function in one cell are not looked for in another."""
+    defined.python("import meshdsl as md\nbatch, io = md.dims(batch=8, io=16)")
+    defined.python(
+        "@md.function\ndef inner(x: md.Tensor[batch, io]) -> md.Tensor[batch, io]:\n"
+        "    kept = x * 3\n    return kept"
+    )
+    defined.python(
+        "@md.program\ndef outer(x: md.Tensor[batch, io]):\n    y = inner(x)\n    return y"
+    )
+    plan = defined.shell.user_ns["outer"].compile(md.mesh(rows=2), "batch:rows")
+    files = {t["name"]: t["file"] for t in plan.explain().json["tensors"]}
+    assert (files["inner.kept"], files["y"]) == ("In[4]", "In[5]")
+    assert "kept = x * 3" in plan.explain().html()
+
+
+def test_reset_forgets(defined: Notebook) -> None:
+    defined.line("reset")
+    assert defined.codes("program p(x[batch]) {\n  return x\n}") == ["MD0101"]
+
+
+# --- interrupting ----------------------------------------------------------------------------
+
+SLOW = """
+dim batch = 2, io = 8, trips = 500000
+mesh pair = { d: 2 }
+layout l { io -> d }
+program slow(x[batch, io]) {
+  repeat trips {
+    x = x * 0.5 + sum[io](x) * 0.01
+  }
+  return x
+}
+"""
+
+
+def busy(seconds: float) -> float:
+    """The processor time that this process takes in so many seconds of waiting."""
+    before = time.process_time()
+    time.sleep(seconds)
+    return time.process_time() - before
+
+
+def test_interrupting_the_kernel_ends_a_run(notebook: Notebook) -> None:
+    notebook.cell(SLOW)
+    notebook.python("plan = slow.compile('pair', 'l'); given = plan.sample()")
+    sent: list[float] = []
+
+    def interrupt() -> None:
+        sent.append(time.monotonic())
+        signal.raise_signal(signal.SIGINT)
+
+    timer = threading.Timer(3.0, interrupt)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        notebook.python("plan(**given)")
+    timer.cancel()
+    assert time.monotonic() - sent[0] < 10
+    assert busy(1.0) < 0.5, "the devices go on"
+    assert notebook.python("1 + 1") == 2
+
+
+def test_the_extension_is_said_to_be_missing_without_ipython(tmp_path: Path) -> None:
+    """The rest of the package does not need it."""
+    code = "import sys; sys.modules['IPython'] = None; import meshdsl as md; print(md.mesh(a=2))"
+    root = str(Path(__file__).resolve().parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={"PYTHONPATH": root}, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
