@@ -22,7 +22,7 @@ LONGER_FOR_A_REASON: dict[str, str] = {
 }
 """Files that may be longer than MAX_LINES, each with its reason."""
 
-IN_THE_WHEEL = {".py", ".lark", ".mdsl", ".html", ".css", ".js"}
+IN_THE_WHEEL = {".py", ".pyi", ".lark", ".mdsl", ".html", ".css", ".js"}
 
 NOT_IN_ANY_FILE = {
     "a path of one machine": rb"(?<![\w.~-])/(?:work|root|opt/wheels|opt/pypi|tmp/venv)(?:/|\b)",
