@@ -67,31 +67,29 @@ class _Loop:
         params = [p.value for p in program.params if p.value.type.dtype.kind == "float"]
         grads = gradients(builder, program.goal.loss, params)
         sums = {p: self._sum(p, g, "grad") for p, g in zip(params, grads, strict=True) if g}
-        outputs = [(o, self._output(o)) for o in program.outputs]
-        frame = builder.frames.pop()
-        self._zeros()
-        stacked = tuple(Stacked(a, b) for a, b in zip(inputs, program.inputs, strict=True))
-        span = program.goal.span
-        builder.frames[-1].body.append(
-            Repeat(
-                self.dim,
-                tuple(self.carries),
-                stacked,
-                tuple(frame.body),
-                span,
-                tuple(self.collected),
-            )  # fmt: skip
-        )
+        outputs = {o: self._output(o) for o in program.outputs}
+        self._close(inputs)
         found: dict[Value, Value | None] = {p: self._mean(v, "backward") for p, v in sums.items()}
-        returned = tuple(replace(o, value=self._finished(v)) for o, v in outputs)
-        loss = next(
-            new.value
-            for old, new in zip(program.outputs, returned, strict=True)
-            if old.value is program.goal.loss
-        )
-        goal = replace(program.goal, loss=loss)
-        body = tuple(builder.frames[-1].body)
-        return replace(program, inputs=inputs, outputs=returned, body=body, goal=goal), found
+        return self._finish(inputs, outputs), found
+
+    def _close(self, inputs: tuple[Value, ...]) -> None:
+        """Append the loop, which takes a slice of every input."""
+        assert self.program.goal is not None
+        body = tuple(self.builder.frames.pop().body)
+        self._zeros()
+        stacked = tuple(Stacked(a, b) for a, b in zip(inputs, self.program.inputs, strict=True))
+        made = (tuple(self.carries), stacked, body, self.program.goal.span, tuple(self.collected))
+        self.builder.frames[-1].body.append(Repeat(self.dim, *made))
+
+    def _finish(self, inputs: tuple[Value, ...], outputs: dict[Output, Value]) -> Program:
+        """The program that returns means of numbers, and all of what is no number."""
+        assert self.program.goal is not None
+        loss = self.program.goal.loss
+        returned = {o: replace(o, value=self._finished(v)) for o, v in outputs.items()}
+        mean = next(new.value for old, new in returned.items() if old.value is loss)
+        goal = replace(self.program.goal, loss=mean)
+        body, values = tuple(self.builder.frames[-1].body), tuple(returned.values())
+        return replace(self.program, inputs=inputs, outputs=values, body=body, goal=goal)
 
     def _widened(self, value: Value) -> Value:
         """An input with a batch after the other."""

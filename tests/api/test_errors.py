@@ -215,6 +215,7 @@ def test_a_wrong_program(code: str, text: str, function: Callable[..., Any]) -> 
 
 # --- calls outside of programs -----------------------------------------------------------------
 
+
 @md.program
 def differentiated(x: T[batch, io]):
     return md.grad(md.sum(md.square(x)), x)

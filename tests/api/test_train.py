@@ -15,7 +15,7 @@ LAYOUTS = ({"batch": "data"}, {"batch": "data", "hidden": "tp"}, "batch:data,io:
 
 
 @md.program
-def net(x: md.Tensor[batch, io], target: md.Tensor[batch, io]):  # type: ignore[valid-type]
+def net(x: md.Tensor[batch, io], target: md.Tensor[batch, io]):  # type: ignore[valid-type,type-arg]
     w = md.param("w", [io, hidden])
     v = md.param("v", [hidden, io])
     y = md.einsum(md.relu(md.einsum(x, w, out=[batch, hidden])), v, out=[batch, io])
@@ -55,7 +55,7 @@ def test_a_run_is_resumed_from_its_checkpoint(tmp_path: Path) -> None:
 
 def test_what_cannot_be_trained_is_refused() -> None:
     @md.program
-    def plain(x: md.Tensor[batch, io]):  # type: ignore[valid-type]
+    def plain(x: md.Tensor[batch, io]):  # type: ignore[valid-type,type-arg]
         return md.sum(x)
 
     with pytest.raises(md.ProgramError, match="MD0510"):

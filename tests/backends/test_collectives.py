@@ -116,7 +116,7 @@ def test_all_to_all(emit, mesh, axes, split, concat, dtype):
     assert found.wire_bytes(0) == (n - 1) * x[0].nbytes // n
 
 
-BUCKETS = {
+BUCKETS: dict[str, dict[str, int | None]] = {
     "all_reduce": {"x": None, "x[0]": None, "x[0, 0, 0]": None},
     "reduce_scatter": {"x": 1, "x[0].mT": 0},
     "all_gather": {"x": 2, "x[0].mT": 1, "x[0, 0]": 0},
