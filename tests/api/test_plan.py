@@ -115,7 +115,7 @@ def test_a_plan_is_emitted_and_loaded_once(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("meshdsl.backends.persistent.load", None)
     monkeypatch.setattr("meshdsl.backends.emission.emit", None)
     results = [plan(X).y for _ in range(20)]
-    assert set(threading.enumerate()) == before
+    assert set(threading.enumerate()) <= before
     assert all(np.array_equal(r, results[0]) for r in results)
 
 
