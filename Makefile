@@ -30,7 +30,8 @@ format: $(STAMP)  ## bring every file to the project's format
 	$(BIN)/ruff format .
 
 bench: $(STAMP)  ## time what has to be fast
-	@for file in benchmarks/*.py; do echo "$$file"; $(BIN)/python "$$file" || exit 1; done
+	@for file in $$(grep -l __main__ benchmarks/*.py); do name=benchmarks.$$(basename $$file .py); \
+		echo "$$name"; $(BIN)/python -m $$name || exit 1; done
 
 lab: $(STAMP)  ## open the notebooks in JupyterLab, installing it first
 	@[ -x $(BIN)/jupyter-lab ] || { echo "installing JupyterLab"; $(BIN)/python -m pip install \
