@@ -47,15 +47,16 @@ def adam_(
 ) -> Any:
     """Adam; `decoupled` makes it AdamW: by torch's kernel, in one pass over the memory.
 
-    It wants scalars and what is contiguous. Otherwise lr * (m / c1) / (sqrt(v / c2) + eps) is
-    computed as (lr * r / c1) * m / (sqrt(v) + eps * r) with r = sqrt(c2), which saves a pass.
+    It wants scalars and what is contiguous, and its name is private: a torch may lack it. Otherwise
+    lr * (m / c1) / (sqrt(v / c2) + eps) is computed as (lr * r / c1) * m / (sqrt(v) + eps * r) with
+    r = sqrt(c2), which saves a pass.
     """
-    if are_scalars(lr, step) and all(x.is_contiguous() for x in (w, m, v)):
+    update = getattr(torch, "_fused_adamw_" if decoupled else "_fused_adam_", None)
+    if update and are_scalars(lr, step) and all(x.is_contiguous() for x in (w, m, v)):
         full = full_gradient(w, g, scale, 0.0).contiguous()
         steps = torch.as_tensor(step, dtype=torch.float32, device=w.device)
         options = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps}
         options |= {"weight_decay": weight_decay, "amsgrad": False, "maximize": False}
-        update = torch._fused_adamw_ if decoupled else torch._fused_adam_
         update([w], [full], [m], [v], [], [steps], **options)
         return w, m, v
     full = full_gradient(w, g, scale, 0.0 if decoupled else weight_decay)
