@@ -20,7 +20,7 @@ from meshdsl.named.vjp import with_vjp
 from meshdsl.pipeline import Options, build_named, check_policy, lower_placed
 from meshdsl.placed import ir as placed
 from meshdsl.placed.layout import Layout, Rule, resolve_layout
-from meshdsl.placed.place import place
+from meshdsl.placed.place import Search, place
 from meshdsl.placed.sbp import Mesh
 from meshdsl.placed.verify import verify as verify_placed
 
@@ -32,6 +32,7 @@ class Compiler:
     program: named.Program
     layout: Layout
     policy: str
+    search: Search
 
     def forward_only(self) -> ProgramText:
         """The text of the forward pass: its function `device` keeps nothing."""
@@ -58,7 +59,7 @@ class Compiler:
         return emit_module(whole, cut, draws(self.program))
 
     def _placed(self, program: named.Program) -> placed.Program:
-        made = place(program, self.layout, self.policy)
+        made = place(program, self.layout, self.policy, self.search)
         verify_placed(made)
         return made
 
@@ -88,7 +89,8 @@ def compiler(made: Mapping[str, Any], options: Options, axes: Mapping[str, int])
         _refuse_missing_axis(rule, mesh)
     # Gradients go to an optimizer of torch, which wants them just as the parameters are.
     rules = tuple(rule for rule in layout.rules if rule.selector != ("grads",))
-    return Compiler(_evaluated(made, options), replace(layout, rules=rules), options.reduce)
+    program, layout = _evaluated(made, options), replace(layout, rules=rules)
+    return Compiler(program, layout, options.reduce, options.search)
 
 
 def _evaluated(made: Mapping[str, Any], options: Options) -> named.Program:

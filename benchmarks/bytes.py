@@ -125,7 +125,7 @@ TENSOR_BYTES = 32 * 32 * 4
 def measure(text: str, layout: str | None = None, sbp: str | None = None) -> Sent:
     """Compile under `optimal`, run every device, and count."""
     diagnostics = Diagnostics()
-    options = Options(layout=layout, sbp=sbp, reduce="optimal")
+    options = Options(layout=layout, sbp=sbp, message_bytes=0)
     made: dict[str, Any] = compile_source(Source("bytes.mdsl", text), options, diagnostics)
     report = explain(made["device"])
     result = run(made, "local", Given())

@@ -15,7 +15,8 @@ from meshdsl.named import ir as named
 from meshdsl.named.declarations import Declarations, declare, unknown
 from meshdsl.named.from_syntax import build
 from meshdsl.placed import ir as placed
-from meshdsl.placed.place import POLICIES
+from meshdsl.placed.place import POLICIES, Search
+from meshdsl.placed.reshard import MESSAGE_BYTES, Price
 from meshdsl.syntax import ast
 
 DEFAULT_POLICY = "optimal"
@@ -25,7 +26,9 @@ DEFAULT_POLICY = "optimal"
 class Options:
     """What a user chooses beside the file, named as on the command line; None: the default.
 
-    `evaluate` leaves out what `minimize` adds: gradients and update.
+    `message_bytes` is what a collective counts beside its bytes where the policy is `optimal`;
+    with `cache`, plans are kept in the user's cache folder. `evaluate` leaves out what `minimize`
+    adds: gradients and update.
     """
 
     program: str | None = None
@@ -33,10 +36,17 @@ class Options:
     layout: str | None = None
     sbp: str | None = None
     reduce: str = DEFAULT_POLICY
+    message_bytes: int = MESSAGE_BYTES
+    cache: bool = True
     set_dims: Mapping[str, int] = field(default_factory=dict)
     dtype: str | None = None
     strict: bool = False
     evaluate: bool = False
+
+    @property
+    def search(self) -> Search:
+        """How a plan is searched for."""
+        return Search(Price(self.message_bytes), self.cache)
 
 
 def front(source: Source, set_dims: Mapping[str, int], diagnostics: Diagnostics) -> Declarations:
@@ -128,12 +138,12 @@ def place_named(
     if options.sbp is not None:
         annotations = resolve_sbp(declarations, options.sbp, mesh)
         lint_sbp(program, annotations, diagnostics)
-        annotated = place_annotated(program, annotations, options.reduce)
+        annotated = place_annotated(program, annotations, options.reduce, options.search)
         verify(annotated)
         return annotated
     layout = resolve_layout(declarations, options.layout, mesh)
     lint(program, layout, diagnostics)
-    result = place(program, layout, options.reduce)
+    result = place(program, layout, options.reduce, options.search)
     verify(result)
     return result
 

@@ -61,6 +61,8 @@ def _asked(
         layout=layout,
         sbp=sbp,
         reduce=chosen["reduce"],
+        message_bytes=chosen["message_bytes"],
+        cache=chosen["cache"],
         dtype=dtype,
     )
     named = program.named(dtype, evaluate=False)

@@ -22,6 +22,7 @@ from meshdsl.named.builder import Scope
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.expressions import Given
 from meshdsl.named.from_syntax import _Returned
+from meshdsl.placed.reshard import MESSAGE_BYTES
 from meshdsl.syntax import ast
 
 if TYPE_CHECKING:
@@ -114,6 +115,8 @@ class Program:
         *,
         sbp: Mapping[str, Any] | str | None = None,
         reduce: str = "optimal",
+        message_bytes: int = MESSAGE_BYTES,
+        cache: bool = True,
         strict: bool = False,
         dtype: str | None = None,
     ) -> Plan:
@@ -123,7 +126,9 @@ class Program:
         in the file; None: the first of the file, or one device. `layout` is `md.layout(…)`, or
         anything that makes one; None: the first of the file, or none. `sbp` stands instead of a
         layout: `{"x": "S(0), B"}`. `reduce` says when partial sums are added up: `immediate`,
-        `mesh-tf`, `deferred` or `optimal`. Under `strict`, warnings are errors. `dtype` is another
+        `mesh-tf`, `deferred` or `optimal`, which minimises the bytes that are sent, and
+        `message_bytes` more for each collective; with `cache`, its plan is kept for the next time.
+        Under `strict`, warnings are errors. `dtype` is another
         type for every float.
 
         Raises:
@@ -131,7 +136,14 @@ class Program:
         """
         from meshdsl.api.planning import planned
 
-        chosen = {"mesh": mesh, "layout": layout, "sbp": sbp, "reduce": reduce, "dtype": dtype}
+        chosen: dict[str, Any] = {
+            "mesh": mesh,
+            "layout": layout,
+            "sbp": sbp,
+            "reduce": reduce,
+            "dtype": dtype,
+        }
+        chosen |= {"message_bytes": message_bytes, "cache": cache}
         return planned(self, chosen, strict, here())
 
 

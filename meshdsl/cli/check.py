@@ -19,6 +19,8 @@ def command(
     layout: common.Layout = None,
     sbp: common.Sbp = None,
     reduce: common.Reduce = common.POLICY,
+    message_bytes: common.MessageBytes = common.MESSAGE,
+    no_cache: common.NoCache = False,
     settings: common.Set = None,
     dtype: common.DType = None,
     strict: common.Strict = False,
@@ -26,7 +28,9 @@ def command(
 ) -> None:
     """Report what is wrong with files, and whether their `expect` blocks hold."""
     with common.reporting(json) as diagnostics:
-        chosen = common.options(program, mesh, layout, sbp, reduce, settings, dtype, strict)
+        chosen = common.options(
+            program, mesh, layout, sbp, reduce, settings, dtype, strict, message_bytes, no_cache
+        )
         checked = [_check(path, chosen, diagnostics) for path in files]
         if strict:
             diagnostics.promote_warnings()

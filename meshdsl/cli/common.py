@@ -22,6 +22,7 @@ from meshdsl.diagnostics import (
 )
 from meshdsl.named.ir import DTYPES
 from meshdsl.pipeline import DEFAULT_POLICY, Options, compile_source
+from meshdsl.placed.reshard import MESSAGE_BYTES
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A .mdsl file.", show_default=False)]
 Program = Annotated[
@@ -47,6 +48,16 @@ Reduce = Annotated[
         "--reduce", metavar="R", help="Partial values: immediate, mesh-tf, deferred or optimal."
     ),
 ]
+MessageBytes = Annotated[
+    int,
+    typer.Option(
+        "--message-bytes",
+        metavar="N",
+        min=0,
+        help="What a collective counts beside its bytes under `optimal`; 0: only bytes count.",
+    ),
+]
+NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep and use no plans of before.")]
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="DIM=N …", help="Other sizes for dims.", show_default=False),
@@ -57,6 +68,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite files.")]
 
 POLICY = DEFAULT_POLICY
+MESSAGE = MESSAGE_BYTES
 COMMAND_CODES = ("MD0010", "MD05", "MD06")
 RUN_CODES = ("MD07", "MD08")
 REFUSED_CODES = ("MD0703", "MD0704", "MD0909")
@@ -71,6 +83,8 @@ def options(
     settings: list[str] | None,
     dtype: str | None,
     strict: bool,
+    message_bytes: int = MESSAGE_BYTES,
+    no_cache: bool = False,
 ) -> Options:
     """The options of a command as the pipeline takes them. Raises MD06xx."""
     if dtype is not None and (dtype not in DTYPES or DTYPES[dtype].kind != "float"):
@@ -85,6 +99,8 @@ def options(
         layout=layout,
         sbp=sbp,
         reduce=reduce,
+        message_bytes=message_bytes,
+        cache=not no_cache,
         set_dims=sizes(settings or []),
         dtype=dtype,
         strict=strict,

@@ -29,6 +29,8 @@ def command(
     ] = None,
     program: common.Program = None,
     mesh: common.Mesh = None,
+    message_bytes: common.MessageBytes = common.MESSAGE,
+    no_cache: common.NoCache = False,
     settings: common.Set = None,
     dtype: common.DType = None,
     seed: Annotated[int, typer.Option("--seed", metavar="S", help="For made-up values.")] = 0,
@@ -44,7 +46,18 @@ def command(
     with common.reporting(json) as diagnostics:
         from meshdsl.report.columns import compile_columns, raise_if_none_works, wishes
 
-        chosen = common.options(program, mesh, None, None, common.POLICY, settings, dtype, strict)
+        chosen = common.options(
+            program,
+            mesh,
+            None,
+            None,
+            common.POLICY,
+            settings,
+            dtype,
+            strict,
+            message_bytes,
+            no_cache,
+        )
         if html is not None:
             _check_page(html, force)
         made = common.compiled(file, chosen, diagnostics, "named")

@@ -24,6 +24,8 @@ def command(
     layout: common.Layout = None,
     sbp: common.Sbp = None,
     reduce: common.Reduce = common.POLICY,
+    message_bytes: common.MessageBytes = common.MESSAGE,
+    no_cache: common.NoCache = False,
     settings: common.Set = None,
     dtype: common.DType = None,
     strict: common.Strict = False,
@@ -33,7 +35,9 @@ def command(
     with common.reporting() as diagnostics:
         from meshdsl.backends.emission import emit_compiled
 
-        chosen = common.options(program, mesh, layout, sbp, reduce, settings, dtype, strict)
+        chosen = common.options(
+            program, mesh, layout, sbp, reduce, settings, dtype, strict, message_bytes, no_cache
+        )
         if output is not None:
             check_output(output, force)
         made = common.compiled(file, chosen, diagnostics, "device")

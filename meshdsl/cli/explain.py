@@ -31,6 +31,8 @@ def command(
     layout: common.Layout = None,
     sbp: common.Sbp = None,
     reduce: common.Reduce = common.POLICY,
+    message_bytes: common.MessageBytes = common.MESSAGE,
+    no_cache: common.NoCache = False,
     settings: common.Set = None,
     dtype: common.DType = None,
     strict: common.Strict = False,
@@ -47,7 +49,9 @@ def command(
             return
         from meshdsl.report.explain import explain
 
-        chosen = common.options(program, mesh, layout, sbp, reduce, settings, dtype, strict)
+        chosen = common.options(
+            program, mesh, layout, sbp, reduce, settings, dtype, strict, message_bytes, no_cache
+        )
         made = common.compiled(Path(file), chosen, diagnostics, print_after or "device")
         if print_after is not None:
             printer = import_module(f"meshdsl.{print_after}.printer")

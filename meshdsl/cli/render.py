@@ -34,6 +34,8 @@ def command(
     layout: common.Layout = None,
     sbp: common.Sbp = None,
     reduce: common.Reduce = common.POLICY,
+    message_bytes: common.MessageBytes = common.MESSAGE,
+    no_cache: common.NoCache = False,
     settings: common.Set = None,
     dtype: common.DType = None,
     strict: common.Strict = False,
@@ -44,7 +46,9 @@ def command(
     Of one with `minimize`, what it computes: other systems make gradients themselves.
     """
     with common.reporting() as diagnostics:
-        chosen = common.options(program, mesh, layout, sbp, reduce, settings, dtype, strict)
+        chosen = common.options(
+            program, mesh, layout, sbp, reduce, settings, dtype, strict, message_bytes, no_cache
+        )
         if output is not None:
             check_output(output, force)
         chosen = replace(chosen, evaluate=not step)

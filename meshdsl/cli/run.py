@@ -37,6 +37,8 @@ def command(
     layout: common.Layout = None,
     sbp: common.Sbp = None,
     reduce: common.Reduce = common.POLICY,
+    message_bytes: common.MessageBytes = common.MESSAGE,
+    no_cache: common.NoCache = False,
     settings: common.Set = None,
     dtype: common.DType = None,
     strict: common.Strict = False,
@@ -50,7 +52,9 @@ def command(
         if engine not in ENGINES:
             help = did_you_mean(engine, list(ENGINES)) or f"there are {', '.join(ENGINES)}"
             fail("MD0602", f"`--engine {engine}`: no engine is called so", help=help)
-        chosen = common.options(program, mesh, layout, sbp, reduce, settings, dtype, strict)
+        chosen = common.options(
+            program, mesh, layout, sbp, reduce, settings, dtype, strict, message_bytes, no_cache
+        )
         if out is not None:
             _check_out(out, force)
         made = common.compiled(file, chosen, diagnostics, "device")

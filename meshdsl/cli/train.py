@@ -90,6 +90,8 @@ def command(
     layout: common.Layout = None,
     sbp: common.Sbp = None,
     reduce: common.Reduce = common.POLICY,
+    message_bytes: common.MessageBytes = common.MESSAGE,
+    no_cache: common.NoCache = False,
     settings: common.Set = None,
     dtype: common.DType = None,
     strict: common.Strict = False,
@@ -98,7 +100,9 @@ def command(
 ) -> None:
     """Train a program that says what to minimize, and keep what it has learned."""
     with common.reporting(json) as diagnostics:
-        chosen = common.options(program, mesh, layout, sbp, reduce, settings, dtype, strict)
+        chosen = common.options(
+            program, mesh, layout, sbp, reduce, settings, dtype, strict, message_bytes, no_cache
+        )
         held_out = (eval_data, eval_fraction if eval_every and not eval_data else 0.0)
         files = _files(data, held_out, batch, tokens, text_inputs)
         paths = {"params": params, "out": out, "log": log, "checkpoint": checkpoint}

@@ -84,6 +84,7 @@ class _Lowering:
         moves: list[Move] = []
         source = self.vars[node.source]
         type_ = node.source.value.type
+        words = (*node.words(), node.phase)
         for step in node.route.steps:
             last = step is node.route.steps[-1]
             hint = self._version_hint(node.target, step.after, source)
@@ -92,7 +93,6 @@ class _Lowering:
                 self.vars[node.target] = target
             payload, wire = step.payload(type_, self.mesh), step.wire(type_, self.mesh)
             cluster = step.cluster_wire(type_, self.mesh)
-            words = (node.why, node.remedy, node.phase)
             made = Move(step, source, target, payload, wire, cluster, node.span, *words)
             moves.append(made)
             source = target

@@ -121,9 +121,14 @@ class Emitter:
 
 
 def about(target: Value) -> dict[str, Any]:
-    """The fields of a value that is the gradient of `target`."""
+    """The fields of a value that is the gradient of `target`.
+
+    It stands where the target does, also where it is made inside a function that reads the target:
+    selectors of that function do not mean it.
+    """
     name = ".".join((*target.path, f"d_{target.label}")) if target.name else None
-    return {"follows": target, "name": name}
+    where = {"path": target.path, "functions": target.functions}
+    return {"follows": target, "name": name, **where}
 
 
 _ARITHMETIC: dict[str, Callable[..., float]] = {

@@ -107,9 +107,8 @@ class Builder:
     def value(self, type_: TensorType, span: Span, scope: Scope | None = None, **kw: Any) -> Value:
         """A new value made at the current depth of loops."""
         check_elements(type_, span)
-        path = scope.path if scope else ()
-        functions = scope.functions if scope else ()
-        made = Value(type_, span, path=path, functions=functions, **kw)
+        where = {"path": scope.path, "functions": scope.functions} if scope else {}
+        made = Value(type_, span, **{**where, **kw})
         self.place(made, len(self.frames) - 1)
         return made
 

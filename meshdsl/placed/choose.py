@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from meshdsl.named.ir import Op, TensorType
 from meshdsl.ops.opdef import OpDef, ReduceOp, Signature, lookup
-from meshdsl.placed.reshard import Route, route
+from meshdsl.placed.reshard import BYTES, Price, Route, route
 from meshdsl.placed.sbp import Component, Mesh, Partial, Placement, Split, placement
 from meshdsl.placed.signatures import Row, rows
 
@@ -64,17 +64,30 @@ class Want:
     """What is demanded of an output.
 
     kind: `ruled` (split as in `placement`; whole or partial on the other axes), `exact`
-    (just `placement`), `free` (anything).
+    (just `placement`), `free` (anything). `summed` are the axes over which rules split dims that
+    the output has no more: those the operator reduces.
     """
 
     placement: Placement
     kind: str = "ruled"
+    summed: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def stands(self, component: Component, axis: str) -> bool:
         """Whether an output that is `component` along the axis is as wanted, or needs reducing."""
         if self.kind == "free" or isinstance(component, Partial):
             return True
         return component == self.placement.component(axis)
+
+    def allows(self, row: Row, axis: str) -> bool:
+        """Whether a row splits what is summed along the axis as rules say."""
+        dims = {c.dim for c in row.ins if isinstance(c, Split)}
+        return all((axis in axes) == (dim in dims) for dim, axes in self.summed)
+
+
+def allowed_rows(rows: Iterable[Row], wants: Iterable[Want], axis: str) -> list[Row]:
+    """The rows that rules for summed dims allow; all, where they allow none."""
+    every = list(rows)
+    return [row for row in every if all(w.allows(row, axis) for w in wants)] or every
 
 
 @functools.lru_cache(maxsize=65536)
@@ -83,24 +96,36 @@ def legal_rows(call: Call) -> tuple[Row, ...]:
     return rows(call.opdef.factors(call.signature), len(call.ins), len(call.outs))
 
 
+@functools.lru_cache(maxsize=65536)
+def _candidates(chooser: Chooser) -> tuple[Choice, ...]:
+    found = chooser.combined(standing=True)
+    if not found:
+        # Rows that are taken for granted per axis may not go together.
+        found = chooser.combined(standing=False)
+    assert found or any(chooser.pins), f"no legal placement for {chooser.call.name}"
+    return tuple(sorted(found, key=lambda c: (c.cost, c.rank)))
+
+
+def is_legal(op: Op, needs: Sequence[Placement], yields: Sequence[Placement], mesh: Mesh) -> bool:
+    """Whether an operator stands on a legal row along every axis."""
+    legal = _legal_pairs(call_of(op))
+    pairs = (
+        (tuple(p.component(axis) for p in needs), tuple(p.component(axis) for p in yields))
+        for axis, size in mesh.axes
+        if size > 1
+    )
+    return all(pair in legal for pair in pairs)
+
+
+@functools.lru_cache(maxsize=65536)
+def _legal_pairs(call: Call) -> frozenset[tuple[object, object]]:
+    return frozenset((r.ins, r.outs) for r in legal_rows(call))
+
+
 def call_of(op: Op) -> Call:
     """`op` less its identity: calls alike are placed alike."""
     ins, outs = (tuple(v.type for v in vs) for vs in (op.ins, op.outs))
     return Call(op.name, op.attrs, ins, outs, tuple(op.ins.index(v) for v in op.ins))
-
-
-@functools.lru_cache(maxsize=65536)
-def candidates(
-    call: Call,
-    versions: tuple[tuple[Placement, ...], ...],
-    wants: tuple[Want, ...],
-    mesh: Mesh,
-    policy: str,
-    forced: bool = False,
-    pins: tuple[Placement | None, ...] = (),
-) -> list[Choice]:
-    """Every legal placement of one call, the cheapest first; see `Chooser`."""
-    return Chooser(call, versions, wants, mesh, policy, forced, pins).candidates()
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +133,9 @@ class Chooser:
     """Chooses for one operator.
 
     `versions` are the placements each operand is to be had in; `wants` what is demanded of the
-    outputs. Under `immediate`, or where it is `forced`, no result stays partial unless that is
-    wanted. `pins` are placements in which single operands must be read.
+    outputs; `price` what a reshard costs. Under `immediate`, or where it is `forced`, no result
+    stays partial unless that is wanted. `pins` are placements in which single operands must be
+    read.
     """
 
     call: Call
@@ -117,25 +143,29 @@ class Chooser:
     wants: tuple[Want, ...]
     mesh: Mesh
     policy: str
+    price: Price = BYTES
     forced: bool = False
     pins: tuple[Placement | None, ...] = ()
 
-    def candidates(self) -> list[Choice]:
-        """Every legal combination, the cheapest first; none only where `pins` allow none."""
-        found = [c for c in map(self._choice, self._combinations(standing=True)) if c is not None]
-        if not found:
-            # Rows that are taken for granted per axis may not go together.
-            found = [c for c in map(self._choice, self._combinations(False)) if c is not None]
-        assert found or any(self.pins), f"no legal placement for {self.call.name}"
-        found.sort(key=lambda c: (c.cost, c.rank))
-        return found + self._dearer(found[0].cost) if found else []
+    def candidates(self) -> tuple[Choice, ...]:
+        """The legal combinations, the cheapest first; none only where `pins` allow none."""
+        return _candidates(self)
 
-    def _dearer(self, cost: int) -> list[Choice]:
-        """What would be sent otherwise, where anything is: only for the explanation."""
-        every = map(self._choice, self._combinations(False)) if cost else ()
-        return sorted((c for c in every if c is not None and c.cost > cost), key=lambda c: c.cost)
+    def next_best(self, chosen: Choice) -> int | None:
+        """The cost of the cheapest way that costs more than `chosen`: only for explanations."""
+        found = self.candidates()
+        made = (c.cost for c in found if (c.needs, c.yields) == (chosen.needs, chosen.yields))
+        cost = next(made, chosen.cost)
+        dearer = [c.cost for c in found if c.cost > cost]
+        if not dearer and found and found[0].cost:
+            dearer = [c.cost for c in self.combined(standing=False) if c.cost > cost]
+        return min(dearer, default=None)
 
     # --- rows --------------------------------------------------------------------------------
+
+    def combined(self, standing: bool) -> list[Choice]:
+        """Every legal combination; `standing` on what operands are, wherever they can."""
+        return [c for c in map(self._choice, self._combinations(standing)) if c is not None]
 
     def _combinations(self, standing: bool) -> Iterator[dict[str, Row]]:
         axes = [a for a, size in self.mesh.axes if size > 1]
@@ -144,7 +174,8 @@ class Chooser:
             yield dict(zip(axes, combination, strict=True))
 
     def _rows(self, axis: str, standing: bool) -> list[Row]:
-        every = [row for row in legal_rows(self.call) if self._lazy_enough(row, axis)]
+        every = allowed_rows(legal_rows(self.call), self.wants, axis)
+        every = [row for row in every if self._lazy_enough(row, axis)]
         stood_on = [row for row in every if standing and self._stands(row, axis)]
         if stood_on:
             return stood_on
@@ -291,11 +322,6 @@ class Chooser:
         kept = tuple(a for a in yielded.partial if a not in ruled)
         return placement(self.mesh, splits, kept, yielded.op)
 
-    @property
-    def scatter(self) -> bool:
-        """Whether there are reduce_scatters: Mesh-TensorFlow has none."""
-        return self.policy != "mesh-tf"
-
     # --- cost --------------------------------------------------------------------------------
 
     def _routes(
@@ -309,11 +335,11 @@ class Chooser:
         for which, type_, placements, need in zip(
             call.same, call.ins, self.versions, needs, strict=True
         ):
-            found["in", which, need] = cheapest(type_, placements, need, self.mesh, self.scatter)
+            found["in", which, need] = cheapest(type_, placements, need, self.mesh, self.price)
         for which, (type_, yielded, target) in enumerate(
             zip(call.outs, yields, targets, strict=True)
         ):
-            found["out", which, target] = route(type_, yielded, target, self.mesh, self.scatter)
+            found["out", which, target] = route(type_, yielded, target, self.mesh, self.price)
         routes = [r for r in found.values() if r is not None]
         return routes if len(routes) == len(found) else None
 
@@ -326,7 +352,7 @@ class Chooser:
             if new and want.kind != "exact":
                 source = placement(self.mesh, dict(target.splits), new, target.op)
                 whole = placement(self.mesh, dict(target.splits))
-                reduced = route(type_, source, whole, self.mesh, self.scatter)
+                reduced = route(type_, source, whole, self.mesh, self.price)
                 assert reduced is not None
                 found.append(reduced)
         return found
@@ -344,12 +370,12 @@ def cheapest(
     placements: tuple[Placement, ...],
     need: Placement,
     mesh: Mesh,
-    scatter: bool = True,
+    price: Price = BYTES,
 ) -> Route | None:
     """The cheapest way to `need` from any of the versions there are."""
-    routes = [route(type_, p, need, mesh, scatter) for p in placements]
+    routes = [route(type_, p, need, mesh, price) for p in placements]
     known = [r for r in routes if r is not None]
-    return min(known, key=lambda r: (r.wire_bytes, r.collectives, len(r.steps)), default=None)
+    return min(known, key=lambda r: (price.of(r), r.collectives, len(r.steps)), default=None)
 
 
 def flops(opdef: OpDef, local: Signature) -> int:

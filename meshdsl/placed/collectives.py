@@ -6,6 +6,7 @@ n devices, b bytes of the local input). They are rounded up to whole bytes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -61,13 +62,27 @@ class Step:
         """Whether anything is sent."""
         return COLLECTIVES[self.kind].moves
 
+    @property
+    def kernels(self) -> int:
+        """Passes over memory of a step that stays on the device: zeros, and a block copied in."""
+        if self.moves:
+            return 0
+        return 2 if self.kind == "zero_fill" and self.dim is not None else 1
+
     def payload(self, type_: TensorType, mesh: Mesh) -> int:
         """Bytes of the local input."""
         return self.before.local(type_, mesh).bytes
 
     def wire(self, type_: TensorType, mesh: Mesh) -> int:
         """Bytes one device sends."""
-        return COLLECTIVES[self.kind].wire(mesh.size(*self.axes), self.payload(type_, mesh))
+        sends = self.sends(mesh)
+        return sends(self.payload(type_, mesh)) if sends else 0
+
+    def sends(self, mesh: Mesh) -> Callable[[int], int] | None:
+        """Bytes one device sends for a number of local bytes; None for a step that stays there."""
+        if not self.moves:
+            return None
+        return functools.partial(COLLECTIVES[self.kind].wire, mesh.size(*self.axes))
 
     def cluster_wire(self, type_: TensorType, mesh: Mesh) -> int:
         """Bytes all devices send together; of a permute some send nothing."""

@@ -7,6 +7,8 @@ long as the policy allows. Once a consumer has forced a reduction, later ones re
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from meshdsl.diagnostics import Span
@@ -15,11 +17,11 @@ from meshdsl.named.expand import expand
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed import why
-from meshdsl.placed.choose import Choice, Want, call_of, candidates, cheapest
+from meshdsl.placed.choose import Choice, Chooser, Want, call_of, cheapest
 from meshdsl.placed.contraction import pairwise
 from meshdsl.placed.ir import Apply, Carry, Loop, Node, Parameter, Program, Reshard, Tensor, walk
 from meshdsl.placed.layout import Layout
-from meshdsl.placed.reshard import route
+from meshdsl.placed.reshard import Price, route
 from meshdsl.placed.sbp import Mesh, Placement, placement
 from meshdsl.placed.storage import is_load, is_loaded
 
@@ -45,14 +47,19 @@ class _State:
 
 
 class Placer:
-    """One walk over a program. `policy` is one of `place.WALKS`, or `optimal` with a plan."""
+    """One walk over a program. `policy` is one of `place.WALKS`, or `optimal` with a plan.
+
+    Where it `reduces_once`, what has been reduced for one reader is read so by all later ones.
+    """
+
+    reduces_once = True
 
     def __init__(self, program: named.Program, layout: Layout, policy: str) -> None:
         self.source = program
         self.layout = layout
         self.mesh: Mesh = layout.mesh
         self.deferred = policy in ("deferred", "mesh-tf")
-        self.scatter = policy != "mesh-tf"
+        self.price = Price(scatter=policy != "mesh-tf")
         self.policy = policy
         self.state = _State()
         self.returned = {o.value for o in program.outputs}
@@ -125,20 +132,20 @@ class Placer:
         for tensor in versions:
             if tensor.placement == need:
                 return tensor
-        best = cheapest(value.type, self._placements(value), need, self.mesh, self.scatter)
+        best = cheapest(value.type, self._placements(value), need, self.mesh, self.price)
         assert best is not None, f"no route to {need}"
         source = next(
             t
             for t in versions
-            if route(value.type, t.placement, need, self.mesh, self.scatter) == best
+            if route(value.type, t.placement, need, self.mesh, self.price) == best
         )
         target = Tensor(value, need)
         reasons = self.state.partial_why.get(value, ())
         facts = why.Facts(self.causes.get(value, {}), reasons)
-        text, remedy = why.explain(value, best, ask, facts)
-        node = Reshard(source, target, best, ask.span, text, remedy, ask.phase)
+        words = functools.partial(why.explain, value, best, ask, facts)
+        node = Reshard(source, target, best, ask.span, words, ask.phase)
         self._emit(node, self.state.depth[value])
-        if best.reduces:
+        if best.reduces and self.reduces_once:
             versions[:] = [t for t in versions if not t.placement.partial]
             self.state.partial_why.pop(value, None)
         versions.append(target)
@@ -167,9 +174,8 @@ class Placer:
         self._emit(Apply(op, (stored,), (made,)))
         used, self.causes[op.out] = self.causes[op.out], self.causes[op.ins[0]]
         ask = why.Ask("storage", "the computation uses it so", op.span, phase=op.phase)
-        self._version(op.out, want, ask)
+        self._settle(op.out, want, ask)
         self.causes[op.out] = used
-        self._keep_only(op.out, want)
 
     def _rewritten(self, op: named.Op) -> tuple[named.Op, ...]:
         """The operator; an n-ary einsum in pairs; a composite whose own dim is split, expanded."""
@@ -201,9 +207,9 @@ class Placer:
         return found
 
     def _apply(self, op: named.Op) -> None:
-        choices = self._choices(op, tuple(self._want(v) for v in op.outs))
-        best = choices[0]
-        instead = why.runner_up(choices)
+        chooser = self._chooser(op, tuple(self._want(v) for v in op.outs))
+        best = self._choose(op, chooser)
+        instead = functools.partial(chooser.next_best, best)
         ask = why.Ask("operand", why.operator(op), op.span, instead, op.phase)
         needs = zip(op.ins, best.needs, strict=True)
         ins = tuple(self._version(v, need, ask) for v, need in needs)
@@ -212,27 +218,34 @@ class Placer:
         outs = tuple(self._enter(v, p, depth) for v, p in zip(op.outs, best.yields, strict=True))
         self._emit(Apply(op, ins, outs))
         for value, target in zip(op.outs, best.targets, strict=True):
-            self._version(value, target, self._ask_result(value, op, choices))
-            self._keep_only(value, target)
+            self._settle(value, target, self._ask_result(value, op, instead))
 
     def _want(self, value: Value) -> Want:
         """What is demanded of a result."""
-        return Want(self._wanted(value))
+        return Want(self._wanted(value), summed=self.layout.summed(value))
 
-    def _choices(self, op: named.Op, wants: tuple[Want, ...]) -> list[Choice]:
-        """What `op` may do, the best first."""
+    def _chooser(self, op: named.Op, wants: tuple[Want, ...]) -> Chooser:
+        """Everything that `op` may do."""
         versions = tuple(self._placements(v) for v in op.ins)
         # Outputs force: what is returned is reduced as it appears, and everyone reads the result.
         forced = not self.returned.isdisjoint(op.outs)
-        return candidates(call_of(op), versions, wants, self.mesh, self.policy, forced)
+        return Chooser(call_of(op), versions, wants, self.mesh, self.policy, self.price, forced)
 
-    def _ask_result(self, value: Value, op: named.Op, choices: list[Choice]) -> why.Ask:
-        instead = why.runner_up(choices)
+    def _choose(self, op: named.Op, chooser: Chooser) -> Choice:
+        """What `op` does."""
+        return chooser.candidates()[0]
+
+    def _ask_result(self, value: Value, op: named.Op, instead: Callable[[], int | None]) -> why.Ask:
         if value in self.returned:
             who = f"`{value.label}` is returned"
             return why.Ask("output", who, op.span, instead, op.phase)
         kind = {"immediate": "policy", "optimal": "plan"}.get(self.policy, "rule")
         return why.Ask(kind, "", op.span, instead, op.phase)
+
+    def _settle(self, value: Value, target: Placement, ask: why.Ask) -> None:
+        """Bring a result to where it settles; what it came about as is gone."""
+        Placer._version(self, value, target, ask)
+        self._keep_only(value, target)
 
     def _keep_only(self, value: Value, target: Placement) -> None:
         kept = [t for t in self.state.versions[value] if t.placement == target]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import NoReturn
+
 from meshdsl.diagnostics import Related, fail
 from meshdsl.named import ir as named
 from meshdsl.named.ir import Op, Value
 from meshdsl.placed import why
-from meshdsl.placed.choose import Choice, Want, call_of, candidates, legal_rows
+from meshdsl.placed.choose import Choice, Chooser, Want, call_of, legal_rows
 from meshdsl.placed.from_named import Placer
 from meshdsl.placed.ir import Tensor
 from meshdsl.placed.layout import Layout
@@ -31,9 +34,13 @@ class AnnotatedPlacer(Placer):
             return False
         return super().alike(first, second)
 
-    def _demanded(self, value: Value) -> Placement:
+    def annotated(self, value: Value) -> Placement | None:
+        """What the block says of a tensor, if it names it."""
         found = self.annotations.of(value)
-        return super()._demanded(value) if found is None else found[0]
+        return None if found is None else found[0]
+
+    def _demanded(self, value: Value) -> Placement:
+        return self.annotated(value) or super()._demanded(value)
 
     def _wanted(self, value: Value) -> Placement:
         found = self.annotations.of(value)
@@ -69,19 +76,20 @@ class AnnotatedPlacer(Placer):
         self.causes[value] = {}
         return Want(placement(self.mesh, {}), "free")
 
-    def _choices(self, op: Op, wants: tuple[Want, ...]) -> list[Choice]:
+    def _chooser(self, op: Op, wants: tuple[Want, ...]) -> Chooser:
         for value, want in zip(op.outs, wants, strict=True):
             self._check_yields(op, value, want)
         if not op.ins:
             # What is made from nothing is made whole: to split it later costs nothing.
             wants = tuple(Want(w.placement, "exact") if w.kind == "free" else w for w in wants)
         pins = self.pins(op)
-        if not any(pins):
-            return super()._choices(op, wants)
-        versions = tuple(self._placements(v) for v in op.ins)
-        forced = not self.returned.isdisjoint(op.outs)
-        found = candidates(call_of(op), versions, wants, self.mesh, self.policy, forced, pins)
-        return found or self._illegal(op, pins, self.readers.get(op))
+        chooser = super()._chooser(op, wants)
+        return replace(chooser, pins=pins) if any(pins) else chooser
+
+    def _choose(self, op: Op, chooser: Chooser) -> Choice:
+        if not chooser.candidates():
+            self._illegal(op, chooser.pins, self.readers.get(op))
+        return super()._choose(op, chooser)
 
     def pins(self, op: Op) -> tuple[Placement | None, ...]:
         """What the block says of each operand where `op` reads it."""
@@ -115,7 +123,7 @@ class AnnotatedPlacer(Placer):
 
     def _illegal(
         self, op: Op, pins: tuple[Placement | None, ...], reader: Value | None
-    ) -> list[Choice]:
+    ) -> NoReturn:
         """MD0309: the operator, the axis, and the rows there are."""
         value = next(v for v, p in zip(op.ins, pins, strict=True) if p is not None)
         found = self.annotations.at(value, reader)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from meshdsl.diagnostics import Span
@@ -27,16 +27,16 @@ class Tensor:
 class Reshard:
     """`source` into `target` along `route`.
 
-    `span` is the place that asked for it, `why` says what asked, `remedy` what would remove it.
-    `phase` is that of what asked: `forward`, `backward`, `update`.
+    `span` is the place that asked for it; `words` finds what asked and what would remove it (it
+    looks for the next best way, and most programs that are placed are never shown). `phase` is
+    that of what asked: `forward`, `backward`, `update`.
     """
 
     source: Tensor
     target: Tensor
     route: Route
     span: Span
-    why: str
-    remedy: str
+    words: Callable[[], tuple[str, str]]
     phase: str = "forward"
 
 
@@ -84,13 +84,35 @@ class Parameter:
     tensor: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """How the plan under `optimal` was found.
+
+    `message_bytes` is what a collective counted beside its bytes; `least` says that nothing else
+    among what was `searched` costs less.
+    """
+
+    message_bytes: int
+    searched: str
+    least: bool = False
+
+    @property
+    def proven(self) -> bool:
+        """Whether no other plan at all costs less."""
+        return self.least and self.searched == EVERY
+
+
+EVERY = "splits along every dim"
+"""What is searched where the search is as wide as can be."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
     """A whole placed program.
 
     `tensors` are all values in the version they settle in, in order of definition; `causes` tells,
     per value, which rule split which dim. `states` are an optimizer's as stored; `updates` pairs of
-    what is stored and what it becomes, placed alike.
+    what is stored and what it becomes, placed alike. `plan` is there under `optimal`.
     """
 
     named: names.Program
@@ -105,7 +127,7 @@ class Program:
     causes: dict[names.Value, dict[str, tuple[str, Span]]]
     states: tuple[Tensor, ...] = ()
     updates: tuple[tuple[Tensor, Tensor], ...] = ()
-    proven: bool | None = None
+    plan: Found | None = None
 
 
 def walk(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[Apply | Reshard, int]]:

@@ -16,13 +16,14 @@ from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Source, Sp
 from meshdsl.named.declarations import Declarations, unknown
 from meshdsl.named.ir import Dim, Value
 from meshdsl.placed.sbp import Mesh, Placement, placement
-from meshdsl.placed.selectors import GENERAL, PIN, ROLE, STORED, selects
+from meshdsl.placed.selectors import GENERAL, PIN, ROLE, STORED, TENSOR, selects
 from meshdsl.syntax import ast
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIZE = re.compile(r"[0-9]{1,10}")
 
 ROLES = ("params", "grads", "state")
+STORAGE = tuple((role,) for role in ROLES)
 
 
 _ROLE_OF = {"grad": ("grads",), "state": ("state",)}
@@ -99,6 +100,16 @@ class Layout:
         A gradient is stored as it appears where it is `returned` or a `grads:` rule speaks of it.
         """
         return self.bind(value, self.is_stored(value, returned))
+
+    def summed(self, value: Value) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """Rules that name this one tensor, for dims it has no more: what its operator reduces."""
+        found = []
+        for rule in self.rules:
+            lacks = rule.selector and not value.type.has(rule.dim) and self._exists(rule.axes)
+            if lacks and selects(rule.selector, value) == TENSOR:
+                self.used.add(rule)
+                found.append((rule.dim, self.mesh.known(rule.axes)))
+        return tuple(found)
 
     def is_stored(self, value: Value, returned: bool) -> bool:
         """Whether rules for what is kept bind a value where it is made."""

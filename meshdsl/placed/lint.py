@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator
 from meshdsl.diagnostics import Diagnostic, Diagnostics, did_you_mean
 from meshdsl.named.ir import Node, Program, Repeat, Value, walk
 from meshdsl.placed.layout import ROLES, Layout, Rule
-from meshdsl.placed.selectors import selects
+from meshdsl.placed.selectors import TENSOR, selects
 
 
 def values_of(program: Program) -> Iterator[Value]:
-    """Every tensor of a program once: what it is given and keeps, results, what loops carry."""
+    """Every tensor of a program: what it is given and keeps, results, what loops carry, collect."""
     yield from program.inputs
     yield from (p.value for p in program.params)
     yield from (s.value for s in program.states)
@@ -19,6 +19,7 @@ def values_of(program: Program) -> Iterator[Value]:
         yield from op.outs
     for loop in _loops(program.body):
         yield from (c.inside for c in loop.carries)
+        yield from (c.outer for c in loop.collected)
 
 
 def _loops(nodes: Iterable[Node]) -> Iterator[Repeat]:
@@ -40,7 +41,7 @@ def lint(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
                 diagnostics.add(_no_axis(rule, axis, layout))
         if rule.dim not in dims:
             diagnostics.add(_no_dim(rule, dims))
-        elif not _selects_any(rule, values):
+        elif not _selects_any(rule, values) and not _selects_summed(rule, program):
             diagnostics.add(_selects_nothing(rule, values))
     # What the backward pass makes of a tensor has its pins as well.
     for pin in dict.fromkeys(pin for value in values for pin in value.pins):
@@ -72,6 +73,12 @@ def _selects_any(rule: Rule, values: Iterable[Value]) -> bool:
         kept = [v for v in values if v.role == role]
         return any(v.type.has(rule.dim) for v in kept) or (role != "param" and not kept)
     return any(selects(rule.selector, v) is not None and v.type.has(rule.dim) for v in values)
+
+
+def _selects_summed(rule: Rule, program: Program) -> bool:
+    """Whether a rule speaks of a dim that the operator of a tensor reduces."""
+    makers = (op for op in walk(program.body) if any(v.type.has(rule.dim) for v in op.ins))
+    return any(selects(rule.selector, v) == TENSOR for op in makers for v in op.outs)
 
 
 def _selects_nothing(rule: Rule, values: tuple[Value, ...]) -> Diagnostic:

@@ -1,393 +1,612 @@
-"""When to reduce, decided for the whole program at once: the fewest bytes, by integer programming.
+"""When to reduce, decided for the whole program at once: the least cost, by integer programming.
 
-Every operator picks one combination of its rows, every value the placement it settles in, and every
-version that somebody reads is either that one or made from it; from a version that is there,
-whatever costs nothing (a slice, a zero-fill) may be made too. The sum of the bytes of all reshards,
-counted with the trips of loops, is minimised by HiGHS; among the least, collectives, then FLOPs.
+Every operator o picks a combination c: a legal row per mesh axis, hence the placements it needs its
+operands in and those it yields. Every value v settles in a placement s, at the price of getting
+there from what was yielded. Every reader takes a version n: the settled one, one that was made from
+it, or what is had from such a version unsent (a slice, a zero-fill). A version is paid for once,
+however many read it. With 0-1 quantities
+
+    x[o,c]    o picks c                        sum over c of x = 1
+    z[v,y,s]  v comes about as y, settles in s sum over s of z = sum of the x that yield y
+    S[v,s]    v settles in s                   = sum over y of z
+    f[r,s,n]  reader r of v needs n            sum over n of f = S[v,s], over s = the x that need n
+    m[v,s,n]  version n is made from s         what r takes of it (its f, or a part of the f of
+                                               what is had from n) <= m
+
+the cost is the sum, over all z and m, of the `Price` of the reshard, bytes first of all, times the
+trips of the loops it stands in. Each reader's f is a transport problem:
+the relaxation is tight, and nearly every program is solved without branching. Ties go to fewer
+collectives, then fewer local steps and FLOPs; all of them together weigh less than a byte.
+
+What has one option is a constant, and placements that are nowhere better than another are left out.
 Values keep the splits that rules demand. On axes no rule speaks of they may be whole, partial, or
-split.
+split; where that is too much, split only as some rule splits that dim elsewhere, or not at all.
+(Per-operator choices and reshards as one integer program: Alpa, Zheng et al. 2022, section 4;
+partial values and shared versions are ours.)
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from meshdsl.named import ir as named
-from meshdsl.named.ir import Op, Value
+from meshdsl.named.ir import Op, TensorType, Value
 from meshdsl.ops.opdef import ReduceOp
-from meshdsl.placed.choose import Chooser, Want, call_of, legal_rows
-from meshdsl.placed.layout import Layout
-from meshdsl.placed.optimal_targets import Targets
-from meshdsl.placed.optimal_versions import Versions
-from meshdsl.placed.plan import Combination, Decision, Plan
-from meshdsl.placed.reshard import route
-from meshdsl.placed.sbp import Component, Mesh, Partial, Placement, Split
+from meshdsl.placed.choose import Chooser, Want, allowed_rows, call_of, flops, legal_rows
+from meshdsl.placed.demands import Demands
+from meshdsl.placed.ir import EVERY
+from meshdsl.placed.plan import Decision, Plan
+from meshdsl.placed.reshard import Price, Route, route
+from meshdsl.placed.sbp import B, Component, Mesh, Partial, Placement, Split, placement
 from meshdsl.placed.signatures import Row
 from meshdsl.placed.storage import is_load
-from meshdsl.placed.zero_one import TooManyVariables, ZeroOne
+from meshdsl.placed.zero_one import ALWAYS, Answer, NoPlan, Terms, ZeroOne, total
 
-WIDE_VARIABLES = 8_000
-"""Beyond this many, splits on free axes are only those that some rule knows."""
+MOST_COMBINATIONS = 4_000
+"""Combinations of rows of all operators together that a search may consider."""
 
-MOST_VARIABLES = 60_000
-"""Beyond this many the search is not tried at all."""
+MOST_PAIRS = 14_000
+"""Pairs of placements that a search may price: ways of values to where they may settle, and on."""
 
-MOST_OPERATORS = 400
-"""Beyond this many operators it is not tried either."""
+MOST_COEFFICIENTS = 250_000
+"""Size of the 0-1 program that is tried."""
+
+MOST_PLACEMENTS = 40
+"""Placements of one value that are considered; where there are more, splits are left out."""
+
+LIGHT = 8
+"""An operator of fewer FLOPs per element that it reads or writes may be done on every device."""
 
 
-SECONDS = 6.0
-"""How long the search for the optimum may take."""
+def solve(program: named.Program, demands: Demands, price: Price) -> Plan | None:
+    """The plan of least cost; None where the search is too large.
 
-
-def solve(program: named.Program, layout: Layout) -> Plan | None:
-    """The plan that sends the fewest bytes; None where the search is too large or too slow.
-
-    `program` is rewritten: it has no composite whose own dim a rule splits, and no n-ary einsum.
-    Where splits along every dim are too many, only those that rules know are considered, and the
-    plan is not proven least.
+    `program` is rewritten: it has no composite whose own dim is split, and no n-ary einsum. What is
+    searched is the widest space that is not too large; its answer is the least of that space.
     """
-    plan = Model(program, layout).plan()
-    return plan or Model(program, layout, narrow=True).plan()
-
-
-class Model:
-    """The program as variables and constraints; what rules demand is `_ruled`."""
-
-    most_combinations = MOST_VARIABLES
-
-    def __init__(self, program: named.Program, layout: Layout, narrow: bool = False) -> None:
-        self.program, self.narrow = program, narrow
-        self.layout = layout
-        self.mesh: Mesh = layout.mesh
-        self.returned_values = {o.value for o in program.outputs}
-        # Where no rule splits anything nothing is partial either: such axes are left alone.
-        ruled = self._ruled_axes()
-        self.axes = tuple(a for a, n in self.mesh.axes if n > 1 and a in ruled)
-        self.ops = self._arising()
-        self.lp = ZeroOne(MOST_VARIABLES if narrow else WIDE_VARIABLES)
-        self.trips: dict[Value, int] = {}
-        self.fixed: dict[Value, Placement] = {}
-        self.combinations: dict[Op, list[Combination]] = {}
-        self.chosen: dict[Op, list[int]] = {}
-        self.settled: dict[Value, dict[Placement, int]] = {}
-        self.versions = Versions(self.lp, self.mesh, self.settled, self.trips)
-        self.readers: dict[Value, set[Placement]] = {}
-        self.carries: list[named.Carry] = []
-        self.sliced: dict[Value, set[str]] = {}
-        self.targets = Targets(layout, self.axes, self.ops, narrow, self.sliced)
-        self.shared: list[tuple[Value, Value]] = []
-        self.collected: list[named.Collected] = []
-
-    def plan(self) -> Plan | None:
-        """The least plan; None where the search is too large or too slow."""
-        if sum(1 for _ in named.walk(self.program.body)) > MOST_OPERATORS:
-            return None
+    spaces: dict[str, Splits | None] = {EVERY: None, KNOWN: demands.known, NONE: frozenset()}
+    for searched, splits in spaces.items():
         try:
-            return self.solve() if self.build() else None
-        except TooManyVariables:
-            return None
+            plan = Model(Space(program, demands, price, splits)).plan()
+        except NoPlan:
+            continue
+        if plan is not None:
+            return replace(plan, searched=searched)
+    return None
+
+
+Splits = frozenset[tuple[str, str]]
+"""Pairs (dim, axis)."""
+
+KNOWN, NONE = ("splits that rules know", "whole and partial values only")
+"""What is searched, short of `EVERY`, on axes that no rule speaks of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """One combination of rows of an operator, and what it computes."""
+
+    needs: tuple[Placement, ...]
+    yields: tuple[Placement, ...]
+    flops: int
+
+
+class Space:
+    """What there is to choose: combinations of every operator, and where values may settle.
+
+    readers: every placement that somebody may need a value in. trips: how often a value is made.
+    splits: those that are considered on axes no rule speaks of; None for all.
+    """
+
+    def __init__(
+        self, program: named.Program, demands: Demands, price: Price, splits: Splits | None
+    ) -> None:
+        self.program, self.demands, self.price, self.splits = program, demands, price, splits
+        self.mesh: Mesh = demands.mesh
+        self.trips: dict[Value, int] = {}
+        self.combinations: dict[Op, tuple[Combination, ...]] = {}
+        self.readers: dict[Value, dict[Placement, None]] = {}
+        self.sliced: dict[Value, set[str]] = {}
+        self.loops: list[named.Repeat] = []
+        self.pairs = 0
+        self.stored = (*program.inputs, *(p.value for p in program.params))
+        self.stored += tuple(s.value for s in program.states)
+        self._combined = 0
+        self._collect_trips(program.body, 1)
+        # What an inner loop slices further lies, outside of the outer one, as it does inside.
+        for item in (s for loop in reversed(self.loops) for s in loop.stacked):
+            self.sliced.setdefault(item.outer, set()).update(self.sliced.get(item.inside, ()))
+        # Where nothing is demanded nothing is partial either: such axes are left alone.
+        asked = self._asked_axes()
+        self.axes = tuple(a for a, n in self.mesh.axes if n > 1 and a in asked)
+        self.ops = self._arising()
+        for op in named.walk(program.body):
+            self.combinations[op] = self._of(op)
+        self._collect_readers()
+
+    def route(self, value: Value, source: Placement, target: Placement) -> Route | None:
+        """The cheapest way from one placement of a value to another."""
+        return route(value.type, source, target, self.mesh, self.price)
+
+    # --- the program -------------------------------------------------------------------------
+
+    def _collect_trips(self, nodes: tuple[named.Node, ...], trips: int) -> None:
+        if trips == 1:
+            self.trips.update(dict.fromkeys(self.stored, 1))
+        for node in nodes:
+            self.trips.update(dict.fromkeys(named.results(node), trips))
+            if isinstance(node, named.Repeat):
+                self._collect_loop(node, trips * node.dim.size)
+
+    def _collect_loop(self, node: named.Repeat, trips: int) -> None:
+        self.loops.append(node)
+        inner = (*(s.inside for s in node.stacked), *(c.inside for c in node.carries))
+        self.trips.update(dict.fromkeys(inner, trips))
+        for outer in (*(s.outer for s in node.stacked), *(c.outer for c in node.collected)):
+            self.sliced.setdefault(outer, set()).add(node.dim.name)
+        self._collect_trips(node.body, trips)
+
+    def _asked_axes(self) -> set[str]:
+        made = [v for op in named.walk(self.program.body) for v in op.outs]
+        asked = [self.demands.ruled(v) for v in (*self.stored, *made)]
+        pins = (p for op in named.walk(self.program.body) for p in self.demands.pins(op))
+        asked += [p for p in pins if p is not None]
+        return {a for p in asked for a in (*p.partial, *(a for _, axes in p.splits for a in axes))}
 
     def _arising(self) -> set[ReduceOp]:
         """Operations of the partial values that can come about: sums, and what reduces here."""
         calls = {call_of(op) for op in named.walk(self.program.body)}
         made = [r for c in calls for r in legal_rows(c) if not _partial_ops(r.ins)]
+        asked = {self.demands.ruled(v).op for v in self.trips}
         sums: set[ReduceOp] = {"sum"}
-        return sums.union(*(_partial_ops(row.outs) for row in made))
+        return sums.union(*(_partial_ops(row.outs) for row in made), {op for op in asked if op})
 
-    # --- what there is to choose -------------------------------------------------------------
+    def _collect_readers(self) -> None:
+        """Which versions somebody may need."""
+        for op, combinations in self.combinations.items():
+            for index, value in enumerate(op.ins):
+                self.need(value, (c.needs[index] for c in combinations))
+        for output in self.program.outputs:
+            self.need(output.value, [self.demands.output(output.value)])
+        for update in self.program.updates:
+            self.need(update.new, [self.demands.ruled(update.old)])
 
-    def build(self) -> bool:
-        """Set up the program; False when it would be too large."""
-        for value in self.program.inputs:
-            self._fix(value, self._ruled(value), 1)
-        for value in (*(p.value for p in self.program.params), *_states(self.program)):
-            self._fix(value, self._ruled(value), 1)
-        self._collect(self.program.body, 1)
-        # What an inner loop slices further lies, outside of the outer one, as it does inside.
-        for inside, outer in reversed(self.shared):
-            self.sliced.setdefault(outer, set()).update(self.sliced.get(inside, ()))
-        size = sum(len(c) for c in self.combinations.values())
-        if size > self.most_combinations:
-            return False
-        self._settle_all()
-        self._read_all()
-        return True
+    def need(self, value: Value, placements: Iterable[Placement]) -> None:
+        """Somebody may need a value so."""
+        self.readers.setdefault(value, {}).update(dict.fromkeys(placements))
 
-    def _ruled_axes(self) -> set[str]:
-        values = [*self.program.inputs, *(p.value for p in self.program.params)]
-        values += _states(self.program)
-        values += [v for op in named.walk(self.program.body) for v in op.outs]
-        return {a for v in values for _, axes in self._ruled(v).splits for a in axes}
+    # --- combinations ------------------------------------------------------------------------
 
-    def _ruled(self, value: Value) -> Placement:
-        return self.layout.demand(value, value in self.returned_values).placement(self.mesh)
-
-    def _fix(self, value: Value, p: Placement, trips: int) -> None:
-        self.fixed[value] = p
-        self.trips[value] = trips
-        self.readers[value] = {p}
-
-    def _collect(self, nodes: tuple[named.Node, ...], trips: int) -> None:
-        """Combinations of every operator, and which versions of values somebody may read."""
-        for node in nodes:
-            if isinstance(node, named.Repeat):
-                self._collect_loop(node, trips)
-                continue
-            for value in node.outs:
-                self.trips[value] = trips
-                self.readers.setdefault(value, set())
-            self.combinations[node] = list(self._of(node))
-            for combination in self.combinations[node]:
-                for value, need in zip(node.ins, combination.needs, strict=True):
-                    self.readers[value].add(need)
-
-    def _collect_loop(self, node: named.Repeat, trips: int) -> None:
-        inner = trips * node.dim.size
-        for item in node.stacked:
-            # A stack is read slice by slice as it settled.
-            if item.outer in self.fixed:
-                self._fix(item.inside, self.fixed[item.outer].without_dim(node.dim.name), inner)
-                continue
-            self.sliced.setdefault(item.outer, set()).add(node.dim.name)
-            self.shared.append((item.inside, item.outer))
-            self.trips[item.inside] = inner
-            self.readers.setdefault(item.inside, set())
-        for made in node.collected:
-            self.sliced.setdefault(made.outer, set()).add(node.dim.name)
-            self.trips[made.outer] = trips
-            self.readers.setdefault(made.outer, set())
-            self.collected.append(made)
-        for carry in node.carries:
-            self.trips[carry.inside] = inner
-            self.trips[carry.result] = trips
-            self.readers.setdefault(carry.inside, set())
-            self.readers.setdefault(carry.result, set())
-            self.carries.append(carry)
-        self._collect(node.body, inner)
-
-    def _reads(self, op: Op) -> tuple[Placement, ...]:
-        """What is demanded of the operands of an operator."""
-        return tuple(self._ruled(v) for v in op.ins)
-
-    def _of(self, op: Op) -> Iterator[Combination]:
+    def _of(self, op: Op) -> tuple[Combination, ...]:
         """The legal combinations of rows over the axes."""
-        wants = tuple(self._ruled(v) for v in op.outs)
-        ruled = self._reads(op)
-        versions = tuple((p,) for p in ruled)
-        ruled_outs = tuple(Want(w) for w in wants)
-        chooser = Chooser(call_of(op), versions, ruled_outs, self.mesh, "deferred")
+        pins = self.demands.pins(op)
+        wants = tuple(Want(self.demands.ruled(v), summed=self.demands.summed(v)) for v in op.outs)
+        ruled = tuple(p or self.demands.ruled(v) for p, v in zip(pins, op.ins, strict=True))
         options = [self._rows(op, axis, ruled, wants) for axis in self.axes]
+        self._combined += math.prod(map(len, options))
+        if self._combined > MOST_COMBINATIONS:
+            raise NoPlan
+        versions = tuple((p,) for p in ruled)
+        chooser = Chooser(call_of(op), versions, wants, self.mesh, "deferred")
+        found: dict[tuple[object, ...], Combination] = {}
         for rows in itertools.product(*options):
             made = chooser.placements(dict(zip(self.axes, rows, strict=True)))
-            if made is not None and (made[0] == ruled or not is_load(op)):
-                yield Combination(made[0], made[1], chooser.flops(*made))
+            if made is None or (is_load(op) and made[0] != ruled):
+                continue
+            if all(pin in (None, need) for pin, need in zip(pins, made[0], strict=True)):
+                found.setdefault(made, Combination(*made, chooser.flops(*made)))
+        if not found:
+            raise NoPlan
+        return tuple(found.values())
 
     def _rows(
-        self, op: Op, axis: str, ruled: tuple[Placement, ...], wants: tuple[Placement, ...]
+        self, op: Op, axis: str, ruled: tuple[Placement, ...], wants: tuple[Want, ...]
     ) -> list[Row]:
         """Rows along one axis that suit what rules say of the result, or stand on what they split.
 
-        Where a row does both, no other is considered.
+        Where a row does both, no other is considered but that which spares reducing a large result
+        of small operands.
         """
-        legal = legal_rows(call_of(op))
-        every = [row for row in legal if _partial_ops((*row.ins, *row.outs)) <= self.ops]
-        ruled_here = any(isinstance(p.component(axis), Split) for p in ruled)
-        standing = [row for row in every if ruled_here and _stands(row, axis, ruled)]
-        suiting = [row for row in every if self._agrees(row, axis, wants)]
-        both = [row for row in standing if row in suiting and self._known(op, axis)]
-        return both or [r for r in every if r in standing or r in suiting] or every
+        legal = allowed_rows(legal_rows(call_of(op)), wants, axis)
+        every = [r for r in legal if _partial_ops((*r.ins, *r.outs)) <= self.ops]
+        split_here = any(isinstance(p.component(axis), Split) for p in ruled)
+        standing = [row for row in every if split_here and _stands(row, axis, ruled)]
+        suiting = [row for row in every if _agrees(row, axis, wants)]
+        known = all(map(self.demands.is_known, op.ins))
+        both = [row for row in standing if row in suiting and known]
+        if both:
+            return both + [r for r in every[:1] if r not in both and _spares(op, both)]
+        found = [r for r in every if r in standing or r in suiting] or every
+        return [r for r in found if r in standing or self._is_considered(r, axis)] or found
 
-    def _known(self, op: Op, axis: str) -> bool:
-        """Whether it is settled beforehand along which dims the operands are split."""
-        return True
+    def _is_considered(self, row: Row, axis: str) -> bool:
+        """Whether a search of some splits only considers a row."""
+        dims = (c.dim for c in (*row.ins, *row.outs) if isinstance(c, Split))
+        return all(self._may_split(d, axis) for d in dims)
 
-    def _agrees(self, row: Row, axis: str, wants: tuple[Placement, ...]) -> bool:
-        for component, want in zip(row.outs, wants, strict=True):
-            wanted = want.component(axis)
-            if isinstance(component, Split) and isinstance(wanted, Split) and component != wanted:
-                return False
-        return True
+    def _may_split(self, dim: str, axis: str) -> bool:
+        return self.splits is None or (dim, axis) in self.splits
 
     # --- where values settle -----------------------------------------------------------------
 
-    def _settle_all(self) -> None:
-        for value, p in self.fixed.items():
-            one = self.lp.variable()
-            self.lp.constrain([(one, 1)], 1, 1)
-            self.settled[value] = {p: one}
-        for carry in self.carries:
-            self._settle_carry(carry)
-        returned = self.returned_values
-        for op, combinations in self.combinations.items():
-            total = sum(c.flops * self.trips[op.outs[0]] for c in combinations) or 1
-            picks = [
-                self.lp.variable(tie=c.flops * self.trips[op.outs[0]] / total / 1e3)
-                for c in combinations
-            ]
-            self.lp.constrain([(v, 1) for v in picks], 1, 1)
-            self.chosen[op] = picks
-            for index, value in enumerate(op.outs):
-                if value not in self.fixed:
-                    self._settle(op, index, value, value in returned)
-                else:
-                    self._settle_fixed(op, index, value)
-        for made in self.collected:
-            self._settle_collected(made)
-        for inside, outer in self.shared:
-            self.settled[inside] = self.settled[outer]
+    def targets(
+        self, value: Value, yields: tuple[Placement, ...], without: str = ""
+    ) -> list[Placement]:
+        """Where a value may settle; what a loop carries or collects is yielded by nobody.
 
-    def _settle_collected(self, made: named.Collected) -> None:
-        """What a loop collects settles as each part of it."""
-        if self._waits(made.outer) and made.inside.role == "grad":
-            self.settled[made.outer] = self.settled[made.inside]
-            self.readers[made.inside].update(self.settled[made.inside])
-            return
-        targets = self._targets(made.outer, [], made.outer in self.returned_values)
-        self.settled[made.outer] = {p: self.lp.variable() for p in targets}
-        self.lp.constrain([(v, 1) for v in self.settled[made.outer].values()], 1, 1)
-        for p in targets:
-            self.readers[made.inside].add(p)
-
-    def _settle(self, op: Op, index: int, value: Value, returned: bool) -> None:
-        """A result settles in one placement; getting there from what was yielded has its price."""
-        yields = Counter(c.yields[index] for c in self.combinations[op])
-        targets = self._targets(value, list(yields), returned)
-        self.settled[value] = {p: self.lp.variable() for p in targets}
-        self._move_yield(op, index, value, list(yields), targets)
-        self.lp.constrain([(v, 1) for v in self.settled[value].values()], 1, 1)
-
-    def _settle_fixed(self, op: Op, index: int, value: Value) -> None:
-        yields = list(Counter(c.yields[index] for c in self.combinations[op]))
-        self._move_yield(op, index, value, yields, [self.fixed[value]])
-
-    def _move_yield(
-        self, op: Op, index: int, value: Value, yields: list[Placement], targets: list[Placement]
-    ) -> None:
-        """An edge from each yielded placement to each settled one; exactly one is taken."""
-        into: dict[Placement, list[int]] = {p: [] for p in targets}
-        for source in yields:
-            picks = [
-                (pick, -1.0)
-                for pick, c in zip(self.chosen[op], self.combinations[op], strict=True)
-                if c.yields[index] == source
-            ]
-            out = []
-            for target in targets:
-                made = route(value.type, source, target, self.mesh)
-                if made is not None:
-                    edge = self.versions.edge(made, self.trips[value])
-                    into[target].append(edge)
-                    out.append((edge, 1.0))
-            self.lp.constrain([*out, *picks], 0, 0)
-        for target, edges in into.items():
-            self.lp.constrain(
-                [*((e, 1.0) for e in edges), (self.settled[value][target], -1.0)], 0, 0
-            )
-
-    def _settle_carry(self, carry: named.Carry) -> None:
-        """One placement for the value inside a loop and for what the loop leaves."""
-        loops = self.sliced.get(carry.result, ())
-        found = self._targets(carry.inside, [], False)
-        targets = [p for p in found if not any(p.axes_of(d) for d in loops)]
-        self.settled[carry.inside] = {p: self.lp.variable() for p in targets}
-        self.settled[carry.result] = self.settled[carry.inside]
-        self.lp.constrain([(v, 1) for v in self.settled[carry.inside].values()], 1, 1)
-        for p in targets:
-            self.readers[carry.init].add(p)
-            self.readers[carry.next].add(p)
-
-    def _targets(self, value: Value, yields: list[Placement], returned: bool) -> list[Placement]:
-        """Where a value may settle."""
-        base = self._ruled(value)
-        if returned or value.role == "param":
-            return [base]
-        found = self.targets.of(value, base, yields)
-        if self._waits(value):
+        The dim `without` stays whole, whatever rules say of it.
+        """
+        ruled = self.demands.ruled(value).without_dim(without)
+        if self.demands.is_settled(value):
+            settled = self.demands.output(value) if value in self._outputs else ruled
+            return [settled.without_dim(without)]
+        found = list(dict.fromkeys(self._completed(value, ruled, yields, splits=True)))
+        if len(found) > MOST_PLACEMENTS:
+            found = list(dict.fromkeys(self._completed(value, ruled, yields, splits=False)))
+        self.pairs += len(found) * (len(yields) + len(self.readers.get(value, ())))
+        if self.pairs > MOST_PAIRS:
+            raise NoPlan
+        if self.demands.waits(value):
             # A gradient stays as it came about until the update asks for it.
             return [p for p in found if p in yields] or found
         return found
 
-    def _waits(self, value: Value) -> bool:
-        """Whether a value is a gradient that is neither stored nor returned."""
-        returned = value in self.returned_values
-        return value.role == "grad" and not self.layout.is_stored(value, returned)
+    @property
+    def _outputs(self) -> set[Value]:
+        return {o.value for o in self.program.outputs}
+
+    def _completed(
+        self, value: Value, ruled: Placement, yields: tuple[Placement, ...], splits: bool
+    ) -> Iterator[Placement]:
+        """What rules demand, with the free axes whole, partial or split."""
+        taken = {a for _, axes in ruled.splits for a in axes}
+        free = [a for a in self.axes if a not in taken]
+        for op in _sorted_ops(p.op for p in yields):
+            ways = [self._along(value, axis, yields, op, splits) for axis in free]
+            for picked in itertools.product(*ways):
+                made = self._with(value.type, ruled, dict(zip(free, picked, strict=True)), op)
+                if made is not None:
+                    yield made
+
+    def _along(
+        self, value: Value, axis: str, yields: tuple[Placement, ...], op: ReduceOp, splits: bool
+    ) -> list[Component]:
+        """What a value may be along a free axis.
+
+        What was yielded whole or split is best left so, or whole: versions can be made of it.
+        """
+        came = {p.component(axis) for p in yields}
+        if came and not _partial_ops(came):
+            return [B, *sorted((c for c in came if isinstance(c, Split)), key=str)]
+        sliced = self.sliced.get(value, ())
+        dims = [d for d in self.demands.may_split(value) if splits and d not in sliced]
+        return [B, Partial(op), *(Split(d) for d in dims if self._may_split(d, axis))]
+
+    def _with(
+        self, type_: TensorType, base: Placement, picked: dict[str, Component], op: ReduceOp
+    ) -> Placement | None:
+        splits = dict(base.splits)
+        for axis, component in picked.items():
+            if isinstance(component, Split):
+                splits[component.dim] = (*splits.get(component.dim, ()), axis)
+        partial = tuple(a for a, c in picked.items() if isinstance(c, Partial))
+        if any(type_.size(d) % self.mesh.size(*axes) for d, axes in splits.items()):
+            return None
+        return placement(self.mesh, splits, partial, op)
+
+
+Pair = tuple[Placement, Placement]
+"""Where a value settled, and a version that is made from it."""
+
+Reader = dict[Pair, Terms]
+"""What one reader takes."""
+
+
+class Model:
+    """A space as a 0-1 program; see the head of this file for its quantities.
+
+    settled: S by value. kept: as what a loop collects a value. readers: f by value and reader,
+    where something is sent. versions: m.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self.space, self.demands, self.price = space, space.demands, space.price
+        self.lp = ZeroOne(MOST_COEFFICIENTS)
+        self.costs: dict[Value, dict[Pair, float]] = {}
+        self.picks: dict[Op, list[Terms]] = {}
+        self.settled: dict[Value, dict[Placement, Terms]] = {}
+        self.kept: dict[Value, dict[Placement, Terms]] = {}
+        self.readers: dict[Value, list[Reader]] = {}
+        self.versions: dict[Value, dict[Pair, Terms]] = {}
+        self.tie = 0.25 / (1 + len(space.trips) + len(space.combinations))
+        """What a collective weighs beside a byte; a local step an eighth of it."""
+
+    def plan(self) -> Plan | None:
+        """The least plan; None where none was found."""
+        self._settle_all()
+        self._read_all()
+        for value in self.readers:
+            self._make(value)
+        answer = self.lp.minimise()
+        return None if answer is None else self._plan(answer)
+
+    # --- where values settle -----------------------------------------------------------------
+
+    def _settle_all(self) -> None:
+        for value in self.space.stored:
+            self.settled[value] = {self.demands.ruled(value): ALWAYS}
+        for loop in self.space.loops:
+            for carry in loop.carries:
+                self._settle_carry(carry, loop.dim.name)
+        collected = [c for loop in self.space.loops for c in loop.collected]
+        apart = [c for c in collected if not self._settles_alike(c)]
+        for item in apart:
+            self._settle_collected(item)
+        stacked = [s for loop in self.space.loops for s in loop.stacked]
+        shared = {s.outer for s in stacked} | {c.inside for c in collected if c not in apart}
+        for op in self.space.combinations:
+            self._settle_results(op, shared)
+        for item in collected:
+            if item not in apart:
+                self.settled[item.outer] = self.settled[item.inside]
+        for piece in stacked:
+            self.settled[piece.inside] = self._sliced(piece)
+
+    def _settle_collected(self, item: named.Collected) -> None:
+        """What is collected lies as its parts do; a rule that splits the loop's dim comes after."""
+        loop = next(d for d in item.outer.type.names if not item.inside.type.has(d))
+        found = self.space.targets(item.outer, (), without=loop)
+        self.kept[item.outer] = dict(zip(found, self.lp.choice(len(found)), strict=True))
+        self.space.need(item.inside, found)
+        ruled = self.demands.ruled(item.outer)
+        if ruled.axes_of(loop):
+            self._move(item.outer, self.kept[item.outer], [ruled])
+        else:
+            self.settled[item.outer] = self.kept[item.outer]
+
+    def _settles_alike(self, item: named.Collected) -> bool:
+        """Whether all of a gradient waits as each part of it came about."""
+        return item.inside.role == "grad" and self.demands.waits(item.outer)
+
+    def _sliced(self, item: named.Stacked) -> dict[Placement, Terms]:
+        """A slice lies as the stack does."""
+        loop = next(d for d in item.outer.type.names if not item.inside.type.has(d))
+        return {p.without_dim(loop): s for p, s in self.settled[item.outer].items()}
+
+    def _settle_among(self, value: Value, found: list[Placement]) -> None:
+        self.settled[value] = dict(zip(found, self.lp.choice(len(found)), strict=True))
+
+    def _settle_carry(self, carry: named.Carry, loop: str) -> None:
+        """One placement for the value inside a loop and for what the loop leaves."""
+        found = self.space.targets(carry.inside, ())
+        ruled = self.demands.ruled(carry.next)
+        if self.demands.is_settled(carry.next) and ruled in found:
+            found = [ruled]
+        sliced = self.space.sliced.get(carry.result, ())
+        found = [p for p in found if not any(p.axes_of(d) for d in (loop, *sliced))]
+        self._settle_among(carry.inside, found)
+        self.settled[carry.result] = self.settled[carry.inside]
+        self.space.need(carry.init, found)
+        self.space.need(carry.next, found)
+
+    def _settle_results(self, op: Op, shared: set[Value]) -> None:
+        """The combination of an operator, and for each result an edge to where it settles."""
+        combinations = self.space.combinations[op]
+        self.picks[op] = self.lp.choice(len(combinations))
+        most = max(c.flops for c in combinations) or 1
+        for pick, c in zip(self.picks[op], combinations, strict=True):
+            self.lp.pay(pick, self.tie * c.flops / most / 4)
+        for index, value in enumerate(op.outs):
+            yields: dict[Placement, list[Terms]] = {}
+            for pick, c in zip(self.picks[op], combinations, strict=True):
+                yields.setdefault(c.yields[index], []).append(pick)
+            targets = self.space.targets(value, tuple(yields))
+            if value not in shared:
+                targets = self._undominated(value, list(yields), targets)
+            self._move(value, {p: total(picks) for p, picks in yields.items()}, targets)
+
+    def _undominated(
+        self, value: Value, yields: list[Placement], targets: list[Placement]
+    ) -> list[Placement]:
+        """Targets less those that are nowhere cheaper than another one."""
+        needs = self.space.readers.get(value, {})
+        costs: dict[Placement, tuple[float, ...]] = {}
+        for p in targets:
+            pairs = [*((y, p) for y in yields), *((p, n) for n in needs)]
+            costs[p] = tuple(self._cost(value, *pair) for pair in pairs)
+        kept: list[Placement] = []
+        for p in targets:
+            others = [q for q in targets if q != p and (q in kept or costs[q] != costs[p])]
+            better = (all(a <= b for a, b in zip(costs[q], costs[p], strict=True)) for q in others)
+            if not any(better):
+                kept.append(p)
+        return kept
+
+    def _move(self, value: Value, yields: dict[Placement, Terms], targets: list[Placement]) -> None:
+        """An edge from each yielded placement to each settled one; exactly one is taken."""
+        into: dict[Placement, list[Terms]] = {p: [] for p in targets}
+        for source, picks in yields.items():
+            found = [p for p in targets if self._cost(value, source, p) < math.inf]
+            if len(found) == 1:
+                edges = [picks]
+            elif picks is ALWAYS or len(yields) == 1:
+                edges = self.lp.choice(len(found))
+            else:
+                edges = [self.lp.variable() for _ in found]
+                self.lp.equal(total(edges), picks)
+            for target, edge in zip(found, edges, strict=True):
+                into[target].append(edge)
+                self.lp.pay(edge, self._cost(value, source, target))
+        self.settled[value] = {p: total(edges) for p, edges in into.items() if edges}
+
+    def _cost(self, value: Value, source: Placement, target: Placement) -> float:
+        """What a reshard of a value costs in all its trips, with its weight among ties."""
+        costs = self.costs.setdefault(value, {})
+        if (source, target) not in costs:
+            costs[source, target] = self._priced(value, source, target)
+        return costs[source, target]
+
+    def _priced(self, value: Value, source: Placement, target: Placement) -> float:
+        found = self.space.route(value, source, target)
+        if found is None:
+            return math.inf
+        tie = self.tie * (found.collectives + found.kernels / 8)
+        return self.price.of(found) * self.space.trips[value] + tie
 
     # --- who reads what ----------------------------------------------------------------------
 
     def _read_all(self) -> None:
-        for output in self.program.outputs:
-            needed = [need for need, _ in self._returned(output.value)]
-            self.readers[output.value].update(needed)
-        for update in self.program.updates:
-            self.readers[update.new].add(self.fixed[update.old])
-        for value, needs in self.readers.items():
-            self.versions.offer(value, needs)
-        for op, combinations in self.combinations.items():
-            self._read_by(op, combinations)
-        for carry in self.carries:
-            self._read_as(carry.init, carry.inside)
-            self._read_as(carry.next, carry.inside)
-        for made in self.collected:
-            if self.settled[made.outer] is not self.settled[made.inside]:
-                self._read_as(made.inside, made.outer)
-        for output in self.program.outputs:
-            self.versions.consume(output.value, {p: [v] for p, v in self._returned(output.value)})
-        for update in self.program.updates:
-            one = self.lp.variable()
-            self.lp.constrain([(one, 1)], 1, 1)
-            self.versions.consume(update.new, {self.fixed[update.old]: [one]})
+        for op, combinations in self.space.combinations.items():
+            for index, value in enumerate(op.ins):
+                wanted: dict[Placement, list[Terms]] = {}
+                for pick, c in zip(self.picks[op], combinations, strict=True):
+                    wanted.setdefault(c.needs[index], []).append(pick)
+                self._read(value, {p: total(picks) for p, picks in wanted.items()})
+        for loop in self.space.loops:
+            for carry in loop.carries:
+                self._read(carry.init, self.settled[carry.inside])
+                self._read(carry.next, self.settled[carry.inside])
+            for item in loop.collected:
+                if item.outer in self.kept:
+                    self._read(item.inside, self.kept[item.outer])
+        for output in self.space.program.outputs:
+            self._read(output.value, {self.demands.output(output.value): ALWAYS})
+        for update in self.space.program.updates:
+            self._read(update.new, {self.demands.ruled(update.old): ALWAYS})
 
-    def _read_by(self, op: Op, combinations: list[Combination]) -> None:
-        """What an operator reads depends on the combination it picks."""
-        for index, value in enumerate(op.ins):
-            wanted: dict[Placement, list[int]] = {}
-            for pick, c in zip(self.chosen[op], combinations, strict=True):
-                wanted.setdefault(c.needs[index], []).append(pick)
-            self.versions.consume(value, wanted)
+    def _read(self, value: Value, wanted: dict[Placement, Terms]) -> None:
+        """One reader: where the value settled flows to what the reader wants."""
+        settled = self.settled[value]
+        if len(wanted) == 1:
+            (need,) = wanted
+            flows = {(source, need): here for source, here in settled.items()}
+        elif len(settled) == 1:
+            (source,) = settled
+            flows = {(source, need): picks for need, picks in wanted.items()}
+        else:
+            flows = self._transport(value, settled, wanted)
+        paid: Reader = {}
+        for pair, terms in flows.items():
+            cost = self._cost(value, *pair)
+            if cost == math.inf:
+                self.lp.equal(terms, {})
+            elif cost:
+                paid[pair] = terms
+        self.readers.setdefault(value, []).append(paid)
 
-    def _read_as(self, value: Value, other: Value) -> None:
-        """A value is read in the placement that another one settles in."""
-        self.versions.consume(value, {p: [one] for p, one in self.settled[other].items()})
+    def _transport(
+        self, value: Value, settled: dict[Placement, Terms], wanted: dict[Placement, Terms]
+    ) -> Reader:
+        pairs = itertools.product(settled, wanted)
+        possible = [pair for pair in pairs if self._cost(value, *pair) < math.inf]
+        flows = {pair: self.lp.variable(whole=False) for pair in possible}
+        for source, here in settled.items():
+            self.lp.equal(total(f for (s, _), f in flows.items() if s == source), here)
+        for need, picks in wanted.items():
+            self.lp.equal(total(f for (_, n), f in flows.items() if n == need), picks)
+        return flows
 
-    def _returned(self, value: Value) -> Iterator[tuple[Placement, int]]:
-        """What a returned value must be had as, and under which variable."""
-        one = self.lp.variable()
-        self.lp.constrain([(one, 1)], 1, 1)
-        yield self._ruled(value), one
+    def _make(self, value: Value) -> None:
+        """The versions that are sent, and which of them each reader takes."""
+        readers = self.readers[value]
+        pairs = list(dict.fromkeys(pair for paid in readers for pair in paid))
+        others = {pair: self._sources(value, pair, pairs) for pair in pairs}
+        linked = {pair for pair in pairs if others[pair]}.union(*others.values())
+        made = {}
+        for pair in pairs:
+            here = self.settled[value][pair[0]]
+            reading = [paid[pair] for paid in readers if pair in paid]
+            made[pair] = self._version(here, reading, pair in linked)
+            self.lp.pay(made[pair], self._cost(value, *pair))
+        for paid in readers:
+            self._take(value, paid, made, others)
+        self.versions[value] = made
+
+    def _sources(self, value: Value, pair: Pair, pairs: list[Pair]) -> list[Pair]:
+        """Versions made from the same placement that the one of `pair` is had from unsent."""
+        source, need = pair
+        if self._is_local(value, source, need):
+            return []
+        same = ((s, n) for s, n in pairs if s == source and n != need)
+        return [(s, n) for s, n in same if self._is_local(value, n, need)]
+
+    def _is_local(self, value: Value, source: Placement, target: Placement) -> bool:
+        """Whether nothing is sent on the way."""
+        if not source.may_become(target):
+            return False
+        found = self.space.route(value, source, target)
+        return found is not None and not found.collectives
+
+    def _version(self, here: Terms, reading: list[Terms], linked: bool) -> Terms:
+        """When a version is made; it needs a variable only where that is not plain."""
+        if linked:
+            return self.lp.variable()
+        if here in reading:
+            return here
+        same = all(terms == reading[0] for terms in reading)
+        return reading[0] if same else self.lp.variable(whole=False)
+
+    def _take(
+        self, value: Value, paid: Reader, made: dict[Pair, Terms], others: dict[Pair, list[Pair]]
+    ) -> None:
+        """A reader takes one version: together it takes no more of one than there is."""
+        taken: dict[Pair, list[Terms]] = {}
+        for pair, terms in paid.items():
+            via = [self.lp.variable(whole=False) for _ in others[pair]]
+            for other, part in zip(others[pair], via, strict=True):
+                self.lp.pay(part, self._cost(value, other[1], pair[1]))
+                taken.setdefault(other, []).append(part)
+            rest = total([terms, *({i: -c for i, c in part.items()} for part in via)])
+            if via:
+                self.lp.at_most({}, rest)
+            taken.setdefault(pair, []).append(rest)
+        for pair, parts in taken.items():
+            if (terms := total(parts)) != made[pair]:
+                self.lp.at_most(terms, made[pair])
 
     # --- the answer --------------------------------------------------------------------------
 
-    def solve(self) -> Plan | None:
-        """Minimise, and read the plan off; None unless it is proven least."""
-        found = self.lp.minimise(SECONDS)
-        if found is None or not found[1]:
-            return None
-        values, _ = found
-        decisions = {op: self._decision(op, values) for op in self.combinations}
-        carries = {c.inside: self._settled_in(c.inside, values) for c in self.carries}
-        carries |= {c.outer: self._settled_in(c.outer, values) for c in self.collected}
-        total = sum(c * v for c, v in zip(self.lp.costs, values, strict=True))
-        return Plan(decisions, carries, round(total), not self.narrow)
+    def _plan(self, answer: Answer) -> Plan:
+        decisions = {op: self._decision(op, answer) for op in self.picks}
+        loops = self.space.loops
+        carried = {c.inside: self.settled[c.inside] for loop in loops for c in loop.carries}
+        collected = (c.outer for loop in loops for c in loop.collected)
+        carried |= {v: self.kept.get(v, self.settled[v]) for v in collected}
+        carries = {v: _picked(found, answer) for v, found in carried.items()}
+        versions = {v: self._sent(v, answer) for v in self.versions}
+        # All ties together weigh less than one.
+        return Plan(decisions, carries, versions, math.floor(answer.cost), answer.proven)
 
-    def _decision(self, op: Op, values: list[float]) -> Decision:
-        index = next(i for i, v in enumerate(self.chosen[op]) if values[v])
-        combination = self.combinations[op][index]
-        targets = tuple(self._settled_in(v, values) for v in op.outs)
-        return Decision(combination.needs, combination.yields, targets)
+    def _decision(self, op: Op, answer: Answer) -> Decision:
+        picks = zip(self.picks[op], self.space.combinations[op], strict=True)
+        picked = next(c for pick, c in picks if answer.of(pick))
+        targets = tuple(self._settled_in(v, answer) for v in op.outs)
+        return Decision(picked.needs, picked.yields, targets)
 
-    def _settled_in(self, value: Value, values: list[float]) -> Placement:
-        return next(p for p, one in self.settled[value].items() if values[one])
+    def _settled_in(self, value: Value, answer: Answer) -> Placement:
+        return _picked(self.settled[value], answer)
+
+    def _sent(self, value: Value, answer: Answer) -> tuple[Placement, ...]:
+        here = self._settled_in(value, answer)
+        made = self.versions[value].items()
+        return tuple(n for (s, n), terms in made if s == here and answer.of(terms))
 
 
-def _states(program: named.Program) -> list[Value]:
-    return [s.value for s in program.states]
+def _picked(options: Mapping[Placement, Terms], answer: Answer) -> Placement:
+    return next(p for p, terms in options.items() if answer.of(terms))
 
 
 def _partial_ops(components: Iterable[Component]) -> set[ReduceOp]:
     return {c.op for c in components if isinstance(c, Partial)}
+
+
+def _sorted_ops(ops: Iterable[ReduceOp | None]) -> list[ReduceOp]:
+    """Those that are there; sums where there are none."""
+    sums: list[ReduceOp] = ["sum"]
+    return sorted({op for op in ops if op}) or sums
 
 
 def _stands(row: Row, axis: str, ruled: tuple[Placement, ...]) -> bool:
@@ -396,3 +615,30 @@ def _stands(row: Row, axis: str, ruled: tuple[Placement, ...]) -> bool:
         not isinstance(p.component(axis), Split) or p.component(axis) == component
         for component, p in zip(row.ins, ruled, strict=True)
     )
+
+
+def _agrees(row: Row, axis: str, wants: tuple[Want, ...]) -> bool:
+    """Whether no result comes out split otherwise than it is wanted."""
+    pairs = zip(row.outs, (w.placement.component(axis) for w in wants), strict=True)
+    return not any(isinstance(c, Split) and isinstance(w, Split) and c != w for c, w in pairs)
+
+
+def _spares(op: Op, rows: list[Row]) -> bool:
+    """Whether gathering the operands sends less than reducing what every row leaves partial.
+
+    Only where doing the whole on every device is light: a lookup's gradient, not a product. What a
+    rule splits of a parameter is meant to stay so.
+    """
+    split = {v for row in rows for v, c in zip(op.ins, row.ins, strict=True) if c != B}
+    if not all(_partial_ops(row.outs) for row in rows) or any(v.role == "param" for v in split):
+        return False
+    gathered = min(_split_bytes(op, row) for row in rows)
+    call = call_of(op)
+    moved = sum(v.type.elements for v in (*op.ins, *op.outs))
+    light = flops(call.opdef, call.signature) <= LIGHT * moved
+    return light and gathered < 2 * sum(v.type.bytes for v in op.outs)
+
+
+def _split_bytes(op: Op, row: Row) -> int:
+    pairs = zip(op.ins, row.ins, strict=True)
+    return sum(v.type.bytes for v, component in pairs if isinstance(component, Split))

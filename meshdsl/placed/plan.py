@@ -1,4 +1,4 @@
-"""What the search for the optimum chooses from and decides, and the program it is made for."""
+"""What the search for the optimum decides, and the program it is made for."""
 
 from __future__ import annotations
 
@@ -8,15 +8,6 @@ from meshdsl.named import ir as named
 from meshdsl.named.ir import Op, Value
 from meshdsl.placed import ir as placed
 from meshdsl.placed.sbp import Placement
-
-
-@dataclass(slots=True)
-class Combination:
-    """One combination of rows of an operator, and what it computes."""
-
-    needs: tuple[Placement, ...]
-    yields: tuple[Placement, ...]
-    flops: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +23,16 @@ class Decision:
 class Plan:
     """Decisions per operator, and the placement of what loops carry and collect.
 
-    `bytes` are those that a device sends in all.
-
-    `least` says that no other plan sends fewer.
+    `versions` are those of values that something is sent for: others are had from them for nothing.
+    `cost` is that of all reshards, in all their trips. `least` says that no other plan costs less, of those that were `searched`.
     """
 
     decisions: dict[Op, Decision]
     carries: dict[Value, Placement]
-    bytes: int
-    least: bool = True
+    versions: dict[Value, tuple[Placement, ...]]
+    cost: int
+    least: bool
+    searched: str = ""
 
 
 def as_rewritten(program: placed.Program) -> named.Program:

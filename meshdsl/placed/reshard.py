@@ -1,7 +1,7 @@
-"""Resharding: the steps from one placement to another that send the fewest bytes.
+"""Resharding: the steps from one placement to another that cost least.
 
 Dijkstra over placements. An edge is one collective over one axis or over the product of several, or
-a step that stays on the device. Cost: wire bytes per device, then collectives, then steps.
+a step that stays on the device. Cost: what `Price` counts, then collectives, then steps.
 """
 
 from __future__ import annotations
@@ -9,27 +9,62 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from meshdsl.named.ir import TensorType
+from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed import collectives as c
 from meshdsl.placed.sbp import Mesh, Placement
 
-Cost = tuple[int, int, int]
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a reshard costs, in bytes that a device sends.
+
+    A collective counts `message` more, and a pass over memory on the device a quarter of that
+    (slices and zero-fills are kernels to start, too). Without `scatter` there is no reduce_scatter
+    (Mesh-TensorFlow has none).
+    """
+
+    message: int = 0
+    scatter: bool = True
+
+    @property
+    def kernel(self) -> int:
+        """What a pass over memory costs."""
+        return self.message // 4
+
+    def of(self, route: Route) -> int:
+        """The cost of a route."""
+        started = self.message * route.collectives + self.kernel * route.kernels
+        return route.wire_bytes + started
+
+
+BYTES = Price()
+
+MESSAGE_BYTES = 8192
+"""What a collective counts unless a user says otherwise: a link of 10 GB/s moves that in 0.8 µs,
+about what starting one costs at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The steps from one placement to another, and what they send per device."""
+    """The steps from one placement to another, and what they send per device.
+
+    `collectives` of the steps send anything.
+    """
 
     steps: tuple[c.Step, ...]
     wire_bytes: int
+    collectives: int
 
     @property
-    def collectives(self) -> int:
-        """How many of the steps send anything."""
-        return sum(step.moves for step in self.steps)
+    def kernels(self) -> int:
+        """Passes over memory of the steps that stay on the device."""
+        return sum(step.kernels for step in self.steps)
 
     @property
     def reduces(self) -> bool:
@@ -37,45 +72,57 @@ class Route:
         return any(step.kind in ("all_reduce", "reduce_scatter") for step in self.steps)
 
 
-@functools.lru_cache(maxsize=65536)
+STAY = Route((), 0, 0)
+
+
+@functools.lru_cache(maxsize=1 << 18)
 def route(
-    type_: TensorType, source: Placement, target: Placement, mesh: Mesh, scatter: bool = True
+    type_: TensorType, source: Placement, target: Placement, mesh: Mesh, price: Price = BYTES
 ) -> Route | None:
     """The cheapest route, or None when there is none (a partial sum cannot become a partial max).
 
-    Axes that are `B` at both ends are left alone. Without `scatter` there is no reduce_scatter.
+    Axes that are `B` at both ends are left alone.
     """
     if source == target:
-        return Route((), 0)
-    best: dict[Placement, Cost] = {source: (0, 0, 0)}
-    came: dict[Placement, c.Step] = {}
+        return STAY
+    space = _space(type_, source, target, mesh, price.scatter)
+    start, goal = space.number(source), space.number(target)
+    best, came = {start: 0}, dict[int, _Edge]()
     order = itertools.count()
-    queue: list[tuple[Cost, int, Placement]] = [((0, 0, 0), next(order), source)]
-    space = _Space(type_, source, target, mesh, scatter)
+    queue = [(0, next(order), start)]
     while queue:
         cost, _, here = heapq.heappop(queue)
-        if here == target:
-            return Route(_steps(came, source, target), cost[0])
+        if here == goal:
+            return _route(space, came, start, goal, type_)
         if cost > best[here]:
             continue
-        for step in space.steps(here):
-            wire = step.wire(type_, mesh)
-            there = (cost[0] + wire, cost[1] + step.moves, cost[2] + 1)
-            if step.after not in best or there < best[step.after]:
-                best[step.after] = there
-                came[step.after] = step
-                heapq.heappush(queue, (there, next(order), step.after))
+        local = type_.bytes // space.parts[here]
+        for edge in space.edges(here):
+            if edge.sends is None:
+                there = cost + edge.step.kernels * price.kernel * BYTE + STEP
+            else:
+                there = cost + (edge.sends(local) + price.message) * BYTE + COLLECTIVE + STEP
+            if there < best.get(edge.after, there + 1):
+                best[edge.after] = there
+                came[edge.after] = edge
+                heapq.heappush(queue, (there, next(order), edge.after))
     return None
 
 
-def _steps(
-    came: dict[Placement, c.Step], source: Placement, target: Placement
-) -> tuple[c.Step, ...]:
+STEP, COLLECTIVE, BYTE = 1, 1 << 10, 1 << 20
+"""Weights of a cost as one number: bytes first, then collectives, then steps."""
+
+
+def _route(
+    space: _Space, came: dict[int, _Edge], start: int, goal: int, type_: TensorType
+) -> Route:
     found = []
-    while target != source:
-        found.append(came[target])
-        target = came[target].before
-    return _merged_slices(found[::-1])
+    while goal != start:
+        found.append(came[goal].step)
+        goal = space.numbers[came[goal].step.before]
+    steps = _merged_slices(found[::-1])
+    sent = sum(step.wire(type_, space.mesh) for step in steps)
+    return Route(steps, sent, sum(step.moves for step in steps))
 
 
 def _merged_slices(steps: list[c.Step]) -> tuple[c.Step, ...]:
@@ -90,31 +137,102 @@ def _merged_slices(steps: list[c.Step]) -> tuple[c.Step, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Space:
-    """The steps worth taking between two placements."""
+def _space(
+    type_: TensorType, source: Placement, target: Placement, mesh: Mesh, scatter: bool
+) -> _Space:
+    """The space between two placements, shared by all tensors whose dims divide alike.
 
-    type_: TensorType
-    source: Placement
-    target: Placement
+    Its dims are those split at one end and, where partial values come or go, as many others as can
+    take their axes: to reduce in parts. Its axes are those that are not `B` at both ends.
+    """
+    dims = dict.fromkeys(d for d, _ in (*source.splits, *target.splits))
+    used = {a for p in (source, target) for _, axes in p.splits for a in axes}
+    axes = mesh.sorted(used | set(source.partial) | set(target.partial))
+    # A product of axes divides a size where it divides what the size shares with all devices.
+    shared = {d.name: math.gcd(d.size, mesh.devices) for d in type_.dims}
+    rest = mesh.size(*set(source.partial) ^ set(target.partial))
+    for dim in sorted(shared.keys() - dims.keys(), key=lambda d: (-shared[d], type_.index(d))):
+        if rest > 1:
+            dims[dim] = None
+            rest //= math.gcd(rest, shared[dim])
+    ways = tuple((d, shared[d]) for d in type_.names if d in dims)
+    return _shared_space(ways, axes, target.partial, target.op, mesh, scatter)
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _shared_space(
+    ways: tuple[tuple[str, int], ...],
+    axes: tuple[str, ...],
+    partial: tuple[str, ...],
+    op: ReduceOp | None,
+    mesh: Mesh,
+    scatter: bool,
+) -> _Space:
+    return _Space(dict(ways), axes, frozenset(partial), op, mesh, scatter)
+
+
+class _Edge(NamedTuple):
+    """A step, the placement it leads to, and what it sends for a number of local bytes."""
+
+    after: int
+    sends: Callable[[int], int] | None
+    step: c.Step
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Space:
+    """The steps worth taking between placements, on the way to one partial over `partial`.
+
+    `ways` tells of each dim that may be split by which numbers of parts it divides: those that
+    divide the number here. Placements are numbered as they are met: `parts` are those each is
+    split into, `known` the steps from it once they were asked for.
+    """
+
+    ways: dict[str, int]
+    axes: tuple[str, ...]
+    partial: frozenset[str]
+    op: ReduceOp | None
     mesh: Mesh
     scatter: bool
+    numbers: dict[Placement, int] = field(default_factory=dict)
+    met: list[Placement] = field(default_factory=list)
+    parts: list[int] = field(default_factory=list)
+    known: dict[int, tuple[_Edge, ...]] = field(default_factory=dict)
 
-    def steps(self, p: Placement) -> Iterator[c.Step]:
-        yield from self._local_steps(p)
+    def number(self, p: Placement) -> int:
+        """The number of a placement."""
+        if p not in self.numbers:
+            self.numbers[p] = len(self.met)
+            self.met.append(p)
+            self.parts.append(self.mesh.size(*(a for _, axes in p.splits for a in axes)))
+        return self.numbers[p]
+
+    def edges(self, number: int) -> tuple[_Edge, ...]:
+        """Every step from a placement."""
+        if number not in self.known:
+            p = self.met[number]
+            made = (*self._local_steps(p), *self._exchanges(p), *self._reductions(p))
+            edges = (_Edge(self.number(s.after), s.sends(self.mesh), s) for s in made)
+            self.known[number] = tuple(edges)
+        return self.known[number]
+
+    def _exchanges(self, p: Placement) -> Iterator[c.Step]:
         for dim, axes in p.splits:
             for suffix in self._suffixes(axes):
                 yield c.all_gather(self.mesh, p, dim, suffix)
-                for other in self._dims:
+                for other in self.ways:
                     if other != dim and self._divides(p, other, suffix):
                         yield c.all_to_all(self.mesh, p, dim, other, suffix)
         yield from self._permutes(p)
+
+    def _reductions(self, p: Placement) -> Iterator[c.Step]:
         for axes in _subsets(p.partial):
-            if not set(axes) <= set(self.target.partial) or p.op != self.target.op:
-                yield c.all_reduce(self.mesh, p, axes)
-                for dim in self._dims if self.scatter else ():
-                    if self._divides(p, dim, axes):
-                        yield c.reduce_scatter(self.mesh, p, dim, axes)
+            if self.partial.issuperset(axes) and p.op == self.op:
+                continue
+            yield c.all_reduce(self.mesh, p, axes)
+            for dim in self.ways if self.scatter else ():
+                if self._divides(p, dim, axes):
+                    yield c.reduce_scatter(self.mesh, p, dim, axes)
 
     def _permutes(self, p: Placement) -> Iterator[c.Step]:
         """Another order of the axes of one dim; two axes of one size in each other's place."""
@@ -123,7 +241,7 @@ class _Space:
             for order in itertools.permutations(axes):
                 if order != axes:
                     yield c.permute(self.mesh, p, splits | {dim: order})
-        for a, b in itertools.combinations(self._active, 2):
+        for a, b in itertools.combinations(self.axes, 2):
             split = any(a in axes or b in axes for axes in splits.values())
             free = a not in p.partial and b not in p.partial
             together = any(a in axes and b in axes for axes in splits.values())
@@ -133,38 +251,24 @@ class _Space:
                 yield c.permute(self.mesh, p, turned)
 
     def _local_steps(self, p: Placement) -> Iterator[c.Step]:
-        for axis in self._active:
+        for axis in self.axes:
             if axis in p.partial:
                 continue
             inner = next((d for d, axes in p.splits if axes[-1] == axis), None)
             whole = not any(axis in axes for _, axes in p.splits)
             if whole:
-                for dim in self._dims:
+                for dim in self.ways:
                     if self._divides(p, dim, (axis,)):
                         yield c.slice_(self.mesh, p, dim, axis)
-            if axis in self.target.partial and p.op in (None, self.target.op):
+            if axis in self.partial and p.op in (None, self.op):
                 yield from self._fills(p, axis, inner, whole)
 
     def _fills(self, p: Placement, axis: str, inner: str | None, whole: bool) -> Iterator[c.Step]:
-        op = self.target.op
-        assert op is not None
-        if whole and op != "prod":
-            yield c.zero_fill(self.mesh, p, axis, op, None)
-        elif inner is not None and op == "sum":
-            yield c.zero_fill(self.mesh, p, axis, op, inner)
-
-    @property
-    def _dims(self) -> tuple[str, ...]:
-        """Dims worth splitting: those split at one end; any, where partial values come or go."""
-        if self.target.partial != self.source.partial:
-            return self.type_.names
-        return tuple(dict.fromkeys(d for d, _ in (*self.source.splits, *self.target.splits)))
-
-    @property
-    def _active(self) -> tuple[str, ...]:
-        """Axes that are not `B` at both ends."""
-        used = {a for p in (self.source, self.target) for _, axes in p.splits for a in axes}
-        return self.mesh.sorted(used | set(self.source.partial) | set(self.target.partial))
+        assert self.op is not None
+        if whole and self.op != "prod":
+            yield c.zero_fill(self.mesh, p, axis, self.op, None)
+        elif inner is not None and self.op == "sum":
+            yield c.zero_fill(self.mesh, p, axis, self.op, inner)
 
     def _suffixes(self, axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         """Innermost axes of a split, as far as they follow each other in mesh order."""
@@ -175,7 +279,7 @@ class _Space:
             yield suffix
 
     def _divides(self, p: Placement, dim: str, axes: tuple[str, ...]) -> bool:
-        return self.type_.size(dim) % self.mesh.size(*p.axes_of(dim), *axes) == 0
+        return self.ways[dim] % self.mesh.size(*p.axes_of(dim), *axes) == 0
 
 
 def _subsets(axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

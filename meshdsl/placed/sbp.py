@@ -9,7 +9,7 @@ axes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshdsl.named.ir import TensorType
 from meshdsl.ops.opdef import ReduceOp
@@ -17,15 +17,19 @@ from meshdsl.ops.opdef import ReduceOp
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Named device axes in rank order (row-major: the last axis varies fastest)."""
+    """Named device axes in rank order (row-major: the last axis varies fastest).
+
+    `names` are those of the axes, in order.
+    """
 
     name: str
     axes: tuple[tuple[str, int], ...]
+    names: tuple[str, ...] = field(init=False, compare=False, repr=False)
+    _sizes: dict[str, int] = field(init=False, compare=False, repr=False)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Axis names in order."""
-        return tuple(name for name, _ in self.axes)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", tuple(name for name, _ in self.axes))
+        object.__setattr__(self, "_sizes", dict(self.axes))
 
     @property
     def devices(self) -> int:
@@ -34,12 +38,11 @@ class Mesh:
 
     def size(self, *axes: str) -> int:
         """Product of the sizes of `axes` (1 for none)."""
-        sizes = dict(self.axes)
-        return math.prod(sizes[a] for a in axes)
+        return math.prod(self._sizes[a] for a in axes)
 
     def size_or_one(self, axis: str) -> int:
         """The size of an axis; 1 for one the mesh does not have."""
-        return dict(self.axes).get(axis, 1)
+        return self._sizes.get(axis, 1)
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """Where device `rank` stands on every axis."""
@@ -126,6 +129,11 @@ class Placement:
             assert rest == 0, f"{dim} of {type_} does not divide over {axes}"
             sizes[dim] = size
         return type_.resized(sizes)
+
+    def may_become(self, other: Placement) -> bool:
+        """Whether nothing that is split or partial here would have to be sent for `other`."""
+        gone = (a for d, axes in self.splits for a in axes if a not in other.axes_of(d))
+        return set(self.partial).union(gone) <= set(other.partial)
 
     def without_dim(self, dim: str) -> Placement:
         """The same placement for the tensor less `dim`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshdsl.diagnostics import Span
-from meshdsl.named.ir import Node, Op, Program, Repeat, Stacked, Value, walk
+from meshdsl.named.ir import Node, Op, Pin, Program, Repeat, Stacked, Value, walk
 from meshdsl.named.rewrite import substitute
 from meshdsl.placed.layout import Layout
 
@@ -48,7 +48,7 @@ class _Block:
 
     def __init__(self, layout: Layout, moved: set[Value]) -> None:
         self.layout, self.moved = layout, moved
-        self.loads: dict[tuple[Value, str], Value] = {}
+        self.loads: dict[tuple[Value, tuple[Pin, ...] | None, str], Value] = {}
         self.made: list[Node] = []
 
     def nodes(self, nodes: tuple[Node, ...]) -> list[Node]:
@@ -64,13 +64,35 @@ class _Block:
         new = {v: self._load(v, op.phase, op.span) for v in read}
         return replace(op, ins=tuple(new.get(v, v) for v in op.ins))
 
-    def _load(self, value: Value, phase: str, span: Span) -> Value:
-        key = (value, "" if _is_kept(value, self.layout) else phase)
+    def _load(
+        self, value: Value, phase: str, span: Span, pins: tuple[Pin, ...] | None = None
+    ) -> Value:
+        """The load of a value in a phase; with `pins`, one that leaves it split so."""
+        key = (value, pins, "" if _is_kept(value, self.layout) else phase)
         if key not in self.loads:
-            self.loads[key] = replace(value, follows=value)
+            self.loads[key] = replace(value, follows=value, pins=pins or value.pins)
             load = Op("identity", (value,), (self.loads[key],), (), span, phase)
             self.made.append(load)
         return self.loads[key]
+
+    def _whole_along(self, value: Value, loop: Repeat) -> Value:
+        """A stack whose slices every device has a part of.
+
+        One that is stored split along the loop's dim is split along another one instead, by an
+        exchange before the loop: each iteration then gathers its own slice. Where no other dim
+        divides, all is gathered.
+        """
+        stored = self.layout.bind(value, stored=True).placement(self.layout.mesh)
+        axes = stored.axes_of(loop.dim.name)
+        if value not in self.moved or not axes:
+            return value
+        splits = dict(stored.without_dim(loop.dim.name).splits)
+        for dim in sorted(value.type.without(loop.dim.name).dims, key=lambda d: -d.size):
+            wide = (*splits.get(dim.name, ()), *axes)
+            if dim.size % self.layout.mesh.size(*wide) == 0:
+                pins = tuple(Pin(d, a, loop.span) for d, a in {**splits, dim.name: wide}.items())
+                return self._load(value, loop.phase, loop.span, pins)
+        return self._load(value, loop.phase, loop.span)
 
     def _loop(self, loop: Repeat) -> Repeat:
         """Stacks are read slice by slice as stored, and each slice is loaded inside."""
@@ -87,7 +109,8 @@ class _Block:
                 stacked.append(Stacked(outer, item.inside))
                 continue
             inner.update({item.inside} if item.outer in self.moved else ())
-            stacked.append(item)
+            outer = self._whole_along(item.outer, loop)
+            stacked.append(Stacked(outer, item.inside))
         (found,) = substitute([replace(loop, stacked=tuple(stacked))], new)
         assert isinstance(found, Repeat)
         return replace(found, body=tuple(_Block(self.layout, inner).nodes(found.body)))

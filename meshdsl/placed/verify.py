@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-
-from meshdsl.placed.choose import Call, call_of, legal_rows
+from meshdsl.placed.choose import is_legal
 from meshdsl.placed.ir import Apply, Loop, Node, Program, Reshard, Tensor
 from meshdsl.placed.sbp import Mesh, Placement, placement
 
@@ -47,18 +45,10 @@ def _verify_apply(node: Apply, known: set[Tensor], mesh: Mesh) -> None:
     for tensor in node.outs:
         check_tensor(tensor, mesh)
         known.add(tensor)
-    legal = _legal_pairs(call_of(node.op))
-    for axis, size in mesh.axes:
-        ins = tuple(t.placement.component(axis) for t in node.ins)
-        outs = tuple(t.placement.component(axis) for t in node.outs)
-        found = size == 1 or (ins, outs) in legal
-        assert found, f"{node.op.name}: {ins} -> {outs} over {axis} is no legal row"
-
-
-@functools.lru_cache(maxsize=65536)
-def _legal_pairs(call: Call) -> frozenset[tuple[object, object]]:
-    """What operands and outputs may be along one axis."""
-    return frozenset((r.ins, r.outs) for r in legal_rows(call))
+    ins = tuple(t.placement for t in node.ins)
+    outs = tuple(t.placement for t in node.outs)
+    found = is_legal(node.op, ins, outs, mesh)
+    assert found, f"{node.op.name}: {ins} -> {outs} is no legal row on every axis"
 
 
 def _verify_reshard(node: Reshard, known: set[Tensor]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from meshdsl.diagnostics import Span
@@ -19,13 +19,13 @@ class Ask:
     (the optimum), `storage` (a
     parameter is stored otherwise), `carry` (a loop), `output`, `update` (the new value of what is
     stored). `who` is a clause or an operator.
-    `instead` names the bytes of the next best way, if one was considered.
+    `instead` finds the bytes of the next best way, if one was considered.
     """
 
     kind: str
     who: str
     span: Span
-    instead: str = ""
+    instead: Callable[[], int | None] = lambda: None
     phase: str = "forward"
 
 
@@ -43,10 +43,9 @@ def operator(op: Op) -> str:
     return f"`{op.name}`" if name == "_" else f"`{op.name}` (for `{name}`)"
 
 
-def runner_up(choices: Sequence[Choice]) -> str:
-    """The cost of the next best way that costs anything else, as a clause; empty without one."""
-    best = choices[0].cost
-    other = next((c.cost for c in choices if c.cost != best), None)
+def _runner_up(ask: Ask) -> str:
+    """The cost of the next best way, as a clause; empty without one."""
+    other = ask.instead()
     return f"the next best way sends {other:,} B per device" if other else ""
 
 
@@ -84,7 +83,7 @@ def explain(value: Value, route: Route, ask: Ask, facts: Facts) -> tuple[str, st
         remedy = f"give both sides the same rule for {axes}, or none"
     if not any(step.moves for step in route.steps):
         remedy = "nothing is sent"
-    because = "; ".join(part for part in (text, tail, ask.instead) if part)
+    because = "; ".join(part for part in (text, tail, _runner_up(ask)) if part)
     return because, remedy
 
 

@@ -31,7 +31,8 @@ def explain(program: Program, warnings: Iterable[Diagnostic] = ()) -> dict[str, 
         "devices": source.mesh.devices,
         "layout": source.layout,
         "reduce": source.policy,
-        "proven": source.proven,
+        "proven": source.plan.proven if source.plan else None,
+        "plan": _plan(source.plan),
         "tensors": _tensors(source),
         "collectives": collectives,
         "totals": _totals(collectives, program),
@@ -41,6 +42,16 @@ def explain(program: Program, warnings: Iterable[Diagnostic] = ()) -> dict[str, 
             for d in warnings
             if d.severity == "warning"
         ],
+    }
+
+
+def _plan(found: placed.Found | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {
+        "message_bytes": found.message_bytes,
+        "searched": found.searched,
+        "least": found.least,
     }
 
 

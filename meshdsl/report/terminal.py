@@ -74,6 +74,8 @@ def summary(report: Report, width: int) -> Iterator[Line]:
     most = largest(report)
     if most:
         yield from ((line,) for line in wrapped(most, width))
+    if report["plan"] and report["collectives"]:
+        yield from ((line,) for line in wrapped(planned(report["plan"]), width))
     for axis, size in report["mesh"].items():
         if size > 1 and not _used(report, axis):
             text = f"Axis {axis} splits nothing: its {size} devices all do the same work."
@@ -88,6 +90,14 @@ def sentence(report: Report) -> str:
         return f"{where}: nothing is sent."
     verb = "sends" if count == 1 else "send"
     return f"{where}: {counted(count, 'collective')} {verb} {human(sent)} per device."
+
+
+def planned(plan: Report) -> str:
+    """What a plan minimises, and how far that was searched."""
+    message = plan["message_bytes"]
+    cost = f"bytes + {human(message)} for each collective" if message else "bytes"
+    known = "No plan costs less" if plan["least"] else "Not proven to cost least"
+    return f"{known} ({cost}; searched: {plan['searched']})."
 
 
 def _mesh(report: Report) -> str:

@@ -38,7 +38,14 @@ class Chosen(Case):
     def options(self) -> Options:
         layout, sbp = (None, self.layout) if self.sbp else (self.layout, None)
         mesh = self.mesh or None
-        return Options(mesh=mesh, layout=layout, sbp=sbp, reduce=self.reduce, set_dims=self.dims)
+        return Options(
+            mesh=mesh,
+            layout=layout,
+            sbp=sbp,
+            reduce=self.reduce,
+            message_bytes=0,
+            set_dims=self.dims,
+        )
 
 
 @functools.cache

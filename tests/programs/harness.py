@@ -23,6 +23,7 @@ from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import Node, Op, Program, Repeat, Value
 from meshdsl.ops.opdef import lookup
 from meshdsl.pipeline import Options, build_named, front, lower_placed, place_named
+from meshdsl.placed.reshard import MESSAGE_BYTES
 from meshdsl.report.explain import explain
 
 TOLERANCE = 1e-5
@@ -52,6 +53,7 @@ class Case:
     reduce: str = "deferred"
     dims: Mapping[str, int] = field(default_factory=dict)
     name: str = "case.mdsl"
+    message_bytes: int = MESSAGE_BYTES
 
     @property
     def source_text(self) -> str:
@@ -64,7 +66,13 @@ class Case:
     def options(self) -> Options:
         """The options as a user would give them."""
         layout = "chosen" if self.layout.startswith("{") else self.layout
-        return Options(mesh=self.mesh, layout=layout, reduce=self.reduce, set_dims=self.dims)
+        return Options(
+            mesh=self.mesh,
+            layout=layout,
+            reduce=self.reduce,
+            message_bytes=self.message_bytes,
+            set_dims=self.dims,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,181 @@
+"""Plans kept for the next time: what `explain` has searched, `compare`, `run` and `train` find.
+
+One JSON file per problem in the user's cache folder, or in `MESHDSL_CACHE`. Its name is the hash of
+all that a search depends on: operators, types and demands by number, mesh, price, and versions of
+meshdsl and of the solver. A file is used only where it is whole and its plan legal for the program;
+anything else is a search done anew. Where nothing can be written, nothing is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from meshdsl import __version__
+from meshdsl.named import ir as named
+from meshdsl.named.ir import Op, Value
+from meshdsl.placed.choose import is_legal
+from meshdsl.placed.demands import Demands
+from meshdsl.placed.plan import Decision, Plan
+from meshdsl.placed.reshard import Price
+from meshdsl.placed.sbp import Mesh, Placement, placement
+from meshdsl.placed.zero_one import SOLVER
+
+FORMAT = 1
+MOST_FILES = 1000
+"""Plans that are kept; the ones not used for longest go first."""
+
+
+def folder() -> Path:
+    """Where plans are kept."""
+    chosen = os.environ.get("MESHDSL_CACHE")
+    if chosen:
+        return Path(chosen)
+    from platformdirs import user_cache_path
+
+    return user_cache_path("meshdsl") / "plans"
+
+
+class Problem:
+    """A search with its values and operators numbered, so that it can be compared with others."""
+
+    def __init__(self, program: named.Program, demands: Demands, price: Price) -> None:
+        self.program, self.demands, self.price = program, demands, price
+        self.mesh: Mesh = demands.mesh
+        self.ops: tuple[Op, ...] = tuple(named.walk(program.body))
+        self.numbers: dict[Value, int] = {}
+        self.loops: list[named.Repeat] = []
+        self.key = hashlib.sha256(json.dumps([*self._described()]).encode()).hexdigest()
+        self.values = list(self.numbers)
+
+    def load(self) -> Plan | None:
+        """The plan that is kept for this problem."""
+        path = folder() / f"{self.key}.json"
+        try:
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            plan = self._plan(kept["plan"]) if kept["digest"] == _digest(kept["plan"]) else None
+        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+            return None
+        if plan is not None:
+            with suppress(OSError):
+                os.utime(path)
+        return plan
+
+    def store(self, plan: Plan) -> None:
+        """Keep a plan; a file is there whole or not at all."""
+        written = self._written(plan)
+        text = json.dumps({"digest": _digest(written), "plan": written})
+        with suppress(OSError):
+            where = folder()
+            where.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=where, suffix=".new", delete=False) as new:
+                new.write(text)
+            os.replace(new.name, where / f"{self.key}.json")
+            _drop_oldest(where)
+
+    # --- the problem -------------------------------------------------------------------------
+
+    def _described(self) -> Iterator[Any]:
+        """All that the search depends on, as JSON."""
+        yield [FORMAT, __version__, SOLVER, self.mesh.axes, self.price.message, self.price.scatter]
+        yield sorted(self.demands.known)
+        stored = (*self.program.inputs, *(p.value for p in self.program.params))
+        stored += tuple(s.value for s in self.program.states)
+        yield [self._value(v) for v in stored]
+        yield [self._node(node) for node in self.program.body]
+        outputs = [o.value for o in self.program.outputs]
+        yield [[self._value(v), _json(self.demands.output(v))] for v in outputs]
+        yield [[self._value(u.old), self._value(u.new)] for u in self.program.updates]
+
+    def _value(self, value: Value) -> Any:
+        """The number of a value; where it comes up first, what it is and what is asked of it."""
+        if value in self.numbers:
+            return self.numbers[value]
+        self.numbers[value] = len(self.numbers)
+        asks = self.demands
+        dims = [(d.name, d.size) for d in value.type.dims]
+        flags = [asks.is_settled(value), asks.is_known(value), asks.waits(value), value.role]
+        about = [asks.may_split(value), asks.summed(value), _json(asks.ruled(value))]
+        return [dims, value.type.dtype.name, flags, about]
+
+    def _node(self, node: named.Node) -> Any:
+        if isinstance(node, Op):
+            ins = [self._value(v) for v in node.ins]
+            pins = [p and _json(p) for p in self.demands.pins(node)]
+            return [node.name, repr(node.attrs), ins, pins, [self._value(v) for v in node.outs]]
+        self.loops.append(node)
+        before = [[self._value(c.init), self._value(c.inside)] for c in node.carries]
+        stacked = [[self._value(s.outer), self._value(s.inside)] for s in node.stacked]
+        body = [self._node(inner) for inner in node.body]
+        after = [[self._value(c.next), self._value(c.result)] for c in node.carries]
+        kept = [[self._value(c.inside), self._value(c.outer)] for c in node.collected]
+        return [node.dim.name, node.dim.size, before, stacked, body, after, kept]
+
+    # --- its plan ----------------------------------------------------------------------------
+
+    def _written(self, plan: Plan) -> dict[str, Any]:
+        decisions = (plan.decisions[op] for op in self.ops)
+        return {
+            "decisions": [[_all(d.needs), _all(d.yields), _all(d.targets)] for d in decisions],
+            "carries": [[self.numbers[v], _json(p)] for v, p in plan.carries.items()],
+            "versions": [[self.numbers[v], _all(ps)] for v, ps in plan.versions.items() if ps],
+            "cost": plan.cost,
+            "least": plan.least,
+            "searched": plan.searched,
+        }
+
+    def _plan(self, written: Any) -> Plan | None:
+        """The plan as it was kept; None where it does not fit the program."""
+        decisions = {}
+        for op, (needs, yields, targets) in zip(self.ops, written["decisions"], strict=True):
+            made = Decision(
+                self._placements(op.ins, needs),
+                self._placements(op.outs, yields),
+                self._placements(op.outs, targets),
+            )
+            if not is_legal(op, made.needs, made.yields, self.mesh):
+                return None
+            decisions[op] = made
+        carries = {
+            self.values[n]: self._placement(self.values[n], p) for n, p in written["carries"]
+        }
+        kept = ((self.values[n], ps) for n, ps in written["versions"])
+        versions = {v: self._placements((v,) * len(ps), ps) for v, ps in kept}
+        ending = (int(written["cost"]), bool(written["least"]), str(written["searched"]))
+        return Plan(decisions, carries, versions, *ending)
+
+    def _placements(self, values: tuple[Value, ...], written: Any) -> tuple[Placement, ...]:
+        return tuple(self._placement(v, p) for v, p in zip(values, written, strict=True))
+
+    def _placement(self, value: Value, written: Any) -> Placement:
+        """Raises ValueError for one that the tensor cannot have."""
+        splits, partial, op = written
+        made = placement(self.mesh, {d: tuple(axes) for d, axes in splits}, tuple(partial), op)
+        for dim, axes in made.splits:
+            if value.type.size(dim) % self.mesh.size(*axes):
+                raise ValueError(dim)
+        return made
+
+
+def _json(p: Placement) -> list[Any]:
+    return [p.splits, p.partial, p.op]
+
+
+def _all(placements: Iterable[Placement]) -> list[Any]:
+    return [_json(p) for p in placements]
+
+
+def _digest(written: Any) -> str:
+    return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
+
+
+def _drop_oldest(where: Path) -> None:
+    kept = sorted(where.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in kept[MOST_FILES:]:
+        path.unlink()
