@@ -24,7 +24,8 @@ class Plan:
     """Decisions per operator, and the placement of what loops carry and collect.
 
     `versions` are those of values that something is sent for: others are had from them for nothing.
-    `cost` is that of all reshards, in all their trips. `least` says that no other plan costs less, of those that were `searched`.
+    `cost` is that of all reshards, in all their trips. `least` says that no other plan costs less,
+    of those that were `searched`.
     """
 
     decisions: dict[Op, Decision]

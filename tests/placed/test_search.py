@@ -1,0 +1,309 @@
+"""The search for the optimum: what it counts, what it considers, and how much work it may do."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.pipeline import Options, compile_source, front
+from meshdsl.placed import optimal, place, reshard
+from meshdsl.placed.ir import EVERY, Reshard, walk
+from meshdsl.placed.plan import Plan
+from meshdsl.placed.reshard import Price
+from meshdsl.report.explain import explain
+from tests.compiling import compile_text, run_text
+
+FILES = sorted((Path(__file__).parents[2] / "examples").glob("*.mdsl"))
+
+
+SIZES: dict[str, dict[str, int]] = defaultdict(dict, matmul={"inner": 8})
+"""Sizes that divide, where those of an example do not."""
+
+
+def layouts() -> list[tuple[Path, str]]:
+    """Every declared layout of every example."""
+    sources = ((path, Source(path.name, path.read_text(encoding="utf-8"))) for path in FILES)
+    return [(path, name) for path, s in sources for name in front(s, {}, Diagnostics()).layouts]
+
+
+def report(text: str, layout: str, mesh: str, **options: Any) -> dict[str, Any]:
+    return explain(compile_text(text, layout=layout, mesh=mesh, **options)["device"])
+
+
+def moved(found: dict[str, Any], *phases: str) -> list[tuple[str, str]]:
+    """Kind and tensor of what the collectives of some phases send, buckets taken apart."""
+    return sorted(
+        (c["kind"], part["tensor"])
+        for c in found["collectives"]
+        for part in c.get("parts") or [c]
+        if c["phase"] in phases
+    )
+
+
+# --- what is counted ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("path", "layout"), layouts(), ids=lambda x: getattr(x, "stem", x))
+def test_a_plan_costs_what_it_predicts(
+    path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[Plan | None] = []
+
+    def watched(*about: Any) -> Plan | None:
+        found.append(optimal.solve(*about))
+        return found[-1]
+
+    monkeypatch.setattr(place, "solve", watched)
+    source = Source(path.name, path.read_text(encoding="utf-8"))
+    options = Options(layout=layout, message_bytes=1000, cache=False, set_dims=SIZES[path.stem])
+    placed = compile_source(source, options, Diagnostics(), "placed")["placed"]
+    moves = [(n.route, k) for n, k in walk(placed.body) if isinstance(n, Reshard)]
+    cost = sum(Price(1000).of(route) * trips for route, trips in moves)
+    assert [plan and plan.cost for plan in found] == ([cost] if cost else [])
+
+
+TRANSFORMER = FILES[-1]
+
+
+@pytest.mark.parametrize("layout", ["megatron", "hybrid"])
+def test_the_loop_of_a_transformer_carries_its_value_whole(layout: str) -> None:
+    """A partial carry would save no byte; to scatter a sum of the loss, too little."""
+    assert TRANSFORMER.stem == "transformer"
+    source = Source(TRANSFORMER.name, TRANSFORMER.read_text(encoding="utf-8"))
+    placed = compile_source(source, Options(layout=layout), Diagnostics(), "placed")["placed"]
+    steps = [s.kind for n, _ in walk(placed.body) if isinstance(n, Reshard) for s in n.route.steps]
+    assert "reduce_scatter" not in steps
+    assert steps.count("zero_fill") == 1  # of the logarithm in the loss, beside a partial gather
+
+
+def test_a_collective_counts_beside_its_bytes() -> None:
+    """One all_reduce is dearer in bytes than two exchanges of parts, and cheaper as messages go."""
+    text = """
+dim m = 64, n = 64, a = 64
+layout split { a -> x }
+program p(u[m, a], v[a, n]) {
+  t = einsum(u, v -> [m, n])
+  y = exp(t)
+  s = sum[m](y * 2.0)
+  return s
+}
+"""
+    few = report(text, "split", "x:4", message_bytes=1 << 20)
+    least = report(text, "split", "x:4", message_bytes=0)
+    assert few["totals"]["collectives"] == 1
+    assert least["totals"]["collectives"] == 2
+    assert few["totals"]["wire_bytes"] > least["totals"]["wire_bytes"]
+    assert few["plan"] == {"message_bytes": 1 << 20, "searched": EVERY, "least": True}
+
+
+# --- gradients of lookups -------------------------------------------------------------------------
+
+TOWER = """
+dim batch = 256, items = 1_000_000, model = 64
+layout both { batch -> data, items -> table }
+layout data_parallel { batch -> data }
+layout dense { batch -> data, d_table: batch -> data }
+layout gathered { batch -> data, d_table: batch -> none }
+program tower(ids[batch]: i32, user[batch, model]) {
+  param table[items, model] = normal(0.02)
+  e = table[items = ids]
+  loss = mean((sum[model](e * user) - 1.0)^2)
+  return loss
+  minimize loss with sgd(lr=0.1)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("layout", "mesh"), [("data_parallel", "data:2"), ("both", "data:2,table:2")]
+)
+def test_a_lookup_gathers_ids_and_cotangents_rather_than_reduce_its_table(layout, mesh) -> None:
+    found = report(TOWER, layout, mesh)
+    assert moved(found, "backward", "update") == [("all_gather", "d_e"), ("all_gather", "ids")]
+    assert found["totals"]["by_phase"]["backward"] == 128 * (64 + 1) * 4
+    assert found["plan"]["least"]
+    assert report(TOWER, layout, mesh, reduce="deferred")["totals"]["wire_bytes"] > 10**8
+
+
+EMBEDDING = """
+dim batch = 2, seq = 4, vocab = 64, model = 8
+layout data_parallel { batch -> data }
+program lm(tokens[batch, seq]: i32) {
+  param embed[vocab, model]
+  x = embed[vocab = tokens]
+  loss = mean(x^2)
+  return loss
+  minimize loss with sgd(lr=1.0)
+}
+"""
+
+
+def test_so_does_an_embedding_under_data_parallelism_where_it_is_large() -> None:
+    found = report(EMBEDDING, "data_parallel", "data:2", message_bytes=0)
+    assert moved(found, "backward") == [("all_gather", "d_x"), ("all_gather", "tokens")]
+    small = EMBEDDING.replace("vocab = 64", "vocab = 4")
+    found = report(small, "data_parallel", "data:2", message_bytes=0)
+    assert ("all_reduce", "d_embed") in moved(found, "backward", "update")
+    assert not {kind for kind, _ in moved(found, "backward", "update")} - {"all_reduce"}
+
+
+@pytest.mark.parametrize("policy", ["immediate", "mesh-tf", "deferred", "optimal"])
+def test_a_rule_says_along_what_a_gradient_is_summed(policy: str) -> None:
+    gathered = report(TOWER, "gathered", "data:2", reduce=policy)
+    assert moved(gathered, "backward", "update") == [("all_gather", "d_e"), ("all_gather", "ids")]
+    dense = report(TOWER, "dense", "data:2", reduce=policy)
+    assert moved(dense, "backward", "update") == [("all_reduce", "d_table")]
+
+
+def test_a_rule_for_what_no_operator_sums_is_reported() -> None:
+    found = Diagnostics()
+    text = (
+        TOWER + "layout wrong { d_tabel: batch -> none, d_table: model -> none, e: items -> none }"
+    )
+    compile_text(text, found, layout="wrong", mesh="data:2")
+    assert [(d.code, d.span.text if d.span else "") for d in found] == [
+        ("MD0306", "d_tabel: batch -> none")
+    ]
+    assert "d_table" in str(next(iter(found)).help)
+
+
+# --- rules of functions, and loops' parameters ----------------------------------------------------
+
+EXPERTS = """
+dim group = 8, token = 32, experts = 8, slot = 6, model = 16, hidden = 64
+layout gshard { group -> e, expert: experts -> e }
+def expert(
+  dispatch[group, token, experts, slot], combine[group, token, experts, slot],
+  x[group, token, model]
+) -> [group, token, model] {
+  param wi[experts, model, hidden]
+  param wo[experts, hidden, model]
+  inside = einsum(dispatch, x -> [experts, group, slot, model])
+  h = relu(einsum(inside, wi -> [experts, group, slot, hidden]))
+  out = einsum(h, wo -> [experts, group, slot, model])
+  return einsum(combine, out -> [group, token, model])
+}
+program moe(x[group, token, model]) {
+  param wg[model, experts]
+  param scale[model] = ones()
+  z = x * scale
+  gates = softmax[experts](einsum(z, wg -> [group, token, experts]))
+  chosen = one_hot[experts](argmax[experts](gates))
+  place = cumsum[token](chosen) * chosen
+  dispatch = where(place == cast(iota[slot], f32) + 1.0, 1.0, 0.0)
+  y = expert(dispatch, dispatch * gates, z)
+  loss = mean((y - z)^2)
+  return loss
+  minimize loss with sgd(lr=0.1)
+}
+expect gshard on four { all_to_all over e: 4 }
+mesh four = { e: 4 }
+"""
+
+
+@pytest.mark.parametrize("policy", ["deferred", "optimal"])
+def test_a_function_s_rules_do_not_bind_gradients_of_its_arguments(policy: str) -> None:
+    """The gradient of `combine` stays where `combine` is: two exchanges less."""
+    found = report(EXPERTS, "gshard", "four", reduce=policy)
+    assert [kind for kind, _ in moved(found, "forward", "backward")].count("all_to_all") == 4
+
+
+LAYERS = """
+dim layers = 4, batch = 8, model = 8, hidden = 16
+mesh four = { data: 4 }
+layout plain { batch -> data }
+layout params extends plain { params: layers -> data }
+layout grads extends plain { grads: layers -> data }
+layout state extends plain { state: layers -> data }
+layout all extends plain { params: layers -> data, grads: layers -> data, state: layers -> data }
+layout both extends plain { params: layers -> data, params: hidden -> y }
+program p(x[batch, model]) {
+  repeat layers {
+    param w[model, hidden]
+    param v[hidden, model]
+    x = x + einsum(relu(einsum(x, w -> [batch, hidden])), v -> [batch, model])
+  }
+  loss = mean(x^2)
+  return loss
+  minimize loss with momentum(lr=0.5)
+}
+"""
+
+
+@pytest.mark.parametrize("policy", ["deferred", "optimal"])
+@pytest.mark.parametrize("layout", ["params", "grads", "state", "all", "both"])
+def test_parameters_of_a_loop_may_be_stored_by_its_dim(layout: str, policy: str) -> None:
+    text = LAYERS.replace("data: 4 }", "data: 2, y: 2 }") if layout == "both" else LAYERS
+    found: Diagnostics = Diagnostics()
+    made = compile_text(text, found, layout=layout, mesh="four", reduce=policy)
+    assert not list(found)
+    tensors = explain(made["device"])["tensors"]
+    (stored,) = (t["placement"] for t in tensors if t["name"] == "w" and "layers" in t["dims"])
+    split = {"data": "S(layers)"} if layout in ("params", "all") else {}
+    split |= {"data": "S(layers)", "y": "S(hidden)"} if layout == "both" else {}
+    assert {a: p for a, p in stored.items() if p != "B"} == split
+    loss = run_text(text, layout=layout, mesh="four", reduce=policy)["loss"]
+    assert np.allclose(loss, run_text(LAYERS, layout="plain", mesh="data:1")["loss"])
+
+
+def test_each_iteration_gathers_its_own_layer() -> None:
+    found = report(LAYERS, "params", "four", message_bytes=0)
+    kinds = [(c["kind"], c["count"]) for c in found["collectives"] if c["phase"] == "forward"]
+    assert kinds.count(("all_to_all", 1)) == 2
+    assert all(count == 4 for kind, count in kinds if kind == "all_gather")
+
+
+# --- how much work --------------------------------------------------------------------------------
+
+WIDE = """
+dim a = 8, b = 8, c = 8, d = 8
+layout some { a -> x, b -> y, c -> z }
+layout none_of_them { e: a -> x, f: b -> y, g: c -> z }
+program p(s[a, b, c, d], t[b, c, d]) {
+  e = einsum(s, t -> [a, b, c])
+  f = exp(e) + s
+  g = einsum(f, e, t -> [b, c, d])
+  h = softmax[d](g) * t
+  i = sum[b](h) + f
+  j = einsum(i, h, s -> [a, d])
+  k = tanh(j) + i
+  return k
+}
+"""
+
+
+@pytest.mark.parametrize("layout", ["some", "none_of_them"])
+def test_the_work_of_a_search_is_bounded_building_included(
+    layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three free axes: what is searched is narrowed until it is small enough, and said."""
+    priced: list[int] = []
+    routes = reshard.route
+
+    def counted(*about: Any) -> Any:
+        priced.append(1)
+        return routes(*about)
+
+    monkeypatch.setattr(optimal, "route", counted)
+    found = report(WIDE, layout, "x:2,y:2,z:2", cache=False)
+    # Once per pair, and again to see what is had from what; three spaces at most.
+    assert len(priced) < 3 * 2 * optimal.MOST_PAIRS
+    assert found["plan"]["searched"] in (EVERY, optimal.KNOWN, optimal.NONE)
+    assert found["proven"] == (found["plan"]["searched"] == EVERY)
+
+
+def test_what_is_too_large_to_search_is_the_best_of_the_walks(monkeypatch) -> None:
+    monkeypatch.setattr(optimal, "MOST_PAIRS", 0)
+    found = report(WIDE, "some", "x:2,y:2,z:2", cache=False)
+    others = [report(WIDE, "some", "x:2,y:2,z:2", reduce=p) for p in place.WALKS]
+    assert found["totals"]["wire_bytes"] in [other["totals"]["wire_bytes"] for other in others]
+    assert found["plan"] == {
+        "message_bytes": 8192,
+        "searched": "the other policies",
+        "least": False,
+    }
