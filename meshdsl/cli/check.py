@@ -31,7 +31,10 @@ def command(
         chosen = common.options(
             program, mesh, layout, sbp, reduce, settings, dtype, strict, message_bytes, no_cache
         )
-        checked = [_check(path, chosen, diagnostics) for path in files]
+        checked = []
+        for path in files:
+            with common.patience(f"checking {path.name}"):
+                checked.append(_check(path, chosen, diagnostics))
         if strict:
             diagnostics.promote_warnings()
         if json:

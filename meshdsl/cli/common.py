@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -123,7 +124,28 @@ def compiled(path: Path, chosen: Options, diagnostics: Diagnostics, until: str) 
     """The stages of one file, as `pipeline.compile_source` makes them."""
     from meshdsl.syntax.parse import read_source
 
-    return compile_source(read_source(path), chosen, diagnostics, until)
+    source = read_source(path)
+    with patience(f"compiling {source.name}"):
+        return compile_source(source, chosen, diagnostics, until)
+
+
+PATIENCE = 1.0
+"""Seconds after which somebody at a terminal is told what takes so long."""
+
+
+@contextmanager
+def patience(what: str) -> Iterator[None]:
+    """Say on a terminal's standard error what is being done, where it takes more than a moment."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    told = threading.Timer(PATIENCE, lambda: print(f"{what} …", file=sys.stderr, flush=True))
+    told.daemon = True
+    told.start()
+    try:
+        yield
+    finally:
+        told.cancel()
 
 
 @contextmanager

@@ -62,7 +62,8 @@ def command(
             _check_page(html, force)
         made = common.compiled(file, chosen, diagnostics, "named")
         asked = wishes(made["declarations"], layouts, sbp, reduce, common.POLICY)
-        columns = compile_columns(made, asked, chosen)
+        with common.patience(f"compiling {file.name} in {len(asked)} columns"):
+            columns = compile_columns(made, asked, chosen)
         raise_if_none_works(columns)
         compared = _compared(columns, made, None if no_run else seed)
         if html is not None:

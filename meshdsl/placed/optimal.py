@@ -254,6 +254,11 @@ class Space:
             return [p for p in found if p in yields] or found
         return found
 
+    def results(self, op: Op, index: int) -> list[Placement]:
+        """Where a result of an operator may settle."""
+        yields = dict.fromkeys(c.yields[index] for c in self.combinations[op])
+        return self.targets(op.outs[index], tuple(yields))
+
     @property
     def _outputs(self) -> set[Value]:
         return {o.value for o in self.program.outputs}
@@ -347,8 +352,11 @@ class Model:
             self._settle_collected(item)
         stacked = [s for loop in self.space.loops for s in loop.stacked]
         shared = {s.outer for s in stacked} | {c.inside for c in collected if c not in apart}
+        # All that there is to price is counted before anything is.
+        results = ((op, i) for op in self.space.combinations for i in range(len(op.outs)))
+        targets = {op.outs[i]: self.space.results(op, i) for op, i in results}
         for op in self.space.combinations:
-            self._settle_results(op, shared)
+            self._settle_results(op, targets, shared)
         for item in collected:
             if item not in apart:
                 self.settled[item.outer] = self.settled[item.inside]
@@ -392,7 +400,9 @@ class Model:
         self.space.need(carry.init, found)
         self.space.need(carry.next, found)
 
-    def _settle_results(self, op: Op, shared: set[Value]) -> None:
+    def _settle_results(
+        self, op: Op, targets: Mapping[Value, list[Placement]], shared: set[Value]
+    ) -> None:
         """The combination of an operator, and for each result an edge to where it settles."""
         combinations = self.space.combinations[op]
         self.picks[op] = self.lp.choice(len(combinations))
@@ -403,10 +413,10 @@ class Model:
             yields: dict[Placement, list[Terms]] = {}
             for pick, c in zip(self.picks[op], combinations, strict=True):
                 yields.setdefault(c.yields[index], []).append(pick)
-            targets = self.space.targets(value, tuple(yields))
+            found = targets[value]
             if value not in shared:
-                targets = self._undominated(value, list(yields), targets)
-            self._move(value, {p: total(picks) for p, picks in yields.items()}, targets)
+                found = self._undominated(value, list(yields), found)
+            self._move(value, {p: total(picks) for p, picks in yields.items()}, found)
 
     def _undominated(
         self, value: Value, yields: list[Placement], targets: list[Placement]

@@ -90,18 +90,19 @@ def route(
     best, came = {start: 0}, dict[int, _Edge]()
     order = itertools.count()
     queue = [(0, next(order), start)]
+    whole, message, kernel = type_.bytes, price.message, price.kernel
     while queue:
         cost, _, here = heapq.heappop(queue)
         if here == goal:
             return _route(space, came, start, goal, type_)
         if cost > best[here]:
             continue
-        local = type_.bytes // space.parts[here]
+        local = whole // space.parts[here]
         for edge in space.edges(here):
             if edge.sends is None:
-                there = cost + edge.step.kernels * price.kernel * BYTE + STEP
+                there = cost + edge.kernels * kernel * BYTE + STEP
             else:
-                there = cost + (edge.sends(local) + price.message) * BYTE + COLLECTIVE + STEP
+                there = cost + (edge.sends(local) + message) * BYTE + COLLECTIVE + STEP
             if there < best.get(edge.after, there + 1):
                 best[edge.after] = there
                 came[edge.after] = edge
@@ -172,10 +173,11 @@ def _shared_space(
 
 
 class _Edge(NamedTuple):
-    """A step, the placement it leads to, and what it sends for a number of local bytes."""
+    """A step, the placement it leads to, what it sends for a number of local bytes, its kernels."""
 
     after: int
     sends: Callable[[int], int] | None
+    kernels: int
     step: c.Step
 
 
@@ -212,7 +214,7 @@ class _Space:
         if number not in self.known:
             p = self.met[number]
             made = (*self._local_steps(p), *self._exchanges(p), *self._reductions(p))
-            edges = (_Edge(self.number(s.after), s.sends(self.mesh), s) for s in made)
+            edges = (_Edge(self.number(s.after), s.sends(self.mesh), s.kernels, s) for s in made)
             self.known[number] = tuple(edges)
         return self.known[number]
 
