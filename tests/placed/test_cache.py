@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshdsl.device.printer import print_program
-from meshdsl.placed import place
+from meshdsl.placed import optimal, place
 from tests.compiling import compile_text
 
 TEXT = """
@@ -35,11 +35,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def searches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """One entry per search that is made."""
     made: list[Any] = []
-    solve = place.solve
 
     def counted(*about: Any) -> Any:
         made.append(about)
-        return solve(*about)
+        return optimal.solve(*about)
 
     monkeypatch.setattr(place, "solve", counted)
     return made
@@ -59,7 +58,7 @@ def test_a_search_is_made_once(folder: Path, searches: list[Any]) -> None:
 
 
 def test_another_problem_is_another_search(folder: Path, searches: list[Any]) -> None:
-    others = [
+    others: list[dict[str, Any]] = [
         {"layout": "named"},
         {"message_bytes": 0},
         {"set_dims": {"m": 128}},
