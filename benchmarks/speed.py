@@ -1,12 +1,15 @@
 """How long the commands take, as whole processes, beside an empty Python process.
 
 `python -m benchmarks.speed [RUNS]` prints the median over RUNS (default 7) of each command, the
-spread, and the ratio to `python -c pass` of the same round. The commands take turns, so that a busy
-moment of the machine hits all of them.
+spread, the time of the processor, and the ratio to `python -c pass` of the same round. The commands
+take turns, so that a busy moment of the machine hits all of them. Plans are searched for in each
+run: none is kept.
 """
 
 from __future__ import annotations
 
+import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -29,10 +32,19 @@ def long_file(lines: int) -> str:
     return f"{head}program p(x[batch, model]) {{\n  h0 = x\n{body}\n  return h{lines - 8}\n}}\n"
 
 
+SEARCHED = ("heads=8", "model=384", "batch=48", "layers=96")
+"""Sizes of `examples/lm.mdsl` that divide over `BIG_MESH`."""
+
+THREE_AXES = "\nlayout three extends megatron_zero3 { seq -> pipe, mem -> none }\n"
+
+
 def commands(folder: Path) -> dict[str, list[str]]:
     """What is timed."""
     path = folder / "long.mdsl"
     path.write_text(long_file(1000))
+    step = folder / "lm.mdsl"
+    step.write_text((EXAMPLES / "lm.mdsl").read_text(encoding="utf-8") + THREE_AXES)
+    big = ["--mesh", BIG_MESH, "--set", *SEARCHED]
     transformer = str(EXAMPLES / "transformer.mdsl")
     mesh = ["--layout", "megatron", "--mesh", BIG_MESH]
     deep = ["--set", "batch=48", "layers=96"]
@@ -45,6 +57,15 @@ def commands(folder: Path) -> dict[str, list[str]]:
         "check 1,000 lines": [*CLI, "check", str(path)],
         "explain 96 layers, 3,072 devices": [*CLI, "explain", transformer, *mesh, *deep],
         "explain 2 layers, 3,072 devices": [*CLI, "explain", transformer, *mesh, *shallow],
+        "explain a training step, two axes": [
+            *CLI, "explain", str(step), "--layout", "megatron_zero3", *big,
+        ],
+        "explain a training step, three axes": [
+            *CLI, "explain", str(step), "--layout", "three", *big,
+        ],
+        "the same step, 2x2x2": [
+            *CLI, "explain", str(step), "--layout", "three", "--mesh", "data:2,tp:2,pipe:2",
+        ],
         "compile mlp": [*CLI, "compile", mlp],
         "run transformer, 8 devices (local)": [
             *CLI, "run", transformer, "--layout", "megatron", "--mesh", "pod",
@@ -58,17 +79,29 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         table = commands(Path(name))
         times: dict[str, list[float]] = {label: [] for label in table}
-        for _ in range(runs):
+        busy: dict[str, list[float]] = {label: [] for label in table}
+        for number in range(runs):
             for label, command in table.items():
-                started = time.perf_counter()
-                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+                nothing_kept = {
+                    **os.environ,
+                    "MESHDSL_CACHE": str(Path(name) / f"{number} {label}"),
+                }
+                started, used = time.perf_counter(), processor()
+                subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=nothing_kept)
                 times[label].append(time.perf_counter() - started)
+                busy[label].append(processor() - used)
     base = times["python -c pass"]
-    print(f"{'command':38}{'median':>9}{'least':>9}{'most':>9}{'x empty':>9}")
+    print(f"{'command':38}{'median':>9}{'least':>9}{'most':>9}{'CPU':>9}{'x empty':>9}")
     for label, taken in times.items():
         ratio = statistics.median(a / b for a, b in zip(taken, base, strict=True))
-        figures = (statistics.median(taken), min(taken), max(taken))
+        figures = (statistics.median(taken), min(taken), max(taken), statistics.median(busy[label]))
         print(f"{label:38}" + "".join(f"{t:8.3f}s" for t in figures) + f"{ratio:9.1f}")
+
+
+def processor() -> float:
+    """Seconds of the processor that finished processes have used."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from meshdsl.diagnostics import Source, Span, did_you_mean, fail
 from meshdsl.pipeline import DEFAULT_POLICY
+from meshdsl.placed.reshard import MESSAGE_BYTES
 
 VERBS = {
     "explain": "what each line holds and sends, and why",
@@ -67,6 +68,7 @@ def _parser(prog: str) -> _Words:
     for option in ("mesh", "layout", "sbp", "dtype"):
         parser.add_argument(f"--{option}")
     parser.add_argument("--reduce")
+    parser.add_argument("--message-bytes", type=int, default=MESSAGE_BYTES, metavar="N")
     parser.add_argument("--set", nargs="+", dest="settings", metavar="DIM=N")
     parser.add_argument("--strict", action="store_true")
     return parser
@@ -101,4 +103,5 @@ def chosen(given: argparse.Namespace, several: bool = False) -> Any:
         layout = sbp = None
         reduce = DEFAULT_POLICY
     mesh, dtype = given.mesh, given.dtype
-    return options(None, mesh, layout, sbp, reduce, given.settings, dtype, given.strict)
+    about = (given.settings, dtype, given.strict, given.message_bytes)
+    return options(None, mesh, layout, sbp, reduce, *about)
