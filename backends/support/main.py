@@ -20,6 +20,7 @@ from meshdsl.backends.support.files import (
     check_arrays,
     check_writable,
     read_arrays,
+    regular,
     write_npz,
 )
 from meshdsl.backends.support.values import Array, Spec, cast, draw, local_part
@@ -251,7 +252,7 @@ def gather_output(spec: Spec, mesh: dict[str, int], process: Process, block: tor
 def report_success(process: Process, outputs: dict[str, Any], seconds: float) -> None:
     """Write the report of a run that went well."""
     if process.options.report and process.rank == 0:
-        with open(process.options.report, "w", encoding="utf-8") as file:
+        with open(process.options.report, "w", encoding="utf-8", opener=regular) as file:
             json.dump({"version": 1, "ok": True, "seconds": seconds, "outputs": outputs}, file)
 
 
@@ -259,7 +260,8 @@ def leave(rank: int, options: argparse.Namespace, code: int, error: Exception) -
     """End this process after an error, not waiting for others to close their connections."""
     found = describe_error(error)
     if options.report:
-        with open(f"{options.report}.rank{rank}", "w", encoding="utf-8") as file:
+        path = f"{options.report}.rank{rank}"
+        with open(path, "w", encoding="utf-8", opener=regular) as file:
             json.dump({"version": 1, "ok": False, "rank": rank, "exit": code, **found}, file)
     if code == 2 and rank != 0:
         time.sleep(10 * GRACE)  # all refuse alike: rank 0 tells of it and ends the others
