@@ -23,6 +23,7 @@ from meshdsl.backends.support.files import (
     regular,
     write_npz,
 )
+from meshdsl.backends.support.output import keep_stdout
 from meshdsl.backends.support.values import Array, Spec, cast, draw, local_part
 
 GRACE = 0.5
@@ -52,6 +53,7 @@ def main(
 
     With `states` of an optimizer, that is one training step from their beginning.
     """
+    keep_stdout()
     options = parse_options(mesh)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     started = time.monotonic()
