@@ -26,8 +26,8 @@ from typer.testing import CliRunner
 import meshdsl as md
 from meshdsl.cli.app import app
 from meshdsl.cli.later import COMMANDS as LATER
+from tests.project import ROOT, matching
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/README.md")
 PICTURE = ROOT / "docs/images/overview.svg"
 
@@ -183,7 +183,7 @@ def _check_program(text: str, clone: Path) -> None:
         (clone / "block.mdsl").write_text(text, encoding="utf-8")
         _printed(_start("meshdsl check block.mdsl", clone))
     else:
-        assert any(text in _read(str(p)) for p in (ROOT / "examples").glob("*.mdsl"))
+        assert any(text in _read(str(p)) for p in matching("examples/*.mdsl"))
 
 
 RUNNERS: dict[str, Callable[[str, Path], None]] = {
@@ -259,7 +259,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 def test_the_index_names_every_page() -> None:
     named = set(_LINK.findall(_read("docs/README.md")))
-    pages = {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")}
+    pages = {p.relative_to(ROOT / "docs").as_posix() for p in matching("docs/**/*.md")}
     assert pages - {"README.md"} <= named
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import meshdsl as md
+from tests.project import ROOT, matching
 
-ROOT = Path(__file__).resolve().parents[2]
-MODULES = sorted(p.stem for p in (ROOT / "meshdsl" / "api").glob("*.py"))
+MODULES = [path.stem for path in matching("meshdsl/api/*.py")]
 
 CONSUMER = """
 from typing import Annotated

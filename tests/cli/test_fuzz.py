@@ -16,9 +16,9 @@ from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source
 from meshdsl.report.check import check_source
 from meshdsl.syntax.parse import read_source
+from tests.project import matching
 
-ROOT = Path(__file__).resolve().parents[2]
-FILES = [*sorted(ROOT.glob("examples/*.mdsl")), *sorted(ROOT.glob("tests/errors/*.mdsl"))]
+FILES = [*matching("examples/*.mdsl"), *matching("tests/errors/*.mdsl")]
 TEXTS = [path.read_text(encoding="utf-8").split("#| ")[0] for path in FILES]
 WORD = re.compile(r'\s+|\w+|->|"[^"\n]*"|#.*|.')
 OWN_WORDS = [

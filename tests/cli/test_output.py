@@ -12,10 +12,9 @@ import pytest
 
 from meshdsl.backends.emission import emit_compiled
 from tests.compiling import compile_text
+from tests.project import ROOT
 
 from .command import Cli, write
-
-ROOT = Path(__file__).resolve().parents[2]
 
 CHATTY = """
 import ctypes, os, sys

@@ -20,11 +20,12 @@ from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import walk
 from meshdsl.pipeline import build_named, front
 from tests.programs.harness import Case, refusal, run_case
+from tests.project import matching
 
 TRAINED = ("lm",)
 """Large training steps: `tests/training` runs them."""
 
-EVERY = sorted((Path(__file__).parents[2] / "examples").glob("*.mdsl"))
+EVERY = matching("examples/*.mdsl")
 EXAMPLES = [path for path in EVERY if path.stem not in TRAINED]
 
 SMALL: Mapping[str, Mapping[str, int]] = {

@@ -28,8 +28,9 @@ from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.ops.opdef import load_all
 from meshdsl.pipeline import Options, compile_source
 from meshdsl.placed.ir import Program
+from tests.project import ROOT
 from tests.renderings import gradients
-from tests.renderings.examples import ROOT, compiled_cases
+from tests.renderings.examples import compiled_cases
 
 CODE: dict[str, type[Peer]] = {"dtensor": DTensorText, "jax": JaxText, "oneflow": OneFlowText}
 EVERY = [(case, made["placed"]) for case, made in compiled_cases(4, "deferred")]

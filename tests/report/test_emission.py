@@ -12,7 +12,8 @@ import pytest
 
 from meshdsl.backends.emission import emit_compiled
 from meshdsl.backends.format_text import double_quoted, statement
-from tests.report.golden import CASES, ROOT, Case, made
+from tests.project import ROOT
+from tests.report.golden import CASES, Case, made
 
 RUFF = (sys.executable, "-m", "ruff")
 AS_HERE = ("--isolated", "--line-length", "100", "--target-version", "py311")
