@@ -29,6 +29,9 @@ from meshdsl.backends.support.values import Array, Spec, cast, draw, local_part
 GRACE = 0.5
 """Seconds that a failed process waits before it ends, so that others can tell theirs too."""
 
+OVER = "MESHDSL_OVER"
+"""What the environment calls the file that whoever started the processes makes when they have."""
+
 Device = Callable[..., dict[str, torch.Tensor]]
 
 
@@ -271,8 +274,16 @@ def leave(rank: int, options: argparse.Namespace, code: int, error: Exception) -
     print(f"error{where}: {error}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     if code == 3:
-        time.sleep(GRACE)
+        linger()
     os._exit(code)
+
+
+def linger() -> None:
+    """Wait until the others have told their failures: for a moment, or as `OVER` says."""
+    over = os.environ.get(OVER, "")
+    until = time.monotonic() + (40 * GRACE if over else GRACE)
+    while time.monotonic() < until and not os.path.exists(over):
+        time.sleep(GRACE / 20)
 
 
 def describe_error(error: Exception) -> dict[str, Any]:
