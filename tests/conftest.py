@@ -1,19 +1,33 @@
-"""Hypothesis profiles, and one thread per torch process."""
+"""Hypothesis profiles, one thread per torch process, and Ctrl-C where a test presses it."""
 
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 
-from hypothesis import settings
+import pytest
+from hypothesis import HealthCheck, settings
 
 # Read when torch is first imported: the suite already runs one process per core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-settings.register_profile("ci", derandomize=True, print_blob=True, deadline=None, database=None)
+# Nothing may depend on how fast the machine is just now.
+untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("ci", untimed, derandomize=True, database=None)
 settings.register_profile(
-    "deep",
-    max_examples=int(os.environ.get("MESHDSL_CASES", "5000")),
-    print_blob=True,
-    deadline=None,
+    "deep", untimed, max_examples=int(os.environ.get("MESHDSL_CASES", "5000"))
 )
 settings.load_profile("deep" if "MESHDSL_CASES" in os.environ else "ci")
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Let SIGINT interrupt this process, and those it starts, as in the foreground of a terminal.
+
+    A shell starts what a script puts in the background (`make test &`) with SIGINT ignored; that is
+    inherited, and Python then leaves it so.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from meshdsl.backends.checkpoint import Checkpoints, Sharing
 from meshdsl.backends.support.values import local_part
 from meshdsl.diagnostics import DiagnosticError
 from tests.backends.test_checkpoint import MESHES, found_in, placed, same, save, whole
+from tests.waiting import ended, started, until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STATIONS = [("2x2", 1), ("4", 3), ("2x2", 5)]
@@ -81,21 +82,13 @@ def forever(folder: Path, rank: int) -> None:
 SCENES = {"carried": carried, "failing": failing, "forever": forever}
 
 
-def start(scene: str, folder: Path, world: int = 4) -> list[subprocess.Popen[str]]:
-    """Start the processes of a scene."""
+def start(scene: str, folder: Path, world: int = 4) -> Any:
+    """The processes of a scene, at work."""
     program = [sys.executable, "-m", "tests.backends.test_checkpoint_processes", scene]
+    commands = [[*program, str(folder), str(rank), str(world)] for rank in range(world)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(
-            [*program, str(folder), str(rank), str(world)],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return started(*commands, cwd=ROOT, env=environment, **pipes)
 
 
 @pytest.fixture
@@ -108,27 +101,17 @@ def begun(tmp_path):
 
 @pytest.mark.parametrize("scene", ["carried", "failing"])
 def test_four_processes(begun, scene):
-    processes = start(scene, begun)
-    try:
-        said = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    with start(scene, begun) as processes:
+        said = ended(processes)
     assert [process.returncode for process in processes] == [0] * 4, "\n".join(said)
 
 
 def test_a_killed_process_leaves_the_last_whole_checkpoint(begun):
-    processes = start("forever", begun)
-    try:
-        deadline = time.monotonic() + 60
-        while len(disk.names(begun)) < 3 and time.monotonic() < deadline:
-            time.sleep(0.02)
+    with start("forever", begun) as processes:
+        until(lambda: len(disk.names(begun)) > 2)
         processes[2].send_signal(signal.SIGKILL)
-        codes = [process.wait(timeout=60) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+        ended(processes)
+        codes = [process.wait() for process in processes]
     assert codes[2] == -signal.SIGKILL
     assert 0 not in codes, "the others ended as if all were well"
     found = found_in(begun)

@@ -26,6 +26,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from meshdsl.api.errors import ProgramError
 from meshdsl.backends.module import ProgramModule, module
 from tests.backends.module_cases import BLOCK, CASES, MLP, Case, drawn, expected, mlp
+from tests.waiting import ended, started
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SQUARE = {"a": 2, "b": 2}
@@ -322,22 +323,11 @@ SCENES: dict[int, tuple[Callable[[Path], None], ...]] = {
 @pytest.mark.parametrize("world", SCENES)
 def test_processes(world: int, tmp_path: Path) -> None:
     program = [sys.executable, "-m", "tests.backends.test_module_processes", str(tmp_path)]
-    processes = [
-        subprocess.Popen(
-            [*program, str(rank), str(world)],
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        said = [process.communicate(timeout=240)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    commands = [[*program, str(rank), str(world)] for rank in range(world)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with started(*commands, cwd=ROOT, env=environment, **pipes) as processes:
+        said = ended(processes)
     assert [process.returncode for process in processes] == [0] * world, "\n".join(said)
 
 

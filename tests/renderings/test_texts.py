@@ -301,7 +301,7 @@ def test_rendering_imports_no_tensors() -> None:
         "    assert done.exit_code == 0, done.output\n"
         "heavy = {'torch', 'jax', 'oneflow'} & set(sys.modules)\nassert not heavy, heavy\n"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_the_command_writes_a_file(tmp_path: Path) -> None:
