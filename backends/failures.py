@@ -112,7 +112,11 @@ def program_order(loops: tuple[Loop, ...], failure: Failure) -> tuple[int, ...]:
 
 def first_failure(text: str, failures: list[Failure]) -> Failure:
     """The failure to tell: causes before consequences, then in the order of the program."""
-    loops = loops_of(text)
+    return earliest(loops_of(text), failures)
+
+
+def earliest(loops: tuple[Loop, ...], failures: list[Failure]) -> Failure:
+    """The same where the loops of the text are known."""
 
     def key(failure: Failure) -> tuple[Any, ...]:
         order = program_order(loops, failure)

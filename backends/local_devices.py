@@ -12,7 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from meshdsl.backends.at_work import counters, device_in, fingerprint, outside
-from meshdsl.backends.failures import Failure, first_failure, loops_of, position_of, program_order
+from meshdsl.backends.failures import Failure, earliest, loops_of, position_of, program_order
 from meshdsl.backends.local_dist import LocalDist, Released
 from meshdsl.backends.stalls import Doing, Watch
 
@@ -46,7 +46,7 @@ class Devices:
         self._over = threading.Event()
         self._late: Late | None = None
         self._threads = [
-            threading.Thread(target=self._thread, args=(rank,), daemon=True, name=f"device {rank}")
+            threading.Thread(target=self._device, args=(rank,), daemon=True, name=f"device {rank}")
             for rank in range(count)
         ]
 
@@ -81,12 +81,6 @@ class Devices:
             self._give_up()
         return self
 
-    def _thread(self, rank: int) -> None:
-        import torch
-
-        torch.set_num_threads(self._share)  # each thread has a number of its own
-        self._device(rank)
-
     def _device(self, rank: int) -> None:
         import torch
 
@@ -94,6 +88,7 @@ class Devices:
         try:
             if self.dist.closed:
                 raise Released
+            torch.set_num_threads(self._share)  # each thread has a number of its own
             with torch.inference_mode():
                 self.outputs[rank] = self.call(rank)
             failed = False
@@ -181,12 +176,12 @@ class Late:
     """
 
     def __init__(self, text: str, patience: float) -> None:
-        self.loops, self.patience, self.text = loops_of(text), patience, text
+        self.loops, self.patience = loops_of(text), patience
         self._seen: dict[int, tuple[tuple[int, ...], float]] = {}
 
     def among(self, failures: list[Failure], places: dict[int, Failure]) -> list[int]:
         """Those of the devices in `places` that are to be waited for."""
-        first = self._order(first_failure(self.text, failures))
+        first = self._order(earliest(self.loops, failures))
         found = {rank: self._order(place) for rank, place in places.items()}
         return [rank for rank, at in found.items() if at <= first and self._moves(rank, at)]
 

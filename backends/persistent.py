@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from meshdsl.backends.in_process import load, told
-from meshdsl.backends.local_devices import Devices, share_of_cores
+from meshdsl.backends.local_devices import Devices
 from meshdsl.backends.local_dist import LocalDist
 from meshdsl.backends.support.files import ArraysRefused, check_arrays
 from meshdsl.backends.support.values import NUMPY_DTYPES, Array, Spec, cast, local_part
@@ -36,18 +36,15 @@ Blocks = list[dict[str, "torch.Tensor"]]
 class Worker:
     """A thread that does one thing after another. It ends when nobody refers to it any more."""
 
-    def __init__(self, name: str, threads: int) -> None:
+    def __init__(self, name: str) -> None:
         tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.tasks = tasks
-        self.thread = threading.Thread(target=_work, args=(tasks, threads), daemon=True, name=name)
+        self.thread = threading.Thread(target=_work, args=(tasks,), daemon=True, name=name)
         self.thread.start()
         weakref.finalize(self, tasks.put, None)
 
 
-def _work(tasks: queue.SimpleQueue[Callable[[], None] | None], threads: int) -> None:
-    import torch
-
-    torch.set_num_threads(threads)
+def _work(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
     while (task := tasks.get()) is not None:
         task()
         del task
@@ -162,8 +159,7 @@ class PersistentEngine:
     def _ready(self) -> list[Worker]:
         """The threads, started if there are none."""
         if not self._workers:
-            share = share_of_cores(self.devices)
-            self._workers = [Worker(f"device {rank}", share) for rank in range(self.devices)]
+            self._workers = [Worker(f"device {rank}") for rank in range(self.devices)]
         return self._workers
 
     def _blocks(
