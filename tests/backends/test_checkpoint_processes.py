@@ -19,6 +19,7 @@ from meshdsl.backends.checkpoint import Checkpoints, Sharing
 from meshdsl.backends.support.values import local_part
 from meshdsl.diagnostics import DiagnosticError
 from tests.backends.test_checkpoint import MESHES, found_in, placed, same, save, whole
+from tests.ranks import run_ranks
 from tests.waiting import ended, started, until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -82,13 +83,12 @@ def forever(folder: Path, rank: int) -> None:
 SCENES = {"carried": carried, "failing": failing, "forever": forever}
 
 
-def start(scene: str, folder: Path, world: int = 4) -> Any:
-    """The processes of a scene, at work."""
-    program = [sys.executable, "-m", "tests.backends.test_checkpoint_processes", scene]
-    commands = [[*program, str(folder), str(rank), str(world)] for rank in range(world)]
+def start(scene: str, folder: Path) -> Any:
+    """The four processes of a scene, at work."""
+    program = [sys.executable, "-m", "tests.backends.test_checkpoint_processes", scene, str(folder)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    return started(*commands, cwd=ROOT, env=environment, **pipes)
+    return started(program, cwd=ROOT, env=environment, **pipes)
 
 
 @pytest.fixture
@@ -101,17 +101,18 @@ def begun(tmp_path):
 
 @pytest.mark.parametrize("scene", ["carried", "failing"])
 def test_four_processes(begun, scene):
-    with start(scene, begun) as processes:
-        said = ended(processes)
-    assert [process.returncode for process in processes] == [0] * 4, "\n".join(said)
+    with start(scene, begun) as (process,):
+        (said,) = ended([process])
+    assert process.returncode == 0, said
 
 
 def test_a_killed_process_leaves_the_last_whole_checkpoint(begun):
-    with start("forever", begun) as processes:
+    with start("forever", begun) as (process,):
+        pids = process.stdout.readline().split()
         until(lambda: len(disk.names(begun)) > 2)
-        processes[2].send_signal(signal.SIGKILL)
-        ended(processes)
-        codes = [process.wait() for process in processes]
+        os.kill(int(pids[2]), signal.SIGKILL)
+        (said,) = ended([process])
+    codes = [int(code) for code in said.splitlines()[-1].split()]
     assert codes[2] == -signal.SIGKILL
     assert 0 not in codes, "the others ended as if all were well"
     found = found_in(begun)
@@ -124,9 +125,13 @@ def test_a_killed_process_leaves_the_last_whole_checkpoint(begun):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    scene, where, me, world = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    meeting = f"file://{where}.store.{scene}"
-    dist.init_process_group("gloo", init_method=meeting, rank=me, world_size=world)
-    SCENES[scene](where, me)
-    dist.barrier()
-    dist.destroy_process_group()
+    scene, where = sys.argv[1], Path(sys.argv[2])
+
+    def take_part(rank: int) -> None:
+        meeting = f"file://{where}.store.{scene}"
+        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=4)
+        SCENES[scene](where, rank)
+        dist.barrier()
+        dist.destroy_process_group()
+
+    run_ranks(4, take_part, patient=scene == "forever")

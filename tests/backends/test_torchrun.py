@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,8 @@ from meshdsl.backends import stalls
 from meshdsl.backends.failures import RunError
 from meshdsl.backends.in_process import run_local
 from meshdsl.backends.torchrun import TorchrunError, devices_of, run_torchrun
+from tests.project import ROOT
+from tests.ranks import run_script
 from tests.waiting import release, started, until, until_gone
 
 EVERYTHING = """
@@ -119,56 +123,51 @@ def test_a_process_that_hangs_is_told_and_left_alone(emit, tmp_path, monkeypatch
     assert any(text.endswith(expected) for text in told)
 
 
-def program(tmp_path, emit, mesh):
-    (tmp_path / "prog.py").write_text(emit("return {}", mesh))
+FAILS = "raise ValueError('no luck')"
+SIX = {"RANK": "0", "WORLD_SIZE": "6", "MASTER_ADDR": "127.0.0.1"}
+TOO_FEW = "error: this program is for 8 devices (rows 2 x cols 4), but 6 started\n"
+RIGHT = "run: torchrun --nproc-per-node 8 prog.py --seed 7\n"
+ALONE = {
+    "too few": (["--seed", "7"], SIX, 2, TOO_FEW),
+    "the right command": (["--seed", "7"], SIX, 2, RIGHT),
+    "no folder": (["--out", "none/out.npz"], {}, 2, "there is no folder"),
+    "a file": (["--out", "old.npz"], {}, 2, "--force overwrites it"),
+    "no file": (["--inputs", "none.npz"], {}, 2, "No such file"),
+    "no option": (["--nonsense"], {}, 2, "unrecognized arguments"),
+    "a failure": ([], {}, 3, "error on device 0, line LINE of prog.py: no luck"),
+}
+"""Arguments and environment of one process, its exit code, and what it prints on errors."""
 
 
-def run_alone(tmp_path, *arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "prog.py", *arguments],
-        cwd=tmp_path,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_a_wrong_number_of_processes_is_refused_with_the_right_command(emit, tmp_path):
-    program(tmp_path, emit, {"rows": 2, "cols": 4})
-    result = run_alone(tmp_path, "--seed", "7", RANK="0", WORLD_SIZE="6", MASTER_ADDR="127.0.0.1")
-    assert result.returncode == 2
-    assert result.stderr == (
-        "error: this program is for 8 devices (rows 2 x cols 4), but 6 started\n"
-        "run: torchrun --nproc-per-node 8 prog.py --seed 7\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--out", "none/out.npz"], "there is no folder"),
-        (["--out", "old.npz"], "--force overwrites it"),
-        (["--inputs", "none.npz"], "No such file"),
-        (["--nonsense"], "unrecognized arguments"),
-    ],
-)
-def test_wrong_commands_exit_with_2_and_no_traceback(emit, tmp_path, arguments, message):
-    program(tmp_path, emit, {"r": 1})
+def test_what_one_process_is_told(emit, tmp_path):
+    """Its exit code, and a sentence without a traceback, whatever is wrong."""
+    command = [sys.executable, "-m", "tests.backends.test_torchrun", str(tmp_path)]
     (tmp_path / "old.npz").write_bytes(b"")
-    result = run_alone(tmp_path, *arguments)
-    assert result.returncode == 2
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
+    for name, (_, environment, _, _) in ALONE.items():
+        mesh = {"rows": 2, "cols": 4} if environment else {"r": 1}
+        text = emit(FAILS if name == "a failure" else "return {}", mesh)
+        (tmp_path / f"{name}.py").write_text(text)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    line = (tmp_path / "a failure.py").read_text().split("\n").index(f"    {FAILS}") + 1
+    for name, (_, _, expected, message) in ALONE.items():
+        code, out, err = told[name]
+        assert (code, out) == (expected, ""), name
+        assert message.replace("LINE", str(line)) in err, name
+        assert "Traceback" not in err, name
+    assert told["too few"][2].count("\n") == 2
+    assert told["a failure"][2].count("\n") == 1
 
 
-def test_a_failure_exits_with_3_and_names_the_line(emit, tmp_path):
-    text = emit("raise ValueError('no luck')", {"r": 1})
-    (tmp_path / "prog.py").write_text(text)
-    result = run_alone(tmp_path)
-    line = text.split("\n").index("    raise ValueError('no luck')") + 1
-    assert result.returncode == 3
-    assert result.stderr == f"error on device 0, line {line} of prog.py: no luck\n"
+def run_alone(folder):
+    """Each case in a process of its own, forked from this one; what came of it."""
+    import torch.distributed  # noqa: F401  # once for all
+
+    for name, (arguments, environment, _, _) in ALONE.items():
+        (folder / f"{name}.py").replace(folder / "prog.py")
+        yield name, run_script(folder / "prog.py", arguments, environment, folder)
+        (folder / "prog.py").replace(folder / f"{name}.py")
 
 
 SLEEPER = """
@@ -187,7 +186,7 @@ def workers(path):
 
 def test_a_time_limit_ends_all_processes(emit, tmp_path, monkeypatch):
     monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
-    for limit in (4, 8, 16, 32, 64, 128):  # until it is enough for the processes to start
+    for limit in (8, 30, 120):  # until it is enough for the processes to start
         with pytest.raises(TorchrunError, match=f"did not end within {limit} seconds") as caught:
             run_torchrun(emit(SLEEPER, {"r": 2}), time_limit=limit)
         assert caught.value.code == "MD0706"
@@ -214,3 +213,7 @@ def test_workers_do_not_outlive_the_parent(emit, tmp_path, how):
         parent.send_signal(how)
         until_gone(pids)
         assert parent.wait() in (-how, 1, 130)
+
+
+if __name__ == "__main__":
+    print(json.dumps(dict(run_alone(Path(sys.argv[1])))))
