@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, settings
 
 # Read when torch is first imported: the suite already runs one process per core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# On a busy machine a run may seem to hang; the limit of every test ends one that does.
+os.environ.setdefault("MESHDSL_STALL_SECONDS", "0")
 
 # Nothing may depend on how fast the machine is just now.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
