@@ -21,6 +21,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from meshdsl.backends.support.files import regular
+
 POINTER = "latest"
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -70,7 +72,8 @@ def names(folder: Path) -> list[str]:
 def _listed(folder: Path) -> list[str]:
     """The names in `latest`, newest first; none where it is missing or no text."""
     try:
-        text = (folder / POINTER).read_text("utf-8")
+        with open(folder / POINTER, encoding="utf-8", opener=regular) as file:
+            text = file.read()
     except (OSError, UnicodeDecodeError):
         return []
     return [line for line in text.splitlines() if _NAME.fullmatch(line)]
@@ -91,7 +94,7 @@ def describe(error: OSError) -> str:
 def digest(path: Path) -> dict[str, Any]:
     """Size and checksum of a file, as the manifest holds them. Raises OSError."""
     found, size = hashlib.blake2b(digest_size=16), 0
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=regular) as file:
         while chunk := file.read(CHUNK):
             found.update(chunk)
             size += len(chunk)
@@ -114,7 +117,8 @@ def _seal(content: Mapping[str, Any]) -> str:
 def read_manifest(checkpoint: Path) -> dict[str, Any]:
     """What the manifest says, less its version and checksum. Raises Damaged."""
     try:
-        content = json.loads((checkpoint / MANIFEST).read_text("utf-8"))
+        with open(checkpoint / MANIFEST, encoding="utf-8", opener=regular) as file:
+            content = json.load(file)
         version, seal = content.pop("version"), content.pop("blake2b")
     except FileNotFoundError:
         raise Damaged(f"it has no {MANIFEST}") from None
@@ -221,7 +225,7 @@ def discard(folder: Path, step: int) -> None:
 
 def write(path: Path, data: bytes) -> None:
     """Write a file and see it onto the disk. Raises OSError."""
-    with open(path, "wb") as file:
+    with open(path, "wb", opener=regular) as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

@@ -40,6 +40,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from meshdsl.backends.checkpoint_folder import DiskError, describe
+from meshdsl.backends.support.files import regular
 from meshdsl.backends.support.values import Spec, coordinates, local_part
 from meshdsl.named.ir import DTYPES
 
@@ -209,7 +210,7 @@ class Reader(FileSystemReader):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         try:
-            with open(folder / ".metadata", "rb") as file:
+            with open(folder / ".metadata", "rb", opener=regular) as file:
                 found = _Unpickler(file).load()
         except OSError as error:
             raise DiskError(describe(error)) from None

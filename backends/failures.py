@@ -7,6 +7,7 @@ the order of the program, so that it is the same in every engine and at every ru
 from __future__ import annotations
 
 import ast
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +61,7 @@ class Failure:
     """One device's error: where in the emitted text it arose, and the counters of its loops.
 
     `position` orders errors of one statement. A `consequence` of another device's end is told only
-    when there is nothing else.
+    when there is nothing else. `step` counts how often the device had begun anew.
     """
 
     device: int
@@ -70,6 +71,7 @@ class Failure:
     loops: Mapping[str, int] | None = None
     position: tuple[int, ...] = ()
     consequence: bool = False
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +83,17 @@ class Loop:
     counter: str
 
 
+PARSING = threading.Lock()
+"""Held while a text is parsed: CPython 3.11 cannot do it in two threads at once."""
+
+
 def loops_of(text: str) -> tuple[Loop, ...]:
     """The `for` loops of a text, outer before inner."""
+    with PARSING:
+        tree = ast.parse(text)
     found = (
         Loop(node.lineno, node.end_lineno or node.lineno, node.target.id)
-        for node in ast.walk(ast.parse(text))
+        for node in ast.walk(tree)
         if isinstance(node, ast.For) and isinstance(node.target, ast.Name)
     )
     return tuple(sorted(found, key=lambda loop: (loop.first, -loop.last)))
@@ -104,11 +112,15 @@ def program_order(loops: tuple[Loop, ...], failure: Failure) -> tuple[int, ...]:
 
 def first_failure(text: str, failures: list[Failure]) -> Failure:
     """The failure to tell: causes before consequences, then in the order of the program."""
-    loops = loops_of(text)
+    return earliest(loops_of(text), failures)
+
+
+def earliest(loops: tuple[Loop, ...], failures: list[Failure]) -> Failure:
+    """The same where the loops of the text are known."""
 
     def key(failure: Failure) -> tuple[Any, ...]:
         order = program_order(loops, failure)
-        return failure.consequence, order, failure.position, failure.device
+        return failure.consequence, failure.step, order, failure.position, failure.device
 
     return min(failures, key=key)
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
-import os
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,17 +19,14 @@ from meshdsl.backends.failures import (
     RunError,
     as_error,
     first_failure,
-    position_of,
 )
-from meshdsl.backends.local_dist import FILE, LocalDist, Released, Sent
+from meshdsl.backends.local_devices import Devices
+from meshdsl.backends.local_dist import FILE, LocalDist, Sent
 from meshdsl.backends.support.files import ArraysRefused, check_arrays
 from meshdsl.backends.support.values import NUMPY_DTYPES, Array, Spec, cast, draw_part, local_part
 
 if TYPE_CHECKING:
     import torch
-
-GRACE = 0.8
-"""Seconds that devices still running get, after the first failure, to come upon an earlier one."""
 
 MOST_DEVICES = 1024
 """Threads that one process is asked to run; a bigger mesh is refused."""
@@ -122,8 +115,7 @@ def run_local(
         outputs: dict[str, torch.Tensor] = program.device(rank, dist.groups(rank), *values)
         return outputs
 
-    with few_threads(devices):
-        found = Devices(devices, dist, call).run()
+    found = Devices(devices, dist, call, text).run()
     if found.failures:
         raise told(text, found.failures, found.errors, lines)
     held = tuple({n: as_array(t) for n, t in outputs.items()} for outputs in found.outputs)
@@ -219,122 +211,6 @@ def local_array(
         return cast(np.asarray(arrays[key][part]), spec.dtype)
     except ValueError as error:
         raise LocalRunError("MD0501", f"{name}: {error}") from None
-
-
-@contextmanager
-def few_threads(devices: int) -> Iterator[None]:
-    """Let each device's operators use its share of the cores."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(max(1, min(before, (os.cpu_count() or 1) // devices)))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-class Devices:
-    """The threads of one run, each of which does `call(rank)`, and what came of them.
-
-    `began` is when the devices were last known to be level with one another.
-    """
-
-    def __init__(self, count: int, dist: LocalDist, call: Callable[[int], Any]) -> None:
-        self.dist, self.call = dist, call
-        self.outputs: list[Any] = [{} for _ in range(count)]
-        self.began = 0.0
-        self.failures: list[Failure] = []
-        self.errors: dict[int, BaseException] = {}
-        self._left = count
-        self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._failed_at: float | None = None
-        self._threads = [
-            threading.Thread(target=self._device, args=(rank,), daemon=True, name=f"device {rank}")
-            for rank in range(count)
-        ]
-
-    def mark(self) -> None:
-        """Say that the devices begin something anew, such as the next step of a training run."""
-        self.began = time.monotonic()
-
-    def run(self) -> Devices:
-        """Run all devices to their ends; no thread is left behind that can be stopped."""
-        self.began = time.monotonic()
-        try:
-            for thread in self._threads:
-                thread.start()
-            while not self._over.wait(0.05):
-                if self._failed_at is not None and self._is_late(self._failed_at):
-                    break
-        except BaseException:
-            self._give_up()
-            raise
-        if not self._over.is_set():
-            self._give_up()
-        return self
-
-    def _is_late(self, failed: float) -> bool:
-        """Whether devices still running have had time enough to come to where one failed.
-
-        Sharing the cores, they may be behind by as long as the failed one ran.
-        """
-        return time.monotonic() - failed > max(GRACE, failed - self.began)
-
-    def _give_up(self) -> None:
-        """Release the devices that wait, and stop those that compute at their next statement."""
-        self.dist.close()
-        for thread in self._threads:
-            if thread.ident is not None and thread.is_alive():
-                ident, error = ctypes.c_ulong(thread.ident), ctypes.py_object(Released)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, error)
-        self._over.wait(GRACE / 4)
-
-    def _device(self, rank: int) -> None:
-        import torch
-
-        failed = True
-        try:
-            with torch.inference_mode():
-                self.outputs[rank] = self.call(rank)
-            failed = False
-        except Released:
-            pass
-        except BaseException as error:
-            self._keep(rank, error)
-        finally:
-            self.dist.end(rank, failed)
-            with self._lock:
-                self._left -= 1
-                if not self._left:
-                    self._over.set()
-
-    def _keep(self, rank: int, error: BaseException) -> None:
-        line, loops = where(error.__traceback__)
-        failure = Failure(
-            rank,
-            type(error).__name__,
-            str(error),
-            line,
-            loops,
-            position_of(getattr(error, "position", None)),
-        )
-        with self._lock:
-            self.failures.append(failure)
-            self.errors[rank] = error
-            self._failed_at = self._failed_at or time.monotonic()
-
-
-def where(trace: TracebackType | None) -> tuple[int | None, dict[str, int]]:
-    """The line of `device` that an error came from, and the counters it had then."""
-    while trace is not None:
-        code = trace.tb_frame.f_code
-        if code.co_name == "device" and code.co_filename == FILE:
-            counters = {k: v for k, v in trace.tb_frame.f_locals.items() if type(v) is int}
-            return trace.tb_lineno, counters
-        trace = trace.tb_next
-    return None, {}
 
 
 def told(

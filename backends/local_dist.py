@@ -180,6 +180,19 @@ class LocalDist:
                         self._dismiss(group)
             self._look_for_deadlock()
 
+    @property
+    def closed(self) -> bool:
+        """Whether every device is released."""
+        return self._closed
+
+    def waits(self, rank: int) -> str:
+        """The collective that a device waits in; empty where it does not wait."""
+        with self._lock:
+            meeting = self._waiting.get(rank)
+            if meeting is None:
+                return ""
+            return self._show(self._call_of(rank, meeting), meeting)
+
     def close(self) -> None:
         """Release every device, now and at its next collective."""
         with self._lock:

@@ -8,7 +8,6 @@ inputs and parameters: the emitted text never writes to either.
 from __future__ import annotations
 
 import math
-import os
 import queue
 import threading
 import weakref
@@ -19,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdsl.backends.in_process import Devices, load, told
+from meshdsl.backends.in_process import load, told
+from meshdsl.backends.local_devices import Devices
 from meshdsl.backends.local_dist import LocalDist
 from meshdsl.backends.support.files import ArraysRefused, check_arrays
 from meshdsl.backends.support.values import NUMPY_DTYPES, Array, Spec, cast, local_part
@@ -36,18 +36,15 @@ Blocks = list[dict[str, "torch.Tensor"]]
 class Worker:
     """A thread that does one thing after another. It ends when nobody refers to it any more."""
 
-    def __init__(self, name: str, threads: int) -> None:
+    def __init__(self, name: str) -> None:
         tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.tasks = tasks
-        self.thread = threading.Thread(target=_work, args=(tasks, threads), daemon=True, name=name)
+        self.thread = threading.Thread(target=_work, args=(tasks,), daemon=True, name=name)
         self.thread.start()
         weakref.finalize(self, tasks.put, None)
 
 
-def _work(tasks: queue.SimpleQueue[Callable[[], None] | None], threads: int) -> None:
-    import torch
-
-    torch.set_num_threads(threads)
+def _work(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
     while (task := tasks.get()) is not None:
         task()
         del task
@@ -85,9 +82,9 @@ class Turns(Devices):
     """The devices of one run, on threads that outlive it."""
 
     def __init__(
-        self, dist: LocalDist, call: Callable[[int], Any], workers: Sequence[Worker]
+        self, dist: LocalDist, call: Callable[[int], Any], workers: Sequence[Worker], text: str
     ) -> None:
-        super().__init__(len(workers), dist, call)
+        super().__init__(len(workers), dist, call, text)
         turns = [Turn(w, partial(self._device, rank)) for rank, w in enumerate(workers)]
         self._threads = turns  # type: ignore[assignment]
 
@@ -157,17 +154,12 @@ class PersistentEngine:
         def call(rank: int) -> Any:
             return program.device(rank, dist.groups(rank), inputs[rank], params[rank])
 
-        return Turns(dist, call, self._ready())
+        return Turns(dist, call, self._ready(), self.text)
 
     def _ready(self) -> list[Worker]:
         """The threads, started if there are none."""
         if not self._workers:
-            import torch
-
-            before = torch.get_num_threads()
-            share = max(1, min(before, (os.cpu_count() or 1) // self.devices))
-            self._workers = [Worker(f"device {rank}", share) for rank in range(self.devices)]
-            torch.set_num_threads(before)
+            self._workers = [Worker(f"device {rank}") for rank in range(self.devices)]
         return self._workers
 
     def _blocks(

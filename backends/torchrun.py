@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from meshdsl.backends import at_work
 from meshdsl.backends.failures import (
     Failure,
     RunError,
@@ -30,8 +31,15 @@ from meshdsl.backends.failures import (
     first_failure,
     position_of,
 )
+from meshdsl.backends.stalls import Processes, Watch
 from meshdsl.backends.support.files import write_npz
 from meshdsl.backends.support.values import Array
+
+EVERY = 0.05
+"""Seconds between two looks at what the processes say."""
+
+OVER = "over"
+"""The file that lets failed processes end."""
 
 PATIENCE = 3.0
 """Seconds that a launcher gets to end its workers before all are killed."""
@@ -86,7 +94,8 @@ def run_torchrun(
         for option, values in (("inputs", inputs), ("params", params)):
             if values is not None:
                 options += [f"--{option}", _file(folder / f"{option}.npz", values)]
-        code = _launch(folder, devices_of(text), options, time_limit)
+        processes = Processes(folder, devices_of(text), lines or {})
+        code = _launch(folder, processes, options, time_limit)
         log = (folder / "log").read_text("utf-8", errors="replace")
         if code != 0:
             raise _told(text, reports_in(folder), log, lines)
@@ -110,14 +119,49 @@ def _file(path: Path, values: Mapping[str, Any] | str) -> str:
     return str(path)
 
 
-def _launch(folder: Path, devices: int, options: list[str], limit: float | None) -> int:
+def _launch(folder: Path, processes: Processes, options: list[str], limit: float | None) -> int:
     """Run the program in `folder` under torchrun; returns the exit code."""
-    with launched(folder, devices, [str(folder / "prog.py"), *options]) as process:
-        try:
-            return process.wait(limit)
-        except subprocess.TimeoutExpired:
-            message = f"the program did not end within {limit:g} seconds"
-            raise TorchrunError("MD0706", message) from None
+    watch, aftermath, began = Watch(processes.doing), Aftermath(processes), time.monotonic()
+    with launched(folder, processes.devices, [str(folder / "prog.py"), *options]) as process:
+        while (code := process.poll()) is None:
+            if limit is not None and time.monotonic() - began > limit:
+                message = f"the program did not end within {limit:g} seconds"
+                raise TorchrunError("MD0706", message)
+            watch.look()
+            aftermath.look()
+            time.sleep(EVERY)
+    return code
+
+
+class Aftermath:
+    """After a process has failed: lets it end once no other can come upon an error of its own.
+
+    Which error is told does not depend then on which process was faster.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self._waiting: dict[int, tuple[int, int]] = {}
+
+    def look(self) -> None:
+        """Call this often."""
+        folder = self.processes.folder
+        failed = {int(path.suffix.removeprefix(".rank")) for path in folder.glob("report.rank*")}
+        if not failed or (folder / OVER).exists():
+            return
+        if all(rank in failed or self._waits(rank) for rank in range(self.processes.devices)):
+            (folder / OVER).touch()
+
+    def _waits(self, rank: int) -> bool:
+        """Whether a process has said twice that it waits in one and the same collective."""
+        found = self.processes.report(rank)
+        if found is None or not found["collective"]:
+            return False
+        mark, beat = self._waiting.get(rank, (None, 0))
+        if mark != found["mark"]:
+            self._waiting[rank] = found["mark"], found["beat"]
+            return False
+        return int(found["beat"]) > beat + 1
 
 
 @contextlib.contextmanager
@@ -126,13 +170,14 @@ def launched(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """`torchrun` at work: `python ARGUMENTS…` on `devices` processes, all gone at the end.
 
-    What they print goes to `folder/log`.
+    What they print goes to `folder/log`; other files there say what they are doing.
     """
     (folder / "tether.py").write_text(TETHER, encoding="utf-8")
     tethered = [sys.executable, str(folder / "tether.py"), sys.executable]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(devices)]
-    worker = ["--no-python", *tethered, *arguments]
-    given = {"OMP_NUM_THREADS": "1", "MESHDSL_PARENT": str(os.getpid()), **environment}
+    worker = ["--no-python", *tethered, "-P", at_work.__file__, str(folder), *arguments]
+    known = {"MESHDSL_PARENT": str(os.getpid()), "MESHDSL_OVER": str(folder / OVER)}
+    given = {"OMP_NUM_THREADS": "1", **known, **environment}
     with (
         open(folder / "log", "wb") as log,
         subprocess.Popen(

@@ -111,9 +111,9 @@ def ending_from_dict(found: dict[str, Any]) -> Ending:
 Event = Mapping[str, Any]
 """What a run tells while it goes on: `kind` is one of these.
 
-`begin` (start, steps, amount, unit), `step` (step, values, seconds of training so far; processes
-leave out quick ones), `eval` (step, values), `checkpoint` (step, path), `watch` (first, last: steps
-that are run again), `note` (code, text, severity, help).
+`begin` (start, steps, amount, unit), `step` (step, values, seconds of training so far), `eval`
+(step, values), `checkpoint` (step, path), `watch` (first, last: steps that are run again), `note`
+(code, text, severity, help).
 """
 
 Tell = Callable[[Event], None]

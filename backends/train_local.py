@@ -10,13 +10,12 @@ from meshdsl.backends.checkpoint import Sharing
 from meshdsl.backends.checkpoint_export import export_params
 from meshdsl.backends.in_process import (
     MOST_DEVICES,
-    Devices,
     LocalRunError,
     Program,
-    few_threads,
     load,
     told,
 )
+from meshdsl.backends.local_devices import Devices
 from meshdsl.backends.local_dist import LocalDist
 from meshdsl.backends.support.files import ArraysRefused, Refused, check_arrays, read_arrays
 from meshdsl.backends.torch_text import ProgramText
@@ -104,8 +103,7 @@ def train_local(emitted: Emitted, job: Job, tell: Tell, stopping: Callable[[], b
     for each in (texts.training, texts.evaluation):
         if each is not None:
             each.dist = dist
-    with few_threads(devices):
-        ending = _run(emitted, _Run(texts, job, data, held, dist), tell, stopping)
+    ending = _run(emitted, _Run(texts, job, data, held, dist), tell, stopping)
     if job.out is not None and ending.trouble is None:
         values = {rank: held.values(rank) for rank in held.ranks}
         export_params(values, job.out, held.value_specs, mesh)
@@ -130,10 +128,10 @@ def _run(emitted: Emitted, run: _Run, tell: Tell, stopping: Callable[[], bool]) 
     def call(rank: int) -> Ending:
         groups = run.dist.groups(rank)
         team = Team(rank, mesh, run.dist, groups, groups[world], leads=rank == 0)
-        control = Control(tell, stopping, devices.mark)
+        control = Control(tell, stopping, lambda: devices.mark(rank))
         return Trainer(team, run.texts, run.job, run.data, run.held, control).run()
 
-    devices = Devices(len(run.held.ranks), run.dist, call)
+    devices = Devices(len(run.held.ranks), run.dist, call, emitted.text)
     found = devices.run()
     for error in found.errors.values():
         if isinstance(error, DiagnosticError):

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from meshdsl.backends.support.files import regular
+
 
 class MetricsLog:
     """The log of one run. Lines beyond step `start`, where the run begins, are cut off."""
@@ -16,7 +18,8 @@ class MetricsLog:
     def __init__(self, path: str, start: int) -> None:
         kept = list(_lines_until(Path(path), start))
         beside = Path(path).with_name(f".{Path(path).name}.part")
-        beside.write_text("".join(kept), encoding="utf-8")
+        with open(beside, "w", encoding="utf-8", opener=regular) as file:
+            file.writelines(kept)
         os.replace(beside, path)
         # Line by line: what a step said is on its way to the disk before the next one begins.
         self._file: IO[str] = open(path, "a", encoding="utf-8", buffering=1)
@@ -38,7 +41,9 @@ def _lines_until(path: Path, step: int) -> Iterator[str]:
     """The lines of a log up to a step; a last line that was cut short is left out."""
     if step == 0 or not path.exists():
         return
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+    with open(path, encoding="utf-8", errors="replace", opener=regular) as file:
+        lines = file.read().splitlines(keepends=True)
+    for line in lines:
         try:
             record = json.loads(line)
         except ValueError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -65,6 +66,17 @@ def check_folder(folder: str | None, resume: bool, force: bool) -> None:
         fail("MD0515", f"{folder} holds checkpoints of a run already: {there[0]}", help=help)
 
 
+@contextmanager
+def own_folder(folder: str | None, resume: bool, force: bool) -> Iterator[None]:
+    """Have the folder of checkpoints alone, if it is one for this run: see `check_folder`."""
+    from meshdsl.backends.train_lock import locked
+
+    check_folder(folder, resume, force)
+    with locked(folder):
+        check_folder(folder, resume, force)  # another run may have ended meanwhile
+        yield
+
+
 def resumed(job: Job, seed: int | None) -> Job:
     """The job as the checkpoint it goes on from was begun: its seed, its characters."""
     if not job.resume:
@@ -96,7 +108,7 @@ def train(
     """Train, and say how it ended. Raises DiagnosticError, also when the loss is no number.
 
     The first Ctrl-C ends the run after a step, with a checkpoint; the second at once, with a
-    KeyboardInterrupt.
+    KeyboardInterrupt. SIGTERM ends it at once, in order, with SystemExit.
     """
     from meshdsl.backends.failures import RunError
 
@@ -129,22 +141,32 @@ def _engine(name: str) -> Callable[..., Ending]:
 
 @contextmanager
 def interruptible() -> Iterator[Callable[[], bool]]:
-    """Whether Ctrl-C has been pressed; a second one raises KeyboardInterrupt."""
+    """Whether Ctrl-C has been pressed; a second one raises KeyboardInterrupt.
+
+    SIGTERM raises SystemExit. A signal that is ignored stays so: a shell starts what a script puts
+    in the background with Ctrl-C ignored, for it is meant for what is in the foreground.
+    """
     asked = threading.Event()
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def interrupt(number: int, frame: FrameType | None) -> None:
         if asked.is_set():
             raise KeyboardInterrupt
         asked.set()
 
-    if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
-        return
-    before = signal.signal(signal.SIGINT, handle)
+    def terminate(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            before[signal.SIGTERM] = signal.signal(signal.SIGTERM, terminate)
     try:
         yield asked.is_set
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def troubled(

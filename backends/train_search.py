@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshdsl.backends.failures import Failure, first_failure
 from meshdsl.backends.train_job import Trouble
-from meshdsl.backends.train_watch import PARSING, Finding, Watch
+from meshdsl.backends.train_watch import Finding, Watch
 
 if TYPE_CHECKING:
     from meshdsl.backends.train_loop import Trainer
@@ -72,6 +72,5 @@ def _earliest(trainer: Trainer, mine: Finding | None) -> dict[str, Any] | None:
     if not found:
         return None
     failures = [Failure(f["at"], "", "", f["line"], f["loops"]) for f in found]
-    with PARSING:
-        first = first_failure(trainer.texts.text, failures)
+    first = first_failure(trainer.texts.text, failures)
     return next(finding for finding in found if finding["at"] == first.device)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from meshdsl.backends.support.files import Refused, read_arrays
+from meshdsl.backends.support.files import Refused, read_arrays, regular
 from meshdsl.backends.support.values import NUMPY_DTYPES, Array, Spec
 from meshdsl.backends.train_data import Anywhere, Batches, Data, InOrder, Part
 from meshdsl.backends.train_job import DataFiles
@@ -28,7 +28,7 @@ def is_text(path: str) -> bool:
     if path.endswith((".npz", ".safetensors")):
         return False
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             start = file.read(8)
     except OSError as error:
         raise Refused(f"cannot read {path}: {error.strerror}") from None

@@ -14,15 +14,20 @@ from typing import IO, Any
 
 import meshdsl
 from meshdsl.backends.failures import as_error, first_failure
-from meshdsl.backends.torchrun import TorchrunError, failure_of, launched, reports_in
+from meshdsl.backends.stalls import Processes, Watch
+from meshdsl.backends.torchrun import (
+    EVERY,
+    Aftermath,
+    TorchrunError,
+    failure_of,
+    launched,
+    reports_in,
+)
 from meshdsl.backends.train_data import open_data
 from meshdsl.backends.train_job import Ending, Event, Job, Tell, ending_from_dict
 from meshdsl.backends.train_local import Emitted, check_params
 from meshdsl.backends.train_run import RESUME
 from meshdsl.diagnostics import Diagnostic, DiagnosticError
-
-EVERY = 0.05
-"""Seconds between two looks at what the processes say."""
 
 ROOT_CAUSE = "Root Cause (first observed failure)"
 WORKER = ["-m", "meshdsl.backends.train_worker"]
@@ -42,12 +47,16 @@ def train_torchrun(emitted: Emitted, job: Job, tell: Tell, stopping: Callable[[]
         folder = Path(name)
         _write(folder, emitted, job)
         environment = _environment(devices)
+        processes = Processes(folder, devices, emitted.places)
+        watch, aftermath = Watch(processes.doing), Aftermath(processes)
         with launched(folder, devices, [*WORKER, str(folder)], **environment) as process:
             with open(folder / "events", encoding="utf-8") as events:
                 while process.poll() is None:
                     _relay(events, tell)
                     if stopping():
                         (folder / "stop").touch()
+                    watch.look()
+                    aftermath.look()
                     time.sleep(EVERY)
                 _relay(events, tell)
         if (folder / "ending.json").exists():

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import re
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+
+from meshdsl.backends.failures import PARSING
 
 if TYPE_CHECKING:
     import torch
@@ -42,10 +43,6 @@ class Finding:
     value: str
     loops: Mapping[str, int]
     given: bool = False
-
-
-PARSING = threading.Lock()
-"""Held while a text is parsed: CPython 3.11 cannot do it in two threads at once."""
 
 
 def statements_of(text: str) -> dict[int, Statement]:

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import time
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -17,16 +16,17 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from meshdsl.backends.at_work import called
 from meshdsl.backends.checkpoint import Sharing
 from meshdsl.backends.checkpoint_export import export_params
 from meshdsl.backends.in_process import as_tensor
 from meshdsl.backends.support.collectives import make_groups
 from meshdsl.backends.support.main import (
-    GRACE,
     Process,
     check_world,
     describe_error,
     gather_output,
+    linger,
     start,
 )
 from meshdsl.backends.torch_text import ProgramText
@@ -38,9 +38,6 @@ from meshdsl.backends.train_state import Held
 from meshdsl.backends.train_team import Team
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.render import to_json
-
-OFTEN = 0.1
-"""Seconds between two steps that the parent is told of."""
 
 
 def main(folder: Path) -> None:
@@ -71,7 +68,7 @@ def _train(folder: Path, rank: int) -> Ending:
     team = Team(rank, mesh, dist, groups, dist.group.WORLD, leads=True, where=where)
     data = open_data(job.data, program.INPUTS, job.seed)
     held = Held(program, job, data, Sharing((rank,), mesh, dist.group.WORLD), where)
-    events = _Events(folder / "events", rank, job.steps)
+    events = _Events(folder / "events", rank)
     tell_all((*data.notes, *held.begin()), events.tell)
     control = Control(events.tell, (folder / "stop").exists)
     with torch.inference_mode():
@@ -97,21 +94,15 @@ def _write(path: str, held: Held, process: Process) -> None:
 
 
 class _Events:
-    """What device 0 tells the parent: a line of a file each. Of quick steps some are left out."""
+    """What device 0 tells the parent: a line of a file each."""
 
-    def __init__(self, path: Path, rank: int, steps: int) -> None:
+    def __init__(self, path: Path, rank: int) -> None:
         self.file = open(path, "a", encoding="utf-8", buffering=1) if rank == 0 else None
-        self.steps, self.told = steps, 0.0
 
     def tell(self, event: Event) -> None:
         """Write one event, on device 0."""
-        if self.file is None:
-            return
-        if event["kind"] == "step" and event["step"] < self.steps:
-            if time.monotonic() - self.told < OFTEN:
-                return
-            self.told = time.monotonic()
-        self.file.write(json.dumps(event) + "\n")
+        if self.file is not None:
+            self.file.write(json.dumps(event) + "\n")
 
 
 # --- failures ------------------------------------------------------------------------------------
@@ -125,16 +116,9 @@ def _described(error: Exception) -> dict[str, Any]:
     trace = error.__traceback__
     while trace is not None and found["in_collective"]:
         if trace.tb_frame.f_code.co_name == "device" and trace.tb_next is not None:
-            found["collective"] = _called(trace.tb_next.tb_frame)
+            found["collective"] = called(trace.tb_next.tb_frame)
         trace = trace.tb_next
     return found
-
-
-def _called(frame: FrameType) -> str:
-    """What the text calls: a collective, or of one under way what it is."""
-    name = frame.f_code.co_name
-    kind = getattr(frame.f_locals.get("self"), "kind", name) if name == "wait" else name
-    return str(kind)
 
 
 def _terminated(folder: Path, rank: int, frame: FrameType | None) -> NoReturn:
@@ -144,7 +128,7 @@ def _terminated(folder: Path, rank: int, frame: FrameType | None) -> NoReturn:
         if frame.f_code.co_name == "device":
             line, collective = frame.f_lineno, inner
             break
-        inner, frame = _called(frame), frame.f_back
+        inner, frame = called(frame), frame.f_back
     found = {"kind": "Terminated", "message": "", "line": line, "collective": collective}
     _leave(folder, rank, {"exit": 3, "loops": {}, "position": None, "in_collective": True, **found})
 
@@ -155,7 +139,7 @@ def _leave(folder: Path, rank: int, found: Mapping[str, Any]) -> NoReturn:
     if not path.exists():
         path.write_text(json.dumps({**found, "rank": rank}), encoding="utf-8")
     sys.stdout.flush()
-    time.sleep(GRACE)
+    linger()
     os._exit(3)
 
 

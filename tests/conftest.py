@@ -1,21 +1,24 @@
-"""Hypothesis profiles, one thread per torch process, and plans kept in a folder of the session."""
+"""Hypothesis profiles, one thread per torch process, plans of the session, Ctrl-C where a test presses it."""
 
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Read when torch is first imported: the suite already runs one process per core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# On a busy machine a run may seem to hang; the limit of every test ends one that does.
+os.environ.setdefault("MESHDSL_STALL_SECONDS", "0")
 
-settings.register_profile("ci", derandomize=True, print_blob=True, deadline=None, database=None)
+# Nothing may depend on how fast the machine is just now.
+untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("ci", untimed, derandomize=True, database=None)
 settings.register_profile(
-    "deep",
-    max_examples=int(os.environ.get("MESHDSL_CASES", "5000")),
-    print_blob=True,
-    deadline=None,
+    "deep", untimed, max_examples=int(os.environ.get("MESHDSL_CASES", "5000"))
 )
 settings.load_profile("deep" if "MESHDSL_CASES" in os.environ else "ci")
 
@@ -24,3 +27,15 @@ settings.load_profile("deep" if "MESHDSL_CASES" in os.environ else "ci")
 def _plans(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Plans are kept, and found again, by the tests of this process only."""
     os.environ["MESHDSL_CACHE"] = str(tmp_path_factory.mktemp("plans"))
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Let SIGINT interrupt this process, and those it starts, as in the foreground of a terminal.
+
+    A shell starts what a script puts in the background (`make test &`) with SIGINT ignored; that is
+    inherited, and Python then leaves it so.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -13,11 +13,11 @@ from pygments.token import Comment, Keyword, Number, Operator, String
 
 from meshdsl.lexer import AXIS, DIM, FUNCTION, OPERATOR, MdslLexer, vocabulary
 from meshdsl.ops.opdef import load_all
+from tests.project import ROOT, matching
 
-ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "editors/vscode"
 GRAMMAR = json.loads((FOLDER / "syntaxes/mdsl.tmLanguage.json").read_text())
-EXAMPLES = sorted([*ROOT.glob("examples/**/*.mdsl"), *ROOT.glob("meshdsl/prelude/*.mdsl")])
+EXAMPLES = matching("examples/**/*.mdsl", "meshdsl/prelude/*.mdsl")
 
 # --- a small matcher of TextMate grammars ------------------------------------------------------
 
@@ -106,7 +106,7 @@ def rules(node: Any) -> Iterator[Rule]:
         yield from rules(child)
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.json")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", matching("editors/vscode/**/*.json"), ids=lambda p: p.name)
 def test_json_is_valid(path: Path) -> None:
     assert isinstance(json.loads(path.read_text()), dict)
 

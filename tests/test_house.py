@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from tests.project import ROOT, tracked
 
 MAX_LINES = 800
 
@@ -32,26 +32,18 @@ NOT_IN_ANY_FILE = {
 _ENTRY = re.compile(r"^- `([^`]+\.py)`: (\S.*)$", re.MULTILINE)
 
 
-def _files() -> list[Path]:
-    """Every file of the project, as git sees it: tracked, or new and not ignored."""
-    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    listing = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    paths = sorted(set(filter(None, listing.split("\0"))))
-    return [Path(path) for path in paths if os.path.lexists(ROOT / path)]
-
-
-def _package_files() -> list[str]:
+def _packagetracked() -> list[str]:
     folders = ("meshdsl", "grammar", "backends")
-    return [p.as_posix() for p in _files() if p.parts[0] in folders and p.suffix == ".py"]
+    return [p.as_posix() for p in tracked() if p.parts[0] in folders and p.suffix == ".py"]
 
 
-def _run(*command: str | Path, cwd: Path, **env: str) -> str:
+def _run(*command: str | Path, cwd: Path, stdin: str = "", **env: str) -> str:
     """Run a command and return what it printed; a failure shows all of its output."""
     done = subprocess.run(
         [str(word) for word in command],
         cwd=cwd,
         env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"} | env,
-        stdin=subprocess.DEVNULL,
+        input=stdin,
         capture_output=True,
         text=True,
         check=False,
@@ -61,7 +53,7 @@ def _run(*command: str | Path, cwd: Path, **env: str) -> str:
 
 
 def _copy_tree(target: Path) -> Path:
-    for path in _files():
+    for path in tracked():
         (target / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / path, target / path, follow_symlinks=False)
     return target
@@ -95,9 +87,9 @@ def _assert_imports_from(home: Path, elsewhere: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["meshdsl", "meshdsl.grammar", "meshdsl.backends"])
-@pytest.mark.parametrize("heavy", ["torch", "highspy", "sklearn"])
-def test_import_is_light(module: str, heavy: str, tmp_path: Path) -> None:
-    code = f"import sys, {module}; assert {heavy!r} not in sys.modules"
+def test_import_is_light(module: str, tmp_path: Path) -> None:
+    heavy = {"torch", "highspy", "sklearn"}
+    code = f"import sys, {module}; assert not {heavy} & set(sys.modules)"
     _run(sys.executable, "-c", code, cwd=tmp_path, PYTHONPATH=str(ROOT))
 
 
@@ -110,7 +102,7 @@ def test_version_is_said(tmp_path: Path) -> None:
 def test_wheel_holds_every_file_of_the_package(wheel: Path) -> None:
     wanted = {
         path.as_posix() if path.parts[0] == "meshdsl" else f"meshdsl/{path.as_posix()}"
-        for path in _files()
+        for path in tracked()
         if path.parts[0] in {"meshdsl", "grammar", "backends"}
         and (path.suffix in IN_THE_WHEEL or path.name == "py.typed")
     }
@@ -160,10 +152,23 @@ def test_constraints_pin_every_requirement() -> None:
     assert {name for name in names if name.replace("-", "_") not in pinned} <= pinned
 
 
+def test_what_lies_about_is_no_file_of_the_project(tmp_path: Path) -> None:
+    copy = _copy_tree(tmp_path)
+    for stray in ("run.log", "examples/mine.mdsl", "meshdsl/__pycache__/a.pyc", ".venv/bin/python"):
+        (copy / stray).parent.mkdir(parents=True, exist_ok=True)
+        (copy / stray).write_text("left behind")
+    unpacked = set(tracked(copy)) - set(tracked())
+    assert unpacked == {Path("run.log"), Path("examples/mine.mdsl")}, "nobody can know"
+    _run("git", "init", "-q", cwd=copy)
+    _run("git", "add", "--pathspec-from-file=-", cwd=copy, stdin="\n".join(map(str, tracked())))
+    tracked.cache_clear()
+    assert tracked(copy) == tracked()
+
+
 def test_no_file_is_too_long() -> None:
     lines = {
         path.as_posix(): len((ROOT / path).read_text(encoding="utf-8").splitlines())
-        for path in _files()
+        for path in tracked()
         if path.suffix == ".py" and path.parts[:2] != ("tests", "golden")
     }
     too_long = {path: count for path, count in lines.items() if count > MAX_LINES}
@@ -173,7 +178,7 @@ def test_no_file_is_too_long() -> None:
 def test_system_page_names_every_file_once() -> None:
     entries = _ENTRY.findall((ROOT / "docs/system.md").read_text(encoding="utf-8"))
     named = Counter(path for path, _ in entries)
-    files = set(_package_files())
+    files = set(_packagetracked())
     problems = {
         "missing": sorted(files - set(named)),
         "stale": sorted(set(named) - files),
@@ -188,7 +193,7 @@ def test_no_file_contains(why: str) -> None:
     pattern = re.compile(NOT_IN_ANY_FILE[why])
     found = [
         f"{path}: {match.group().decode()}"
-        for path in _files()
+        for path in tracked()
         if not (ROOT / path).is_symlink() and path != Path("tests/test_house.py")
         for match in pattern.finditer((ROOT / path).read_bytes())
     ]

@@ -27,10 +27,10 @@ from meshdsl.lexer import (
     highlight_html,
     vocabulary,
 )
+from tests.project import ROOT, matching
 
-ROOT = Path(__file__).parents[1]
-EXAMPLES = sorted([*ROOT.glob("examples/**/*.mdsl"), *ROOT.glob("meshdsl/prelude/*.mdsl")])
-BROKEN = sorted(ROOT.glob("tests/errors/*.mdsl"))
+EXAMPLES = matching("examples/**/*.mdsl", "meshdsl/prelude/*.mdsl")
+BROKEN = matching("tests/errors/*.mdsl")
 
 
 def lexed(text: str) -> list[tuple[Any, str]]:

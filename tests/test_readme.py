@@ -26,8 +26,9 @@ from typer.testing import CliRunner
 import meshdsl as md
 from meshdsl.cli.app import app
 from meshdsl.cli.later import COMMANDS as LATER
+from tests.project import ROOT, matching
+from tests.waiting import ended, started
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/README.md")
 PICTURE = ROOT / "docs/images/overview.svg"
 
@@ -109,25 +110,14 @@ def _environment(clone: Path) -> dict[str, str]:
     return kept | {"PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
 
 
-def _start(command: str, clone: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        ["bash", "-ec", command],
-        cwd=clone,
-        env=_environment(clone),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def _printed(*processes: subprocess.Popen[str]) -> str:
-    """What all of them print; each has to end well."""
-    try:
-        logs = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+def _printed(clone: Path, *commands: str) -> str:
+    """What commands print that run at once; each has to end well."""
+    shells = [["bash", "-ec", command] for command in commands]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with started(
+        *shells, cwd=clone, env=_environment(clone), stdin=subprocess.DEVNULL, **pipes
+    ) as processes:
+        logs = ended(processes)
     assert not any(process.returncode for process in processes), logs
     return "".join(logs)
 
@@ -142,7 +132,7 @@ def _run_session(text: str, clone: Path) -> None:
     assert parts
     for part in parts:
         command, _, shown = part.partition("\n")
-        _check_shown(command, shown, _printed(_start(command, clone)))
+        _check_shown(command, shown, _printed(clone, command))
 
 
 def _check_shown(command: str, shown: str, printed: str) -> None:
@@ -162,13 +152,13 @@ def _run_script(text: str, clone: Path) -> None:
     here, _, both = text.partition(ON_BOTH_MACHINES)
     for command in ONLY_PLANNED:
         here = here.replace(command, command.replace("make", "make --dry-run"))
-    _printed(_start(here, clone))
+    _printed(clone, here)
     if both:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             place = f"127.0.0.1:{probe.getsockname()[1]} --local-addr 127.0.0.1"
         there = both.partition("\n")[2].replace("HOST:29500", place)
-        _printed(_start(there, clone), _start(there, clone))
+        _printed(clone, there, there)
 
 
 def _run_python(text: str, clone: Path) -> None:
@@ -181,9 +171,9 @@ def _check_program(text: str, clone: Path) -> None:
     """A file that `check` finds fine, or lines that stand so in an example."""
     if "program " in text:
         (clone / "block.mdsl").write_text(text, encoding="utf-8")
-        _printed(_start("meshdsl check block.mdsl", clone))
+        _printed(clone, "meshdsl check block.mdsl")
     else:
-        assert any(text in _read(str(p)) for p in (ROOT / "examples").glob("*.mdsl"))
+        assert any(text in _read(str(p)) for p in matching("examples/*.mdsl"))
 
 
 RUNNERS: dict[str, Callable[[str, Path], None]] = {
@@ -259,7 +249,7 @@ def test_links_lead_somewhere(page: str) -> None:
 
 def test_the_index_names_every_page() -> None:
     named = set(_LINK.findall(_read("docs/README.md")))
-    pages = {p.relative_to(ROOT / "docs").as_posix() for p in (ROOT / "docs").rglob("*.md")}
+    pages = {p.relative_to(ROOT / "docs").as_posix() for p in matching("docs/**/*.md")}
     assert pages - {"README.md"} <= named
 
 
@@ -281,5 +271,5 @@ def test_the_operator_of_the_guide_works(clone: Path) -> None:
     (clone / "softsign.py").write_text(record, encoding="utf-8")
     (clone / "softsign.mdsl").write_text(SOFTSIGN, encoding="utf-8")
     run = "import softsign; from meshdsl.cli import main; main()"
-    printed = _printed(_start(f'python -c "{run}" run softsign.mdsl --verify', clone))
+    printed = _printed(clone, f'python -c "{run}" run softsign.mdsl --verify')
     assert "verified" in printed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,8 +17,7 @@ from meshdsl.pipeline import Options
 from meshdsl.render import print_diagnostics, render, to_json
 from meshdsl.report.check import check_source
 from meshdsl.syntax.parse import parse
-
-ROOT = Path(__file__).resolve().parent.parent
+from tests.project import ROOT, matching
 
 TEXT = "dim heads = 6\nmesh pod = {\n  tp: 4\n}\n\nlayout megatron {\n  heads -> tp\n}\n"
 SOURCE = Source("lm.mdsl", TEXT)
@@ -169,7 +167,7 @@ def test_json() -> None:
 
 def _used() -> dict[str, str]:
     """Every code in the sources outside of the table, with one file that uses it."""
-    files = [*(ROOT / "meshdsl").rglob("*.py"), *(ROOT / "backends").rglob("*.py")]
+    files = matching("meshdsl/**/*.py", "backends/**/*.py")
     sources = [path for path in files if path.parent.name != "codes"]
     return {
         code: path.relative_to(ROOT).as_posix()

@@ -3,9 +3,11 @@
 Nothing here can run code from a file: pickled objects are refused.
 """
 
+import errno
 import json
 import math
 import os
+import stat
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -27,6 +29,21 @@ PICKLED = "is pickled Python objects; unpickling can run code hidden in a file, 
 
 class Refused(Exception):
     """What the user asked for cannot be done; nothing has run yet. The message says why."""
+
+
+def regular(path: str, flags: int) -> int:
+    """Open a file: the `opener` of `open`. OSError for what only looks like one, a pipe say.
+
+    To open a named pipe would wait for somebody at its other end, perhaps for ever.
+    """
+    handle = os.open(path, flags | os.O_NONBLOCK, 0o666)  # no difference to a file
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return handle
+    os.close(handle)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise OSError(errno.EINVAL, "it is no regular file", path)
 
 
 class ArraysRefused(Refused):
@@ -79,7 +96,7 @@ def from_stored(array: Array, dtype: str) -> Array:
 def read_arrays(path: str) -> dict[str, StoredArray]:
     """The arrays of a .npz or .safetensors file by name; Refused when it cannot be read."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=regular) as file:
             if path.endswith(".safetensors"):
                 return dict(read_safetensors(file, path))
             if path.endswith(".npz"):
@@ -306,6 +323,8 @@ def check_writable(path: str, force: bool) -> None:
         raise Refused(f"cannot write {path}: no permission to write in {folder}")
     if Path(path).is_dir():
         raise Refused(f"cannot write {path}: it is a folder")
+    if Path(path).exists() and not Path(path).is_file():
+        raise Refused(f"cannot write {path}: it is no regular file")
     if Path(path).exists() and not force:
         raise Refused(f"{path} exists; --force overwrites it")
     if not path.endswith(".npz"):

@@ -20,12 +20,17 @@ from meshdsl.backends.support.files import (
     check_arrays,
     check_writable,
     read_arrays,
+    regular,
     write_npz,
 )
+from meshdsl.backends.support.output import keep_stdout
 from meshdsl.backends.support.values import Array, Spec, cast, draw, local_part
 
 GRACE = 0.5
 """Seconds that a failed process waits before it ends, so that others can tell theirs too."""
+
+OVER = "MESHDSL_OVER"
+"""What the environment calls the file that whoever started the processes makes when they have."""
 
 Device = Callable[..., dict[str, torch.Tensor]]
 
@@ -51,6 +56,7 @@ def main(
 
     With `states` of an optimizer, that is one training step from their beginning.
     """
+    keep_stdout()
     options = parse_options(mesh)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     started = time.monotonic()
@@ -251,7 +257,7 @@ def gather_output(spec: Spec, mesh: dict[str, int], process: Process, block: tor
 def report_success(process: Process, outputs: dict[str, Any], seconds: float) -> None:
     """Write the report of a run that went well."""
     if process.options.report and process.rank == 0:
-        with open(process.options.report, "w", encoding="utf-8") as file:
+        with open(process.options.report, "w", encoding="utf-8", opener=regular) as file:
             json.dump({"version": 1, "ok": True, "seconds": seconds, "outputs": outputs}, file)
 
 
@@ -259,7 +265,8 @@ def leave(rank: int, options: argparse.Namespace, code: int, error: Exception) -
     """End this process after an error, not waiting for others to close their connections."""
     found = describe_error(error)
     if options.report:
-        with open(f"{options.report}.rank{rank}", "w", encoding="utf-8") as file:
+        path = f"{options.report}.rank{rank}"
+        with open(path, "w", encoding="utf-8", opener=regular) as file:
             json.dump({"version": 1, "ok": False, "rank": rank, "exit": code, **found}, file)
     if code == 2 and rank != 0:
         time.sleep(10 * GRACE)  # all refuse alike: rank 0 tells of it and ends the others
@@ -267,8 +274,16 @@ def leave(rank: int, options: argparse.Namespace, code: int, error: Exception) -
     print(f"error{where}: {error}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     if code == 3:
-        time.sleep(GRACE)
+        linger()
     os._exit(code)
+
+
+def linger() -> None:
+    """Wait until the others have told their failures: for a moment, or as `OVER` says."""
+    over = os.environ.get(OVER, "")
+    until = time.monotonic() + (40 * GRACE if over else GRACE)
+    while time.monotonic() < until and not os.path.exists(over):
+        time.sleep(GRACE / 20)
 
 
 def describe_error(error: Exception) -> dict[str, Any]:

@@ -45,12 +45,14 @@ class Training:
 def train(plan: Plan, made: Mapping[str, Any], data: Any, asked: Mapping[str, Any]) -> Training:
     """Train the step `made` of a plan, and keep what was learned as the plan's parameters."""
     from meshdsl.backends.engines import refuse_too_large
-    from meshdsl.backends.train_run import check_folder, check_trainable
+    from meshdsl.backends.train_run import check_trainable, own_folder
 
     check_trainable(made)
     refuse_too_large(made, asked["engine"], None)
-    check_folder(asked["checkpoint"], asked["resume"], asked["force"])
-    with tempfile.TemporaryDirectory(prefix="meshdsl-") as folder:
+    with (
+        own_folder(asked["checkpoint"], asked["resume"], asked["force"]),
+        tempfile.TemporaryDirectory(prefix="meshdsl-") as folder,
+    ):
         return _train(plan, made, data, asked, Path(folder))
 
 

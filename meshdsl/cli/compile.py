@@ -54,6 +54,8 @@ def check_output(path: Path, force: bool) -> None:
     """Refuse, before any work, a file that cannot be written or would be overwritten."""
     if path.is_dir():
         fail("MD0502", f"{path} is a folder", help=f"name a file in it: {path / 'prog.py'}")
+    if os.path.exists(path) and not os.path.isfile(path):
+        fail("MD0502", f"{path} is no regular file", help="name a file, or one that is not there")
     if not path.parent.is_dir():
         fail("MD0502", f"there is no folder {path.parent}", help=f"make it: mkdir -p {path.parent}")
     if path.exists() and not force:
@@ -65,9 +67,12 @@ def check_output(path: Path, force: bool) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that nobody ever sees half of it."""
+    from meshdsl.backends.support.files import regular
+
     beside = path.with_name(f".{path.name}.part")
     try:
-        beside.write_text(text, encoding="utf-8", newline="\n")
+        with open(beside, "w", encoding="utf-8", newline="\n", opener=regular) as file:
+            file.write(text)
         os.replace(beside, path)
     except OSError as error:
         help = "check the space and the permissions there"

@@ -100,6 +100,8 @@ def command(
 ) -> None:
     """Train a program that says what to minimize, and keep what it has learned."""
     with common.reporting(json) as diagnostics:
+        from meshdsl.backends.train_run import own_folder
+
         chosen = common.options(
             program, mesh, layout, sbp, reduce, settings, dtype, strict, message_bytes, no_cache
         )
@@ -108,7 +110,8 @@ def command(
         paths = {"params": params, "out": out, "log": log, "checkpoint": checkpoint}
         job = _job(files, steps, paths, eval_every, checkpoint_every, resume)
         _check(job, engine, force)
-        ending = _train(file, chosen, engine, job, seed, diagnostics, json)
+        with own_folder(job.checkpoint, job.resume, force):
+            ending = _train(file, chosen, engine, job, seed, diagnostics, json)
     if ending.how == "interrupted":
         raise typer.Exit(130)
 
@@ -155,7 +158,7 @@ def _job(
 
 def _check(job: Job, engine: str, force: bool) -> None:
     """Refuse options that contradict each other, and outputs with no place to go."""
-    from meshdsl.backends.train_run import ENGINES, check_folder
+    from meshdsl.backends.train_run import ENGINES
     from meshdsl.backends.train_text import TOKENS
 
     for option, value, known in (("engine", engine, ENGINES), ("tokens", job.data.tokens, TOKENS)):
@@ -164,7 +167,6 @@ def _check(job: Job, engine: str, force: bool) -> None:
             fail("MD0602", f"`--{option} {value}`: not one of those there are", help=help)
     _check_together(job)
     _check_outputs(job, force)
-    check_folder(job.checkpoint, job.resume, force)
 
 
 def _check_together(job: Job) -> None:

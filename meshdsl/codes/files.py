@@ -17,7 +17,7 @@ CODES: tuple[Code, ...] = (
         "MD0502",
         "an output that has no place to go",
         "The folder of the output does not exist or cannot be written to, or the output is a "
-        "folder itself. Nothing was run and nothing was written.",
+        "folder itself, a device or a pipe. Nothing was run and nothing was written.",
         "",
         "Make the folder, or choose another.",
     ),

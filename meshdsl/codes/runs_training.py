@@ -71,6 +71,17 @@ CODES: tuple[Code, ...] = (
         "",
         "See whether an array has the name that the program reads it by.",
     ),
+    Code(
+        "MD0518",
+        "a folder that another run is training in",
+        "Another run of `meshdsl train` has the folder of `--checkpoint`: the two would remove and "
+        "replace each other's files. The message says which process it is, where, and since when. "
+        "A run on this machine that was killed does not count; of one on another machine that "
+        "cannot be known.",
+        "",
+        "Wait until it ends, or name another folder. If a run on another machine is over, remove "
+        "the file `.lock` that it has left in the folder.",
+    ),
 )
 
 RUNNING: tuple[Code, ...] = (
@@ -100,6 +111,17 @@ RUNNING: tuple[Code, ...] = (
         "where `--checkpoint` names a folder. This is only a note.",
         "",
         "The same command with `--resume` goes on from there.",
+    ),
+    Code(
+        "MD0723",
+        "a run that does not move",
+        "For a minute nothing has got on: no device has come to another statement, and no step has "
+        "ended. The message says what each device is doing: the line it is at, the collective it "
+        "waits in, or that its process has been stopped. It may be slow, or hang; nothing is ended "
+        "by itself, and the warning comes again after twice as long.",
+        "",
+        "See what the devices named first are doing, since others wait for them. Ctrl-C ends the "
+        "run. MESHDSL_STALL_SECONDS=N says so after N seconds, 0 never.",
     ),
 )
 """Those that come up while running."""

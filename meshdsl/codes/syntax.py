@@ -83,7 +83,8 @@ CODES = (
     Code(
         "MD0010",
         "a file that cannot be read",
-        "There is no such file, it is a folder, or the system refuses to read it.",
+        "There is no such file, it is a folder, a device or a pipe, or the system refuses to read "
+        "it.",
         "",
         "Check the path and the permissions.",
     ),

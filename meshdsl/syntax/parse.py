@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from meshdsl.diagnostics import Diagnostic, Source, Span, did_you_mean, fail
@@ -18,6 +19,9 @@ def read_source(path: str | Path) -> Source:
             byte (MD0012).
     """
     name = str(path)
+    if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
+        help = "save the program in a file; to open a pipe could take for ever"
+        fail("MD0010", f"`{name}` is no regular file", help=help)
     try:
         data = Path(path).read_bytes()
     except FileNotFoundError:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import meshdsl as md
+from tests.project import ROOT, matching
 
-ROOT = Path(__file__).resolve().parents[2]
-MODULES = sorted(p.stem for p in (ROOT / "meshdsl" / "api").glob("*.py"))
+MODULES = [path.stem for path in matching("meshdsl/api/*.py")]
 
 CONSUMER = """
 from typing import Annotated
@@ -81,12 +81,13 @@ ignore_missing_imports = true
 """
 
 
-def checked(text: str, folder: Path) -> list[str]:
-    """What mypy --strict says of a file of a project that uses the package."""
-    (folder / "consumer.py").write_text(text)
+def checked(texts: dict[str, str], folder: Path) -> list[str]:
+    """What mypy --strict says of files of a project that uses the package."""
+    for name, text in texts.items():
+        (folder / name).write_text(text)
     (folder / "mypy.ini").write_text(SETTINGS)
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", "consumer.py"],
+        [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", *texts],
         cwd=folder,
         env={"MYPYPATH": str(ROOT), "PATH": "", "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
@@ -94,16 +95,13 @@ def checked(text: str, folder: Path) -> list[str]:
         check=False,
     )
     assert not done.stderr, done.stderr
-    return [line for line in done.stdout.splitlines() if line.startswith("consumer.py")]
+    return [line for line in done.stdout.splitlines() if line.startswith(tuple(texts))]
 
 
-def test_a_consumer_is_clean_under_mypy_strict(tmp_path: Path) -> None:
-    assert checked(CONSUMER, tmp_path) == []
-
-
-def test_types_find_mistakes(tmp_path: Path) -> None:
-    lines = [int(line.split(":")[1]) for line in checked(WRONG, tmp_path) if ": error:" in line]
-    assert lines == [5, 6, 7, 8, 9, 10]
+def test_a_consumer_is_clean_under_mypy_strict_and_mistakes_are_found(tmp_path: Path) -> None:
+    lines = checked({"consumer.py": CONSUMER, "wrong.py": WRONG}, tmp_path)
+    assert [line for line in lines if line.startswith("consumer.py")] == []
+    assert [int(line.split(":")[1]) for line in lines if ": error:" in line] == [5, 6, 7, 8, 9, 10]
 
 
 def test_the_import_loads_nothing(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
+from meshdsl.backends.train_lock import locked
 
 batch, io, hidden = md.dims(batch=8, io=4, hidden=16)
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
@@ -51,6 +52,13 @@ def test_a_run_is_resumed_from_its_checkpoint(tmp_path: Path) -> None:
     first.train(data, 10, checkpoint=folder, checkpoint_every=10)
     rest = net.compile({"d": 4}, {"hidden": "d"}).train(data, 20, checkpoint=folder, resume=True)
     np.testing.assert_allclose(rest.losses, whole.losses[10:], rtol=1e-4)
+
+
+def test_two_runs_cannot_have_one_folder(tmp_path: Path) -> None:
+    plan, data = net.compile(), {"x": X, "target": X}
+    with locked(str(tmp_path)), pytest.raises(md.ProgramError, match=r"MD0518.*is in use by proc"):
+        plan.train(data, 1, checkpoint=str(tmp_path))
+    assert plan.train(data, 1, checkpoint=str(tmp_path)).steps == 1
 
 
 def test_what_cannot_be_trained_is_refused() -> None:

@@ -16,9 +16,11 @@ from meshdsl.named import ir
 from meshdsl.named.printer import print_program
 from meshdsl.pipeline import Options, compile_source
 from meshdsl.syntax.parse import read_source
-from tests.api.twins import EXAMPLES, HERE, program_of, twin_of
+from tests.api.twins import EXAMPLES, program_of, twin_of
+from tests.project import matching
 
-NAMES = sorted(p.relative_to(EXAMPLES).with_suffix("").as_posix() for p in EXAMPLES.rglob("*.mdsl"))
+FILES = matching("examples/**/*.mdsl")
+NAMES = [path.relative_to(EXAMPLES).with_suffix("").as_posix() for path in FILES]
 SCRIPTS = ("mlp", "matmul", "transformer")
 
 
@@ -40,7 +42,7 @@ def _in_order(node: ir.Node) -> ir.Node:
 def test_every_example_has_a_twin() -> None:
     twins = {twin_of(EXAMPLES / f"{name}.mdsl") for name in NAMES}
     assert all(path.exists() for path in twins)
-    own = {p for p in HERE.glob("*.py") if p.name != "__init__.py"}
+    own = {p for p in matching("tests/api/twins/*.py") if p.name != "__init__.py"}
     assert own <= twins, "a twin without an example"
 
 

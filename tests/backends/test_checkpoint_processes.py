@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +19,8 @@ from meshdsl.backends.checkpoint import Checkpoints, Sharing
 from meshdsl.backends.support.values import local_part
 from meshdsl.diagnostics import DiagnosticError
 from tests.backends.test_checkpoint import MESHES, found_in, placed, same, save, whole
+from tests.ranks import run_ranks
+from tests.waiting import ended, started, until
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STATIONS = [("2x2", 1), ("4", 3), ("2x2", 5)]
@@ -81,21 +83,12 @@ def forever(folder: Path, rank: int) -> None:
 SCENES = {"carried": carried, "failing": failing, "forever": forever}
 
 
-def start(scene: str, folder: Path, world: int = 4) -> list[subprocess.Popen[str]]:
-    """Start the processes of a scene."""
-    program = [sys.executable, "-m", "tests.backends.test_checkpoint_processes", scene]
+def start(scene: str, folder: Path) -> Any:
+    """The four processes of a scene, at work."""
+    program = [sys.executable, "-m", "tests.backends.test_checkpoint_processes", scene, str(folder)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(
-            [*program, str(folder), str(rank), str(world)],
-            cwd=ROOT,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return started(program, cwd=ROOT, env=environment, **pipes)
 
 
 @pytest.fixture
@@ -108,27 +101,18 @@ def begun(tmp_path):
 
 @pytest.mark.parametrize("scene", ["carried", "failing"])
 def test_four_processes(begun, scene):
-    processes = start(scene, begun)
-    try:
-        said = [process.communicate(timeout=120)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * 4, "\n".join(said)
+    with start(scene, begun) as (process,):
+        (said,) = ended([process])
+    assert process.returncode == 0, said
 
 
 def test_a_killed_process_leaves_the_last_whole_checkpoint(begun):
-    processes = start("forever", begun)
-    try:
-        deadline = time.monotonic() + 60
-        while len(disk.names(begun)) < 3 and time.monotonic() < deadline:
-            time.sleep(0.02)
-        processes[2].send_signal(signal.SIGKILL)
-        codes = [process.wait(timeout=60) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+    with start("forever", begun) as (process,):
+        pids = process.stdout.readline().split()
+        until(lambda: len(disk.names(begun)) > 2)
+        os.kill(int(pids[2]), signal.SIGKILL)
+        (said,) = ended([process])
+    codes = [int(code) for code in said.splitlines()[-1].split()]
     assert codes[2] == -signal.SIGKILL
     assert 0 not in codes, "the others ended as if all were well"
     found = found_in(begun)
@@ -141,9 +125,13 @@ def test_a_killed_process_leaves_the_last_whole_checkpoint(begun):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    scene, where, me, world = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
-    meeting = f"file://{where}.store.{scene}"
-    dist.init_process_group("gloo", init_method=meeting, rank=me, world_size=world)
-    SCENES[scene](where, me)
-    dist.barrier()
-    dist.destroy_process_group()
+    scene, where = sys.argv[1], Path(sys.argv[2])
+
+    def take_part(rank: int) -> None:
+        meeting = f"file://{where}.store.{scene}"
+        dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=4)
+        SCENES[scene](where, rank)
+        dist.barrier()
+        dist.destroy_process_group()
+
+    run_ranks(4, take_part, patient=scene == "forever")

@@ -17,6 +17,7 @@ from meshdsl.backends.engines import Given, verify
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.pipeline import Options, compile_source
 from meshdsl.syntax.parse import read_source
+from tests.waiting import ended, started
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -53,9 +54,7 @@ def check_outputs(folder, megatron):
 def test_four_processes_from_an_empty_folder(alone, megatron):
     folder, environment = alone
     command = [*TORCHRUN, "--nproc-per-node", "4", "prog.py", "--seed", "7", "--out", "out.npz"]
-    done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "loss" in done.stdout
     check_outputs(folder, megatron)
@@ -67,23 +66,14 @@ def test_two_agents_of_two_processes_meet_over_c10d(alone, megatron):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    agents = [
-        subprocess.Popen(
-            [
-                *TORCHRUN, "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
-                "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "meshdsl", "--local-addr",
-                "127.0.0.1", "prog.py", "--seed", "7", "--out", "out.npz",
-            ],
-            cwd=folder, env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )
-        for _ in range(2)
+    command = [
+        *TORCHRUN, "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-backend", "c10d",
+        "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "meshdsl", "--local-addr",
+        "127.0.0.1", "prog.py", "--seed", "7", "--out", "out.npz",
     ]  # fmt: skip
-    try:
-        logs = [agent.communicate(timeout=120)[0] for agent in agents]
-    finally:
-        for agent in agents:
-            agent.kill()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with started(command, command, cwd=folder, env=environment, **pipes) as agents:
+        logs = ended(agents)
     assert [agent.returncode for agent in agents] == [0, 0], logs
     check_outputs(folder, megatron)
 

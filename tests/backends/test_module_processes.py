@@ -26,6 +26,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from meshdsl.api.errors import ProgramError
 from meshdsl.backends.module import ProgramModule, module
 from tests.backends.module_cases import BLOCK, CASES, MLP, Case, drawn, expected, mlp
+from tests.ranks import run_ranks
+from tests.waiting import ended, started
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SQUARE = {"a": 2, "b": 2}
@@ -321,28 +323,15 @@ SCENES: dict[int, tuple[Callable[[Path], None], ...]] = {
 
 @pytest.mark.parametrize("world", SCENES)
 def test_processes(world: int, tmp_path: Path) -> None:
-    program = [sys.executable, "-m", "tests.backends.test_module_processes", str(tmp_path)]
-    processes = [
-        subprocess.Popen(
-            [*program, str(rank), str(world)],
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        said = [process.communicate(timeout=240)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * world, "\n".join(said)
+    program = ["-m", "tests.backends.test_module_processes", str(tmp_path), str(world)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with started([sys.executable, *program], cwd=ROOT, env=environment, **pipes) as (process,):
+        (said,) = ended([process])
+    assert process.returncode == 0, said
 
 
 def main(folder: Path, rank: int, world: int) -> None:
-    torch.set_num_threads(1)
     meeting = f"file://{folder}/meeting"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
     for scene in SCENES[world]:
@@ -352,4 +341,5 @@ def main(folder: Path, rank: int, world: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    torch.set_num_threads(1)
+    run_ranks(int(sys.argv[2]), lambda rank: main(Path(sys.argv[1]), rank, int(sys.argv[2])))

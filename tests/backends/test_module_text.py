@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from meshdsl.backends.in_process import Devices, load
+from meshdsl.backends.in_process import load
+from meshdsl.backends.local_devices import Devices
 from meshdsl.backends.local_dist import LocalDist
 from meshdsl.backends.module_compile import Compiler, compiler
 from meshdsl.backends.support.values import local_part

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
-import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from meshdsl.backends import stalls
 from meshdsl.backends.failures import RunError
 from meshdsl.backends.in_process import run_local
 from meshdsl.backends.torchrun import TorchrunError, devices_of, run_torchrun
+from tests.project import ROOT
+from tests.ranks import run_script
+from tests.waiting import release, started, until, until_gone
 
 EVERYTHING = """
 x, g = inputs["x"], groups["r"]
@@ -53,7 +58,7 @@ def test_two_processes_compute_what_the_local_engine_does(emit):
     x = run_local(text, seed=5).outputs["whole"]
     np.testing.assert_array_equal(local.outputs["turned"], x)
     given = np.arange(8)
-    real = run_torchrun(text, {"x": x}, {"w": given}, time_limit=60)
+    real = run_torchrun(text, {"x": x}, {"w": given})
     assert devices_of(text) == 2
     assert set(real.outputs) == set(local.outputs)
     for name, array in real.outputs.items():
@@ -66,6 +71,7 @@ def test_two_processes_compute_what_the_local_engine_does(emit):
 def test_errors_of_processes_are_told_like_those_of_the_local_engine(emit):
     body = """
     x = all_reduce(torch.ones(3), groups["r"], "sum")
+    time.sleep(2 * rank)
     bad = torch.tensor([1, 7])
     check_index(bad, "v", 5, "a.mdsl:3", ("b",), (2 * (1 - rank),))
     return {"y": all_reduce(x, groups["r"], "sum")}
@@ -77,6 +83,7 @@ def test_errors_of_processes_are_told_like_those_of_the_local_engine(emit):
         with pytest.raises(RunError) as caught:
             engine(text, lines={})
         told.append((caught.value.code, caught.value.message, caught.value.device))
+    # Of device 1, which is late.
     message = "a.mdsl:3: index 7 at [b=1] is out of range for dim `v` of size 5"
     assert told == [("MD0801", message, 1)] * 2
 
@@ -84,62 +91,83 @@ def test_errors_of_processes_are_told_like_those_of_the_local_engine(emit):
 def test_refusals_come_before_any_collective(emit, tmp_path):
     text = emit(EVERYTHING, {"r": 2}, **TABLES)
     with pytest.raises(TorchrunError) as caught:
-        run_torchrun(text, {"x": np.zeros((4, 1)), "y": np.zeros(2)}, time_limit=60)
+        run_torchrun(text, {"x": np.zeros((4, 1)), "y": np.zeros(2)})
     assert caught.value.code == "MD0501"
     assert "dim b is 1, not 6" in caught.value.message
     assert "the program has no such name" in caught.value.message
 
 
-def program(tmp_path, emit, mesh):
-    (tmp_path / "prog.py").write_text(emit("return {}", mesh))
+def test_a_process_that_hangs_is_told_and_left_alone(emit, tmp_path, monkeypatch):
+    os.mkfifo(tmp_path / "pipe")
+    body = f"""
+    total = all_reduce(torch.ones(3), groups["r"], "sum")
+    if rank == 1:
+        os.close(os.open({str(tmp_path / "pipe")!r}, os.O_RDONLY))
+    return {{"y": all_reduce(total, groups["r"], "sum")}}
+    """
+    outputs = "{'y': Spec('f32', {'n': 3}, {})}"
+    text = emit(body, {"r": 2}, groups=(("r",),), outputs=outputs, use=("all_reduce",))
+    number = text.split("\n").index("def device(rank, groups, inputs, params):") + 1
+    expected = "s: device 1 is at a.mdsl:3; device 0 is waiting in all_reduce at a.mdsl:4"
+    told = []
+
+    def go_on(diagnostic):
+        told.append(diagnostic.message)
+        if told[-1].endswith(expected):
+            release(tmp_path / "pipe")
+
+    monkeypatch.setattr(stalls, "say", go_on)
+    monkeypatch.setenv(stalls.SETTING, "1")
+    found = run_torchrun(text, lines={number + i: f"a.mdsl:{i}" for i in range(9)})
+    np.testing.assert_array_equal(found.outputs["y"], [4, 4, 4])
+    assert any(text.endswith(expected) for text in told)
 
 
-def run_alone(tmp_path, *arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "prog.py", *arguments],
-        cwd=tmp_path,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+FAILS = "raise ValueError('no luck')"
+SIX = {"RANK": "0", "WORLD_SIZE": "6", "MASTER_ADDR": "127.0.0.1"}
+TOO_FEW = "error: this program is for 8 devices (rows 2 x cols 4), but 6 started\n"
+RIGHT = "run: torchrun --nproc-per-node 8 prog.py --seed 7\n"
+ALONE = {
+    "too few": (["--seed", "7"], SIX, 2, TOO_FEW),
+    "the right command": (["--seed", "7"], SIX, 2, RIGHT),
+    "no folder": (["--out", "none/out.npz"], {}, 2, "there is no folder"),
+    "a file": (["--out", "old.npz"], {}, 2, "--force overwrites it"),
+    "no file": (["--inputs", "none.npz"], {}, 2, "No such file"),
+    "no option": (["--nonsense"], {}, 2, "unrecognized arguments"),
+    "a failure": ([], {}, 3, "error on device 0, line LINE of prog.py: no luck"),
+}
+"""Arguments and environment of one process, its exit code, and what it prints on errors."""
 
 
-def test_a_wrong_number_of_processes_is_refused_with_the_right_command(emit, tmp_path):
-    program(tmp_path, emit, {"rows": 2, "cols": 4})
-    result = run_alone(tmp_path, "--seed", "7", RANK="0", WORLD_SIZE="6", MASTER_ADDR="127.0.0.1")
-    assert result.returncode == 2
-    assert result.stderr == (
-        "error: this program is for 8 devices (rows 2 x cols 4), but 6 started\n"
-        "run: torchrun --nproc-per-node 8 prog.py --seed 7\n"
-    )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--out", "none/out.npz"], "there is no folder"),
-        (["--out", "old.npz"], "--force overwrites it"),
-        (["--inputs", "none.npz"], "No such file"),
-        (["--nonsense"], "unrecognized arguments"),
-    ],
-)
-def test_wrong_commands_exit_with_2_and_no_traceback(emit, tmp_path, arguments, message):
-    program(tmp_path, emit, {"r": 1})
+def test_what_one_process_is_told(emit, tmp_path):
+    """Its exit code, and a sentence without a traceback, whatever is wrong."""
+    command = [sys.executable, "-m", "tests.backends.test_torchrun", str(tmp_path)]
     (tmp_path / "old.npz").write_bytes(b"")
-    result = run_alone(tmp_path, *arguments)
-    assert result.returncode == 2
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
+    for name, (_, environment, _, _) in ALONE.items():
+        mesh = {"rows": 2, "cols": 4} if environment else {"r": 1}
+        text = emit(FAILS if name == "a failure" else "return {}", mesh)
+        (tmp_path / f"{name}.py").write_text(text)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    line = (tmp_path / "a failure.py").read_text().split("\n").index(f"    {FAILS}") + 1
+    for name, (_, _, expected, message) in ALONE.items():
+        code, out, err = told[name]
+        assert (code, out) == (expected, ""), name
+        assert message.replace("LINE", str(line)) in err, name
+        assert "Traceback" not in err, name
+    assert told["too few"][2].count("\n") == 2
+    assert told["a failure"][2].count("\n") == 1
 
 
-def test_a_failure_exits_with_3_and_names_the_line(emit, tmp_path):
-    text = emit("raise ValueError('no luck')", {"r": 1})
-    (tmp_path / "prog.py").write_text(text)
-    result = run_alone(tmp_path)
-    line = text.split("\n").index("    raise ValueError('no luck')") + 1
-    assert result.returncode == 3
-    assert result.stderr == f"error on device 0, line {line} of prog.py: no luck\n"
+def run_alone(folder):
+    """Each case in a process of its own, forked from this one; what came of it."""
+    import torch.distributed  # noqa: F401  # once for all
+
+    for name, (arguments, environment, _, _) in ALONE.items():
+        (folder / f"{name}.py").replace(folder / "prog.py")
+        yield name, run_script(folder / "prog.py", arguments, environment, folder)
+        (folder / "prog.py").replace(folder / f"{name}.py")
 
 
 SLEEPER = """
@@ -151,35 +179,25 @@ return {}
 """
 
 
-def workers(path, count, within=30.0):
-    """The process ids of all workers, once they have started."""
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        if path.exists() and len(path.read_text().split()) == count:
-            return [int(pid) for pid in path.read_text().split()]
-        time.sleep(0.05)
-    raise AssertionError("the workers did not start")
-
-
-def gone(pids, within):
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        if not any(os.path.exists(f"/proc/{pid}") for pid in pids):
-            return True
-        time.sleep(0.05)
-    return False
+def workers(path):
+    """The process ids of the workers that have started."""
+    return [int(pid) for pid in path.read_text().split()] if path.exists() else []
 
 
 def test_a_time_limit_ends_all_processes(emit, tmp_path, monkeypatch):
     monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
-    with pytest.raises(TorchrunError, match="did not end within 6 seconds") as caught:
-        run_torchrun(emit(SLEEPER, {"r": 2}), time_limit=6)
-    assert caught.value.code == "MD0706"
-    started = (tmp_path / "pids").read_text().split()
-    assert gone([int(pid) for pid in started], 2)
+    for limit in (8, 30, 120):  # until it is enough for the processes to start
+        with pytest.raises(TorchrunError, match=f"did not end within {limit} seconds") as caught:
+            run_torchrun(emit(SLEEPER, {"r": 2}), time_limit=limit)
+        assert caught.value.code == "MD0706"
+        if pids := workers(tmp_path / "pids"):
+            break
+    assert pids
+    until_gone(pids)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are tethered on Linux only")
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_workers_do_not_outlive_the_parent(emit, tmp_path, how):
     (tmp_path / "prog.txt").write_text(emit(SLEEPER, {"r": 2}))
@@ -187,14 +205,15 @@ def test_workers_do_not_outlive_the_parent(emit, tmp_path, how):
         "from meshdsl.backends.torchrun import run_torchrun; run_torchrun(open('prog.txt').read())"
     )
     environment = {"PIDS": str(tmp_path / "pids"), "PYTHONPATH": ":".join(sys.path)}
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env=os.environ | environment,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as parent:
-        pids = workers(tmp_path / "pids", 2)
+    command = [sys.executable, "-c", code]
+    with started(command, cwd=tmp_path, env=os.environ | environment, stderr=subprocess.PIPE) as (
+        parent,
+    ):
+        pids = until(lambda: len(found := workers(tmp_path / "pids")) == 2 and found)
         parent.send_signal(how)
-        assert gone(pids, 5)
-        assert parent.wait(5) in (-how, 1, 130)
+        until_gone(pids)
+        assert parent.wait() in (-how, 1, 130)
+
+
+if __name__ == "__main__":
+    print(json.dumps(dict(run_alone(Path(sys.argv[1])))))

@@ -8,19 +8,20 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from meshdsl.backends import stalls
 from meshdsl.backends.failures import RunError
 from meshdsl.backends.train_job import DataFiles, Event, Job
 from meshdsl.backends.train_local import Emitted, train_local
 from meshdsl.backends.train_run import train, troubled
 from meshdsl.backends.train_torchrun import train_torchrun
 from tests.backends.training_text import LINE, LINE_TABLES, line, training_text
+from tests.waiting import ended, started, until, until_gone
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="processes are tethered on Linux only")
 
@@ -41,9 +42,8 @@ TIMED = ("seconds", "path", "samples_per_s")
 
 
 def alike(records: list[Any]) -> list[dict[str, Any]]:
-    """Records without what differs from run to run, and without steps: quick ones are not told."""
-    kept = (record for record in records if record.get("kind") != "step")
-    return [{k: v for k, v in record.items() if k not in TIMED} for record in kept]
+    """Records without what differs from run to run."""
+    return [{k: v for k, v in record.items() if k not in TIMED} for record in records]
 
 
 def test_processes_train_as_threads_do(data, tmp_path):
@@ -92,24 +92,11 @@ def slow() -> Emitted:
     return Emitted(training_text(SLOW, LINE_TABLES, groups=[("d",)]))
 
 
-def at_work(path: Path, within: float = 60.0) -> dict[int, int]:
+def at_work(path: Path) -> dict[int, int]:
     """The process of each device, once they have made some steps."""
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        lines = path.read_text().splitlines() if path.exists() else []
-        if len(lines) > 12:
-            return dict(sorted(tuple(map(int, text.split())) for text in lines))  # type: ignore[misc]
-        time.sleep(0.05)
-    raise AssertionError("the processes did not start")
-
-
-def gone(pids: list[int], within: float = 8.0) -> bool:
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        if not any(os.path.exists(f"/proc/{pid}") for pid in pids):
-            return True
-        time.sleep(0.05)
-    return False
+    until(lambda: path.exists() and path.read_text().count("\n") > 12)
+    lines = (text.split() for text in path.read_text().splitlines()[:12])
+    return {int(rank): int(pid) for rank, pid in sorted(lines)}
 
 
 def test_a_process_that_is_killed_is_named_and_the_run_resumed(data, tmp_path, monkeypatch):
@@ -129,7 +116,7 @@ def test_a_process_that_is_killed_is_named_and_the_run_resumed(data, tmp_path, m
     error = caught.value
     assert (error.code, error.device) == ("MD0721", 1)
     assert error.message.startswith("the process of device 1 was killed")
-    assert gone(list(victim.values()))
+    until_gone(victim.values())
     job = Job(DataFiles(data), 1000, checkpoint=str(tmp_path / "ck"), resume=True)
     ending = train_local(line(rate=0.01), job, lambda event: None, never)
     assert ending.start >= 2
@@ -147,29 +134,52 @@ print("ENDED", ending.how, ending.step)
 
 
 @linux
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_no_process_outlives_the_parent(data, how, tmp_path):
     environment = {"PIDS": str(tmp_path / "pids"), "PYTHONPATH": ":".join(sys.path)}
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT],
-        cwd=tmp_path,
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as parent:
-        pids = list(at_work(tmp_path / "pids").values())
+    command = [sys.executable, "-c", PARENT]
+    with started(command, cwd=tmp_path, env=os.environ | environment, stdout=subprocess.PIPE) as (
+        parent,
+    ):
+        pids = at_work(tmp_path / "pids").values()
         parent.send_signal(how)
-        assert gone(pids, 20)
-        printed, _ = parent.communicate(timeout=20)
+        until_gone(pids)
+        (printed,) = ended([parent])
     if how == signal.SIGINT:  # it ended after a step, with a checkpoint
         words = printed.split()[-3:]
         assert words[:2] == ["ENDED", "interrupted"]
         assert (tmp_path / "ck" / f"step-{words[2]}").is_dir()
 
 
-def test_mistakes_are_told_before_any_process_starts(tmp_path):
-    began = time.monotonic()
+@linux
+def test_a_process_that_is_stopped_is_told_and_can_go_on(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
+    monkeypatch.setenv(stalls.SETTING, "2")
+    told: list[str] = []
+    monkeypatch.setattr(stalls, "say", lambda diagnostic: told.append(diagnostic.message))
+    victim: list[int] = []
+
+    def expected(text: str) -> bool:
+        stopped = f"device 1 is stopped (process {victim[0]})"
+        return stopped in text and "device 0 is waiting in all_reduce" in text
+
+    def stop() -> None:
+        """Stop device 1, and let it go on when that is told."""
+        victim.append(at_work(tmp_path / "pids")[1])
+        os.kill(victim[0], signal.SIGSTOP)
+        until(lambda: any(map(expected, told)))
+        os.kill(victim[0], signal.SIGCONT)
+
+    other = threading.Thread(target=stop)
+    other.start()
+    job, going = Job(DataFiles(data), 10**6), other.is_alive
+    ending = train_torchrun(slow(), job, lambda event: None, lambda: not going())
+    assert ending.how == "interrupted"
+    assert any(map(expected, told))
+
+
+def test_mistakes_are_told_before_any_process_starts(tmp_path, monkeypatch):
+    monkeypatch.delattr(subprocess, "Popen")
     with pytest.raises(Exception, match="cannot read"):
         train(line(), "torchrun", Job(DataFiles(str(tmp_path / "none.npz")), 3), lambda event: None)
-    assert time.monotonic() - began < 2

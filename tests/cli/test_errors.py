@@ -21,10 +21,12 @@ from typing import Any
 
 import pytest
 
+from tests.project import matching
+
 from .command import Cli
 
 FOLDER = Path(__file__).resolve().parent.parent / "errors"
-FILES = sorted(FOLDER.glob("*.mdsl"))
+FILES = matching("tests/errors/*.mdsl")
 HEAD = re.compile(r"(?:error|warning|note)\[MD\d{4}\]")
 PLACE = re.compile(r" *--> .*?:(\d+:\d+)")
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.project import ROOT
+
 MLP = ROOT / "examples" / "mlp.mdsl"
 HEAVY = ("torch", "sklearn", "matplotlib", "jax")
 SEARCHING = ("check", "check --json", "explain", "explain --json", "compile")

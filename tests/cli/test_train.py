@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,8 @@ import pytest
 from rich.console import Console
 
 from meshdsl.report.training import Bar, Lines, clock
+from tests.project import ROOT
+from tests.waiting import started, until
 
 from .command import Cli, write
 
@@ -355,22 +356,29 @@ def test_wrong_commands(options: str, points: str, cli: Cli) -> None:
 # --- stopped -------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_ends_a_run_with_a_checkpoint(points: str, cli: Cli) -> None:
-    root = Path(__file__).resolve().parents[2]
-    command = "from meshdsl.cli import main; main()"
-    options = ["--data", "d.npz", "--steps", "100000000", "--checkpoint", "ck", "--log", "log"]
-    with subprocess.Popen(
-        [sys.executable, "-c", command, "train", points, *options],
-        env=os.environ | {"PYTHONPATH": str(root)},
+def at_work(points: str, *options: str | Path, steps: int = 10**8) -> Any:
+    """A run of its own, in the folder of the test, that has written its log for some steps."""
+    code = "from meshdsl.cli import main; main()"
+    command = ["train", points, "--data", "d.npz", "--steps", steps, "--log", "log", *options]
+    return started(
+        [sys.executable, "-c", code, *map(str, command)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and not (Path("log").exists() and logged("log")):
-            time.sleep(0.05)
+    )
+
+
+def has_logged(steps: int = 1) -> bool:
+    """Whether a run has made some steps."""
+    return Path("log").exists() and Path("log").read_text().count("\n") >= steps
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_ends_a_run_with_a_checkpoint(points: str, cli: Cli) -> None:
+    with at_work(points, "--checkpoint", "ck") as (process,):
+        until(has_logged)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate()
     assert process.returncode == 130, err
     steps = len(logged("log"))
     assert f"note[MD0722]: stopped after step {steps}: ck/step-{steps}" in err

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from meshdsl.diagnostics import Diagnostics, Source
@@ -17,9 +16,9 @@ from meshdsl.named.declarations import Declarations
 from meshdsl.pipeline import Options, front
 from meshdsl.placed.place import POLICIES
 from tests.programs.harness import Case, counts, explained
+from tests.project import ROOT, matching
 
-ROOT = Path(__file__).parents[2]
-FILES = {path.stem: path for path in sorted((ROOT / "examples" / "sbp").glob("*.mdsl"))}
+FILES = {path.stem: path for path in matching("examples/sbp/*.mdsl")}
 PAGES = (ROOT / "docs" / "sbp" / "README.md", ROOT / "docs" / "comparison.md")
 TABLE = re.compile(r"(<!-- (table|figures) ([\w, :]+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 HEAD = (

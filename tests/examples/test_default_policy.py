@@ -12,6 +12,7 @@ from meshdsl.pipeline import DEFAULT_POLICY, front
 from meshdsl.placed.layout import resolve_mesh
 from meshdsl.syntax.parse import read_source
 from tests.programs.harness import Case, run_case
+from tests.project import matching
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SIZES = {
@@ -26,7 +27,7 @@ SIZES = {
 
 def cases() -> Iterator[object]:
     """The cases, each under the mesh that the command line would take."""
-    for path in sorted(EXAMPLES.glob("*.mdsl")):
+    for path in matching("examples/*.mdsl"):
         if path.stem == "lm":  # tests/training/test_curves.py runs it
             continue
         declarations = front(read_source(path), {}, Diagnostics())

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.project import matching
+
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "notebooks"
 MAKER: dict[str, Any] = runpy.run_path(str(FOLDER / "execute.py"))
 SCRIPTS: list[Path] = MAKER["SCRIPTS"]
@@ -37,7 +39,7 @@ def without_outputs(notebook: Json) -> list[tuple[str, str, str, Json]]:
 
 def test_there_are_five_and_each_has_its_script() -> None:
     assert [s.stem[:2] for s in SCRIPTS] == ["01", "02", "03", "04", "05"]
-    assert sorted(FOLDER.glob("*.ipynb")) == [s.with_suffix(".ipynb") for s in SCRIPTS]
+    assert matching("examples/notebooks/*.ipynb") == [s.with_suffix(".ipynb") for s in SCRIPTS]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.stem)

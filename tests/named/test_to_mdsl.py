@@ -25,10 +25,10 @@ from tests.compiling import named
 from tests.named.written_programs import DIMS, PROGRAMS
 from tests.programs.harness import Case, whole_values
 from tests.programs.strategy import cases
+from tests.project import ROOT, matching
 
-ROOT = Path(__file__).parents[2]
-EXAMPLES = sorted((ROOT / "examples").rglob("*.mdsl"))
-SEEDS = sorted((ROOT / "tests/seeds").glob("*.mdsl"))
+EXAMPLES = matching("examples/**/*.mdsl")
+SEEDS = matching("tests/seeds/*.mdsl")
 CASES = int(os.environ.get("MESHDSL_CASES", "120"))
 
 

@@ -19,11 +19,11 @@ from meshdsl.notebook import look
 from meshdsl.notebook.code import Code
 from meshdsl.notebook.html import TINTS
 from tests.notebook.markup import drawing, parsed, pictures, plain, texts
+from tests.project import ROOT, matching
 from tests.report.comparing import ATTACK, EVIL
 from tests.report.golden import SIZES, layouts
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLES = sorted(p.stem for p in (ROOT / "examples").glob("*.mdsl"))
+EXAMPLES = [path.stem for path in matching("examples/*.mdsl")]
 
 
 def plans(example: str) -> Iterator[Any]:

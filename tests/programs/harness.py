@@ -17,6 +17,7 @@ from meshdsl.backends.emission import emit_compiled
 from meshdsl.backends.in_process import LocalRun, run_local
 from meshdsl.backends.numpy_reference import made_up, run_reference, whole_specs
 from meshdsl.backends.support.values import Array, Spec
+from meshdsl.backends.torch_text import ProgramText
 from meshdsl.backends.verify import errors
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.named.declarations import Declarations
@@ -93,8 +94,7 @@ def run_case(case: Case) -> Checked:
     program = _named(case.source_text, case.dims)
     made = compiled(case)
     values, reference = whole_values(case.source_text, case.dims)
-    emitted = emit_compiled(made)
-    run = run_local(emitted.text, *values, lines=emitted.places)
+    run = _run(_Run(emitted := emit_compiled(made), values))
     report = explain(made["device"])
     assert run.disagreements() == []
     check_bytes(report, run)
@@ -105,6 +105,28 @@ def run_case(case: Case) -> Checked:
         wrong = _wrong_in_f64(case, values)
     assert not wrong, f"{wrong}\n{emitted.text[emitted.text.index('def device(') :]}"
     return Checked(program, report, run, exact)
+
+
+class _Run:
+    """A run of an emitted text; two are the same whose texts differ in comments alone."""
+
+    def __init__(self, emitted: ProgramText, values: Values) -> None:
+        self.emitted, self.values = emitted, values
+        kept = ("" if s.lstrip().startswith("#") else s for s in emitted.text.split("\n"))
+        arrays = [(name, a.tobytes()) for side in values for name, a in sorted(side.items())]
+        self.key = "\n".join(kept), tuple(arrays)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Run) and self.key == other.key
+
+
+@functools.lru_cache(maxsize=256)
+def _run(asked: _Run) -> LocalRun:
+    """Layouts and policies often come to one program: it is run once."""
+    return run_local(asked.emitted.text, *asked.values, lines=asked.emitted.places)
 
 
 def refusal(case: Case) -> str | None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.programs.harness import Case, refusal, run_case
+from tests.project import matching
 
-SEEDS = sorted((Path(__file__).parents[1] / "seeds").glob("*.mdsl"))
+SEEDS = matching("tests/seeds/*.mdsl")
 
 
 def said(text: str, key: str) -> str | None:

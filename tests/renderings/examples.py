@@ -13,9 +13,9 @@ from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.named.ir import Program
 from meshdsl.pipeline import Options, compile_source, front
 from meshdsl.placed.layout import mesh_of
+from tests.project import ROOT, matching
 
-ROOT = Path(__file__).resolve().parents[2]
-FILES = sorted((ROOT / "examples").rglob("*.mdsl"))
+FILES = matching("examples/**/*.mdsl")
 
 _BLOCK = {"batch": 4, "seq": 4, "model": 8, "heads": 4, "key": 4, "hidden": 8}
 SIZES: dict[str, dict[str, int]] = {

@@ -8,13 +8,12 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source, front
+from tests.project import ROOT, matching
 
-ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 UPDATE = os.environ.get("MESHDSL_UPDATE_GOLDEN") == "1"
 AGAIN = "if this is meant, MESHDSL_UPDATE_GOLDEN=1 pytest tests/report writes it anew"
@@ -57,7 +56,7 @@ def layouts(example: str) -> list[str]:
     return [name for name in declared if name in SELECTED.get(example, declared)]
 
 
-EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.mdsl"))
+EXAMPLES = [path.stem for path in matching("examples/*.mdsl")]
 CASES = [Case(example, layout) for example in EXAMPLES for layout in layouts(example)]
 
 

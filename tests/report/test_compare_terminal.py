@@ -16,6 +16,7 @@ from meshdsl.report.compare_terminal import print_comparison
 from meshdsl.report.measure import NOT_RUN
 from tests.cli.command import Cli
 from tests.cli.conftest import cli
+from tests.project import ROOT
 from tests.report.comparing import (
     columns_of,
     compared,
@@ -23,7 +24,7 @@ from tests.report.comparing import (
     lines_of,
     of_example,
 )
-from tests.report.golden import EXAMPLES, ROOT, source
+from tests.report.golden import EXAMPLES, source
 
 __all__ = ["cli"]
 

@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from meshdsl.cli import spread_settings
 from meshdsl.cli.app import app
-from tests.report.golden import AGAIN, ROOT, UPDATE
+from tests.project import ROOT
+from tests.report.golden import AGAIN, UPDATE
 
 PAGES = ["docs/explain.md", "docs/compare.md"]
 BLOCK = re.compile(

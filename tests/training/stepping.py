@@ -12,15 +12,14 @@ import numpy as np
 from meshdsl.backends.draws import draws
 from meshdsl.backends.emission import emit_compiled
 from meshdsl.backends.in_process import (
-    Devices,
     LocalRun,
     as_array,
     assemble,
-    few_threads,
     load,
     local_tensors,
     told,
 )
+from meshdsl.backends.local_devices import Devices
 from meshdsl.backends.local_dist import LocalDist
 from meshdsl.backends.numpy_reference import made_up, reference_step, whole_specs
 from meshdsl.backends.support.values import Array, Spec, local_part
@@ -86,8 +85,7 @@ def on_devices(emitted: ProgramText, inputs: Mapping[str, Any], kept: Mapping[st
         values = (given[rank], params[rank], *((begun[rank],) if states else ()))
         return program.device(rank, dist.groups(rank), *values)
 
-    with few_threads(dist.devices):
-        found = Devices(dist.devices, dist, call).run()
+    found = Devices(dist.devices, dist, call, emitted.text).run()
     if found.failures:
         raise told(emitted.text, found.failures, found.errors, emitted.places)
     shown = tuple({n: as_array(t) for n, t in outputs.items()} for outputs in found.outputs)

@@ -18,10 +18,11 @@ from meshdsl.diagnostics import DiagnosticError
 from meshdsl.named.ir import Program
 from tests.programs.harness import REFUSALS, Case
 from tests.programs.test_seeds import said
+from tests.project import matching
 from tests.training.stepping import Arrays, check_step, compiled_step, hold_to, values
 from tests.training.strategy import trained
 
-SEEDS = sorted((Path(__file__).parent / "seeds").glob("*.mdsl"))
+SEEDS = matching("tests/training/seeds/*.mdsl")
 SHARDS = 4
 CASES = int(os.environ.get("MESHDSL_CASES", "60")) // SHARDS
 MOST = 1e-7

@@ -1,0 +1,50 @@
+"""Every example under everything it declares, compiled and explained: as JSON on the output.
+
+Run as a program, from a folder with `examples` in it: `python -m tests.report.everything`. With
+`--backwards` the last case is compiled first.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from meshdsl.backends.emission import emit_compiled
+from meshdsl.diagnostics import Diagnostics
+from meshdsl.pipeline import Options, compile_source, front
+from meshdsl.report.explain import explain
+from meshdsl.syntax.parse import read_source
+from tests.report.golden import SIZES
+
+
+def choices() -> Iterator[tuple[str, Options]]:
+    """Each file with each layout, and each `sbp` block, that it declares."""
+    for path in sorted(Path("examples").rglob("*.mdsl")):
+        sizes = SIZES.get(path.stem, {})
+        declared = front(read_source(path), sizes, Diagnostics())
+        for name in declared.layouts:
+            yield path.as_posix(), Options(layout=name, set_dims=sizes)
+        for name in declared.sbps:
+            yield path.as_posix(), Options(sbp=name, set_dims=sizes)
+
+
+def described(path: str, options: Options) -> dict[str, str]:
+    """The emitted text and the report of one choice."""
+    diagnostics = Diagnostics()
+    made = compile_source(read_source(path), options, diagnostics)
+    report = json.dumps(explain(made["device"], diagnostics))
+    return {"program": emit_compiled(made).text, "report": report}
+
+
+def main() -> None:
+    """Compile all, and print what came of it."""
+    chosen = list(choices())
+    order = reversed(chosen) if "--backwards" in sys.argv else chosen
+    found = {f"{path} {o.layout or o.sbp}": described(path, o) for path, o in order}
+    json.dump(found, sys.stdout, sort_keys=True)
+
+
+if __name__ == "__main__":
+    main()
