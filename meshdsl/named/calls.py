@@ -152,10 +152,11 @@ class Calls:
             _no_result_dims(opdef, node)
         if kind == "dims?" and node.items is None:
             return {"dims": tensors[0].type.dims if tensors else ()}
-        if kind == "arrow":
+        joins = kind == "join" and any(isinstance(i, ast.ArrowItem) for i in node.items or ())
+        if kind == "arrow" or joins:
             return self._arrow(opdef, node, scope)
         dims = self._dims(opdef, node, scope)
-        if kind != "dim":
+        if kind not in ("dim", "join"):
             return {"dims": dims}
         if len(dims) != 1:
             help = f"write `{surface_name(opdef)}`"

@@ -277,6 +277,7 @@ def surface_name(opdef: OpDef) -> str:
         "dims?": "[dim, …]",
         "dim": "[dim]",
         "arrow": "[old -> new]",
+        "join": "[(a, b) -> new]",
         "maker": "[dim, …]",
     }.get(opdef.surface.items, "")
     out = " -> [dims]" if opdef.surface.items == "out" else ""

@@ -12,6 +12,7 @@ from typing import Any
 
 from meshdsl.named.expressions import BINARY, FOLD, NEUTRAL
 from meshdsl.named.ir import Dim, DType, Op, TensorType, Value
+from meshdsl.ops.moving import sources_by_name
 from meshdsl.ops.opdef import OpDef, lookup
 
 OR, AND, NOT, COMPARE, SUM, PRODUCT, NEGATION, POWER, ATOM = range(9)
@@ -213,10 +214,19 @@ def _items(op: Op, kind: str, attrs: dict[str, Any]) -> str:
     if kind == "arrow":
         return f"[{_dim_group(attrs['source'])} -> {_dim_group(attrs['target'])}]"
     if kind == "dim":
-        return f"[{marked(attrs['dim'] if 'dim' in attrs else attrs['target'])}]"
+        return f"[{marked(attrs['dim'])}]"
+    if kind == "join":
+        return f"[{_joined(op, attrs['sources'])}{marked(attrs['target'])}]"
     if kind == "dims?" and attrs["dims"] == op.ins[0].type.dims:
         return ""
     return f"[{listed_dims(attrs['dims'])}]"
+
+
+def _joined(op: Op, sources: tuple[Dim, ...]) -> str:
+    """`(a, b) -> `, where names alone do not say what is joined."""
+    if sources_by_name([v.type for v in op.ins]) == sources:
+        return ""
+    return f"{_dim_group(sources if len(set(sources)) > 1 else sources[:1])} -> "
 
 
 def _option(value: Any) -> str:
