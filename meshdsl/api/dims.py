@@ -262,10 +262,10 @@ def check_name(what: str, name: str, span: Span) -> None:
 
 def is_name(name: str) -> builtins.bool:
     """Whether the language has such a name."""
-    from meshdsl.syntax.tokens import RESERVED
+    from meshdsl.syntax.tokens import MAX_NAME, RESERVED
 
     reserved = name.islower() and name.upper() in RESERVED
-    return _NAME.fullmatch(name) is not None and not reserved
+    return _NAME.fullmatch(name) is not None and len(name) <= MAX_NAME and not reserved
 
 
 def need_dim(found: Any, span: Span, known: Iterable[str] = ()) -> Dim:

@@ -99,8 +99,8 @@ CODES: tuple[Code, ...] = (
         "them have becomes the dim in the brackets, or the only dim there is. Sizes never say what "
         "is joined.",
         "dim a = 4, b = 3, all = 8\nprogram p(x[a, b], y[a, b]) { return concat[all](x, y) }",
-        "Name the dim of each tensor that goes in, `concat[(a, a) -> all](x, y)`, or one for all of "
-        "them, `concat[a -> all](x, y)`.",
+        "Name the dim of each tensor that goes in, `concat[(a, a) -> all](x, y)`, or one for all: "
+        "`concat[a -> all](x, y)`.",
     ),
     Code(
         "MD0250",

@@ -172,19 +172,21 @@ class _DimSizes:
 
     def _resolve_from(self, name: str) -> None:
         """Resolve `name` and what it needs, with a stack of our own: chains may be long."""
-        stack = [name]
+        stack = {name: None}
         while stack:
-            current = stack[-1]
-            waiting = [n for n in self._needs(current) if n not in self.sizes | self._failed()]
-            if not waiting:
-                self._evaluate(stack.pop())
-            elif waiting[0] in stack:
-                self._cycle(stack[stack.index(waiting[0]) :])
+            current = next(reversed(stack))
+            waiting = next((n for n in self._needs(current) if not self._is_done(n)), None)
+            if waiting is None:
+                self._evaluate(current)
+                del stack[current]
+            elif waiting in stack:
+                names = list(stack)
+                self._cycle(names[names.index(waiting) :])
             else:
-                stack.append(waiting[0])
+                stack[waiting] = None
 
-    def _failed(self) -> dict[str, int]:
-        return dict.fromkeys(self.failed, 1)
+    def _is_done(self, name: str) -> bool:
+        return name in self.sizes or name in self.failed
 
     def _needs(self, name: str) -> list[str]:
         if name in self.set_dims or name in self.sizes or name in self.failed:

@@ -212,7 +212,7 @@ class Surface:
     """How the language calls an operator: `name[items](args, options)`.
 
     items: `none`; `dims` (one or more); `dims?` (none means all); `dim` (exactly one); `arrow`
-    (`a -> b`); `join` (one dim, or `(a, b) -> c`); `out` (`(… -> [dims])`); `maker` (the dims of the
+    (`a -> b`); `join` (a dim, or `(a, b) -> c`); `out` (`(… -> [dims])`); `maker` (the dims of the
     result); `view` (only through a view).
     arity: least and most number of tensors, None for any number. `options`: names of constant
     arguments, in order, with defaults (they may be given by position after the tensors).

@@ -59,8 +59,8 @@ def _brackets(opdef: OpDef, attrs: dict[str, Any], dims: dict[str, api.Dim]) -> 
         case "dims" | "dims?" | "maker":
             return tuple(dims[d.name] for d in attrs["dims"])
         case "join":
-            targets = (dims[attrs["target"].name],)
-            return md_arrow(tuple(dims[d.name] for d in attrs["sources"]), targets)
+            sources = tuple(dims[d.name] for d in attrs["sources"])
+            return md_arrow(sources, (dims[attrs["target"].name],))
         case "arrow" if "source" in attrs:
             sources = tuple(dims[d.name] for d in attrs["source"])
             targets = tuple(dims[d.name] for d in attrs["target"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import numpy as np
 import pytest
 
@@ -45,7 +47,7 @@ def test_python_says_it_alike() -> None:
     kk, b, k2 = md.dims(kk=3, b=2, k2=6)
 
     @md.program
-    def p(x: md.Tensor[b, kk], y: md.Tensor[b, kk]):  # type: ignore[no-untyped-def]
+    def p(x: Annotated[md.Tensor, b, kk], y: Annotated[md.Tensor, b, kk]):
         both = md.concat[(kk, kk) >> k2](x, y)
         same = md.concat[kk >> k2](x, y)
         return both, same
@@ -56,11 +58,13 @@ def test_python_says_it_alike() -> None:
     assert np.array_equal(both, same)
 
     @md.program
-    def q(x: md.Tensor[b, kk], y: md.Tensor[b, kk]):  # type: ignore[no-untyped-def]
+    def q(x: Annotated[md.Tensor, b, kk], y: Annotated[md.Tensor, b, kk]):
         return md.concat[k2](x, y)
 
     with pytest.raises(md.ProgramError) as found:
         q.named()
     (diagnostic,) = found.value.diagnostics
-    assert (diagnostic.code, diagnostic.span.text) == ("MD0216", "md.concat[k2](x, y)")
+    assert diagnostic.code == "MD0216"
+    assert diagnostic.span is not None
+    assert diagnostic.span.text == "md.concat[k2](x, y)"
     assert diagnostic.help == "name the dim of each: `concat[(kk, kk) >> k2](…)`"

@@ -215,9 +215,7 @@ def test_concat_does_not_guess_at_any_size(ins: list[TensorType], arrow: str, si
 @pytest.mark.parametrize(
     ("source", "sources"), [((A, B), (A, B)), ((A,), (A, A)), ((B, A), (B, A))]
 )
-def test_an_arrow_says_what_concat_joins(
-    source: tuple[Dim, ...], sources: tuple[Dim, ...]
-) -> None:
+def test_an_arrow_says_what_concat_joins(source: tuple[Dim, ...], sources: tuple[Dim, ...]) -> None:
     bind = lookup("concat").bind
     assert bind is not None
     attrs = {"source": source, "target": (E,)}
