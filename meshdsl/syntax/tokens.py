@@ -21,9 +21,10 @@ DECLARATIONS = frozenset({"DIM", "MESH", "LAYOUT", "SBP", "DEF", "PROGRAM", "EXP
 STATEMENTS = frozenset({"PARAM", "REPEAT", "RECOMPUTE", "RETURN", "MINIMIZE"})
 """Words that begin a statement."""
 
-RESERVED = (
-    DECLARATIONS | STATEMENTS | {"ON", "EXTENDS", "AT", "OVER", "BY", "WITH", "AND", "OR", "NOT"}
-)
+OPTIONS = frozenset({"ON", "EXTENDS", "AT", "OVER", "BY", "WITH"})
+"""Words that nothing begins with: before the `=` of an argument they are names."""
+
+RESERVED = DECLARATIONS | STATEMENTS | OPTIONS | {"AND", "OR", "NOT"}
 """Words that cannot be names."""
 
 MAX_NESTING = 100
