@@ -1,4 +1,4 @@
-"""Every option of every operator can be written by its name, whatever words the language reserves."""
+"""Every option of every operator can be written by its name, whatever words are reserved."""
 
 from __future__ import annotations
 
