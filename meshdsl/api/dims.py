@@ -253,9 +253,9 @@ def _dim(name: str, size: Any, span: Span) -> Dim:
     return Dim(name, size, span)
 
 
-def check_name(what: str, name: str, span: Span) -> None:
+def check_name(what: str, name: Any, span: Span) -> None:
     """Refuse a name that the language could not write (MD0817)."""
-    if not is_name(name):
+    if not isinstance(name, str) or not is_name(name):
         help = "use ASCII letters, digits and `_`, and no word of the language such as `param`"
         fail("MD0817", f"`{name}` cannot name a {what}", span, help=help)
 

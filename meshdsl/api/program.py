@@ -6,11 +6,12 @@ import ast as python
 import inspect
 import linecache
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, overload
 
-from meshdsl.api.dims import TensorType, check_name
+from meshdsl.api.dims import TensorType, check_name, is_name
 from meshdsl.api.errors import told
 from meshdsl.api.functions import declared_at, place_of, types_of
 from meshdsl.api.places import file_of, here, key_of, user_frame
@@ -19,7 +20,7 @@ from meshdsl.api.tracer import PythonBody, Tracer, tracing_in
 from meshdsl.diagnostics import Diagnostics, Source, Span, fail
 from meshdsl.named import ir
 from meshdsl.named.builder import Scope
-from meshdsl.named.declarations import Declarations
+from meshdsl.named.declarations import RESERVED_TENSORS, Declarations
 from meshdsl.named.expressions import Given
 from meshdsl.named.from_syntax import _Returned
 from meshdsl.syntax import ast
@@ -227,37 +228,65 @@ def _returned(
     """What the function returned, each under the name that stands behind `return`."""
     if found is None:
         fail("MD0113", "this program returns nothing", place, help="end it with `return NAME, …`")
-    names = list(found) if isinstance(found, Mapping) else None
     listed = tracer.results(list(found.values()) if isinstance(found, Mapping) else found, place)
-    spans, written = _return_places(function, len(listed), place)
+    places = _return_places(function, len(listed), place)
+    names: list[str | None]
+    if isinstance(found, Mapping):
+        names = [_key(tracer, *pair) for pair in zip(found, places.keys, strict=True)]
+    else:
+        names = places.names or [_label(result) for result in listed]
     values: list[tuple[ast.Expr, Any]] = []
-    for index, (result, span) in enumerate(zip(listed, spans, strict=True)):
+    for result, name, span in zip(listed, names, places.values, strict=True):
         operand = tracer.operand(result, span)
-        name = names[index] if names else written[index] if written else _label(result)
         expr = Given(ast.Name(name, span), span, operand) if name else ast.String("", span)
         values.append((expr, operand))
     return _Returned(tuple(values), place)
+
+
+def _key(tracer: Tracer, name: Any, span: Span) -> str:
+    """The name that a returned dict gives to an output; refused where the language has no such."""
+    check_name("result", name, span)
+    tracer._check_name(ast.Name(name, span))
+    return str(name)
 
 
 def _label(result: Any) -> str | None:
     return result.name.rsplit(".", 1)[-1] if isinstance(result, Tensor) and result.name else None
 
 
-def _return_places(
-    function: Callable[..., Any], count: int, place: Span
-) -> tuple[list[Span], list[str | None]]:
-    """Where each result stands in the only `return`, and its name if it is one."""
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where each result stands in a `return`, and its key in a dict; `names` are variables."""
+
+    values: list[Span]
+    keys: list[Span]
+    names: list[str | None] = field(default_factory=list)
+
+
+def _return_places(function: Callable[..., Any], count: int, place: Span) -> _Places:
+    """The places in the only `return`; else that of the only one, or of the function."""
     code = function.__code__
     file = file_of(code)
     node = file.definition(code)
     returns = [] if node is None else list(_returns(node.body))
-    if len(returns) == 1 and returns[0].value is not None:
-        value = returns[0].value
-        items = value.elts if isinstance(value, python.Tuple | python.List) else [value]
-        if len(items) == count and not isinstance(value, python.Dict):
-            spans = [file.span(key_of(i)) for i in items]
-            return spans, [i.id if isinstance(i, python.Name) else None for i in items]
-    return [place] * count, []
+    if len(returns) != 1 or returns[0].value is None:
+        return _Places([place] * count, [place] * count)
+    value = returns[0].value
+    if isinstance(value, python.Dict) and len(value.keys) == count and None not in value.keys:
+        keys = [file.span(key_of(k)) for k in value.keys if k is not None]
+        return _Places([file.span(key_of(v)) for v in value.values], keys)
+    items = value.elts if isinstance(value, python.Tuple | python.List) else [value]
+    if len(items) != count or isinstance(value, python.Dict):
+        whole = [file.span(key_of(value))] * count
+        return _Places(whole, whole)
+    spans = [file.span(key_of(i)) for i in items]
+    return _Places(spans, spans, [_variable(i) for i in items])
+
+
+def _variable(node: python.expr) -> str | None:
+    """The name of a variable, if the language has such a name."""
+    name = node.id if isinstance(node, python.Name) else ""
+    return name if is_name(name) and name not in RESERVED_TENSORS else None
 
 
 def _returns(body: Sequence[python.stmt]) -> list[python.Return]:

@@ -66,9 +66,10 @@ CODES: tuple[Code, ...] = (
     Code(
         "MD0817",
         "no name, or one that the language does not have",
-        "Parameters, programs, functions, dims and mesh axes have names that layouts and files can "
-        "write: ASCII letters, digits and `_`, and no word of the language. A parameter that is "
-        "not assigned to a variable needs its name as first argument.",
+        "Parameters, programs, functions, dims, mesh axes and the keys of a returned dict have "
+        "names that layouts and files can write: ASCII letters, digits and `_`, and no word of the "
+        "language. A parameter that is not assigned to a variable needs its name as first "
+        "argument.",
         "",
         'Choose another name, or give one: `md.param("w", [io, hidden])`, `@md.program(name="f")`.',
     ),
