@@ -42,6 +42,7 @@ class Program:
         self._made = made
         self._found: tuple[Declarations, ir.Program] | None = None
         self._named: dict[tuple[str | None, bool], ir.Program] = {}
+        self._read_from: tuple[Source, str | None, Mapping[str, int]] | None = None
 
     @property
     def declarations(self) -> Declarations:
@@ -87,6 +88,23 @@ class Program:
     def params(self) -> dict[str, str]:
         """The parameters by their dotted names, each with its type."""
         return {str(p.value.name): str(p.value.type) for p in self.named().params}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A program is pickled as text: that of its file, or what `to_mdsl` writes.
+
+        Raises TypeError where no text could say it: `md.grad` in it.
+        """
+        return read, self._read_from or (Source(f"{self.name}.mdsl", self._as_text()), None, {})
+
+    def _as_text(self) -> str:
+        from meshdsl.named.to_mdsl import Unwritable, to_mdsl
+
+        try:
+            return to_mdsl(self._traced()[1])
+        except Unwritable as reason:
+            way_out = "pickle what makes it: the function, or the name of its file"
+            message = f"the program `{self.name}` cannot be pickled: {reason}; {way_out}"
+            raise TypeError(message) from None
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{name}: {type_}" for name, type_ in self.inputs.items())
@@ -316,16 +334,23 @@ def load(
         ProgramError: the file cannot be read, or is wrong; it has several programs and none is
             chosen (MD0111).
     """
-    from meshdsl.named.from_syntax import build
-    from meshdsl.pipeline import choose_program, front
     from meshdsl.syntax.parse import read_source
 
+    return read(read_source(path), program, dict(dims or {}))
+
+
+def read(source: Source, program: str | None, dims: Mapping[str, int]) -> Program:
+    """A program of a text; raises DiagnosticError."""
+    from meshdsl.named.from_syntax import build
+    from meshdsl.pipeline import choose_program, front
+
     diagnostics = Diagnostics()
-    source: Source = read_source(path)
-    declarations = front(source, dict(dims or {}), diagnostics)
+    declarations = front(source, dims, diagnostics)
     diagnostics.raise_errors()
     node = choose_program(declarations, program)
     built = build(declarations, node, diagnostics)
     diagnostics.raise_errors()
     assert built is not None, "a program without errors was built"
-    return Program(node.name.text, lambda: (declarations, built))
+    made = Program(node.name.text, lambda: (declarations, built))
+    made._read_from = (source, program, dims)
+    return made
