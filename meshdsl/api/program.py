@@ -100,7 +100,7 @@ class Program:
         from meshdsl.named.to_mdsl import Unwritable, to_mdsl
 
         try:
-            return to_mdsl(self._traced()[1])
+            return to_mdsl(self._traced()[1], sizes=self.declarations.sizes)
         except Unwritable as reason:
             way_out = "pickle what makes it: the function, or the name of its file"
             message = f"the program `{self.name}` cannot be pickled: {reason}; {way_out}"
@@ -118,9 +118,9 @@ class Program:
         """
         from meshdsl.named.to_mdsl import Unwritable, to_mdsl
 
-        program = self._traced()[1]
+        declarations, program = self._traced()
         try:
-            return to_mdsl(program)
+            return to_mdsl(program, sizes=declarations.sizes)
         except Unwritable as reason:
             help = "write it without `md.grad`; `md.minimize` can be written"
             fail("MD0821", str(reason), program.span, help=help)

@@ -25,6 +25,7 @@ from meshdsl.named.ir import (
     results,
 )
 from meshdsl.named.rewrite import substitute
+from meshdsl.named.sizes import as_float
 from meshdsl.ops.opdef import OpError, lookup
 
 MAX_ELEMENTS = 2**63
@@ -214,7 +215,7 @@ class Builder:
             kind = "a bool" if dtype.kind == "bool" else f"an {dtype} tensor"
             help = "use a comparison" if dtype.kind == "bool" else "cast the tensor: `cast(x, f32)`"
             fail("MD0257", f"the number {shown(number)} is combined with {kind}", span, help=help)
-        attrs = {"value": float(number) if dtype.kind == "float" else number, "dtype": dtype}
+        attrs = {"value": as_float(number) if dtype.kind == "float" else number, "dtype": dtype}
         return self.emit("constant", (), attrs, span, scope)[0]
 
     def assign(

@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 
 from meshdsl.named.ir import Node, Program, Repeat, TensorType, Value, results, walk
 from meshdsl.named.written_blocks import INDENT, Block
-from meshdsl.named.written_expressions import DIM_MARKS, HEAD_MARKS, Written, listed_dims
+from meshdsl.named.written_expressions import (
+    DIM_MARKS,
+    HEAD_MARKS,
+    Unwritable,
+    Written,
+    listed_dims,
+)
 from meshdsl.named.written_loops import carried_name
 from meshdsl.named.written_names import Names, is_speakable
 from meshdsl.named.written_params import Params
@@ -39,10 +45,6 @@ _DIM = re.compile("{}(.*?){}".format(*DIM_MARKS))
 _HEAD = re.compile(r"{}(\d+){}".format(*HEAD_MARKS))
 _ARGUMENT = re.compile("\ue004(\\d+)\ue005")
 _KEYWORD = re.compile("\ue006(\\w+):(\\d+)\ue007")
-
-
-class Unwritable(Exception):
-    """A program that no text of the language means."""
 
 
 @dataclass(frozen=True, slots=True)
