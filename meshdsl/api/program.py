@@ -7,6 +7,7 @@ import inspect
 import linecache
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, overload
@@ -15,9 +16,10 @@ from meshdsl.api.dims import TensorType, check_name, is_name
 from meshdsl.api.errors import told
 from meshdsl.api.functions import declared_at, place_of, types_of
 from meshdsl.api.places import file_of, here, key_of, user_frame
+from meshdsl.api.sizes import sizes_of, unsayable, with_makers
 from meshdsl.api.tensor import Tensor
 from meshdsl.api.tracer import PythonBody, Tracer, tracing_in
-from meshdsl.diagnostics import Diagnostics, Source, Span, fail
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, Span, fail
 from meshdsl.named import ir
 from meshdsl.named.builder import Scope
 from meshdsl.named.declarations import RESERVED_TENSORS, Declarations
@@ -42,12 +44,18 @@ class Program:
         self._made = made
         self._found: tuple[Declarations, ir.Program] | None = None
         self._named: dict[tuple[str | None, bool], ir.Program] = {}
+        self._unsayable: Diagnostic | None = None
         self._read_from: tuple[Source, str | None, Mapping[str, int]] | None = None
 
     @property
     def declarations(self) -> Declarations:
         """The dims of the program, and of a file its meshes and layouts too."""
         return self._traced()[0]
+
+    def _keep(self, traced: Traced) -> tuple[Declarations, ir.Program]:
+        """What a trace has made; what no text can say of it is kept for `to_mdsl`."""
+        self._unsayable = traced.unsayable
+        return traced.declarations, traced.program
 
     @told
     def _traced(self) -> tuple[Declarations, ir.Program]:
@@ -114,11 +122,14 @@ class Program:
     def to_mdsl(self) -> str:
         """The program as readable `.mdsl` text that means the same.
 
-        Raises ProgramError (MD0821) where no text could say it: `md.grad` in it.
+        Sizes stay what they were made of, so that the text with `--set` means what it says. Raises
+        ProgramError (MD0821) where no text could: `md.grad`, or `math.sqrt(key)` of Python.
         """
         from meshdsl.named.to_mdsl import Unwritable, to_mdsl
 
         declarations, program = self._traced()
+        if self._unsayable is not None:
+            raise DiagnosticError(self._unsayable)
         try:
             return to_mdsl(program, sizes=declarations.sizes)
         except Unwritable as reason:
@@ -195,15 +206,22 @@ def _program(function: Callable[..., Any], name: str | None, frame: FrameType) -
     called = name or function.__name__
     check_name("program", called, place_of(function))
     types = types_of(function, frame)
-    made = Program(called, lambda: trace(function, called, types))
+    made = Program(called, lambda: made._keep(trace(function, called, types)))
     made.__doc__ = function.__doc__
     made.__module__ = function.__module__
     return made
 
 
-def trace(
-    function: Callable[..., Any], name: str, types: Mapping[str, TensorType]
-) -> tuple[Declarations, ir.Program]:
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What a trace has made: dims, the program, and what of it no text can say."""
+
+    declarations: Declarations
+    program: ir.Program
+    unsayable: Diagnostic | None
+
+
+def trace(function: Callable[..., Any], name: str, types: Mapping[str, TensorType]) -> Traced:
     """The named program that a Python function computes, and its dims."""
     code = function.__code__
     linecache.checkcache(code.co_filename)
@@ -222,7 +240,10 @@ def trace(
         built = tracer.build(ast.Program(ast.Name(name, place), inputs, (body,), place))
     diagnostics.raise_errors()
     spans = {n: d.span for n, d in tracer.dims.items()}
-    return Declarations(place.source, tracer.known, spans), built
+    dims = with_makers(tracer.dims)
+    declarations = Declarations(place.source, tracer.known, spans, sizes=sizes_of(dims))
+    given = [*tracer.computed, *(d._computed for d in dims.values() if d._computed)]
+    return Traced(declarations, built, unsayable(tracer.started, given, dims.values()))
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
@@ -336,7 +357,7 @@ def load(
     """
     from meshdsl.syntax.parse import read_source
 
-    return read(read_source(path), program, dict(dims or {}))
+    return read(read_source(path), program, {n: index(size) for n, size in (dims or {}).items()})
 
 
 def read(source: Source, program: str | None, dims: Mapping[str, int]) -> Program:

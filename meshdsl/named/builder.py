@@ -12,6 +12,7 @@ from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Relate
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import (
     LARGEST,
+    Argument,
     Dim,
     DType,
     Init,
@@ -99,6 +100,7 @@ class Builder:
         self.phase = "forward"
         self.block: int | None = None
         self.nameless: set[Value] = set()
+        self.arguments: list[Argument] = []
         self._depth: dict[Value, int] = {}
         self._born: dict[Value, int] = {}
         self._operators = 0
@@ -165,6 +167,11 @@ class Builder:
             self.place(inside, depth)
             frame.stacked[outer] = inside
         return frame.stacked[outer]
+
+    def give(self, scope: Scope, name: str, operand: Operand) -> None:
+        """Note what the call that `scope` is the inside of was given as `name`."""
+        if isinstance(operand, Value):
+            self.arguments.append(Argument(scope.path, name, operand))
 
     def stacks(self, frame: Frame) -> tuple[Stacked, ...]:
         """The slices that a finished loop takes of tensors from outside."""

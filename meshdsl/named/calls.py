@@ -260,6 +260,7 @@ class Calls:
                 help = f"write `{_form(function)}`"
                 fail("MD0251", message, node.span, where, help=help)
             inner.names[param.name.text] = value
+            self.builder.give(inner, param.name.text, value)
 
     def _match(self, function: ast.Function, node: ast.Call) -> dict[str, ast.Expr]:
         names = [p.name.text for p in function.params]

@@ -98,7 +98,8 @@ class ProgramBuilder:
         body = tuple(frame.body)
         finished = finish_params(params, body)
         made = (tuple(self.inputs), finished, body, outputs, node.name.span)
-        return Program(node.name.text, *made, goal=self.goals.goal)
+        given = tuple(self.builder.arguments)
+        return Program(node.name.text, *made, goal=self.goals.goal, arguments=given)
 
     # --- inputs and outputs ------------------------------------------------------------------
 

@@ -49,10 +49,14 @@ _KEYWORD = re.compile("\ue006(\\w+):(\\d+)\ue007")
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One call: its dims in order of appearance, its arguments, the type of its only result."""
+    """One call: its dims in order of appearance, its arguments, the type of its only result.
+
+    `names` are those of the parameters that the arguments were given as, where that is known.
+    """
 
     dims: tuple[str, ...]
     arguments: tuple[Value, ...]
+    names: tuple[str | None, ...]
     result: TensorType | None
 
 
@@ -74,6 +78,7 @@ class Writer:
 
     def __init__(self, program: Program) -> None:
         self.params = Params(program)
+        self.given = {(a.path, a.value): a.name for a in program.arguments}
         self.uses: Counter[Value] = used(program.body)
         self.uses.update(o.value for o in program.outputs)
         self.definitions: dict[str, Definition] = {}
@@ -121,14 +126,15 @@ class Writer:
         return [i for i, column in enumerate(columns) if len(set(column)) > 1]
 
     def argument_names(self, made: Definition) -> list[str]:
-        """Names of arguments: as loops assign them, as the first call does, or plain letters."""
+        """Names of arguments: as loops assign them, as in the original, as outside, or letters."""
         taken = {*made.taken, *made.forced.values()}
-        found = []
-        for number, value in enumerate(made.instances[0].arguments):
+        first, found = made.instances[0], []
+        for number, value in enumerate(first.arguments):
             name = made.forced.get(number)
             if name is None:
                 letters = (f"{c}{n}" for n in ("", *range(2, 1000)) for c in "xyzuvw")
-                hints = [value.label] if value.name and is_speakable(value.label) else []
+                hints = [n for n in (first.names[number], value.name and value.label) if n]
+                hints = [n for n in hints if is_speakable(n)]
                 name = next(n for n in itertools.chain(hints, letters) if n not in taken)
             taken.add(name)
             found.append(name)
@@ -198,7 +204,8 @@ def call(block: Block, group: Group, values: Sequence[Value]) -> Written:
     made.key = _key(writer, made, forced)
     definition = writer.define(block.names, group, made)
     result = values[0].type if len(values) == 1 else None
-    definition.instances.append(Instance(dims, arguments, result))
+    names = tuple(writer.given.get((group.path, v)) for v in arguments)
+    definition.instances.append(Instance(dims, arguments, names, result))
     return Written(writer.head(definition.name, dims) + _arguments(block, definition, arguments))
 
 
