@@ -102,7 +102,8 @@ class Program:
 
         Raises TypeError where no text could say it: `md.grad` in it.
         """
-        return read, self._read_from or (Source(f"{self.name}.mdsl", self._as_text()), None, {})
+        text = self._read_from or (Source(f"{self.name}.mdsl", self._as_text()), None, {})
+        return read, text, {"_unsayable": self._unsayable}
 
     def _as_text(self) -> str:
         from meshdsl.named.to_mdsl import Unwritable, to_mdsl
@@ -133,8 +134,7 @@ class Program:
         try:
             return to_mdsl(program, sizes=declarations.sizes)
         except Unwritable as reason:
-            help = "write it without `md.grad`; `md.minimize` can be written"
-            fail("MD0821", str(reason), program.span, help=help)
+            fail("MD0821", str(reason), program.span, help=reason.help)
 
     @told
     def compile(

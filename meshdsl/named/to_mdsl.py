@@ -43,7 +43,7 @@ def to_mdsl(
     """
     if program.states or program.updates or phases(program) - {"forward"}:
         message = "what `grad` and a training step compute cannot be written as text"
-        raise Unwritable(message)
+        raise Unwritable(message, "write it without `md.grad`; `md.minimize` can be written")
     writer = Writer(program)
     body = _program(writer, program)
     check_names(writer, program)

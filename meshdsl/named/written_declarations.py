@@ -49,7 +49,7 @@ def _arithmetic(size: int | float) -> int | float:
         operator = operator if is_whole else "floor"
     if operator not in _ARITHMETIC:
         message = f"a size is made by whole numbers, dims and `+ - * / ^`, and {size} is not"
-        raise Unwritable(message)
+        raise Unwritable(message, "make it of the dims by these, or write the number out")
     return made(size, operator, *map(_arithmetic, operands))
 
 

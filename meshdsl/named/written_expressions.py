@@ -30,7 +30,11 @@ HEAD_MARKS = "\ue002", "\ue003"
 
 
 class Unwritable(Exception):
-    """A program that no text of the language means."""
+    """A program that no text of the language means: why, and the way out."""
+
+    def __init__(self, reason: str, help: str) -> None:
+        super().__init__(reason)
+        self.help = help
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +110,8 @@ def amount(value: int | float) -> Written:
         return Written(marked(dim))
     if not how.operator:
         names = ", ".join(f"`{d}`" for d in dict.fromkeys(dims_of(value)))
-        raise Unwritable(f"the language cannot write what {number(value)} is made by of {names}")
+        message = f"the language cannot write what {number(value)} is made by of {names}"
+        raise Unwritable(message, "make it by other operators, or in fewer steps")
     operands = [amount(o) for o in how.operands if not isinstance(o, Dim)]
     return _pointwise_text(how.operator, operands)
 

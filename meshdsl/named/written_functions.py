@@ -98,8 +98,8 @@ class Writer:
                 names.calls[name] += 1
                 made.name = name
                 return self.definitions.setdefault(name, made)
-        message = f"two functions are called `{group.path[-1]}`; give one of them another name"
-        raise Unwritable(message)
+        message = f"two functions are called `{group.path[-1]}`"
+        raise Unwritable(message, "give one of them another name")
 
     def head(self, name: str, dims: tuple[str, ...]) -> str:
         """A mark for `name[dims]`, whose brackets are known when all calls are."""
@@ -309,4 +309,5 @@ def check_names(writer: Writer, program: Program) -> None:
     operators = {op.name for op in walk(program.body)} & set(load_all())
     both = sorted(operators & set(writer.definitions))
     if both:
-        raise Unwritable(f"a function and an operator are both called `{both[0]}`")
+        message = f"a function and an operator are both called `{both[0]}`"
+        raise Unwritable(message, "give the function another name")

@@ -86,6 +86,19 @@ def test_a_program() -> None:
         assert again.to_mdsl() == program.to_mdsl()
 
 
+def test_what_cannot_be_written_cannot_be_written_from_a_pickle() -> None:
+    @md.program
+    def p(x: Annotated[md.Tensor, batch, io]) -> Any:
+        return x / int(io)
+
+    plan = p.compile()
+    again = pickle.loads(pickle.dumps(plan))
+    same_values(plan, again)
+    for program in (p, again.program):
+        with pytest.raises(md.ProgramError, match="MD0821"):
+            program.to_mdsl()
+
+
 def test_another_process_reads_it(tmp_path: Path) -> None:
     plan = traced.compile({"rows": 2}, {"hidden": "rows"})
     path = tmp_path / "plan.pickle"
