@@ -203,7 +203,7 @@ class Walk(ABC):
         self.shown = place
         if not self.out.lines[-1][0].endswith(":"):
             self.out.add()
-        text = f"{span.file}:{span.line}  {span.source.line(span.line).strip()}"
+        text = f"{span.file}:{span.line}  {span.source.excerpt(span.line).strip()}"
         self.out.add(f"# {inert(text)}" + (f"  [{phase}]" if phase != "forward" else ""))
 
     # --- pieces ----------------------------------------------------------------------------------

@@ -150,7 +150,7 @@ class Emitter(Loops):
         self.shown = place
         if not self.out.lines[-1][0].endswith(":"):
             self.out.add()
-        self.out.add(f"# {inert(self.out.place)}  {inert(span.source.line(span.line).strip())}")
+        self.out.add(f"# {inert(self.out.place)}  {inert(span.source.excerpt(span.line).strip())}")
 
     def _compute(self, node: Compute) -> None:
         if node.op.name == "constant":

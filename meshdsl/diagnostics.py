@@ -8,9 +8,16 @@ go on. Our own mistakes are asserts.
 from __future__ import annotations
 
 import bisect
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, NoReturn
+
+LONGEST_WORD = 100
+"""Characters of a name that is compared with others."""
+
+SHOWN = 1000
+"""Characters of a line of the source that are repeated where it is quoted."""
 
 Severity = Literal["error", "warning", "note"]
 
@@ -31,7 +38,7 @@ class Source:
         """Offsets of the first character of every line."""
         if not self._starts:
             self._starts.append(0)
-            self._starts.extend(i + 1 for i, char in enumerate(self.text) if char == "\n")
+            self._starts.extend(found.end() for found in re.finditer("\n", self.text))
         return self._starts
 
     def position(self, offset: int) -> tuple[int, int]:
@@ -41,11 +48,22 @@ class Source:
 
     def line(self, number: int) -> str:
         """The text of line `number` (from 1), without its line end; empty past the end."""
+        start, end = self.bounds(number)
+        return self.text[start:end]
+
+    def excerpt(self, number: int) -> str:
+        """The text of line `number` as far as reports and comments show it."""
+        start, end = self.bounds(number)
+        shown = self.text[start : min(end, start + SHOWN)]
+        return shown if len(shown) == end - start else f"{shown}…"
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """The offsets of the first character of line `number` (from 1), and of its end."""
         if number > len(self.starts):
-            return ""
+            return len(self.text), len(self.text)
         start = self.starts[number - 1]
         end = self.text.find("\n", start)
-        return self.text[start:] if end < 0 else self.text[start:end]
+        return start, len(self.text) if end < 0 else end
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +142,14 @@ class Diagnostics:
 
     def __init__(self) -> None:
         self._items: list[Diagnostic] = []
+        self._known: set[tuple[str, str, Span | None]] = set()
 
     def add(self, *diagnostics: Diagnostic) -> None:
         """Keep what is not there yet (the same code, message and place)."""
         for item in diagnostics:
-            if not any(_same(item, old) for old in self._items):
+            key = (item.code, item.message, item.span)
+            if key not in self._known:
+                self._known.add(key)
                 self._items.append(item)
 
     def __iter__(self) -> Iterator[Diagnostic]:
@@ -154,18 +175,21 @@ class Diagnostics:
             raise DiagnosticError(*self.errors)
 
 
-def _same(a: Diagnostic, b: Diagnostic) -> bool:
-    return (a.code, a.message, a.span) == (b.code, b.message, b.span)
-
-
 def counted(number: int, noun: str) -> str:
     """`1 dim`, `2 dims`, `no dims`."""
     return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
 
 
 def did_you_mean(name: str, known: list[str]) -> str | None:
-    """A `did you mean` sentence for a misspelt `name`, or None when nothing known is close."""
+    """A `did you mean` sentence for a misspelt `name`, or None when nothing known is close.
+
+    What is longer than `LONGEST_WORD` is nobody's slip of the pen: comparing takes the product of
+    the lengths.
+    """
     import difflib
 
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    words = [word for word in known if len(word) <= LONGEST_WORD]
+    if len(name) > LONGEST_WORD:
+        return None
+    close = difflib.get_close_matches(name, words, n=1, cutoff=0.6)
     return f"did you mean `{close[0]}`?" if close else None

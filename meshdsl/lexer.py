@@ -271,12 +271,15 @@ class MdslLexer(Lexer):  # type: ignore[misc]
 
 def _typed(words: list[Word]) -> Iterator[tuple[Word, Any]]:
     """The words with their types."""
+    from meshdsl.syntax.tokens import OPTIONS
+
     seen = [w for w in words if w.type != "COMMENT"]
     following = {id(a): b.type for a, b in itertools.pairwise(seen)}
     place = _Place(frozenset(str(b) for a, b in itertools.pairwise(seen) if a.type == "DEF"))
     for word in words:
-        if word.type == "NAME":
-            yield word, _type_of_name(str(word), following.get(id(word), ""), place)
+        after = following.get(id(word), "")
+        if word.type == "NAME" or (word.type in OPTIONS and after == "EQUAL"):
+            yield word, _type_of_name(str(word), after, place)
         else:
             yield word, _type_of_word(word)
         place.follow(word)

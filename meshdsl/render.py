@@ -5,6 +5,7 @@ Nothing that comes from a file is taken for markup or reaches the terminal as a 
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ _GUTTER = "bold blue"
 _TAB = "    "
 _LEAST_WIDTH = 20
 _CUT = "…"
+_ENDLESS = re.compile(r"(\S{160})\S{80,}(\S{80})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +55,16 @@ def render(diagnostic: Diagnostic, console_width: int = 100) -> Text:
     text = Text()
     text.append(f"{diagnostic.severity}[{diagnostic.code}]", style)
     sentence, *details = diagnostic.message.split("\n")
-    text.append(f": {_safe(sentence)}\n", "bold")
+    text.append(f": {_brief(sentence)}\n", "bold")
     for line in details:
-        text.append(f"{'' if line.startswith('  ') else '  '}{_safe(line)}\n")
+        text.append(f"{'' if line.startswith('  ') else '  '}{_brief(line)}\n")
     marks = _marks(diagnostic)
     gutter = max((len(str(mark.span.line)) for mark in marks), default=1)
     for place, group in _by_file(marks):
         _file(text, place, group, gutter, console_width)
     if diagnostic.help is not None:
         text.append("help", "bold green")
-        text.append(f": {_safe(diagnostic.help)}\n")
+        text.append(f": {_brief(diagnostic.help)}\n")
     return text
 
 
@@ -82,7 +84,7 @@ def _marks(diagnostic: Diagnostic) -> list[_Mark]:
 
 
 def _second(related: Related) -> _Mark:
-    return _Mark(related.span, "-", _safe(related.message), _GUTTER)
+    return _Mark(related.span, "-", _brief(related.message), _GUTTER)
 
 
 def _by_file(marks: list[_Mark]) -> list[tuple[_Mark, list[_Mark]]]:
@@ -109,14 +111,16 @@ def _file(text: Text, place: _Mark, marks: list[_Mark], gutter: int, width: int)
 
 def _source_line(text: Text, number: int, marks: list[_Mark], gutter: int, width: int) -> None:
     """One source line, and below it a line for each mark."""
-    cells = _cells(marks[0].span.source.line(number))
     room = max(width - gutter - 4, _LEAST_WIDTH)
-    start, stop = _window(cells, *_columns(marks[0], cells), room)
-    left = _CUT if start else ""
+    line = _Line.near(marks[0], number, room)
+    cells = line.cells
+    start, stop = _window(line, *line.columns(marks[0]), room)
+    left = _CUT if start or line.before else ""
+    right = _CUT if stop < len(cells) or line.after else ""
     text.append(f"{number:>{gutter}} | ", _GUTTER)
-    text.append(f"{left}{''.join(cells[start:stop])}{_CUT if stop < len(cells) else ''}\n")
+    text.append(f"{left}{''.join(cells[start:stop])}{right}\n")
     for mark in marks:
-        first, last = _columns(mark, cells)
+        first, last = line.columns(mark)
         first, last = max(first, start), min(last, stop)
         if first > stop or last < start:
             first, last = start, start + 1
@@ -129,25 +133,59 @@ def _underline(text: Text, mark: _Mark, indent: int, under: list[str], gutter: i
     text.append(f"{' ' * indent}{mark.sign * max(_width(under), 1)}{label}\n", mark.style)
 
 
-def _columns(mark: _Mark, cells: list[str]) -> tuple[int, int]:
-    """The first character and the end of what is marked on the first line of a span, from 0."""
-    first = min(mark.span.column - 1, len(cells))
-    return first, max(min(first + mark.span.end - mark.span.start, len(cells)), first + 1)
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """What is shown for every character of a line, as far from a mark as there may be room for.
+
+    `offset` is that of the first of these characters; `before` and `after` count those left out.
+    """
+
+    cells: list[str]
+    offset: int
+    before: int
+    after: int
+
+    @classmethod
+    def near(cls, mark: _Mark, number: int, room: int) -> _Line:
+        """The part of line `number` around the mark that could be shown in `room` columns."""
+        start, end = mark.span.source.bounds(number)
+        first = max(start, min(mark.span.start, end) - room)
+        last = min(end, max(mark.span.start, start) + room)
+        cells = _cells(mark.span.source.text[first:last])
+        return cls(cells, first, first - start, end - last)
+
+    def columns(self, mark: _Mark) -> tuple[int, int]:
+        """The first cell and the end of what is marked of the line."""
+        first = min(max(mark.span.start - self.offset, 0), len(self.cells))
+        last = min(max(mark.span.end - self.offset, 0), len(self.cells))
+        return first, max(last, first + 1)
 
 
-def _window(cells: list[str], first: int, last: int, room: int) -> tuple[int, int]:
-    """Which characters to show of a line that may be wider than `room`, with the mark in view."""
-    if _width(cells) <= room:
+def _window(line: _Line, first: int, last: int, room: int) -> tuple[int, int]:
+    """Which cells to show of a line that may be wider than `room`, with the mark in view."""
+    cells, more = line.cells, line.after
+    if not line.before and not more and _width(cells) <= room:
         return 0, len(cells)
     room -= 2 * len(_CUT)
     start = stop = min(first, len(cells))
     while _width(cells[start:stop]) < room and stop < min(last, len(cells)):
         stop += 1
-    while start > 0 and _width(cells[start - 1 : stop]) <= room - min(room // 4, len(cells) - stop):
+    behind = min(room // 4, len(cells) - stop + more)
+    while start > 0 and _width(cells[start - 1 : stop]) <= room - behind:
         start -= 1
     while stop < len(cells) and _width(cells[start : stop + 1]) <= room:
         stop += 1
     return start, stop
+
+
+def cut(text: str, room: int) -> str:
+    """One line of a file as a terminal of `room` columns shows it."""
+    cells = _cells(text[: room + 1])
+    if len(text) <= room and _width(cells) <= room:
+        return "".join(cells)
+    while cells and _width(cells) > room - 1:
+        cells.pop()
+    return "".join(cells) + _CUT
 
 
 # --- characters ------------------------------------------------------------------------------
@@ -161,6 +199,11 @@ def _cells(line: str) -> list[str]:
 def _safe(text: str) -> str:
     """A text with its control characters escaped; line ends too."""
     return "".join(map(_shown, text))
+
+
+def _brief(text: str) -> str:
+    """A sentence for a reader: like `_safe`, and of words beyond all measure the ends."""
+    return _safe(_ENDLESS.sub(rf"\1{_CUT}\2", text))
 
 
 def _shown(char: str) -> str:

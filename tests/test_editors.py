@@ -219,6 +219,10 @@ CASES = {
         "c": "variable.other.constant.dim",
         "@": "keyword.operator.pin",
     },
+    "program p(x[a]) {\n  y = shift[a](x, by=1)\n}": {
+        "by": "variable.other",
+        "x": "variable.other",
+    },
     "sbp s { w at y.z: (S(0), P(max)) }": {
         "at": "keyword.other",
         "S": "constant.language",

@@ -160,6 +160,7 @@ CASES = {
         "over": Keyword,
         "y": AXIS,
     },
+    "program p(x[a]) {\n  y = shift[a](x, by=1)\n}": {"by": Name, "x": Name, "1": Number.Integer},
     "dim a = 1\nh = relu(b)": {"relu": OPERATOR, "b": Name, "h": Name},
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import cProfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -25,3 +25,10 @@ def counted() -> Iterator[Work]:
     finally:
         profile.disable()
         work.calls = sum(entry.callcount for entry in profile.getstats())
+
+
+def calls(run: Callable[[], object]) -> int:
+    """The calls that `run` makes."""
+    with counted() as work:
+        run()
+    return work.calls

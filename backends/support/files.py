@@ -123,7 +123,11 @@ def read_npz(file: IO[bytes], path: str) -> Iterator[tuple[str, StoredArray]]:
     """The arrays of an open .npz file."""
     try:
         with zipfile.ZipFile(file) as archive:
+            names = set()
             for info in archive.infolist():
+                if info.filename in names:
+                    raise Refused(f"{path} is damaged: it holds {info.filename} twice")
+                names.add(info.filename)
                 if info.filename.endswith(".npy"):
                     yield info.filename[:-4], read_member(archive, info, file, path)
     except zipfile.BadZipFile as error:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import builtins
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import EllipsisType
-from typing import Any, NoReturn, cast, overload
+from typing import Any, NoReturn, cast
 
 from meshdsl.api.errors import told
 from meshdsl.api.places import here
+from meshdsl.api.sizes import Arithmetic, Moment, Number, Size, Taken, computed, number_of
 from meshdsl.diagnostics import Span, did_you_mean, fail
+from meshdsl.named import ir
+from meshdsl.named.sizes import size_of
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAX_SIZE = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Dim:
+class Dim(Arithmetic):
     """A named dimension. In arithmetic it is its size.
 
     >>> import meshdsl as md
@@ -33,27 +36,32 @@ class Dim:
     """
 
     name: str
-    size: int
+    _size: int
     span: Span = field(compare=False, repr=False)
+    _made_of: Size | None = field(default=None, compare=False, repr=False)
+    _computed: Moment | None = field(default=None, compare=False, repr=False)
+    _taken: Taken = field(default_factory=Taken, compare=False, repr=False)
+
+    @property
+    def size(self) -> int:
+        """Its size as a plain number, which no longer knows whose it is."""
+        return self.__index__()
 
     def by(self, window: Dim) -> By:
         """`h by kh`: the dim of an image and the dim of the window that moves along it."""
         return By(self, window)
+
+    def _number(self) -> Number:
+        return size_of(ir.Dim(self.name, self._size))
+
+    def _dims(self) -> tuple[Dim, ...]:
+        return (self,)
 
     def __str__(self) -> str:
         return self.name
 
     def __repr__(self) -> str:
         return self.name
-
-    def __int__(self) -> int:
-        return self.size
-
-    def __index__(self) -> int:
-        return self.size
-
-    def __float__(self) -> float:
-        return float(self.size)
 
     def __rshift__(self, target: Dim | tuple[Dim, ...]) -> Arrow:
         return Arrow((self,), target if isinstance(target, tuple) else (target,))
@@ -65,72 +73,6 @@ class Dim:
 
     def __matmul__(self, axes: str | tuple[str, ...] | None) -> Pinned:
         return Pinned(self, (axes,) if isinstance(axes, str) else tuple(axes or ()))
-
-    @overload
-    def __add__(self, other: int | Dim) -> int: ...
-    @overload
-    def __add__(self, other: float) -> float: ...
-    def __add__(self, other: float | Dim) -> float:
-        return _arithmetic(self, other, lambda a, b: a + b)
-
-    @overload
-    def __sub__(self, other: int | Dim) -> int: ...
-    @overload
-    def __sub__(self, other: float) -> float: ...
-    def __sub__(self, other: float | Dim) -> float:
-        return _arithmetic(self, other, lambda a, b: a - b)
-
-    @overload
-    def __mul__(self, other: int | Dim) -> int: ...
-    @overload
-    def __mul__(self, other: float) -> float: ...
-    def __mul__(self, other: float | Dim) -> float:
-        return _arithmetic(self, other, lambda a, b: a * b)
-
-    def __floordiv__(self, other: int | Dim) -> int:
-        return int(_arithmetic(self, other, lambda a, b: a // b))
-
-    def __mod__(self, other: int | Dim) -> int:
-        return int(_arithmetic(self, other, lambda a, b: a % b))
-
-    def __truediv__(self, other: float | Dim) -> float:
-        return _arithmetic(self, other, lambda a, b: a / b)
-
-    def __pow__(self, other: float) -> float:
-        return _arithmetic(self, other, lambda a, b: a**b)
-
-    @overload
-    def __radd__(self, other: int) -> int: ...
-    @overload
-    def __radd__(self, other: float) -> float: ...
-    def __radd__(self, other: float) -> float:
-        return _arithmetic(self, other, lambda a, b: b + a)
-
-    @overload
-    def __rsub__(self, other: int) -> int: ...
-    @overload
-    def __rsub__(self, other: float) -> float: ...
-    def __rsub__(self, other: float) -> float:
-        return _arithmetic(self, other, lambda a, b: b - a)
-
-    @overload
-    def __rmul__(self, other: int) -> int: ...
-    @overload
-    def __rmul__(self, other: float) -> float: ...
-    def __rmul__(self, other: float) -> float:
-        return _arithmetic(self, other, lambda a, b: b * a)
-
-    def __rtruediv__(self, other: float) -> float:
-        return _arithmetic(self, other, lambda a, b: b / a)
-
-
-def _arithmetic(dim: Dim, other: Any, compute: Callable[[Any, Any], Any]) -> float:
-    """A number made of the size of a dim; what is no number (a tensor) gets its own say."""
-    if isinstance(other, Dim):
-        other = other.size
-    if not isinstance(other, int | float):
-        return cast(float, NotImplemented)
-    return cast(float, compute(dim.size, other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +142,7 @@ def as_tuple(dims: Any) -> tuple[Any, ...]:
 
 
 @told
-def dims(**sizes: int | Dim) -> tuple[Dim, ...]:
+def dims(**sizes: int | Dim | Size) -> tuple[Dim, ...]:
     """Dims with the given sizes, in the order given. A dim as a size gives another name to it.
 
     >>> import meshdsl as md
@@ -216,7 +158,7 @@ def dims(**sizes: int | Dim) -> tuple[Dim, ...]:
 
 
 @told
-def dim(name: str, size: int | Dim | None = None, *, like: Dim | None = None) -> Dim:
+def dim(name: str, size: int | Dim | Size | None = None, *, like: Dim | None = None) -> Dim:
     """One dim: `md.dim("hidden", 4 * io)`, or `md.dim("mem", like=seq)`, of the same size.
 
     Raises:
@@ -231,17 +173,21 @@ def dim(name: str, size: int | Dim | None = None, *, like: Dim | None = None) ->
             site.span,
             help=help,
         )
-    return _dim(name, size if size is not None else like, site.span)
+    if size is None:
+        return _dim(name, like, site.span, site.argument("like"))
+    return _dim(name, size, site.span, site.argument("size", 1))
 
 
-def _dim(name: str, size: Any, span: Span) -> Dim:
+def _dim(name: str, given: Any, span: Span, place: Span | None = None) -> Dim:
+    """A dim that stands at `span`; its size at `place`."""
     check_name("dim", name, span)
-    if isinstance(size, Dim):
-        size = size.size
-    if isinstance(size, builtins.bool) or not hasattr(size, "__index__"):
+    number = number_of(given)
+    if number is None and hasattr(given, "__index__"):
+        number = given.__index__()
+    if isinstance(given, builtins.bool) or not isinstance(number, int):
         help = "use whole numbers; `//` divides them"
-        fail("MD0105", f"the size of `{name}` is no whole number: {size!r}", span, help=help)
-    size = size.__index__()
+        fail("MD0105", f"the size of `{name}` is no whole number: {given!r}", span, help=help)
+    size = int(number)
     if size < 1:
         help = "give a whole number of 1 or more"
         fail("MD0105", f"a size must be at least 1, and `{name}` is {size}", span, help=help)
@@ -250,22 +196,23 @@ def _dim(name: str, size: Any, span: Span) -> Dim:
         fail(
             "MD0106", f"the size of `{name}` is larger than {MAX_SIZE} (2^31 - 1)", span, help=help
         )
-    return Dim(name, size, span)
+    made_of = cast(Size, +given) if isinstance(given, Arithmetic) else None
+    return Dim(name, size, span, made_of, computed(given, place or span))
 
 
-def check_name(what: str, name: str, span: Span) -> None:
+def check_name(what: str, name: Any, span: Span) -> None:
     """Refuse a name that the language could not write (MD0817)."""
-    if not is_name(name):
+    if not isinstance(name, str) or not is_name(name):
         help = "use ASCII letters, digits and `_`, and no word of the language such as `param`"
         fail("MD0817", f"`{name}` cannot name a {what}", span, help=help)
 
 
 def is_name(name: str) -> builtins.bool:
     """Whether the language has such a name."""
-    from meshdsl.syntax.tokens import RESERVED
+    from meshdsl.syntax.tokens import MAX_NAME, RESERVED
 
     reserved = name.islower() and name.upper() in RESERVED
-    return _NAME.fullmatch(name) is not None and not reserved
+    return _NAME.fullmatch(name) is not None and len(name) <= MAX_NAME and not reserved
 
 
 def need_dim(found: Any, span: Span, known: Iterable[str] = ()) -> Dim:

@@ -78,14 +78,15 @@ def told(function: Callable[P, R]) -> Callable[P, R]:
 
 _OPTION = re.compile(r"`--(mesh|layout|reduce|sbp|dtype) ([^`]+)`")
 _SETTING = re.compile(r"`--set (\w+)=(\d+)`")
+_ARROW = re.compile(r"(\w+\[[^]`=]*)->([^]`=]*\](?=[`(]))")
 
 
 def in_python(diagnostic: Diagnostic) -> Diagnostic:
-    """A diagnostic whose way out is written as Python writes it, not as the command line."""
-    if diagnostic.help is None or "--" not in diagnostic.help:
+    """A diagnostic whose way out is written as Python writes it, not as a command or a file."""
+    if diagnostic.help is None:
         return diagnostic
     help = _OPTION.sub(r'`\1="\2"`', _SETTING.sub(r"`\1=\2`", diagnostic.help))
-    return replace(diagnostic, help=help)
+    return replace(diagnostic, help=_ARROW.sub(r"\1>>\2", help))
 
 
 def warn(diagnostics: Iterable[Diagnostic], file: str, line: int) -> None:

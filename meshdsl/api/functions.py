@@ -55,6 +55,9 @@ class Function(Generic[P, R]):
         inner = Scope(tracer.known, {}, tracer.declarations, *outer.enter(self.name))
         with tracer.inside(inner):
             self._check(bound, tracer, site)
+            for name, found in bound.arguments.items():
+                if isinstance(found, Tensor):
+                    tracer.builder.give(inner, name, tracer.value(found, site.span))
             found = self._run(bound, site)
             results = self._results(found, tracer, site)
         if not results:

@@ -9,6 +9,7 @@ from typing import Any
 from meshdsl.api.dims import Dim, check_name, kind_of
 from meshdsl.api.errors import told
 from meshdsl.api.places import Site, here
+from meshdsl.api.sizes import Size, number_of
 from meshdsl.diagnostics import DiagnosticError, Source, Span, fail
 from meshdsl.named.declarations import Declarations
 from meshdsl.syntax import ast
@@ -106,7 +107,7 @@ class Place:
 
 
 @told
-def mesh(shape: Mapping[str, int | Dim] | None = None, /, **axes: int | Dim) -> Mesh:
+def mesh(shape: Mapping[str, int | Dim | Size] | None = None, /, **axes: int | Dim | Size) -> Mesh:
     """A mesh: `square = md.mesh(rows=2, cols=2)`, or `md.mesh({"rows": 2, "cols": 2})`.
 
     Its name is that of the variable it is assigned to.
@@ -133,10 +134,11 @@ def _mesh(name: str, axes: Mapping[str, Any], spans: Mapping[str, Span], place: 
         check_name("mesh axis", axis, span)
         if axis == "none":
             fail("MD0109", "`none` cannot name a mesh axis", span, help="choose another name")
-        if not hasattr(size, "__index__") or not 1 <= int(size) < 2**31:
+        number = number_of(size)
+        if not isinstance(number, int) or not 1 <= number < 2**31:
             message = f"the size of mesh axis `{axis}` is no whole number of 1 or more: {size!r}"
             fail("MD0105", message, span, help="write `md.mesh(rows=2, cols=2)`")
-        found.append((axis, int(size)))
+        found.append((axis, int(number)))
     return Mesh(name, tuple(found), place)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from meshdsl.api.errors import told
 from meshdsl.api.places import here
 from meshdsl.api.signatures import RATES, describe, names, signature_of
+from meshdsl.api.sizes import computed
 from meshdsl.api.tracer import Form, tracing
 from meshdsl.diagnostics import did_you_mean, fail
 from meshdsl.named.from_syntax import INITS
@@ -84,7 +85,11 @@ class Maker:
     @told
     def __call__(self, *args: Any, **options: Any) -> Form:
         """Write it down with these arguments."""
-        return Form(self.__name__, args, tuple(options.items()), here().span)
+        site = here()
+        notes = [computed(a, site.operand(i)) for i, a in enumerate(args)]
+        notes += [computed(a, site.argument(name)) for name, a in options.items()]
+        found = tuple(note for note in notes if note is not None)
+        return Form(self.__name__, args, tuple(options.items()), site.span, found)
 
     def __getitem__(self, items: Any) -> Any:
         return Operator(self.__name__)[items]

@@ -107,6 +107,12 @@ class Plan(Looks):
         how = "no layout" if placed.layout == "none" else f"layout {placed.layout}"
         return f"<plan of {self.program.name} on {{{mesh}}}, {how}, reduced {placed.policy}>"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A plan is pickled as its program, what was chosen, and its parameters if they are set."""
+        from meshdsl.api.planning import again, chosen_of
+
+        return again, (self.program, *chosen_of(self), self._arrays)
+
     # --- running -----------------------------------------------------------------------------
 
     @told

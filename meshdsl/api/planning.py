@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshdsl.api.errors import warn
 from meshdsl.api.layouts import Place, with_layout, with_mesh, with_sbp
+from meshdsl.api.looks import laid_out
 from meshdsl.api.places import Site
 from meshdsl.api.plan import Plan
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, fail
@@ -68,6 +69,41 @@ def _asked(
     named = program.named(dtype, evaluate=False)
     made = {"source": declarations.source, "declarations": declarations, "named": named}
     return options, made
+
+
+# --- pickles ---------------------------------------------------------------------------------
+
+TABLES = ("meshes", "layouts", "sbps")
+
+
+def chosen_of(plan: Plan) -> tuple[Options, dict[str, dict[str, Any]]]:
+    """What a plan was made for: options, and the declarations that its program's text lacks."""
+    made, known = plan._made["declarations"], plan.program.declarations
+    is_text = plan.program._read_from is not None
+    added = {
+        table: {
+            name: node
+            for name, node in getattr(made, table).items()
+            if not is_text or getattr(known, table).get(name) is not node
+        }
+        for table in TABLES
+    }
+    return replace(plan.options, strict=False), added
+
+
+def again(
+    program: Program,
+    options: Options,
+    added: Mapping[str, Mapping[str, Any]],
+    params: Mapping[str, Any] | None,
+) -> Plan:
+    """The plan that was pickled, compiled anew; what there was to say has been said."""
+    known = program.declarations
+    tables: dict[str, Any] = {t: {**getattr(known, t), **added[t]} for t in TABLES}
+    plan = laid_out(program, replace(known, **tables), options, Diagnostics())
+    if params is not None:
+        plan.params = params
+    return plan
 
 
 def _in_python(diagnostic: Diagnostic, site: Site) -> Diagnostic:

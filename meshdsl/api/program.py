@@ -6,20 +6,23 @@ import ast as python
 import inspect
 import linecache
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import index
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, overload
 
-from meshdsl.api.dims import TensorType, check_name
+from meshdsl.api.dims import TensorType, check_name, is_name
 from meshdsl.api.errors import told
 from meshdsl.api.functions import declared_at, place_of, types_of
 from meshdsl.api.places import file_of, here, key_of, user_frame
+from meshdsl.api.sizes import sizes_of, unsayable, with_makers
 from meshdsl.api.tensor import Tensor
 from meshdsl.api.tracer import PythonBody, Tracer, tracing_in
-from meshdsl.diagnostics import Diagnostics, Source, Span, fail
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, Span, fail
 from meshdsl.named import ir
 from meshdsl.named.builder import Scope
-from meshdsl.named.declarations import Declarations
+from meshdsl.named.declarations import RESERVED_TENSORS, Declarations
 from meshdsl.named.expressions import Given
 from meshdsl.named.from_syntax import _Returned
 from meshdsl.placed.reshard import MESSAGE_BYTES
@@ -42,11 +45,18 @@ class Program:
         self._made = made
         self._found: tuple[Declarations, ir.Program] | None = None
         self._named: dict[tuple[str | None, bool], ir.Program] = {}
+        self._unsayable: Diagnostic | None = None
+        self._read_from: tuple[Source, str | None, Mapping[str, int]] | None = None
 
     @property
     def declarations(self) -> Declarations:
         """The dims of the program, and of a file its meshes and layouts too."""
         return self._traced()[0]
+
+    def _keep(self, traced: Traced) -> tuple[Declarations, ir.Program]:
+        """What a trace has made; what no text can say of it is kept for `to_mdsl`."""
+        self._unsayable = traced.unsayable
+        return traced.declarations, traced.program
 
     @told
     def _traced(self) -> tuple[Declarations, ir.Program]:
@@ -88,6 +98,24 @@ class Program:
         """The parameters by their dotted names, each with its type."""
         return {str(p.value.name): str(p.value.type) for p in self.named().params}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A program is pickled as text: that of its file, or what `to_mdsl` writes.
+
+        Raises TypeError where no text could say it: `md.grad` in it.
+        """
+        text = self._read_from or (Source(f"{self.name}.mdsl", self._as_text()), None, {})
+        return read, text, {"_unsayable": self._unsayable}
+
+    def _as_text(self) -> str:
+        from meshdsl.named.to_mdsl import Unwritable, to_mdsl
+
+        try:
+            return to_mdsl(self._traced()[1], sizes=self.declarations.sizes)
+        except Unwritable as reason:
+            way_out = "pickle what makes it: the function, or the name of its file"
+            message = f"the program `{self.name}` cannot be pickled: {reason}; {way_out}"
+            raise TypeError(message) from None
+
     def __repr__(self) -> str:
         inputs = ", ".join(f"{name}: {type_}" for name, type_ in self.inputs.items())
         return f"<program {self.name}({inputs}) -> {', '.join(self.outputs)}>"
@@ -96,16 +124,18 @@ class Program:
     def to_mdsl(self) -> str:
         """The program as readable `.mdsl` text that means the same.
 
-        Raises ProgramError (MD0821) where no text could say it: `md.grad` in it.
+        Sizes stay what they were made of, so that the text with `--set` means what it says. Raises
+        ProgramError (MD0821) where no text could: `md.grad`, or `math.sqrt(key)` of Python.
         """
         from meshdsl.named.to_mdsl import Unwritable, to_mdsl
 
-        program = self._traced()[1]
+        declarations, program = self._traced()
+        if self._unsayable is not None:
+            raise DiagnosticError(self._unsayable)
         try:
-            return to_mdsl(program)
+            return to_mdsl(program, sizes=declarations.sizes)
         except Unwritable as reason:
-            help = "write it without `md.grad`; `md.minimize` can be written"
-            fail("MD0821", str(reason), program.span, help=help)
+            fail("MD0821", str(reason), program.span, help=reason.help)
 
     @told
     def compile(
@@ -188,15 +218,22 @@ def _program(function: Callable[..., Any], name: str | None, frame: FrameType) -
     called = name or function.__name__
     check_name("program", called, place_of(function))
     types = types_of(function, frame)
-    made = Program(called, lambda: trace(function, called, types))
+    made = Program(called, lambda: made._keep(trace(function, called, types)))
     made.__doc__ = function.__doc__
     made.__module__ = function.__module__
     return made
 
 
-def trace(
-    function: Callable[..., Any], name: str, types: Mapping[str, TensorType]
-) -> tuple[Declarations, ir.Program]:
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What a trace has made: dims, the program, and what of it no text can say."""
+
+    declarations: Declarations
+    program: ir.Program
+    unsayable: Diagnostic | None
+
+
+def trace(function: Callable[..., Any], name: str, types: Mapping[str, TensorType]) -> Traced:
     """The named program that a Python function computes, and its dims."""
     code = function.__code__
     linecache.checkcache(code.co_filename)
@@ -215,7 +252,10 @@ def trace(
         built = tracer.build(ast.Program(ast.Name(name, place), inputs, (body,), place))
     diagnostics.raise_errors()
     spans = {n: d.span for n, d in tracer.dims.items()}
-    return Declarations(place.source, tracer.known, spans), built
+    dims = with_makers(tracer.dims)
+    declarations = Declarations(place.source, tracer.known, spans, sizes=sizes_of(dims))
+    given = [*tracer.computed, *(d._computed for d in dims.values() if d._computed)]
+    return Traced(declarations, built, unsayable(tracer.started, given, dims.values()))
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
@@ -239,37 +279,65 @@ def _returned(
     """What the function returned, each under the name that stands behind `return`."""
     if found is None:
         fail("MD0113", "this program returns nothing", place, help="end it with `return NAME, …`")
-    names = list(found) if isinstance(found, Mapping) else None
     listed = tracer.results(list(found.values()) if isinstance(found, Mapping) else found, place)
-    spans, written = _return_places(function, len(listed), place)
+    places = _return_places(function, len(listed), place)
+    names: list[str | None]
+    if isinstance(found, Mapping):
+        names = [_key(tracer, *pair) for pair in zip(found, places.keys, strict=True)]
+    else:
+        names = places.names or [_label(result) for result in listed]
     values: list[tuple[ast.Expr, Any]] = []
-    for index, (result, span) in enumerate(zip(listed, spans, strict=True)):
+    for result, name, span in zip(listed, names, places.values, strict=True):
         operand = tracer.operand(result, span)
-        name = names[index] if names else written[index] if written else _label(result)
         expr = Given(ast.Name(name, span), span, operand) if name else ast.String("", span)
         values.append((expr, operand))
     return _Returned(tuple(values), place)
+
+
+def _key(tracer: Tracer, name: Any, span: Span) -> str:
+    """The name that a returned dict gives to an output; refused where the language has no such."""
+    check_name("result", name, span)
+    tracer._check_name(ast.Name(name, span))
+    return str(name)
 
 
 def _label(result: Any) -> str | None:
     return result.name.rsplit(".", 1)[-1] if isinstance(result, Tensor) and result.name else None
 
 
-def _return_places(
-    function: Callable[..., Any], count: int, place: Span
-) -> tuple[list[Span], list[str | None]]:
-    """Where each result stands in the only `return`, and its name if it is one."""
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """Where each result stands in a `return`, and its key in a dict; `names` are variables."""
+
+    values: list[Span]
+    keys: list[Span]
+    names: list[str | None] = field(default_factory=list)
+
+
+def _return_places(function: Callable[..., Any], count: int, place: Span) -> _Places:
+    """The places in the only `return`; else that of the only one, or of the function."""
     code = function.__code__
     file = file_of(code)
     node = file.definition(code)
     returns = [] if node is None else list(_returns(node.body))
-    if len(returns) == 1 and returns[0].value is not None:
-        value = returns[0].value
-        items = value.elts if isinstance(value, python.Tuple | python.List) else [value]
-        if len(items) == count and not isinstance(value, python.Dict):
-            spans = [file.span(key_of(i)) for i in items]
-            return spans, [i.id if isinstance(i, python.Name) else None for i in items]
-    return [place] * count, []
+    if len(returns) != 1 or returns[0].value is None:
+        return _Places([place] * count, [place] * count)
+    value = returns[0].value
+    if isinstance(value, python.Dict) and len(value.keys) == count and None not in value.keys:
+        keys = [file.span(key_of(k)) for k in value.keys if k is not None]
+        return _Places([file.span(key_of(v)) for v in value.values], keys)
+    items = value.elts if isinstance(value, python.Tuple | python.List) else [value]
+    if len(items) != count or isinstance(value, python.Dict):
+        whole = [file.span(key_of(value))] * count
+        return _Places(whole, whole)
+    spans = [file.span(key_of(i)) for i in items]
+    return _Places(spans, spans, [_variable(i) for i in items])
+
+
+def _variable(node: python.expr) -> str | None:
+    """The name of a variable, if the language has such a name."""
+    name = node.id if isinstance(node, python.Name) else ""
+    return name if is_name(name) and name not in RESERVED_TENSORS else None
 
 
 def _returns(body: Sequence[python.stmt]) -> list[python.Return]:
@@ -299,16 +367,23 @@ def load(
         ProgramError: the file cannot be read, or is wrong; it has several programs and none is
             chosen (MD0111).
     """
-    from meshdsl.named.from_syntax import build
-    from meshdsl.pipeline import choose_program, front
     from meshdsl.syntax.parse import read_source
 
+    return read(read_source(path), program, {n: index(size) for n, size in (dims or {}).items()})
+
+
+def read(source: Source, program: str | None, dims: Mapping[str, int]) -> Program:
+    """A program of a text; raises DiagnosticError."""
+    from meshdsl.named.from_syntax import build
+    from meshdsl.pipeline import choose_program, front
+
     diagnostics = Diagnostics()
-    source: Source = read_source(path)
-    declarations = front(source, dict(dims or {}), diagnostics)
+    declarations = front(source, dims, diagnostics)
     diagnostics.raise_errors()
     node = choose_program(declarations, program)
     built = build(declarations, node, diagnostics)
     diagnostics.raise_errors()
     assert built is not None, "a program without errors was built"
-    return Program(node.name.text, lambda: (declarations, built))
+    made = Program(node.name.text, lambda: (declarations, built))
+    made._read_from = (source, program, dims)
+    return made

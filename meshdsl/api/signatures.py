@@ -21,6 +21,7 @@ _BRACKETS = {
     "dims?": "Brackets hold the dims that disappear; without them all do.",
     "dim": "Brackets hold the dim it works along: `{name}[seq]`.",
     "arrow": "Brackets hold an arrow: `{name}[old >> new](x)`.",
+    "join": "Brackets hold the new dim, or an arrow to it: `{name}[(a, b) >> c](x, y)`.",
     "maker": "Brackets hold the dims of the result: `{name}[batch, io]()`.",
     "out": "`out` lists the dims of the result; dims that are not in it are summed.",
     "none": "",
@@ -98,7 +99,7 @@ def describe(name: str) -> str:
 
 
 def _bracket(opdef: OpDef) -> str:
-    shown = {"none": "", "out": "", "dim": "[dim]", "arrow": "[old >> new]", "dims?": "[dims]"}
+    shown = {"none": "", "out": "", "dim": "[dim]", "arrow": "[old >> new]", "join": "[old >> new]"}
     return shown.get(opdef.surface.items, "[dims]")
 
 
@@ -147,7 +148,7 @@ def _class(name: str) -> str:
     head = f"class _{_camel(name)}(Protocol):\n"
     call = f"def __call__({_typed(opdef)}) -> {_result(opdef)}: ..."
     kind = opdef.surface.items
-    dims = {"dim": "Dim", "arrow": "Arrow"}.get(kind, "_Dims")
+    dims = {"dim": "Dim", "arrow": "Arrow", "join": "Dim | Arrow"}.get(kind, "_Dims")
     if kind in ("none", "out"):
         return f"{head}    {call}\n\n"
     if opdef.surface.arity[1] == 0 and not opdef.surface.options:

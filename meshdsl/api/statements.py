@@ -54,7 +54,7 @@ def param(
     refs = tracer.dim_refs(_listed(dims, "a parameter needs its dims", site.span), site.span)
     target = ast.Target(ast.Name(name, site.span), refs, site.span)
     element = None if dtype is None else ast.Name(str(dtype), site.argument("dtype"))
-    node = ast.Param(target, element, _form(init, site.argument("init")), site.span)
+    node = ast.Param(target, element, _form(tracer, init, site.argument("init")), site.span)
     tracer._param(node, tracer.scope)
     value = tracer.scope.names[name]
     assert isinstance(value, ir.Value), "a parameter is a tensor"
@@ -68,13 +68,13 @@ def _listed(dims: Any, message: str, span: Span) -> tuple[Any, ...]:
     return tuple(dims)
 
 
-def _form(init: Any, span: Span) -> ast.Call | None:
+def _form(tracer: Tracer, init: Any, span: Span) -> ast.Call | None:
     if init is None:
         return None
     if not isinstance(init, Form):
         help = "write `init=md.normal(0.02)`, or `md.zeros()`, `md.uniform(-1, 1)`, …"
         fail("MD0260", f"{kind_of(init)} is no initialiser", span, help=help)
-    return init.syntax()
+    return tracer.form(init)
 
 
 @told
@@ -206,7 +206,7 @@ def minimize(loss: Tensor, optimizer: Form) -> None:
         message = f"{kind_of(optimizer)} is no optimizer"
         fail("MD0815", message, site.argument("optimizer", 1), help=help)
     given = tracer.given(loss, site.operand(0))
-    tracer.goals.minimize(ast.Minimize(given, optimizer.syntax(), site.span), tracer.scope)
+    tracer.goals.minimize(ast.Minimize(given, tracer.form(optimizer), site.span), tracer.scope)
 
 
 __all__ = ["grad", "minimize", "name", "param", "recompute", "repeat"]

@@ -59,7 +59,8 @@ class Tensor:
     @property
     def shape(self) -> tuple[int, ...]:
         """The sizes of the dims, in order."""
-        return self._value.type.shape
+        known = self._tracer.dims
+        return tuple(+known[d.name] for d in self._value.type.dims)
 
     @property
     def dtype(self) -> str:

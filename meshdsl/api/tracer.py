@@ -7,7 +7,6 @@ same as for a `.mdsl` file.
 
 from __future__ import annotations
 
-import numbers
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 
 from meshdsl.api.dims import Arrow, By, Dim, DType, Pinned, TensorType, is_name, kind_of, need_dim
 from meshdsl.api.places import Names, Site
+from meshdsl.api.sizes import Arithmetic, Moment, Size, computed, number_of, tick
 from meshdsl.api.tensor import Tensor
 from meshdsl.diagnostics import Diagnostics, Related, Span, counted, fail
 from meshdsl.named import ir
@@ -23,6 +23,7 @@ from meshdsl.named.builder import Operand, Scope
 from meshdsl.named.declarations import RESERVED_TENSORS, Declarations
 from meshdsl.named.expressions import Given
 from meshdsl.named.from_syntax import ProgramBuilder, _Returned
+from meshdsl.named.sizes import dims_of
 from meshdsl.syntax import ast
 
 
@@ -41,10 +42,17 @@ class Form:
     args: tuple[Any, ...]
     options: tuple[tuple[str, Any], ...]
     span: Span
+    computed: tuple[Moment, ...] = ()
 
     def __repr__(self) -> str:
         options = (f"{name}={value!r}" for name, value in self.options)
         return f"{self.name}({', '.join([*map(repr, self.args), *options])})"
+
+    def inside(self) -> Iterator[Any]:
+        """It, and what it and the calls inside it are given."""
+        yield self
+        for value in (*self.args, *(v for _, v in self.options)):
+            yield from value.inside() if isinstance(value, Form) else (value,)
 
     def syntax(self) -> ast.Call:
         """The call as the parser would have read it."""
@@ -60,12 +68,11 @@ class Form:
             return value.syntax()
         if isinstance(value, DType):
             value = value.name
-        if isinstance(value, Dim):
-            value = value.size
         if isinstance(value, str):
             return ast.String(value, self.span)
-        if isinstance(value, int | float):
-            return ast.Number(value, self.span)
+        number = number_of(value)
+        if number is not None:
+            return ast.Number(number, self.span)
         help = f"write `md.{self.name}(…)` with numbers"
         message = f"`{self.name}` takes numbers and strings, not {kind_of(value)}"
         fail("MD0815", message, self.span, help=help)
@@ -80,6 +87,8 @@ class Tracer(ProgramBuilder):
         self.known: dict[str, ir.Dim] = {}
         self.scopes: list[Scope] = []
         self.renamed: dict[ir.Value, ir.Value] = {}
+        self.started = tick()
+        self.computed: list[Moment] = []
 
     @property
     def scope(self) -> Scope:
@@ -114,14 +123,15 @@ class Tracer(ProgramBuilder):
         """What a Python value means in an expression."""
         if isinstance(found, Tensor):
             return self.value(found, span)
-        if isinstance(found, Dim):
-            return self.dim(found, span).size
         if isinstance(found, DType):
             return ir.DTYPES[found.name]
-        if isinstance(found, int | float | str):
+        if isinstance(found, str):
             return found
-        if isinstance(found, numbers.Number) and hasattr(found, "item"):
-            number: int | float = found.item()
+        number = number_of(found)
+        if number is not None:
+            self.note(computed(found, span))
+            for dim in found._dims() if isinstance(found, Arithmetic) else ():
+                self.dim(dim, span)
             return number
         help = "operators take tensors, numbers and dims"
         what = kind_of(found)
@@ -129,6 +139,18 @@ class Tracer(ProgramBuilder):
             help = "give arrays to the program as inputs, or as its parameters"
             what = f"an array ({type(found).__name__})"
         fail("MD0815", f"{what} is no tensor of the program", span, help=help)
+
+    def note(self, *found: Moment | None) -> None:
+        """Remember numbers that Python has computed."""
+        self.computed += [c for c in found if c is not None]
+
+    def form(self, form: Form) -> ast.Call:
+        """A call that was written down, as the parser would have read it."""
+        for part in form.inside():
+            self.note(*(part.computed if isinstance(part, Form) else ()))
+            for dim in part._dims() if isinstance(part, Arithmetic) else ():
+                self.dim(dim, form.span)
+        return form.syntax()
 
     def value(self, tensor: Tensor, span: Span) -> ir.Value:
         """The value of a tensor, which must be of this program and still exist here."""
@@ -156,12 +178,15 @@ class Tracer(ProgramBuilder):
         """A dim as the program knows it; it has one size in all of it."""
         dim = need_dim(found, span, self.dims)
         old = self.dims.setdefault(dim.name, dim)
-        if old.size != dim.size:
-            message = f"the dim `{dim.name}` is used with two sizes: {old.size} and {dim.size}"
-            places = (Related(old.span, f"{old.size} here"), Related(dim.span, f"{dim.size} here"))
+        if old != dim:
+            message = f"the dim `{dim.name}` is used with two sizes: {old._size} and {dim._size}"
+            places = (
+                Related(old.span, f"{old._size} here"),
+                Related(dim.span, f"{dim._size} here"),
+            )
             help = "a dim has one size in a program; give one of them another name"
             fail("MD0810", message, span, *places, help=help)
-        return self.known.setdefault(dim.name, ir.Dim(dim.name, dim.size))
+        return self.known.setdefault(dim.name, ir.Dim(dim.name, dim._size))
 
     def dim_name(self, found: Any, span: Span) -> ast.Name:
         """A dim as it stands in brackets."""
@@ -220,7 +245,9 @@ class Tracer(ProgramBuilder):
         dim = self.dim_name(what, span)
         if kind == "pick":
             return ast.PickItem(dim, self.given(rest[0], site.operand(1)), span)
-        start, stop = (None if n is None else self.given(n, span) for n in rest[:2])
+        start, stop = (
+            None if n is None else self.given(n, site.operand(i)) for i, n in enumerate(rest[:2], 1)
+        )
         return ast.SliceItem(dim, start, stop, self.dim_name(rest[2], span), span)
 
     def bracket_item(self, item: Any, span: Span) -> ast.Item:
@@ -263,10 +290,15 @@ class Tracer(ProgramBuilder):
 
     def _finished(self, result: Operand, name: Names, site: Site) -> Any:
         if not isinstance(result, ir.Value):
-            return result
+            return self.number(result)
         if isinstance(name, str) and is_name(name) and name not in RESERVED_TENSORS:
             result = self.assign(result, name, site.span)
         return self.tensor(result)
+
+    def number(self, found: Operand) -> Any:
+        """A number as Python sees it: one made of sizes stays one."""
+        dims = tuple(self.dims[d.name] for d in dims_of(found))
+        return Size(found, dims) if dims and isinstance(found, int | float) else found
 
     def assign(self, value: ir.Value, name: str, span: Span, dims: Any = None) -> ir.Value:
         """Name a value as a statement does; with `dims`, check, transpose and pin it too."""

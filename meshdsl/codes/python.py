@@ -66,9 +66,10 @@ CODES: tuple[Code, ...] = (
     Code(
         "MD0817",
         "no name, or one that the language does not have",
-        "Parameters, programs, functions, dims and mesh axes have names that layouts and files can "
-        "write: ASCII letters, digits and `_`, and no word of the language. A parameter that is "
-        "not assigned to a variable needs its name as first argument.",
+        "Parameters, programs, functions, dims, mesh axes and the keys of a returned dict have "
+        "names that layouts and files can write: ASCII letters, digits and `_`, and no word of the "
+        "language. A parameter that is not assigned to a variable needs its name as first "
+        "argument.",
         "",
         'Choose another name, or give one: `md.param("w", [io, hidden])`, `@md.program(name="f")`.',
     ),
@@ -101,8 +102,12 @@ CODES: tuple[Code, ...] = (
         "MD0821",
         "a program that cannot be written as text",
         "`to_mdsl` writes what a text could have said. What `grad` has computed is operators that "
-        "no text calls, and two functions of one name cannot both be defined.",
+        "no text calls, and two functions of one name cannot both be defined. Sizes are written as "
+        "what they were made of, `sqrt(key)`, so that `--set` means the same; that is not known "
+        "where Python took a size for a plain number: `math.sqrt(key)`, `key.size`, `int(key)`, "
+        "`range(heads)`, `if seq > 128`, in the program, or before a number that it uses.",
         "",
-        "Write the program without `grad`, or rename one of the functions.",
+        "Write the program without `grad`; rename one of the functions; compute with the dims: "
+        "`md.sqrt(key)`, `key ** -0.5`, `4 * io`, or write the number out.",
     ),
 )

@@ -135,4 +135,13 @@ CODES = (
         "a\n" * 20,
         "Mend the errors shown and run again.",
     ),
+    Code(
+        "MD0017",
+        "a text that is too large",
+        "A text has at most 500,000 words, which is more than any program that can be compiled, "
+        "and a name at most 255 characters.",
+        f"dim {'a' * 256} = 3",
+        "Check that it is the right file. What is done many times is written once, with `repeat` "
+        "and `def`; numbers are given as inputs or parameters.",
+    ),
 )

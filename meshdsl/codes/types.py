@@ -95,11 +95,12 @@ CODES: tuple[Code, ...] = (
     Code(
         "MD0216",
         "a `concat` that cannot tell which dims to join",
-        "Each tensor that is joined has one dim that the others do not have; those become the dim "
-        "in the brackets.",
-        "dim a = 4, b = 3, c = 2, all = 8\n"
-        "program p(x[a, b], y[a, c, b]) { return concat[all](x, y) }",
-        "Rename the dims that go in, so that each tensor has one of its own.",
+        "`concat[all](x, y)` leaves it to the names: of each tensor, the only dim that not all of "
+        "them have becomes the dim in the brackets, or the only dim there is. Sizes never say what "
+        "is joined.",
+        "dim a = 4, b = 3, all = 8\nprogram p(x[a, b], y[a, b]) { return concat[all](x, y) }",
+        "Name the dim of each tensor that goes in, `concat[(a, a) -> all](x, y)`, or one for all: "
+        "`concat[a -> all](x, y)`.",
     ),
     Code(
         "MD0250",

@@ -12,6 +12,7 @@ from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Relate
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import (
     LARGEST,
+    Argument,
     Dim,
     DType,
     Init,
@@ -25,6 +26,7 @@ from meshdsl.named.ir import (
     results,
 )
 from meshdsl.named.rewrite import substitute
+from meshdsl.named.sizes import as_float
 from meshdsl.ops.opdef import OpError, lookup
 
 MAX_ELEMENTS = 2**63
@@ -98,6 +100,7 @@ class Builder:
         self.phase = "forward"
         self.block: int | None = None
         self.nameless: set[Value] = set()
+        self.arguments: list[Argument] = []
         self._depth: dict[Value, int] = {}
         self._born: dict[Value, int] = {}
         self._operators = 0
@@ -164,6 +167,11 @@ class Builder:
             frame.stacked[outer] = inside
         return frame.stacked[outer]
 
+    def give(self, scope: Scope, name: str, operand: Operand) -> None:
+        """Note what the call that `scope` is the inside of was given as `name`."""
+        if isinstance(operand, Value):
+            self.arguments.append(Argument(scope.path, name, operand))
+
     def stacks(self, frame: Frame) -> tuple[Stacked, ...]:
         """The slices that a finished loop takes of tensors from outside."""
         pairs = sorted(frame.stacked.items(), key=lambda pair: self._born[pair[0]])
@@ -213,7 +221,7 @@ class Builder:
             kind = "a bool" if dtype.kind == "bool" else f"an {dtype} tensor"
             help = "use a comparison" if dtype.kind == "bool" else "cast the tensor: `cast(x, f32)`"
             fail("MD0257", f"the number {shown(number)} is combined with {kind}", span, help=help)
-        attrs = {"value": float(number) if dtype.kind == "float" else number, "dtype": dtype}
+        attrs = {"value": as_float(number) if dtype.kind == "float" else number, "dtype": dtype}
         return self.emit("constant", (), attrs, span, scope)[0]
 
     def assign(

@@ -152,10 +152,11 @@ class Calls:
             _no_result_dims(opdef, node)
         if kind == "dims?" and node.items is None:
             return {"dims": tensors[0].type.dims if tensors else ()}
-        if kind == "arrow":
+        joins = kind == "join" and any(isinstance(i, ast.ArrowItem) for i in node.items or ())
+        if kind == "arrow" or joins:
             return self._arrow(opdef, node, scope)
         dims = self._dims(opdef, node, scope)
-        if kind != "dim":
+        if kind not in ("dim", "join"):
             return {"dims": dims}
         if len(dims) != 1:
             help = f"write `{surface_name(opdef)}`"
@@ -259,6 +260,7 @@ class Calls:
                 help = f"write `{_form(function)}`"
                 fail("MD0251", message, node.span, where, help=help)
             inner.names[param.name.text] = value
+            self.builder.give(inner, param.name.text, value)
 
     def _match(self, function: ast.Function, node: ast.Call) -> dict[str, ast.Expr]:
         names = [p.name.text for p in function.params]

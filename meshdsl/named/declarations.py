@@ -17,6 +17,7 @@ from meshdsl.diagnostics import (
     fail,
 )
 from meshdsl.named.ir import Dim
+from meshdsl.named.sizes import how_of, made, size_of
 from meshdsl.syntax import ast
 
 T = TypeVar("T")
@@ -30,7 +31,11 @@ RESERVED_TENSORS = ("params", "grads", "state")
 
 @dataclass(frozen=True, slots=True)
 class Declarations:
-    """What a file declares, by name. `set_dims` are the sizes given from outside (`--set`)."""
+    """What a file declares, by name.
+
+    `sizes` has the sizes that are made of those of other dims, as they are made (`sizes.py`); those
+    given from outside (`--set`) are not.
+    """
 
     source: Source
     dims: Mapping[str, Dim] = field(default_factory=dict)
@@ -41,6 +46,7 @@ class Declarations:
     functions: Mapping[str, ast.Function] = field(default_factory=dict)
     programs: Mapping[str, ast.Program] = field(default_factory=dict)
     expects: tuple[ast.Expect, ...] = ()
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 def declare(
@@ -49,7 +55,8 @@ def declare(
     """Resolve the declarations of `tree`; errors go to `diagnostics`, what is wrong is left out."""
     source = tree.span.source
     entries = _unique(tree.declarations, diagnostics)
-    dims = _DimSizes(entries["dim"], set_dims or {}, diagnostics).resolve()
+    sizes = _DimSizes(entries["dim"], set_dims or {}, diagnostics)
+    dims = sizes.resolve()
     expects = tuple(d for d in tree.declarations if isinstance(d, ast.Expect))
     _warn_later(tree.declarations, diagnostics)
     return Declarations(
@@ -62,6 +69,7 @@ def declare(
         _of(entries["def"], ast.Function),
         _of(entries["program"], ast.Program),
         expects,
+        sizes.made,
     )
 
 
@@ -78,6 +86,11 @@ def constant_integer(node: ast.Expr, sizes: Mapping[str, int], largest: int = MA
 
     The result must lie in 1 … `largest`. Nothing larger than 64 bits is computed on the way.
     """
+    return int(sized_integer(node, sizes, largest))
+
+
+def sized_integer(node: ast.Expr, sizes: Mapping[str, int], largest: int = MAX_DIM) -> int:
+    """`constant_integer` as a number that knows which sizes it is made of."""
     value = _integer(node, sizes)
     if value < 1:
         help = "give a whole number of 1 or more"
@@ -150,6 +163,7 @@ class _DimSizes:
         self.set_dims = set_dims
         self.diagnostics = diagnostics
         self.sizes: dict[str, int] = {}
+        self.made: dict[str, int] = {}
         self.failed: set[str] = set()
 
     def resolve(self) -> dict[str, Dim]:
@@ -172,19 +186,21 @@ class _DimSizes:
 
     def _resolve_from(self, name: str) -> None:
         """Resolve `name` and what it needs, with a stack of our own: chains may be long."""
-        stack = [name]
+        stack = {name: None}
         while stack:
-            current = stack[-1]
-            waiting = [n for n in self._needs(current) if n not in self.sizes | self._failed()]
-            if not waiting:
-                self._evaluate(stack.pop())
-            elif waiting[0] in stack:
-                self._cycle(stack[stack.index(waiting[0]) :])
+            current = next(reversed(stack))
+            waiting = next((n for n in self._needs(current) if not self._is_done(n)), None)
+            if waiting is None:
+                self._evaluate(current)
+                del stack[current]
+            elif waiting in stack:
+                names = list(stack)
+                self._cycle(names[names.index(waiting) :])
             else:
-                stack.append(waiting[0])
+                stack[waiting] = None
 
-    def _failed(self) -> dict[str, int]:
-        return dict.fromkeys(self.failed, 1)
+    def _is_done(self, name: str) -> bool:
+        return name in self.sizes or name in self.failed
 
     def _needs(self, name: str) -> list[str]:
         if name in self.set_dims or name in self.sizes or name in self.failed:
@@ -202,7 +218,10 @@ class _DimSizes:
             if any(r in self.failed for r in _references(node)):
                 self.failed.add(name)
             else:
-                self.sizes[name] = constant_integer(node, self.sizes)
+                size = sized_integer(node, self.sizes)
+                self.sizes[name] = int(size)
+                if how_of(size) is not None:
+                    self.made[name] = size
         except DiagnosticError as error:
             self.diagnostics.add(*error.diagnostics)
             self.failed.add(name)
@@ -240,18 +259,23 @@ def _integer(node: ast.Expr, sizes: Mapping[str, int]) -> int:
         case ast.Ref():
             if node.name.text not in sizes:
                 raise DiagnosticError(unknown("MD0101", "dim", node.name, list(sizes)))
-            return sizes[node.name.text]
+            return size_of(Dim(node.name.text, sizes[node.name.text]))
         case ast.Unary(op="-"):
-            return -_integer(node.operand, sizes)
+            operand = _integer(node.operand, sizes)
+            return made(-operand, "neg", operand)
         case ast.Binary(op="+" | "-" | "*" | "/" | "^"):
             left, right = _integer(node.left, sizes), _integer(node.right, sizes)
-            return _bounded(_arithmetic(node, left, right), node.span)
+            value = _bounded(_arithmetic(node, left, right), node.span)
+            return made(value, _OPERATORS[node.op], left, right)
     fail(
         "MD0105",
         "a size is constant integer arithmetic over numbers and dims",
         node.span,
         help="use integers, dims, `+ - * / ^` and parentheses",
     )
+
+
+_OPERATORS = {"+": "add", "-": "sub", "*": "mul", "/": "div", "^": "pow"}
 
 
 def _arithmetic(node: ast.Binary, left: int, right: int) -> int:

@@ -11,6 +11,7 @@ from meshdsl.diagnostics import DiagnosticError, Related, Span, counted, did_you
 from meshdsl.named.builder import Operand, Poisoned, Scope, need_tensor
 from meshdsl.named.declarations import unknown
 from meshdsl.named.ir import DTYPES, Dim, DType, Value
+from meshdsl.named.sizes import how_of, made, size_of
 from meshdsl.ops.opdef import OpDef, load_all
 from meshdsl.syntax import ast
 
@@ -123,7 +124,7 @@ class Expressions:
                 raise Poisoned
             return self.builder.reach(found) if isinstance(found, Value) else found
         if name.text in scope.dims:
-            return scope.dims[name.text].size
+            return size_of(scope.dims[name.text])
         if name.text in DTYPES:
             return DTYPES[name.text]
         self._unknown_tensor(name, scope)
@@ -162,7 +163,8 @@ class Expressions:
         """`x ^ n`, as a square or a root where it is one: they are exact or cheaper."""
         exponent = self.evaluate(node.right, scope)
         special = {2: "square", 0.5: "sqrt", 1: "identity"}
-        if isinstance(exponent, int | float) and exponent in special:
+        is_number = isinstance(exponent, int | float) and how_of(exponent) is None
+        if is_number and exponent in special:
             return self.pointwise(special[exponent], (node.left,), node.span, scope)
         return self.pointwise("pow", (node.left, node.right), node.span, scope)
 
@@ -211,10 +213,11 @@ def _maker_call(node: ast.Expr, scope: Scope) -> ast.Expr:
 
 
 def _is_neutral(name: str, operands: list[Operand]) -> bool:
-    """Whether a float tensor is combined with a number that changes nothing."""
+    """Whether a float tensor is combined with a number that changes nothing, whatever sizes are."""
     first, last = operands[0], operands[-1]
     is_float = isinstance(first, Value) and first.type.dtype.kind == "float"
-    return is_float and isinstance(last, int | float) and (name, last) in NEUTRAL
+    is_number = isinstance(last, int | float) and how_of(last) is None
+    return is_float and is_number and (name, last) in NEUTRAL
 
 
 def _unary(op: str) -> str:
@@ -234,7 +237,7 @@ def _fold(name: str, numbers: list[int | float], span: Span) -> int | float:
         fail("MD0261", "this constant is not a real number", span, help=help)
     if not finite:
         fail("MD0261", "this constant is not a finite number", span, help=help)
-    return result
+    return made(result, name, *numbers)
 
 
 def _power(base: int | float, exponent: int | float) -> int | float:
@@ -277,6 +280,7 @@ def surface_name(opdef: OpDef) -> str:
         "dims?": "[dim, …]",
         "dim": "[dim]",
         "arrow": "[old -> new]",
+        "join": "[(a, b) -> new]",
         "maker": "[dim, …]",
     }.get(opdef.surface.items, "")
     out = " -> [dims]" if opdef.surface.items == "out" else ""

@@ -41,6 +41,7 @@ from meshdsl.named.ir import (
 )
 from meshdsl.named.loops import Loops, assigned
 from meshdsl.named.params import finish_params
+from meshdsl.named.sizes import as_float
 from meshdsl.named.views import Views
 from meshdsl.syntax import ast
 
@@ -97,7 +98,8 @@ class ProgramBuilder:
         body = tuple(frame.body)
         finished = finish_params(params, body)
         made = (tuple(self.inputs), finished, body, outputs, node.name.span)
-        return Program(node.name.text, *made, goal=self.goals.goal)
+        given = tuple(self.builder.arguments)
+        return Program(node.name.text, *made, goal=self.goals.goal, arguments=given)
 
     # --- inputs and outputs ------------------------------------------------------------------
 
@@ -295,7 +297,7 @@ class ProgramBuilder:
         if name.text not in INITS:
             raise DiagnosticError(unknown("MD0260", "initialiser", name, list(INITS)))
         numbers = [self.expressions.evaluate(a, scope) for a in node.init.args]
-        values = tuple(float(n) for n in numbers if isinstance(n, int | float))
+        values = tuple(as_float(n) for n in numbers if isinstance(n, int | float))
         if len(values) != len(numbers) or node.init.keywords or node.init.items is not None:
             help = f"write `{_init_form(name.text)}`"
             fail("MD0260", f"`{name.text}` takes plain numbers", node.init.span, help=help)

@@ -49,7 +49,7 @@ class SourceLines:
         if place == self._shown:
             return
         self._shown = place
-        text = _safe(span.source.line(span.line).strip())
+        text = _safe(span.source.excerpt(span.line).strip())
         yield f"{INDENT * depth}# {span.line} | {text}"
 
 

@@ -10,13 +10,16 @@ or names that no text has, values get further names: the result is the same.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple
 
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import Dim, Node, Op, Output, Program, Repeat, TensorType, Value
+from meshdsl.named.schedules import Schedule
+from meshdsl.named.sizes import dims_of
 from meshdsl.named.written_blocks import INDENT, Block
-from meshdsl.named.written_declarations import written_declarations
-from meshdsl.named.written_expressions import Written, pinned
-from meshdsl.named.written_functions import Unwritable, Writer, check_names, labels_of
+from meshdsl.named.written_declarations import size_text, written_declarations
+from meshdsl.named.written_expressions import Unwritable, Written, pinned
+from meshdsl.named.written_functions import Writer, check_names, labels_of
 from meshdsl.named.written_goal import optimizer_text
 from meshdsl.named.written_lines import wrapped
 from meshdsl.named.written_names import Names
@@ -25,19 +28,27 @@ from meshdsl.named.written_uses import AT_THE_END, Lives, phases
 __all__ = ["Unwritable", "to_mdsl"]
 
 
-def to_mdsl(program: Program, declarations: Declarations | None = None) -> str:
+def to_mdsl(
+    program: Program,
+    declarations: Declarations | None = None,
+    sizes: Mapping[str, int] | None = None,
+) -> str:
     """The text of `program`, in canonical form, with the meshes and layouts of `declarations`.
 
+    `sizes` are those of dims that are made of others (`sizes.py`), where not in `declarations`.
+
     Raises:
-        Unwritable: it has gradients, or two functions of one name that differ.
+        Unwritable: it has gradients, two functions of one name that differ, or a number made of
+            sizes by what the language does not have.
     """
     if program.states or program.updates or phases(program) - {"forward"}:
         message = "what `grad` and a training step compute cannot be written as text"
-        raise Unwritable(message)
+        raise Unwritable(message, "write it without `md.grad`; `md.minimize` can be written")
     writer = Writer(program)
     body = _program(writer, program)
     check_names(writer, program)
-    parts = [_dims(program, declarations)]
+    known = declarations.dims if declarations else {}
+    parts = [_dims(program, known, declarations.sizes if declarations else sizes or {})]
     parts += written_declarations(declarations) if declarations else ()
     parts += [writer.definition_text(d) for d in writer.definitions.values()]
     parts.append(writer.finished(body))
@@ -118,20 +129,26 @@ def _unnamed(name: str, value: Value) -> str:
 # --- dims, meshes, layouts -------------------------------------------------------------------
 
 
-def _dims(program: Program, declarations: Declarations | None) -> str:
-    """One `dim` declaration with all dims, those of `declarations` first."""
-    found = dict(declarations.dims) if declarations else {}
-    for dim in _dims_of(program):
+def _dims(program: Program, known: Mapping[str, Dim], sizes: Mapping[str, int]) -> str:
+    """One `dim` declaration with all dims, those of `known` first; `sizes` are made of others."""
+    found: dict[str, Dim] = {}
+    waiting = [*known.values(), *_dims_of(program)]
+    for dim in waiting:
+        if dim.name not in found:
+            waiting += dims_of(sizes.get(dim.name))
         found.setdefault(dim.name, dim)
         assert found[dim.name] == dim, f"dim {dim} has two sizes"
-    entries = [f"{name} = {dim.size}" for name, dim in found.items()]
+    entries = [f"{n} = {size_text(sizes.get(n, dim.size))}" for n, dim in found.items()]
     return f"dim {', '.join(entries)}" if entries else ""
 
 
 def _dims_of(program: Program) -> Iterator[Dim]:
     for value in (*program.inputs, *(p.value for p in program.params)):
         yield from value.type.dims
+    yield from _dims_in(tuple(p.init.args for p in program.params))
     yield from _dims_of_nodes(program.body)
+    if program.goal is not None:
+        yield from _dims_in(tuple(program.goal.optimizer.options.values()))
 
 
 def _dims_of_nodes(nodes: Sequence[Node]) -> Iterator[Dim]:
@@ -158,3 +175,7 @@ def _dims_in(attr: object) -> Iterator[Dim]:
     elif isinstance(attr, tuple):
         for item in attr:
             yield from _dims_in(item)
+    elif isinstance(attr, Schedule):
+        yield from _dims_in(astuple(attr))
+    else:
+        yield from dims_of(attr)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from meshdsl.diagnostics import Related, Span, fail
 from meshdsl.named.builder import Scope
 from meshdsl.named.ir import Dim, Value
+from meshdsl.named.sizes import size_of
 from meshdsl.syntax import ast
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Views:
     def _slice(self, value: Value, item: ast.SliceItem, scope: Scope) -> Value:
         dim = self._own(value, item.dim, scope)
         start = self._bound(item.start, 0, scope)
-        stop = self._bound(item.stop, dim.size, scope)
+        stop = self._bound(item.stop, size_of(dim), scope)
         if item.target is None:
             part = f"[{dim.name} = {start}:{stop} -> part]"
             help = f"a dim has one size in a file; name the part: `{part}`"

@@ -16,12 +16,12 @@ from meshdsl.named.ir import Init, Node, Op, Param, Repeat, Value
 from meshdsl.named.written_expressions import (
     HEAD_MARKS,
     Written,
+    amount,
     expression,
     listed_dims,
     literal,
     literal_dtype,
     marked,
-    number,
     pinned,
     places_of_numbers,
     product_sum,
@@ -351,7 +351,7 @@ def _only(blocks: frozenset[int | None], otherwise: int | None) -> int | None:
 def _initialiser(param: Param) -> str:
     if param.init == Init("normal"):
         return ""
-    return f" = {param.init.kind}({', '.join(map(number, param.init.args))})"
+    return f" = {param.init.kind}({', '.join(amount(x).text for x in param.init.args)})"
 
 
 # --- what a block holds ----------------------------------------------------------------------

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from meshdsl.named.declarations import Declarations, constant_integer
+from meshdsl.named.declarations import Declarations, sized_integer
+from meshdsl.named.ir import Dim
+from meshdsl.named.sizes import How, how_of, made
+from meshdsl.named.written_expressions import DIM_MARKS, Unwritable, amount
 from meshdsl.named.written_lines import INDENT, WIDTH
 from meshdsl.syntax import ast
 
@@ -12,7 +15,8 @@ from meshdsl.syntax import ast
 def written_declarations(declarations: Declarations) -> Iterator[str]:
     """One text for all meshes, one for all layouts, one for all `sbp` blocks, where there are any.
 
-    Sizes of axes are written as numbers.
+    Raises:
+        Unwritable: the language cannot write what the size of an axis is made by.
     """
     sizes = {name: dim.size for name, dim in declarations.dims.items()}
     tables = (
@@ -23,8 +27,43 @@ def written_declarations(declarations: Declarations) -> Iterator[str]:
     return ("\n".join(texts) for texts in tables if texts)
 
 
+def size_text(size: int) -> str:
+    """A size as a declaration says it: arithmetic of whole numbers.
+
+    Raises:
+        Unwritable: it is made by something else, such as a division with a remainder.
+    """
+    text = amount(_arithmetic(size)).text
+    return text.replace(DIM_MARKS[0], "").replace(DIM_MARKS[1], "")
+
+
+def _arithmetic(size: int | float) -> int | float:
+    """A size made by `+ - * / ^` alone, where `/` leaves nothing over: Python's `//` may be one."""
+    how = how_of(size)
+    if isinstance(size, int) and (how is None or how.operator == "size"):
+        return size
+    operator, operands = _operation(size)
+    if operator == "floor":
+        operator, operands = _operation(operands[0])
+        is_whole = operator == "div" and operands[0] % operands[1] == 0
+        operator = operator if is_whole else "floor"
+    if operator not in _ARITHMETIC:
+        message = f"a size is made by whole numbers, dims and `+ - * / ^`, and {size} is not"
+        raise Unwritable(message, "make it of the dims by these, or write the number out")
+    return made(size, operator, *map(_arithmetic, operands))
+
+
+_ARITHMETIC = ("add", "sub", "mul", "div", "pow", "neg")
+
+
+def _operation(number: int | float) -> tuple[str, list[int | float]]:
+    """The operator that makes a number, and its operands; of one that is written out, none."""
+    how = how_of(number) or How("", ())
+    return how.operator, [o for o in how.operands if not isinstance(o, Dim)]
+
+
 def _mesh(node: ast.Mesh, sizes: Mapping[str, int]) -> str:
-    axes = [f"{a.name.text}: {constant_integer(a.size, sizes)}" for a in node.axes]
+    axes = [f"{a.name.text}: {size_text(sized_integer(a.size, sizes))}" for a in node.axes]
     profile = f" on {node.profile.text}" if node.profile else ""
     return _braces(f"mesh {node.name.text} =", axes, profile)
 

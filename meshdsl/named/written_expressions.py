@@ -12,6 +12,8 @@ from typing import Any
 
 from meshdsl.named.expressions import BINARY, FOLD, NEUTRAL
 from meshdsl.named.ir import Dim, DType, Op, TensorType, Value
+from meshdsl.named.sizes import dims_of, how_of, size_of
+from meshdsl.ops.moving import sources_by_name
 from meshdsl.ops.opdef import OpDef, lookup
 
 OR, AND, NOT, COMPARE, SUM, PRODUCT, NEGATION, POWER, ATOM = range(9)
@@ -25,6 +27,14 @@ DIM_MARKS = "\ue000", "\ue001"
 
 HEAD_MARKS = "\ue002", "\ue003"
 """Around the number of a call, in place of the name of its `def` and its brackets."""
+
+
+class Unwritable(Exception):
+    """A program that no text of the language means: why, and the way out."""
+
+    def __init__(self, reason: str, help: str) -> None:
+        super().__init__(reason)
+        self.help = help
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +93,27 @@ def number(value: int | float) -> str:
 
 def literal(op: Op) -> Written:
     """A `constant` as its number."""
-    value = op.attr("value")
-    return Written(number(value), NEGATION if value < 0 else ATOM)
+    return amount(op.attr("value"))
+
+
+def amount(value: int | float) -> Written:
+    """A number, or what it is made of: `4 * io`, `sqrt(key)`.
+
+    Raises:
+        Unwritable: the language does not have what it is made by.
+    """
+    how = how_of(value)
+    if how is None:
+        return Written(number(value), NEGATION if value < 0 else ATOM)
+    if how.operator == "size":
+        (dim,) = (d for d in how.operands if isinstance(d, Dim))
+        return Written(marked(dim))
+    if not how.operator:
+        names = ", ".join(f"`{d}`" for d in dict.fromkeys(dims_of(value)))
+        message = f"the language cannot write what {number(value)} is made by of {names}"
+        raise Unwritable(message, "make it by other operators, or in fewer steps")
+    operands = [amount(o) for o in how.operands if not isinstance(o, Dim)]
+    return _pointwise_text(how.operator, operands)
 
 
 def literal_dtype(name: str, ins: Sequence[TensorType | None]) -> str:
@@ -116,26 +145,36 @@ def _pointwise(op: Op, operands: Sequence[Written], numbers: Sequence[bool]) -> 
     if all(numbers) and op.name in FOLD:
         first = Written(f"cast({operands[0].text}, {op.out.type.dtype})")
         return _pointwise(op, (first, *operands[1:]), (False,) * len(operands))
-    if op.name in ("identity", "square"):
-        return Written(f"{operands[0].at(ATOM)}^{1 if op.name == 'identity' else 2}", POWER)
-    if op.name == "neg":
+    if op.name == "pow" and not _is_power(operands[1], numbers[1]):
+        return Written(f"pow({operands[0].text}, {operands[1].text})")
+    return _pointwise_text(op.name, operands)
+
+
+def _pointwise_text(name: str, operands: Sequence[Written]) -> Written:
+    """A pointwise operator: its sign between its operands, or a call."""
+    if name in ("identity", "square"):
+        return Written(f"{operands[0].at(ATOM)}^{1 if name == 'identity' else 2}", POWER)
+    if name == "neg":
         return Written(f"-{operands[0].at(POWER)}", NEGATION)
-    if op.name == "logical_not":
+    if name == "logical_not":
         return Written(f"not {operands[0].at(NOT)}", NOT)
-    if op.name == "pow":
-        return _power(operands, numbers)
-    if op.name in _SIGNS:
-        return _infix(_SIGNS[op.name], operands)
-    return Written(f"{op.name}({', '.join(o.text for o in operands)})")
+    if name == "pow":
+        return Written(f"{operands[0].at(ATOM)}^{operands[1].at(NEGATION)}", POWER)
+    if name in _SIGNS:
+        return _infix(_SIGNS[name], operands)
+    return Written(f"{name}({', '.join(o.text for o in operands)})")
 
 
-def _power(operands: Sequence[Written], numbers: Sequence[bool]) -> Written:
-    """`x^n`; a call where `^` would mean a square or a root, or evaluate its right side twice."""
-    base, exponent = operands
-    plain = numbers[1] and float(exponent.text) not in (2, 0.5, 1)
-    if plain or (not numbers[1] and exponent.text.isidentifier()):
-        return Written(f"{base.at(ATOM)}^{exponent.at(NEGATION)}", POWER)
-    return Written(f"pow({base.text}, {exponent.text})")
+def _is_power(exponent: Written, is_number: bool) -> bool:
+    """Whether `^` means a power: no square or root, and nothing that it evaluates twice."""
+    if is_number:
+        return _literal_value(exponent) not in (2, 0.5, 1)
+    return exponent.text.isidentifier()
+
+
+def _literal_value(written: Written) -> float | None:
+    """The value of a number that is written out; None where it is made of sizes."""
+    return None if DIM_MARKS[0] in written.text else float(written.text)
 
 
 def _infix(sign: str, operands: Sequence[Written]) -> Written:
@@ -183,7 +222,7 @@ def _product(left: Written, right: Written) -> Written:
 
 def _scaled(x: Written, factor: Written) -> Written:
     """`x` times a number, which stands first where the language would drop it behind."""
-    neutral = ("mul", float(factor.text)) in NEUTRAL
+    neutral = ("mul", _literal_value(factor)) in NEUTRAL
     return _product(factor, x) if neutral else _product(x, factor)
 
 
@@ -197,7 +236,7 @@ def _call(op: Op, opdef: OpDef, operands: Sequence[Written]) -> str:
         value = _option(attrs[name])
         if default is ... or default is None:
             arguments.append(value)
-        elif attrs[name] != default:
+        elif attrs[name] != default or how_of(attrs[name]) is not None:
             arguments.append(f"{name}={value}")
     inside = ", ".join(arguments)
     if kind == "out":
@@ -213,10 +252,19 @@ def _items(op: Op, kind: str, attrs: dict[str, Any]) -> str:
     if kind == "arrow":
         return f"[{_dim_group(attrs['source'])} -> {_dim_group(attrs['target'])}]"
     if kind == "dim":
-        return f"[{marked(attrs['dim'] if 'dim' in attrs else attrs['target'])}]"
+        return f"[{marked(attrs['dim'])}]"
+    if kind == "join":
+        return f"[{_joined(op, attrs['sources'])}{marked(attrs['target'])}]"
     if kind == "dims?" and attrs["dims"] == op.ins[0].type.dims:
         return ""
     return f"[{listed_dims(attrs['dims'])}]"
+
+
+def _joined(op: Op, sources: tuple[Dim, ...]) -> str:
+    """`(a, b) -> `, where names alone do not say what is joined."""
+    if sources_by_name([v.type for v in op.ins]) == sources:
+        return ""
+    return f"{_dim_group(sources if len(set(sources)) > 1 else sources[:1])} -> "
 
 
 def _option(value: Any) -> str:
@@ -224,7 +272,7 @@ def _option(value: Any) -> str:
         return value.name
     if isinstance(value, str):
         return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    return number(value)
+    return amount(value).text
 
 
 def _dim_group(dims: Sequence[Dim]) -> str:
@@ -260,13 +308,17 @@ def _merge_item(op: Op, operands: Sequence[Written]) -> tuple[str, bool]:
 
 def _pick_item(op: Op, operands: Sequence[Written]) -> tuple[str, bool]:
     del operands
-    return f"{marked(op.attr('dim'))} = {op.attr('index')}", False
+    return f"{marked(op.attr('dim'))} = {amount(op.attr('index')).text}", False
 
 
 def _slice_item(op: Op, operands: Sequence[Written]) -> tuple[str, bool]:
     del operands
-    bounds = f"{op.attr('start')}:{op.attr('stop')}"
-    return f"{marked(op.attr('dim'))} = {bounds} -> {marked(op.attr('target'))}", False
+    dim, how = op.attr("dim"), how_of(op.attr("stop"))
+    stop = "" if how == how_of(size_of(dim)) else amount(op.attr("stop")).text
+    return (
+        f"{marked(dim)} = {amount(op.attr('start')).text}:{stop} -> {marked(op.attr('target'))}",
+        False,
+    )
 
 
 def _gather_item(op: Op, operands: Sequence[Written]) -> tuple[str, bool]:

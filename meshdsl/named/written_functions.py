@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 
 from meshdsl.named.ir import Node, Program, Repeat, TensorType, Value, results, walk
 from meshdsl.named.written_blocks import INDENT, Block
-from meshdsl.named.written_expressions import DIM_MARKS, HEAD_MARKS, Written, listed_dims
+from meshdsl.named.written_expressions import (
+    DIM_MARKS,
+    HEAD_MARKS,
+    Unwritable,
+    Written,
+    listed_dims,
+)
 from meshdsl.named.written_loops import carried_name
 from meshdsl.named.written_names import Names, is_speakable
 from meshdsl.named.written_params import Params
@@ -41,16 +47,16 @@ _ARGUMENT = re.compile("\ue004(\\d+)\ue005")
 _KEYWORD = re.compile("\ue006(\\w+):(\\d+)\ue007")
 
 
-class Unwritable(Exception):
-    """A program that no text of the language means."""
-
-
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """One call: its dims in order of appearance, its arguments, the type of its only result."""
+    """One call: its dims in order of appearance, its arguments, the type of its only result.
+
+    `names` are those of the parameters that the arguments were given as, where that is known.
+    """
 
     dims: tuple[str, ...]
     arguments: tuple[Value, ...]
+    names: tuple[str | None, ...]
     result: TensorType | None
 
 
@@ -72,6 +78,7 @@ class Writer:
 
     def __init__(self, program: Program) -> None:
         self.params = Params(program)
+        self.given = {(a.path, a.value): a.name for a in program.arguments}
         self.uses: Counter[Value] = used(program.body)
         self.uses.update(o.value for o in program.outputs)
         self.definitions: dict[str, Definition] = {}
@@ -91,8 +98,8 @@ class Writer:
                 names.calls[name] += 1
                 made.name = name
                 return self.definitions.setdefault(name, made)
-        message = f"two functions are called `{group.path[-1]}`; give one of them another name"
-        raise Unwritable(message)
+        message = f"two functions are called `{group.path[-1]}`"
+        raise Unwritable(message, "give one of them another name")
 
     def head(self, name: str, dims: tuple[str, ...]) -> str:
         """A mark for `name[dims]`, whose brackets are known when all calls are."""
@@ -119,14 +126,15 @@ class Writer:
         return [i for i, column in enumerate(columns) if len(set(column)) > 1]
 
     def argument_names(self, made: Definition) -> list[str]:
-        """Names of arguments: as loops assign them, as the first call does, or plain letters."""
+        """Names of arguments: as loops assign them, as in the original, as outside, or letters."""
         taken = {*made.taken, *made.forced.values()}
-        found = []
-        for number, value in enumerate(made.instances[0].arguments):
+        first, found = made.instances[0], []
+        for number, value in enumerate(first.arguments):
             name = made.forced.get(number)
             if name is None:
                 letters = (f"{c}{n}" for n in ("", *range(2, 1000)) for c in "xyzuvw")
-                hints = [value.label] if value.name and is_speakable(value.label) else []
+                hints = [n for n in (first.names[number], value.name and value.label) if n]
+                hints = [n for n in hints if is_speakable(n)]
                 name = next(n for n in itertools.chain(hints, letters) if n not in taken)
             taken.add(name)
             found.append(name)
@@ -196,7 +204,8 @@ def call(block: Block, group: Group, values: Sequence[Value]) -> Written:
     made.key = _key(writer, made, forced)
     definition = writer.define(block.names, group, made)
     result = values[0].type if len(values) == 1 else None
-    definition.instances.append(Instance(dims, arguments, result))
+    names = tuple(writer.given.get((group.path, v)) for v in arguments)
+    definition.instances.append(Instance(dims, arguments, names, result))
     return Written(writer.head(definition.name, dims) + _arguments(block, definition, arguments))
 
 
@@ -300,4 +309,5 @@ def check_names(writer: Writer, program: Program) -> None:
     operators = {op.name for op in walk(program.body)} & set(load_all())
     both = sorted(operators & set(writer.definitions))
     if both:
-        raise Unwritable(f"a function and an operator are both called `{both[0]}`")
+        message = f"a function and an operator are both called `{both[0]}`"
+        raise Unwritable(message, "give the function another name")

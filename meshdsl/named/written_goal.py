@@ -8,6 +8,8 @@ from typing import Any
 from meshdsl.named.ir import DType
 from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES, Optimizer
 from meshdsl.named.schedules import Schedule
+from meshdsl.named.sizes import how_of
+from meshdsl.named.written_expressions import amount
 
 
 def optimizer_text(optimizer: Optimizer) -> str:
@@ -18,7 +20,7 @@ def optimizer_text(optimizer: Optimizer) -> str:
 def _options(optimizer: Optimizer) -> Iterator[str]:
     for name, option in OPTIMIZERS[optimizer.name].items():
         value = optimizer.option(name)
-        if value != option.default:
+        if value != option.default or how_of(value) is not None:
             yield f"{name}={_value(value)}"
 
 
@@ -27,16 +29,21 @@ def _value(value: Any) -> str:
         return _schedule(value)
     if isinstance(value, DType):
         return f'"{value}"'
-    return str(value).lower() if isinstance(value, bool) else repr(value)
+    return str(value).lower() if isinstance(value, bool) else _number(value)
+
+
+def _number(value: int | float) -> str:
+    return repr(value) if how_of(value) is None else amount(value).text
 
 
 def _schedule(schedule: Schedule) -> str:
     if schedule.shape == "constant":
         if not schedule.warmup:
-            return repr(schedule.peak)
-        return f"linear_warmup({schedule.peak!r}, {schedule.warmup})"
+            return _number(schedule.peak)
+        return f"linear_warmup({_number(schedule.peak)}, {_number(schedule.warmup)})"
     known = SCHEDULES[schedule.shape]
-    values = {name: getattr(schedule, name) for name in known}
-    given = [repr(schedule.peak), str(schedule.steps)]
-    given += [f"{n}={values[n]!r}" for n in ("warmup", "final") if values[n] != known[n].default]
+    given = [_number(schedule.peak), _number(schedule.steps)]
+    for name, value in (("warmup", schedule.warmup), ("final", schedule.final)):
+        if value != known[name].default or how_of(value) is not None:
+            given.append(f"{name}={_number(value)}")
     return f"{schedule.shape}({', '.join(given)})"

@@ -70,7 +70,7 @@ def _source_line(sources: Mapping[str, Source], place: Place) -> Markup:
     file, number = place
     source = sources.get(file)
     where = str(number) if file == next(iter(sources), "") else f"{file} {number}"
-    text = "" if source is None else source.line(number).rstrip()
+    text = "" if source is None else source.excerpt(number).rstrip()
     code = tag("td", tag("b", tag("code", text, style=CODE)), colspan=3, style=CELL)
     return plain_row(tag("td", small(where), style=CELL), code)
 

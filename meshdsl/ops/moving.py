@@ -7,6 +7,7 @@ from itertools import combinations
 
 import numpy as np
 
+from meshdsl.diagnostics import counted
 from meshdsl.named.ir import BOOL, I32, Dim, TensorType, Value
 from meshdsl.ops.build import (
     BATCH,
@@ -45,24 +46,52 @@ from meshdsl.ops.text import aligned_tensor, tuple_text
 
 
 def _concat_bind(attrs: Attrs, ins: tuple[TensorType, ...]) -> Attrs:
-    """`dim` as written becomes `target`, and `sources` the dim of each operand that goes into it.
+    """What the bracket says becomes `target`, and `sources` the dim of each operand that goes in.
 
-    That is the dim which not all operands have; or, of operands with the same dims, the only one
-    whose sizes add up.
+    `[(a, b) -> all]` names them, `[a -> all]` one for all operands; `[all]` leaves it to the names.
     """
-    target: Dim = attrs["dim"]
+    if "dim" in attrs:
+        return {"target": attrs["dim"], "sources": _told_by_names(attrs["dim"], ins)}
+    sources, targets = attrs["source"], attrs["target"]
+    if len(targets) != 1:
+        message, help = "`concat` joins into one dim", "write `concat[(a, b) -> all](x, y)`"
+        raise OpError("MD0252", message, help)
+    if len(sources) not in (1, len(ins)):
+        message = f"`concat` names {len(sources)} dims for {counted(len(ins), 'tensor')}"
+        help = "name one dim for each tensor, or one for all: `concat[(a, b) -> all](x, y)`"
+        raise OpError("MD0252", message, help)
+    return {"target": targets[0], "sources": sources if len(sources) > 1 else sources * len(ins)}
+
+
+def sources_by_name(ins: Sequence[TensorType]) -> tuple[Dim, ...] | None:
+    """The dims that `concat[all]` joins: of each operand the only one that not all have.
+
+    Operands that all have one and the same dim, and no other, are joined along it. None where names
+    do not tell. Sizes never do: another size would give the program another meaning.
+    """
+    if all(t.names == ins[0].names and len(t.dims) == 1 for t in ins):
+        return (ins[0].dims[0],) * len(ins)
+    own = [[d for d in t.dims if not all(o.has(d.name) for o in ins)] for t in ins]
+    return tuple(dims[0] for dims in own) if all(len(dims) == 1 for dims in own) else None
+
+
+def _told_by_names(target: Dim, ins: tuple[TensorType, ...]) -> tuple[Dim, ...]:
+    found = sources_by_name(ins)
+    if found is not None:
+        return found
+    shown = listed([str(t) for t in ins])
+    message = f"`concat[{target}]` cannot tell which dim of {shown} to join"
+    raise OpError("MD0216", message, f"name the dim of each: `concat[{_arrow(target, ins)}](…)`")
+
+
+def _arrow(target: Dim, ins: Sequence[TensorType]) -> str:
+    """The bracket that was probably meant: a dim that not all have, or else one that fits."""
     shared = {n for n in ins[0].names if all(t.has(n) for t in ins)}
-    own = [[d for d in t.dims if d.name not in shared] for t in ins]
-    if all(len(dims) == 1 for dims in own):
-        return {"target": target, "sources": tuple(dims[0] for dims in own)}
     fitting = [d for d in ins[0].dims if d.name in shared and d.size * len(ins) == target.size]
-    if any(own) or len(fitting) != 1:
-        raise OpError(
-            "MD0216",
-            f"`concat[{target}]` cannot tell which dim of {listed([str(t) for t in ins])} to join",
-            "rename the dim of each that goes in to a name the others do not have",
-        )
-    return {"target": target, "sources": (fitting[0],) * len(ins)}
+    alike = fitting[0].name if fitting else next(iter(ins[0].names), "a")
+    own = ([n for n in t.names if n not in shared] for t in ins)
+    names = [(o or [alike if t.has(alike) else "a"])[0] for o, t in zip(own, ins, strict=True)]
+    return f"({', '.join(names)}) -> {target}"
 
 
 def _concat_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
@@ -159,7 +188,7 @@ _LEFT, _RIGHT = Dim("left", 2), Dim("right", 6)
 register(
     OpDef(
         "concat",
-        Surface("dim", (1, None)),
+        Surface("join", (1, None)),
         _concat_infer,
         _concat_factors,
         _concat_numpy,

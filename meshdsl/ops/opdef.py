@@ -212,13 +212,13 @@ class Surface:
     """How the language calls an operator: `name[items](args, options)`.
 
     items: `none`; `dims` (one or more); `dims?` (none means all); `dim` (exactly one); `arrow`
-    (`a -> b`); `out` (`(… -> [dims])`); `maker` (the dims of the result); `view` (only through a
-    view).
+    (`a -> b`); `join` (a dim, or `(a, b) -> c`); `out` (`(… -> [dims])`); `maker` (the dims of the
+    result); `view` (only through a view).
     arity: least and most number of tensors, None for any number. `options`: names of constant
     arguments, in order, with defaults (they may be given by position after the tensors).
     """
 
-    items: Literal["none", "dims", "dims?", "dim", "arrow", "out", "maker", "view"]
+    items: Literal["none", "dims", "dims?", "dim", "arrow", "join", "out", "maker", "view"]
     arity: tuple[int, int | None]
     options: tuple[tuple[str, Any], ...] = ()
 

@@ -15,17 +15,21 @@ FLOPS_PER_BYTE = 64
 """What sending a byte counts against, in FLOPs: about the balance of a core and its network."""
 
 
+MOST_EXACT = 8
+"""Operands of an einsum whose cheapest order is found; of more, a good one."""
+
+
 def pairwise(op: Op, placed: tuple[Placement, ...], mesh: Mesh) -> tuple[Op, ...]:
     """`op` as einsums of one or two operands in the cheapest order; the last yields its output.
 
     A contraction costs its FLOPs on local sizes, and the all_reduce of its result when it sums
     split dims. The search is opt_einsum's dynamic programming (Pfeifer et al. 2014), outer products
-    included.
+    included; beyond `MOST_EXACT` operands, which it takes 3^n steps for, its greedy one.
     """
     ways = {d: mesh.size(*axes) for p in placed for d, axes in p.splits}
     operands = list(op.ins)
     made: list[Op] = []
-    steps = _path(op, ways)
+    steps = order(op, ways)
     for number, step in enumerate(steps):
         ins = tuple(operands[i] for i in sorted(step))
         operands = [v for i, v in enumerate(operands) if i not in step]
@@ -44,9 +48,9 @@ def _between(op: Op, ins: tuple[Value, ...], rest: list[Value]) -> Value:
     return Value(type_, op.span, path=op.out.path, functions=op.out.functions)
 
 
-def _path(op: Op, ways: Mapping[str, int]) -> Sequence[tuple[int, ...]]:
+def order(op: Op, ways: Mapping[str, int]) -> Sequence[tuple[int, ...]]:
     """Positions per step; what a step takes is removed and its result appended."""
-    from opt_einsum.paths import DynamicProgramming
+    from opt_einsum.paths import DynamicProgramming, greedy
 
     # Small integers, not names: their sets iterate in the same order in every process.
     names = list(dict.fromkeys(d for v in op.ins for d in v.type.names))
@@ -54,12 +58,38 @@ def _path(op: Op, ways: Mapping[str, int]) -> Sequence[tuple[int, ...]]:
     output = frozenset(names.index(d) for d in op.out.type.names)
     sizes = {d.name: d.size for v in op.ins for d in v.type.dims}
     local = {i: -(-sizes[d] // ways.get(d, 1)) for i, d in enumerate(names)}
+    if len(inputs) > MOST_EXACT:
+        growth = _Growth(tuple(ways.get(d, 1) for d in names))
+        found: Sequence[tuple[int, ...]] = greedy(inputs, output, local, cost_fn=growth)
+        return found
     # opt_einsum renumbers the dims in the order in which it meets them.
     met = list(dict.fromkeys(itertools.chain(*inputs, output)))
     cost = _Cost([ways.get(names[i], 1) for i in met], op.out.type.dtype.bytes)
     optimizer: Any = DynamicProgramming(minimize=cost, search_outer=True)
     steps: Sequence[tuple[int, ...]] = optimizer(inputs, output, local)
     return steps
+
+
+@dataclass(frozen=True, slots=True)
+class _Growth:
+    """What the greedy search takes the least of: elements of the result that the operands had not.
+
+    An all_reduce of the result counts with the elements it sends.
+    """
+
+    ways: tuple[int, ...]
+
+    def __call__(
+        self,
+        result: int,
+        one: int,
+        other: int,
+        dims: frozenset[int],
+        dims1: frozenset[int],
+        dims2: frozenset[int],
+    ) -> float:
+        n = math.prod(self.ways[d] for d in (dims1 | dims2) - dims)
+        return result - one - other + 2 * (n - 1) / n * result
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,7 +276,7 @@ def _row(
     return {
         "file": place[0],
         "line": place[1],
-        "text": source.line(place[1]) if place[0] == source.name else "",
+        "text": source.excerpt(place[1]) if place[0] == source.name else "",
         "same": all(line["same"] for line in (*held, *sent)),
         "tensors": held,
         "routes": sent,

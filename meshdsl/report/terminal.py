@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.diagnostics import Source
-from meshdsl.render import _cells, _safe, _width
+from meshdsl.render import _safe, cut
 from meshdsl.report.figures import counted, exact, human, scaled, wrapped
 
 if TYPE_CHECKING:
@@ -150,13 +150,8 @@ def source_line(report: Report, source: Source, file: str, number: int, width: i
     gutter = _gutter(report)
     if file != source.name:
         return ((f"{file} {number:>{gutter}} |", NUMBER),)
-    cells = _cells(source.line(number))
-    room = width - gutter - 3
-    if _width(cells) > room:
-        while _width(cells) > room - 1:
-            cells.pop()
-        cells.append("…")
-    return ((f"{number:>{gutter}} | ", NUMBER), ("".join(cells).rstrip(), SOURCE))
+    text = cut(source.excerpt(number), width - gutter - 3)
+    return ((f"{number:>{gutter}} | ", NUMBER), (text.rstrip(), SOURCE))
 
 
 def _gutter(report: Report) -> int:

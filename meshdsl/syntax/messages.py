@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import Diagnostic, Related, Source, Span, did_you_mean
 from meshdsl.syntax.forms import form_of
-from meshdsl.syntax.tokens import DECLARATIONS, OPENERS, RESERVED, STATEMENTS, span_of
+from meshdsl.syntax.tokens import DECLARATIONS, OPENERS, OPTIONS, RESERVED, STATEMENTS, span_of
 
 if TYPE_CHECKING:
     from lark import Token
@@ -128,6 +128,7 @@ def expectation(kinds: Iterable[str]) -> str:
     from meshdsl.grammar import spelling
 
     left, words = set(kinds) - {"BROKEN"}, []
+    left -= OPTIONS if left >= OPTIONS else set()  # names of arguments
     for group, word in _GROUPS:
         if group <= left:
             words.append(word)

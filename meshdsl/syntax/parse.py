@@ -79,12 +79,13 @@ def parse(source: Source) -> tuple[ast.File, tuple[Diagnostic, ...]]:
     """
     from meshdsl.syntax.build import build_file
     from meshdsl.syntax.recover import parse_tree
-    from meshdsl.syntax.tokens import lex, significant, too_deep
+    from meshdsl.syntax.tokens import lex, significant, too_deep, too_large
 
-    tokens = significant(lex(source))
-    deep = too_deep(source, tokens)
-    if deep is not None:
-        return ast.File((), Span(source, 0, len(source.text))), (deep,)
+    words = lex(source)
+    tokens = significant(words)
+    beyond = too_large(source, words) or too_deep(source, tokens)
+    if beyond is not None:
+        return ast.File((), Span(source, 0, len(source.text))), (beyond,)
     tree, errors = parse_tree(source, tokens)
     file, more = build_file(source, tree)
     return file, tuple(sorted([*errors, *more], key=_place))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import Diagnostic, Related, Source, Span
@@ -20,24 +21,32 @@ DECLARATIONS = frozenset({"DIM", "MESH", "LAYOUT", "SBP", "DEF", "PROGRAM", "EXP
 STATEMENTS = frozenset({"PARAM", "REPEAT", "RECOMPUTE", "RETURN", "MINIMIZE"})
 """Words that begin a statement."""
 
-RESERVED = (
-    DECLARATIONS | STATEMENTS | {"ON", "EXTENDS", "AT", "OVER", "BY", "WITH", "AND", "OR", "NOT"}
-)
+OPTIONS = frozenset({"ON", "EXTENDS", "AT", "OVER", "BY", "WITH"})
+"""Words that nothing begins with: before the `=` of an argument they are names."""
+
+RESERVED = DECLARATIONS | STATEMENTS | OPTIONS | {"AND", "OR", "NOT"}
 """Words that cannot be names."""
 
 MAX_NESTING = 100
 """Brackets and braces that may be open at once."""
 
 
+MAX_WORDS = 500_000
+"""Words that a text may have: more than any program that is small enough to be compiled."""
+
+MAX_NAME = 255
+"""Characters that a name may have."""
+
+
 def lex(source: Source) -> list[Token]:
     """Every word of the text with its place; comments and line ends are words too, spaces are not.
 
     Never fails: what the language does not know comes as `BAD`, `BAD_NAME`, `BAD_NUMBER` or
-    `BAD_STRING`.
+    `BAD_STRING`. Of a text with more than `MAX_WORDS` words, one more than these.
     """
     from meshdsl.grammar import load
 
-    return list(load().lex(source.text))
+    return list(itertools.islice(load().lex(source.text), MAX_WORDS + 1))
 
 
 def significant(tokens: list[Token]) -> list[Token]:
@@ -66,6 +75,20 @@ def span_of(source: Source, token: Token) -> Span:
     assert token.start_pos is not None
     assert token.end_pos is not None
     return Span(source, token.start_pos, token.end_pos)
+
+
+def too_large(source: Source, tokens: list[Token]) -> Diagnostic | None:
+    """A complaint about more than `MAX_WORDS` words, or the first name that is too long."""
+    if len(tokens) > MAX_WORDS:
+        message = f"the text has more than {MAX_WORDS:,} words"
+        help = "write what is done many times with `repeat` and `def`; other files hold data"
+        return Diagnostic("MD0017", message, span_of(source, tokens[-1]), help=help)
+    for token in tokens:
+        if len(token) > MAX_NAME and token.type in ("NAME", "BAD_NAME"):
+            message = f"a name of {len(token):,} characters; it may have {MAX_NAME}"
+            help = "choose a shorter name"
+            return Diagnostic("MD0017", message, span_of(source, token), help=help)
+    return None
 
 
 def too_deep(source: Source, tokens: list[Token]) -> Diagnostic | None:

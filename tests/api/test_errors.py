@@ -100,6 +100,41 @@ def a_parameter_without_a_name(x: T[batch, io]):
     return x * md.param([io])
 
 
+@wrong("MD0817", '"a b"')
+def a_result_with_a_space(x: T[batch, io]):
+    return {"y": x, "a b": md.relu(x)}
+
+
+@wrong("MD0817", '"two\\nlines"')
+def a_result_of_two_lines(x: T[batch, io]):
+    return {"two\nlines": x}
+
+
+@wrong("MD0817", "3")
+def a_result_with_a_number(x: T[batch, io]):
+    return {3: x}
+
+
+@wrong("MD0817", '"return"')
+def a_result_with_a_word_of_the_language(x: T[batch, io]):
+    return {"return": x}
+
+
+@wrong("MD0109", '"params"')
+def a_result_with_a_word_of_layouts(x: T[batch, io]):
+    return {"params": x}
+
+
+@wrong("MD0817", 'dict([("größe", x)])')
+def a_dict_that_is_computed(x: T[batch, io]):
+    return dict([("größe", x)])
+
+
+@wrong("MD0254", "1.0")
+def a_number_in_a_dict(x: T[batch, io]):
+    return {"y": 1.0}
+
+
 @wrong("MD0819", "x")
 def an_input_without_dims(x):
     return x

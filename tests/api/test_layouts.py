@@ -78,8 +78,11 @@ def test_an_extended_layout_displaces_rules() -> None:
 
 
 def test_a_dim_is_a_number_and_an_arrow() -> None:
-    assert (4 * io, io - 1, io // 2, io % 3, io**2, 1 + io, 9 - io) == (16, 3, 2, 1, 16, 5, 5)
-    assert (io / 8, 8 / io, io * 0.5, int(io), float(io)) == (0.5, 2.0, 2.0, 4, 4.0)
+    whole = [4 * io, io - 1, io // 2, io % 3, io**2, 1 + io, 9 - io, 2**io, 9 // io, 9 % io, -io]
+    assert list(map(int, whole)) == [16, 3, 2, 1, 16, 5, 5, 16, 2, 1, -4]
+    assert list(map(float, [io / 8, 8 / io, io * 0.5, io**-0.5])) == [0.5, 2.0, 2.0, 0.5]
+    assert (int(io), float(io)) == (4, 4.0)
+    assert 4 * io == 16 < 5 * io != 16
     assert list(range(io)) == [0, 1, 2, 3]
     assert repr((batch, io) >> hidden) == "(batch, io) >> hidden"
     assert repr(hidden >> (batch, io)) == "hidden >> (batch, io)"

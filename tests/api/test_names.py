@@ -180,6 +180,16 @@ def test_a_method_can_be_a_function() -> None:
     assert list(built.params) == ["layer.w"]
 
 
+def test_variables_that_the_language_could_not_write_name_no_output() -> None:
+    @md.program
+    def built(x: Annotated[md.Tensor, batch, io]):
+        größe = x * 2.0
+        params = x + 1.0
+        return größe, params, x
+
+    assert built.outputs == ("out0", "out1", "x")
+
+
 def test_dims_pins_and_types_of_inputs() -> None:
     @md.program
     def built(

@@ -58,6 +58,9 @@ def _brackets(opdef: OpDef, attrs: dict[str, Any], dims: dict[str, api.Dim]) -> 
             return dims[attrs["dim"].name]
         case "dims" | "dims?" | "maker":
             return tuple(dims[d.name] for d in attrs["dims"])
+        case "join":
+            sources = tuple(dims[d.name] for d in attrs["sources"])
+            return md_arrow(sources, (dims[attrs["target"].name],))
         case "arrow" if "source" in attrs:
             sources = tuple(dims[d.name] for d in attrs["source"])
             targets = tuple(dims[d.name] for d in attrs["target"])
@@ -86,7 +89,7 @@ def _option(value: Any) -> Any:
     return api.DType(value.name) if isinstance(value, ir.DType) else value
 
 
-SKIPPED = {"concat", "pad", "top_k", "conv", "max_pool", "avg_pool"}
+SKIPPED = {"pad", "top_k", "conv", "max_pool", "avg_pool"}
 """Their attributes are bound from the call, so that a sample does not say what stood there."""
 
 

@@ -178,6 +178,19 @@ def test_damaged_members_of_an_npz_are_refused(tmp_path, change):
         read_arrays(str(tmp_path / "a.npz"))
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_an_npz_with_one_member_twice_is_refused(tmp_path, compression):
+    """Which of the two was meant, nobody knows; numpy takes the last without a word."""
+    path = tmp_path / "in.npz"
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for value in (1.0, 2.0):
+            with archive.open("x.npy", "w") as member:
+                np.lib.format.write_array(member, np.full(3, value))
+    with pytest.raises(Refused, match=r"in\.npz is damaged: it holds x\.npy twice"):
+        read_arrays(str(path))
+
+
 def test_everything_wrong_is_in_one_table():
     arrays = {
         "x": np.zeros((2, 1)),

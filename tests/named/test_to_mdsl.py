@@ -93,9 +93,8 @@ def random_cases(count: int) -> Any:
 def test_the_transformer_reads_as_it_was_written() -> None:
     text = (ROOT / "examples/transformer.mdsl").read_text()
     start = text.index("def attention")
-    wanted = text[start:].replace("/ sqrt(key)", "/ 5.656854249492381")
     found = to_mdsl(named(text))
-    assert found[found.index("def attention") :] == wanted
+    assert found[found.index("def attention") :] == text[start:]
 
 
 def test_calls_that_differ_in_more_than_dims_get_a_def_each() -> None:

@@ -177,8 +177,8 @@ E = Dim("e", 7)
 BOUND = [
     ([t(A, D), t(B, D)], E, (A, B)),
     ([t(A), t(B)], E, (A, B)),
-    ([t(D, A), t(D, A)], Dim("f", 8), (A, A)),
-    ([t(D, A), t(A, D), t(D, B)], Dim("f", 11), (A, A, B)),
+    ([t(A), t(A), t(A)], E, (A, A, A)),
+    ([t(D, A), t(A, D), t(D, B)], E, (A, A, B)),
 ]
 
 
@@ -191,13 +191,49 @@ def test_concat_finds_what_to_join(
     assert bind({"dim": target}, tuple(ins)) == {"target": target, "sources": sources}
 
 
-@pytest.mark.parametrize("ins", [[t(A, B), t(C, D)], [t(A, NEW), t(A, NEW)], [t(A, B), t(A)]])
-def test_concat_does_not_guess(ins: list[TensorType]) -> None:
+@pytest.mark.parametrize(
+    ("ins", "arrow"),
+    [
+        ([t(A, B), t(C, D)], "(a, c) -> e"),
+        ([t(A, NEW), t(A, NEW)], "(a, a) -> e"),
+        ([t(A, B), t(A)], "(b, a) -> e"),
+        ([t(D, A), t(D, A)], "(a, a) -> e"),
+        ([t(D, A)], "(d) -> e"),
+    ],
+)
+@pytest.mark.parametrize("size", range(1, 13))
+def test_concat_does_not_guess_at_any_size(ins: list[TensorType], arrow: str, size: int) -> None:
     bind = lookup("concat").bind
     assert bind is not None
     with pytest.raises(OpError, match="cannot tell which dim") as found:
-        bind({"dim": Dim("f", 8)}, tuple(ins))
+        bind({"dim": Dim("e", size)}, tuple(ins))
     assert found.value.code == "MD0216"
+    if size == 8:
+        assert found.value.help == f"name the dim of each: `concat[{arrow}](…)`"
+
+
+@pytest.mark.parametrize(
+    ("source", "sources"), [((A, B), (A, B)), ((A,), (A, A)), ((B, A), (B, A))]
+)
+def test_an_arrow_says_what_concat_joins(source: tuple[Dim, ...], sources: tuple[Dim, ...]) -> None:
+    bind = lookup("concat").bind
+    assert bind is not None
+    attrs = {"source": source, "target": (E,)}
+    found = bind(attrs, (t(A, B), t(A, B)))
+    assert found == {"target": E, "sources": sources}
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "said"),
+    [((A, B, A), (E,), "names 3 dims for 2 tensors"), ((A, B), (E, C), "joins into one dim")],
+)
+def test_an_arrow_of_concat_that_does_not_fit(
+    source: tuple[Dim, ...], target: tuple[Dim, ...], said: str
+) -> None:
+    bind = lookup("concat").bind
+    assert bind is not None
+    with pytest.raises(OpError, match=said):
+        bind({"source": source, "target": target}, (t(A, B), t(A, B)))
 
 
 def test_the_records_do_not_import_torch() -> None:

@@ -474,8 +474,7 @@ class Expressions:
         if x is None:
             return None
         dim = self.pick(x.dims)
-        alone = [d for d in x.dims if self.sizes[d] == self.sizes[dim]] == [dim]
-        if self.once_in(2) or not alone:
+        if self.once_in(2):
             before, after = self.upto(2), self.upto(2)
             new = self.dim_of(self.sizes[dim] + before + after, x.dims)
             value = self.pick(("", ", 1.0", ", -2.0"))
@@ -485,7 +484,8 @@ class Expressions:
             y = self.pick(others) if others else x
             x = replace(x, bound=max(x.bound, y.bound), size=max(x.size, y.size))
             new = self.dim_of(2 * self.sizes[dim], x.dims)
-            text = f"concat[{new}]({x.text}, {y.text})"
+            joined = self.pick((f"({dim}, {dim}) -> {new}", f"{dim} -> {new}"))
+            text = f"concat[{joined}]({x.text}, {y.text})"
         dims = tuple(new if d == dim else d for d in x.dims)
         return replace(x, text=text, dims=dims, bound=max(2.0, x.bound), size=max(2.0, x.size))
 

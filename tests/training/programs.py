@@ -198,7 +198,7 @@ PROGRAMS = {
         param w[io]
         both = cumsum[io](x * w)
         moved = shift[io](both, 1) + shift[io](both * w, -2)
-        joined = concat[hidden](both, moved)
+        joined = concat[io -> hidden](both, moved)
         part = joined[hidden = 3:7 -> seq]
         wide = pad[seq -> vocab](part, 1, 3)
         one = joined[hidden = 5]

@@ -1,0 +1,92 @@
+"""Numbers made of the sizes of dims, with what they are made of: `4 * io`, `sqrt(key)`.
+
+They are numbers to every station. But `--set` changes sizes, so such a number is never taken for
+the literal that it happens to equal, and `to_mdsl` writes what it was made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import overload
+
+from meshdsl.named.ir import Dim
+
+LONGEST = 200
+"""Operators in one number; of one with more it is only known that it is made of sizes."""
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """What a number is made by: `size` of a dim, or an operator of numbers.
+
+    No operator, the empty name, is one that the language does not have. `count` counts operators.
+    """
+
+    operator: str
+    operands: tuple[int | float | Dim, ...]
+    count: int = 1
+
+
+class SizedInt(int):
+    """An integer made of sizes."""
+
+    how: How
+
+
+class SizedFloat(float):
+    """A float made of sizes."""
+
+    how: How
+
+
+def size_of(dim: Dim) -> int:
+    """The size of a dim, which knows whose size it is."""
+    return _with(dim.size, How("size", (dim,)))
+
+
+@overload
+def made(value: int, operator: str, *operands: int | float) -> int: ...
+@overload
+def made(value: int | float, operator: str, *operands: int | float) -> int | float: ...
+def made(value: int | float, operator: str, *operands: int | float) -> int | float:
+    """`value`, which knows that it is `operator` of `operands`, if any of them is made of sizes."""
+    found = [how for how in map(how_of, operands) if how is not None]
+    if not found:
+        return value
+    count = 1 + sum(how.count for how in found)
+    if count > LONGEST:
+        dims = tuple({d.name: d for o in operands for d in dims_of(o)}.values())
+        return _with(value, How("", dims, 0))
+    return _with(value, How(operator, operands, count))
+
+
+def as_float(number: int | float) -> float:
+    """`float(number)` that keeps what the number is made of."""
+    how = how_of(number)
+    return float(number) if how is None else _with(float(number), how)
+
+
+def how_of(number: object) -> How | None:
+    """What a number is made of, or None for one that is not made of sizes."""
+    return number.how if isinstance(number, SizedInt | SizedFloat) else None
+
+
+def dims_of(number: object) -> Iterator[Dim]:
+    """The dims whose sizes a number is made of, some more than once."""
+    how = how_of(number)
+    for operand in how.operands if how else ():
+        if isinstance(operand, Dim):
+            yield operand
+        else:
+            yield from dims_of(operand)
+
+
+@overload
+def _with(value: int, how: How) -> int: ...
+@overload
+def _with(value: int | float, how: How) -> int | float: ...
+def _with(value: int | float, how: How) -> int | float:
+    found = SizedFloat(value) if isinstance(value, float) else SizedInt(value)
+    found.how = how
+    return found
