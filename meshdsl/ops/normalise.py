@@ -45,6 +45,7 @@ from meshdsl.ops.opdef import (
     TorchCall,
     register,
 )
+from meshdsl.ops.pointwise import NO_TRUE_ROWS
 from meshdsl.ops.reduce import same_type
 from meshdsl.ops.text import aligned, permuted, tuple_text
 
@@ -62,12 +63,12 @@ def composite(
     samples: tuple[Sample, ...],
     *,
     linear: Callable[[Signature], Sequence[Sequence[int]]] = lambda sig: (),
-    monotone: Sequence[int] = (),
     exact: bool = False,
     cost: int = 5,
     internal: bool = False,
     gradient: Gradient | None = None,
     in_place: Mapping[int, InPlace] = NEVER,
+    true_rows: Mapping[str, str] = NO_TRUE_ROWS,
 ) -> OpDef:
     """Register a composite along `dim`, which is in no loop; `cost` is its flops per element.
 
@@ -77,8 +78,7 @@ def composite(
 
     def factors(sig: Signature) -> Factors:
         groups = tuple(frozenset(g) for g in linear(sig))
-        rises = tuple(i for i in monotone if i < len(sig.ins))
-        return Factors(loops(sig, without=(sig.attrs["dim"].name,)), groups, rises)
+        return Factors(loops(sig, without=(sig.attrs["dim"].name,)), groups)
 
     return register(
         OpDef(
@@ -94,6 +94,7 @@ def composite(
             flops=lambda sig: cost * max(t.elements for t in sig.ins),
             gradient=gradient,
             in_place=in_place,
+            true_rows=true_rows,
         )
     )
 
@@ -123,17 +124,21 @@ _SAMPLES = (
 
 
 def _logsumexp(x: Array, axis: int) -> Array:
+    """An infinite maximum is left out: less itself it would be NaN."""
     top = x.max(axis, keepdims=True)
+    top = np.where(np.isinf(top), 0, top)
     return np.asarray(top + np.log(np.exp(x - top).sum(axis, keepdims=True)))
 
 
-def _log_softmax_numpy(call: NumpyCall, x: Array) -> Array:
-    return np.asarray(x - _logsumexp(x, _axis(call)))
+def _log_softmax(x: Array, axis: int) -> Array:
+    """Here an infinite maximum stays, and makes all of a row NaN."""
+    z = x - x.max(axis, keepdims=True)
+    return np.asarray(z - np.log(np.exp(z).sum(axis, keepdims=True)))
 
 
 def softmax_numpy(x: Array, axis: int) -> Array:
     """Softmax of `x` along `axis`."""
-    return np.asarray(np.exp(x - _logsumexp(x, axis)))
+    return np.exp(_log_softmax(x, axis))
 
 
 def _from_result(name: str) -> Gradient:
@@ -165,7 +170,7 @@ composite(
     "log_softmax",
     (1, 1),
     same_type("log_softmax", "float"),
-    _log_softmax_numpy,
+    lambda call, x: _log_softmax(x, _axis(call)),
     _along("torch.log_softmax"),
     _SAMPLES,
     gradient=_from_result("log_softmax_grad"),
@@ -302,8 +307,8 @@ composite(
     _norm_text("layer_norm", LAYER_NORM_EPS),
     _norm_samples(3),
     linear=_norm_linear,
-    monotone=[2],
     cost=8,
+    true_rows={f"B, B, P({op}) -> P({op})": "as for `+`" for op in ("max", "min")},
     gradient=_norm_gradient("layer_norm"),
 )
 composite(
@@ -339,8 +344,7 @@ def _cross_entropy_numpy(call: NumpyCall, logits: Array, targets: Array) -> Arra
     axis = _axis(call)
     index = checked_numpy(call, 1, targets, dim.name)
     at = np.expand_dims(align(index, call.ins[1], call.outs[0].dims), axis)
-    picked = np.take_along_axis(logits, at, axis)
-    return np.asarray((_logsumexp(logits, axis) - picked).squeeze(axis))
+    return -np.take_along_axis(_log_softmax(logits, axis), at, axis).squeeze(axis)
 
 
 def _cross_entropy_text(call: TorchCall) -> str:
