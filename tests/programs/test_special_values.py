@@ -230,6 +230,7 @@ low = min[d](x)
 where_top = argmax[d](x)
 both = max[d, e](z)
 parts = max[d](z)
+shared[c, e@y] = max[d](z * 2.0)
 above = max[d](y) > 0.0
 below = max[d](square(y)) <= v
 signs = sign(max[d](y * 2.0))
@@ -273,7 +274,8 @@ def of_each(*dtypes: str) -> tuple[str, dict[str, Array]]:
             for name in INPUTS:
                 line = re.sub(rf"(?<=[( ]){name}\b", f"{name}_{dtype}", line)
             name, equals, call = line.partition(" = ")
-            lines += [f"  {name}_{dtype}{equals}{call}"] if call else []
+            name, bracket, dims = name.partition("[")
+            lines += [f"  {name}_{dtype}{bracket}{dims}{equals}{call}"] if call else []
             names += [f"{name}_{dtype}"] if call else []
     head = f"dim c = {ROWS}, d = 8, e = 4\nprogram p({', '.join(given)}) {{\n"
     return head + "\n".join([*lines, f"  return {', '.join(names)}\n}}\n"]), arrays
