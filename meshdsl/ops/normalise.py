@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.named.ir import I32, Dim, TensorType, Value
+from meshdsl.named.ir import F16, I32, Dim, TensorType, Value
 from meshdsl.ops.build import (
     BATCH,
     HIDDEN,
@@ -108,6 +108,20 @@ def _along(function: str) -> Callable[[TorchCall], str]:
     return lambda call: f"{function}({call.tensor(0)}, {_axis(call)})"
 
 
+def _widely_along(function: str) -> Callable[[TorchCall], str]:
+    return lambda call: f"{function}({_wide(call)}, {_axis(call)}){_narrow(call)}"
+
+
+def _wide(call: TorchCall) -> str:
+    """The first operand; f16 as f32, since torch's kernels for CPUs add up exponentials in f16."""
+    return f"{call.tensor(0)}.float()" if call.ins[0].dtype == F16 else call.tensor(0)
+
+
+def _narrow(call: TorchCall) -> str:
+    """What follows where `_wide` widened."""
+    return ".half()" if call.ins[0].dtype == F16 else ""
+
+
 def _dropped(name: str, accept: str) -> Infer:
     """The shape rule of a reduction along `dim`."""
     keep = same_type(name, accept)
@@ -171,7 +185,7 @@ composite(
     (1, 1),
     same_type("log_softmax", "float"),
     lambda call, x: _log_softmax(x, _axis(call)),
-    _along("torch.log_softmax"),
+    _widely_along("torch.log_softmax"),
     _SAMPLES,
     gradient=_from_result("log_softmax_grad"),
 )
@@ -180,7 +194,7 @@ composite(
     (1, 1),
     _dropped("logsumexp", "float"),
     lambda call, x: _logsumexp(x, _axis(call)).squeeze(_axis(call)),
-    _along("torch.logsumexp"),
+    _widely_along("torch.logsumexp"),
     _SAMPLES,
     gradient=_logsumexp_gradient,
 )
@@ -351,11 +365,10 @@ def _cross_entropy_text(call: TorchCall) -> str:
     """Torch's kernel is fast on positions × classes; flattening to that is a view as a rule."""
     dim, out = call.attrs["dim"].name, call.outs[0].names
     index = aligned(checked_text(call, 1, dim), call.ins[1].names, out)
-    logits = permuted(call.tensor(0), call.ins[0].names, (*out, dim))
-    suffix = ""
+    logits, suffix = permuted(_wide(call), call.ins[0].names, (*out, dim)), _narrow(call)
     if len(out) > 1:
         logits, index = f"{logits}.flatten(0, -2)", f"{index}.flatten()"
-        suffix = f".unflatten(0, {tuple_text(call.outs[0].shape)})"
+        suffix = f".unflatten(0, {tuple_text(call.outs[0].shape)}){suffix}"
     return f'torch.nn.functional.cross_entropy({logits}, {index}, reduction="none"){suffix}'
 
 

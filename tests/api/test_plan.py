@@ -154,7 +154,9 @@ def test_parameters_that_do_not_fit_are_refused(how: str) -> None:
     assert np.array_equal(plan(X).y, before)
 
 
-@pytest.mark.parametrize("given", [[[1.0], [1.0, 2.0]], "x", None, object()], ids=str)
+@pytest.mark.parametrize(
+    "given", [[[1.0], [1.0, 2.0]], "x", None, object()], ids=["ragged", "word", "None", "object"]
+)
 def test_inputs_that_are_no_arrays_are_refused(given: Any) -> None:
     plan = mlp.compile(line)
     for call in (plan, plan.reference):

@@ -222,6 +222,37 @@ def test_gradients_of_splits_are_those_of_one_device(mesh: str, layout: str, dty
         assert not how, f"{name}: {how}"
 
 
+LONG = """
+dim c = 2, d = 70_000
+program p(x[c, d], k[c, d]) {
+  average = mean[d](k)
+  all = mean(k)
+  rms = rms_norm[d](k)
+  layer = layer_norm[d](k)
+  soft = softmax[d](x)
+  log_soft = log_softmax[d](x)
+  lse = logsumexp[d](x)
+  loss = cross_entropy[d](x, argmax[d](x))
+  slope = grad(mean(rms_norm[d](k) * k), k)
+  return average, all, rms, layer, soft, log_soft, lse, loss, slope
+}
+"""
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("mesh", ["x:1", "x:2", "x:4"])
+def test_sums_on_the_way_do_not_fill_a_narrow_dtype(mesh: str, dtype: str) -> None:
+    """Of means of hundreds, their norms, and 70,000 equal logits: as in f32."""
+    k = np.random.default_rng(0).uniform(100, 900, (2, 70_000)).astype(np.float16)
+    inputs = {"x": np.zeros_like(k), "k": k}
+    wide = {n: a.astype(np.float32) for n, a in inputs.items()}
+    found = run_text(LONG, inputs, mesh=mesh, layout="d:x", dtype=dtype)
+    for name, expected in run_text(LONG, wide).items():
+        how = difference(found[name], expected, TOLERANCES[dtype])
+        assert not how, f"{name}: {how}"
+        assert np.max(np.abs(found[name])) > 0.5 * np.max(np.abs(expected))
+
+
 # --- what passes maxima on, and real processes --------------------------------------------------
 
 STATEMENTS = """
