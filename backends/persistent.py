@@ -193,17 +193,41 @@ def as_tensor(array: Any, spec: Spec, name: str) -> torch.Tensor:
         tensor = array.detach().cpu()
         if tensor.dtype == dtype and tuple(tensor.shape) == shape:
             return tensor
-        array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    values: Array = np.asarray(array)
+    values = as_numpy(array, name)
     if values.shape != shape or str(values.dtype) != NUMPY_DTYPES[spec.dtype]:
         check_arrays({name: values}, {name: spec}, "arrays")
         try:
             values = cast(values, spec.dtype)
         except ValueError as error:
-            raise ArraysRefused("arrays", f"  {name}: {error}", [f"{name}: {error}"]) from None
+            raise _refused(name, str(error)) from None
     elif spec.dtype == "bf16":
         values = cast(values, spec.dtype)
     if not values.flags.writeable:
         values = values.copy()
-    found: torch.Tensor = torch.from_numpy(np.ascontiguousarray(values)).to(dtype)
+    # Not `ascontiguousarray`, which gives a scalar a dim.
+    found: torch.Tensor = torch.from_numpy(np.asarray(values, order="C")).to(dtype)
     return found
+
+
+def as_numpy(array: Any, name: str) -> Array:
+    """An array of numpy: a tensor's memory, or what `numpy.asarray` makes of anything else.
+
+    Raises ArraysRefused where that is nothing.
+    """
+    try:
+        if is_torch(array):
+            tensor = array.detach().cpu()
+            array = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+        found: Array = np.asarray(array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _refused(name, f"is no array: {error}") from None
+    return found
+
+
+def is_torch(array: Any) -> bool:
+    """Whether it is a tensor; torch need not have been imported to tell."""
+    return type(array).__module__.partition(".")[0] == "torch"
+
+
+def _refused(name: str, problem: str) -> ArraysRefused:
+    return ArraysRefused("arrays", f"  {name}: {problem}", [f"{name}: {problem}"])

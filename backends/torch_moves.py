@@ -119,9 +119,10 @@ class Moves:
         return f'groups["{"+".join(node.step.axes)}"]'
 
     def _all_reduce(self, node: Move, suffix: str) -> str:
-        """In place where nobody else can see the memory."""
-        own = node.source in self.fresh and self.uses[node.source] == 1
-        x = node.source.name if own else f"{self._tensor(node.source)}.clone()"
+        """In place where nobody else can see the memory; a maximum of floats is made anew."""
+        anew = node.step.op in ("max", "min") and node.source.local.dtype.kind == "float"
+        own = anew or (node.source in self.fresh and self.uses[node.source] == 1)
+        x = self._tensor(node.source) + ("" if own else ".clone()")
         return f'all_reduce{suffix}({x}, {self._group(node)}, "{node.step.op}")'
 
     def _all_gather(self, node: Move, suffix: str) -> str:

@@ -32,7 +32,9 @@ def all_reduce_bucket_start(xs: Tensors, group: Any, op: str) -> Pending:
     flat = torch.cat([x.reshape(-1) for x in xs])
     shapes = [tuple(x.shape) for x in xs]
     started = all_reduce_start(flat, group, op)
-    return Pending(started.kind, started.work, lambda: cut(flat, shapes, [0] * len(shapes)))
+    return Pending(
+        started.kind, started.work, lambda: cut(started.finish(), shapes, [0] * len(shapes))
+    )
 
 
 def reduce_scatter_bucket(

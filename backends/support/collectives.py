@@ -45,21 +45,22 @@ class Pending:
 
 
 def all_reduce(x: torch.Tensor, group: Any, op: str) -> torch.Tensor:
-    """The sum (max, min, prod) over the group; `x` is overwritten where its memory allows."""
+    """The sum (max, min, prod) over the group; `x` may be overwritten."""
     found: torch.Tensor = all_reduce_start(x, group, op).wait()
     return found
 
 
 def all_reduce_start(x: torch.Tensor, group: Any, op: str) -> Pending:
     """Begin an `all_reduce`."""
-    dense = x
-    if not x.is_contiguous():
+    sent = dense = as_sent(x, op)
+    if not sent.is_contiguous():
         # The order of dims does not matter to a sum: reduce in the order of the memory.
-        dense = x.permute(sorted(range(x.dim()), key=x.stride, reverse=True))
+        dense = sent.permute(sorted(range(sent.dim()), key=sent.stride, reverse=True))
     if not dense.is_contiguous():
-        x = dense = x.contiguous()
-    work = dist.all_reduce(as_numbers(dense), reduce_op(op, x), group=group, async_op=True)
-    return Pending("all_reduce", work, lambda: x)
+        sent = dense = sent.contiguous()
+    op, dtype = reduce_op(op, x), x.dtype
+    work = dist.all_reduce(as_numbers(dense), op, group=group, async_op=True)
+    return Pending("all_reduce", work, lambda: as_received(sent, dtype))
 
 
 def all_gather(x: torch.Tensor, dim: int, group: Any) -> torch.Tensor:
@@ -85,12 +86,12 @@ def reduce_scatter(x: torch.Tensor, dim: int, group: Any, op: str) -> torch.Tens
 
 def reduce_scatter_start(x: torch.Tensor, dim: int, group: Any, op: str) -> Pending:
     """Begin a `reduce_scatter`."""
-    whole = x.movedim(dim, 0).contiguous()
+    whole = as_sent(x.movedim(dim, 0).contiguous(), op)
     block = whole.new_empty(whole.shape[0] // dist.get_world_size(group), *whole.shape[1:])
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    sent, op = as_numbers(whole), reduce_op(op, x)
-    work = scatter(as_numbers(block), sent, op, group=group, async_op=True)
-    return Pending("reduce_scatter", work, lambda: block.movedim(0, dim))
+    op, dtype = reduce_op(op, x), x.dtype
+    work = scatter(as_numbers(block), as_numbers(whole), op, group=group, async_op=True)
+    return Pending("reduce_scatter", work, lambda: as_received(block, dtype).movedim(0, dim))
 
 
 def all_to_all(x: torch.Tensor, split_dim: int, concat_dim: int, group: Any) -> torch.Tensor:
@@ -131,6 +132,29 @@ def permute(
 def as_numbers(x: torch.Tensor) -> torch.Tensor:
     """The same memory; truth values as bytes, which every backend can send."""
     return x.view(torch.uint8) if x.dtype == torch.bool else x
+
+
+def as_sent(x: torch.Tensor, op: str) -> torch.Tensor:
+    """What is reduced for `x`: itself, or for a maximum or minimum of floats integers like them.
+
+    They are in the order of the floats, NaN beyond all: gloo and nccl forget NaN. Of two bytes no
+    integers can be sent, so four are.
+    """
+    if op not in ("max", "min") or not x.is_floating_point():
+        return x
+    wide = x if x.element_size() > 2 else x.float()
+    bits = wide.view(torch.int64 if x.dtype == torch.float64 else torch.int32)
+    least, most = torch.iinfo(bits.dtype).min, torch.iinfo(bits.dtype).max
+    codes = torch.where(bits < 0, bits ^ most, bits)
+    return codes.masked_fill_(wide.isnan(), most if op == "max" else least)
+
+
+def as_received(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What a reduction of `as_sent` yields, in the dtype of what was to be reduced."""
+    if x.dtype == dtype:
+        return x
+    bits = torch.where(x < 0, x ^ torch.iinfo(x.dtype).max, x)
+    return bits.view(torch.float64 if dtype == torch.float64 else torch.float32).to(dtype)
 
 
 def reduce_op(op: str, x: torch.Tensor) -> Any:

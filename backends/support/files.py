@@ -87,7 +87,7 @@ def from_stored(array: Array, dtype: str) -> Array:
     """Values as numpy computes with them: native byte order, bf16 widened, bytes made truth."""
     array = np.asarray(array)
     if dtype == "bf16":
-        return (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+        return np.asarray(array.astype(np.uint32) << np.uint32(16)).view(np.float32)
     if dtype == "bool":
         return np.asarray(array != 0)
     return np.array(array, dtype=array.dtype.newbyteorder("="))

@@ -163,8 +163,11 @@ def unit_interval(key: Array, counter: Array) -> Array:
 
 
 def cast(array: Array, dtype: str) -> Array:
-    """`array` in the numpy dtype of `dtype`; ValueError where a number gets out of range."""
-    target = np.dtype(NUMPY_DTYPES[dtype])
+    """`array` in the numpy dtype of `dtype`; ValueError where a number gets out of range.
+
+    A scalar becomes an array without dims.
+    """
+    array, target = np.asarray(array), np.dtype(NUMPY_DTYPES[dtype])
     if target.kind == "i" and array.size and array.dtype != target:
         low, high, range_ = array.min(), array.max(), np.iinfo(target)
         if low < range_.min or high > range_.max:
@@ -181,7 +184,7 @@ def cast(array: Array, dtype: str) -> Array:
 
 def round_to_bf16(array: Array) -> Array:
     """float32 values rounded to the nearest that bf16 can hold, ties to even."""
-    bits = np.ascontiguousarray(array).view(np.uint32)
+    bits = np.asarray(array).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))) & np.uint32(
         0xFFFF0000
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.api.errors import told
@@ -128,6 +129,8 @@ class Plan(Looks):
             ProgramError: an input is missing or unknown (MD0820), has another shape or kind of
                 number (MD0504); a run fails (MD07xx), or an index is out of range (MD0801).
         """
+        from meshdsl.backends.persistent import as_numpy, is_torch
+
         given = self._inputs(args, inputs)
         engine = self._ready()
         try:
@@ -137,8 +140,8 @@ class Plan(Looks):
         except Exception as error:
             self._tell(error)
             raise
-        as_torch = any(_is_torch(x) for x in given.values())
-        return Outputs({n: t if as_torch else _as_numpy(t) for n, t in found.items()})
+        as_torch = any(is_torch(x) for x in given.values())
+        return Outputs({n: t if as_torch else as_numpy(t, n) for n, t in found.items()})
 
     @told
     def reference(
@@ -149,8 +152,9 @@ class Plan(Looks):
 
         given = self._inputs(args, inputs)
         try:
-            sides = zip(self._specs(), (given, self._merged(params or {})), strict=True)
-            arrays = [made_up(specs, {n: _as_numpy(x) for n, x in a.items()}) for specs, a in sides]
+            learned = self._merged({} if params is None else params)
+            sides = zip(self._specs(), (given, learned), ("inputs", "parameters"), strict=True)
+            arrays = [made_up(specs, _fitting(a, specs, what)) for specs, a, what in sides]
             return Outputs(run_reference(self.named, *arrays))
         except Exception as error:
             self._tell(error)
@@ -164,9 +168,13 @@ class Plan(Looks):
         return dict(made_up(self._specs()[0], None, seed))
 
     @property
-    def params(self) -> dict[str, Any]:
-        """The parameters, whole, by name. Setting some leaves the others as they are."""
-        return dict(self._parameters())
+    def params(self) -> Mapping[str, Any]:
+        """The parameters, whole, by name: to be read, not written to.
+
+        Assigning a mapping sets those that it names, to copies of its arrays, and leaves the others
+        as they are.
+        """
+        return MappingProxyType({n: _read_only(a) for n, a in self._parameters().items()})
 
     @params.setter
     def params(self, arrays: Mapping[str, Array]) -> None:
@@ -186,8 +194,7 @@ class Plan(Looks):
         self._refuse_unknown(arrays, specs, "parameter")
         before = self._arrays or {}
         try:
-            chosen = {**before, **{n: _as_numpy(x) for n, x in arrays.items()}}
-            _check_fit(chosen, specs)
+            chosen = {**before, **_fitting(arrays, specs, "parameters")}
             self._arrays = dict(made_up(specs, chosen, seed))
         except Exception as error:
             self._tell(error)
@@ -252,6 +259,9 @@ class Plan(Looks):
         fail("MD0820", f"`{self.program.name}` is called without {listed}", site.span, help=help)
 
     def _refuse_unknown(self, arrays: Mapping[str, Any], known: Any, what: str) -> None:
+        if not isinstance(arrays, Mapping):
+            message = f"the {what}s are given as a {type(arrays).__name__}, without names"
+            fail("MD0820", message, here().span, help=f'give them by name: `{{"{what}": array}}`')
         for name in arrays:
             if name not in known:
                 close = did_you_mean(name, list(known)) or f"there are {', '.join(known) or 'none'}"
@@ -376,23 +386,20 @@ class Plan(Looks):
         return [now, *(replace(now, reduce=p) for p in policies)]
 
 
-def _check_fit(arrays: Mapping[str, Any], specs: Mapping[str, Any]) -> None:
+def _fitting(arrays: Mapping[str, Array], specs: Mapping[str, Any], what: str) -> dict[str, Any]:
+    """Copies of the arrays, as numpy has them. Raises ArraysRefused where one does not fit."""
+    from meshdsl.backends.persistent import as_numpy
     from meshdsl.backends.support.files import check_arrays
 
-    check_arrays(arrays, {n: s for n, s in specs.items() if n in arrays}, "parameters")
+    found = {name: as_numpy(array, name).copy() for name, array in arrays.items()}
+    check_arrays(found, {n: spec for n, spec in specs.items() if n in found}, what)
+    return found
 
 
-def _is_torch(array: Any) -> bool:
-    return type(array).__module__.partition(".")[0] == "torch"
-
-
-def _as_numpy(array: Any) -> Any:
-    import numpy as np
-
-    if not _is_torch(array):
-        return np.asarray(array)
-    array = array.detach().cpu()
-    return (array.float() if str(array.dtype) == "torch.bfloat16" else array).numpy()
+def _read_only(array: Any) -> Any:
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 __all__ = ["Comparison", "Cost", "Explanation", "Outputs", "Plan"]

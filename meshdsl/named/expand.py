@@ -1,7 +1,9 @@
 """Operators whose own dim is split, written with operators that can work on parts.
 
 Composites are replaced by their definition in the prelude. `cumsum` becomes a cumsum inside blocks
-plus the sum of the blocks before: only one number per block is exchanged.
+plus the sum of the blocks before: only one number per block is exchanged. Floats of two bytes are
+f32 from the first of these operators to the last, as inside torch's kernels: in f16 a sum of
+squares soon overflows.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.declarations import Declarations
-from meshdsl.named.ir import Dim, Op, Value
+from meshdsl.named.ir import F32, Dim, Op, Value
 from meshdsl.named.prelude import prelude
 from meshdsl.ops.opdef import lookup
 
@@ -26,29 +28,18 @@ class Expansion:
     rules: tuple[tuple[Dim, tuple[str, ...]], ...] = ()
 
 
+RUNNING = {"cumsum": 1, "cumsum_grad": -1}
+"""Running sums, and how far those of whole blocks are shifted: to the next block, or back."""
+
 Axes = tuple[tuple[str, int], ...]
 """Mesh axes, outer first, with their sizes."""
 
 
 def expand(op: Op, split: Mapping[str, Axes]) -> Expansion | None:
-    """`op` over parts, None where it has no such form. `split`: own dim -> axes with sizes.
-
-    What a definition calls is expanded in turn, where that works along one of the split dims.
-    """
-    if op.name == "cumsum":
-        return _blocked_cumsum(op, split)
-    if not lookup(op.name).composite:
-        return None
-    parts = [_expanded(inner, split) for inner in _from_prelude(op)]
-    ops = (o for part in parts for o in part.ops)
-    return Expansion(tuple(ops), tuple(rule for part in parts for rule in part.rules))
-
-
-def _expanded(op: Op, split: Mapping[str, Axes]) -> Expansion:
-    """An operator of a definition: as it is, unless it goes along a split dim."""
-    dim = dict(op.attrs).get("dim")
-    along = isinstance(dim, Dim) and dim.name in split
-    return (expand(op, split) if along else None) or Expansion((op,))
+    """`op` over parts, None where it has no such form. `split`: own dim -> axes with sizes."""
+    if op.name in RUNNING:
+        return _in_blocks(op, split)
+    return Expansion(_from_prelude(op)) if lookup(op.name).composite else None
 
 
 def _from_prelude(op: Op) -> tuple[Op, ...]:
@@ -61,8 +52,7 @@ def _from_prelude(op: Op) -> tuple[Op, ...]:
     attrs = dict(op.attrs)
     own = attrs["dims"] if "dims" in attrs else (attrs["dim"],)
     scope.dims.update({d.text: dim for d, dim in zip(function.dims, own, strict=True)})
-    for param, value in zip(function.params, op.ins, strict=False):
-        program.builder.place(value, 0)
+    for param, value in zip(function.params, _operands(op, program.builder, scope), strict=False):
         scope.names[param.name.text] = value
     for param in function.params[len(op.ins) :]:
         assert param.default is not None
@@ -72,7 +62,7 @@ def _from_prelude(op: Op) -> tuple[Op, ...]:
     return _yield(program.builder, result, op, scope)
 
 
-def _blocked_cumsum(op: Op, split: Mapping[str, Axes]) -> Expansion:
+def _in_blocks(op: Op, split: Mapping[str, Axes]) -> Expansion:
     dim: Dim = op.attr("dim")
     axes = split[dim.name]
     parts = 1
@@ -82,16 +72,16 @@ def _blocked_cumsum(op: Op, split: Mapping[str, Axes]) -> Expansion:
     blocks, every = Dim(f"{dim.name}.blocks", parts), Dim(f"{dim.name}.all_blocks", parts)
     block = Dim(f"{dim.name}.block", dim.size // parts)
     builder, scope = Builder(Diagnostics()), _scope(op, prelude())
-    builder.place(op.ins[0], 0)
+    (whole,) = _operands(op, builder, scope)
 
     def emit(name: str, *ins: Value, **attrs: Any) -> Value:
         return builder.emit(name, ins, attrs, op.span, scope)[0]
 
-    x = emit("split", op.ins[0], dim=dim, into=(blocks, block))
+    x = emit("split", whole, dim=dim, into=(blocks, block))
     totals = emit("rename", emit("sum", x, dims=(block,)), pairs=((blocks, every),))
-    before = emit("shift", emit("cumsum", totals, dim=every), dim=every, by=1)
-    offsets = emit("rename", before, pairs=((every, blocks),))
-    y = emit("add", emit("cumsum", x, dim=block), offsets)
+    others = emit("shift", emit(op.name, totals, dim=every), dim=every, by=RUNNING[op.name])
+    offsets = emit("rename", others, pairs=((every, blocks),))
+    y = emit("add", emit(op.name, x, dim=block), offsets)
     result = emit("merge", y, dims=(blocks, block), into=dim)
     rules = ((blocks, tuple(a for a, _ in axes)),)
     return Expansion(_yield(builder, result, op, scope), rules)
@@ -102,9 +92,27 @@ def _scope(op: Op, declarations: Declarations) -> Scope:
     return Scope({}, {}, declarations, path, functions)
 
 
+def _operands(op: Op, builder: Builder, scope: Scope) -> tuple[Value, ...]:
+    """The operands of `op`; floats of two bytes as f32 where the result is one of them."""
+    for value in op.ins:
+        builder.place(value, 0)
+    floats = {v.type.dtype for v in op.ins if v.type.dtype.kind == "float"}
+    if op.out.type.dtype not in floats or op.out.type.dtype.bytes >= F32.bytes:
+        return op.ins
+    return tuple(
+        builder.emit("cast", (v,), {"dtype": F32}, op.span, scope)[0]
+        if v.type.dtype in floats
+        else v
+        for v in op.ins
+    )
+
+
 def _yield(builder: Builder, result: object, op: Op, scope: Scope) -> tuple[Op, ...]:
     """The operators built, the last one yielding the output of `op` itself; all at its place."""
     assert isinstance(result, Value)
+    if result.type.dtype != op.out.type.dtype:
+        attrs = {"dtype": op.out.type.dtype}
+        result = builder.emit("cast", (result,), attrs, op.span, scope)[0]
     if result.type.dims != op.out.type.dims:
         result = builder.emit("transpose", (result,), {"dims": op.out.type.dims}, op.span, scope)[0]
     body = builder.frames[0].body

@@ -19,6 +19,7 @@ from meshdsl.ops.build import (
     need_one_dtype,
     plain,
     sample,
+    swapped,
     tensor,
 )
 from meshdsl.ops.gradients import applied, contracted, factor_of, product
@@ -33,7 +34,7 @@ from meshdsl.ops.opdef import (
     TorchCall,
     register,
 )
-from meshdsl.ops.pointwise import BINARY, UNARY, numpy_pointwise, pointwise
+from meshdsl.ops.pointwise import BINARY, NO_TRUE_ROWS, UNARY, numpy_pointwise, pointwise
 from meshdsl.ops.text import expanded
 
 # --- constructors ----------------------------------------------------------------------------
@@ -57,7 +58,7 @@ def _smooth(
 
 def _slope(
     name: str,
-    slope: Callable[[Array], Array],
+    numpy: Callable[[Array, Array], Array],
     kernel: str,
     curve: Callable[[Backward], Value] | None,
     *,
@@ -65,8 +66,9 @@ def _slope(
     exact: bool = False,
     monotone: Sequence[int] = (),
     values: str = "int",
+    true_rows: Mapping[str, str] = NO_TRUE_ROWS,
 ) -> None:
-    """The operator `name(dy, z)` = dy * slope(z), written as the torch kernel of the same operands.
+    """The operator `name(dy, z)`, dy times a slope, as the torch kernel of the same operands.
 
     `curve` is the derivative of the slope, for the gradient by z; None where it is 0.
     """
@@ -80,9 +82,9 @@ def _slope(
         return f"torch.ops.aten.{kernel}.grad_input({texts[0]}, {z}{tail}, grad_input={texts[0]})"
 
     pointwise(
-        name, 2, lambda dy, z: dy * slope(z), text, accept="float", exact=exact, internal=True,
+        name, 2, numpy, text, accept="float", exact=exact, internal=True,
         linear=[(0,)], monotone=monotone, values=("int", values),
-        gradient=_slope_gradient(name, curve), in_place=[into_dy],
+        gradient=_slope_gradient(name, curve), in_place=[into_dy], true_rows=true_rows,
     )  # fmt: skip
 
 
@@ -110,7 +112,7 @@ pointwise(
 )  # fmt: skip
 _slope(
     "relu_grad",
-    lambda y: (y > 0) * 1.0,
+    lambda dy, y: np.where(y <= 0, 0.0, dy),
     "threshold_backward",
     None,
     tail=", 0",
@@ -140,12 +142,15 @@ _smooth(
 )
 _slope(
     "tanh_grad",
-    lambda y: 1 - y * y,
+    lambda dy, y: dy * (1 - y * y),
     "tanh_backward",
     lambda call: call.emit("mul", call.operand(1), -2.0),
     exact=True,
-    monotone=[0],
     values="unit",
+    true_rows=swapped(
+        "so for finite cotangents; an infinite one times a slope of 0 is NaN",
+        *(f"P({op}), B -> P({op})" for op in ("max", "min")),
+    ),
 )
 _smooth(
     "sigmoid",
@@ -157,7 +162,7 @@ _smooth(
 )
 _slope(
     "sigmoid_grad",
-    lambda y: y * (1 - y),
+    lambda dy, y: dy * (y * (1 - y)),
     "sigmoid_backward",
     _sigmoid_curve,
     exact=True,
@@ -187,7 +192,7 @@ _smooth(
     applied("silu_grad"),
     rises=False,
 )
-_slope("silu_grad", _silu_slope, "silu_backward", _silu_curve)
+_slope("silu_grad", lambda dy, x: dy * _silu_slope(x), "silu_backward", _silu_curve)
 # Torch's own threshold of 20 would be wrong by 2e-9 in f64.
 _smooth(
     "softplus",

@@ -92,8 +92,11 @@ def pow_gradient(call: Backward) -> Grads:
     return _both(call, {0: base, 1: exponent})
 
 
-def extreme_gradient(above: str, at_least: str) -> Gradient:
-    """Of `maximum` (`gt`, `ge`) or `minimum` (`lt`, `le`): to whom it came from; half at a tie."""
+def extreme_gradient(lost: str, not_won: str) -> Gradient:
+    """Of `maximum` (`lt`, `le`) or `minimum` (`gt`, `ge`): to whom it came from; half at a tie.
+
+    Where one is NaN, to both, as `torch.maximum`.
+    """
 
     def gradient(call: Backward) -> Grads:
         found = {}
@@ -105,9 +108,9 @@ def extreme_gradient(above: str, at_least: str) -> Gradient:
     def share(call: Backward, index: int) -> Value:
         own, other = call.operand(index), call.operand(1 - index)
         dtype = own.type.dtype
-        won, tied = call.emit(above, own, other), call.emit(at_least, own, other)
-        half = call.emit("where", tied, number(call, 0.5, dtype), number(call, 0.0, dtype))
-        return call.emit("where", won, number(call, 1.0, dtype), half)
+        left_out, tied = call.emit(lost, own, other), call.emit(not_won, own, other)
+        rest = call.emit("where", tied, number(call, 0.5, dtype), number(call, 1.0, dtype))
+        return call.emit("where", left_out, number(call, 0.0, dtype), rest)
 
     return gradient
 

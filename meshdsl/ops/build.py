@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -175,6 +175,6 @@ def sample(*ins: TensorType, values: str | tuple[str, ...] = "int", **attrs: Any
     return Sample(ins, tuple(attrs.items()), kinds)
 
 
-def swapped(why: str, *rows: str) -> Mapping[str, str]:
+def swapped(why: str, *rows: str) -> dict[str, str]:
     """One reason for several undeclared rows."""
     return dict.fromkeys(rows, why)

@@ -63,11 +63,19 @@ from meshdsl.ops.pointwise import (
 # --- arithmetic ------------------------------------------------------------------------------
 
 _FALLS = "a falling function turns a partial maximum into a minimum; a row keeps one op"
+_NOT_NAN = "so for numbers; of a NaN in one part, the others must not make a number"
+_NEGATIVE = "so where it is defined; a negative part yields NaN, and a maximum may be positive"
+_ENDS = "so inside the range; integers wrap at its end, and infinities of both signs make NaN"
 _BOTH = "two partial operands at once come from two different reductions; one is enough"
 
 
-def _falling(*rows: str) -> Mapping[str, str]:
+def _falling(*rows: str) -> dict[str, str]:
     return swapped(_FALLS, *rows)
+
+
+def _rising(why: str, *rows: str) -> dict[str, str]:
+    """Rows of a rising function with `{}` for the op, one for maxima and one for minima."""
+    return swapped(why, *(row.format(op, op) for row in rows for op in ("max", "min")))
 
 
 def _divide_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
@@ -101,12 +109,14 @@ def _extreme(function: str, bound: str) -> Callable[[TorchCall, list[str]], str]
 
 
 pointwise(
-    "add", 2, np.add, "{0} + {1}", said="+", linear=[(0, 1)], monotone=[0, 1],
-    gradient=add_gradient, in_place=["{0}.add_({1})", "{1}.add_({0})"],
+    "add", 2, np.add, "{0} + {1}", said="+", linear=[(0, 1)], gradient=add_gradient,
+    true_rows=_rising(_ENDS, "P({}), B -> P({})", "B, P({}) -> P({})"),
+    in_place=["{0}.add_({1})", "{1}.add_({0})"],
 )  # fmt: skip
 pointwise(
-    "sub", 2, np.subtract, "{0} - {1}", said="-", linear=[(0, 1)], monotone=[0],
-    true_rows=_falling("B, P(max) -> P(min)", "B, P(min) -> P(max)"), gradient=sub_gradient,
+    "sub", 2, np.subtract, "{0} - {1}", said="-", linear=[(0, 1)], gradient=sub_gradient,
+    true_rows=_falling("B, P(max) -> P(min)", "B, P(min) -> P(max)")
+    | _rising(_ENDS, "P({}), B -> P({})"),
     in_place=["{0}.sub_({1})"],
 )  # fmt: skip
 pointwise(
@@ -133,11 +143,11 @@ pointwise(
 )  # fmt: skip
 pointwise(
     "maximum", 2, np.maximum, _extreme("torch.maximum", "min"), monotone=[0, 1],
-    true_rows=swapped(_BOTH, "P(max), P(max) -> P(max)"), gradient=extreme_gradient("gt", "ge"),
+    true_rows=swapped(_BOTH, "P(max), P(max) -> P(max)"), gradient=extreme_gradient("lt", "le"),
 )  # fmt: skip
 pointwise(
     "minimum", 2, np.minimum, _extreme("torch.minimum", "max"), monotone=[0, 1],
-    true_rows=swapped(_BOTH, "P(min), P(min) -> P(min)"), gradient=extreme_gradient("lt", "le"),
+    true_rows=swapped(_BOTH, "P(min), P(min) -> P(min)"), gradient=extreme_gradient("gt", "ge"),
 )  # fmt: skip
 
 # --- comparisons and logic -------------------------------------------------------------------
@@ -146,12 +156,13 @@ pointwise(
 def _compare(name: str, said: str, numpy: Any, accept: str, rises: int | None) -> None:
     """A comparison; it rises in operand `rises` and falls in the other (None: neither)."""
     rows = {0: ("B, P({}) -> P({})"), 1: ("P({}), B -> P({})")}
-    falls = (
-        [rows[rises].format(*p) for p in (("max", "min"), ("min", "max"))] if rises in rows else []
-    )
+    true: Mapping[str, str] = {}
+    if rises in rows:
+        falls = [rows[rises].format(*p) for p in (("max", "min"), ("min", "max"))]
+        true = _falling(*falls) | _rising(_NOT_NAN, rows[1 - rises])
     pointwise(
         name, 2, numpy, f"{{0}} {said} {{1}}", said=said, accept=accept, result=BOOL,
-        monotone=[] if rises is None else [rises], true_rows=_falling(*falls),
+        true_rows=true,
     )  # fmt: skip
 
 
@@ -186,10 +197,11 @@ def _smooth(
     rises: bool = True,
     values: str = "int",
 ) -> None:
-    """A function of floats that rounds; `rises`: it never falls."""
+    """A function of floats that rounds; `rises`: it never falls, if it is defined everywhere."""
+    true = _rising(_NEGATIVE, "P({}) -> P({})") if rises and values == "positive" else {}
     pointwise(
         name, 1, numpy, torch, accept="float", exact=False, values=values,
-        monotone=[0] if rises else [], gradient=gradient,
+        monotone=[0] if rises and not true else [], gradient=gradient, true_rows=true,
         in_place=[torch.replace("(", "_(")],
     )  # fmt: skip
 
@@ -202,7 +214,10 @@ pointwise(
     "abs", 1, np.abs, "torch.abs({0})",
     gradient=factor_of(lambda call: call.emit("sign", call.operand(0))),
 )  # fmt: skip
-pointwise("sign", 1, np.sign, "torch.sign({0})", monotone=[0])
+pointwise(
+    "sign", 1, lambda x: np.where(x != x, 0, np.sign(x)), "torch.sign({0})",
+    true_rows=_rising(_NOT_NAN, "P({}) -> P({})"),
+)  # fmt: skip
 pointwise(
     "square", 1, np.square, "torch.square({0})", gradient=square_gradient,
     in_place=["torch.square_({0})"],
@@ -311,18 +326,24 @@ def _cast_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, 
 
 
 def _is_widening(old: DType, new: DType) -> bool:
-    """Whether every sum of `old` values is the same sum after the cast."""
-    if old.kind == "int" and new.kind == "float":
-        return new.bytes > old.bytes
-    return old.kind == new.kind != "bool" and new.bytes >= old.bytes and {old, new} != _HALVES
+    """Whether every sum of `old` values is the same sum after the cast; integers wrap before it."""
+    if old.kind != "float":
+        return old == new and old.kind == "int"
+    return old.kind == new.kind and new.bytes >= old.bytes and {old, new} != _HALVES
+
+
+def _keeps_order(old: DType, new: DType) -> bool:
+    """Whether no value is less than another after the cast that was not so before."""
+    return new.kind != "int" or (old.kind != "float" and new.bytes >= old.bytes)
 
 
 _HALVES = {DTYPES["bf16"], DTYPES["f16"]}
 
 
 def _cast_factors(sig: Signature) -> Factors:
-    up = _is_widening(sig.ins[0].dtype, sig.outs[0].dtype)
-    return Factors(loops(sig), (frozenset({0}),) if up else (), (0,))
+    types = sig.ins[0].dtype, sig.outs[0].dtype
+    linear = (frozenset({0}),) if _is_widening(*types) else ()
+    return Factors(loops(sig), linear, (0,) if _keeps_order(*types) else ())
 
 
 def _cast_numpy(call: NumpyCall, x: Array) -> Array:
@@ -355,7 +376,8 @@ register(
         ),
         view=True,
         flops=no_flops,
-        true_rows={"P -> P": "a cast to a narrower dtype rounds; numpy's float64 does not show it"},
+        true_rows={"P -> P": "to a narrower dtype it rounds, and integers wrap before it"}
+        | _rising("so in range; integers wrap, and what is no number has none", "P({}) -> P({})"),
         gradient=cast_gradient,
     )
 )

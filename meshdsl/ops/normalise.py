@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.named.ir import I32, Dim, TensorType, Value
+from meshdsl.named.ir import F16, I32, Dim, TensorType, Value
 from meshdsl.ops.build import (
     BATCH,
     HIDDEN,
@@ -45,6 +45,7 @@ from meshdsl.ops.opdef import (
     TorchCall,
     register,
 )
+from meshdsl.ops.pointwise import NO_TRUE_ROWS
 from meshdsl.ops.reduce import same_type
 from meshdsl.ops.text import aligned, permuted, tuple_text
 
@@ -62,12 +63,12 @@ def composite(
     samples: tuple[Sample, ...],
     *,
     linear: Callable[[Signature], Sequence[Sequence[int]]] = lambda sig: (),
-    monotone: Sequence[int] = (),
     exact: bool = False,
     cost: int = 5,
     internal: bool = False,
     gradient: Gradient | None = None,
     in_place: Mapping[int, InPlace] = NEVER,
+    true_rows: Mapping[str, str] = NO_TRUE_ROWS,
 ) -> OpDef:
     """Register a composite along `dim`, which is in no loop; `cost` is its flops per element.
 
@@ -77,8 +78,7 @@ def composite(
 
     def factors(sig: Signature) -> Factors:
         groups = tuple(frozenset(g) for g in linear(sig))
-        rises = tuple(i for i in monotone if i < len(sig.ins))
-        return Factors(loops(sig, without=(sig.attrs["dim"].name,)), groups, rises)
+        return Factors(loops(sig, without=(sig.attrs["dim"].name,)), groups)
 
     return register(
         OpDef(
@@ -94,6 +94,7 @@ def composite(
             flops=lambda sig: cost * max(t.elements for t in sig.ins),
             gradient=gradient,
             in_place=in_place,
+            true_rows=true_rows,
         )
     )
 
@@ -105,6 +106,20 @@ def _axis(call: NumpyCall | TorchCall) -> int:
 
 def _along(function: str) -> Callable[[TorchCall], str]:
     return lambda call: f"{function}({call.tensor(0)}, {_axis(call)})"
+
+
+def _widely_along(function: str) -> Callable[[TorchCall], str]:
+    return lambda call: f"{function}({_wide(call)}, {_axis(call)}){_narrow(call)}"
+
+
+def _wide(call: TorchCall) -> str:
+    """The first operand; f16 as f32, since torch's kernels for CPUs add up exponentials in f16."""
+    return f"{call.tensor(0)}.float()" if call.ins[0].dtype == F16 else call.tensor(0)
+
+
+def _narrow(call: TorchCall) -> str:
+    """What follows where `_wide` widened."""
+    return ".half()" if call.ins[0].dtype == F16 else ""
 
 
 def _dropped(name: str, accept: str) -> Infer:
@@ -123,17 +138,21 @@ _SAMPLES = (
 
 
 def _logsumexp(x: Array, axis: int) -> Array:
+    """An infinite maximum is left out: less itself it would be NaN."""
     top = x.max(axis, keepdims=True)
+    top = np.where(np.isinf(top), 0, top)
     return np.asarray(top + np.log(np.exp(x - top).sum(axis, keepdims=True)))
 
 
-def _log_softmax_numpy(call: NumpyCall, x: Array) -> Array:
-    return np.asarray(x - _logsumexp(x, _axis(call)))
+def _log_softmax(x: Array, axis: int) -> Array:
+    """Here an infinite maximum stays, and makes all of a row NaN."""
+    z = x - x.max(axis, keepdims=True)
+    return np.asarray(z - np.log(np.exp(z).sum(axis, keepdims=True)))
 
 
 def softmax_numpy(x: Array, axis: int) -> Array:
     """Softmax of `x` along `axis`."""
-    return np.asarray(np.exp(x - _logsumexp(x, axis)))
+    return np.exp(_log_softmax(x, axis))
 
 
 def _from_result(name: str) -> Gradient:
@@ -165,8 +184,8 @@ composite(
     "log_softmax",
     (1, 1),
     same_type("log_softmax", "float"),
-    _log_softmax_numpy,
-    _along("torch.log_softmax"),
+    lambda call, x: _log_softmax(x, _axis(call)),
+    _widely_along("torch.log_softmax"),
     _SAMPLES,
     gradient=_from_result("log_softmax_grad"),
 )
@@ -175,7 +194,7 @@ composite(
     (1, 1),
     _dropped("logsumexp", "float"),
     lambda call, x: _logsumexp(x, _axis(call)).squeeze(_axis(call)),
-    _along("torch.logsumexp"),
+    _widely_along("torch.logsumexp"),
     _SAMPLES,
     gradient=_logsumexp_gradient,
 )
@@ -302,8 +321,8 @@ composite(
     _norm_text("layer_norm", LAYER_NORM_EPS),
     _norm_samples(3),
     linear=_norm_linear,
-    monotone=[2],
     cost=8,
+    true_rows={f"B, B, P({op}) -> P({op})": "as for `+`" for op in ("max", "min")},
     gradient=_norm_gradient("layer_norm"),
 )
 composite(
@@ -339,19 +358,17 @@ def _cross_entropy_numpy(call: NumpyCall, logits: Array, targets: Array) -> Arra
     axis = _axis(call)
     index = checked_numpy(call, 1, targets, dim.name)
     at = np.expand_dims(align(index, call.ins[1], call.outs[0].dims), axis)
-    picked = np.take_along_axis(logits, at, axis)
-    return np.asarray((_logsumexp(logits, axis) - picked).squeeze(axis))
+    return -np.take_along_axis(_log_softmax(logits, axis), at, axis).squeeze(axis)
 
 
 def _cross_entropy_text(call: TorchCall) -> str:
     """Torch's kernel is fast on positions × classes; flattening to that is a view as a rule."""
     dim, out = call.attrs["dim"].name, call.outs[0].names
     index = aligned(checked_text(call, 1, dim), call.ins[1].names, out)
-    logits = permuted(call.tensor(0), call.ins[0].names, (*out, dim))
-    suffix = ""
+    logits, suffix = permuted(_wide(call), call.ins[0].names, (*out, dim)), _narrow(call)
     if len(out) > 1:
         logits, index = f"{logits}.flatten(0, -2)", f"{index}.flatten()"
-        suffix = f".unflatten(0, {tuple_text(call.outs[0].shape)})"
+        suffix = f".unflatten(0, {tuple_text(call.outs[0].shape)}){suffix}"
     return f'torch.nn.functional.cross_entropy({logits}, {index}, reduction="none"){suffix}'
 
 

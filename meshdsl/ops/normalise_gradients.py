@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from meshdsl.named.ir import F32, I32, Dim, TensorType, Value
+from meshdsl.named.ir import BF16, F16, I32, Dim, TensorType, Value
 from meshdsl.ops.build import (
     BATCH,
     HIDDEN,
@@ -70,7 +70,7 @@ def _axis(call: NumpyCall | TorchCall) -> int:
     return call.ins[0].index(call.attrs["dim"].name)
 
 
-# --- softmax, log_softmax, cumsum --------------------------------------------------------------
+# --- softmax, log_softmax ----------------------------------------------------------------------
 
 
 def _softmax_numpy(call: NumpyCall, dy: Array, y: Array) -> Array:
@@ -155,25 +155,6 @@ composite(
     in_place=_kernel_into_dy("_log_softmax_backward_data", "out"),
 )
 
-
-def _cumsum_gradient(call: Backward) -> Mapping[int, Value]:
-    return {0: call.emit("cumsum", call.full(call.grad, call.outs[0].dims), dim=call.attrs["dim"])}
-
-
-composite(
-    "cumsum_grad",
-    (1, 1),
-    _infer("cumsum_grad"),
-    lambda call, dy: np.flip(np.cumsum(np.flip(dy, _axis(call)), _axis(call)), _axis(call)),
-    lambda call: "{0}.flip({1}).cumsum({1}).flip({1})".format(call.tensor(0), _axis(call)),
-    _samples(1, 1),
-    linear=lambda sig: ((0,),),
-    exact=True,
-    cost=1,
-    internal=True,
-    gradient=_cumsum_gradient,
-)
-
 # --- norms -----------------------------------------------------------------------------------
 
 
@@ -216,22 +197,33 @@ def _layer_norm_text(call: TorchCall) -> str:
 
 
 def _rms_norm_text(call: TorchCall, *, into_dy: bool = False) -> str:
-    """With t = dy * g and r = 1 / rms(x): r * (t - x * r^2 * mean(t * x)), in four passes."""
+    """With t = dy * g and r = 1 / rms(x): r * (t - x * r^2 * mean(t * x)), in four passes.
+
+    In f32 for f16, in which the sum of products soon overflows.
+    """
     dim, axis = call.attrs["dim"], _axis(call)
     x, t = call.tensor(1), call.tensor(0)
+    if call.ins[0].dtype == F16:
+        x, t, into_dy = call.let("x", f"{x}.float()"), call.let("dy", f"{t}.float()"), True
     if len(call.ins) > 2:
         scale = call.aligned(2, call.ins[0].dims)
         t = call.let("scaled", f"{t}.mul_({scale})" if into_dy else f"{t} * {scale}")
         into_dy = True
-    wide = ", dtype=torch.float32" if call.ins[0].dtype.bytes < F32.bytes else ""
+    wide = ", dtype=torch.float32" if call.ins[0].dtype == BF16 else ""
     norm = f"torch.linalg.vector_norm({x}, dim={axis}, keepdim=True{wide})"
     mean = f"{norm}.square_().div_({dim.size}).add_({RMS_NORM_EPS!r})"
     r = call.let("scale", f"{mean}.rsqrt_()")
     dot = f"torch.linalg.vecdot({t}, {x}, dim={axis}).unsqueeze({axis})"
     along = call.let("along", f"{dot}.div_({dim.size}).mul_({r}.square())")
     if into_dy:
-        return f"{t}.addcmul_({x}, {along}, value=-1).mul_({r})"
-    return f"torch.addcmul({t}, {x}, {along}, value=-1).mul_({r})"
+        found = f"{t}.addcmul_({x}, {along}, value=-1).mul_({r})"
+    else:
+        found = f"torch.addcmul({t}, {x}, {along}, value=-1).mul_({r})"
+    return f"{found}.half()" if call.ins[0].dtype == F16 else found
+
+
+def _rms_norm_into_dy(call: TorchCall) -> str | None:
+    return None if call.ins[0].dtype == F16 else _rms_norm_text(call, into_dy=True)
 
 
 composite(
@@ -255,7 +247,7 @@ composite(
     linear=_linear,
     cost=10,
     internal=True,
-    in_place={0: lambda call: _rms_norm_text(call, into_dy=True)},
+    in_place={0: _rms_norm_into_dy},
 )
 
 # --- cross-entropy ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from meshdsl.named.ir import BOOL, I32, TensorType, Value
+from meshdsl.named.ir import BOOL, F32, I32, TensorType, Value
 from meshdsl.ops.build import (
     BATCH,
     HIDDEN,
@@ -127,9 +127,19 @@ def _mean_numpy(call: NumpyCall, x: Array) -> Array:
 def _mean_text(call: TorchCall, positions: list[int]) -> str:
     dims = call.attrs["dims"]
     if any(call.is_split(d.name) for d in dims):
-        return f"{_sum_text(call, positions)} / {math.prod(d.size for d in dims)}"
+        return _mean_part_text(call, positions, math.prod(d.size for d in dims))
     over = "" if len(positions) == len(call.ins[0].dims) else one_or_tuple(positions)
     return f"{call.tensor(0)}.mean({over})"
+
+
+def _mean_part_text(call: TorchCall, positions: list[int], count: int) -> str:
+    """The part of a mean over a split dim; a sum of two-byte floats may not fit into one."""
+    dtype = call.ins[0].dtype
+    if dtype.kind == "float" and dtype.bytes < F32.bytes:
+        over = "" if len(positions) == len(call.ins[0].dims) else f"{one_or_tuple(positions)}, "
+        total = f"{call.tensor(0)}.sum({over}dtype=torch.float32)"
+        return f"({total} / {count}).to({dtype.torch})"
+    return f"{_sum_text(call, positions)} / {count}"
 
 
 def _mean_gradient(call: Backward) -> Mapping[int, Value]:
@@ -169,12 +179,14 @@ def _prod_text(call: TorchCall, positions: list[int]) -> str:
 
 
 def _extreme_gradient(call: Backward) -> Mapping[int, Value]:
-    """To the elements that attain the extreme, in equal shares (as `torch.amax`)."""
+    """To the elements that attain the extreme, in equal shares; NaN to all if it is NaN.
+
+    As `torch.amax`.
+    """
     attains = call.emit("eq", call.operand(0), call.result())
     ones = call.emit("cast", attains, dtype=call.ins[0].dtype)
     count = call.emit("sum", ones, dims=call.attrs["dims"])
-    share = call.emit("div", call.grad, count)
-    return {0: call.emit("where", attains, share, zero_like(call, share))}
+    return {0: call.emit("mul", ones, call.emit("div", call.grad, count))}
 
 
 def _prod_gradient(call: Backward) -> Mapping[int, Value]:
@@ -222,37 +234,48 @@ def same_type(name: str, accept: str) -> Infer:
     return infer
 
 
-def _cumsum_factors(sig: Signature) -> Factors:
-    return Factors(loops(sig, without=(sig.attrs["dim"].name,)), (frozenset({0}),))
+def _running(
+    name: str, numpy: Callable[[Array, int], Array], torch: str, back: str, *, internal: bool
+) -> OpDef:
+    """Register a running sum along `dim`, which is in no loop; `back` is its gradient.
 
+    `torch` is a template of the operand, the position of the dim, and the dtype where torch would
+    take another.
+    """
 
-def _cumsum_numpy(call: NumpyCall, x: Array) -> Array:
-    return np.cumsum(x, axis=call.ins[0].index(call.attrs["dim"].name), dtype=x.dtype)
+    def text(call: TorchCall) -> str:
+        dtype = ", dtype=torch.int32" if call.ins[0].dtype == I32 else ""
+        return torch.format(call.tensor(0), call.ins[0].index(call.attrs["dim"].name), dtype)
 
+    def gradient(call: Backward) -> Mapping[int, Value]:
+        dim = call.attrs["dim"]
+        return {0: call.emit(back, with_dims(call, dim), dim=dim)}
 
-def _cumsum_text(call: TorchCall) -> str:
-    dtype = ", dtype=torch.int32" if call.ins[0].dtype == I32 else ""
-    return f"{call.tensor(0)}.cumsum({call.ins[0].index(call.attrs['dim'].name)}{dtype})"
-
-
-def _cumsum_gradient(call: Backward) -> Mapping[int, Value]:
-    dim = call.attrs["dim"]
-    return {0: call.emit("cumsum_grad", with_dims(call, dim), dim=dim)}
-
-
-register(
-    OpDef(
-        "cumsum",
-        Surface("dim", (1, 1)),
-        same_type("cumsum", "number"),
-        _cumsum_factors,
-        _cumsum_numpy,
-        _cumsum_text,
-        (
-            sample(tensor(SEQ), dim=SEQ),
-            sample(tensor(BATCH, SEQ, HIDDEN), dim=SEQ),
-            sample(tensor(HIDDEN, SEQ, dtype=I32), dim=HIDDEN),
-        ),
-        gradient=_cumsum_gradient,
+    samples = [sample(tensor(SEQ), dim=SEQ), sample(tensor(BATCH, SEQ, HIDDEN), dim=SEQ)]
+    other = tensor(BATCH, HIDDEN) if internal else tensor(HIDDEN, SEQ, dtype=I32)
+    return register(
+        OpDef(
+            name,
+            Surface("view" if internal else "dim", (1, 1)),
+            same_type(name, "float" if internal else "number"),
+            lambda sig: Factors(loops(sig, without=(sig.attrs["dim"].name,)), (frozenset({0}),)),
+            lambda call, x: numpy(x, call.ins[0].index(call.attrs["dim"].name)),
+            text,
+            (*samples, sample(other, dim=HIDDEN)),
+            gradient=gradient,
+        )
     )
+
+
+def _cumsum(x: Array, axis: int) -> Array:
+    return np.cumsum(x, axis=axis, dtype=x.dtype)
+
+
+_running("cumsum", _cumsum, "{0}.cumsum({1}{2})", "cumsum_grad", internal=False)
+_running(
+    "cumsum_grad",
+    lambda dy, axis: np.flip(_cumsum(np.flip(dy, axis), axis), axis),
+    "{0}.flip({1}).cumsum({1}).flip({1})",
+    "cumsum",
+    internal=True,
 )

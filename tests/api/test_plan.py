@@ -97,12 +97,71 @@ def test_parameters_are_made_up_and_can_be_set() -> None:
     assert np.array_equal(one(X).y, X)
 
 
-def test_a_parameter_that_does_not_fit_is_refused() -> None:
+@pytest.mark.parametrize("layout", [None, {"batch": "d"}, {"hidden": "d"}], ids=str)
+@pytest.mark.parametrize("form", [np.array, torch.tensor], ids=["numpy", "torch"])
+def test_parameters_are_copied_in_and_read_only_when_they_come_out(layout: Any, form: Any) -> None:
+    plan = mlp.compile(line, layout)
+    v = form(np.ones((8, 4), np.float32))
+    plan.params = {"v": v}
+    before = plan(X).y
+    v[...] = 0
+    assert np.array_equal(plan(X).y, before)
+    with pytest.raises(ValueError, match="read-only"):
+        plan.params["v"][...] = 0
+    with pytest.raises(TypeError, match="item assignment"):
+        plan.params["v"] = v
+    assert np.array_equal(plan.params["v"], np.ones((8, 4)))
+    assert np.array_equal(plan(X).y, before)
+    kept = plan.params["v"]
+    plan.params = {"v": np.zeros((8, 4), np.float32)}
+    assert np.array_equal(plan(X).y, X)
+    assert kept.all()
+
+
+def test_what_the_reference_returns_shares_no_memory_with_a_plan() -> None:
+    @md.program
+    def same(x: md.Tensor[batch, io]):
+        w = md.param([io])
+        return w, x
+
+    plan, given = same.compile(dtype="f64"), X.astype(np.float64)
+    w, x = plan.reference(given)
+    before = plan.params["w"].copy()
+    w[...], x[...] = 0, 0
+    assert np.array_equal(plan.params["w"], before)
+    assert np.array_equal(given, X)
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "another shape": ({"v": np.ones((4, 8), np.float32)}, "MD0504"),
+    "another name": ({"u": np.ones((8, 4), np.float32)}, "MD0820"),
+    "integers": ({"v": np.ones((8, 4), int)}, "MD0504"),
+    "ragged": ({"v": [[1.0], [1.0, 2.0]]}, "MD0504"),
+    "words": ({"v": "ones"}, "MD0504"),
+    "no name": (np.ones((8, 4), np.float32), "MD0820"),
+}
+
+
+@pytest.mark.parametrize("how", REFUSED)
+def test_parameters_that_do_not_fit_are_refused(how: str) -> None:
+    given, code = REFUSED[how]
     plan = mlp.compile(line)
-    with pytest.raises(md.ProgramError, match="MD0504"):
-        plan.params = {"v": np.ones((4, 8), np.float32)}
-    with pytest.raises(md.ProgramError, match="MD0820"):
-        plan.params = {"u": np.ones((4, 8), np.float32)}
+    before = plan(X).y
+    with pytest.raises(md.ProgramError, match=code):
+        plan.params = given
+    with pytest.raises(md.ProgramError, match=code):
+        plan(X, params=given)
+    assert np.array_equal(plan(X).y, before)
+
+
+@pytest.mark.parametrize(
+    "given", [[[1.0], [1.0, 2.0]], "x", None, object()], ids=["ragged", "word", "None", "object"]
+)
+def test_inputs_that_are_no_arrays_are_refused(given: Any) -> None:
+    plan = mlp.compile(line)
+    for call in (plan, plan.reference):
+        with pytest.raises(md.ProgramError, match="MD0504"):
+            call(given)
 
 
 # --- again and again ---------------------------------------------------------------------------

@@ -92,6 +92,21 @@ program alias(x[n, m]) {
 """
 """All gradients are views of that of `y`."""
 
+SCALARS = """
+dim n = 8
+
+layout rows { n -> a }
+
+program scalars(x[n], s[]) {
+  param w[n]
+  param g[]
+  y = x * w * s + g
+  loss = mean(y * y)
+  return loss, y
+}
+"""
+"""An input, a parameter and an output without dims."""
+
 ODD = """
 dim n = 8, m = 4
 
@@ -140,6 +155,12 @@ def alias(params: Tensors, inputs: Tensors) -> dict[str, torch.Tensor]:
     return {"y": inputs["x"] + params["w"] + params["u"].T + params["v"]}
 
 
+def scalars(params: Tensors, inputs: Tensors) -> dict[str, torch.Tensor]:
+    """Scaled, shifted, squared."""
+    y = inputs["x"] * params["w"] * inputs["s"] + params["g"]
+    return {"loss": (y * y).mean(), "y": y}
+
+
 def odd(params: Tensors, inputs: Tensors) -> dict[str, torch.Tensor]:
     """What of the odd program has gradients."""
     y = torch.where(inputs["mask"], inputs["x"] * params["w"], 0.0)
@@ -173,7 +194,7 @@ def _cases() -> list[Case]:
         **{name: [square] for name in ("both", "zero2", "hybrid", "swapped")},
     }
     found: list[Any] = []
-    for text, math in ((MLP, mlp), (BLOCK, block), (ALIAS, alias)):
+    for text, math in ((MLP, mlp), (BLOCK, block), (ALIAS, alias), (SCALARS, scalars)):
         names = [line.split()[1] for line in text.splitlines() if line.startswith("layout")]
         # The search for the optimum takes long for `wide`.
         names = [name for name in names if name != "wide"]

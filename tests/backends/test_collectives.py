@@ -8,8 +8,10 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from meshdsl.backends.in_process import run_local
+from meshdsl.backends.support.collectives import as_received, as_sent
 from meshdsl.backends.support.values import group_members
 
 MESHES = [
@@ -176,3 +178,50 @@ def test_a_group_of_one(emit):
     )
     np.testing.assert_array_equal(found.outputs["y"], x)
     assert found.wire_bytes(0) == 0
+
+
+def every_half(dtype):
+    """Every number of two bytes, NaN of all kinds among them."""
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    return bits.view(dtype)
+
+
+def widest(dtype):
+    """Numbers over the whole range of a dtype, its ends, zeros of both signs and NaN."""
+    kind = torch.int64 if dtype == torch.float64 else torch.int32
+    ends = torch.iinfo(kind)
+    bits = torch.linspace(ends.min / 2, ends.max / 2, 4001, dtype=torch.float64).to(kind) * 2
+    inf, nan = float("inf"), float("nan")
+    special = torch.tensor([inf, -inf, nan, -nan, 0.0, -0.0, torch.finfo(dtype).tiny], dtype=dtype)
+    return torch.cat([bits.view(dtype), special])
+
+
+FLOATS = {
+    "f16": lambda: every_half(torch.float16),
+    "bf16": lambda: every_half(torch.bfloat16),
+    "f32": lambda: widest(torch.float32),
+    "f64": lambda: widest(torch.float64),
+}
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_integers_in_the_order_of_floats_stand_for_them(dtype, op):
+    """Backends reduce integers alike; of floats some keep NaN, others forget it."""
+    x = FLOATS[dtype]()
+    codes = as_sent(x, op)
+    assert codes.dtype in (torch.int32, torch.int64)
+    torch.testing.assert_close(as_received(codes, x.dtype), x, rtol=0, atol=0, equal_nan=True)
+    numbers = torch.isfinite(x) | torch.isinf(x)
+    order = torch.argsort(x[numbers].double(), stable=True)
+    ordered = x[numbers][order].double()
+    rises = codes[numbers][order].diff() > 0
+    assert rises[ordered.diff() > 0].all()
+    furthest = codes[numbers].max() if op == "max" else codes[numbers].min()
+    assert ((codes[~numbers] > furthest) if op == "max" else (codes[~numbers] < furthest)).all()
+
+
+def test_sums_integers_and_truth_values_are_sent_as_they_are():
+    for x, op in [(torch.ones(2), "sum"), (torch.ones(2).int(), "max"), (torch.ones(2) > 0, "max")]:
+        assert as_sent(x, op) is x
+        assert as_received(x, x.dtype) is x

@@ -25,7 +25,16 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from meshdsl.api.errors import ProgramError
 from meshdsl.backends.module import ProgramModule, module
-from tests.backends.module_cases import BLOCK, CASES, MLP, Case, drawn, expected, mlp
+from tests.backends.module_cases import (
+    BLOCK,
+    CASES,
+    MLP,
+    SCALARS,
+    Case,
+    drawn,
+    expected,
+    mlp,
+)
 from tests.ranks import run_ranks
 from tests.waiting import ended, started
 
@@ -70,6 +79,7 @@ def gradients(folder: Path) -> None:
     world = dist.get_world_size()
     for case in CASES:
         small = case.text is MLP and case.layout in ("fsdp", "hybrid", "swapped")
+        small = small or case.text is SCALARS
         large = case.text is BLOCK and case.layout in ("tp", "hybrid")
         if math.prod(case.axes.values()) == world and (small or large):
             agree(folder, case)

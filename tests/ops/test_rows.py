@@ -155,16 +155,17 @@ def test_a_removed_row_is_caught(name: str, sample: int, change: Change) -> None
         ("f32", "bf16", False),
         ("f16", "bf16", False),
         ("bf16", "f16", False),
-        ("i32", "i64", True),
+        ("i32", "i64", False),
         ("i64", "i32", False),
-        ("i32", "f64", True),
+        ("i64", "i64", True),
+        ("i32", "f64", False),
         ("i32", "f32", False),
         ("f64", "i32", False),
         ("bool", "i32", False),
     ],
 )
 def test_only_a_widening_cast_passes_partial_sums(old: str, new: str, linear: bool) -> None:
-    """Float64 arrays cannot show what a narrower dtype rounds, so this is a table."""
+    """Arrays of small numbers cannot show what rounds or wraps, so this is a table."""
     opdef, type_ = lookup("cast"), TensorType((), DTYPES[old])
     sig = signature(opdef, Sample((type_,), (("dtype", DTYPES[new]),)))
     assert bool(opdef.factors(sig).linear) == linear

@@ -20,12 +20,13 @@ CALLS = {
     # Of those that no program can call, the gradient that is made of them.
     "softmax_grad": "grad(sum(softmax[d](x) * c), x)",
     "log_softmax_grad": "grad(sum(log_softmax[d](x) * c), x)",
-    "cumsum_grad": "grad(sum(cumsum[d](x) * c), x)",
     "layer_norm_grad": "grad(sum(layer_norm[d](x, g, b) * c), x)",
     "rms_norm_grad": "grad(sum(rms_norm[d](x, g) * c), x)",
     "cross_entropy_grad": "grad(sum(cross_entropy[d](x, ids) * e), x)",
 }
 """An expression for every composite."""
+RUNNING = {"cumsum": "cumsum[d](x)", "cumsum_grad": "grad(sum(cumsum[d](x) * c), x)"}
+"""The same of what is computed in blocks where its dim is split."""
 PROGRAM = """
 dim a = 4, d = 8
 mesh grid = {{ p: 2, q: 2 }}
@@ -42,9 +43,9 @@ def test_every_composite_is_tried():
     assert set(CALLS) == {name for name, op in load_all().items() if op.composite}
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_parts_equal_the_fused_kernel(name):
-    text = PROGRAM.format(call=CALLS[name])
+@pytest.mark.parametrize("call", [*CALLS.values(), *RUNNING.values()])
+def test_parts_equal_the_fused_kernel(call):
+    text = PROGRAM.format(call=call)
     rng = np.random.default_rng(1)
     shapes = {"x": (4, 8), "c": (4, 8), "e": (4,), "g": (8,), "b": (8,)}
     floats = {n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()}
@@ -62,8 +63,9 @@ def test_it_is_one_operator_only_where_its_dim_is_whole(name):
         assert (name in names) is fused
 
 
-def test_an_expansion_is_expanded_in_turn():
-    text = PROGRAM.format(call=CALLS["cumsum_grad"])
+@pytest.mark.parametrize("call", RUNNING.values())
+def test_running_sums_exchange_a_number_for_each_block(call):
+    text = PROGRAM.format(call=call)
     body = compile_text(text, layout="parts", reduce="deferred")["placed"].body
     sent = [n.source.value.type.names for n, _ in walk(body) if isinstance(n, Reshard)]
     assert ("a", "d") not in sent

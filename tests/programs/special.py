@@ -1,0 +1,244 @@
+"""Programs of all operators of the registry, and the values that splits get wrong.
+
+One device is the rule: what it yields for infinities, NaN, ties, zeros of both signs and numbers
+that fill a narrow dtype, every layout and every engine yields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from meshdsl.backends.emission import emit_compiled
+from meshdsl.backends.persistent import PersistentEngine
+from meshdsl.backends.support.values import Array, cast
+from meshdsl.diagnostics import Diagnostics, Source, Span
+from meshdsl.named.ir import F32, LARGEST, Dim, DType, Op, Output, Program, TensorType, Value
+from meshdsl.ops.opdef import OpDef, Sample, Signature, load_all, lookup
+from meshdsl.pipeline import Options, front, lower_placed, place_named
+
+NOWHERE = Span(Source("special.mdsl", "x"), 0, 0)
+INF, NAN = float("inf"), float("nan")
+
+# --- programs ---------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Special:
+    """A program being built of single calls; `kinds` says how each input is drawn."""
+
+    inputs: list[Value] = field(default_factory=list)
+    body: list[Op] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+    kinds: dict[str, str] = field(default_factory=dict)
+
+    def input(self, type_: TensorType, kind: str) -> Value:
+        """A new input."""
+        name = f"x{len(self.inputs)}"
+        self.kinds[name] = kind
+        self.inputs.append(Value(type_, NOWHERE, name, role="input"))
+        return self.inputs[-1]
+
+    def apply(self, name: str, ins: tuple[Value, ...], attrs: Mapping[str, Any]) -> Value:
+        """The only result of an operator."""
+        types = lookup(name).infer(tuple(v.type for v in ins), attrs)
+        made = Value(types[0], NOWHERE, f"{name}.{len(self.body)}")
+        self.body.append(Op(name, ins, (made,), tuple(attrs.items()), NOWHERE))
+        return made
+
+    def give(self, value: Value) -> None:
+        """Return a value under its name."""
+        self.outputs.append(Output(str(value.name), value, NOWHERE))
+
+    @property
+    def program(self) -> Program:
+        """What has been built."""
+        parts = (tuple(self.inputs), (), tuple(self.body), tuple(self.outputs))
+        return Program("special", *parts, NOWHERE)
+
+
+Renamed = Mapping[Dim, Dim]
+"""Dims of samples, and those that stand in their place."""
+
+
+def samples(dims: Renamed, floats: DType) -> Iterator[tuple[str, Sample, Signature]]:
+    """Samples of the operators that compute one result of tensors, and change none of them.
+
+    With `dims`, those that have no others and count no elements. Of what works element by element,
+    a few stand for all.
+    """
+    for name, opdef in sorted(load_all().items()):
+        few = slice(None, None, 2 if not opdef.samples[0].attrs else 1)
+        for sample in opdef.samples[few] if _is_plain(opdef) else ():
+            parts = list(_parts((*(t.dims for t in sample.ins), sample.attrs)))
+            own = {x for x in parts if isinstance(x, Dim)}
+            if not dims or (own <= set(dims) and not any(isinstance(x, int) for x in parts)):
+                ins, attrs = (_changed(x, dims, floats) for x in (sample.ins, sample.attrs))
+                found = Signature(ins, opdef.infer(ins, dict(attrs)), dict(attrs))
+                yield name, Sample(ins, attrs, sample.values), found
+
+
+def _is_plain(opdef: OpDef) -> bool:
+    return not opdef.overwrites and all(sample.ins for sample in opdef.samples)
+
+
+def _parts(thing: Any) -> Iterator[Any]:
+    """What stands in tuples within tuples."""
+    if not isinstance(thing, tuple):
+        yield thing
+        return
+    for part in thing:
+        yield from _parts(part)
+
+
+def _changed(thing: Any, dims: Renamed, floats: DType) -> Any:
+    """Types and attributes with other dims, and `floats` for f32."""
+    if isinstance(thing, TensorType):
+        return TensorType(_changed(thing.dims, dims, floats), _changed(thing.dtype, dims, floats))
+    if isinstance(thing, tuple):
+        return tuple(_changed(x, dims, floats) for x in thing)
+    if isinstance(thing, Dim):
+        return dims.get(thing, thing)
+    return floats if thing == F32 else thing
+
+
+def every_operator(dims: Renamed, floats: DType) -> Special:
+    """A call for each sample of each operator."""
+    made = Special()
+    for name, sample, sig in samples(dims, floats):
+        pairs = zip(sig.ins, sample.values, strict=True)
+        made.give(made.apply(name, tuple(made.input(*p) for p in pairs), sig.attrs))
+    return made
+
+
+def every_monotone_operator(floats: DType, over: Dim) -> Special:
+    """Every operator that partial extremes pass through, of a maximum and a minimum over `over`."""
+    made = Special()
+    for name, sample, sig in samples({}, floats):
+        for index in lookup(name).factors(sig).monotone:
+            is_bool = sig.ins[index].dtype.kind == "bool"
+            for extreme in ("any", "all") if is_bool else ("max", "min"):
+                ins = [made.input(*p) for p in zip(sig.ins, sample.values, strict=True)]
+                wide = TensorType((*sig.ins[index].dims, over), sig.ins[index].dtype)
+                parts = made.input(wide, sample.values[index])
+                ins[index] = made.apply(extreme, (parts,), {"dims": (over,)})
+                made.give(made.apply(name, tuple(ins), sig.attrs))
+    return made
+
+
+# --- running ----------------------------------------------------------------------------------
+
+
+def engine(
+    program: Program, mesh: str = "x:1", rules: str = "", reduce: str = "deferred"
+) -> PersistentEngine:
+    """The program under a layout of these rules, on devices that are threads."""
+    values = [*program.inputs, *(v for op in program.body if isinstance(op, Op) for v in op.outs)]
+    sizes = {d.name: d.size for v in values for d in v.type.dims}
+    text = "".join(f"dim {name} = {size}\n" for name, size in sizes.items())
+    diagnostics = Diagnostics()
+    source = Source("special.mdsl", f"{text}layout chosen {{ {rules} }}\n")
+    declarations = front(source, {}, diagnostics)
+    diagnostics.raise_errors()
+    options = Options(mesh=mesh, layout="chosen", reduce=reduce)
+    placed = place_named(program, declarations, options, diagnostics)
+    made = {"named": program, "placed": placed, "device": lower_placed(placed)}
+    return PersistentEngine(emit_compiled(made))
+
+
+def run(found: PersistentEngine, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """The whole outputs, floats as float64."""
+    outputs = found.run(inputs, [{} for _ in range(found.devices)])
+    return {n: (t.double() if t.is_floating_point() else t).numpy() for n, t in outputs.items()}
+
+
+# --- values -----------------------------------------------------------------------------------
+
+Fill = Callable[[np.random.Generator, tuple[int, ...]], Array]
+
+
+def _among(*values: float) -> Fill:
+    return lambda rng, shape: rng.choice(values, shape)
+
+
+def _one(value: float) -> Fill:
+    """Numbers of which many multiply to no extreme one, and `value` in their midst."""
+
+    def draw(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        found = np.asarray(rng.choice([-1.0, 1.0], shape) * rng.uniform(0.8, 1.25, shape))
+        found[tuple(rng.integers(0, n) for n in shape)] = value
+        return found
+
+    return draw
+
+
+FILLS: dict[str, Fill] = {
+    "one NaN": _one(NAN),
+    "one infinity": _one(INF),
+    "one -infinity": _one(-INF),
+    "all NaN": _among(NAN),
+    "all infinite": _among(INF),
+    "all -infinite": _among(-INF),
+    "both infinities": _among(INF, -INF, 1.0),
+    "everything": _among(NAN, INF, -INF, 0.0, -0.0, 1.0, -2.5),
+    "ties": _among(2.0),
+    "ties of a few": _among(1.0, 2.0),
+    "zeros of both signs": _among(0.0, -0.0),
+    "negative": lambda rng, shape: -rng.integers(1, 9, shape).astype(float),
+    "hundreds": lambda rng, shape: rng.uniform(300.0, 900.0, shape),
+}
+"""Floats by what is special about them."""
+
+ENDLESS = tuple(name for name in FILLS if "infinit" in name or name == "everything")
+"""Those with infinities among them."""
+
+ENDS = (2**31 - 1, -(2**31), 0, 1, -1)
+"""Integers: the ends of their range, and ties."""
+
+
+def drawn(made: Special, fill: str, seed: int = 3) -> dict[str, Array]:
+    """All inputs of a program, its floats as `fill` says."""
+    rng = np.random.default_rng(seed)
+    return {v.label: _drawn(v.type, made.kinds[v.label], FILLS[fill], rng) for v in made.inputs}
+
+
+def _drawn(type_: TensorType, kind: str, fill: Fill, rng: np.random.Generator) -> Array:
+    if kind.startswith("index:"):
+        found = rng.integers(0, 8, type_.shape)
+    elif type_.dtype.kind == "bool":
+        found = rng.random(type_.shape) < rng.choice([0.1, 0.9])
+    elif type_.dtype.kind == "int":
+        found = rng.choice(ENDS, type_.shape)
+    else:
+        found = fill(rng, type_.shape)
+    found = np.asarray(np.clip(found, -1, 1) if kind == "unit" else found, type_.dtype.numpy)
+    return cast(found, type_.dtype.name)
+
+
+# --- comparing --------------------------------------------------------------------------------
+
+TOLERANCES = {"f32": 1e-5, "f64": 1e-12, "f16": 2e-2, "bf16": 6e-2}
+"""How far apart two ways to compute a number may be, in parts of the largest one."""
+
+
+def difference(found: Array, expected: Array, tolerance: float, *, kinds: bool = True) -> str:
+    """What is different, or nothing. Without `kinds` an infinity may stand for a NaN."""
+    if found.dtype.kind != "f":
+        return "" if np.array_equal(found, expected) else f"{found} where {expected} is expected"
+    found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
+    ends = ~np.isfinite(expected)
+    same = np.array_equal(ends, ~np.isfinite(found))
+    same = same and (not kinds or np.array_equal(found[ends], expected[ends], equal_nan=True))
+    scale = max(float(np.max(np.abs(expected[~ends]), initial=0.0)), 1.0)
+    close = same and np.all(np.abs(found[~ends] - expected[~ends]) <= tolerance * scale)
+    return "" if close else f"{found} where {expected} is expected"
+
+
+def rounded(array: Array, dtype: DType) -> Array:
+    """What is computed in float64, as `dtype` holds it where it is too large for that."""
+    if dtype.kind != "float":
+        return array
+    return np.where(np.abs(array) > LARGEST[dtype.name], np.copysign(INF, array), array)

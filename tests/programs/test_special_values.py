@@ -1,0 +1,351 @@
+"""Special values × operators × splits × dtypes × engines: what one device yields, all yield."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import pytest
+import torch
+
+from meshdsl.backends.emission import emit_compiled
+from meshdsl.backends.in_process import run_local
+from meshdsl.backends.numpy_reference import run_reference
+from meshdsl.backends.persistent import PersistentEngine
+from meshdsl.backends.support.values import Array
+from meshdsl.backends.torchrun import run_torchrun
+from meshdsl.named.ir import DTYPES, Dim
+from meshdsl.ops.build import BATCH, HIDDEN, SEQ, VOCAB
+from meshdsl.report.explain import explain
+from tests.compiling import compile_text, run_text
+from tests.programs.harness import check_bytes
+from tests.programs.special import (
+    ENDLESS,
+    FILLS,
+    TOLERANCES,
+    Special,
+    difference,
+    drawn,
+    engine,
+    every_monotone_operator,
+    every_operator,
+    rounded,
+    run,
+)
+
+FLOATS = ("f32", "f16", "bf16", "f64")
+
+# --- every operator ---------------------------------------------------------------------------
+
+WIDE = {BATCH: Dim("b", 4), SEQ: Dim("s", 4), HIDDEN: Dim("h", 8), VOCAB: Dim("v", 8)}
+"""The dims of the samples, of sizes that four devices can split."""
+
+LAYOUTS = [
+    ("own", "x:2", "b -> x"),
+    ("own", "x:2", "s -> x"),
+    ("own", "x:2", "h -> x"),
+    ("own", "x:2", "v -> x"),
+    ("wide", "x:4", "h -> x"),
+    ("wide", "x:2,y:2", "s -> (x, y)"),
+    ("wide", "x:2,y:2", "v -> (y, x)"),
+    ("wide", "x:2,y:2", "s -> x, h -> y"),
+]
+
+FEW = [("f16", LAYOUTS[1]), ("f16", LAYOUTS[6]), *((f, LAYOUTS[7]) for f in FLOATS[1:])]
+"""What dtypes other than f32 are tried on."""
+
+INFINITE_COTANGENTS = {
+    "layer_norm": "of an infinite scale, what rounding leaves of x - mean(x) decides",
+    "layer_norm_grad": "torch's kernel yields NaN or an infinity as it rounds",
+    "cross_entropy_grad": "torch subtracts it at the target, parts multiply it",
+}
+"""Where one non-finite number may stand for another, and why."""
+
+COARSE = {"layer_norm_grad": 4}
+"""Times the tolerance: torch's kernel has mean and deviation in the narrow dtype."""
+
+MULTIPLIED_LATER = {"einsum": "a sum times infinity is not the sum of what infinity makes of parts"}
+"""What is not compared where there are infinities, and why."""
+
+
+@functools.cache
+def operators(dims: str, dtype: str) -> tuple[Special, PersistentEngine]:
+    """Every operator in one program, and that on one device."""
+    made = every_operator(WIDE if dims == "wide" else {}, DTYPES[dtype])
+    return made, engine(made.program)
+
+
+def wrong(
+    made: Special, found: Callable[[Mapping[str, Array]], Mapping[str, Array]],
+    expected: Callable[[Mapping[str, Array]], Mapping[str, Array]], dtype: str,
+) -> list[tuple[str, str, str]]:  # fmt: skip
+    """What differs for any values: these, the operator, and how."""
+    bad = []
+    for fill in FILLS:
+        inputs = drawn(made, fill)
+        got, wanted = found(inputs), expected(inputs)
+        for output in made.outputs:
+            name = output.name.partition(".")[0]
+            if fill in ENDLESS and name in MULTIPLIED_LATER:
+                continue
+            kinds = name not in INFINITE_COTANGENTS
+            coarsest = max(TOLERANCES[dtype], TOLERANCES.get(output.value.type.dtype.name, 0))
+            tolerance = COARSE.get(name, 1) * coarsest
+            pair = got[output.name], wanted[output.name]
+            how = difference(*pair, tolerance, kinds=kinds)
+            bad += [(fill, output.name, how)] if how else []
+    return bad
+
+
+@pytest.mark.parametrize(
+    ("dims", "mesh", "rules", "dtype"),
+    [*((*where, "f32") for where in LAYOUTS), *((*where, dtype) for dtype, where in FEW)],
+)
+def test_every_split_yields_what_one_device_does(
+    dims: str, mesh: str, rules: str, dtype: str
+) -> None:
+    made, alone = operators(dims, dtype)
+    parts = engine(made.program, mesh, rules)
+    assert not wrong(made, lambda x: run(parts, x), lambda x: run(alone, x), dtype)
+
+
+@pytest.mark.parametrize(("mesh", "rules"), [("x:2", "along -> x"), ("x:2,y:2", "along -> (y, x)")])
+def test_extremes_pass_unreduced_only_where_that_changes_nothing(mesh: str, rules: str) -> None:
+    made = every_monotone_operator(DTYPES["f32"], Dim("along", 4))
+    assert len(made.outputs) > 100
+    alone, parts = engine(made.program), engine(made.program, mesh, rules)
+    assert not wrong(made, lambda x: run(parts, x), lambda x: run(alone, x), "f32")
+
+
+OF_TORCH = {"gelu": "of infinity, torch's f32 kernel for CPUs makes NaN"}
+"""What the reference does otherwise, and why."""
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_reference_yields_what_one_device_does(dtype: str) -> None:
+    made, alone = operators("own", dtype)
+    types = {o.name: o.value.type.dtype for o in made.outputs}
+    program = made.program
+
+    def reference(inputs: Mapping[str, Array]) -> dict[str, Array]:
+        found = run_reference(program, inputs, {})
+        return {name: rounded(array, types[name]) for name, array in found.items()}
+
+    bad = wrong(made, lambda x: run(alone, x), reference, dtype)
+    assert not [b for b in bad if b[1].partition(".")[0] not in OF_TORCH]
+
+
+# --- gradients --------------------------------------------------------------------------------
+
+ROWS = 16
+CALLS: dict[str, tuple[str, Callable[..., torch.Tensor]]] = {
+    "sum": ("sum[d](x)", lambda x, ids, w: x.sum(1)),
+    "mean": ("mean[d](x)", lambda x, ids, w: x.mean(1)),
+    "max": ("max[d](x)", lambda x, ids, w: x.amax(1)),
+    "min": ("min[d](x)", lambda x, ids, w: x.amin(1)),
+    "logsumexp": ("logsumexp[d](x)", lambda x, ids, w: x.logsumexp(1)),
+    "softmax": ("softmax[d](x)", lambda x, ids, w: x.softmax(1)),
+    "log_softmax": ("log_softmax[d](x)", lambda x, ids, w: x.log_softmax(1)),
+    "cross_entropy": (
+        "cross_entropy[d](x, ids)",
+        lambda x, ids, w: torch.nn.functional.cross_entropy(x, ids, reduction="none"),
+    ),
+    "layer_norm": ("layer_norm[d](x)", lambda x, ids, w: torch.layer_norm(x, x.shape[1:])),
+    "rms_norm": (
+        "rms_norm[d](x)",
+        lambda x, ids, w: torch.nn.functional.rms_norm(x, x.shape[1:], eps=1e-6),
+    ),
+    "cumsum": ("cumsum[d](x)", lambda x, ids, w: x.cumsum(1)),
+    "maximum": ("maximum(x, w)", lambda x, ids, w: torch.maximum(x, w)),
+    "minimum": ("minimum(x, w)", lambda x, ids, w: torch.minimum(x, w)),
+    "abs": ("abs(x)", lambda x, ids, w: x.abs()),
+    "relu": ("relu(x)", lambda x, ids, w: x.relu()),
+}
+"""Functions of `x[c, d]`, in the language and in torch; `ids[c]` index d, `w` is like x."""
+
+
+def differentiated(dtype: str) -> str:
+    """A program that returns every function and its gradient."""
+    lines = "".join(
+        f"  y_{n} = {call}\n  dx_{n} = grad(sum(y_{n} * {'w' if keeps(n) else 'v'}), x)\n"
+        for n, (call, _) in CALLS.items()
+    )
+    given = ", ".join(f"{p}_{n}" for n in CALLS for p in ("y", "dx"))
+    inputs = f"x[c, d]: {dtype}, w[c, d]: {dtype}, v[c]: {dtype}, ids[c]: i32"
+    return f"dim c = {ROWS}, d = 8\nprogram p({inputs}) {{\n{lines}  return {given}\n}}\n"
+
+
+def keeps(name: str) -> bool:
+    """Whether a function of `CALLS` keeps the dim d."""
+    of_rows = ("sum", "mean", "max", "min", "logsumexp", "cross_entropy")
+    return name not in of_rows
+
+
+def rows_of_all_fills(floats: str) -> dict[str, Array]:
+    """The inputs of `differentiated`: a row of x for each fill, everything else plain numbers."""
+    rng = np.random.default_rng(5)
+    x = np.array([fill(rng, (8,)) for fill in FILLS.values()])
+    plain = {n: rng.normal(size=s) for n, s in (("x", (ROWS, 8)), ("w", (ROWS, 8)), ("v", ROWS))}
+    plain["x"][: len(x)] = x
+    found = {n: a.astype(DTYPES[floats].numpy) for n, a in plain.items()}
+    return {**found, "ids": rng.integers(0, 8, ROWS).astype(np.int32)}
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64"])
+def test_gradients_of_one_device_are_those_of_torch(dtype: str) -> None:
+    inputs = rows_of_all_fills(dtype)
+    found = run_text(differentiated(dtype), inputs)
+    x, w, v, ids = (torch.tensor(inputs[n]) for n in ("x", "w", "v", "ids"))
+    for name, (_, function) in CALLS.items():
+        leaf = x.clone().requires_grad_()
+        y = function(leaf, ids.long(), w)
+        y.backward(w if keeps(name) else v)
+        assert leaf.grad is not None
+        for prefix, tensor in (("y", y.detach()), ("dx", leaf.grad)):
+            how = difference(found[f"{prefix}_{name}"], tensor.numpy(), TOLERANCES[dtype])
+            assert not how, f"{prefix}_{name}: {how}"
+
+
+SPLITS = [("x:2", "d:x"), ("x:4", "d:x"), ("x:2,y:2", "c:x,d:y")]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize(("mesh", "layout"), SPLITS)
+def test_gradients_of_splits_are_those_of_one_device(mesh: str, layout: str, dtype: str) -> None:
+    text, inputs = differentiated(dtype), rows_of_all_fills(dtype)
+    options = {"mesh": mesh, "layout": layout, "reduce": "deferred"}
+    expected, found = run_text(text, inputs), run_text(text, inputs, **options)
+    for name, array in found.items():
+        how = difference(array, expected[name], TOLERANCES[dtype])
+        assert not how, f"{name}: {how}"
+
+
+LONG = """
+dim c = 2, d = 70_000
+program p(x[c, d], k[c, d]) {
+  average = mean[d](k)
+  all = mean(k)
+  rms = rms_norm[d](k)
+  layer = layer_norm[d](k)
+  soft = softmax[d](x)
+  log_soft = log_softmax[d](x)
+  lse = logsumexp[d](x)
+  loss = cross_entropy[d](x, argmax[d](x))
+  slope = grad(mean(rms_norm[d](k) * k), k)
+  return average, all, rms, layer, soft, log_soft, lse, loss, slope
+}
+"""
+
+
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+@pytest.mark.parametrize("mesh", ["x:1", "x:2", "x:4"])
+def test_sums_on_the_way_do_not_fill_a_narrow_dtype(mesh: str, dtype: str) -> None:
+    """Of means of hundreds, their norms, and 70,000 equal logits: as in f32."""
+    k = np.random.default_rng(0).uniform(100, 900, (2, 70_000)).astype(np.float16)
+    inputs = {"x": np.zeros_like(k), "k": k}
+    wide = {n: a.astype(np.float32) for n, a in inputs.items()}
+    found = run_text(LONG, inputs, mesh=mesh, layout="d:x", dtype=dtype)
+    for name, expected in run_text(LONG, wide).items():
+        how = difference(found[name], expected, TOLERANCES[dtype])
+        assert not how, f"{name}: {how}"
+        assert np.max(np.abs(found[name])) > 0.5 * np.max(np.abs(expected))
+
+
+# --- what passes maxima on, and real processes --------------------------------------------------
+
+STATEMENTS = """
+top = max[d](x)
+low = min[d](x)
+where_top = argmax[d](x)
+both = max[d, e](z)
+parts = max[d](z)
+shared[c, e@y] = max[d](z * 2.0)
+above = max[d](y) > 0.0
+below = max[d](square(y)) <= v
+signs = sign(max[d](y * 2.0))
+logs = log(max[d](y * 3.0))
+roots = sqrt(min[d](y))
+kept = maximum(max[d](y * 4.0), v)
+some = any[d](x > 0.0)
+each = all[d](x == x)
+total = sum[d](x)
+average = mean[d](x)
+product = prod[d](x)
+running = cumsum[d](x)
+lse = logsumexp[d](x)
+soft = softmax[d](x)
+log_soft = log_softmax[d](x)
+loss = cross_entropy[d](x, ids)
+layer = layer_norm[d](x)
+rms = rms_norm[d](x)
+"""
+OF_INTEGERS = """
+top = max[d](x)
+low = min[d](x)
+where_top = argmax[d](x)
+total = sum[d](x)
+whole = cast(sum[d](y), i64)
+after = max[d](y) + 1
+narrow = cast(min[d](y), i32)
+running = cumsum[d](x)
+"""
+INPUTS = {"x": "[c, d]", "y": "[c, d]", "z": "[c, d, e]", "v": "[c]", "ids": "[c]: i32"}
+
+
+def of_each(*dtypes: str) -> tuple[str, dict[str, Array]]:
+    """A program of the statements for each dtype, and its inputs: a row for each fill."""
+    lines, given, names, arrays = [], [], [], dict[str, Array]()
+    for dtype in dtypes:
+        own = {n: t if ":" in t else f"{t}: {dtype}" for n, t in INPUTS.items()}
+        given += [f"{n}_{dtype}{t}" for n, t in own.items()]
+        arrays |= {f"{n}_{dtype}": a for n, a in inputs_of(dtype).items()}
+        for line in (OF_INTEGERS if dtype[0] == "i" else STATEMENTS).split("\n"):
+            for name in INPUTS:
+                line = re.sub(rf"(?<=[( ]){name}\b", f"{name}_{dtype}", line)
+            name, equals, call = line.partition(" = ")
+            name, bracket, dims = name.partition("[")
+            lines += [f"  {name}_{dtype}{bracket}{dims}{equals}{call}"] if call else []
+            names += [f"{name}_{dtype}"] if call else []
+    head = f"dim c = {ROWS}, d = 8, e = 4\nprogram p({', '.join(given)}) {{\n"
+    return head + "\n".join([*lines, f"  return {', '.join(names)}\n}}\n"]), arrays
+
+
+def inputs_of(dtype: str) -> dict[str, Array]:
+    """The inputs of the statements in one dtype."""
+    rng = np.random.default_rng(6)
+    if dtype[0] == "i":
+        own = np.iinfo(dtype.replace("i", "int"))
+        ends = [own.max, own.min, 0, 1, -1]
+        found = {"x": rng.choice(ends, (ROWS, 8)), "v": rng.choice(ends, ROWS)}
+    else:
+        found = {n: a for n, a in rows_of_all_fills(dtype).items() if n in ("x", "v")}
+    ids = rng.integers(0, 8, ROWS).astype(np.int32)
+    found |= {"y": found["x"], "z": np.stack([found["x"]] * 4, 2)}
+    return {n: a.astype(DTYPES[dtype].numpy) for n, a in found.items()} | {"ids": ids}
+
+
+def assert_same(found: Mapping[str, Array], expected: Mapping[str, Array]) -> None:
+    for name, array in expected.items():
+        tolerance = TOLERANCES.get(name.rpartition("_")[2], 0)
+        how = difference(found[name], array, tolerance)
+        assert not how, f"{name}: {how}"
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, "i32", "i64"])
+@pytest.mark.parametrize("policy", ["immediate", "deferred", "optimal"])
+def test_policies_yield_what_one_device_does(dtype: str, policy: str) -> None:
+    """And every device sends the bytes that are predicted: maxima of f16 and bf16 take four."""
+    text, inputs = of_each(dtype)
+    made = compile_text(text, mesh="x:2,y:2", layout="c:x,d:y", reduce=policy)
+    parts = run_local(emit_compiled(made).text, inputs)
+    assert_same(parts.outputs, run_text(text, inputs))
+    check_bytes(explain(made["device"]), parts)
+
+
+def test_real_processes_yield_what_one_device_does() -> None:
+    text, inputs = of_each("f32", "f16", "bf16", "i32")
+    made = compile_text(text, mesh="x:2,y:2", layout="d:x,d:y", reduce="deferred")
+    found = run_torchrun(emit_compiled(made).text, inputs, time_limit=300)
+    assert_same(found.outputs, run_text(text, inputs))
