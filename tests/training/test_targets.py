@@ -149,7 +149,7 @@ def expected(case: Targets, text: str, targets: tuple[str, ...]) -> list[np.ndar
 
 def check(case: Targets, targets: tuple[str, ...], **options: str) -> None:
     text = text_of(case, targets)
-    found = run_text(text, dtype="f64", **options)
+    found = run_text(text, None, dtype="f64", **options)
     for i, wanted in enumerate(expected(case, text, targets)):
         np.testing.assert_allclose(found[f"d{i}"], wanted, rtol=1e-10, atol=1e-12, err_msg=text)
 
@@ -199,5 +199,5 @@ program p(x[a, b], y[a, b]) {{
     for _ in range(N):
         z = z - 0.3 * 2 * (z + 1.0) * y
     for place in ({"mesh": "d:1"}, {"mesh": "d:2", "layout": "a:d"}):
-        found = run_text(text, dtype="f64", reduce=reduce, **place)
+        found = run_text(text, None, dtype="f64", reduce=reduce, **place)
         np.testing.assert_allclose(found["z"], z, rtol=1e-12)
