@@ -18,6 +18,7 @@ import torch
 from meshdsl.backends.support.values import Array
 from meshdsl.device.ir import Program as DeviceProgram
 from meshdsl.diagnostics import Diagnostics, Source, Span
+from meshdsl.named.autodiff import gradients
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import F64, Dim, Goal, Init, Output, Param, Program, TensorType, Value
@@ -40,6 +41,9 @@ ROOM = Dim("room", 3)
 WAYS = ("squares", "rectified", "weights", "matrix")
 """What is made of a result: the mean of its squares, or of those of what is above 0 (by an operator
 that may work in place), a weighted sum, the mean of the squares of its product with a matrix."""
+
+AGAIN = "gradient"
+"""One more: the sum of the squares of the gradients of the first, by every operand."""
 
 TERMS = 24
 """Terms in one program."""
@@ -110,7 +114,7 @@ def terms_of(name: str, most: int, ways: Sequence[str]) -> Iterator[Term]:
             steps = [1] * len(orders) if _is_fused(name) else [1, 5, 7, 11]
             own = tuple(o[n * k % len(o)] for o, k in zip(orders, steps, strict=False))
             for way in ways if n == 0 else ("matrix",):
-                yield Term(name, sample, own, way if rank else "rectified", n)
+                yield Term(name, sample, own, way if rank or way == AGAIN else "rectified", n)
 
 
 def _is_fused(name: str) -> bool:
@@ -166,7 +170,7 @@ class Built:
             retain_graph=True,
             materialize_grads=True,
         )
-        return {name: g.numpy() for name, g in zip(self.leaves, found, strict=True)}
+        return {n: (g + 0.0).numpy() for n, g in zip(self.leaves, found, strict=True)}
 
     @property
     def even_dims(self) -> list[str]:
@@ -189,14 +193,15 @@ class Built:
                 given[i] = self.leaves[name].permute(back)
         y = self._emit(term.name, *operands, **dict(term.sample.attrs))
         found = ORACLES[term.name](term.canonical, *given)
-        return self._number(term, label, y, found)
+        number = self._number(term, label, y, found)
+        return self._gradients(number, operands) if term.way == AGAIN else number
 
     def _number(self, term: Term, label: str, y: Value, found: torch.Tensor) -> Value:
         """A number made of a result: the value, and by torch."""
         dims, rng = term.canonical.outs[0].dims, np.random.default_rng(5)
         if term.way == "rectified":
             y, found = self._emit("relu", y), found.clamp(min=0)
-        if term.way in ("squares", "rectified"):
+        if term.way in ("squares", "rectified", AGAIN):
             self.losses.append((found * found).mean())
             return self._mean(self._emit("square", y))
         known = letters(Signature((), (TensorType((*dims, ROOM), F64),), {}))
@@ -214,6 +219,21 @@ class Built:
         other = self._tensor(f"{label}_matrix", matrix, array)
         turned = self._emit("einsum", y, other, dims=term.after)
         return self._mean(self._emit("square", turned))
+
+    def _gradients(self, loss: Value, operands: Sequence[Value]) -> Value:
+        """The squares of the gradients of the last loss, which they take the place of."""
+        last, wrt = self.losses.pop(), [v for v in operands if v.type.dtype == F64]
+        leaves = [self.leaves[str(v.name)] for v in wrt]
+        by_torch = torch.autograd.grad(last, leaves, create_graph=True, materialize_grads=True)
+        self.losses.append(torch.stack([(g * g).sum() for g in by_torch]).sum())
+        total = self._emit("mul", loss, self.builder.constant(0.0, F64, SPAN, self.scope))
+        for grad in (g for g in gradients(self.builder, loss, wrt) if g is not None):
+            square = self._emit("square", grad)
+            dims = square.type.dims
+            total = self._emit(
+                "add", total, self._emit("sum", square, dims=dims) if dims else square
+            )
+        return total
 
     def _mean(self, value: Value) -> Value:
         return self._emit("mean", value, dims=value.type.dims) if value.type.dims else value

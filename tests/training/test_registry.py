@@ -13,7 +13,7 @@ import pytest
 from meshdsl.backends.torch_text import emit
 from meshdsl.ops.opdef import REGISTRY, TorchCall, lookup
 from tests.training.oracles import ORACLES
-from tests.training.registry import WAYS, Built, placed_on, programs_of, trained_operators
+from tests.training.registry import AGAIN, WAYS, Built, placed_on, programs_of, trained_operators
 from tests.training.stepping import on_devices
 
 OPERATORS = trained_operators()
@@ -48,6 +48,12 @@ def test_a_step_of_split_operands_does(name: str) -> None:
         for dim in built.even_dims:
             number += 1
             check(built, "d:2", f"{dim}:d", POLICIES[number % len(POLICIES)])
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_step_by_gradients_of_gradients_does(name: str) -> None:
+    for built in programs_of(name, most=1, ways=(AGAIN,)):
+        check(built, "d:1", "", "deferred")
 
 
 def test_every_operator_with_a_gradient_is_there() -> None:
