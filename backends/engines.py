@@ -9,10 +9,10 @@ from typing import Any
 
 from meshdsl.backends.draws import draws
 from meshdsl.backends.emission import emit_compiled
-from meshdsl.backends.numpy_reference import made_up, reference_step, whole_specs
+from meshdsl.backends.numpy_reference import copy_specs, made_up, whole_specs
 from meshdsl.backends.support.files import ArraysRefused, Refused, check_arrays, read_arrays
 from meshdsl.backends.support.values import Array, Spec
-from meshdsl.backends.verify import Comparison, compare_outputs, tolerances_of
+from meshdsl.backends.verify import NOTHING, Comparison, Reference
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, Span, fail
 
 ENGINES = ("local", "torchrun", "reference")
@@ -33,7 +33,7 @@ class Given:
 class Result:
     """What a run yielded. `sent` holds (collectives, bytes) per device where they were counted.
 
-    `updated` are the parameters and states after a training step, of engines that tell.
+    `updated` are the parameters and states after a training step.
     """
 
     outputs: dict[str, Array]
@@ -73,11 +73,24 @@ def line_of(place: str | None, source: Source) -> Span | None:
 
 
 def verify(
-    made: Mapping[str, Any], given: Given, outputs: Mapping[str, Array]
+    made: Mapping[str, Any],
+    given: Given,
+    outputs: Mapping[str, Array],
+    updated: Mapping[str, Array] = NOTHING,
 ) -> tuple[Comparison, ...]:
-    """Compare outputs with the reference's on the same values."""
-    expected = _run_reference(made, given, read_given(made, given)[0]).outputs
-    return compare_outputs(outputs, expected, tolerances_of(made["named"]))
+    """Compare outputs, and what a step has updated, with the reference's on the same values."""
+    return reference_of(made, given).compare(outputs, updated)
+
+
+def reference_of(made: Mapping[str, Any], given: Given) -> Reference:
+    """What any run on the same values is held to."""
+    return _reference(made, given, read_given(made, given)[0])
+
+
+def _reference(made: Mapping[str, Any], given: Given, arrays: tuple[Any, Any]) -> Reference:
+    named, (inputs, params) = made["named"], _specs(made)
+    sides = ((inputs, arrays[0]), (params, arrays[1]), (copy_specs(named, draws(named)), arrays[1]))
+    return Reference(named, *(made_up(specs, found, given.seed) for specs, found in sides))
 
 
 def read_given(
@@ -152,16 +165,14 @@ def _run_torchrun(made: Mapping[str, Any], given: Given, arrays: tuple[Any, Any]
     emitted = emit_compiled(made)
     files = (given.inputs, given.params)
     done = run_torchrun(emitted.text, *files, seed=given.seed, lines=emitted.places)
-    return Result(done.outputs, done.seconds)
+    return Result(done.outputs, done.seconds, updated=done.updated)
 
 
 def _run_reference(made: Mapping[str, Any], given: Given, arrays: tuple[Any, Any]) -> Result:
     import time
 
     started = time.monotonic()
-    sides = zip(_specs(made), arrays, strict=True)
-    inputs, params = (made_up(specs, found, given.seed) for specs, found in sides)
-    outputs, updated = reference_step(made["named"], inputs, params, {})
+    outputs, updated = _reference(made, given, arrays).answer
     return Result(outputs, time.monotonic() - started, updated=updated)
 
 

@@ -41,8 +41,8 @@ class LocalRun:
     """What a run yielded.
 
     `outputs` are whole arrays, `device_outputs` what each device holds of them. `sent` counts the
-    collectives of each device. `updated` are parameters and states after a training step. bf16
-    values come as float32.
+    collectives of each device. `updated` are parameters and states after a training step, laid out
+    as `kept` says, `device_updated` what each device holds. bf16 values come as float32.
     """
 
     outputs: dict[str, Array]
@@ -52,19 +52,24 @@ class LocalRun:
     mesh: dict[str, int]
     seconds: float
     updated: dict[str, Array] = field(default_factory=dict)
+    device_updated: tuple[dict[str, Array], ...] = ()
+    kept: dict[str, Spec] = field(default_factory=dict)
 
     def wire_bytes(self, rank: int) -> int:
         """Bytes that device `rank` sends by ring algorithms."""
         return sum(sent.wire_bytes * count for sent, count in self.sent[rank].items())
 
     def disagreements(self) -> list[str]:
-        """Outputs of which two devices hold the same block with different values."""
+        """Tensors of which two devices hold the same block with different values."""
         found = []
-        for name, spec in self.specs.items():
-            for rank, held in enumerate(self.device_outputs):
-                block = self.outputs[name][local_part(spec, self.mesh, rank)]
-                if not np.array_equal(block, held[name], equal_nan=block.dtype.kind == "f"):
-                    found.append(f"device {rank} holds other values of {name}")
+        outputs = (self.specs, self.outputs, self.device_outputs, "")
+        updated = (self.kept, self.updated, self.device_updated, " after the step")
+        for specs, wholes, every, when in (outputs, updated):
+            for name, spec in specs.items():
+                for rank, held in enumerate(every):
+                    block = wholes[name][local_part(spec, self.mesh, rank)]
+                    if not np.array_equal(block, held[name], equal_nan=block.dtype.kind == "f"):
+                        found.append(f"device {rank} holds other values of {name}{when}")
         return found
 
 
@@ -122,23 +127,20 @@ def run_local(
     outputs = {n: assemble(n, spec, program.MESH, held) for n, spec in program.OUTPUTS.items()}
     seconds = time.monotonic() - started
     made = LocalRun(outputs, held, tuple(dist.sent), program.OUTPUTS, program.MESH, seconds)
-    return replace(made, updated=_updated(program, states, learned, kept))
+    return _with_updates(made, {**program.PARAMS, **states}, learned, kept) if states else made
 
 
-def _updated(
-    program: Program,
-    states: Mapping[str, Spec],
+def _with_updates(
+    run: LocalRun,
+    specs: dict[str, Spec],
     params: list[dict[str, torch.Tensor]],
-    kept: list[dict[str, torch.Tensor]],
-) -> dict[str, Array]:
-    """Parameters and states after a training step, whole; nothing of any other program."""
-    if not states:
-        return {}
-    found = {}
-    for specs, blocks in ((program.PARAMS, params), (states, kept)):
-        held = tuple({n: as_array(t) for n, t in block.items()} for block in blocks)
-        found.update({n: assemble(n, s, program.MESH, held) for n, s in specs.items()})
-    return found
+    states: list[dict[str, torch.Tensor]],
+) -> LocalRun:
+    """The run of a training step, with what devices hold of parameters and states after it."""
+    pairs = zip(params, states, strict=True)
+    held = tuple({n: as_array(t) for n, t in {**p, **s}.items()} for p, s in pairs)
+    whole = {n: assemble(n, spec, run.mesh, held) for n, spec in specs.items()}
+    return replace(run, updated=whole, device_updated=held, kept=specs)
 
 
 def load(text: str, above: int = 0) -> Program:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ from meshdsl.named.ir import Node, Op, Program, Repeat, State, TensorType, Value
 from meshdsl.ops.opdef import NumpyCall, lookup
 
 Values = dict[Value, Array]
+Apply = Callable[[Op, tuple[Array, ...]], tuple[Array, ...]]
+"""How an operator is applied to the values of its operands."""
 
 
 def run_reference(
@@ -36,21 +38,44 @@ def reference_step(
 
     A state that is not in `states` begins as it does in the first step.
     """
+    return answer_of(program, evaluated(program, inputs, params, states))
+
+
+def answer_of(program: Program, values: Values) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The outputs, and what becomes of parameters and states, by their names."""
+    updated = {str(u.old.name): values[u.new] for u in program.updates}
+    return {output.name: values[output.value] for output in program.outputs}, updated
+
+
+def evaluated(
+    program: Program,
+    inputs: Mapping[str, Array],
+    params: Mapping[str, Array],
+    states: Mapping[str, Array],
+    apply: Apply | None = None,
+) -> Values:
+    """All values outside of loops; `apply` stands for `applied`, which is exact."""
     values: Values = {v: widened(inputs[v.label], v.type) for v in program.inputs}
+    values |= begun(program, params, states)
+    try:
+        with np.errstate(all="ignore"):  # as torch: infinities and NaN, without a word
+            run_nodes(program.body, values, apply or applied)
+    except IndexOutOfRange as error:
+        code, message, details = as_error(Failure(0, "IndexOutOfRange", str(error)), None)
+        details |= {"place": error.place, "device": None}
+        raise RunError(code, message, **details) from error
+    return values
+
+
+def begun(program: Program, params: Mapping[str, Array], states: Mapping[str, Array]) -> Values:
+    """Parameters and states as a step begins with them."""
+    values: Values = {}
     for param in program.params:
         assert param.value.name, "a parameter has a name"
         values[param.value] = widened(params[param.value.name], param.value.type)
     for state in program.states:
         values[state.value] = _begun(state, states, values)
-    try:
-        with np.errstate(all="ignore"):  # as torch: infinities and NaN, without a word
-            _run(program.body, values)
-    except IndexOutOfRange as error:
-        code, message, details = as_error(Failure(0, "IndexOutOfRange", str(error)), None)
-        details |= {"place": error.place, "device": None}
-        raise RunError(code, message, **details) from error
-    updated = {str(u.old.name): values[u.new] for u in program.updates}
-    return {output.name: values[output.value] for output in program.outputs}, updated
+    return values
 
 
 def _begun(state: State, states: Mapping[str, Array], values: Values) -> Array:
@@ -76,6 +101,17 @@ def whole_specs(
     return inputs, {str(p.value.name): spec(p.value) for p in program.params}
 
 
+def copy_specs(program: Program, draws: Mapping[Value, tuple[Any, ...]]) -> dict[str, Spec]:
+    """The states that begin as copies of parameters, in a dtype of their own."""
+    found = {}
+    for state in program.states:
+        if state.copies is not None:
+            dims = {dim.name: dim.size for dim in state.value.type.dims}
+            key, dtype = str(state.copies.name), state.value.type.dtype.name
+            found[str(state.value.name)] = Spec(dtype, dims, {}, draws.get(state.copies), key)
+    return found
+
+
 def made_up(
     specs: Mapping[str, Spec], arrays: Mapping[str, Any] | None = None, seed: int = 0
 ) -> dict[str, Array]:
@@ -86,11 +122,12 @@ def made_up(
     found = {}
     for name, spec in specs.items():
         part = tuple(slice(0, size) for size in spec.dims.values())
-        if name not in (arrays or {}):
+        key = spec.key or name
+        if key not in (arrays or {}):
             found[name] = draw_part(spec, name, seed, part)
             continue
         try:
-            found[name] = cast(np.asarray((arrays or {})[name][part]), spec.dtype)
+            found[name] = cast(np.asarray((arrays or {})[key][part]), spec.dtype)
         except ValueError as error:
             raise RunError("MD0501", f"{name}: {error}") from None
     return found
@@ -103,28 +140,31 @@ def widened(array: Array, type_: TensorType) -> Array:
     return np.asarray(array, dtype)
 
 
-def _run(nodes: tuple[Node, ...], values: Values) -> None:
+def run_nodes(nodes: tuple[Node, ...], values: Values, apply: Apply) -> None:
+    """Add to `values` what the nodes make of them."""
     for node in nodes:
         if isinstance(node, Repeat):
-            _repeat(node, values)
+            _repeat(node, values, apply)
         else:
-            _apply(node, values)
+            results = apply(node, tuple(values[v] for v in node.ins))
+            values.update(zip(node.outs, results, strict=True))
 
 
-def _apply(op: Op, values: Values) -> None:
+def applied(op: Op, ins: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The results of an operator, by its numpy meaning."""
     call = NumpyCall(
         tuple(v.type for v in op.ins),
         tuple(v.type for v in op.outs),
         dict(op.attrs),
         place=f"{op.span.file}:{op.span.line}",
     )
-    result = lookup(op.name).numpy(call, *(values[v] for v in op.ins))
+    result = lookup(op.name).numpy(call, *ins)
     results = result if isinstance(result, tuple) else (result,)
-    for value, array in zip(op.outs, results, strict=True):
-        values[value] = widened(np.asarray(array), value.type)
+    pairs = zip(op.outs, results, strict=True)
+    return tuple(widened(np.asarray(array), value.type) for value, array in pairs)
 
 
-def _repeat(loop: Repeat, values: Values) -> None:
+def _repeat(loop: Repeat, values: Values, apply: Apply) -> None:
     for carry in loop.carries:
         values[carry.inside] = values[carry.init]
     made: dict[Value, dict[int, Array]] = {c.outer: {} for c in loop.collected}
@@ -133,7 +173,7 @@ def _repeat(loop: Repeat, values: Values) -> None:
         for stack in loop.stacked:
             axis = stack.outer.type.index(loop.dim.name)
             values[stack.inside] = values[stack.outer].take(index, axis)
-        _run(loop.body, values)
+        run_nodes(loop.body, values, apply)
         for item in loop.collected:
             made[item.outer][index] = values[item.inside]
         # All at once: what is carried may be another's old value.

@@ -15,8 +15,9 @@ from meshdsl.backends.torch_call import TorchText
 from meshdsl.backends.torch_head import head, inert
 from meshdsl.backends.torch_loops import NOWHERE, Loops
 from meshdsl.backends.torch_moves import typed
+from meshdsl.device.aliases import copied_first, shows_operand
 from meshdsl.device.ir import Bucket, Compute, Loop, Move, Node, Program, Start, Var, Wait
-from meshdsl.device.liveness import deaths, kept_after, owners
+from meshdsl.device.liveness import deaths, kept_after
 from meshdsl.device.names import Names, identifiers
 from meshdsl.diagnostics import Span
 from meshdsl.named.ir import Value
@@ -49,11 +50,11 @@ class Emitter(Loops):
         self.draws = draws
         self.used = {"main", "Spec"}
         self.names = Names(taken_names() | identifiers(program))
-        self.shown_outside = owners(program)
+        self.copied_first = copied_first(program)
         # The last assignment: where its lines begin and end, the variable, the text.
         self.last: tuple[int, int, Var, str] | None = None
         self.renamed: set[Var] = set()
-        # What may have elements that lie in one place, as a broadcast does.
+        # What may show memory of another variable, with elements that lie in one place as well.
         self.views: set[Var] = set()
 
     def emit(self) -> ProgramText:
@@ -162,11 +163,17 @@ class Emitter(Loops):
         for line in call.lines:
             self.out.statement(line)
         self._assign(node, text)
-        is_view = _may_be_view(node)
-        if is_view:
-            self.views.update(node.outs)
+        self._has_memory(node)
+
+    def _has_memory(self, node: Compute) -> None:
+        """Note whose memory the results of a statement are: nobody else's, or that of others."""
+        if not shows_operand(node):
+            own = not lookup(node.op.name).overwrites
+            self.fresh.update(node.outs if own else ())
+            return
+        self.views.update(node.outs)
         # A view is nobody else's memory either, if its operand is not and has no other use.
-        if not is_view or (node.ins[0] in self.fresh and self.uses[node.ins[0]] == 1):
+        if node.ins[0] in self.fresh and self.uses[node.ins[0]] == 1:
             self.fresh.update(node.outs)
 
     def _in_place(self, node: Compute, call: TorchText) -> str | None:
@@ -219,8 +226,8 @@ class Emitter(Loops):
         )
 
     def _argument(self, var: Var, index: int, node: Compute) -> str:
-        """The text of an operand; one that is overwritten and returned as well is copied first."""
-        if index in lookup(node.op.name).overwrites and var in self.shown_outside:
+        """The text of an operand; one that is overwritten and shown elsewhere is copied first."""
+        if index in lookup(node.op.name).overwrites and var in self.copied_first:
             return f"{var.name}.clone()"
         return self.constants.get(var, var.name)
 
@@ -245,12 +252,6 @@ class Emitter(Loops):
         self.out.add()
         items = [f"{quoted(n)}: {self._tensor(var)}" for n, var in self.program.outputs]
         self.out.statement(f"return {{{', '.join(items)}}}")
-
-
-def _may_be_view(node: Compute) -> bool:
-    """Whether the result may share memory with the first operand."""
-    permutes = node.op.name == "einsum" and len(node.ins) == 1
-    return lookup(node.op.name).view or permutes
 
 
 def _literal(value: object) -> str:

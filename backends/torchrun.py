@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,11 +64,15 @@ class TorchrunError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class TorchrunRun:
-    """What a run yielded: whole outputs, what was printed, seconds to start and run."""
+    """What a run yielded: whole outputs, what was printed, seconds to start and run.
+
+    `updated` are parameters and states after a training step.
+    """
 
     outputs: dict[str, Array]
     log: str
     seconds: float
+    updated: dict[str, Array] = field(default_factory=dict)
 
 
 def run_torchrun(
@@ -91,6 +95,8 @@ def run_torchrun(
         (folder / "prog.py").write_text(text, encoding="utf-8")
         options = ["--seed", str(seed), "--out", str(folder / "out.npz")]
         options += ["--report", str(folder / "report")]
+        trains = "STATES" in _tables(text)
+        options += ["--updated", str(folder / "updated.npz")] if trains else []
         for option, values in (("inputs", inputs), ("params", params)):
             if values is not None:
                 options += [f"--{option}", _file(folder / f"{option}.npz", values)]
@@ -99,17 +105,26 @@ def run_torchrun(
         log = (folder / "log").read_text("utf-8", errors="replace")
         if code != 0:
             raise _told(text, reports_in(folder), log, lines)
-        with np.load(folder / "out.npz", allow_pickle=False) as archive:
-            outputs = {name: archive[name] for name in archive.files}
-    return TorchrunRun(outputs, log, time.monotonic() - started)
+        outputs = _arrays(folder / "out.npz")
+        updated = _arrays(folder / "updated.npz") if trains else {}
+    return TorchrunRun(outputs, log, time.monotonic() - started, updated)
 
 
 def devices_of(text: str) -> int:
     """How many devices an emitted text is for."""
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "MESH":
-            return math.prod(ast.literal_eval(node.value).values())
-    raise AssertionError("the text names no MESH")
+    sizes: dict[str, int] = ast.literal_eval(_tables(text)["MESH"])
+    return math.prod(sizes.values())
+
+
+def _tables(text: str) -> dict[str, ast.expr]:
+    """What an emitted text assigns at its top, by name."""
+    assigned = (node for node in ast.parse(text).body if isinstance(node, ast.Assign))
+    return {ast.unparse(node.targets[0]): node.value for node in assigned}
+
+
+def _arrays(path: Path) -> dict[str, Array]:
+    with np.load(path, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
 
 
 def _file(path: Path, values: Mapping[str, Any] | str) -> str:

@@ -57,13 +57,14 @@ def main(
     With `states` of an optimizer, that is one training step from their beginning.
     """
     keep_stdout()
-    options = parse_options(mesh)
+    options = parse_options(mesh, states is not None)
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     started = time.monotonic()
     try:
         check_world(mesh, world)
-        if options.out and rank == 0:
-            check_writable(options.out, options.force)
+        for path in (options.out, options.updated) if rank == 0 else ():
+            if path:
+                check_writable(path, options.force)
         values: tuple[dict[str, Array], ...] = local_values(options, inputs, params, mesh, rank)
         if states is not None:
             values = (*values, begin_states(options, states, mesh, rank))
@@ -72,6 +73,9 @@ def main(
         given = tuple(on_device(process, *side) for side in zip(specs, values, strict=True))
         local = run_device(process, make_groups(mesh, groups, rank), given, device)
         found = show_outputs(process, mesh, outputs, local)
+        if options.updated and states is not None:
+            kept = given[1] | given[2]
+            write_whole(process, mesh, {**params, **states}, kept, options.updated)
         report_success(process, found, time.monotonic() - started)
     except Refused as refused:
         leave(rank, options, 2, refused)
@@ -84,7 +88,7 @@ def main(
     dist.destroy_process_group()
 
 
-def parse_options(mesh: dict[str, int]) -> argparse.Namespace:
+def parse_options(mesh: dict[str, int], trains: bool) -> argparse.Namespace:
     """The options of the command line."""
     parser = argparse.ArgumentParser(
         description=f"A program for {math.prod(mesh.values())} devices (made by meshdsl).",
@@ -95,6 +99,10 @@ def parse_options(mesh: dict[str, int]) -> argparse.Namespace:
     parser.add_argument("--params", metavar="FILE", help=f"{files}; made up from the seed without")
     parser.add_argument("--seed", type=int, default=0, help="for values that are made up")
     parser.add_argument("--out", metavar="FILE.npz", help="write the outputs as global arrays")
+    parser.set_defaults(updated=None)
+    if trains:
+        after = "write parameters and states after the step as global arrays"
+        parser.add_argument("--updated", metavar="FILE.npz", help=after)
     parser.add_argument("--force", action="store_true", help="let --out overwrite a file")
     parser.add_argument("--report", metavar="FILE", help="write what happened as JSON")
     return parser.parse_args()
@@ -218,21 +226,30 @@ def show_outputs(
 ) -> dict[str, Any]:
     """Print every output on rank 0, and write them where `--out` says; what there is to report."""
     found: dict[str, Any] = {}
-    whole: dict[str, Array] = {}
     for name, spec in specs.items():
         sizes = list(spec.dims.values())
         found[name] = {"dtype": spec.dtype, "shape": sizes}
         if not sizes:
             found[name]["value"] = local[name].item()
-        if process.options.out:
-            whole[name] = gather_output(spec, mesh, process, local[name])
-    if process.rank == 0:
-        for name, entry in found.items():
-            value = f" = {entry['value']}" if "value" in entry else ""
-            print(f"{name}: {entry['dtype']}{entry['shape']}{value}")
-        if process.options.out:
-            write_npz(process.options.out, whole)
+    for name, entry in found.items() if process.rank == 0 else ():
+        value = f" = {entry['value']}" if "value" in entry else ""
+        print(f"{name}: {entry['dtype']}{entry['shape']}{value}")
+    if process.options.out:
+        write_whole(process, mesh, specs, local, process.options.out)
     return found
+
+
+def write_whole(
+    process: Process,
+    mesh: dict[str, int],
+    specs: dict[str, Spec],
+    local: Mapping[str, torch.Tensor],
+    path: str,
+) -> None:
+    """Write tensors as global arrays to a file, on rank 0; all devices take part."""
+    whole = {n: gather_output(spec, mesh, process, local[n]) for n, spec in specs.items()}
+    if process.rank == 0:
+        write_npz(path, whole)
 
 
 def gather_output(spec: Spec, mesh: dict[str, int], process: Process, block: torch.Tensor) -> Array:

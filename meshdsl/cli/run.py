@@ -82,6 +82,7 @@ def _run(
     json: bool,
 ) -> None:
     from meshdsl.backends import engines
+    from meshdsl.backends.verify import problems
     from meshdsl.report.running import print_run, run_as_json
 
     result = engines.run(made, engine, given)
@@ -89,11 +90,8 @@ def _run(
         diagnostics.add(Diagnostic("MD0506", note, severity="note"))
     for text in result.disagreements:
         diagnostics.add(Diagnostic("MD0707", text))
-    checked = engines.verify(made, given, result.outputs) if verify else ()
-    for item in checked:
-        if not item.ok:
-            message = f"`{item.name}` differs by {item.relative:.1e} of the reference's maximum"
-            diagnostics.add(Diagnostic("MD0708", message, help=f"allowed is {item.tolerance:.0e}"))
+    checked = engines.verify(made, given, result.outputs, result.updated) if verify else ()
+    diagnostics.add(*problems(checked))
     if out is not None:
         _write(out, result.outputs)
     if json:

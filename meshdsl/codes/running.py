@@ -55,16 +55,16 @@ CODES: tuple[Code, ...] = (
     Code(
         "MD0707",
         "devices hold different values of one thing",
-        "Devices that should hold the same block of an output hold different values. This is a "
-        "mistake of the compiler.",
+        "Devices that should hold the same block of an output, or of a parameter or state after a "
+        "training step, hold different values. This is a mistake of the compiler.",
         "",
         "Report it with the file and the command.",
     ),
     Code(
         "MD0708",
-        "an output differs from the reference",
-        "`--verify` compared the outputs with those of the unsharded program in float64, and one "
-        "is further off than rounding explains.",
+        "an output or an update differs from the reference",
+        "`--verify` compared the outputs, and parameters and states after a training step, with "
+        "those of the unsharded program in float64, and one is further off than rounding explains.",
         "",
         "See whether `--dtype f64` brings it near: then it is rounding of a sensitive program. If "
         "not, it is a mistake of the compiler: report it.",

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from meshdsl.device.aliases import shared
 from meshdsl.device.ir import Bucket, Loop, Move, Node, Program
-from meshdsl.device.liveness import LARGE, memory_owners
+from meshdsl.device.liveness import LARGE
 from meshdsl.device.windows import Block, Window
 from meshdsl.placed.collectives import COLLECTIVES
 from meshdsl.placed.sbp import Mesh
@@ -59,7 +60,7 @@ class _Buckets:
     def __init__(self, program: Program) -> None:
         self.mesh = program.mesh
         self.trains = bool(program.updates)
-        self.owners = memory_owners(program)
+        self.owners = shared(program)
 
     def block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         nodes = tuple(

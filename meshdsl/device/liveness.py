@@ -227,24 +227,6 @@ def _owner(node: Node, var: Var, base: dict[Var, Var]) -> Var:
     return base[var]
 
 
-def owners(program: Program) -> frozenset[Var]:
-    """The variables whose memory outputs show."""
-    base = memory_owners(program)
-    outputs = [var for _, var in program.outputs]
-    return frozenset((*outputs, *(base.get(v, v) for v in outputs)))
-
-
-def memory_owners(program: Program) -> dict[Var, Var]:
-    """Whose memory each variable shows that has none of its own: views, slices, what is updated."""
-    base: dict[Var, Var] = {}
-    for node in every(program.body):
-        if isinstance(node, Loop):
-            base.update({inside: base.get(stack, stack) for stack, inside in slices(node)})
-        for var in made(node):
-            _owner(node, var, base)
-    return base
-
-
 def slices(node: Loop) -> tuple[tuple[Var, Var], ...]:
     """Pairs of (stack, slice) of a loop, those too that are only read ahead."""
     return (*node.stacked, *(pair for ahead in node.ahead for pair in ahead.slices))

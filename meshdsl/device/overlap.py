@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from meshdsl.device.aliases import shared
 from meshdsl.device.buckets import KINDS
 from meshdsl.device.ir import (
     Ahead,
@@ -24,7 +25,7 @@ from meshdsl.device.ir import (
     Var,
     Wait,
 )
-from meshdsl.device.liveness import memory_owners, uses
+from meshdsl.device.liveness import uses
 from meshdsl.device.names import Names, identifiers
 from meshdsl.device.windows import Block
 
@@ -41,7 +42,7 @@ class _Overlap:
     def __init__(self, program: Program, taken: frozenset[str]) -> None:
         self.names = Names(taken | identifiers(program))
         self.trains = bool(program.updates)
-        self.owners = memory_owners(program)
+        self.owners = shared(program)
         self.uses = uses(program)
         # Parameters, and slices of them.
         self.stored = set(program.params)

@@ -25,7 +25,7 @@ class Window:
 class Block:
     """The nodes of a block, and who makes, reads and overwrites what.
 
-    `owners` is what `liveness.memory_owners` says of the program.
+    `owners` is what `aliases.shared` says of the program.
     """
 
     def __init__(self, nodes: tuple[Node, ...], owners: Mapping[Var, Var]) -> None:

@@ -46,10 +46,21 @@ def pulled_back(
             emit = tape.emitter(value)
             block.add(value, seed if seed is not None else emit.number(1.0, value.type.dtype))
         block.reverse()
-        found = [block.whole(v) if v in block.grads else None for v in wrt]
+        found = _distinct(tape, [block.whole(v) if v in block.grads else None for v in wrt], wrt)
     body = builder.frames[-1].body
     body[:] = tape.with_collected(tuple(body))
     return _marked(builder, start, found, wrt)
+
+
+def _distinct(tape: Tape, found: list[Value | None], wrt: Sequence[Value]) -> list[Value | None]:
+    """Of each tensor a gradient of its own: what several have in common is named for the first."""
+    taken: set[Value] = set()
+    for index, (grad, value) in enumerate(zip(found, wrt, strict=True)):
+        if grad is not None and grad in taken:
+            (grad,) = tape.emitter(value, source(value)).apply("identity", (grad,), {})
+        found[index] = grad
+        taken.update([grad] if grad is not None else [])
+    return found
 
 
 def _marked(
@@ -62,7 +73,7 @@ def _marked(
     for index, (grad, value) in enumerate(zip(found, wrt, strict=True)):
         if grad is None or value.role != "param":
             continue
-        if grad in new or grad not in made:
+        if grad not in made:
             with in_phase(builder, "backward"):
                 scope = Scope({}, {}, prelude(), value.path, value.functions)
                 grad = builder.emit("identity", (grad,), {}, grad.span, scope)[0]

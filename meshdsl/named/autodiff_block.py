@@ -105,9 +105,12 @@ class Block:
         grad = self.total(op.out)
         assert grad is not None
         call = Call(op, grad, wanted, self.available, self.tape.emitter(op.outs[0]))
+        labelled: dict[Value, Value] = {}  # one part may be that of two operands
         for index, part in gradient(call).items():
             if index in wanted:
-                self.add(op.ins[index], call.emitter.follow(part, op.ins[index]))
+                own = call.emitter.follow(labelled.get(part, part), op.ins[index])
+                labelled[part] = own
+                self.add(op.ins[index], own)
 
     def _defined(self, op: Op) -> None:
         """Differentiate a composite as its definition in the prelude, computed again for that."""

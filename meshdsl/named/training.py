@@ -53,7 +53,7 @@ def training_step(program: Program) -> Program:
     if not pairs:
         help = "declare what is to be learned with `param`, and use it on the way to the loss"
         fail("MD0294", "the loss depends on no parameter", goal.span, help=help)
-    emitter = _Emitter(builder, goal.span)
+    emitter = _Emitter(builder, goal.span, {str(p.value.name) for p in program.params})
     stacked = _stacked(program.body)
     with in_phase(builder, "update"):
         emit_update(emitter, optimizer, [p for p, _ in pairs], [g for _, g in pairs], stacked)
@@ -99,10 +99,14 @@ def _stacked(nodes: Iterable[Node]) -> dict[Value, tuple[str, ...]]:
 
 @dataclass(slots=True)
 class _Emitter:
-    """Writes the update to the end of a program; an `UpdateEmitter` of `schedules.py`."""
+    """Writes the update to the end of a program; an `UpdateEmitter` of `schedules.py`.
+
+    What is kept from step to step has one name each, parameters (`taken`) and states.
+    """
 
     builder: Builder
     span: Span
+    taken: set[str]
     states: list[State] = field(default_factory=list)
     updates: list[Update] = field(default_factory=list)
 
@@ -117,6 +121,9 @@ class _Emitter:
         self, name: str, type: TensorType, follows: Value | None, copies: Value | None = None
     ) -> Value:
         scope = self._scope(follows)
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
         value = self.builder.value(type, self.span, scope, name=name, role="state", follows=follows)
         self.states.append(State(value, copies))
         return value

@@ -43,6 +43,7 @@ def ran(plan: Plan, engine: str, seed: int, verify: bool) -> tuple[Ran, list[Dia
         DiagnosticError: no such engine (MD0602), or the run fails (MD07xx).
     """
     from meshdsl.backends import engines
+    from meshdsl.backends.verify import problems
 
     if engine not in engines.ENGINES:
         help = did_you_mean(engine, list(engines.ENGINES)) or ", ".join(engines.ENGINES)
@@ -51,10 +52,9 @@ def ran(plan: Plan, engine: str, seed: int, verify: bool) -> tuple[Ran, list[Dia
     result = engines.run(plan._made, engine, given)
     found = [Diagnostic("MD0506", note, severity="note") for note in result.notes]
     found += [Diagnostic("MD0707", text) for text in result.disagreements]
-    checked = engines.verify(plan._made, given, result.outputs) if verify else ()
-    for item in (c for c in checked if not c.ok):
-        message = f"`{item.name}` differs by {item.relative:.1e} of the reference's maximum"
-        found.append(Diagnostic("MD0708", message, help=f"allowed is {item.tolerance:.0e}"))
+    yielded = (result.outputs, result.updated)
+    checked = engines.verify(plan._made, given, *yielded) if verify else ()
+    found += problems(checked)
     return Ran(_lines(plan, engine, result, checked), result, checked), found
 
 
@@ -73,6 +73,8 @@ def _lines(plan: Plan, engine: str, result: Any, checked: Any) -> str:
     if engine != "reference":
         console.print(running._devices(plan._made, result))
     console.print(running._outputs(plan._made, result, checked))
+    if result.updated:
+        console.print(running._updated(plan._made, result, checked))
     if checked:
         console.print(running._verdict(checked), markup=False)
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())

@@ -131,5 +131,6 @@ register(
         _SAMPLES,
         flops=_flops,
         gradient=einsum_gradient,
+        shows=lambda ins, attrs: len(ins) == 1 and len(ins[0].dims) == len(attrs["dims"]),
     )
 )

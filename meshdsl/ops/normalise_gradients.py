@@ -89,12 +89,11 @@ def _kernel(name: str) -> Callable[[TorchCall], str]:
     return write
 
 
-def _kernel_into_dy(name: str, result: str) -> Mapping[int, Callable[[TorchCall], str]]:
-    """The overload `out` of the kernel, which calls its result `result`."""
+def _into_dy(function: str) -> Mapping[int, Callable[[TorchCall], str]]:
+    """The same kernel, by a support function."""
 
     def write(call: TorchCall) -> str:
-        dy, y, dtype = call.tensor(0), call.tensor(1), call.outs[0].dtype.torch
-        return f"torch.ops.aten.{name}.out({dy}, {y}, {_axis(call)}, {dtype}, {result}={dy})"
+        return f"{call.use(function)}({call.tensor(0)}, {call.tensor(1)}, {_axis(call)})"
 
     return {0: write}
 
@@ -140,7 +139,7 @@ composite(
     exact=True,
     internal=True,
     gradient=_softmax_gradient,
-    in_place=_kernel_into_dy("_softmax_backward_data", "grad_input"),
+    in_place=_into_dy("softmax_backward_"),
 )
 composite(
     "log_softmax_grad",
@@ -152,7 +151,7 @@ composite(
     linear=lambda sig: ((0,),),
     internal=True,
     gradient=_log_softmax_gradient,
-    in_place=_kernel_into_dy("_log_softmax_backward_data", "out"),
+    in_place=_into_dy("log_softmax_backward_"),
 )
 
 # --- norms -----------------------------------------------------------------------------------

@@ -249,7 +249,9 @@ class OpDef:
     torch:   call -> text of an expression.
     exact:   no rounding on integer-valued operands (finite sums below 2**24): no exp, root,
     division.
-    view:    the torch result may share memory with operand 0.
+    view:    a mere relabelling of operand 0, whose memory the torch result may show.
+    shows:   other calls, by operand types and attributes, whose torch result may show the memory of
+    operand 0. Every other result has memory of its own (`device/aliases.py`).
     composite: defined in the prelude under the same name; used as one operator only where every dim
              in no loop is whole, expanded there otherwise.
     flops:   signature (local types) -> floating-point operations; None counts one per output
@@ -263,9 +265,10 @@ class OpDef:
     overwrites: operands, one per output in order, that the torch text changes in place: output `i`
               is operand `overwrites[i]`, which nobody may read afterwards. The numpy meaning
               changes nothing.
-    in_place: by operand, a call -> torch text that leaves the result in the memory of that operand
-              (None where it cannot). It is asked for where the operand has the type of the result
-              and nobody needs it any more.
+    in_place: by operand, a call -> torch text that may leave the result in the memory of that
+              operand (None where it cannot). It is asked for where the operand has the type of the
+              result, memory of its own, and nobody needs it any more. The text is right on any
+              strides; not every kernel of torch minds those of its `out=`.
     """
 
     name: str
@@ -277,6 +280,7 @@ class OpDef:
     samples: tuple[Sample, ...]
     exact: bool = True
     view: bool = False
+    shows: Callable[[tuple[TensorType, ...], Attrs], bool] | None = None
     composite: bool = False
     flops: Callable[[Signature], int] | None = None
     legal: Callable[[Signature, Mapping[str, int], Mapping[str, int]], bool] | None = None
@@ -285,6 +289,10 @@ class OpDef:
     gradient: Gradient | None = None
     overwrites: tuple[int, ...] = ()
     in_place: Mapping[int, InPlace] = field(default_factory=dict)
+
+    def shows_operand(self, ins: tuple[TensorType, ...], attrs: Attrs) -> bool:
+        """Whether the torch result of a call may show the memory of operand 0."""
+        return self.view or (self.shows is not None and self.shows(ins, attrs))
 
 
 REGISTRY: dict[str, OpDef] = {}

@@ -324,9 +324,10 @@ def _ran(entry: Json) -> str:
 
 def _verdict(found: Json) -> str:
     """How far two results are apart, in words that hold."""
+    which = f"`{found['output']}`{'' if found['role'] == 'output' else ' after the step'}"
     if found["relative"] is None:
-        return f"NOT equal, `{found['output']}` has other shapes, NaN or infinities"
+        return f"NOT equal, {which} has other shapes, NaN or infinities"
     if found["max_error"] == 0:
         return "equal, bit for bit"
-    far = f"{found['relative']:.1e} of the maximum (`{found['output']}`)"
+    far = f"{found['relative']:.1e} of {found['measure']} ({which})"
     return f"equal up to rounding, at most {far}" if found["ok"] else f"NOT equal, by {far}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,12 @@ from meshdsl.diagnostics import Diagnostic, DiagnosticError, Severity
 from meshdsl.report.columns import Column
 
 if TYPE_CHECKING:
-    from meshdsl.backends.verify import Comparison
+    from meshdsl.backends.verify import Comparison, Reference
 
 Json = dict[str, Any]
+Yielded = tuple[Mapping[str, Any], Mapping[str, Any]]
+"""The outputs of a run, and parameters and states after its step."""
+
 TOO_LARGE = ("MD0703", "MD0704")
 """Why a run is refused: memory, or the number of devices."""
 
@@ -29,16 +32,19 @@ def measure(columns: Sequence[Column], seed: int, budget: int | None = None) -> 
     not run again), `refused` (too large), `failed` or `broken` (it did not compile). `between`
     compares every two that ran. `budget` is the memory there is; None asks the machine.
     """
-    from meshdsl.backends.engines import Given
+    from meshdsl.backends.engines import Given, reference_of
 
     given = Given(seed=seed)
-    outputs: dict[str, Mapping[str, Any]] = {}
-    runs = [_run(c, given, budget, outputs) for c in columns]
-    if outputs:
-        _against_reference(columns, given, outputs, runs)
-    between = [_between(a, b, outputs, columns) for a, b in itertools.combinations(outputs, 2)]
+    yielded: dict[str, Yielded] = {}
+    runs = [_run(c, given, budget, yielded) for c in columns]
+    between: list[Json] = []
+    if yielded:
+        reference = reference_of(next(c for c in columns if c.letter in yielded).made, given)
+        _against_reference(columns, reference, yielded, runs)
+        pairs = itertools.combinations(yielded, 2)
+        between = [_between(a, b, yielded, reference) for a, b in pairs]
     return {
-        "executed": list(outputs),
+        "executed": list(yielded),
         "seed": seed,
         "engine": "local",
         "runs": runs,
@@ -46,9 +52,7 @@ def measure(columns: Sequence[Column], seed: int, budget: int | None = None) -> 
     }
 
 
-def _run(
-    column: Column, given: Any, budget: int | None, outputs: dict[str, Mapping[str, Any]]
-) -> Json:
+def _run(column: Column, given: Any, budget: int | None, yielded: dict[str, Yielded]) -> Json:
     from meshdsl.backends.engines import run
     from meshdsl.render import to_json
 
@@ -67,61 +71,42 @@ def _run(
         return entry | {"status": "refused" if refused else "failed", "diagnostics": told}
     for text in result.disagreements:
         column.diagnostics.add(Diagnostic("MD0707", f"column {column.letter}: {text}"))
-    outputs[column.letter] = result.outputs
+    yielded[column.letter] = (result.outputs, result.updated)
     sent = max((wire for _, wire in result.sent), default=0)
     return entry | {"status": "ran", "seconds": result.seconds, "wire_bytes": sent}
 
 
 def _against_reference(
     columns: Sequence[Column],
-    given: Any,
-    outputs: Mapping[str, Mapping[str, Any]],
+    reference: Reference,
+    yielded: Mapping[str, Yielded],
     runs: Sequence[Json],
 ) -> None:
-    """Add to every run how far its outputs are from the reference's."""
-    from meshdsl.backends.engines import run
-    from meshdsl.backends.verify import compare_outputs, tolerances_of
+    """Add to every run how far its outputs, and what it has updated, are from the reference's."""
+    from meshdsl.backends.verify import problems
 
-    made = next(c for c in columns if c.letter in outputs).made
-    expected = run(made, "reference", given).outputs
-    tolerances = tolerances_of(made["named"])
     for entry, column in zip(runs, columns, strict=True):
         if entry["status"] == "ran":
-            checked = compare_outputs(outputs[column.letter], expected, tolerances)
+            checked = reference.compare(*yielded[column.letter])
             entry["reference"] = _worst(checked)
-            column.diagnostics.add(*_too_far(column.letter, checked))
+            column.diagnostics.add(*problems(checked, f" of column {column.letter}"))
 
 
-def _too_far(letter: str, checked: Sequence[Comparison]) -> Iterator[Diagnostic]:
-    for item in checked:
-        if not item.ok:
-            far = f"differs by {item.relative:.1e} of the reference's maximum"
-            message = f"`{item.name}` of column {letter} {far}"
-            yield Diagnostic("MD0708", message, help=f"allowed is {item.tolerance:.0e}")
-
-
-def _between(
-    first: str,
-    second: str,
-    outputs: Mapping[str, Mapping[str, Any]],
-    columns: Sequence[Column],
-) -> Json:
-    from meshdsl.backends.verify import compare_outputs, tolerances_of
-
-    made = next(c for c in columns if c.letter == first).made
-    tolerances = tolerances_of(made["named"])
-    checked = compare_outputs(outputs[second], outputs[first], tolerances)
+def _between(first: str, second: str, yielded: Mapping[str, Yielded], reference: Reference) -> Json:
+    checked = reference.compare(*yielded[second], other=yielded[first])
     return {"columns": [first, second], **_worst(checked)}
 
 
 def _worst(checked: Sequence[Comparison]) -> Json:
-    """The output that is furthest off: `max_error` is max|Δ|, `relative` max|Δ|/max|ref|.
+    """What is furthest off: `max_error` is the largest max|Δ|, `relative` a part of its `measure`.
 
-    Both are None where shapes, NaN or infinities differ.
+    Both are None where shapes, NaN or infinities differ. `role` is `output`, `param` or `state`.
     """
     worst = max(checked, key=lambda c: c.relative)
     return {
         "output": worst.name,
+        "role": worst.role,
+        "measure": worst.measure,
         "max_error": _finite(max(c.error for c in checked)),
         "relative": _finite(worst.relative),
         "tolerance": worst.tolerance,

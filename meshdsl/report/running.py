@@ -30,7 +30,7 @@ def print_run(
         console.print(_devices(made, result))
     console.print(_outputs(made, result, checked))
     if result.updated:
-        console.print(_updated(made, result))
+        console.print(_updated(made, result, checked))
     if checked:
         console.print(_verdict(checked), markup=False)
 
@@ -39,14 +39,17 @@ def run_as_json(
     made: Mapping[str, Any], engine: str, result: Result, checked: Sequence[Comparison]
 ) -> dict[str, Any]:
     """The same as data. Values are left to `--out`."""
-    errors = {c.name: {"max_error": c.error, "relative": c.relative, "ok": c.ok} for c in checked}
+    found = {"max_error": "error", "relative": "relative", "ok": "ok"}
+    errors = {
+        (c.role, c.name): {key: getattr(c, field) for key, field in found.items()} for c in checked
+    }
     outputs = [
         {
             "name": name,
             "dims": list(var.value.type.names),
             "shape": list(var.value.type.shape),
             "local_shape": list(var.local.shape),
-            **errors.get(name, {}),
+            **errors.get(("output", name), {}),
         }
         for name, var in made["device"].outputs
     ]
@@ -58,6 +61,7 @@ def run_as_json(
             "dims": list(var.value.type.names),
             "shape": list(var.value.type.shape),
             "local_shape": list(var.local.shape),
+            **errors.get((var.value.role, str(var.value.name)), {}),
         }
         for var, _ in made["device"].updates
         if var.value.name in result.updated
@@ -110,33 +114,45 @@ def _outputs(made: Mapping[str, Any], result: Result, checked: Sequence[Comparis
     from rich.table import Table
     from rich.text import Text
 
-    errors = {c.name: c for c in checked}
+    errors = {c.name: c for c in checked if c.role == "output"}
     table = Table(title="outputs", title_justify="left", box=None, pad_edge=False)
     for heading in ("name", "whole", "per device", "value", *(("error",) if checked else ())):
         table.add_column(heading, overflow="fold")
     for name, var in made["device"].outputs:
         row = [name, _shape(var.value.type), _shape(var.local), _summary(result.outputs[name])]
         if checked:
-            row.append(f"{errors[name].relative:.1e}" if errors[name].error else "none")
+            row.append(_error(errors[name]))
         table.add_row(*(Text(cell) for cell in row))
     return table
 
 
-def _updated(made: Mapping[str, Any], result: Result) -> Table:
-    """What a training step has made of parameters; the states of its optimizer are counted."""
+def _error(found: Comparison) -> str:
+    return f"{found.relative:.1e}" if found.error else "none"
+
+
+def _updated(made: Mapping[str, Any], result: Result, checked: Sequence[Comparison]) -> Table:
+    """What a training step has made of parameters; the states of its optimizer are counted.
+
+    Of the states the worst error is shown.
+    """
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title="after one step", title_justify="left", box=None, pad_edge=False)
-    for heading in ("parameter", "whole", "per device", "value"):
+    for heading in ("parameter", "whole", "per device", "value", *(("error",) if checked else ())):
         table.add_column(heading, overflow="fold")
+    errors = {c.name: c for c in checked if c.role == "param"}
+    kept = [c for c in checked if c.role == "state"]
     updates = [old for old, _ in made["device"].updates]
     for var in (v for v in updates if v.value.role == "param"):
         name = var.value.name or ""
-        row = (name, _shape(var.value.type), _shape(var.local), _summary(result.updated[name]))
+        row = [name, _shape(var.value.type), _shape(var.local), _summary(result.updated[name])]
+        row += [_error(errors[name])] if checked else []
         table.add_row(*(Text(cell) for cell in row))
     states = sum(v.value.role == "state" for v in updates)
-    table.add_row(counted(states, "state"), "", "", "not shown")
+    row = [counted(states, "state"), "", "", "not shown"]
+    row += [_error(max(kept, key=lambda c: c.relative))] if checked else []
+    table.add_row(*row)
     return table
 
 
@@ -162,5 +178,5 @@ def _verdict(checked: Sequence[Comparison]) -> str:
         return "verified: equal to the float64 reference, bit for bit"
     return (
         "verified: equal to the float64 reference up to rounding "
-        f"(largest error {worst.relative:.1e} of the maximum, allowed {worst.tolerance:.0e})"
+        f"(largest error {worst.relative:.1e} of {worst.measure}, allowed {worst.tolerance:.0e})"
     )

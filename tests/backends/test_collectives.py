@@ -118,6 +118,52 @@ def test_all_to_all(emit, mesh, axes, split, concat, dtype):
     assert found.wire_bytes(0) == (n - 1) * x[0].nbytes // n
 
 
+MEMORIES = {
+    **SOURCES,
+    "sliced": "torch.cat([x, x, x])[1::3]",
+    "in the midst": "torch.cat([x, x, x], 2)[:, :, 24:48]",
+    "one number": "x[0, 0, 0].expand(8, 16, 24)",
+    "permuted, expanded": "x.movedim(2, 0)[:8, :1].expand(-1, 24, -1)",
+}
+TAKING = (
+    "all_reduce({}, group, 'sum')",
+    "all_gather({}, 1, group)",
+    "reduce_scatter({}, 0, group, 'sum')",
+    "reduce_scatter({}, 1, group, 'max')",
+    "all_to_all({}, 0, 1, group)",
+    "all_to_all({}, 1, 0, group)",
+    "all_reduce_bucket([{}, x[0]], group, 'sum')[0]",
+    "all_gather_bucket([{}, x[0]], [1, 0], group)[0]",
+    "reduce_scatter_bucket([{}, x[0]], [0, 0], group, 'sum')[0]",
+    "permute({}, rank, MESH, {{'d': ('r', 's')}}, {{'d': ('s', 'r')}}, groups)",
+    "embed_block({}, 1, 3, 48)",
+)
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("call", TAKING)
+def test_collectives_take_any_memory_and_leave_it(emit, call, memory):
+    """An all_reduce may overwrite what it is given; what it is not given it leaves."""
+    left = "True" if call.startswith("all_reduce(") else "torch.equal(v, before)"
+    text = emit(
+        f"""
+        x = inputs["x"][0]
+        group = groups["r+s"]
+        v = {MEMORIES[memory]}
+        plain, before = v.contiguous().clone(), v.clone()
+        expected = {call.format("plain")}
+        found = {call.format("v")}
+        return {{"y": torch.tensor([torch.equal(found, expected) and {left}])}}
+        """,
+        {"r": 2, "s": 2},
+        groups=(("r", "s"),),
+        inputs="{'x': Spec('f32', {'d': 4, 'a': 8, 'b': 16, 'c': 24}, {'d': ('r', 's')}, DRAW)}",
+        outputs="{'y': Spec('bool', {'d': 4}, {'d': ('r', 's')})}",
+        use=(call.partition("(")[0],),
+    ).replace("DRAW", "('normal', 1.0)")
+    assert run_local(text).outputs["y"].all()
+
+
 BUCKETS: dict[str, dict[str, int | None]] = {
     "all_reduce": {"x": None, "x[0]": None, "x[0, 0, 0]": None},
     "reduce_scatter": {"x": 1, "x[0].mT": 0},

@@ -9,7 +9,7 @@ import torch
 from meshdsl.named.ir import F32, Dim, TensorType
 from meshdsl.ops.opdef import Sample, load_all, lookup
 from tests.ops.row_prover import draw, signature
-from tests.ops.torch_run import call, evaluate, to_torch
+from tests.ops.torch_run import call, evaluate, run_lines, to_torch
 
 
 def _cases() -> list[tuple[str, int, Sample, frozenset[int]]]:
@@ -52,19 +52,11 @@ def test_the_result_is_the_same_and_stands_where_the_operand_was(
         assert name == "where"
         return
     before = [x.clone() for x in operands]
-    found = _run(text.lines, written, operands)
+    found = run_lines(text, written, operands)
     assert found.data_ptr() == operands[index].data_ptr()
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     for i in set(range(len(operands))) - {index}:
         assert torch.equal(operands[i], before[i]), f"operand {i} is changed"
-
-
-def _run(lines: list[str], expression: str, operands: list[torch.Tensor]) -> torch.Tensor:
-    names = {"torch": torch, **{f"x{i}": x for i, x in enumerate(operands)}}
-    for line in lines:
-        exec(line, names)
-    found: torch.Tensor = eval(expression, names)
-    return found
 
 
 A, B = Dim("a", 4), Dim("b", 3)

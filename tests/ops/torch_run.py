@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from meshdsl.backends.support import indices, updates
+from meshdsl.backends.support import indices, softmax, updates
 from meshdsl.backends.torch_call import TorchText
 from meshdsl.named.ir import F32, F64, DType, TensorType
 from meshdsl.ops.opdef import OpDef, Sample, Signature
@@ -25,7 +25,7 @@ TORCH = {
 }
 
 
-SUPPORT = {**vars(indices), **vars(updates)}
+SUPPORT = {**vars(indices), **vars(softmax), **vars(updates)}
 """The support functions that operators ask for."""
 
 
@@ -58,7 +58,11 @@ def call(
 
 def evaluate(opdef: OpDef, text: TorchText, operands: list[torch.Tensor], rank: int = 0) -> Any:
     """What the text yields on `operands`."""
-    expression = opdef.torch(text)
+    return run_lines(text, opdef.torch(text), operands, rank)
+
+
+def run_lines(text: TorchText, expression: str, operands: list[torch.Tensor], rank: int = 0) -> Any:
+    """What an expression yields, and the statements that were written to stand before it."""
     scope = {"torch": torch, "rank": rank} | {name: SUPPORT[name] for name in text.used}
     scope |= {f"x{i}": x for i, x in enumerate(operands)}
     for line in text.lines:

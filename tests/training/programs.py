@@ -335,6 +335,45 @@ PROGRAMS = {
         (DATA, CONTRACTED, KEPT),
         "program p(x[steps, batch, io]) {",
     ),
+    "each parameter is the gradient of the other": Differentiated(
+        """
+        param w[io, hidden]
+        param v[io, hidden]
+        loss = sum(w * v)
+        """,
+        (DATA, CONTRACTED, FULLY, KEPT),
+    ),
+    "each is the transpose of the other's gradient": Differentiated(
+        """
+        param w[io, out]
+        param v[io, out]
+        loss = sum(w * v[io -> out, out -> io])
+        """,
+        (DATA, "x:2 { io -> x, out -> none }", KEPT),
+    ),
+    "gradients that a loop swaps": Differentiated(
+        """
+        param w[io]
+        param v[io]
+        a = w
+        b = v
+        repeat layers {
+            c = a
+            a = b
+            b = c
+        }
+        loss = sum(a * b)
+        """,
+        (DATA, CONTRACTED, KEPT),
+    ),
+    "one row of a table": Differentiated(
+        """
+        param table[vocab, io]
+        loss = mean(tanh(table[vocab = id]) * x)
+        """,
+        (DATA, CONTRACTED, "x:2 { vocab -> x }", KEPT),
+        "program p(x[batch, io], id[]: i32) {",
+    ),
     "mixed widths": Differentiated(
         """
         param w[io, hidden]: f64

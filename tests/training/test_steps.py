@@ -229,3 +229,32 @@ def test_states_lie_where_rules_say() -> None:
     held = {v.value.name: dict(v.placement.splits) for v in made["device"].states}
     assert held["w.m"] == held["w.v"] == {"hidden": ("data",)}
     assert held["g.m"] == {}
+
+
+# --- names ------------------------------------------------------------------------------------
+
+
+def test_a_parameter_may_be_called_what_a_state_is() -> None:
+    text = """
+dim a = 4
+def w(x[a]) -> [a] {
+  param m[a]
+  return x * m
+}
+program p(x[a]) {
+  param step[a]
+  param w[a]
+  loss = mean(square(w(x) * w + step))
+  return loss
+  minimize loss with adam(lr=0.1)
+}
+"""
+    made = compiled_step(Case(text, "d:2", "{ a -> d }"))
+    inputs, params = values(made.named)
+    outputs, kept = reference_step(made.named, inputs, params, {})
+    assert kept["step"].shape == kept["w.m"].shape == (4,)
+    assert kept["step_"] == 1
+    assert {"step_", "step.m", "w.m_", "w.m.m", "w.v"} <= set(kept)
+    step = made.step(inputs, params)
+    hold_to(step, outputs, kept, MOST)
+    assert set(step.run.updated) == set(kept)

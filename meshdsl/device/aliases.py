@@ -1,0 +1,97 @@
+"""Which variables may show the same memory, and what is overwritten while others still show it.
+
+What every text of an operator, a collective or a support function may assume about memory:
+
+- A variable may be any view: its dims permuted, with gaps between elements and before the first,
+  and after a broadcast with many elements in one place. Its values alone count.
+- A result has memory of its own, in which no two elements share a place, unless the record of its
+  operator says that it may show operand 0 (`OpDef.shows_operand`).
+- Written to is only what nobody reads afterwards. Texts `in_place`, and an all_reduce in place, get
+  an operand whose memory is its own, all of it; its dims may still be permuted, with gaps between.
+  What an operator `overwrites` is copied first where anything else shows it (`copied_first`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Var, every
+from meshdsl.device.liveness import kept_after, made, reads, slices
+from meshdsl.ops.opdef import lookup
+
+
+def shared(program: Program) -> Mapping[Var, Var]:
+    """Of every variable one that stands for all that may show the same memory.
+
+    Views, slices, what a loop carries or lists, what is filled up with zeros on some devices only,
+    and results of operators that overwrite. A variable that is not there shows its own.
+    """
+    found: dict[Var, Var] = {}
+    for node in every(program.body):
+        for one, other in _pairs(node):
+            one, other = _root(found, one), _root(found, other)
+            if one is not other:
+                found[other] = one
+    return {var: _root(found, var) for var in found}
+
+
+def _root(found: Mapping[Var, Var], var: Var) -> Var:
+    while var in found:
+        var = found[var]
+    return var
+
+
+def _pairs(node: Node) -> Iterator[tuple[Var, Var]]:
+    """Pairs of variables that may show the same memory once `node` is done."""
+    match node:
+        case Compute():
+            yield from _of_operator(node)
+        case Move() if not node.step.moves:
+            yield node.source, node.target
+        case Loop():
+            yield from slices(node)
+            for carry in node.carries:
+                yield from ((carry.init, other) for other in (carry.inside, carry.next))
+                yield carry.init, carry.result
+            yield from ((c.inside, c.outer) for c in node.collected if c.is_list)
+
+
+def _of_operator(node: Compute) -> Iterator[tuple[Var, Var]]:
+    opdef = lookup(node.op.name)
+    if shows_operand(node):
+        yield from ((node.ins[0], out) for out in node.outs)
+    yield from zip((node.ins[i] for i in opdef.overwrites), node.outs, strict=False)
+
+
+def shows_operand(node: Compute) -> bool:
+    """Whether the result may show memory of the first operand."""
+    types = tuple(v.value.type for v in node.ins)
+    return bool(node.ins) and lookup(node.op.name).shows_operand(types, dict(node.op.attrs))
+
+
+def copied_first(program: Program) -> frozenset[Var]:
+    """The variables that an operator overwrites while anything that is read shows them.
+
+    That is another operand of it, or what was made before and is read later, by outputs too.
+    """
+    nodes = tuple(enumerate(every(program.body)))
+    made_at = {v: at for at, node in nodes for v in made(node)}
+    last_read = {v: at for at, node in nodes for v in reads(node)}
+    last_read |= dict.fromkeys(kept_after(program), len(nodes))
+    owners = shared(program)
+    showing: dict[Var, list[Var]] = {}
+    for var in last_read:
+        showing.setdefault(owners.get(var, var), []).append(var)
+
+    def is_shown(at: int, node: Compute, index: int) -> bool:
+        others = showing[owners.get(node.ins[index], node.ins[index])]
+        beside = {*others}.intersection(v for i, v in enumerate(node.ins) if i != index)
+        return bool(beside) or any(made_at.get(v, -1) < at < last_read[v] for v in others)
+
+    return frozenset(
+        node.ins[index]
+        for at, node in nodes
+        if isinstance(node, Compute)
+        for index in lookup(node.op.name).overwrites
+        if is_shown(at, node, index)
+    )

@@ -1,0 +1,141 @@
+"""What texts may assume about memory: nothing on strides; and what they say of their results.
+
+`device/aliases.py` states the rules that these tests hold every record of the registry to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from meshdsl.named.ir import F64
+from meshdsl.ops.opdef import REGISTRY, NumpyCall, OpDef, Sample, Signature, load_all, lookup
+from tests.ops.memories import one_at_a_time, overlaps, own, share, views
+from tests.ops.row_prover import draw, results, signature
+from tests.ops.test_in_place import CASES as IN_PLACE
+from tests.ops.torch_run import call, evaluate, retyped, run_lines, several, to_torch
+
+SAMPLES = [
+    pytest.param(name, retyped(own_sample, F64), id=f"{name}-{i}")
+    for name, opdef in sorted(load_all().items())
+    for i, own_sample in enumerate(opdef.samples)
+    if own_sample.ins
+]
+
+
+def drawn(sig: Signature, sample: Sample) -> list[torch.Tensor]:
+    rng = np.random.default_rng(12)
+    arrays = [draw(t, kind, rng) for t, kind in zip(sig.ins, sample.values, strict=True)]
+    return [to_torch(a, t) for a, t in zip(arrays, sig.ins, strict=True)]
+
+
+def meaning(opdef: OpDef, sig: Signature, operands: list[torch.Tensor]) -> tuple[np.ndarray, ...]:
+    """The numpy meaning of a call, of the values that the tensors have now."""
+    arrays = [x.double().numpy() if x.dtype == torch.bfloat16 else x.numpy() for x in operands]
+    whole = NumpyCall(sig.ins, sig.outs, sig.attrs)
+    return results(opdef, whole, [a.copy() for a in arrays])
+
+
+def close(found: torch.Tensor, expected: np.ndarray, said: str) -> None:
+    """Equal up to rounding, also where broadcast operands cancel to nothing."""
+    most = {torch.bfloat16: 2e-2, torch.float32: 1e-5}.get(found.dtype, 1e-11)
+    scale = max(1.0, float(np.max(np.abs(expected), initial=0.0)))
+    got = found.double().numpy()
+    np.testing.assert_allclose(got, expected, rtol=most, atol=most * scale, err_msg=said)
+
+
+@pytest.mark.parametrize(("name", "sample"), SAMPLES)
+def test_texts_are_right_on_any_memory_and_tell_whose_their_results_have(
+    name: str, sample: Sample
+) -> None:
+    opdef, sig = lookup(name), signature(lookup(name), sample)
+    shows = opdef.shows_operand(sig.ins, sig.attrs)
+    for said, operands in one_at_a_time(drawn(sig, sample)):
+        if any(overlaps(operands[i]) for i in opdef.overwrites):
+            continue  # nobody asks for that
+        expected, before = meaning(opdef, sig, operands), [x.clone() for x in operands]
+        found = several(evaluate(opdef, call(sig), operands))
+        for got, wanted in zip(found, expected, strict=True):
+            close(got, wanted, said)
+        for i, (now, then) in enumerate(zip(operands, before, strict=True)):
+            assert i in opdef.overwrites or torch.equal(now, then), f"{said}: {i} is changed"
+            shared = i in opdef.overwrites or (shows and i == 0)
+            assert shared or not any(share(x, now) for x in found), f"{said}: it shows {i}"
+        assert shows or not any(map(overlaps, found)), f"{said}: elements share a place"
+
+
+@pytest.mark.parametrize(("name", "index", "sample", "literal"), IN_PLACE)
+def test_texts_in_place_are_right_on_any_memory(
+    name: str, index: int, sample: Sample, literal: frozenset[int]
+) -> None:
+    sig = signature(lookup(name), sample)
+    operands = drawn(sig, sample)
+    args = tuple(repr(x.item()) if i in literal else f"x{i}" for i, x in enumerate(operands))
+    constants = tuple(i in literal for i in range(len(operands)))
+    for said, target in own(operands[index]).items():
+        for other in (i for i in range(len(operands)) if i != index):
+            for kind, view in views(operands[other]).items():
+                given = list(operands)
+                given[index], given[other] = target.clone(), view
+                _check_in_place(name, index, sig, given, (args, constants), f"{said}, {kind}")
+        _check_in_place(
+            name, index, sig, [*operands[:index], target, *operands[index + 1 :]],
+            (args, constants), said,
+        )  # fmt: skip
+
+
+def _check_in_place(
+    name: str,
+    index: int,
+    sig: Signature,
+    operands: list[torch.Tensor],
+    how: tuple[tuple[str, ...], tuple[bool, ...]],
+    said: str,
+) -> None:
+    opdef, text = lookup(name), call(sig, args=how[0], constants=how[1])
+    written = opdef.in_place[index](text)
+    if written is None:
+        return
+    expected, before = meaning(opdef, sig, operands), [x.clone() for x in operands]
+    found = run_lines(text, written, operands)
+    close(found, expected[0], said)
+    for i, x in enumerate(operands):
+        assert i == index or torch.equal(x, before[i]), f"{said}: operand {i} is changed"
+        assert i == index or not share(found, x), f"{said}: the result shows operand {i}"
+
+
+PLANTED = {
+    "softmax_grad": "torch.ops.aten._softmax_backward_data.out({0}, {1}, {2}, torch.float32, "
+    "grad_input={0})",
+    "log_softmax_grad": "torch.ops.aten._log_softmax_backward_data.out({0}, {1}, {2}, "
+    "torch.float32, out={0})",
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_kernel_that_does_not_mind_strides_is_caught(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(text: object) -> str:
+        at = text.ins[0].index(text.attrs["dim"].name)  # type: ignore[attr-defined]
+        return PLANTED[name].format(text.tensor(0), text.tensor(1), at)  # type: ignore[attr-defined]
+
+    monkeypatch.setitem(REGISTRY, name, replace(lookup(name), in_place={0: write}))
+    with pytest.raises(AssertionError):
+        test_texts_in_place_are_right_on_any_memory(name, 0, lookup(name).samples[1], frozenset())
+
+
+VIEWS = [("gather", 2), ("einsum", 23), ("transpose", 0)]
+
+
+@pytest.mark.parametrize(("name", "number"), VIEWS)
+def test_a_view_that_is_not_told_is_caught(
+    name: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(REGISTRY, name, replace(lookup(name), view=False, shows=None))
+    sample = lookup(name).samples[number]
+    with pytest.raises(AssertionError, match="it shows 0"):
+        test_texts_are_right_on_any_memory_and_tell_whose_their_results_have(name, sample)
