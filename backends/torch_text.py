@@ -16,7 +16,7 @@ from meshdsl.backends.torch_head import head, inert
 from meshdsl.backends.torch_loops import NOWHERE, Loops
 from meshdsl.backends.torch_moves import typed
 from meshdsl.device.ir import Bucket, Compute, Loop, Move, Node, Program, Start, Var, Wait
-from meshdsl.device.liveness import deaths, kept_after, owners
+from meshdsl.device.liveness import LARGE, deaths, given_up, kept_after, owners, shows_operand
 from meshdsl.device.names import Names, identifiers
 from meshdsl.diagnostics import Span
 from meshdsl.named.ir import Value
@@ -53,6 +53,8 @@ class Emitter(Loops):
         # The last assignment: where its lines begin and end, the variable, the text.
         self.last: tuple[int, int, Var, str] | None = None
         self.renamed: set[Var] = set()
+        # What the last statement has put into variables of its own, if that may be large.
+        self.helpers: list[str] = []
         # What may have elements that lie in one place, as a broadcast does.
         self.views: set[Var] = set()
 
@@ -110,12 +112,16 @@ class Emitter(Loops):
                 found.append((f"{INDENT}{name} = {text}{'' if whole else f' % {size}'}", ""))
         return found
 
-    def _nodes(self, nodes: tuple[Node, ...], kept: frozenset[Var]) -> None:
+    def _nodes(
+        self, nodes: tuple[Node, ...], kept: frozenset[Var], own: frozenset[Var] = frozenset()
+    ) -> None:
         """The statements of a block; large tensors are let go after their last use."""
-        for node, dead in zip(nodes, deaths(nodes, kept), strict=True):
+        for node, dead in zip(nodes, deaths(nodes, kept, own), strict=True):
             if not isinstance(node, Start | Wait) or self.shown == NOWHERE:
                 self._source_line(node.span)
             match node:
+                case Compute(onto=int()):
+                    self._add_onto(node)
                 case Compute():
                     self._compute(node)
                 case Move() | Bucket():
@@ -127,12 +133,14 @@ class Emitter(Loops):
                 case Wait():
                     self._wait(node)
                 case Loop():
-                    self._loop(node)
-            gone = [v.name for v in dead if v not in self.renamed]
-            self._delete(gone)
+                    self._loop(node, dead)
+                    dead = tuple(v for v in dead if v not in given_up(node, dead))
+            self._let_go(dead)
 
-    def _delete(self, names: list[str]) -> None:
-        """Let variables go, in as many statements as fit a line."""
+    def _let_go(self, dead: tuple[Var, ...]) -> None:
+        """Delete variables, in as many statements as fit a line."""
+        names = [*self.helpers, *(v.name for v in dead if v not in self.renamed)]
+        self.helpers = []
         room = WIDTH - len(INDENT) * self.out.depth - len("del ")
         while names:
             count = len(names)
@@ -162,7 +170,9 @@ class Emitter(Loops):
         for line in call.lines:
             self.out.statement(line)
         self._assign(node, text)
-        is_view = _may_be_view(node)
+        if any(v.local.bytes >= LARGE for v in (*node.ins, *node.outs)):
+            self.helpers = call.helpers
+        is_view = shows_operand(node)
         if is_view:
             self.views.update(node.outs)
         # A view is nobody else's memory either, if its operand is not and has no other use.
@@ -245,12 +255,6 @@ class Emitter(Loops):
         self.out.add()
         items = [f"{quoted(n)}: {self._tensor(var)}" for n, var in self.program.outputs]
         self.out.statement(f"return {{{', '.join(items)}}}")
-
-
-def _may_be_view(node: Compute) -> bool:
-    """Whether the result may share memory with the first operand."""
-    permutes = node.op.name == "einsum" and len(node.ins) == 1
-    return lookup(node.op.name).view or permutes
 
 
 def _literal(value: object) -> str:

@@ -40,6 +40,7 @@ from meshdsl.ops.opdef import (
     OpDef,
     OpError,
     Sample,
+    Scratch,
     Signature,
     Surface,
     TorchCall,
@@ -68,6 +69,7 @@ def composite(
     internal: bool = False,
     gradient: Gradient | None = None,
     in_place: Mapping[int, InPlace] = NEVER,
+    scratch: Scratch | None = None,
 ) -> OpDef:
     """Register a composite along `dim`, which is in no loop; `cost` is its flops per element.
 
@@ -94,6 +96,7 @@ def composite(
             flops=lambda sig: cost * max(t.elements for t in sig.ins),
             gradient=gradient,
             in_place=in_place,
+            scratch=scratch,
         )
     )
 
@@ -380,4 +383,5 @@ composite(
     ),
     cost=6,
     gradient=_cross_entropy_gradient,
+    scratch=lambda sig, numbers: sig.ins[0].bytes,  # the log_softmax
 )

@@ -205,6 +205,7 @@ class Backward(Protocol):
 
 Gradient = Callable[[Backward], Mapping[int, Value]]
 InPlace = Callable[[TorchCall], str | None]
+Scratch = Callable[[Signature, Mapping[int, Any]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +267,8 @@ class OpDef:
     in_place: by operand, a call -> torch text that leaves the result in the memory of that operand
               (None where it cannot). It is asked for where the operand has the type of the result
               and nobody needs it any more.
+    scratch: (signature of local types, operands that are numbers, by index) -> bytes that the torch
+             text takes beside its results while it runs; None: nothing of the size of an operand.
     """
 
     name: str
@@ -285,6 +288,7 @@ class OpDef:
     gradient: Gradient | None = None
     overwrites: tuple[int, ...] = ()
     in_place: Mapping[int, InPlace] = field(default_factory=dict)
+    scratch: Scratch | None = None
 
 
 REGISTRY: dict[str, OpDef] = {}

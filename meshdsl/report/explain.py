@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from meshdsl.device.ir import Bucket, Collective, Compute, Move, Program, Wait, every, walk
-from meshdsl.device.liveness import memory
+from meshdsl.device.memory import memory
 from meshdsl.diagnostics import Diagnostic
 from meshdsl.named.ir import Value
 from meshdsl.placed import ir as placed

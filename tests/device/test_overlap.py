@@ -10,7 +10,7 @@ from meshdsl.backends.draws import draws
 from meshdsl.backends.torch_text import emit
 from meshdsl.device import buckets
 from meshdsl.device.ir import Compute, Loop, Node, Program, Start, Wait, every
-from meshdsl.device.liveness import memory
+from meshdsl.device.memory import memory
 from meshdsl.report.explain import explain
 from tests.device.steps import CASES, TEXT, passed, plain, with_overlap
 
