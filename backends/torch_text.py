@@ -170,7 +170,8 @@ class Emitter(Loops):
         for line in call.lines:
             self.out.statement(line)
         self._assign(node, text)
-        if any(v.local.bytes >= LARGE for v in (*node.ins, *node.outs)):
+        # They may be twice as wide as what they are made of.
+        if any(2 * v.local.bytes >= LARGE for v in (*node.ins, *node.outs)):
             self.helpers = call.helpers
         is_view = shows_operand(node)
         if is_view:

@@ -104,7 +104,8 @@ class _Lowering:
         return moves
 
     def _version_hint(self, tensor: placed.Tensor, after: Placement, source: Var) -> str:
-        label = tensor.value.label if tensor.value.name else source.name.removesuffix("_part")
+        named = self.taken_over.get(tensor, tensor).value
+        label = named.label if named.name else source.name.removesuffix("_part")
         if after.partial:
             return f"{label}_part"
         return label if source.placement.partial else f"{label}_{_suffix(source.placement, after)}"

@@ -168,9 +168,9 @@ class _Walk:
     def _memory(self, var: Var, line: int) -> _Block:
         """The memory of a new variable: its own, or that of what it shows or is written over."""
         source = self.shown.get(var)
-        if source is not None and source.name in self.held.names:
-            return self.held.names[source.name]
-        return self.held.take(var.local.bytes, line)
+        if source is None or source.local.dtype != var.local.dtype:
+            return self.held.take(var.local.bytes, line)
+        return self.held.names.get(source.name) or self.held.take(var.local.bytes, line)
 
     # --- operators and collectives -------------------------------------------------------------
 

@@ -318,6 +318,7 @@ composite(
     _norm_samples(2),
     linear=_norm_linear,
     gradient=_norm_gradient("rms_norm"),
+    scratch=lambda sig, numbers: sig.ins[0].bytes,  # the squares, where torch has no kernel for it
 )
 
 # --- cross-entropy ---------------------------------------------------------------------------
