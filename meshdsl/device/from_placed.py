@@ -220,10 +220,10 @@ def _reads(node: placed.Node) -> tuple[placed.Tensor, ...]:
 
 
 def _makes(node: placed.Node) -> tuple[placed.Tensor, ...]:
-    """What a node makes; a parameter that is loaded stays what it is."""
+    """The variables that a node makes: a parameter that is loaded has one, a number needs none."""
     match node:
         case placed.Apply():
-            return () if is_load(node.op) else node.outs
+            return () if is_load(node.op) or node.op.name == "constant" else node.outs
         case placed.Reshard():
             return (node.target,)
     return (*(c.result for c in node.carries), *(t for _, t in node.collected))

@@ -114,12 +114,21 @@ def _zeros(carry: Carry, makers: Mapping[Var, Node]) -> Compute | None:
 
     Parts that sum to zeros are zeros as well.
     """
+    if carry.init.placement.op not in (None, "sum"):
+        return None
     maker = makers.get(carry.init)
-    while isinstance(maker, Move) and maker.step.kind == "zero_fill":
-        maker = makers.get(maker.source)
-    sums = carry.init.placement.op in (None, "sum")
-    if isinstance(maker, Compute) and maker.op.name == "zeros" and sums:
-        return maker
+    while (same := _passes(maker)) is not None:
+        maker = makers.get(same)
+    return maker if isinstance(maker, Compute) and maker.op.name == "zeros" else None
+
+
+def _passes(maker: Node | None) -> Var | None:
+    """What is zero if what this node makes is, or None."""
+    match maker:
+        case Move() if maker.step.kind == "zero_fill":
+            return maker.source
+        case Compute() if maker.op.name == "identity":
+            return maker.ins[0]
     return None
 
 
@@ -169,9 +178,9 @@ def _without_unread_zeros(program: Program) -> Program:
 
 
 def _is_zeros(node: Node) -> bool:
-    if isinstance(node, Move):
-        return node.step.kind == "zero_fill"
-    return isinstance(node, Compute) and node.op.name == "zeros"
+    """Whether a node makes zeros, or passes on what may be some."""
+    made_here = isinstance(node, Compute) and node.op.name == "zeros"
+    return made_here or _passes(node) is not None
 
 
 def _without(nodes: Iterable[Node], gone: set[Node]) -> Nodes:

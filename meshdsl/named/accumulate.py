@@ -100,7 +100,8 @@ class _Loop:
 
     def _widened(self, value: Value) -> Value:
         """An input with a batch after the other."""
-        return replace(value, type=TensorType((self.dim, *value.type.dims), value.type.dtype))
+        type_ = TensorType((self.dim, *value.type.dims), value.type.dtype)
+        return replace(value, type=type_, declared=value.positions)
 
     def _sum(self, of: Value, part: Value, role: str) -> Value:
         """The sum of `part` over the iterations; `of` is what it is the gradient of, or itself."""

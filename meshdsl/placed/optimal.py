@@ -37,7 +37,6 @@ MOST_VARIABLES = 60_000
 MOST_OPERATORS = 400
 """Beyond this many operators it is not tried either."""
 
-
 SECONDS = 6.0
 """How long the search for the optimum may take."""
 
@@ -78,8 +77,11 @@ class Model:
         self.carries: list[named.Carry] = []
         self.sliced: dict[Value, set[str]] = {}
         self.targets = Targets(layout, self.axes, self.ops, narrow, self.sliced)
-        self.shared: list[tuple[Value, Value]] = []
+        self.shared: list[tuple[Value, Value, str]] = []
         self.collected: list[named.Collected] = []
+        self.complete = (
+            not narrow
+        )  # not either where a stack that lies split along its loop is read
 
     def plan(self) -> Plan | None:
         """The least plan; None where the search is too large or too slow."""
@@ -101,13 +103,11 @@ class Model:
 
     def build(self) -> bool:
         """Set up the program; False when it would be too large."""
-        for value in self.program.inputs:
-            self._fix(value, self._ruled(value), 1)
-        for value in (*(p.value for p in self.program.params), *_states(self.program)):
+        for value in _given(self.program):
             self._fix(value, self._ruled(value), 1)
         self._collect(self.program.body, 1)
         # What an inner loop slices further lies, outside of the outer one, as it does inside.
-        for inside, outer in reversed(self.shared):
+        for inside, outer, _ in reversed(self.shared):
             self.sliced.setdefault(outer, set()).update(self.sliced.get(inside, ()))
         size = sum(len(c) for c in self.combinations.values())
         if size > self.most_combinations:
@@ -117,17 +117,18 @@ class Model:
         return True
 
     def _ruled_axes(self) -> set[str]:
-        values = [*self.program.inputs, *(p.value for p in self.program.params)]
-        values += _states(self.program)
-        values += [v for op in named.walk(self.program.body) for v in op.outs]
+        values = _given(self.program)
+        values += (v for op in named.walk(self.program.body) for v in op.outs)
         return {a for v in values for _, axes in self._ruled(v).splits for a in axes}
 
     def _ruled(self, value: Value) -> Placement:
         return self.layout.demand(value, value in self.returned_values).placement(self.mesh)
 
+    def _stored(self, value: Value) -> Placement:
+        return self.fixed[value]
+
     def _fix(self, value: Value, p: Placement, trips: int) -> None:
-        self.fixed[value] = p
-        self.trips[value] = trips
+        self.fixed[value], self.trips[value] = p, trips
         self.readers[value] = {p}
 
     def _collect(self, nodes: tuple[named.Node, ...], trips: int) -> None:
@@ -149,10 +150,11 @@ class Model:
         for item in node.stacked:
             # A stack is read slice by slice as it settled.
             if item.outer in self.fixed:
+                self.complete &= not self.fixed[item.outer].axes_of(node.dim.name)
                 self._fix(item.inside, self.fixed[item.outer].without_dim(node.dim.name), inner)
                 continue
             self.sliced.setdefault(item.outer, set()).add(node.dim.name)
-            self.shared.append((item.inside, item.outer))
+            self.shared.append((item.inside, item.outer, node.dim.name))
             self.trips[item.inside] = inner
             self.readers.setdefault(item.inside, set())
         for made in node.collected:
@@ -236,8 +238,9 @@ class Model:
                     self._settle_fixed(op, index, value)
         for made in self.collected:
             self._settle_collected(made)
-        for inside, outer in self.shared:
-            self.settled[inside] = self.settled[outer]
+        for inside, outer, loop in self.shared:
+            self.settled[inside] = {p.without_dim(loop): v for p, v in self.settled[outer].items()}
+            self.complete &= not any(p.axes_of(loop) for p in self.settled[outer])
 
     def _settle_collected(self, made: named.Collected) -> None:
         """What a loop collects settles as each part of it."""
@@ -248,8 +251,7 @@ class Model:
         targets = self._targets(made.outer, [], made.outer in self.returned_values)
         self.settled[made.outer] = {p: self.lp.variable() for p in targets}
         self.lp.constrain([(v, 1) for v in self.settled[made.outer].values()], 1, 1)
-        for p in targets:
-            self.readers[made.inside].add(p)
+        self.readers[made.inside].update(targets)
 
     def _settle(self, op: Op, index: int, value: Value, returned: bool) -> None:
         """A result settles in one placement; getting there from what was yielded has its price."""
@@ -295,9 +297,8 @@ class Model:
         self.settled[carry.inside] = {p: self.lp.variable() for p in targets}
         self.settled[carry.result] = self.settled[carry.inside]
         self.lp.constrain([(v, 1) for v in self.settled[carry.inside].values()], 1, 1)
-        for p in targets:
-            self.readers[carry.init].add(p)
-            self.readers[carry.next].add(p)
+        self.readers[carry.init].update(targets)
+        self.readers[carry.next].update(targets)
 
     def _targets(self, value: Value, yields: list[Placement], returned: bool) -> list[Placement]:
         """Where a value may settle."""
@@ -322,7 +323,7 @@ class Model:
             needed = [need for need, _ in self._returned(output.value)]
             self.readers[output.value].update(needed)
         for update in self.program.updates:
-            self.readers[update.new].add(self.fixed[update.old])
+            self.readers[update.new].add(self._stored(update.old))
         for value, needs in self.readers.items():
             self.versions.offer(value, needs)
         for op, combinations in self.combinations.items():
@@ -338,7 +339,7 @@ class Model:
         for update in self.program.updates:
             one = self.lp.variable()
             self.lp.constrain([(one, 1)], 1, 1)
-            self.versions.consume(update.new, {self.fixed[update.old]: [one]})
+            self.versions.consume(update.new, {self._stored(update.old): [one]})
 
     def _read_by(self, op: Op, combinations: list[Combination]) -> None:
         """What an operator reads depends on the combination it picks."""
@@ -370,7 +371,7 @@ class Model:
         carries = {c.inside: self._settled_in(c.inside, values) for c in self.carries}
         carries |= {c.outer: self._settled_in(c.outer, values) for c in self.collected}
         total = sum(c * v for c, v in zip(self.lp.costs, values, strict=True))
-        return Plan(decisions, carries, round(total), not self.narrow)
+        return Plan(decisions, carries, round(total), self.complete)
 
     def _decision(self, op: Op, values: list[float]) -> Decision:
         index = next(i for i, v in enumerate(self.chosen[op]) if values[v])
@@ -382,8 +383,9 @@ class Model:
         return next(p for p, one in self.settled[value].items() if values[one])
 
 
-def _states(program: named.Program) -> list[Value]:
-    return [s.value for s in program.states]
+def _given(program: named.Program) -> list[Value]:
+    """Inputs, parameters and states."""
+    return [*program.inputs, *(p.value for p in program.params), *(s.value for s in program.states)]
 
 
 def _partial_ops(components: Iterable[Component]) -> set[ReduceOp]:

@@ -12,7 +12,6 @@ from meshdsl.placed.optimal import Model
 from meshdsl.placed.plan import Combination
 from meshdsl.placed.sbp import Placement, placement
 
-STORED = ("param", "state")
 MOST_COMBINATIONS = 300
 """Beyond this many the search is not tried: where little is given there are too many ways."""
 
@@ -58,9 +57,11 @@ class AnnotatedModel(Model):
         if value in self.slices:
             return self.slices[value]
         found = self.placer.annotations.of(value)
-        if found is None:
-            return super()._ruled(value)
-        return self._whole(found[0]) if value.role in STORED else found[0]
+        return super()._ruled(value) if found is None else found[0]
+
+    def _stored(self, value: Value) -> Placement:
+        """What is read in parts is stored whole."""
+        return self._whole(super()._stored(value))
 
     def _whole(self, placed: Placement) -> Placement:
         return placement(self.mesh, dict(placed.splits))

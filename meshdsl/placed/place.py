@@ -53,7 +53,9 @@ def place_annotated(program: named.Program, annotations: Annotations, policy: st
     def planned() -> Program | None:
         guided = _GuidedAnnotated(rewritten, annotations, walks[-1], placers[-1].layout)
         guided.plan = AnnotatedModel(rewritten, guided, guided.settled).plan()
-        return replace(guided.program(), proven=True) if guided.plan else None
+        if guided.plan is None:
+            return None
+        return replace(guided.program(), proven=guided.plan.least)
 
     return _least(walks, planned)
 

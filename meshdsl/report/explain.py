@@ -82,6 +82,7 @@ def _tensor(tensor: placed.Tensor, number: int, program: placed.Program) -> dict
         "line": value.span.line,
         "dtype": str(value.type.dtype),
         "dims": list(value.type.names),
+        "declared": list(value.positions),
         "shape": list(value.type.shape),
         "local_shape": list(local.shape),
         "placement": {a: str(p.component(a)) for a in program.mesh.names},
