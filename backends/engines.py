@@ -124,7 +124,7 @@ def _specs(made: Mapping[str, Any]) -> tuple[dict[str, Spec], dict[str, Spec]]:
 def refuse_too_large(made: Mapping[str, Any], engine: str, budget: int | None) -> None:
     """Refuse a run that this machine has no memory for; nothing is allocated to find out."""
     from meshdsl.backends.in_process import MOST_DEVICES
-    from meshdsl.device.liveness import memory
+    from meshdsl.device.memory import memory
 
     devices = made["device"].mesh.devices
     if engine == "local" and devices > MOST_DEVICES:

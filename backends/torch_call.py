@@ -21,6 +21,7 @@ class TorchText:
     fresh:      hint -> a variable name that is not taken.
     used:       collects the names of support functions.
     lines:      collects the statements that `let` writes, to stand before the expression.
+    helpers:    collects the variables of those statements.
     """
 
     args: tuple[str, ...]
@@ -36,6 +37,7 @@ class TorchText:
     splits: frozenset[str] = frozenset()
     used: set[str] = field(default_factory=set)
     lines: list[str] = field(default_factory=list)
+    helpers: list[str] = field(default_factory=list)
 
     def tensor(self, index: int) -> str:
         """Operand `index` as the text of a tensor; a literal becomes `torch.tensor(…)`."""
@@ -71,6 +73,7 @@ class TorchText:
         """Assign `text` to a fresh variable named after `hint`; returns the variable."""
         name = self.fresh(hint)
         self.lines.append(f"{name} = {text}")
+        self.helpers.append(name)
         return name
 
     def use(self, function: str) -> str:

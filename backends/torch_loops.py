@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+from meshdsl.backends.torch_call import TorchText
 from meshdsl.backends.torch_moves import Moves, typed
-from meshdsl.device.ir import Collected, Loop, Node, Program, Start, Var
-from meshdsl.device.liveness import kept_inside
+from meshdsl.device.ir import Collected, Compute, Loop, Node, Program, Start, Var
+from meshdsl.device.liveness import (
+    collected,
+    entered,
+    given_up,
+    kept_inside,
+    left_over,
+    sums,
+    used_up,
+)
+from meshdsl.ops.opdef import lookup
 
 NOWHERE = ("", 0)
 """The source place of no statement."""
@@ -18,37 +28,54 @@ class Loops(Moves):
     def __init__(self, program: Program) -> None:
         super().__init__(program)
         self.shown = NOWHERE
-        # Of what loops collect: how deep it is made, and whether from the last to the first.
-        self.made: dict[Var, tuple[int, bool]] = {}
+        # Of what loops collect, whether from the last to the first.
+        self.backwards: dict[Var, bool] = {}
         self.loops: list[Loop] = []
+        self.collected, self.used_up = collected(program), used_up(program)
 
     @abstractmethod
-    def _nodes(self, nodes: tuple[Node, ...], kept: frozenset[Var]) -> None:
-        """The statements of a block; `kept` are read after it."""
+    def _call(self, node: Compute) -> TorchText:
+        """What a record is given to write `node`."""
 
-    def _loop(self, node: Loop) -> None:
+    @abstractmethod
+    def _nodes(
+        self, nodes: tuple[Node, ...], kept: frozenset[Var], own: frozenset[Var] = frozenset()
+    ) -> None:
+        """The statements of a block; `kept` are read after it, `own` are there with it."""
+
+    @abstractmethod
+    def _let_go(self, dead: tuple[Var, ...]) -> None:
+        """Delete variables."""
+
+    def _loop(self, node: Loop, dead: tuple[Var, ...]) -> None:
+        """A loop; of what is `dead` after it, what it takes over goes as it begins."""
         for carry in node.carries:
             if carry.inside.name != carry.init.name:
                 init = self._tensor(carry.init)
                 self.out.statement(f"{carry.inside.name} = {init}", typed(carry.inside))
-        for made in node.collected:
-            self.made[made.outer] = self.out.depth, node.reverse
+        self._let_go(given_up(node, dead))
+        collected = [c for c in node.collected if c.stack is None]
+        for made in collected:
+            self.backwards[made.outer] = node.reverse
             self._room(made)
         self._first(node)
         indices = f"range({node.dim.size})"
         self.out.add(f"for {node.index} in {f'reversed({indices})' if node.reverse else indices}:")
         self.out.depth += 1
         for stack, inside in node.stacked:
-            self.out.statement(f"{inside.name} = {self._slice_of(stack, node)}", typed(inside))
+            self.out.statement(
+                f"{inside.name} = {self._slice_of(stack, inside, node)}", typed(inside)
+            )
         # What is made outside is needed again in the next trip: it is nobody's to overwrite inside.
         outside, self.fresh = self.fresh, set()
         self.loops.append(node)
-        self._nodes(node.body, kept_inside(node))
+        self._nodes(node.body, kept_inside(node), entered(node, self.collected))
         self.loops.pop()
-        self.fresh = outside | {c.outer for c in node.collected if not c.is_list}
-        for made in node.collected:
+        self.fresh = outside | {c.outer for c in node.collected if not c.is_list} | sums(node)
+        for made in collected:
             self._collect(made, node)
         self._carry(node)
+        self._let_go(left_over(node, self.collected))
         self.out.depth -= 1
         self.shown = NOWHERE
 
@@ -80,18 +107,23 @@ class Loops(Moves):
 
     # --- what is sliced, collected and carried -----------------------------------------------
 
-    def _slice_of(self, stack: Var, node: Loop) -> str:
+    def _add_onto(self, node: Compute) -> None:
+        """A sum in place."""
+        assert node.onto is not None
+        text = lookup(node.op.name).in_place[node.onto](self._call(node))
+        assert text is not None, f"{node.op.name} cannot be done in place"
+        self.out.statement(f"{node.outs[0].name} = {text}", typed(node.outs[0]))
+
+    def _slice_of(self, stack: Var, inside: Var, node: Loop) -> str:
         """The text of the current slice; lists that one loop reads from the end are used up."""
         position = stack.local.index(node.dim.name)
         if position:
             return f"{stack.name}.select({position}, {node.index})"
         if stack not in self.program.lists:
             return f"{stack.name}[{node.index}]"
-        depth, backwards = self.made[stack]
-        # One that stands in another loop comes by more than once.
-        if node.reverse != backwards and self.uses[stack] == 1 and depth == self.out.depth - 1:
+        if inside in self.used_up:
             return f"{stack.name}.pop()"
-        return f"{stack.name}[{'~' * backwards}{node.index}]"
+        return f"{stack.name}[{'~' * self.backwards[stack]}{node.index}]"
 
     def _room(self, made: Collected) -> None:
         """Where a loop puts what it collects: lists in the order in which it is made."""

@@ -15,9 +15,9 @@ from meshdsl.backends.torch_call import TorchText
 from meshdsl.backends.torch_head import head, inert
 from meshdsl.backends.torch_loops import NOWHERE, Loops
 from meshdsl.backends.torch_moves import typed
-from meshdsl.device.aliases import copied_first, shows_operand
+from meshdsl.device.aliases import copied_first
 from meshdsl.device.ir import Bucket, Compute, Loop, Move, Node, Program, Start, Var, Wait
-from meshdsl.device.liveness import deaths, kept_after
+from meshdsl.device.liveness import LARGE, deaths, given_up, kept_after, shows_operand
 from meshdsl.device.names import Names, identifiers
 from meshdsl.diagnostics import Span
 from meshdsl.named.ir import Value
@@ -54,6 +54,8 @@ class Emitter(Loops):
         # The last assignment: where its lines begin and end, the variable, the text.
         self.last: tuple[int, int, Var, str] | None = None
         self.renamed: set[Var] = set()
+        # What the last statement has put into variables of its own, if that may be large.
+        self.helpers: list[str] = []
         # What may show memory of another variable, with elements that lie in one place as well.
         self.views: set[Var] = set()
 
@@ -111,12 +113,16 @@ class Emitter(Loops):
                 found.append((f"{INDENT}{name} = {text}{'' if whole else f' % {size}'}", ""))
         return found
 
-    def _nodes(self, nodes: tuple[Node, ...], kept: frozenset[Var]) -> None:
+    def _nodes(
+        self, nodes: tuple[Node, ...], kept: frozenset[Var], own: frozenset[Var] = frozenset()
+    ) -> None:
         """The statements of a block; large tensors are let go after their last use."""
-        for node, dead in zip(nodes, deaths(nodes, kept), strict=True):
+        for node, dead in zip(nodes, deaths(nodes, kept, own), strict=True):
             if not isinstance(node, Start | Wait) or self.shown == NOWHERE:
                 self._source_line(node.span)
             match node:
+                case Compute(onto=int()):
+                    self._add_onto(node)
                 case Compute():
                     self._compute(node)
                 case Move() | Bucket():
@@ -128,12 +134,14 @@ class Emitter(Loops):
                 case Wait():
                     self._wait(node)
                 case Loop():
-                    self._loop(node)
-            gone = [v.name for v in dead if v not in self.renamed]
-            self._delete(gone)
+                    self._loop(node, dead)
+                    dead = tuple(v for v in dead if v not in given_up(node, dead))
+            self._let_go(dead)
 
-    def _delete(self, names: list[str]) -> None:
-        """Let variables go, in as many statements as fit a line."""
+    def _let_go(self, dead: tuple[Var, ...]) -> None:
+        """Delete variables, in as many statements as fit a line."""
+        names = [*self.helpers, *(v.name for v in dead if v not in self.renamed)]
+        self.helpers = []
         room = WIDTH - len(INDENT) * self.out.depth - len("del ")
         while names:
             count = len(names)
@@ -163,6 +171,9 @@ class Emitter(Loops):
         for line in call.lines:
             self.out.statement(line)
         self._assign(node, text)
+        # They may be twice as wide as what they are made of.
+        if any(2 * v.local.bytes >= LARGE for v in (*node.ins, *node.outs)):
+            self.helpers = call.helpers
         self._has_memory(node)
 
     def _has_memory(self, node: Compute) -> None:

@@ -162,11 +162,17 @@ def lower_placed(program: placed.Program) -> device.Program:
     from meshdsl.device.buckets import in_buckets
     from meshdsl.device.from_placed import lower
     from meshdsl.device.overlap import overlapped
+    from meshdsl.device.sums import summed_in_place
     from meshdsl.device.verify import verify
 
-    result = lower(program, taken_names())
+    taken = taken_names()
+    result = lower(program, taken)
     verify(result)
-    for made in (in_buckets, lambda p: overlapped(p, taken_names())):
+    for made in (
+        lambda p: summed_in_place(p, taken),
+        in_buckets,
+        lambda p: overlapped(p, taken),
+    ):
         result = made(result)
         verify(result)
     return result

@@ -26,9 +26,12 @@ def momentum_(
     weight_decay: float,
 ) -> Any:
     """Gradient descent with the velocity v = beta * v + gradient; `nesterov` looks one step on."""
-    g = full_gradient(w, g, scale, weight_decay)
-    v.mul_(beta).add_(g)
-    return step_along_(w, g.add(v, alpha=beta) if nesterov else v, lr), v
+    full = full_gradient(w, g, scale, weight_decay)
+    v.mul_(beta).add_(full)
+    if not nesterov:
+        return step_along_(w, v, lr), v
+    ahead = full.add(v, alpha=beta) if full is g else full.add_(v, alpha=beta)
+    return step_along_(w, ahead, lr), v
 
 
 def adam_(
@@ -77,10 +80,12 @@ def are_scalars(*values: Any) -> bool:
 
 def full_gradient(w: torch.Tensor, g: torch.Tensor, scale: Any, weight_decay: float) -> Any:
     """The sum scale * g + weight_decay * w in the dtype of `w`; `g` itself where that is all."""
-    g = g.to(w.dtype)
+    full = g.to(w.dtype)
     if not (isinstance(scale, float) and scale == 1):
-        g = g * scale
-    return g.add(w, alpha=weight_decay) if weight_decay else g
+        full = full * scale if full is g else full.mul_(scale)
+    if weight_decay:
+        full = full.add(w, alpha=weight_decay) if full is g else full.add_(w, alpha=weight_decay)
+    return full
 
 
 def step_along_(w: torch.Tensor, direction: torch.Tensor, size: Any) -> torch.Tensor:

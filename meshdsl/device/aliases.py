@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Var, every
-from meshdsl.device.liveness import kept_after, made, reads, slices
+from meshdsl.device.liveness import kept_after, made, overwrites, reads, shows_operand, slices
 from meshdsl.ops.opdef import lookup
 
 
@@ -54,19 +54,13 @@ def _pairs(node: Node) -> Iterator[tuple[Var, Var]]:
                 yield from ((carry.init, other) for other in (carry.inside, carry.next))
                 yield carry.init, carry.result
             yield from ((c.inside, c.outer) for c in node.collected if c.is_list)
+            yield from ((c.stack, c.outer) for c in node.collected if c.stack is not None)
 
 
 def _of_operator(node: Compute) -> Iterator[tuple[Var, Var]]:
-    opdef = lookup(node.op.name)
     if shows_operand(node):
         yield from ((node.ins[0], out) for out in node.outs)
-    yield from zip((node.ins[i] for i in opdef.overwrites), node.outs, strict=False)
-
-
-def shows_operand(node: Compute) -> bool:
-    """Whether the result may show memory of the first operand."""
-    types = tuple(v.value.type for v in node.ins)
-    return bool(node.ins) and lookup(node.op.name).shows_operand(types, dict(node.op.attrs))
+    yield from zip((node.ins[i] for i in overwrites(node)), node.outs, strict=False)
 
 
 def copied_first(program: Program) -> frozenset[Var]:

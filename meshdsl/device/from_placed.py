@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+
 from meshdsl.device.ir import Carry, Collected, Compute, Loop, Move, Node, Program, Var
 from meshdsl.device.names import Names
 from meshdsl.ops.opdef import Signature, lookup
@@ -24,6 +27,7 @@ class _Lowering:
         self.vars: dict[placed.Tensor, Var] = {}
         self.stacks = _stacks(program.body)
         self.read = _read(program)
+        self.taken_over = dict(_taken_over(program))
         self.lists: set[Var] = set()
 
     def program(self) -> Program:
@@ -51,6 +55,7 @@ class _Lowering:
         return Var(self.names.fresh(hint), tensor.value, placement, local)
 
     def _hint(self, tensor: placed.Tensor, op: str = "t") -> str:
+        tensor = self.taken_over.get(tensor, tensor)
         name = tensor.value.label if tensor.value.name else op
         if tensor in self.stacks:
             return f"{name}_stack"
@@ -99,15 +104,24 @@ class _Lowering:
         return moves
 
     def _version_hint(self, tensor: placed.Tensor, after: Placement, source: Var) -> str:
-        label = tensor.value.label if tensor.value.name else source.name.removesuffix("_part")
+        named = self.taken_over.get(tensor, tensor).value
+        label = named.label if named.name else source.name.removesuffix("_part")
         if after.partial:
             return f"{label}_part"
         return label if source.placement.partial else f"{label}_{_suffix(source.placement, after)}"
 
+    def _inside(self, carry: placed.Carry) -> Var:
+        """The carried variable; it has the name of what it takes over."""
+        if carry.init not in self.taken_over:
+            return self._new(carry.inside)
+        init, tensor = self.vars[carry.init], carry.inside
+        self.vars[tensor] = Var(init.name, tensor.value, init.placement, init.local)
+        return self.vars[tensor]
+
     def _loop(self, node: placed.Loop) -> Loop:
         index = self.names.fresh(node.repeat.dim.name)
         inits = [self.vars[c.init] for c in node.carries]
-        insides = [self._new(c.inside) for c in node.carries]
+        insides = [self._inside(c) for c in node.carries]
         stacked = tuple((self.vars[a], self._new(b)) for a, b in node.stacked)
         body = self._nodes(node.body)
         carries = []
@@ -166,3 +180,50 @@ def _stacks(nodes: tuple[placed.Node, ...]) -> set[placed.Tensor]:
             found.update(outer for outer, _ in node.stacked)
             found |= _stacks(node.body)
     return found
+
+
+def _taken_over(program: placed.Program) -> Iterator[tuple[placed.Tensor, placed.Tensor]]:
+    """Pairs of what a carry begins with and the carry, where nobody else has to do with the first.
+
+    It is made in the block where the loop stands: a loop around it makes it anew for every trip.
+    """
+    reads = Counter(t for _, t in (*program.outputs, *program.updates))
+    reads.update(t for node in _every(program.body) for t in _reads(node))
+
+    def found(nodes: tuple[placed.Node, ...]) -> Iterator[tuple[placed.Tensor, placed.Tensor]]:
+        here: set[placed.Tensor] = set()
+        for node in nodes:
+            if isinstance(node, placed.Loop):
+                pairs = ((c.init, c.inside) for c in node.carries)
+                yield from ((a, b) for a, b in pairs if a in here and reads[a] == 1)
+                yield from found(node.body)
+            here.update(_makes(node))
+
+    return found(program.body)
+
+
+def _every(nodes: tuple[placed.Node, ...]) -> Iterator[placed.Node]:
+    for node in nodes:
+        yield node
+        if isinstance(node, placed.Loop):
+            yield from _every(node.body)
+
+
+def _reads(node: placed.Node) -> tuple[placed.Tensor, ...]:
+    match node:
+        case placed.Apply():
+            return node.ins
+        case placed.Reshard():
+            return (node.source,)
+    ends = (*(t for c in node.carries for t in (c.init, c.next)), *(t for t, _ in node.collected))
+    return (*ends, *(t for t, _ in node.stacked))
+
+
+def _makes(node: placed.Node) -> tuple[placed.Tensor, ...]:
+    """The variables that a node makes: a parameter that is loaded has one, a number needs none."""
+    match node:
+        case placed.Apply():
+            return () if is_load(node.op) or node.op.name == "constant" else node.outs
+        case placed.Reshard():
+            return (node.target,)
+    return (*(c.result for c in node.carries), *(t for _, t in node.collected))

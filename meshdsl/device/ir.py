@@ -27,12 +27,16 @@ class Var:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Compute:
-    """An operator on local tensors."""
+    """An operator on local tensors.
+
+    `onto` is the operand that the result is written over and has the name of, if there is one.
+    """
 
     op: Op
     ins: tuple[Var, ...]
     outs: tuple[Var, ...]
     flops: int
+    onto: int | None = None
 
     @property
     def span(self) -> Span:
@@ -151,7 +155,10 @@ class Ahead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Carry:
-    """A carried variable: `inside` and `result` share a name."""
+    """A carried variable: `inside` and `result` share a name.
+
+    So does `init` where nobody else reads it, and `next` where it is written over `inside`.
+    """
 
     init: Var
     inside: Var
@@ -161,11 +168,16 @@ class Carry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Collected:
-    """All iterations' `inside`. One that only loops read is a list, which nobody has to copy."""
+    """All iterations' `inside`. One that only loops read is a list, which nobody has to copy.
+
+    Where each is written over its slice of a stack that is there before, that is `stack`: then
+    `outer` has its memory and its name, and nothing is left to be collected.
+    """
 
     inside: Var
     outer: Var
     is_list: bool
+    stack: Var | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,7 +7,7 @@ program that people read: smaller ones stay until their block ends, and are coun
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from meshdsl.device.ir import (
     Bucket,
@@ -28,22 +28,77 @@ LARGE = 1 << 20
 """Bytes from which on a tensor is deleted after its last use."""
 
 
-def deaths(nodes: tuple[Node, ...], kept: frozenset[Var]) -> tuple[tuple[Var, ...], ...]:
-    """Per node of a block, the large variables made in the block that nothing reads after it.
+def deaths(
+    nodes: tuple[Node, ...], kept: frozenset[Var], entered: frozenset[Var] = frozenset()
+) -> tuple[tuple[Var, ...], ...]:
+    """Per node of a block, the large variables of the block that nothing reads after it.
 
-    What goes into a bucket is as large as all of it. `kept` are read after the block.
+    Those are made in it, or `entered` with the trip of a loop; `kept` are read after the block.
+    What goes into a bucket is as large as all of it.
     """
-    own = {v for node in nodes if not _is_constant(node) for v in made(node)}
+    own = entered | {v for node in nodes if not is_constant(node) for v in made(node)}
     later: set[str] = {v.name for v in kept}
     found: list[tuple[Var, ...]] = []
     for node in reversed(nodes):
-        touched = dict.fromkeys((*made(node), *reads(node)))
-        dying = [v for v in touched if v in own and v.name not in later]
+        touched = {v.name: v for v in (*reads(node), *made(node))}
+        dying = [v for v in touched.values() if v in own and v.name not in later]
         together = isinstance(node.collective if isinstance(node, Start) else node, Bucket)
         size = sum(v.local.bytes for v in dying) if together else 0
         found.append(tuple(v for v in dying if max(size, v.local.bytes) >= LARGE))
-        later.update(v.name for v in touched)
+        later.update(touched)
     return tuple(reversed(found))
+
+
+def entered(node: Loop, collected: frozenset[Var]) -> frozenset[Var]:
+    """What a trip begins with and need not keep: carries, and slices of what was `collected`."""
+    carried = (c.inside for c in node.carries)
+    return frozenset((*carried, *(s for stack, s in node.stacked if stack in collected)))
+
+
+def given_up(node: Loop, dead: tuple[Var, ...]) -> tuple[Var, ...]:
+    """Of what is `dead` after a loop, what only a carry begins with: it goes as the loop begins."""
+    inside = {*(s for s, _ in slices(node)), *(v for n in node.body for v in reads(n))}
+    begun = {c.init for c in node.carries} - inside - set(made(node))
+    carried = {c.inside.name for c in node.carries}
+    return tuple(v for v in dead if v in begun and v.name not in carried)
+
+
+def sums(node: Loop) -> frozenset[Var]:
+    """What a loop has added up in place, in memory that nobody else sees."""
+    return frozenset(c.result for c in node.carries if c.next.name == c.inside.name == c.init.name)
+
+
+def left_over(node: Loop, collected: frozenset[Var]) -> tuple[Var, ...]:
+    """The large variables of a trip that nothing reads once it is over: what it has handed on."""
+    own = entered(node, collected) | {v for n in node.body for v in made(n)}
+    carried = {c.inside.name for c in node.carries}
+    ends = {v.name: v for v in _ends(node) if v in own and v.name not in carried}
+    return tuple(v for v in ends.values() if v.local.bytes >= LARGE)
+
+
+def collected(program: Program) -> frozenset[Var]:
+    """What loops collect."""
+    loops = (node for node in every(program.body) if isinstance(node, Loop))
+    return frozenset(c.outer for loop in loops for c in loop.collected)
+
+
+def used_up(program: Program) -> frozenset[Var]:
+    """The slices that loops take from the end of a list, which nobody else reads."""
+    read = uses(program)
+    made_in: dict[Var, tuple[int, bool]] = {}
+
+    def found(nodes: tuple[Node, ...], depth: int) -> Iterator[Var]:
+        for node in nodes:
+            if isinstance(node, Loop):
+                made_in.update({c.outer: (depth, node.reverse) for c in node.collected})
+                for stack, inside in node.stacked:
+                    # One that stands in another loop comes by more than once.
+                    ends = made_in.get(stack) == (depth, not node.reverse)
+                    if stack in program.lists and ends and read[stack] == 1:
+                        yield inside
+                yield from found(node.body, depth + 1)
+
+    return frozenset(found(program.body, 0))
 
 
 def made(node: Node) -> tuple[Var, ...]:
@@ -114,26 +169,9 @@ def _targets(node: Collective) -> tuple[Var, ...]:
     return tuple(m.target for m in node.moves)
 
 
-def _is_constant(node: Node) -> bool:
+def is_constant(node: Node) -> bool:
     """Whether a node is a number, which no variable holds."""
     return isinstance(node, Compute) and node.op.name == "constant"
-
-
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """The most bytes held at once, beside inputs and parameters, and the line where."""
-
-    bytes: int
-    line: int
-
-
-def peak(program: Program) -> Peak:
-    """The worst moment of one device: live local tensors, the buffers of collectives among them."""
-    start = program.placed.named.span.line
-    outputs = kept_after(program)
-    # Gradients are counted apart: they own no memory here.
-    apart = gradients(program)
-    return _block(program.body, outputs, {}, Peak(0, start), apart)
 
 
 def kept_after(program: Program) -> frozenset[Var]:
@@ -141,90 +179,31 @@ def kept_after(program: Program) -> frozenset[Var]:
     return frozenset((*(v for _, v in program.outputs), *(new for _, new in program.updates)))
 
 
-def memory(program: Program) -> dict[str, int]:
-    """Bytes of one device: what is kept by role, `activations` at the worst line, the `peak`.
-
-    Gradients of parameters count as held throughout, as they are held at the end of the backward
-    pass; versions on the way there are activations.
-    """
-    params = sum(v.local.bytes for v in program.params)
-    state = sum(v.local.bytes for v in program.states)
-    inputs = sum(v.local.bytes for v in program.inputs)
-    grads = sum(v.local.bytes for v in gradients(program))
-    worst = peak(program)
-    total = params + grads + state + inputs + worst.bytes
-    return {
-        "params": params,
-        "grads": grads,
-        "state": state,
-        "inputs": inputs,
-        "activations": worst.bytes,
-        "peak": total,
-        "peak_line": worst.line,
-    }
-
-
-def gradients(program: Program) -> frozenset[Var]:
-    """The gradients of parameters, as they settle."""
-    settled = {t.value: t.placement for t in program.placed.tensors if t.value.role == "grad"}
-    every = (v for node in program.body for v in made(node))
-    return frozenset(v for v in every if settled.get(v.value) == v.placement)
-
-
-def _block(
-    nodes: tuple[Node, ...],
-    kept: frozenset[Var],
-    base: dict[Var, Var],
-    worst: Peak,
-    apart: frozenset[Var] = frozenset(),
-) -> Peak:
-    """The worst moment of a block; `base` maps a view to the variable that owns its memory.
-
-    Variables `apart` are counted elsewhere.
-    """
-    dying = deaths(nodes, kept)
-    own = {v for node in nodes for v in made(node)}
-    live: dict[Var, set[str]] = {}
-    for node, dead in zip(nodes, dying, strict=True):
-        for var in made(node):
-            owner = _owner(node, var, base)
-            # What a view shows of an input, or of something outside a loop, is counted there.
-            if owner in own and owner not in apart:
-                live.setdefault(owner, set()).add(var.name)
-        held = sum(v.local.bytes for v in live)
-        inner = _loop(node, base) if isinstance(node, Loop) else Peak(0, node.span.line)
-        if held + inner.bytes > worst.bytes:
-            worst = Peak(held + inner.bytes, inner.line)
-        for var in dead:
-            names = live.get(base.get(var, var), set())
-            names.discard(var.name)
-            if not names:
-                live.pop(base.get(var, var), None)
-    return worst
-
-
 def kept_inside(node: Loop) -> frozenset[Var]:
     """What is read at the end of an iteration."""
     return frozenset(_ends(node))
 
 
-def _loop(node: Loop, base: dict[Var, Var]) -> Peak:
-    kept = kept_inside(node)
-    for stack, inside in slices(node):
-        base[inside] = base.get(stack, stack)
-    found = _block(node.body, kept, base, Peak(0, node.span.line))
-    # Room for the next trip; until it is issued, room for this trip that is not yet waited for.
-    ahead = sum(v.local.bytes for a in node.ahead for v in _targets(a.collective))
-    return Peak(found.bytes + ahead, found.line)
+def shown_by(program: Program) -> dict[Var, Var]:
+    """By variable, the one before it whose memory it shows, or was written into: in order."""
+    found: dict[Var, Var] = {}
+    for node in every(program.body):
+        if isinstance(node, Loop):
+            found.update({inside: stack for stack, inside in slices(node)})
+        pairs = ((var, _shown(node, var)) for var in made(node))
+        found.update({var: source for var, source in pairs if source is not None})
+    return found
 
 
-def _owner(node: Node, var: Var, base: dict[Var, Var]) -> Var:
-    """Whose memory a new variable is: its own, or for views that of the operand."""
-    source = _shown(node, var)
-    if source is None:
-        return var
-    base[var] = base.get(source, source)
-    return base[var]
+def overwrites(node: Compute) -> tuple[int, ...]:
+    """The operands that an operator writes its results over, one for each, if it does."""
+    return lookup(node.op.name).overwrites if node.onto is None else (node.onto,)
+
+
+def shows_operand(node: Compute) -> bool:
+    """Whether the result may show memory of the first operand."""
+    types = tuple(v.value.type for v in node.ins)
+    return bool(node.ins) and lookup(node.op.name).shows_operand(types, dict(node.op.attrs))
 
 
 def slices(node: Loop) -> tuple[tuple[Var, Var], ...]:
@@ -236,11 +215,12 @@ def _shown(node: Node, var: Var) -> Var | None:
     """The operand whose memory a variable shows, or was written into."""
     source: Var | None = None
     if isinstance(node, Compute):
-        opdef = lookup(node.op.name)
-        if opdef.view and node.ins:
+        if lookup(node.op.name).view and node.ins:
             source = node.ins[0]
-        elif opdef.overwrites:
-            source = node.ins[opdef.overwrites[node.outs.index(var)]]
+        elif over := overwrites(node):
+            source = node.ins[over[node.outs.index(var)]]
     elif isinstance(node, Move) and node.step.kind == "slice":
         source = node.source
+    elif isinstance(node, Loop):
+        source = next((c.stack for c in node.collected if c.outer is var), None)
     return source

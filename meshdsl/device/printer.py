@@ -85,7 +85,7 @@ class _Printer:
         for carry in node.carries:
             yield f"{pad}next  {carry.inside.name} = {carry.next.name}"
         for made in node.collected:
-            what = "list" if made.is_list else "stack"
+            what = "list" if made.is_list else "stack" if made.stack is None else "onto"
             yield f"{pad}{what}  {_var(made.outer)} = {made.inside.name}"
 
 

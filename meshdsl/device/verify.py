@@ -20,7 +20,10 @@ Works = dict[str, Collective]
 
 
 def verify(program: Program) -> None:
-    """Variables are assigned once, before they are read, with the shape their placement says."""
+    """Variables are assigned once, before they are read, with the shape their placement says.
+
+    A variable may take over the name of another, which nobody reads from there on.
+    """
     names: set[str] = set(program.coordinates.values())
     known: set[Var] = set()
     for var in (*program.inputs, *program.params, *program.states):
@@ -33,8 +36,14 @@ def verify(program: Program) -> None:
         assert new.local == old.local, f"{old.name} changes its shape"
 
 
-def _define(var: Var, known: set[Var], names: set[str], program: Program) -> None:
-    assert var.name not in names, f"{var.name} is assigned twice"
+def _define(
+    var: Var, known: set[Var], names: set[str], program: Program, before: Var | None = None
+) -> None:
+    """`var` is known from here on; where it has the name of `before`, that one no longer is."""
+    if before is not None and before.name == var.name:
+        known.discard(before)
+    else:
+        assert var.name not in names, f"{var.name} is assigned twice"
     assert var.name.isidentifier(), f"{var.name!r} is no identifier"
     assert var.local == var.placement.local(var.value.type, program.mesh), f"shape of {var.name}"
     names.add(var.name)
@@ -54,8 +63,9 @@ def _verify_block(
         match node:
             case Compute():
                 assert known.issuperset(node.ins), f"{node.op.name} reads what is not assigned"
+                over = None if node.onto is None else node.ins[node.onto]
                 for var in node.outs:
-                    _define(var, known, names, program)
+                    _define(var, known, names, program, over)
             case Move() | Bucket():
                 _verify_sources(node, known)
                 _define_targets(node, known, names, program)
@@ -93,10 +103,13 @@ def _verify_start(node: Start, known: set[Var], names: set[str], works: Works) -
 
 
 def _verify_loop(node: Loop, known: set[Var], names: set[str], program: Program) -> None:
-    inner = set(known)
     for carry in node.carries:
         assert carry.init in known, f"{carry.init.name} is not assigned"
-        _define(carry.inside, inner, names, program)
+    known.difference_update(c.init for c in node.carries if c.init.name == c.inside.name)
+    inner = set(known)
+    for carry in node.carries:
+        assert carry.init in known or carry.init.name == carry.inside.name, "an init is gone"
+        _define(carry.inside, inner, names, program, carry.init)
     for stack, inside in node.stacked:
         assert stack in known, f"{stack.name} is not assigned"
         _define(inside, inner, names, program)
@@ -108,7 +121,7 @@ def _verify_loop(node: Loop, known: set[Var], names: set[str], program: Program)
         known.add(carry.result)
     for made in node.collected:
         assert made.inside in inner, f"{made.inside.name} is not assigned"
-        _define(made.outer, known, names, program)
+        _define(made.outer, known, names, program, made.stack)
 
 
 def _verify_ahead(

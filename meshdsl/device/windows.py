@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshdsl.device.ir import Collective, Compute, Loop, Node, Var, every
-from meshdsl.device.liveness import made, reads
-from meshdsl.ops.opdef import lookup
+from meshdsl.device.liveness import made, overwrites, reads
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,5 +57,4 @@ class Block:
 def _overwritten(node: Node) -> list[Var]:
     """The operands that a node, or what is in it, changes in place."""
     inner = every(node.body) if isinstance(node, Loop) else (node,)
-    operators = (n for n in inner if isinstance(n, Compute))
-    return [n.ins[i] for n in operators for i in lookup(n.op.name).overwrites]
+    return [n.ins[i] for n in inner if isinstance(n, Compute) for i in overwrites(n)]

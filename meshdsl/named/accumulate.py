@@ -1,19 +1,25 @@
 """`accumulate=K`: a training step reads K batches in a loop and adds their gradients up.
 
-The sum is carried through the loop as it is, partial where it is: one reduction, not K.
+The sum is carried through the loop as it is, partial where it is: one reduction, not K. It is in
+f32 at least, also where the gradients of a batch are narrower: in bf16 a sum of equal terms stops
+growing at the 257th. (As Megatron's `main_grad`, and FSDP2's `reduce_dtype=torch.float32`.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from meshdsl.named.autodiff import gradients, in_phase
 from meshdsl.named.autodiff_call import about
 from meshdsl.named.builder import Builder, Frame, Scope
 from meshdsl.named.ir import (
+    F32,
     Carry,
     Collected,
     Dim,
+    DType,
     Output,
     Program,
     Repeat,
@@ -85,7 +91,8 @@ class _Loop:
         """The program that returns means of numbers, and all of what is no number."""
         assert self.program.goal is not None
         loss = self.program.goal.loss
-        returned = {o: replace(o, value=self._finished(v)) for o, v in outputs.items()}
+        finished = ((o, self._finished(v, o.value.type.dtype)) for o, v in outputs.items())
+        returned = {o: replace(o, value=v) for o, v in finished}
         mean = next(new.value for old, new in returned.items() if old.value is loss)
         goal = replace(self.program.goal, loss=mean)
         body, values = tuple(self.builder.frames[-1].body), tuple(returned.values())
@@ -93,21 +100,30 @@ class _Loop:
 
     def _widened(self, value: Value) -> Value:
         """An input with a batch after the other."""
-        return replace(value, type=TensorType((self.dim, *value.type.dims), value.type.dtype))
+        type_ = TensorType((self.dim, *value.type.dims), value.type.dtype)
+        return replace(value, type=type_, declared=value.positions)
 
     def _sum(self, of: Value, part: Value, role: str) -> Value:
         """The sum of `part` over the iterations; `of` is what it is the gradient of, or itself."""
         fields = about(of) if role == "grad" else {"name": None}
-        inside = replace(part, role="activation", **fields)
+        type_ = replace(part.type, dtype=summed(part.type.dtype))
+        inside = replace(part, type=type_, role="activation", **fields)
         self.builder.place(inside, 1)
         with in_phase(self.builder, "backward" if role == "grad" else "forward"):
             scope = Scope({}, {}, prelude(), part.path, part.functions)
+            part = self._cast(part, type_.dtype, scope, fields)
             (next_,) = self.builder.emit("add", (inside, part), {}, part.span, scope, fields=fields)
         init, result = (replace(inside) for _ in range(2))
         for value in (init, result):
             self.builder.place(value, 0)
         self.carries.append(Carry(init, inside, next_, result))
         return result
+
+    def _cast(self, value: Value, dtype: DType, scope: Scope, fields: Mapping[str, Any]) -> Value:
+        if value.type.dtype == dtype:
+            return value
+        attrs = {"dtype": dtype}
+        return self.builder.emit("cast", (value,), attrs, value.span, scope, fields=fields)[0]
 
     def _output(self, output: Output) -> Value:
         value = output.value
@@ -127,9 +143,14 @@ class _Loop:
             (init,) = self.builder.emit("zeros", (), attrs, carry.inside.span, scope, fields=fields)
             self.carries[index] = replace(carry, init=init)
 
-    def _finished(self, value: Value) -> Value:
-        summed = any(c.result is value for c in self.carries)
-        return self._mean(value, "forward") if summed else value
+    def _finished(self, value: Value, dtype: DType) -> Value:
+        """What an output of `dtype` comes to."""
+        if all(c.result is not value for c in self.carries):
+            return value
+        mean = self._mean(value, "forward")
+        with in_phase(self.builder, "forward"):
+            scope = Scope({}, {}, prelude(), value.path, value.functions)
+            return self._cast(mean, dtype, scope, {"name": value.name})
 
     def _mean(self, value: Value, phase: str) -> Value:
         with in_phase(self.builder, phase):
@@ -140,3 +161,8 @@ class _Loop:
             return self.builder.emit("mul", (value, number), {}, value.span, scope, fields=fields)[
                 0
             ]
+
+
+def summed(dtype: DType) -> DType:
+    """The dtype that values of `dtype` are added up in: f32 at least."""
+    return max(dtype, F32, key=lambda d: d.bytes)

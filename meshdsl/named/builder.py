@@ -162,7 +162,8 @@ class Builder:
         if outer not in frame.stacked:
             assert frame.dim is not None
             pins = tuple(p for p in outer.pins if p.dim != frame.dim.name)
-            inside = replace(outer, type=outer.type.without(frame.dim.name), pins=pins)
+            type_ = outer.type.without(frame.dim.name)
+            inside = replace(outer, type=type_, pins=pins, declared=outer.positions)
             self.place(inside, depth)
             frame.stacked[outer] = inside
         return frame.stacked[outer]

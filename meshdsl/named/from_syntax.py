@@ -284,6 +284,7 @@ class ProgramBuilder:
             name=".".join((*scope.path, name.text)),
             pins=self.pins(node.target.dims, scope),
             role="param",
+            declared=tuple(d.name for d in dims),
         )
         self.builder.place(value, 0)
         self.builder.params.append(PendingParam(value, self._init(node, scope)))

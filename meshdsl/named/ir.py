@@ -131,6 +131,8 @@ class Value:
     optimizer, and what its update computes on the way).
     `follows` is the tensor whose rules bind this one too: of a gradient, what it is the gradient
     of; of a state, its parameter.
+    `declared` are the names of the dims that the program gives it, where it has others: a loop adds
+    its dim, or takes it away.
     """
 
     type: TensorType
@@ -141,6 +143,13 @@ class Value:
     pins: tuple[Pin, ...] = ()
     role: str = "activation"
     follows: Value | None = None
+    declared: tuple[str, ...] | None = None
+
+    @property
+    def positions(self) -> tuple[str, ...]:
+        """The names of its dims in the order in which the program speaks of them."""
+        source = self.follows or self
+        return source.type.names if source.declared is None else source.declared
 
     @property
     def label(self) -> str:

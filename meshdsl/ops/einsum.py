@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -120,6 +122,18 @@ _SAMPLES = (
     sample(tensor(_S, _H, dtype=I64), tensor(_S, _H, dtype=I64), dims=()),
 )
 
+
+def _scratch(sig: Signature, numbers: Mapping[int, Any]) -> int:
+    """Of two operands that have all dims of the result, the product is summed as it is."""
+    del numbers
+    if len(sig.ins) != 2:
+        return 0
+    kept = set(sig.outs[0].names)
+    shared = [d.size for d in sig.ins[0].dims if sig.ins[1].has(d.name)]
+    summed = kept < {d.name for d in sig.ins[0].dims if sig.ins[1].has(d.name)}
+    return math.prod(shared) * sig.outs[0].dtype.bytes if kept and summed else 0
+
+
 register(
     OpDef(
         "einsum",
@@ -132,5 +146,6 @@ register(
         flops=_flops,
         gradient=einsum_gradient,
         shows=lambda ins, attrs: len(ins) == 1 and len(ins[0].dims) == len(attrs["dims"]),
+        scratch=_scratch,
     )
 )

@@ -40,6 +40,7 @@ from meshdsl.ops.opdef import (
     OpDef,
     OpError,
     Sample,
+    Scratch,
     Signature,
     Surface,
     TorchCall,
@@ -69,6 +70,7 @@ def composite(
     gradient: Gradient | None = None,
     in_place: Mapping[int, InPlace] = NEVER,
     true_rows: Mapping[str, str] = NO_TRUE_ROWS,
+    scratch: Scratch | None = None,
 ) -> OpDef:
     """Register a composite along `dim`, which is in no loop; `cost` is its flops per element.
 
@@ -95,6 +97,7 @@ def composite(
             gradient=gradient,
             in_place=in_place,
             true_rows=true_rows,
+            scratch=scratch,
         )
     )
 
@@ -334,6 +337,7 @@ composite(
     _norm_samples(2),
     linear=_norm_linear,
     gradient=_norm_gradient("rms_norm"),
+    scratch=lambda sig, numbers: sig.ins[0].bytes,  # the squares, where torch has no kernel for it
 )
 
 # --- cross-entropy ---------------------------------------------------------------------------
@@ -397,4 +401,5 @@ composite(
     ),
     cost=6,
     gradient=_cross_entropy_gradient,
+    scratch=lambda sig, numbers: sig.ins[0].bytes,  # the log_softmax
 )

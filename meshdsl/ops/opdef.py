@@ -205,6 +205,7 @@ class Backward(Protocol):
 
 Gradient = Callable[[Backward], Mapping[int, Value]]
 InPlace = Callable[[TorchCall], str | None]
+Scratch = Callable[[Signature, Mapping[int, Any]], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,6 +270,8 @@ class OpDef:
               operand (None where it cannot). It is asked for where the operand has the type of the
               result, memory of its own, and nobody needs it any more. The text is right on any
               strides; not every kernel of torch minds those of its `out=`.
+    scratch: (signature of local types, operands that are numbers, by index) -> bytes that the torch
+             text takes beside its results while it runs; None: nothing of the size of an operand.
     """
 
     name: str
@@ -289,6 +292,7 @@ class OpDef:
     gradient: Gradient | None = None
     overwrites: tuple[int, ...] = ()
     in_place: Mapping[int, InPlace] = field(default_factory=dict)
+    scratch: Scratch | None = None
 
     def shows_operand(self, ins: tuple[TensorType, ...], attrs: Attrs) -> bool:
         """Whether the torch result of a call may show the memory of operand 0."""

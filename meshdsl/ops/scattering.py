@@ -8,6 +8,7 @@ gradient alone, without the gather.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -144,6 +145,15 @@ _IDS = tensor(BATCH, SEQ, dtype=I32)
 _AT = ("int", "index:v")
 _B, _S, _H, _V = BATCH, SEQ, HIDDEN, VOCAB
 
+
+def _scratch(sig: Signature, numbers: Mapping[int, Any]) -> int:
+    """Half precision is added up in f32: the parts, and the result before it is rounded."""
+    del numbers
+    is_half = sig.outs[0].dtype.bytes < F32.bytes
+    elements = sig.ins[0].elements + sig.outs[0].elements
+    return elements * F32.bytes if is_half else 0
+
+
 register(
     OpDef(
         "scatter_add",
@@ -168,5 +178,6 @@ register(
             "P(min), B -> P(min)",
         ),
         gradient=_gradient,
+        scratch=_scratch,
     )
 )

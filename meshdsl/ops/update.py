@@ -10,6 +10,7 @@ or, of a parameter stacked by a `repeat`, have some of its dims. The torch text 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -26,7 +27,17 @@ from meshdsl.ops.build import (
     swapped,
     tensor,
 )
-from meshdsl.ops.opdef import Attrs, NumpyCall, OpDef, Sample, Surface, TorchCall, register
+from meshdsl.ops.opdef import (
+    Attrs,
+    NumpyCall,
+    OpDef,
+    Sample,
+    Scratch,
+    Signature,
+    Surface,
+    TorchCall,
+    register,
+)
 
 _REDUCED = "parameters, states and scalars are never partial, and a gradient is reduced before"
 
@@ -67,8 +78,21 @@ def update(
             flops=lambda sig: flops * sig.ins[0].elements,
             true_rows=true_rows,
             overwrites=new,
+            scratch=_scratch(operands.index("scale")),
         )
     )
+
+
+def _scratch(scale: int) -> Scratch:
+    """A gradient that is widened, scaled, decayed or looked ahead of is a copy."""
+
+    def count(sig: Signature, numbers: Mapping[int, Any]) -> int:
+        w, g, attrs = sig.ins[0], sig.ins[1], sig.attrs
+        decays = attrs.get("weight_decay") and "decoupled" not in attrs
+        copied = decays or attrs.get("nesterov") or g.dtype != w.dtype or numbers.get(scale) != 1
+        return w.bytes if copied else 0
+
+    return count
 
 
 def _infer(name: str, operands: tuple[str, ...], new: tuple[int, ...]) -> Infer:

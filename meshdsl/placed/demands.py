@@ -22,6 +22,9 @@ class Demands(Protocol):
     def ruled(self, value: Value) -> Placement:
         """What is demanded of a value where it is made; on other axes it is free."""
 
+    def stored(self, value: Value) -> Placement:
+        """How a parameter or a state is kept, and its new value after it."""
+
     def is_settled(self, value: Value) -> bool:
         """Whether a value is to be just as it is ruled, on all axes."""
 
@@ -60,6 +63,10 @@ class RuleDemands:
             binding = self.layout.demand(value, value in self.returned)
             self._ruled[value] = binding.placement(self.mesh)
         return self._ruled[value]
+
+    def stored(self, value: Value) -> Placement:
+        """As it is ruled."""
+        return self.ruled(value)
 
     def is_settled(self, value: Value) -> bool:
         """Parameters and what is returned have no freedom."""
@@ -130,10 +137,11 @@ class BlockDemands:
         if value in self.slices:
             return self.slices[value]
         found = self._annotated(value)
-        if found is None:
-            return self.rules.ruled(value)
-        stored = value.role in ("param", "state")
-        return placement(self.mesh, dict(found.splits)) if stored else found
+        return self.rules.ruled(value) if found is None else found
+
+    def stored(self, value: Value) -> Placement:
+        """What is read in parts is stored whole."""
+        return placement(self.mesh, dict(self.ruled(value).splits))
 
     def _annotated(self, value: Value) -> Placement | None:
         return None if value in self.slices else self._of_block(value)

@@ -287,7 +287,7 @@ class Placer:
         self.phase = node.phase
         self.state.blocks.append([])
         depth = len(self.state.blocks) - 1
-        stacked = tuple(self._stack(s, depth) for s in node.stacked)
+        stacked = tuple(self._stack(s, node, depth) for s in node.stacked)
         insides = [self._enter(c.inside, wants[c.inside], depth) for c in node.carries]
         for carry, want in wants.items():
             if want.partial:
@@ -350,11 +350,15 @@ class Placer:
             self.state.partial_why[carry.result] = reasons
         return self._enter(carry.result, want, len(self.state.blocks) - 1)
 
-    def _stack(self, item: named.Stacked, depth: int) -> tuple[Tensor, Tensor]:
-        loop = next(d for d in item.outer.type.names if not item.inside.type.has(d))
+    def _stack(self, item: named.Stacked, node: named.Repeat, depth: int) -> tuple[Tensor, Tensor]:
+        """A stack that is whole along the dim of its loop, and a slice of it."""
+        loop = node.dim.name
         # Some operator may have wanted a version of it that is split along the loop.
-        versions = self.state.versions[item.outer]
-        outer = next(t for t in _settled_first(versions) if not t.placement.axes_of(loop))
+        versions = _settled_first(self.state.versions[item.outer])
+        whole = [t for t in versions if not t.placement.axes_of(loop)]
+        ask = why.Ask("operand", f"`repeat {loop}`", node.span, phase=node.phase)
+        need = versions[0].placement.without_dim(loop)
+        outer = whole[0] if whole else self._version(item.outer, need, ask)
         inside = self._enter(item.inside, outer.placement.without_dim(loop), depth)
         self.causes[item.inside] = self.causes.get(item.outer, {})
         return outer, inside

@@ -56,6 +56,9 @@ class AnnotatedPlacer(Placer):
     def _whole(self, placed: Placement) -> Placement:
         return placement(self.mesh, dict(placed.splits))
 
+    def _stored(self, value: Value) -> Tensor:
+        return self._entering(value)
+
     def _entering(self, value: Value) -> Tensor:
         """Devices are given whole blocks; where they are to be partial, all but one drop them."""
         wanted = self._wanted(value)

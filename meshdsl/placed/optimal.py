@@ -172,7 +172,7 @@ class Space:
         for output in self.program.outputs:
             self.need(output.value, [self.demands.output(output.value)])
         for update in self.program.updates:
-            self.need(update.new, [self.demands.ruled(update.old)])
+            self.need(update.new, [self.demands.stored(update.old)])
 
     def need(self, value: Value, placements: Iterable[Placement]) -> None:
         """Somebody may need a value so."""
@@ -482,10 +482,21 @@ class Model:
             for item in loop.collected:
                 if item.outer in self.kept:
                     self._read(item.inside, self.kept[item.outer])
+            for piece in loop.stacked:
+                self._read_stack(piece, loop.dim.name)
         for output in self.space.program.outputs:
             self._read(output.value, {self.demands.output(output.value): ALWAYS})
         for update in self.space.program.updates:
-            self._read(update.new, {self.demands.ruled(update.old): ALWAYS})
+            self._read(update.new, {self.demands.stored(update.old): ALWAYS})
+
+    def _read_stack(self, item: named.Stacked, loop: str) -> None:
+        """What lies split along the dim of its loop is made whole along it before."""
+        settled = self.settled[item.outer]
+        if any(p.axes_of(loop) for p in settled):
+            wanted: dict[Placement, list[Terms]] = {}
+            for p, here in settled.items():
+                wanted.setdefault(p.without_dim(loop), []).append(here)
+            self._read(item.outer, {p: total(parts) for p, parts in wanted.items()})
 
     def _read(self, value: Value, wanted: dict[Placement, Terms]) -> None:
         """One reader: where the value settled flows to what the reader wants."""
@@ -587,8 +598,15 @@ class Model:
         carried |= {v: self.kept.get(v, self.settled[v]) for v in collected}
         carries = {v: _picked(found, answer) for v, found in carried.items()}
         versions = {v: self._sent(v, answer) for v in self.versions}
+        # It is not searched what a stack that is split along its loop may become before the loop.
+        split = any(
+            self._settled_in(s.outer, answer).axes_of(loop.dim.name)
+            for loop in loops
+            for s in loop.stacked
+        )
         # All ties together weigh less than one.
-        return Plan(decisions, carries, versions, math.floor(answer.cost), answer.proven)
+        cost, proven = math.floor(answer.cost), answer.proven and not split
+        return Plan(decisions, carries, versions, cost, proven)
 
     def _decision(self, op: Op, answer: Answer) -> Decision:
         picks = zip(self.picks[op], self.space.combinations[op], strict=True)

@@ -92,15 +92,18 @@ class Annotations:
                     return
             case ast.Call(function=ast.Name(text="S"), args=(ast.Number(value=int() as index),)):
                 dim = self._dim(value, index, node.span)
-                splits[dim] = (*splits.get(dim, ()), axis)
+                # A slice may lack it.
+                if value.type.has(dim):
+                    splits[dim] = (*splits.get(dim, ()), axis)
                 return
         help = "there are `S(i)`, `B`, `P`, `P(max)`, `P(min)` and `P(prod)`"
         fail("MD0308", "this is no component of a placement", node.span, help=help)
 
     def _dim(self, value: Value, index: int, span: Span) -> str:
-        names = value.type.names
+        """A position is that of a dim as the program declares the tensor."""
+        names = value.positions
         if index >= len(names):
-            where = Related(value.span, f"it is {value.type}")
+            where = Related(value.span, f"it is {value.type.dtype}[{', '.join(names)}]")
             dims = ", ".join(f"S({i}) is `{d}`" for i, d in enumerate(names)) or "it has no dims"
             fail("MD0308", f"`{value.label}` has no dim {index}", span, where, help=dims)
         return names[index]

@@ -136,8 +136,8 @@ def _dim(name: str, axes: Sequence[str]) -> str:
 def positional(tensor: Json) -> Json:
     """The same by positions, per mesh axis: `S(0)`, `B`, `P`, `P(max)`.
 
-    A dim that several axes split in another order than the mesh's gets its rank: `S(0)/2` is the
-    second cut of dim 0.
+    A position is that of a dim as the program declares the tensor. A dim that several axes split in
+    another order than the mesh's gets its rank: `S(0)/2` is the second cut of dim 0.
     """
     axes = list(tensor["placement"])
     return {axis: _component(tensor, axis, axes) for axis in axes}
@@ -148,7 +148,8 @@ def _component(tensor: Json, axis: str, mesh: Sequence[str]) -> str:
         if axis in order:
             in_order = list(order) == sorted(order, key=mesh.index)
             rank = "" if in_order else f"/{order.index(axis) + 1}"
-            return f"S({tensor['dims'].index(dim)}){rank}"
+            dims = tensor["declared" if dim in tensor["declared"] else "dims"]
+            return f"S({dims.index(dim)}){rank}"
     found: str = tensor["placement"][axis]
     return found
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from meshdsl.device.ir import Bucket, Collective, Compute, Move, Program, Wait, every, walk
-from meshdsl.device.liveness import memory
+from meshdsl.device.memory import memory
 from meshdsl.diagnostics import Diagnostic
 from meshdsl.named.ir import Value
 from meshdsl.placed import ir as placed
@@ -93,6 +93,7 @@ def _tensor(tensor: placed.Tensor, number: int, program: placed.Program) -> dict
         "line": value.span.line,
         "dtype": str(value.type.dtype),
         "dims": list(value.type.names),
+        "declared": list(value.positions),
         "shape": list(value.type.shape),
         "local_shape": list(local.shape),
         "placement": {a: str(p.component(a)) for a in program.mesh.names},

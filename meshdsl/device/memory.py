@@ -1,0 +1,370 @@
+"""The most memory that one device holds at once: its program is walked through as it runs.
+
+What is counted is what torch allocates for the emitted text: every tensor from the statement that
+makes it until the last variable or list that shows it is gone, the buffers of collectives, and what
+an operator takes for itself while it runs (`OpDef.scratch`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshdsl.device.ir import (
+    Bucket,
+    Collective,
+    Compute,
+    Loop,
+    Move,
+    Node,
+    Program,
+    Start,
+    Var,
+    Wait,
+)
+from meshdsl.device.liveness import (
+    collected,
+    deaths,
+    entered,
+    given_up,
+    is_constant,
+    kept_after,
+    kept_inside,
+    left_over,
+    made,
+    shown_by,
+    shows_operand,
+    sums,
+    used_up,
+    uses,
+)
+from meshdsl.ops.opdef import Signature, lookup
+
+
+def memory(program: Program) -> dict[str, int]:
+    """Bytes of one device: what is kept by role, the `peak` at the worst line, and `activations`.
+
+    `grads` are the gradients of all parameters, as they are held at the end of the backward pass.
+    `activations` are what the worst moment takes beyond all that.
+    """
+    params, state, inputs = (
+        sum(v.local.bytes for v in kept)
+        for kept in (program.params, program.states, program.inputs)
+    )
+    held = _Walk(program).held
+    grads = min(held.most, sum(v.local.bytes for v in gradients(program)))
+    return {
+        "params": params,
+        "grads": grads,
+        "state": state,
+        "inputs": inputs,
+        "activations": held.most - grads,
+        "peak": params + state + inputs + held.most,
+        "peak_line": held.line,
+    }
+
+
+def gradients(program: Program) -> frozenset[Var]:
+    """The gradients of parameters, as they settle."""
+    settled = {t.value: t.placement for t in program.placed.tensors if t.value.role == "grad"}
+    every = (v for node in program.body for v in made(node))
+    return frozenset(v for v in every if settled.get(v.value) == v.placement)
+
+
+# --- what is held ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class _Block:
+    """One piece of memory, and how many variables and lists hold it."""
+
+    bytes: int
+    holders: int = 0
+
+
+@dataclass(slots=True)
+class _Held:
+    """What variables and lists hold at a moment, by their names, and the most there ever was."""
+
+    now: int = 0
+    most: int = 0
+    line: int = 0
+    names: dict[str, _Block] = field(default_factory=dict)
+    lists: dict[str, list[_Block]] = field(default_factory=dict)
+
+    def take(self, size: int, line: int = 0) -> _Block:
+        """New memory, which nobody holds yet."""
+        self.now += size
+        self.mark(0, line)
+        return _Block(size)
+
+    def mark(self, scratch: int, line: int) -> None:
+        """A moment at which `scratch` bytes more are held."""
+        if self.now + scratch > self.most:
+            self.most, self.line = self.now + scratch, line
+
+    def bind(self, name: str, block: _Block) -> None:
+        """A variable shows `block`, and no longer what it showed before."""
+        block.holders += 1
+        self.drop(name)
+        self.names[name] = block
+
+    def append(self, name: str, block: _Block) -> None:
+        """A list holds `block` as well."""
+        block.holders += 1
+        self.lists[name].append(block)
+
+    def drop(self, name: str) -> None:
+        """A variable or a list is gone."""
+        blocks = self.lists.pop(name, [])
+        blocks += [self.names.pop(name)] if name in self.names else []
+        for block in blocks:
+            self.release(block)
+
+    def release(self, block: _Block) -> None:
+        """One holder less."""
+        block.holders -= 1
+        self.now -= 0 if block.holders else block.bytes
+
+
+class _Walk:
+    """One device at work, from the first statement to the last; `held` tells the worst moment.
+
+    Inputs, parameters and states are counted elsewhere: here they take no memory.
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.held = _Held(line=program.placed.named.span.line)
+        self.shown = shown_by(program) | dict(_Reuse(program).found())
+        self.used_up, self.collected = used_up(program), collected(program)
+        self.dying: dict[Loop, tuple[tuple[Var, ...], ...]] = {}
+        self.is_last = False
+        self.numbers: dict[Var, Any] = {}
+        stored = _Block(0, 1)
+        for var in (*program.inputs, *program.params, *program.states):
+            self.held.bind(var.name, stored)
+        self._nodes(program.body, deaths(program.body, kept_after(program)))
+
+    def _nodes(self, nodes: tuple[Node, ...], dying: tuple[tuple[Var, ...], ...]) -> None:
+        for node, dead in zip(nodes, dying, strict=True):
+            self._node(node, dead)
+            for var in dead:
+                self.held.drop(var.name)
+
+    def _node(self, node: Node, dead: tuple[Var, ...]) -> None:
+        match node:
+            case Compute():
+                self._compute(node)
+            case Move() | Bucket():
+                self._arrive(node, self._room(node))
+            case Start() if not (node.ahead and self.is_last):
+                self.held.lists[node.work] = self._room(node.collective)
+            case Wait():
+                self._arrive(node.collective, self.held.lists.pop(node.work))
+            case Loop():
+                self._loop(node, dead)
+
+    def _memory(self, var: Var, line: int) -> _Block:
+        """The memory of a new variable: its own, or that of what it shows or is written over."""
+        source = self.shown.get(var)
+        if source is None or source.local.dtype != var.local.dtype:
+            return self.held.take(var.local.bytes, line)
+        return self.held.names.get(source.name) or self.held.take(var.local.bytes, line)
+
+    # --- operators and collectives -------------------------------------------------------------
+
+    def _compute(self, node: Compute) -> None:
+        if is_constant(node):
+            self.numbers[node.outs[0]] = node.op.attr("value")
+            return
+        blocks = [self._memory(v, node.span.line) for v in node.outs]
+        self.held.mark(self._scratch(node), node.span.line)
+        for var, block in zip(node.outs, blocks, strict=True):
+            self.held.bind(var.name, block)
+
+    def _scratch(self, node: Compute) -> int:
+        """What an operator takes while it runs; a CPU widens an operand before it is added."""
+        scratch = lookup(node.op.name).scratch
+        if scratch is not None:
+            ins, outs = (tuple(v.local for v in vs) for vs in (node.ins, node.outs))
+            numbers = {i: self.numbers[v] for i, v in enumerate(node.ins) if v in self.numbers}
+            return scratch(Signature(ins, outs, dict(node.op.attrs)), numbers)
+        if node.onto is None:
+            return 0
+        total, part = (v.local for v in node.ins)
+        return part.elements * total.dtype.bytes if part.dtype != total.dtype else 0
+
+    def _room(self, node: Collective) -> list[_Block]:
+        """The memory of a collective: what it works in, and the results if they lie there."""
+        line = node.span.line
+        blocks = [self.held.take(size, line) for size in _worked_in(node)]
+        if isinstance(node, Move):
+            blocks.append(self._memory(node.target, line))
+        for block in blocks:
+            block.holders += 1
+        return blocks
+
+    def _arrive(self, node: Collective, blocks: list[_Block]) -> None:
+        """The results are there: the last of the blocks, or cut out of it, or copied from there."""
+        for move in node.moves:
+            is_copy = isinstance(node, Bucket) and node.step.kind == "all_gather"
+            size, line = move.target.local.bytes, node.span.line
+            self.held.bind(move.target.name, self.held.take(size, line) if is_copy else blocks[-1])
+        for block in blocks:
+            self.held.release(block)
+
+    # --- loops ---------------------------------------------------------------------------------
+
+    def _loop(self, node: Loop, dead: tuple[Var, ...]) -> None:
+        """The first two trips and the last: what a trip leaves behind is the same from then on."""
+        self._begin(node)
+        for var in given_up(node, dead):
+            self.held.drop(var.name)
+        trips, outside = min(node.dim.size, 3), self.is_last
+        for trip in range(trips):
+            if trip == 2:
+                self._skip(node, node.dim.size - trips)
+            self.is_last = trip == trips - 1
+            self._trip(node)
+        self.is_last = outside
+
+    def _begin(self, node: Loop) -> None:
+        for carry in node.carries:
+            if carry.init.name != carry.inside.name:
+                self.held.bind(carry.inside.name, self._memory_of(carry.init))
+        for item in node.collected:
+            if item.is_list:
+                self.held.lists[item.outer.name] = []
+            elif item.stack is None:
+                room = self.held.take(item.outer.local.bytes, node.span.line)
+                self.held.bind(item.outer.name, room)
+        for ahead in node.ahead:
+            self.held.lists[ahead.work] = self._room(ahead.collective)
+
+    def _trip(self, node: Loop) -> None:
+        for stack, inside in node.stacked:
+            self._slice(stack, inside)
+        if node not in self.dying:
+            own = entered(node, self.collected)
+            self.dying[node] = deaths(node.body, kept_inside(node), own)
+        self._nodes(node.body, self.dying[node])
+        for item in node.collected:
+            if item.is_list:
+                self.held.append(item.outer.name, self._memory_of(item.inside))
+        for name, block in [(c.inside.name, self._memory_of(c.next)) for c in node.carries]:
+            self.held.bind(name, block)
+        for var in left_over(node, self.collected):
+            self.held.drop(var.name)
+
+    def _slice(self, stack: Var, inside: Var) -> None:
+        blocks = self.held.lists.get(stack.name)
+        self.held.bind(inside.name, blocks[-1] if blocks else self._memory_of(stack))
+        if blocks and inside in self.used_up:
+            self.held.release(blocks.pop())
+
+    def _memory_of(self, var: Var) -> _Block:
+        """The memory of a variable; of a number, none."""
+        return self.held.names.get(var.name) or _Block(0)
+
+    def _skip(self, node: Loop, trips: int) -> None:
+        """What trips that are like the one before do to lists: take from them, or add to them."""
+        for stack, inside in node.stacked:
+            if inside in self.used_up:
+                for _ in range(trips):
+                    self.held.release(self.held.lists[stack.name].pop())
+        for item in (c for c in node.collected if c.is_list):
+            blocks = self.held.lists[item.outer.name]
+            is_new = blocks[-1] is not blocks[-2]
+            for _ in range(trips):
+                more = self.held.take(blocks[-1].bytes) if is_new else blocks[-1]
+                self.held.append(item.outer.name, more)
+
+
+# --- what collectives work in --------------------------------------------------------------------
+
+
+def _worked_in(node: Collective) -> Iterator[int]:
+    """Bytes of the buffers of a collective; of a bucket the last one is what arrives.
+
+    What is sent has the dim that is gathered or scattered outermost; an all_reduce of a bucket
+    works where it is.
+    """
+    together = isinstance(node, Bucket) and node.step.kind != "all_reduce"
+    if together or any(map(_is_sent_otherwise, node.moves)):
+        yield sum(m.source.local.bytes for m in node.moves)
+    if isinstance(node, Bucket):
+        yield sum(m.target.local.bytes for m in node.moves)
+
+
+def _is_sent_otherwise(move: Move) -> bool:
+    """Whether what is sent is a copy."""
+    kind, outermost = move.step.kind, move.source.local.names[:1]
+    turned = kind in ("all_gather", "reduce_scatter") and outermost != (move.step.dim,)
+    return turned or kind == "all_to_all"
+
+
+# --- memory that is used again -------------------------------------------------------------------
+
+
+class _Reuse:
+    """Which results the emitted text leaves in the memory of an operand (`Emitter._in_place`)."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.uses = program, uses(program)
+        # What nobody else's memory is, and what may show elements twice.
+        self.fresh: set[Var] = set()
+        self.views: set[Var] = set()
+
+    def found(self) -> Iterator[tuple[Var, Var]]:
+        """Pairs of a result and the operand."""
+        yield from self._block(self.program.body)
+
+    def _block(self, nodes: Sequence[Node]) -> Iterator[tuple[Var, Var]]:
+        for node in nodes:
+            match node:
+                case Compute():
+                    yield from self._compute(node)
+                case Move():
+                    yield from self._move(node)
+                case Start():
+                    yield from (p for m in node.collective.moves for p in self._move(m))
+                case Loop():
+                    outside, self.fresh = self.fresh, set()
+                    yield from self._block(node.body)
+                    stacks = {c.outer for c in node.collected if not c.is_list}
+                    self.fresh = outside | stacks | sums(node)
+            if isinstance(node, Move | Bucket | Wait):
+                moves = (node.collective if isinstance(node, Wait) else node).moves
+                self.fresh.update(m.target for m in moves if m.step.moves)
+
+    def _compute(self, node: Compute) -> Iterator[tuple[Var, Var]]:
+        if is_constant(node) or node.onto is not None:
+            return
+        shows = shows_operand(node)
+        if self.program.updates and (over := self._over(node)) is not None:
+            yield node.outs[0], over
+        elif shows:
+            yield node.outs[0], node.ins[0]
+        self.views.update(node.outs if shows else ())
+        if self._is_own(node.ins[0]) if shows else not lookup(node.op.name).overwrites:
+            self.fresh.update(node.outs)
+
+    def _over(self, node: Compute) -> Var | None:
+        for index in lookup(node.op.name).in_place:
+            var = node.ins[index]
+            fits = var.local == node.outs[0].local and var not in self.views
+            if fits and self._is_own(var):
+                return var
+        return None
+
+    def _move(self, node: Move) -> Iterator[tuple[Var, Var]]:
+        """An all_reduce works in memory that is its own; a maximum is its own part."""
+        kind, op = node.step.kind, node.step.op
+        if kind == "all_reduce" and self._is_own(node.source):
+            yield node.target, node.source
+        if kind == "zero_fill" and op in ("max", "min"):
+            yield node.target, node.source
+
+    def _is_own(self, var: Var) -> bool:
+        return var in self.fresh and self.uses[var] == 1

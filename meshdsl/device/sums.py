@@ -1,0 +1,191 @@
+"""Sums over the trips of a loop are added up in place: one buffer, from the first trip to the last.
+
+`accumulate=K` carries sums of gradients. What a trip has to add is added as soon as it is there, so
+no trip holds a second set of gradients, and what an inner loop makes slice by slice is added slice
+by slice. The sum of a narrower dtype needs no cast: it is widened as it is added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from meshdsl.device.ir import Carry, Collected, Compute, Loop, Move, Node, Program, Var, every
+from meshdsl.device.liveness import made, uses
+from meshdsl.device.names import Names, identifiers
+from meshdsl.ops.opdef import Signature, lookup
+from meshdsl.placed.choose import flops
+
+Nodes = tuple[Node, ...]
+
+
+def summed_in_place(program: Program, taken: frozenset[str] = frozenset()) -> Program:
+    """The program with its carried sums added up in place; `taken` are names the backend uses.
+
+    Only of a training step: any other may be put through torch's autograd.
+    """
+    if not program.updates:
+        return program
+    body = _Sums(program, taken).block(program.body)
+    return _without_unread_zeros(replace(program, body=body))
+
+
+class _Sums:
+    def __init__(self, program: Program, taken: frozenset[str]) -> None:
+        self.names = Names(taken | identifiers(program))
+        self.uses = uses(program)
+
+    def block(self, nodes: Nodes) -> Nodes:
+        """The nodes of a block; a loop's sums begin with zeros of their own right before it."""
+        makers = {v: node for node in nodes for v in made(node)}
+        found: list[Node] = []
+        for node in nodes:
+            if isinstance(node, Loop):
+                node, zeros = self._loop(node, makers)
+                found.extend(zeros)
+            found.append(node)
+        return tuple(found)
+
+    def _loop(self, loop: Loop, makers: Mapping[Var, Node]) -> tuple[Loop, list[Compute]]:
+        body, carries, zeros = self.block(loop.body), [], []
+        for carry in loop.carries:
+            begun, add = _zeros(carry, makers), self._addition(carry, body)
+            if begun is not None and add is not None:
+                next_ = _renamed(carry.next, carry.inside.name)
+                body = self._added(body, add, carry.inside, next_)
+                init = _renamed(carry.init, carry.inside.name)
+                zeros.append(replace(begun, outs=(init,)))
+                carry = replace(carry, init=init, next=next_)
+            carries.append(carry)
+        return replace(loop, body=body, carries=tuple(carries)), zeros
+
+    def _addition(self, carry: Carry, body: Nodes) -> Compute | None:
+        """The operator that adds something to the carry, if nobody else reads either of them."""
+        add = _maker(carry.next, body)
+        alone = self.uses[carry.inside] == self.uses[carry.next] == 1
+        if not isinstance(add, Compute) or add.op.name != "add" or not alone:
+            return None
+        fits = carry.inside in add.ins and carry.inside.local == carry.next.local
+        return add if fits else None
+
+    def _added(self, body: Nodes, add: Compute, total: Var, next_: Var) -> Nodes:
+        """The body with what `add` adds to `total` added in place, right where it is made."""
+        (part,) = (v for v in add.ins if v is not total)
+        maker = _maker(part, body)
+        alone = self.uses[part] == 1
+        if alone and isinstance(maker, Compute) and _widens(maker):
+            rest = tuple(node for node in body if node is not maker)
+            narrow = replace(add, ins=(total, maker.ins[0]))
+            return self._added(_swapped(rest, add, narrow), narrow, total, next_)
+        if alone and isinstance(maker, Loop) and (made_ := _slice_by_slice(maker, part, total)):
+            rest = tuple(node for node in body if node is not add)
+            return _swapped(rest, maker, self._in_slices(maker, made_, add, total, next_))
+        onto = replace(add, ins=(total, part), outs=(next_,), onto=0)
+        if maker is None:
+            return _swapped(body, add, onto)
+        rest = tuple(node for node in body if node is not add)
+        return _swapped(rest, maker, maker, onto)
+
+    def _in_slices(self, loop: Loop, item: Collected, add: Compute, total: Var, next_: Var) -> Loop:
+        """The loop that adds what it collected to slices of `total`, where it is made."""
+        before = self._slice(total, item, loop)
+        after = _renamed(before, before.name)
+        local = Signature((before.local, item.inside.local), (after.local,), dict(add.op.attrs))
+        each = replace(
+            add, ins=(before, item.inside), outs=(after,), flops=flops(lookup("add"), local)
+        )
+        body = self._added((*loop.body, each), each, before, after)
+        collected = tuple(
+            Collected(after, next_, False, total) if c is item else c for c in loop.collected
+        )
+        stacked = (*loop.stacked, (total, before))
+        return replace(loop, body=body, stacked=stacked, collected=collected)
+
+    def _slice(self, total: Var, item: Collected, loop: Loop) -> Var:
+        type_ = total.value.type.without(loop.dim.name)
+        value = replace(item.inside.value, type=type_)
+        local = total.local.without(loop.dim.name)
+        placement = total.placement.without_dim(loop.dim.name)
+        return Var(self.names.fresh(total.name), value, placement, local)
+
+
+def _zeros(carry: Carry, makers: Mapping[Var, Node]) -> Compute | None:
+    """The operator that makes the zeros which a carry begins with, if it does.
+
+    Parts that sum to zeros are zeros as well.
+    """
+    if carry.init.placement.op not in (None, "sum"):
+        return None
+    maker = makers.get(carry.init)
+    while (same := _passes(maker)) is not None:
+        maker = makers.get(same)
+    return maker if isinstance(maker, Compute) and maker.op.name == "zeros" else None
+
+
+def _passes(maker: Node | None) -> Var | None:
+    """What is zero if what this node makes is, or None."""
+    match maker:
+        case Move() if maker.step.kind == "zero_fill":
+            return maker.source
+        case Compute() if maker.op.name == "identity":
+            return maker.ins[0]
+    return None
+
+
+def _maker(var: Var, body: Nodes) -> Node | None:
+    return next((node for node in body if var in made(node)), None)
+
+
+def _renamed(var: Var, name: str) -> Var:
+    """Another version of a variable, which takes over the name."""
+    return replace(var, name=name)
+
+
+def _widens(node: Compute) -> bool:
+    """Whether a node is a cast of floats to a wider dtype."""
+    kinds = {v.local.dtype.kind for v in (*node.ins, *node.outs)}
+    return node.op.name == "cast" and kinds == {"float"}
+
+
+def _slice_by_slice(loop: Loop, part: Var, total: Var) -> Collected | None:
+    """What a loop collects as `part`, if `total` can be added to slice by slice instead."""
+    item = next((c for c in loop.collected if c.outer is part), None)
+    if item is None or item.is_list or item.stack is not None:
+        return None
+    return item if part.local.dims == total.local.dims else None
+
+
+def _swapped(nodes: Nodes, old: Node, *new: Node) -> Nodes:
+    """The nodes with others in the place of one."""
+    return tuple(n for node in nodes for n in (new if node is old else (node,)))
+
+
+# --- zeros that nobody reads any more ----------------------------------------------------------
+
+
+def _without_unread_zeros(program: Program) -> Program:
+    """The program less zeros that no loop begins with any more."""
+    while True:
+        read = uses(program)
+        gone = {
+            node
+            for node in every(program.body)
+            if _is_zeros(node) and not any(read[v] for v in made(node))
+        }
+        if not gone:
+            return program
+        program = replace(program, body=_without(program.body, gone))
+
+
+def _is_zeros(node: Node) -> bool:
+    """Whether a node makes zeros, or passes on what may be some."""
+    made_here = isinstance(node, Compute) and node.op.name == "zeros"
+    return made_here or _passes(node) is not None
+
+
+def _without(nodes: Iterable[Node], gone: set[Node]) -> Nodes:
+    return tuple(
+        replace(node, body=_without(node.body, gone)) if isinstance(node, Loop) else node
+        for node in nodes
+        if node not in gone
+    )

@@ -1,0 +1,85 @@
+"""One device of a mesh by itself: the text it runs, and the memory that torch allocates for it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from meshdsl.backends.emission import emit_compiled
+from meshdsl.backends.in_process import load, local_tensors
+
+
+class Work:
+    """A collective under way; until it is let go it holds its tensors, as gloo and nccl do."""
+
+    def __init__(self, *held: torch.Tensor) -> None:
+        self.held = held
+
+    def wait(self) -> None:
+        """It is over at once."""
+
+
+class Alone:
+    """`torch.distributed` for a device without others: what would arrive is what it has sent.
+
+    Numbers are wrong, shapes and memory are right. A group is its name.
+    """
+
+    ReduceOp = torch.distributed.ReduceOp
+
+    def __init__(self, mesh: Mapping[str, int]) -> None:
+        self.mesh = mesh
+
+    def get_world_size(self, group: str) -> int:
+        """How many devices the group has."""
+        return math.prod(self.mesh[axis] for axis in group.split("+"))
+
+    def all_reduce(self, x: torch.Tensor, op: Any = None, **how: Any) -> Work:
+        """Leaves `x` as it is."""
+        return Work(x)
+
+    def all_gather_single(self, out: torch.Tensor, x: torch.Tensor, **how: Any) -> Work:
+        """Fills `out` with copies of `x`."""
+        out.view(self.get_world_size(how["group"]), -1).copy_(x.reshape(1, -1))
+        return Work(out, x)
+
+    def reduce_scatter_single(
+        self, out: torch.Tensor, x: torch.Tensor, op: Any = None, **how: Any
+    ) -> Work:
+        """Fills `out` with the first block of `x`."""
+        out.copy_(x.view(-1)[: out.numel()].view(out.shape))
+        return Work(out, x)
+
+    def all_to_all_single(self, out: torch.Tensor, x: torch.Tensor, *_: Any, **how: Any) -> Work:
+        """Copies `x`."""
+        out.copy_(x)
+        return Work(out, x)
+
+
+def first_device(made: Mapping[str, Any]) -> tuple[int, Callable[[], Any]]:
+    """Bytes of inputs, parameters and states of device 0, and its program as a call."""
+    program = load(emit_compiled(made).text)
+    program.dist = Alone(program.MESH)
+    groups = {name: name for name in ("+".join(axes) for axes in program.GROUPS)}
+    tables = [program.INPUTS, program.PARAMS]
+    tables += [program.STATES] if hasattr(program, "STATES") else []
+    held = [local_tensors(program.MESH, table, {}, 0, range(1))[0] for table in tables]
+    size = sum(t.untyped_storage().nbytes() for kind in held for t in kind.values())
+    return size, lambda: program.device(0, groups, *held)
+
+
+def allocated(run: Callable[[], Any]) -> int:
+    """The most bytes that torch has given out at once in `run`, beside what was there before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+        run()
+    events = found.profiler.kineto_results.events()
+    sizes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
+    now = most = 0
+    for _, size in sorted(sizes, key=lambda event: event[0]):
+        now += size
+        most = max(most, now)
+    return most

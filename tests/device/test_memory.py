@@ -1,0 +1,109 @@
+"""The memory that is reported is what torch allocates for the emitted text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshdsl.device.memory import memory
+from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.pipeline import Options, compile_source
+from tests.device.alone import allocated, first_device
+
+MLP = """
+dim batch = 32, io = 512
+dim hidden = 4 * io
+layout one { batch -> none }
+layout data { batch -> data }
+layout zero1 extends data { state: io -> data }
+layout zero3 extends zero1 { params: io -> data, grads: io -> data }
+program mlp(x[batch, io], target[batch, io]) {
+  param w[io, hidden]
+  param v[hidden, io]
+  h = relu(einsum(x, w -> [batch, hidden]))
+  y = einsum(h, v -> [batch, io])
+  loss = mean((y - target)^2)
+  return loss
+  minimize loss with adam()
+}
+"""
+LM = (Path(__file__).parents[2] / "examples" / "lm.mdsl").read_text()
+LAYERS = re.search(r"    x = x \+ attention.*\n    x = x \+ mlp.*\n", LM)
+assert LAYERS is not None
+RECOMPUTED = LM.replace(LAYERS[0], f"    recompute {{\n{LAYERS[0]}    }}\n")
+TEXTS = {"mlp": MLP, "lm": LM, "recomputed": RECOMPUTED}
+
+LONG = {"batch": 32, "seq": 128}
+WIDE = {"batch": 8, "seq": 32, "model": 256, "hidden": 1024, "heads": 4, "key": 64, "layers": 5}
+
+Dims = dict[str, int]
+
+PROGRAMS: dict[str, tuple[str, str, str, str, Dims]] = {
+    "several batches": ("mlp", "adam(accumulate=4)", "data:2", "data", {}),
+    "on one device": ("mlp", "sgd(accumulate=4)", "data:1", "one", {}),
+    "several, in bf16": ("mlp", 'adam(accumulate=4, compute="bf16")', "data:2", "data", {}),
+    "states split": ("mlp", "momentum(accumulate=4, clip=1.0)", "data:2", "zero1", {}),
+    "all split": ("mlp", 'adamw(clip=1.0, compute="bf16")', "data:2", "zero3", {}),
+    "adafactor": ("mlp", "adafactor(lr=0.1, clip=1.0)", "data:2", "data", {}),
+    "layers": ("lm", "adamw()", "data:4", "data_parallel", LONG),
+    "wide layers": ("lm", "adamw(clip=1.0)", "data:2,tp:2", "megatron", WIDE),
+    "layers, split": ("lm", "adamw()", "data:4", "zero3", WIDE),
+    "layers, several batches": ("lm", "adamw(accumulate=3)", "data:4", "zero2", WIDE),
+    "layers in bf16": ("lm", 'adamw(accumulate=4, compute="bf16")', "data:4", "zero3", LONG),
+    "recomputed layers": ("recomputed", "adamw()", "data:4", "data_parallel", LONG),
+    "recomputed, wide": ("recomputed", 'adamw(compute="bf16")', "data:4", "zero2", WIDE),
+}
+CLOSE = 0.05
+
+
+def made(text: str, optimizer: str, mesh: str, layout: str, dims: dict[str, int]) -> dict[str, Any]:
+    # Not `optimal`: how far that comes depends on what else the machine is doing.
+    text = re.sub(r"minimize loss with .*", f"minimize loss with {optimizer}", text)
+    options = Options(mesh=mesh, layout=layout, reduce="deferred", set_dims=dims)
+    return compile_source(Source("case.mdsl", text), options, Diagnostics())
+
+
+@pytest.mark.parametrize("case", PROGRAMS)
+def test_what_is_reported_is_what_torch_allocates(case: str) -> None:
+    name, optimizer, mesh, layout, dims = PROGRAMS[case]
+    program = made(TEXTS[name], optimizer, mesh, layout, dims)
+    report = memory(program["device"])
+    held, run = first_device(program)
+    kept = report["params"] + report["state"] + report["inputs"]
+    assert held == kept
+    most = allocated(run)
+    assert held + most == pytest.approx(report["peak"], rel=CLOSE)
+    assert most == pytest.approx(report["grads"] + report["activations"], rel=CLOSE)
+
+
+def test_figures_add_up() -> None:
+    report = memory(made(LM, "adamw()", "data:4", "zero2", {})["device"])
+    kinds = ("params", "grads", "state", "inputs", "activations")
+    assert sum(report[kind] for kind in kinds) == report["peak"]
+    assert all(report[kind] > 0 for kind in kinds)
+
+
+DEEP = """
+dim batch = 8, io = 512, layers = 8
+dim io2 = io
+program deep(x[batch, io], target[batch, io]) {
+  h = x
+  repeat layers {
+    param w[io, io2]
+    h = tanh(einsum(h, w -> [batch, io2]))[io2 -> io]
+  }
+  loss = mean((h - target)^2)
+  return loss
+  minimize loss with sgd()
+}
+"""
+
+
+def test_sums_over_batches_take_the_memory_of_one_set_of_gradients() -> None:
+    """Beside it there is what one layer adds: neither zeros to begin with nor a batch's own set."""
+    program = made(DEEP, "sgd(accumulate=4)", "one:1", "batch:one", {})
+    layer = 512 * 512 * 4
+    assert 8 * layer < allocated(first_device(program)[1]) < 10 * layer
