@@ -1,4 +1,4 @@
-"""Hypothesis profiles, one thread per torch process, plans of the session, Ctrl-C where a test presses it."""
+"""Hypothesis profiles, one thread per torch process, kept plans, Ctrl-C where a test presses it."""
 
 from __future__ import annotations
 

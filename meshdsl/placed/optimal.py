@@ -476,18 +476,21 @@ class Model:
                     wanted.setdefault(c.needs[index], []).append(pick)
                 self._read(value, {p: total(picks) for p, picks in wanted.items()})
         for loop in self.space.loops:
-            for carry in loop.carries:
-                self._read(carry.init, self.settled[carry.inside])
-                self._read(carry.next, self.settled[carry.inside])
-            for item in loop.collected:
-                if item.outer in self.kept:
-                    self._read(item.inside, self.kept[item.outer])
-            for piece in loop.stacked:
-                self._read_stack(piece, loop.dim.name)
+            self._read_loop(loop)
         for output in self.space.program.outputs:
             self._read(output.value, {self.demands.output(output.value): ALWAYS})
         for update in self.space.program.updates:
             self._read(update.new, {self.demands.stored(update.old): ALWAYS})
+
+    def _read_loop(self, loop: named.Repeat) -> None:
+        for carry in loop.carries:
+            self._read(carry.init, self.settled[carry.inside])
+            self._read(carry.next, self.settled[carry.inside])
+        for made in loop.collected:
+            if made.outer in self.kept:
+                self._read(made.inside, self.kept[made.outer])
+        for piece in loop.stacked:
+            self._read_stack(piece, loop.dim.name)
 
     def _read_stack(self, item: named.Stacked, loop: str) -> None:
         """What lies split along the dim of its loop is made whole along it before."""

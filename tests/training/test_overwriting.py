@@ -51,9 +51,7 @@ class Watch:
 
     def __post_init__(self) -> None:
         tree = ast.parse(self.text)
-        (device,) = (
-            n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "device"
-        )
+        (device,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "device")
         self.statements: dict[int, ast.stmt] = {}
         for node in ast.walk(device):
             if isinstance(node, ast.Assign | ast.Expr | ast.Return | ast.Delete):
