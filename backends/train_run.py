@@ -77,7 +77,23 @@ def own_folder(folder: str | None, resume: bool, force: bool) -> Iterator[None]:
         yield
 
 
-def resumed(job: Job, seed: int | None) -> Job:
+def prepared(made: Mapping[str, Any], job: Job, seed: int | None) -> Job:
+    """The job with what its checkpoints say of the program, and as the run was begun."""
+    return replace(_resumed(job, seed), about=_about(made))
+
+
+def _about(made: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint says of the program it is of, and of the plan that devices follow."""
+    from meshdsl import __version__
+    from meshdsl.device.printer import fingerprint
+    from meshdsl.placed.printer import mesh_text
+
+    placed, device = made["placed"], made["device"]
+    said = {"layout": placed.layout, "mesh": mesh_text(placed.mesh), "meshdsl": __version__}
+    return {"program": placed.named.name, **said, "plan": fingerprint(device)}
+
+
+def _resumed(job: Job, seed: int | None) -> Job:
     """The job as the checkpoint it goes on from was begun: its seed, its characters."""
     if not job.resume:
         return replace(job, seed=seed or 0)

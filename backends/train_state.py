@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from meshdsl.backends.checkpoint import Checkpoints, Sharing
+    from meshdsl.backends.checkpoint_found import Found
     from meshdsl.backends.in_process import Program
     from meshdsl.backends.train_data import Data
     from meshdsl.backends.train_job import Job
@@ -67,7 +68,7 @@ class Held:
         blocks = self._checkpoints.load(found, self.specs, self.mesh, self.ranks)
         self._take(blocks)
         self.step, self.path = found.step, str(found.path)
-        return (*found.warnings, *self._other_data(found.meta.get("size")))
+        return (*found.warnings, *self._other_data(found.meta.get("size")), *self._other_plan(found))
 
     def _other_data(self, size: int | None) -> Iterator[Diagnostic]:
         """A note where the run was begun on other data than it goes on with."""
@@ -77,6 +78,21 @@ class Held:
             )
             help = "the batches to come are others than without the interruption"
             yield Diagnostic("MD0517", message, severity="note", help=help)
+
+    def _other_plan(self, found: Found) -> Iterator[Diagnostic]:
+        """A note where devices did something else before the interruption than they do now."""
+        before, now = found.meta, self.meta
+        if before.get("plan") in (None, now.get("plan")):
+            return
+        parts = {"layout": "layout {}", "mesh": "mesh {}", "meshdsl": "meshdsl {}"}
+        other = [k for k in parts if k in before and before[k] != now.get(k)]
+        saved, here = (
+            ", ".join(parts[k].format(meta[k]) for k in other) for meta in (before, now)
+        )
+        message = f"{found.path.name} was saved under another plan"
+        message += f": {saved}; now it is {here}" if other else ", of the same layout and mesh"
+        help = "the values are the same; sums in another order may differ in their last digits"
+        yield Diagnostic("MD0519", message, severity="note", help=help)
 
     def _first(self) -> None:
         """The values of step 0: of `--params`, or drawn; states follow their parameters."""

@@ -60,7 +60,7 @@ def _train(
     plan: Plan, made: Mapping[str, Any], data: Any, asked: Mapping[str, Any], folder: Path
 ) -> Training:
     from meshdsl.backends.train_job import DataFiles, Job
-    from meshdsl.backends.train_run import accumulate_dim, emit_both, resumed, train
+    from meshdsl.backends.train_run import accumulate_dim, emit_both, prepared, train
 
     files = DataFiles(
         _stored(data, folder / "data.npz"),
@@ -92,7 +92,8 @@ def _train(
 
     evaluated = plan.forward if asked["eval_every"] else None
     emitted = emit_both(made, evaluated)
-    ending = train(emitted, asked["engine"], resumed(job, asked["seed"]), tell, made["source"])
+    job = prepared(made, job, asked["seed"])
+    ending = train(emitted, asked["engine"], job, tell, made["source"])
     with np.load(out) as learned:
         plan.params = dict(learned)
     said = (ending.values, ending.evaluated, ending.step, ending.seconds, ending.amount)

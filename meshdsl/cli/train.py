@@ -218,7 +218,7 @@ def _train(
     if job.eval_every:
         evaluated = common.compiled(file, replace(chosen, evaluate=True), diagnostics, "device")
     data = replace(job.data, accumulate=train_run.accumulate_dim(made))
-    job = replace(train_run.resumed(replace(job, data=data), seed), about=_about(made))
+    job = train_run.prepared(made, replace(job, data=data), seed)
     emitted = train_run.emit_both(made, evaluated)
     with training.progress(training.headline(made, engine), quiet=json) as show:
 
@@ -236,12 +236,6 @@ def _train(
     else:
         training.print_ending(ending, job.out)
     return ending
-
-
-def _about(made: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint says of the program it is of."""
-    placed = made["placed"]
-    return {"program": placed.named.name, "layout": placed.layout}
 
 
 def _note(event: Mapping[str, Any]) -> Diagnostic:

@@ -82,6 +82,16 @@ CODES: tuple[Code, ...] = (
         "Wait until it ends, or name another folder. If a run on another machine is over, remove "
         "the file `.lock` that it has left in the folder.",
     ),
+    Code(
+        "MD0519",
+        "a run that goes on under another plan",
+        "A checkpoint says by a hash what the devices did when it was saved. They do something "
+        "else now: another layout, another mesh, other options, or another version of meshdsl. "
+        "The run goes on, from the same values.",
+        "",
+        "Nothing, if that is what you want. To have the same order of sums, resume with the "
+        "layout, mesh, options and version that the message names.",
+    ),
 )
 
 RUNNING: tuple[Code, ...] = (

@@ -10,6 +10,7 @@ program mlp on each of 4 devices, mesh square (rows 2, cols 2)
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 
 from meshdsl.device.ir import (
@@ -31,6 +32,13 @@ from meshdsl.placed.printer import mesh_text, step_text
 def print_program(program: Program) -> str:
     """The text of a device program."""
     return "\n".join(_Printer().program(program)) + "\n"
+
+
+def fingerprint(program: Program) -> str:
+    """A hash of what every device does, wherever its source stands."""
+    lines = (line.strip() for line in print_program(program).splitlines())
+    text = "\n".join(line for line in lines if not line.startswith("#"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 class _Printer:

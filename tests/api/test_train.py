@@ -52,6 +52,23 @@ def test_a_run_is_resumed_from_its_checkpoint(tmp_path: Path) -> None:
     first.train(data, 10, checkpoint=folder, checkpoint_every=10)
     rest = net.compile({"d": 4}, {"hidden": "d"}).train(data, 20, checkpoint=folder, resume=True)
     np.testing.assert_allclose(rest.losses, whole.losses[10:], rtol=1e-4)
+    (note,) = rest.notes
+    assert (note.code, note.severity) == ("MD0519", "note")
+    assert "step-10 was saved under another plan" in note.message
+    assert "mesh mesh (d 2); now it is" in note.message
+
+
+def test_a_plan_that_was_found_again_is_the_same_one(tmp_path: Path) -> None:
+    """Nothing is said, whether it was kept, searched again or is shown by another file."""
+    data, folder = {"x": X, "target": X}, str(tmp_path / "run")
+    for steps, cache in ((2, True), (4, False), (6, True)):
+        plan = net.compile({"data": 2, "tp": 2}, {"batch": "data", "hidden": "tp"}, cache=cache)
+        done = plan.train(data, steps, checkpoint=folder, resume=steps > 2)
+        assert (done.steps, done.notes) == (steps, ())
+    other = net.compile({"data": 2, "tp": 2}, {"batch": "data", "hidden": "tp"}, reduce="deferred")
+    (note,) = other.train(data, 8, checkpoint=folder, resume=True).notes
+    assert note.code == "MD0519"
+    assert note.message == "step-6 was saved under another plan, of the same layout and mesh"
 
 
 def test_two_runs_cannot_have_one_folder(tmp_path: Path) -> None:

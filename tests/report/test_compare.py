@@ -65,7 +65,8 @@ def test_named_placements_are_those_of_the_compiler(case: Case) -> None:
         assert entry["named"] == tensor.placement.show(tensor.value.type)
 
 
-TENSOR = {"dims": ["b", "i"], "placement": {"x": "B", "y": "B", "z": "B"}, "order": {}}
+WHOLE = {"x": "B", "y": "B", "z": "B"}
+TENSOR = {"dims": ["b", "i"], "declared": ["b", "i"], "placement": WHOLE, "order": {}}
 POSITIONAL = {
     "whole": ({}, {}, ["B", "B", "B"]),
     "split": ({"y": "S(i)"}, {"i": ["y"]}, ["B", "S(1)", "B"]),
