@@ -260,7 +260,7 @@ UNDER_WAY = {
         return {"y": second.wait() if rank == 0 else third}
         """,
         "MD0702",
-        "device 1 waits in all_reduce min of float32[4] over r at a.mdsl:7 for device 0, which "
+        "device 1 waits in all_reduce min of int32[4] over r at a.mdsl:7 for device 0, which "
         "ended without joining",
     ),
 }

@@ -115,7 +115,7 @@ def test_a_stack_that_is_split_along_its_loop_is_gathered(sbp: str, end: str, re
     text = TEXT.format(sbp=sbp, body=BODIES[1], end=end)
     hold(text, "two", reduce)
     found = made(text, reduce=reduce, sbp="given")["placed"]
-    assert not found.proven, "only one way was considered"
+    assert found.plan is None or not found.plan.proven, "only one way was considered"
 
 
 # --- random blocks ----------------------------------------------------------------------------

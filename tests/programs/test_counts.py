@@ -225,7 +225,7 @@ ALGEBRA = {
     "return p + q": 1,
     "return p - q": 1,
     "return 2.0 * p + 2.0 * q": 1,
-    "return concat[both](p, q)": 1,
+    "return concat[(k, k) -> both](p, q)": 1,
     "return x + p + q": 1,
     "return p + q + x": 1,
     "return -p": 1,
