@@ -169,8 +169,8 @@ def lower_placed(program: placed.Program) -> device.Program:
     result = lower(program, taken)
     verify(result)
     for made in (
-        lambda p: summed_in_place(p, taken),
         in_buckets,
+        lambda p: summed_in_place(p, taken),
         lambda p: overlapped(p, taken),
     ):
         result = made(result)

@@ -32,17 +32,24 @@ def tick() -> int:
     return next(_CLOCK)
 
 
+_LAST: dict[Dim, Moment] = {}
+"""When the size of a dim, or of one equal to it, was taken last.
+
+A trace may know an equal one: `typing` keeps annotations, and gives the same for equal arguments.
+"""
+
+
 @dataclass(slots=True)
 class Taken:
-    """When and where Python took the size of a dim for a plain number: at first, and at last."""
+    """When and where Python first took the size of a dim for a plain number."""
 
     first: Moment | None = None
-    last: Moment | None = None
 
-    def note(self) -> None:
+    def note(self) -> Moment:
         """It is taken now."""
-        self.last = Moment(here().span, tick())
-        self.first = self.first or self.last
+        now = Moment(here().span, tick())
+        self.first = self.first or now
+        return now
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,7 @@ class Arithmetic:
     def _take(self) -> Number:
         """The plain number; that it was taken is noted."""
         for dim in self._dims():
-            dim._taken.note()
+            _LAST[dim] = dim._taken.note()
         return _plain(self._number())
 
     def __int__(self) -> int:
@@ -338,14 +345,12 @@ def unsayable(started: int, numbers: Sequence[Moment], dims: Iterable[Dim]) -> D
     """
     help = "compute with the dim: `md.sqrt(key)`, `key ** -0.5`, `4 * io`; or write the number out"
     for dim in dims:
-        first, last = dim._taken.first, dim._taken.last
-        if first is None or last is None:
-            continue
-        if last.when > started:
+        first, last = dim._taken.first, _LAST.get(dim)
+        if last is not None and last.when > started:
             message = f"Python takes the size of `{dim}` for a plain number; no text says what for"
             return Diagnostic("MD0821", message, last.span, help=help)
-        later = next((n for n in numbers if n.when > first.when), None)
-        if later is not None:
+        later = next((n for n in numbers if first and n.when > first.when), None)
+        if first is not None and later is not None:
             message = f"this number may be made of the size of `{dim}`, and no text could say how"
             taken = Related(first.span, f"Python takes the size of `{dim}` here")
             return Diagnostic("MD0821", message, later.span, related=(taken,), help=help)
