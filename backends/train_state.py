@@ -68,7 +68,11 @@ class Held:
         blocks = self._checkpoints.load(found, self.specs, self.mesh, self.ranks)
         self._take(blocks)
         self.step, self.path = found.step, str(found.path)
-        return (*found.warnings, *self._other_data(found.meta.get("size")), *self._other_plan(found))
+        return (
+            *found.warnings,
+            *self._other_data(found.meta.get("size")),
+            *self._other_plan(found),
+        )
 
     def _other_data(self, size: int | None) -> Iterator[Diagnostic]:
         """A note where the run was begun on other data than it goes on with."""
@@ -86,9 +90,7 @@ class Held:
             return
         parts = {"layout": "layout {}", "mesh": "mesh {}", "meshdsl": "meshdsl {}"}
         other = [k for k in parts if k in before and before[k] != now.get(k)]
-        saved, here = (
-            ", ".join(parts[k].format(meta[k]) for k in other) for meta in (before, now)
-        )
+        saved, here = (", ".join(parts[k].format(meta[k]) for k in other) for meta in (before, now))
         message = f"{found.path.name} was saved under another plan"
         message += f": {saved}; now it is {here}" if other else ", of the same layout and mesh"
         help = "the values are the same; sums in another order may differ in their last digits"

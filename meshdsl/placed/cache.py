@@ -27,7 +27,7 @@ from meshdsl.placed.reshard import Price
 from meshdsl.placed.sbp import Mesh, Placement, placement
 from meshdsl.placed.zero_one import SOLVER
 
-FORMAT = 1
+FORMAT = 2
 MOST_FILES = 1000
 """Plans that are kept; the ones not used for longest go first."""
 
@@ -101,14 +101,15 @@ class Problem:
         asks = self.demands
         dims = [(d.name, d.size) for d in value.type.dims]
         flags = [asks.is_settled(value), asks.is_known(value), asks.waits(value), value.role]
-        about = [asks.may_split(value), asks.summed(value), _json(asks.ruled(value))]
+        about = [asks.may_split(value), _json(asks.ruled(value))]
         return [dims, value.type.dtype.name, flags, about]
 
     def _node(self, node: named.Node) -> Any:
         if isinstance(node, Op):
             ins = [self._value(v) for v in node.ins]
             pins = [p and _json(p) for p in self.demands.pins(node)]
-            return [node.name, repr(node.attrs), ins, pins, [self._value(v) for v in node.outs]]
+            outs = [[self._value(v), self.demands.summed(v, node)] for v in node.outs]
+            return [node.name, repr(node.attrs), ins, pins, outs]
         self.loops.append(node)
         before = [[self._value(c.init), self._value(c.inside)] for c in node.carries]
         stacked = [[self._value(s.outer), self._value(s.inside)] for s in node.stacked]

@@ -34,8 +34,8 @@ class Demands(Protocol):
     def may_split(self, value: Value) -> tuple[str, ...]:
         """The dims of a value that may be split on axes no rule speaks of."""
 
-    def summed(self, value: Value) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """How rules split dims that the value has no more: those its operator reduces."""
+    def summed(self, value: Value, op: Op) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """How rules split dims that a result of `op` has no more: those it reduces."""
 
     def waits(self, value: Value) -> bool:
         """Whether a value is a gradient that stays as it came about until the update asks."""
@@ -81,9 +81,9 @@ class RuleDemands:
         causes = self.layout.bind(value).causes
         return tuple(d for d in value.type.names if d not in causes or causes[d].axes)
 
-    def summed(self, value: Value) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    def summed(self, value: Value, op: Op) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """See `Layout.summed`."""
-        return self.layout.summed(value)
+        return self.layout.summed(value, op)
 
     def waits(self, value: Value) -> bool:
         """Gradients that are neither stored nor returned wait."""
@@ -159,7 +159,7 @@ class BlockDemands:
         """Every dim."""
         return value.type.names
 
-    def summed(self, value: Value) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    def summed(self, value: Value, op: Op) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """A block says nothing of what is summed."""
         return ()
 

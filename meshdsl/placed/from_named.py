@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshdsl.diagnostics import Span
 from meshdsl.named import ir as named
@@ -207,7 +207,8 @@ class Placer:
         return found
 
     def _apply(self, op: named.Op) -> None:
-        chooser = self._chooser(op, tuple(self._want(v) for v in op.outs))
+        wants = (replace(self._want(v), summed=self.layout.summed(v, op)) for v in op.outs)
+        chooser = self._chooser(op, tuple(wants))
         best = self._choose(op, chooser)
         instead = functools.partial(chooser.next_best, best)
         ask = why.Ask("operand", why.operator(op), op.span, instead, op.phase)
@@ -222,7 +223,7 @@ class Placer:
 
     def _want(self, value: Value) -> Want:
         """What is demanded of a result."""
-        return Want(self._wanted(value), summed=self.layout.summed(value))
+        return Want(self._wanted(value))
 
     def _chooser(self, op: named.Op, wants: tuple[Want, ...]) -> Chooser:
         """Everything that `op` may do."""

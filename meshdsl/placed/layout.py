@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Source, Span, fail
 from meshdsl.named.declarations import Declarations, unknown
-from meshdsl.named.ir import Dim, Value
+from meshdsl.named.ir import Dim, Op, Value
 from meshdsl.placed.sbp import Mesh, Placement, placement
 from meshdsl.placed.selectors import GENERAL, PIN, ROLE, STORED, TENSOR, selects
 from meshdsl.syntax import ast
@@ -64,14 +64,13 @@ class Binding:
 @dataclass(slots=True)
 class Layout:
     """A resolved layout on a mesh. `used` collects the rules that bound something.
-
+    """A resolved layout on a mesh.
     `declared` says of `("dim", name)` and `("axis", name)` where they were declared.
     """
 
     name: str
     rules: tuple[Rule, ...]
     mesh: Mesh
-    used: set[Rule] = field(default_factory=set)
     declared: Mapping[tuple[str, str], Related] = field(default_factory=dict)
     extra: dict[str, Rule] = field(default_factory=dict)
 
@@ -84,7 +83,6 @@ class Layout:
         """
         chosen: dict[str, tuple[int, Rule]] = {}
         for level, rule in self._applying(value, stored):
-            self.used.add(rule)
             old = chosen.get(rule.dim)
             if old is None or level > old[0]:
                 chosen[rule.dim] = (level, rule)
@@ -101,15 +99,25 @@ class Layout:
         """
         return self.bind(value, self.is_stored(value, returned))
 
-    def summed(self, value: Value) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Rules that name this one tensor, for dims it has no more: what its operator reduces."""
-        found = []
+    def summed(self, value: Value, op: Op) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        """How rules that name a result of `op` split dims that it has no more.
+
+        Less those that `op` cannot follow: it splits no dim unevenly, and none along an axis that
+        splits another one.
+        """
+        sizes = {d.name: d.size for v in op.ins for d in v.type.dims}
+        found: dict[str, tuple[str, ...]] = {}
         for rule in self.rules:
-            lacks = rule.selector and not value.type.has(rule.dim) and self._exists(rule.axes)
-            if lacks and selects(rule.selector, value) == TENSOR:
-                self.used.add(rule)
-                found.append((rule.dim, self.mesh.known(rule.axes)))
-        return tuple(found)
+            names = rule.selector and selects(rule.selector, value) == TENSOR
+            summed = rule.dim in sizes and not value.type.has(rule.dim)
+            if not (names and summed and self._exists(rule.axes)):
+                continue
+            axes = self.mesh.known(rule.axes)
+            taken = {a for others in found.values() for a in others}
+            if rule.dim not in found and taken.isdisjoint(axes):
+                if sizes[rule.dim] % self.mesh.size(*axes) == 0:
+                    found[rule.dim] = axes
+        return tuple(found.items())
 
     def is_stored(self, value: Value, returned: bool) -> bool:
         """Whether rules for what is kept bind a value where it is made."""

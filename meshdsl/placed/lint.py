@@ -41,7 +41,7 @@ def lint(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
                 diagnostics.add(_no_axis(rule, axis, layout))
         if rule.dim not in dims:
             diagnostics.add(_no_dim(rule, dims))
-        elif not _selects_any(rule, values) and not _selects_summed(rule, program):
+        elif not _selects_any(rule, values) and not _selects_summed(rule, program, layout):
             diagnostics.add(_selects_nothing(rule, values))
     # What the backward pass makes of a tensor has its pins as well.
     for pin in dict.fromkeys(pin for value in values for pin in value.pins):
@@ -75,10 +75,13 @@ def _selects_any(rule: Rule, values: Iterable[Value]) -> bool:
     return any(selects(rule.selector, v) is not None and v.type.has(rule.dim) for v in values)
 
 
-def _selects_summed(rule: Rule, program: Program) -> bool:
-    """Whether a rule speaks of a dim that the operator of a tensor reduces."""
-    makers = (op for op in walk(program.body) if any(v.type.has(rule.dim) for v in op.ins))
-    return any(selects(rule.selector, v) == TENSOR for op in makers for v in op.outs)
+def _selects_summed(rule: Rule, program: Program, layout: Layout) -> bool:
+    """Whether a rule splits a dim that the operator of a tensor reduces."""
+    made = ((v, op) for op in walk(program.body) for v in op.outs)
+    return any(
+        selects(rule.selector, v) == TENSOR and rule.dim in dict(layout.summed(v, op))
+        for v, op in made
+    )
 
 
 def _selects_nothing(rule: Rule, values: tuple[Value, ...]) -> Diagnostic:

@@ -183,7 +183,8 @@ class Space:
     def _of(self, op: Op) -> tuple[Combination, ...]:
         """The legal combinations of rows over the axes."""
         pins = self.demands.pins(op)
-        wants = tuple(Want(self.demands.ruled(v), summed=self.demands.summed(v)) for v in op.outs)
+        asked = ((self.demands.ruled(v), self.demands.summed(v, op)) for v in op.outs)
+        wants = tuple(Want(placed, summed=summed) for placed, summed in asked)
         ruled = tuple(p or self.demands.ruled(v) for p, v in zip(pins, op.ins, strict=True))
         options = [self._rows(op, axis, ruled, wants) for axis in self.axes]
         self._combined += math.prod(map(len, options))

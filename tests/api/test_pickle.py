@@ -87,7 +87,7 @@ def test_a_program() -> None:
 
 
 def test_what_cannot_be_written_cannot_be_written_from_a_pickle() -> None:
-    batch, io = md.dims(batch=4, io=6)  # equal to those of the file, which `typing` has kept
+    _, io = md.dims(batch=4, io=6)  # equal to those of the file, which `typing` has kept
 
     @md.program
     def p(x: Annotated[md.Tensor, batch, io]) -> Any:

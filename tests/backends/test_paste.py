@@ -43,7 +43,7 @@ def test_every_definition_comes_with_all_it_needs(name):
 
 
 def test_only_what_is_asked_for_is_pasted():
-    every = ("Pending", "all_reduce", "all_reduce_start")
+    every: tuple[str, ...] = ("Pending", "all_reduce", "all_reduce_start")
     every += ("as_numbers", "as_sent", "as_received", "reduce_op")
     assert paste({"all_reduce"}).names == every
     assert paste({"Spec"}).names == ("Spec",)
