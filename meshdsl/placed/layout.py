@@ -63,8 +63,8 @@ class Binding:
 
 @dataclass(slots=True)
 class Layout:
-    """A resolved layout on a mesh. `used` collects the rules that bound something.
     """A resolved layout on a mesh.
+
     `declared` says of `("dim", name)` and `("axis", name)` where they were declared.
     """
 
