@@ -94,25 +94,39 @@ def _member_order(name: str) -> tuple[bool, bool, str]:
 
 
 @functools.cache
-def library() -> dict[str, Definition]:
-    """Every definition of the support library by name."""
+def _modules() -> tuple[tuple[str, str, ast.Module], ...]:
+    """The modules of the support library: their names, their texts, their syntax."""
     folder = importlib.resources.files(SUPPORT)
-    modules = sorted(
+    texts = sorted(
         (entry.name, entry.read_text("utf-8"))
         for entry in folder.iterdir()
         if entry.name.endswith(".py") and entry.name != "__init__.py"
     )
-    trees = [(name, text, ast.parse(text)) for name, text in modules]
+    return tuple((name, text, ast.parse(text)) for name, text in texts)
+
+
+@functools.cache
+def defined() -> frozenset[str]:
+    """The names that the support library gives a meaning to."""
     names: set[str] = set()
-    for module, _, tree in trees:
+    for module, _, tree in _modules():
         new = [name for node in tree.body for name in _defined(node)]
         twice = names.intersection(new)
         assert not twice, f"{module} defines {', '.join(sorted(twice))} again"
         names.update(new)
-    return {d.name: d for name, text, tree in trees for d in _definitions(name, text, tree, names)}
+    return frozenset(names)
 
 
-def _definitions(module: str, text: str, tree: ast.Module, names: set[str]) -> Iterator[Definition]:
+@functools.cache
+def library() -> dict[str, Definition]:
+    """Every definition of the support library by name."""
+    made = (_definitions(*module, defined()) for module in _modules())
+    return {d.name: d for found in made for d in found}
+
+
+def _definitions(
+    module: str, text: str, tree: ast.Module, names: frozenset[str]
+) -> Iterator[Definition]:
     lines = text.splitlines()
     imports = dict(_imported(tree))
     for position, node in enumerate(tree.body):

@@ -10,7 +10,7 @@ import ast
 from dataclasses import dataclass
 
 from meshdsl.backends.format_text import INDENT, WIDTH, quoted
-from meshdsl.backends.paste import library, paste
+from meshdsl.backends.paste import defined, paste
 from meshdsl.backends.torch_call import TorchText
 from meshdsl.backends.torch_head import head, inert
 from meshdsl.backends.torch_loops import NOWHERE, Loops
@@ -34,7 +34,7 @@ class ProgramText:
 
 def taken_names() -> frozenset[str]:
     """Names that the support library gives a meaning to."""
-    return frozenset(library())
+    return defined()
 
 
 def emit(program: Program, draws: dict[Value, tuple[object, ...]]) -> ProgramText:
