@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -22,6 +23,8 @@ from meshdsl.placed.sbp import B, Component, Partial, Split
 from meshdsl.placed.signatures import Row, rows
 
 RANKS = 2
+MOST_ROWS = 20_000
+"""Of operands that may be placed in more ways than these, at most two are tried as partial."""
 
 _COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 
@@ -103,9 +106,12 @@ def _true_rows(
 ) -> Iterator[tuple[Component, ...]]:
     """Every applicable row that holds. The outputs are tried at once, each with all it may be."""
     count = len(sig.ins)
+    choices = [_components(t) for t in sig.ins]
+    most = count if math.prod(map(len, choices)) <= MOST_ROWS else 2
     tried: dict[tuple[Component, ...], list[list[Component]]] = {
         ins: [_components(t) for t in sig.outs]
-        for ins in itertools.product(*(_components(t) for t in sig.ins))
+        for ins in itertools.product(*choices)
+        if sum(isinstance(c, Partial) for c in ins) <= most
     }
     for row in declared:
         outs = tried.setdefault(row[:count], [[] for _ in sig.outs])
