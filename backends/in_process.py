@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -146,15 +147,32 @@ def _with_updates(
 def load(text: str, above: int = 0) -> Program:
     """Execute an emitted text as a module, not as the main program.
 
-    Its lines are numbered as if `above` others stood above it.
+    The lines of its own functions are numbered as if `above` others stood above it.
     """
     program = Program("meshdsl_device_program")
     sys.modules[program.__name__] = program  # some decorators look their module up
+    library, begin, own = text.partition(DEVICE) if DEVICE in text else ("", "", text)
     try:
-        exec(compile("\n" * above + text, FILE, "exec", dont_inherit=True), program.__dict__)
+        for part in library.split(APART):
+            exec(_compiled(part), program.__dict__)
+        exec(_code("\n" * (above + library.count("\n")) + begin + own), program.__dict__)
     finally:
         del sys.modules[program.__name__]
     return program
+
+
+DEVICE, APART = "\n\n\ndef device(", "\n\n\n"
+"""How the function of a device begins, and what stands between definitions."""
+
+
+def _code(text: str) -> CodeType:
+    return compile(text, FILE, "exec", dont_inherit=True)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(part: str) -> CodeType:
+    """The code of a definition of the support library, which many programs have."""
+    return _code(part)
 
 
 def check_given(arrays: Mapping[str, Any], specs: Mapping[str, Spec], what: str) -> None:

@@ -7,6 +7,7 @@ as literals, and source lines stand in comments with control characters escaped.
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 
 from meshdsl.backends.format_text import INDENT, WIDTH, quoted
@@ -100,8 +101,11 @@ class Emitter(Loops):
 
     def _coordinates(self, lines: list[tuple[str, str]]) -> list[tuple[str, str]]:
         """Where this device stands on each axis that a function's lines ask for, as lines."""
-        tree = ast.parse("\n".join(line for line, _ in lines))
-        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        text = "\n".join(line for line, _ in lines)
+        names = self.program.coordinates.values()
+        if not any(re.search(rf"\b{name}\b", text) for name in names):
+            return []
+        used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
         found = []
         stride = self.mesh.devices
         for axis, size in self.mesh.axes:
