@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshdsl.diagnostics import Span
@@ -60,15 +60,23 @@ class Dim:
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """Ordered named dims and a dtype. The order is that of the memory (row-major)."""
+    """Ordered named dims and a dtype. The order is that of the memory (row-major).
+
+    `names` are those of the dims, in order.
+    """
 
     dims: tuple[Dim, ...]
     dtype: DType
+    names: tuple[str, ...] = field(init=False, compare=False, repr=False)
+    _hash: int = field(init=False, compare=False, repr=False)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The names of the dims, in order."""
-        return tuple(d.name for d in self.dims)
+    def __post_init__(self) -> None:
+        # Both are asked for more often than anything else in the compiler.
+        object.__setattr__(self, "names", tuple([d.name for d in self.dims]))
+        object.__setattr__(self, "_hash", hash((self.dims, self.dtype.name)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -103,7 +111,9 @@ class TensorType:
 
     def resized(self, sizes: dict[str, int]) -> TensorType:
         """The same type with other sizes for the dims in `sizes`."""
-        dims = tuple(Dim(d.name, sizes.get(d.name, d.size)) for d in self.dims)
+        if not sizes:
+            return self
+        dims = tuple(Dim(d.name, sizes[d.name]) if d.name in sizes else d for d in self.dims)
         return TensorType(dims, self.dtype)
 
     def __str__(self) -> str:

@@ -1,23 +1,19 @@
 """Plans kept for the next time: what `explain` has searched, `compare`, `run` and `train` find.
 
-One JSON file per problem in the user's cache folder, or in `MESHDSL_CACHE`. Its name is the hash of
-all that a search depends on: operators, types and demands by number, mesh, price, and versions of
-meshdsl and of the solver. A file is used only where it is whole and its plan legal for the program;
-anything else is a search done anew. Where nothing can be written, nothing is kept.
+The key of a problem is the hash of all that a search depends on: operators, types and demands by
+number, mesh, price, and versions of meshdsl and of the solver. A plan is used only where it is
+legal for the program; anything else is a search done anew.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from meshdsl import __version__
+from meshdsl.kept import read, write
 from meshdsl.named import ir as named
 from meshdsl.named.ir import Op, Value
 from meshdsl.placed.choose import is_legal
@@ -28,18 +24,8 @@ from meshdsl.placed.sbp import Mesh, Placement, placement
 from meshdsl.placed.zero_one import SOLVER
 
 FORMAT = 2
-MOST_FILES = 1000
-"""Plans that are kept; the ones not used for longest go first."""
-
-
-def folder() -> Path:
-    """Where plans are kept."""
-    chosen = os.environ.get("MESHDSL_CACHE")
-    if chosen:
-        return Path(chosen)
-    from platformdirs import user_cache_path
-
-    return user_cache_path("meshdsl") / "plans"
+KIND = "plans"
+"""The folder that plans are kept in."""
 
 
 class Problem:
@@ -56,28 +42,15 @@ class Problem:
 
     def load(self) -> Plan | None:
         """The plan that is kept for this problem."""
-        path = folder() / f"{self.key}.json"
+        kept = read(KIND, self.key)
         try:
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            plan = self._plan(kept["plan"]) if kept["digest"] == _digest(kept["plan"]) else None
-        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError):
+            return None if kept is None else self._plan(kept)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
             return None
-        if plan is not None:
-            with suppress(OSError):
-                os.utime(path)
-        return plan
 
     def store(self, plan: Plan) -> None:
-        """Keep a plan; a file is there whole or not at all."""
-        written = self._written(plan)
-        text = json.dumps({"digest": _digest(written), "plan": written})
-        with suppress(OSError):
-            where = folder()
-            where.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=where, suffix=".new", delete=False) as new:
-                new.write(text)
-            os.replace(new.name, where / f"{self.key}.json")
-            _drop_oldest(where)
+        """Keep a plan."""
+        write(KIND, self.key, self._written(plan))
 
     # --- the problem -------------------------------------------------------------------------
 
@@ -170,13 +143,3 @@ def _json(p: Placement) -> list[Any]:
 
 def _all(placements: Iterable[Placement]) -> list[Any]:
     return [_json(p) for p in placements]
-
-
-def _digest(written: Any) -> str:
-    return hashlib.sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()
-
-
-def _drop_oldest(where: Path) -> None:
-    kept = sorted(where.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in kept[MOST_FILES:]:
-        path.unlink()

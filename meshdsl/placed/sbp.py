@@ -109,7 +109,10 @@ class Placement:
 
     def axes_of(self, dim: str) -> tuple[str, ...]:
         """The axes `dim` is split over, outer first; empty when it is whole."""
-        return dict(self.splits).get(dim, ())
+        for split, axes in self.splits:
+            if split == dim:
+                return axes
+        return ()
 
     def component(self, axis: str) -> Component:
         """What the tensor is along one mesh axis."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ program p(u[m, a], v[a, n], w[n, k]) {
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("MESHDSL_CACHE", str(tmp_path / "plans"))
+    monkeypatch.setenv("MESHDSL_CACHE", str(tmp_path))
     return tmp_path / "plans"
 
 
@@ -79,25 +80,30 @@ def test_without_the_cache_nothing_is_kept(folder: Path, searches: list[Any]) ->
     assert not folder.exists()
 
 
-def damaged(kept: dict[str, Any]) -> dict[str, str]:
-    """What a file may have become: cut short, something else, or a plan that does not fit."""
-    text, plan = json.dumps(kept), kept["plan"]
-    decisions = plan["decisions"]
+def digested(plan: object) -> str:
+    """The file of a plan, with the right digest."""
+    text = json.dumps(plan)
+    return f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}"
+
+
+def damaged(text: str) -> dict[str, str]:
+    """What may have become of a file."""
+    plan = json.loads(text.partition("\n")[2])
     return {
         "empty": "",
         "cut": text[: len(text) // 2],
-        "no object": "[1, 2]",
-        "no digest": json.dumps({"plan": plan}),
+        "a list": digested([1, 2]),
+        "no digest": json.dumps(plan),
         "changed": text.replace('"x"', '"y"'),
-        "short": json.dumps({**kept, "plan": {**plan, "decisions": decisions[1:]}}),
+        "short": digested({**plan, "decisions": plan["decisions"][1:]}),
     }
 
 
-@pytest.mark.parametrize("how", damaged({"plan": {"decisions": []}, "digest": ""}))
+@pytest.mark.parametrize("how", damaged(digested({"decisions": []})))
 def test_a_damaged_file_is_searched_anew(folder: Path, searches: list[Any], how: str) -> None:
     whole = device()
     (path,) = folder.iterdir()
-    path.write_text(damaged(json.loads(path.read_text()))[how])
+    path.write_text(damaged(path.read_text())[how])
     assert device() == whole
     assert len(searches) == 2
     assert device() == whole
@@ -106,13 +112,11 @@ def test_a_damaged_file_is_searched_anew(folder: Path, searches: list[Any], how:
 
 def test_a_plan_that_is_not_legal_is_searched_anew(folder, searches, monkeypatch) -> None:
     """Even one with the right digest: what is read is checked against the program."""
-    from meshdsl.placed import cache
-
     whole = device()
     (path,) = folder.iterdir()
-    plan = json.loads(path.read_text())["plan"]
+    plan = json.loads(path.read_text().partition("\n")[2])
     plan["decisions"][-1][1] = [[[["m", ["x"]]], [], None]]
-    path.write_text(json.dumps({"digest": cache._digest(plan), "plan": plan}))
+    path.write_text(digested(plan))
     assert device() == whole
     assert len(searches) == 2
 
@@ -125,7 +129,7 @@ def test_a_folder_that_cannot_be_made_is_done_without(tmp_path, monkeypatch, sea
 
 
 def test_only_so_many_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshdsl.placed.cache.MOST_FILES", 2)
+    monkeypatch.setattr("meshdsl.kept.MOST_FILES", 2)
     for m in (64, 128, 256, 512):
         device(set_dims={"m": m})
     assert len(list(folder.iterdir())) == 2

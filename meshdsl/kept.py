@@ -1,0 +1,65 @@
+"""What is made once and kept for the next command: JSON files in the user's cache folder.
+
+`MESHDSL_CACHE` names another folder. A file is there whole or not at all, and is read only where
+its content has the digest it was written with; what it says is still to be checked by whoever reads
+it. Where nothing can be read or written, nothing is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+MOST_FILES = 1000
+"""Files of one kind that are kept; the ones not used for longest go first."""
+
+
+def folder(kind: str) -> Path:
+    """Where files of one kind are kept."""
+    chosen = os.environ.get("MESHDSL_CACHE")
+    if chosen:
+        return Path(chosen) / kind
+    from platformdirs import user_cache_path
+
+    return user_cache_path("meshdsl") / kind
+
+
+def read(kind: str, key: str) -> Any:
+    """What was kept under a key; None where there is nothing, or nothing whole."""
+    path = folder(kind) / f"{key}.json"
+    try:
+        digest, written = path.read_text(encoding="utf-8").split("\n", 1)
+        if digest != _digest(written):
+            return None
+        content = json.loads(written)
+        os.utime(path)
+    except (OSError, ValueError):
+        return None
+    return content
+
+
+def write(kind: str, key: str, content: Any) -> None:
+    """Keep something that JSON can hold."""
+    written = json.dumps(content)
+    with suppress(OSError):
+        where = folder(kind)
+        where.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=where, suffix=".new", delete=False) as new:
+            new.write(f"{_digest(written)}\n{written}")
+        os.replace(new.name, where / f"{key}.json")
+        _drop_oldest(where)
+
+
+def _digest(written: str) -> str:
+    return hashlib.sha256(written.encode()).hexdigest()
+
+
+def _drop_oldest(where: Path) -> None:
+    kept = sorted(where.glob("*.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in kept[MOST_FILES:]:
+        path.unlink()
