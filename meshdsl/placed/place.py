@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from meshdsl.diagnostics import fail
@@ -82,17 +82,17 @@ def place_annotated(
 
     if policy != "optimal":
         return walked(policy)[1]
-    placers, walks = zip(*map(walked, WALKS), strict=True)
-    rewritten = as_rewritten(walks[-1])
+    placer, last = walked(WALKS[-1])
+    rewritten = as_rewritten(last)
 
     def planned() -> Program | None:
-        layout = placers[-1].layout
-        guided = _GuidedAnnotated(rewritten, annotations, walks[-1], layout, search.price)
+        layout = placer.layout
+        guided = _GuidedAnnotated(rewritten, annotations, last, layout, search.price)
         about = (guided.annotated, guided.pins, guided.settled)
         guided.plan = search.plan(rewritten, BlockDemands(layout, rewritten, *about))
         return guided.planned() if guided.plan else None
 
-    return _least(walks, planned, search.price)
+    return _least(last, planned, lambda policy: walked(policy)[1], search.price)
 
 
 def _place_optimally(program: named.Program, layout: Layout, search: Search) -> Program:
@@ -101,14 +101,14 @@ def _place_optimally(program: named.Program, layout: Layout, search: Search) -> 
     def walked(policy: str) -> Program:
         return _walk(program, lambda p: Placer(p, layout, policy))[1]
 
-    walks = [walked(policy) for policy in WALKS]
-    rewritten = as_rewritten(walks[-1])
+    last = walked(WALKS[-1])
+    rewritten = as_rewritten(last)
 
     def planned() -> Program | None:
         plan = search.plan(rewritten, RuleDemands(layout, rewritten))
         return _Guided(rewritten, layout, plan, search.price).planned() if plan else None
 
-    return _least(walks, planned, search.price)
+    return _least(last, planned, walked, search.price)
 
 
 def _walk(
@@ -127,12 +127,24 @@ def _walk(
     return again, again.program()
 
 
-def _least(walks: Sequence[Program], plan: Callable[[], Program | None], price: Price) -> Program:
-    """The planned program, unless a walk needs nothing sent, or is better, or there is no plan."""
-    best = min(walks, key=lambda walked: _cost(walked, price))
-    if not _cost(best, price)[0]:
-        return replace(best, policy="optimal", plan=Found(price.message, EVERY, least=True))
+def _least(
+    last: Program,
+    plan: Callable[[], Program | None],
+    walked: Callable[[str], Program],
+    price: Price,
+) -> Program:
+    """The planned program, unless a walk needs nothing sent, or is better, or there is no plan.
+
+    `last` is the walk that the plan is made for. Others are made where nothing is proven.
+    """
+    if not _cost(last, price)[0]:
+        return replace(last, policy="optimal", plan=Found(price.message, EVERY, least=True))
     planned = plan()
+    if planned is not None and planned.plan is not None and planned.plan.proven:
+        if _cost(planned, price) <= _cost(last, price):
+            return planned
+    walks = (*(walked(policy) for policy in WALKS[:-1]), last)
+    best = min(walks, key=lambda walked: _cost(walked, price))
     if planned is None or _cost(planned, price) > _cost(best, price):
         same = planned is not None and _cost(planned, price)[0] == _cost(best, price)[0]
         found = planned.plan if planned and same else Found(price.message, "the other policies")
