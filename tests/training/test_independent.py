@@ -22,7 +22,8 @@ from meshdsl.pipeline import Options, build_named, front, lower_placed, place_na
 from meshdsl.placed.reshard import MESSAGE_BYTES
 from meshdsl.report.explain import explain
 from tests.programs.harness import REFUSALS
-from tests.training.independent import Program, answer, random_program
+from tests.training.independent import answer, random_program
+from tests.training.independent_writer import Program
 from tests.training.named_torch import Corner, Named, aligned
 from tests.training.stepping import Arrays, Compiled
 
