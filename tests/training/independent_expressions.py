@@ -100,7 +100,7 @@ class Expressions:
     count: int = 0
     recomputing: bool = False
     hidden: set[str] = field(default_factory=set)
-    computed: set[str] = field(default_factory=set)
+    passed: set[str] = field(default_factory=set)
 
     # --- choosing ------------------------------------------------------------------------------
 

@@ -344,7 +344,7 @@ class Writer(Expressions):
         names = self.floats()
         if not names or not about.sample.data.requires_grad:
             raise Unfit
-        names = [n for n in names if self.env[n].data.requires_grad and n not in self.computed]
+        names = [n for n in names if self.env[n].data.requires_grad and n not in self.passed]
         tensors = [self.env[n].data for n in names]
         if not tensors:
             raise Unfit
@@ -374,8 +374,9 @@ class Writer(Expressions):
         self.do(step)
         self.names.extend(made)
         self.local.update(made)
-        # Of gradients taken together one may be computed from another: not what a gradient is by.
-        self.computed.update(made if len(made) > 1 else ())
+        # A gradient may be computed from values on the way (that of exp from its result) and from
+        # another gradient. The language does not say what its gradient by such a value is.
+        self.passed.update(n for n in self.env if n not in self.inputs and n not in self.params)
         return made
 
     # --- the whole -----------------------------------------------------------------------------
@@ -504,7 +505,8 @@ class Writer(Expressions):
         entries = []
         for name in self.some(names, 1, 5):
             found = self.components(stated[name], axes, name in self.inputs or name in self.params)
-            entries.append(f"{name}: ({', '.join(found)})")
+            at = f" at {self.rng.choice(self.names)}" if self.names and self.chance(8) else ""
+            entries.append(f"{name}{at}: ({', '.join(found)})")
         return "{ " + ", ".join(entries) + " }"
 
     def components(self, dims: Dims, axes: dict[str, int], given: bool) -> list[str]:
