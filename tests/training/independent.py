@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -39,8 +40,8 @@ class Answer:
     states: Env
 
 
-def answer(program: Program, noise: float = 0.0) -> Answer:
-    """The step of `program`, by torch. Raises Corner where rounding would decide."""
+def answer(program: Program, noise: float = 0.0, steps: int = 1) -> Answer:
+    """What the last step yields, by torch. Raises Corner where rounding would decide."""
     generator = torch.Generator().manual_seed(0)
 
     def moved(data: torch.Tensor) -> torch.Tensor:
@@ -50,31 +51,42 @@ def answer(program: Program, noise: float = 0.0) -> Answer:
         return data.detach() * (1 + noise * drawn)
 
     params = {n: Named(moved(v.data).requires_grad_(), v.dims) for n, v in program.params.items()}
-    leaves = [v.data for v in params.values()]
-    total: list[torch.Tensor | None] = [None] * len(leaves)
+    inputs = {n: Named(moved(v.data), v.dims) for n, v in program.inputs.items()}
+    optimizer = None
+    for _ in range(steps):
+        outputs = one_batch_after_another(program, inputs, params)
+        optimizer = optimizer or Optimizer(params, program.optimizer)
+        optimizer.step()
+    assert optimizer is not None
+    updated = {n: Named(v.data.detach(), v.dims) for n, v in params.items()}
+    return Answer(outputs, updated, optimizer.states())
+
+
+def one_batch_after_another(program: Program, inputs: Env, params: Env) -> Env:
+    """The outputs; every parameter that the loss depends on has its mean gradient then."""
+    for v in params.values():
+        v.data.grad = None
     batches = []
     for batch in range(program.accumulate):
         env = dict(params)
-        for name, v in program.inputs.items():
-            one = moved(v.data[batch])
+        for name, v in inputs.items():
+            one = v.data[batch].clone()
             one.requires_grad_(one.is_floating_point())
             env[name] = Named(one, v.without("accumulate"))
         for step in program.steps:
             step(env)
-        found = torch.autograd.grad(env["loss"].data, leaves, allow_unused=True, retain_graph=True)
-        for i, g in enumerate(found):
+        leaves = [v.data for v in params.values()]
+        loss = env["loss"].data / program.accumulate
+        found = torch.autograd.grad(loss, leaves, allow_unused=True, retain_graph=True)
+        for leaf, g in zip(leaves, found, strict=True):
             if g is not None:
-                old = total[i]
-                total[i] = g.detach() if old is None else old + g.detach()
+                leaf.grad = g.detach() if leaf.grad is None else leaf.grad + g.detach()
         batches.append(
             {n: Named(env[n].data.detach().clone(), env[n].dims) for n in program.outputs}
         )
-    outputs = batches[0]
-    if program.accumulate > 1:
-        outputs = {n: gathered_up([b[n] for b in batches]) for n in program.outputs}
-    for leaf, summed in zip(leaves, total, strict=True):
-        leaf.grad = None if summed is None else summed / program.accumulate
-    return Answer(outputs, *stepped(params, program.optimizer))
+    if program.accumulate == 1:
+        return batches[0]
+    return {n: gathered_up([b[n] for b in batches]) for n in program.outputs}
 
 
 def gathered_up(of: list[Named]) -> Named:
@@ -83,28 +95,33 @@ def gathered_up(of: list[Named]) -> Named:
     return Named(data, ("accumulate", *of[0].dims)) if of[0].dims else Named(data.mean(0), ())
 
 
-def stepped(params: Env, optimizer: dict[str, object]) -> tuple[Env, Env]:
-    """Parameters and states after torch's own step with the gradients that they have."""
-    options = {k: v for k, v in optimizer.items() if k not in ("kind", "accumulate")}
-    trained = {n: v for n, v in params.items() if v.data.grad is not None}
-    leaves = [v.data for v in trained.values()]
-    if clip := options.pop("clip", None):
-        torch.nn.utils.clip_grad_norm_(leaves, float(str(clip)))
-    kind = optimizer["kind"]
-    made: torch.optim.Optimizer
-    if kind in ("sgd", "momentum"):
-        if kind == "momentum":
-            options["momentum"] = options.pop("beta", 0.9)
-        made = torch.optim.SGD(leaves, **options)  # type: ignore[arg-type]
-    else:
-        made = (torch.optim.Adam if kind == "adam" else torch.optim.AdamW)(leaves, **options)  # type: ignore[arg-type]
-    made.step()
-    keys = {"momentum": {"momentum_buffer": "v"}, "sgd": {}}.get(
-        str(kind), {"exp_avg": "m", "exp_avg_sq": "v"}
-    )
-    states = {
-        f"{n}.{to}": Named(made.state[v.data][key], v.dims)
-        for n, v in trained.items()
-        for key, to in keys.items()
-    }
-    return {n: Named(v.data.detach(), v.dims) for n, v in params.items()}, states
+class Optimizer:
+    """Torch's own, of the parameters that have gradients."""
+
+    def __init__(self, params: Env, options: dict[str, object]) -> None:
+        given = dict(options)
+        self.kind = str(given.pop("kind"))
+        self.clip = given.pop("clip", None)
+        given.pop("accumulate", None)
+        self.trained = {n: v for n, v in params.items() if v.data.grad is not None}
+        if self.kind == "momentum":
+            given["momentum"] = given.pop("beta", 0.9)
+        makers: dict[str, Any] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+        maker = makers.get(self.kind, torch.optim.SGD)
+        self.made = maker([v.data for v in self.trained.values()], **given)
+
+    def step(self) -> None:
+        if self.clip:
+            leaves = [v.data for v in self.trained.values()]
+            torch.nn.utils.clip_grad_norm_(leaves, float(str(self.clip)))
+        self.made.step()
+
+    def states(self) -> Env:
+        """By the names they have in the language."""
+        adam = {"exp_avg": "m", "exp_avg_sq": "v"}
+        keys = {"momentum": {"momentum_buffer": "v"}, "sgd": {}}.get(self.kind, adam)
+        return {
+            f"{n}.{to}": Named(self.made.state[v.data][key], v.dims)
+            for n, v in self.trained.items()
+            for key, to in keys.items()
+        }

@@ -99,6 +99,7 @@ class Expressions:
     derived: str = ""
     count: int = 0
     recomputing: bool = False
+    pinning: dict[str, int] = field(default_factory=dict)
     hidden: set[str] = field(default_factory=set)
     passed: set[str] = field(default_factory=set)
 
@@ -155,6 +156,20 @@ class Expressions:
 
     def name(self, name: str) -> Expr:
         return Expr(name, lambda env: env[name], self.env[name])
+
+    def pinned(self, dims: Dims) -> Dims:
+        """The dims, now and then one of them with the axis that it is to lie on."""
+        fits = [
+            (d, a)
+            for d in dims
+            for a, n in self.pinning.items()
+            if d not in self.looped and self.sizes[d] % n == 0
+        ]
+        if not fits or not self.chance(4):
+            return dims
+        dim, axis = self.rng.choice(fits)
+        axis = "none" if self.chance(5) else axis
+        return tuple(f"{d}@{axis}" if d == dim else d for d in dims)
 
     def visible(self) -> list[tuple[str, Named]]:
         return [(n, v) for n, v in self.env.items() if n not in self.hidden]
@@ -551,7 +566,8 @@ class Expressions:
         self.inputs[name] = data
         dims = data.without("accumulate")
         self.stated[name] = dims
-        self.header.append(f"{name}[{', '.join(dims)}]{dtype}" if dims else f"{name}{dtype}")
+        listed = ", ".join(self.pinned(dims))
+        self.header.append(f"{name}[{listed}]{dtype}" if dims else f"{name}{dtype}")
         one = data.data[0]
         if one.is_floating_point():
             one = one.clone().requires_grad_()

@@ -55,7 +55,7 @@ class Writer(Expressions):
         if dims is None:
             dims = self.small(self.some(self.usable(), 0, 3))
         name = self.fresh("w")
-        self.lines.append(f"param {name}[{', '.join(dims)}]")
+        self.lines.append(f"param {name}[{', '.join(self.pinned(dims))}]")
         every = (*self.loops, *dims)
         data = self.normal([self.sizes[d] for d in every]).requires_grad_()
         self.params[name] = Named(data, every)
@@ -72,7 +72,7 @@ class Writer(Expressions):
         target = name
         value = self.tamed(value)
         if order is not None:
-            target = f"{name}[{', '.join(order)}]"
+            target = f"{name}[{', '.join(self.pinned(order))}]"
             self.stated[name] = order
         else:
             self.stated.pop(name, None)
@@ -92,9 +92,9 @@ class Writer(Expressions):
 
     def statement(self) -> None:
         kind = self.rng.random()
-        if kind < 0.09 and len(self.loops) < 2:
+        if kind < 0.12 and len(self.loops) < 2:
             self.repeat()
-        elif kind < 0.2:
+        elif kind < 0.22:
             self.param()
         elif kind < 0.25 and not self.recomputing and not self.loops:
             self.recompute()
@@ -428,8 +428,12 @@ class Writer(Expressions):
         return self.made(form.format(name), lambda env: Named(f(env[name].data), ()))
 
     def program(self) -> Program:
+        mesh = self.rng.choice(MESHES)
+        sbp = self.chance(2.5)
+        if not sbp and self.chance(3):
+            self.pinning = axes_of(mesh)
         self.begin()
-        for _ in range(self.rng.randint(3, 10)):
+        for _ in range(self.rng.randint(3, 12)):
             self.attempt()
         outputs = self.loss()
         optimizer = self.rng.choice(OPTIMIZERS)
@@ -443,8 +447,6 @@ class Writer(Expressions):
         text += "".join("  " + line.replace("\n", "\n  ") + "\n" for line in body) + "}\n"
         used = {n: v for n, v in self.params.items()}
         stated = {n: d for n, d in self.stated.items() if n not in self.reassigned}
-        mesh = self.rng.choice(MESHES)
-        sbp = self.chance(2.5)
         rules = self.annotations(mesh, stated) if sbp else self.layout(mesh)
         policy = self.rng.choice(("optimal", "deferred", "immediate", "mesh-tf", "deferred"))
         message = self.rng.choice((None, None, 0))

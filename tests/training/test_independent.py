@@ -30,6 +30,7 @@ from tests.training.stepping import Arrays, Compiled
 SHARDS = 4
 CASES = int(os.environ.get("MESHDSL_CASES", "40")) // SHARDS
 FIRST = time.time_ns() % 10**9 if "MESHDSL_CASES" in os.environ else 0
+STEPS = 2
 MOST = 1e-9
 """max|Δ| / max|ref| in f64."""
 LEAST = 1e-12
@@ -86,11 +87,13 @@ def wrong(found: Arrays, expected: dict[str, Named], specs: dict[str, Spec]) -> 
 
 def differences(program: Program, compiled: Compiled) -> dict[str, float]:
     """What a step on every device does otherwise than torch."""
-    expected = answer(program)
+    expected = answer(program, steps=STEPS)
     inputs, params = whole_specs(compiled.named, draws(compiled.named))
     given = {n: array(program.inputs[n], s, program.accumulate) for n, s in inputs.items()}
     kept = {n: array(program.params[n], s, 0) for n, s in params.items()}
-    step = compiled.step(given, kept)
+    for _ in range(STEPS):
+        step = compiled.step(given, kept)
+        kept = step.run.updated
     for name in program.outputs:
         if name in program.stated:
             dims = tuple(d for d in step.run.specs[name].dims if d != "accumulate")
@@ -102,7 +105,7 @@ def differences(program: Program, compiled: Compiled) -> dict[str, float]:
 
 def jumps(program: Program) -> bool:
     """Whether torch's own answer changes much when the numbers change a little."""
-    before, after = answer(program), answer(program, noise=1e-13)
+    before, after = (answer(program, noise, STEPS) for noise in (0.0, 1e-13))
     for a, b in ((before.outputs, after.outputs), (before.updated, after.updated)):
         for name, x in a.items():
             largest = float(x.data.abs().max())
@@ -114,7 +117,7 @@ def jumps(program: Program) -> bool:
 def check(program: Program) -> str:
     """How it went: `ran`, or why not. Raises AssertionError where numbers are wrong."""
     try:
-        answer(program)
+        answer(program, steps=STEPS)
     except Corner:
         return "corner"
     try:
