@@ -80,7 +80,7 @@ def one_batch_after_another(program: Program, inputs: Env, params: Env) -> Env:
         found = torch.autograd.grad(loss, leaves, allow_unused=True, retain_graph=True)
         for leaf, g in zip(leaves, found, strict=True):
             if g is not None:
-                leaf.grad = g.detach() if leaf.grad is None else leaf.grad + g.detach()
+                leaf.grad = g.detach().clone() if leaf.grad is None else leaf.grad + g.detach()
         batches.append(
             {n: Named(env[n].data.detach().clone(), env[n].dims) for n in program.outputs}
         )
