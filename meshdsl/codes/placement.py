@@ -84,9 +84,10 @@ CODES: tuple[Code, ...] = (
     ),
     Code(
         "MD0309",
-        "an operator cannot read its operands so",
-        "`x at y: (…)` fixes how a tensor is read on the way to `y`, and the operator that reads "
-        "it has no legal row with these components along the named mesh axis.",
+        "an operator cannot read or yield it so",
+        "`x at y: (…)` fixes how a tensor is read on the way to `y`, and `x: P` asks for a partial "
+        "result. The operator that reads or makes it has no legal row with these components along "
+        "the named mesh axis.",
         "dim a = 4\n"
         "mesh m = { x: 2 }\n"
         "program p(t[a]) {\n  y = relu(t)\n  return y\n}\n"

@@ -15,6 +15,7 @@ from typing import NoReturn
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Source, Span, fail
 from meshdsl.named.declarations import Declarations, unknown
 from meshdsl.named.ir import Dim, Op, Value
+from meshdsl.placed.choose import call_of, legal_rows
 from meshdsl.placed.sbp import Mesh, Placement, placement
 from meshdsl.placed.selectors import GENERAL, PIN, ROLE, STORED, TENSOR, selects
 from meshdsl.syntax import ast
@@ -100,17 +101,20 @@ class Layout:
         return self.bind(value, self.is_stored(value, returned))
 
     def summed(self, value: Value, op: Op) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """How rules that name a result of `op` split dims that it has no more.
+        """How rules that name a result of `op` split dims that it has no more, having reduced them.
 
         Less those that `op` cannot follow: it splits no dim unevenly, and none along an axis that
         splits another one.
         """
-        sizes = {d.name: d.size for v in op.ins for d in v.type.dims}
+        naming = [r for r in self.rules if r.selector and selects(r.selector, value) == TENSOR]
+        if not naming:
+            return ()
+        loops = [row.factor for row in legal_rows(call_of(op)) if row.factor]
+        reduced = {d for loop in loops if not any(loop.outs) for d in loop.ins}
+        sizes = {d.name: d.size for v in op.ins for d in v.type.dims if d.name in reduced}
         found: dict[str, tuple[str, ...]] = {}
-        for rule in self.rules:
-            names = rule.selector and selects(rule.selector, value) == TENSOR
-            summed = rule.dim in sizes and not value.type.has(rule.dim)
-            if not (names and summed and self._exists(rule.axes)):
+        for rule in naming:
+            if rule.dim not in sizes or not self._exists(rule.axes):
                 continue
             axes = self.mesh.known(rule.axes)
             taken = {a for others in found.values() for a in others}

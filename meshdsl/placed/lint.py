@@ -90,6 +90,7 @@ def _selects_nothing(rule: Rule, values: tuple[Value, ...]) -> Diagnostic:
     dotted = {f"{v.functions[-1]}.{v.label}" for v in tensors if v.functions}
     selector = ".".join(rule.selector)
     known = sorted(dotted if len(rule.selector) > 1 else labels)
-    help = did_you_mean(selector, known) or "remove the rule"
+    meant = None if selector in known else did_you_mean(selector, known)
+    help = meant or "remove the rule"
     message = f"`{selector}` selects no tensor with the dim `{rule.dim}`"
     return Diagnostic("MD0306", message, rule.span, "warning", help=help)

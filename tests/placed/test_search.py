@@ -172,6 +172,25 @@ def test_a_rule_for_what_no_operator_sums_is_reported() -> None:
     assert "d_table" in str(next(iter(found)).help)
 
 
+TAKEN_APART = """
+dim a = 8, d = 2, c = 4
+layout l { t: a -> x }
+program p(x[a]) {
+  t = x[a -> (d, c)]
+  return t
+}
+"""
+
+
+@pytest.mark.parametrize("policy", ["immediate", "mesh-tf", "deferred", "optimal"])
+def test_a_dim_that_a_view_takes_apart_is_not_summed(policy: str) -> None:
+    """`x` splits it as no view of its parts could be; the rule speaks of no tensor."""
+    found = Diagnostics()
+    made = compile_text(TAKEN_APART, found, layout="l", mesh="x:4", reduce=policy)
+    assert explain(made["device"])["collectives"] == []
+    assert [(d.code, d.help) for d in found] == [("MD0306", "remove the rule")]
+
+
 # --- rules of functions, and loops' parameters ----------------------------------------------------
 
 EXPERTS = """
