@@ -48,8 +48,11 @@ from meshdsl.placed.zero_one import ALWAYS, Answer, NoPlan, Terms, ZeroOne, tota
 MOST_COMBINATIONS = 4_000
 """Combinations of rows of all operators together that a search may consider."""
 
-MOST_PAIRS = 14_000
-"""Pairs of placements that a search may price: ways of values to where they may settle, and on."""
+MOST_PAIRS = 56_000
+"""Pairs of placements that a search may price: ways of values to where they may settle, and on.
+
+Each counts as often as there are axes, squared: a way over more axes is one among more placements.
+"""
 
 MOST_COEFFICIENTS = 250_000
 """Size of the 0-1 program that is tried."""
@@ -248,7 +251,7 @@ class Space:
         if len(found) > MOST_PLACEMENTS:
             found = list(dict.fromkeys(self._completed(value, ruled, yields, splits=False)))
         self.pairs += len(found) * (len(yields) + len(self.readers.get(value, ())))
-        if self.pairs > MOST_PAIRS:
+        if self.pairs * len(self.axes) ** 2 > MOST_PAIRS:
             raise NoPlan
         if self.demands.waits(value):
             # A gradient stays as it came about until the update asks for it.
