@@ -99,6 +99,11 @@ def _nested(v: Tensors) -> Tensors:
     return {"t": t, "d": d, "loss": (d * v["y"]).sum()}
 
 
+def _found_before(v: Tensors) -> Tensors:
+    (d,) = torch.autograd.grad((v["y"] ** 3).sum(), [v["y"]], create_graph=True)
+    return {"d": d, "loss": (d * d * v["y"]).sum()}
+
+
 CASES = {
     "names of one tensor": Targets("t = x\nu = t\nloss = sum(u * u)", _views, ("x", "t", "u")),
     "a number added": Targets("t = x + 1.0\nloss = sum(t * t * y)", _added, ("t", "x", "y")),
@@ -122,6 +127,11 @@ CASES = {
     ),
     "a gradient that is zero": Targets(
         "t = x * 0.0\nu = t + y\nloss = sum(u * u)", _nothing, ("x", "t", "u", "y")
+    ),
+    "a gradient that was there before": Targets(
+        "d = grad(sum(y * y * y), y)\ne = grad(sum(x * d), x)\nloss = sum(d * e * y)",
+        _found_before,
+        ("y", "d"),
     ),
     "a gradient of a gradient": Targets(
         "t = x + 1.0\nd = grad(sum(t * t * t), t)\nloss = sum(d * y)", _nested, ("t", "x", "d")
