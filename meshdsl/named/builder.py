@@ -100,6 +100,7 @@ class Builder:
         self.phase = "forward"
         self.block: int | None = None
         self.nameless: set[Value] = set()
+        self.originals: dict[Value, Value] = {}
         self.arguments: list[Argument] = []
         self._depth: dict[Value, int] = {}
         self._born: dict[Value, int] = {}
