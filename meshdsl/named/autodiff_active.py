@@ -8,7 +8,6 @@ from types import MappingProxyType
 from meshdsl.named.ir import Node, Op, Repeat, Value, results, walk
 from meshdsl.ops.opdef import lookup
 
-
 NOTHING: Mapping[Value, Value] = MappingProxyType({})
 
 

@@ -91,7 +91,10 @@ class PendingParam:
 
 
 class Builder:
-    """The program under construction. All operators pass through `emit`."""
+    """The program under construction. All operators pass through `emit`.
+
+    `originals` are the forward values that copies made for a backward pass stand for.
+    """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self.diagnostics = diagnostics
