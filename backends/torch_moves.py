@@ -156,12 +156,15 @@ class Moves:
     def _zero_fill(self, node: Move, suffix: str) -> str:
         """One device of the axis keeps its copy; partial maxima and minima may all keep theirs."""
         if node.step.op in ("max", "min"):
-            return self.constants.get(node.source, node.source.name)
+            return self._tensor(node.source)
         if node.step.dim is not None:
             return self._embed(node)
         axis = self.program.coordinates[node.step.axes[0]]
         if node.source in self.constants:
-            return f"{self.constants[node.source]} if {axis} == 0 else 0"
+            dtype = node.source.local.dtype.torch
+            return (
+                f"torch.tensor({self.constants[node.source]} if {axis} == 0 else 0, dtype={dtype})"
+            )
         x = node.source.name
         return f"{x} if {axis} == 0 else torch.zeros_like({x})"
 

@@ -38,7 +38,7 @@ def pulled_back(
 ) -> list[Value | None]:
     """The same for a loss that depends on several values: pairs of one and its own gradient."""
     nodes = tuple(builder.frames[-1].body)
-    tape = Tape(builder, active(nodes, set(wrt)), frozenset(wrt))
+    tape = Tape(builder, active(nodes, set(wrt), builder.originals), frozenset(wrt))
     start = len(builder.frames[-1].body)
     with in_phase(builder, "backward"):
         block = Block(tape, nodes)
@@ -53,10 +53,13 @@ def pulled_back(
 
 
 def _distinct(tape: Tape, found: list[Value | None], wrt: Sequence[Value]) -> list[Value | None]:
-    """Of each tensor a gradient of its own: what several have in common is named for the first."""
+    """Of each tensor a gradient of its own: what several have in common is named for the first.
+
+    What is a copy of a forward value is no gradient either.
+    """
     taken: set[Value] = set()
     for index, (grad, value) in enumerate(zip(found, wrt, strict=True)):
-        if grad is not None and grad in taken:
+        if grad is not None and (grad in taken or grad in tape.builder.originals):
             (grad,) = tape.emitter(value, source(value)).apply("identity", (grad,), {})
         found[index] = grad
         taken.update([grad] if grad is not None else [])

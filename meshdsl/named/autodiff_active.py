@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from meshdsl.named.ir import Node, Op, Repeat, Value, results, walk
 from meshdsl.ops.opdef import lookup
 
+NOTHING: Mapping[Value, Value] = MappingProxyType({})
 
-def active(nodes: Sequence[Node], seeds: set[Value]) -> set[Value]:
-    """Floats that depend on `seeds` in a differentiable way, those inside loops too."""
+
+def active(
+    nodes: Sequence[Node], seeds: set[Value], originals: Mapping[Value, Value] = NOTHING
+) -> set[Value]:
+    """Floats that depend on `seeds` in a differentiable way, those inside loops too.
+
+    A copy that was made for a backward pass depends on what its original in `originals` does.
+    """
     found = {v for v in seeds if v.type.dtype.kind == "float"}
     for node in nodes:
         if isinstance(node, Repeat):
             found |= _active_loop(node, found)
         elif is_differentiable(node) and not found.isdisjoint(node.ins):
             found.update(v for v in node.outs if v.type.dtype.kind == "float")
+        found.update(v for v in results(node) if originals.get(v) in found)
     return found
 
 

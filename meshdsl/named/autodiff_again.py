@@ -33,6 +33,7 @@ def copied_loop(tape: Tape, loop: Repeat, read: Read) -> dict[Value, Value]:
 def _copy(tape: Tape, value: Value) -> Value:
     """A new value under the same rules, made in the current block."""
     copy = replace(value, role="activation", follows=source(value))
+    tape.builder.originals[copy] = tape.builder.originals.get(value, value)
     tape.builder.place(copy, len(tape.builder.frames) - 1)
     return copy
 

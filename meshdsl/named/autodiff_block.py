@@ -53,8 +53,10 @@ class Block:
     # --- gradients ---------------------------------------------------------------------------
 
     def add(self, value: Value, grad: Value) -> None:
-        """A contribution to the gradient of `value`."""
-        self.grads.setdefault(value, []).append(grad)
+        """A contribution to the gradient of `value`; a copy made again stands for its original."""
+        original = self.tape.builder.originals.get(value)
+        target = value if original is None or original not in self.own else original
+        self.grads.setdefault(target, []).append(grad)
 
     def total(self, value: Value) -> Value | None:
         """The sum of all contributions so far; some dims may be missing."""

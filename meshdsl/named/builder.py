@@ -91,7 +91,10 @@ class PendingParam:
 
 
 class Builder:
-    """The program under construction. All operators pass through `emit`."""
+    """The program under construction. All operators pass through `emit`.
+
+    `originals` are the forward values that copies made for a backward pass stand for.
+    """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
         self.diagnostics = diagnostics
@@ -100,6 +103,7 @@ class Builder:
         self.phase = "forward"
         self.block: int | None = None
         self.nameless: set[Value] = set()
+        self.originals: dict[Value, Value] = {}
         self.arguments: list[Argument] = []
         self._depth: dict[Value, int] = {}
         self._born: dict[Value, int] = {}

@@ -44,6 +44,7 @@ class Goals:
         wrt = [self._variable(x, s) for x, s in zip(operands[1:], spans[1:], strict=True)]
         for value, place in zip(wrt, spans[1:], strict=True):
             self._need_clear(loss, value, place)
+        start = len(self.builder.frames[-1].body)
         found = gradients(self.builder, loss, wrt)
         for value, grad, place in zip(wrt, found, spans[1:], strict=True):
             if grad is None:
@@ -52,7 +53,7 @@ class Goals:
                 help = "integers, comparisons and `stop_gradient` pass no gradient on; leave it out"
                 fail("MD0292", message, place, where, help=help)
         grads = tuple(g for g in found if g is not None)
-        made = {v for node in self.builder.frames[-1].body for v in results(node)}
+        made = {v for node in self.builder.frames[-1].body[start:] for v in results(node)}
         self.builder.nameless.update(made.intersection(g for g in grads if g.follows is not None))
         return grads
 

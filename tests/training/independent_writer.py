@@ -376,8 +376,21 @@ class Writer(Expressions):
         self.local.update(made)
         # A gradient may be computed from values on the way (that of exp from its result) and from
         # another gradient. The language does not say what its gradient by such a value is.
-        self.passed.update(n for n in self.env if n not in self.inputs and n not in self.params)
+        self.passed.update(made if len(made) > 1 else ())
+        given = [n for n in self.env if n not in self.inputs and n not in self.params]
+        self.passed.update(n for n in given if n not in made and self.is_beyond(n, targets))
         return made
+
+    def is_beyond(self, name: str, targets: Dims) -> bool:
+        """Whether a tensor depends on one of the targets, and is another one."""
+        data = self.env[name].data
+        if not data.requires_grad:
+            return False
+        leaves = [self.env[t].data for t in targets if self.env[t].data is not data]
+        if not leaves:
+            return False
+        found = torch.autograd.grad(data.sum(), leaves, retain_graph=True, allow_unused=True)
+        return any(g is not None for g in found)
 
     # --- the whole -----------------------------------------------------------------------------
 

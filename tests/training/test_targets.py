@@ -99,6 +99,17 @@ def _nested(v: Tensors) -> Tensors:
     return {"t": t, "d": d, "loss": (d * v["y"]).sum()}
 
 
+def _found_before(v: Tensors) -> Tensors:
+    (d,) = torch.autograd.grad((v["y"] ** 3).sum(), [v["y"]], create_graph=True)
+    return {"d": d, "loss": (d * d * v["y"]).sum()}
+
+
+def _done_again(v: Tensors) -> Tensors:
+    t = v["x"] * v["x"]
+    (d,) = torch.autograd.grad((t**3).sum(), [t], create_graph=True)
+    return {"t": t, "d": d, "loss": (t * d * v["y"]).sum()}
+
+
 CASES = {
     "names of one tensor": Targets("t = x\nu = t\nloss = sum(u * u)", _views, ("x", "t", "u")),
     "a number added": Targets("t = x + 1.0\nloss = sum(t * t * y)", _added, ("t", "x", "y")),
@@ -122,6 +133,16 @@ CASES = {
     ),
     "a gradient that is zero": Targets(
         "t = x * 0.0\nu = t + y\nloss = sum(u * u)", _nothing, ("x", "t", "u", "y")
+    ),
+    "a gradient that was there before": Targets(
+        "d = grad(sum(y * y * y), y)\ne = grad(sum(x * d), x)\nloss = sum(d * e * y)",
+        _found_before,
+        ("y", "d"),
+    ),
+    "a gradient of values that are computed again": Targets(
+        "recompute {\n  t = x * x\n  u = t * t * t\n}\nd = grad(sum(u), t)\nloss = sum(t * d * y)",
+        _done_again,
+        ("t", "d", "y"),
     ),
     "a gradient of a gradient": Targets(
         "t = x + 1.0\nd = grad(sum(t * t * t), t)\nloss = sum(d * y)", _nested, ("t", "x", "d")
@@ -201,3 +222,20 @@ program p(x[a, b], y[a, b]) {{
     for place in ({"mesh": "d:1"}, {"mesh": "d:2", "layout": "a:d"}):
         found = run_text(text, None, dtype="f64", reduce=reduce, **place)
         np.testing.assert_allclose(found["z"], z, rtol=1e-12)
+
+
+def test_a_number_that_enters_a_loop_in_parts_is_a_tensor() -> None:
+    text = """
+dim a = 2, b = 4
+program p(x[b], y) {
+  t = y
+  repeat a {
+    t = tanh(t * 0.5 + mean(x * t))
+  }
+  return grad(t, y)
+}
+sbp s { d_t: (P), x: S(0) }
+"""
+    (whole,) = run_text(text, None, dtype="f64", mesh="x:1").values()
+    (parts,) = run_text(text, None, dtype="f64", mesh="x:2", sbp="s").values()
+    np.testing.assert_allclose(parts, whole, rtol=1e-10)
