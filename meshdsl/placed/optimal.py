@@ -384,9 +384,15 @@ class Model:
         return item.inside.role == "grad" and self.demands.waits(item.outer)
 
     def _sliced(self, item: named.Stacked) -> dict[Placement, Terms]:
-        """A slice lies as the stack does."""
+        """A slice lies as the stack does, made whole along the dim of the loop."""
         loop = next(d for d in item.outer.type.names if not item.inside.type.has(d))
-        return {p.without_dim(loop): s for p, s in self.settled[item.outer].items()}
+        return self._whole_along(loop, item.outer)
+
+    def _whole_along(self, loop: str, stack: Value) -> dict[Placement, Terms]:
+        found: dict[Placement, list[Terms]] = {}
+        for p, here in self.settled[stack].items():
+            found.setdefault(p.without_dim(loop), []).append(here)
+        return {p: total(parts) for p, parts in found.items()}
 
     def _settle_among(self, value: Value, found: list[Placement]) -> None:
         self.settled[value] = dict(zip(found, self.lp.choice(len(found)), strict=True))
@@ -498,12 +504,8 @@ class Model:
 
     def _read_stack(self, item: named.Stacked, loop: str) -> None:
         """What lies split along the dim of its loop is made whole along it before."""
-        settled = self.settled[item.outer]
-        if any(p.axes_of(loop) for p in settled):
-            wanted: dict[Placement, list[Terms]] = {}
-            for p, here in settled.items():
-                wanted.setdefault(p.without_dim(loop), []).append(here)
-            self._read(item.outer, {p: total(parts) for p, parts in wanted.items()})
+        if any(p.axes_of(loop) for p in self.settled[item.outer]):
+            self._read(item.outer, self._whole_along(loop, item.outer))
 
     def _read(self, value: Value, wanted: dict[Placement, Terms]) -> None:
         """One reader: where the value settled flows to what the reader wants."""

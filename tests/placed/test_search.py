@@ -17,6 +17,7 @@ from meshdsl.placed.plan import Plan
 from meshdsl.placed.reshard import Price
 from meshdsl.report.explain import explain
 from tests.compiling import compile_text, run_text
+from tests.programs.harness import Case, run_case
 
 FILES = sorted((Path(__file__).parents[2] / "examples").glob("*.mdsl"))
 
@@ -189,6 +190,25 @@ def test_a_dim_that_a_view_takes_apart_is_not_summed(policy: str) -> None:
     made = compile_text(TAKEN_APART, found, layout="l", mesh="x:4", reduce=policy)
     assert explain(made["device"])["collectives"] == []
     assert [(d.code, d.help) for d in found] == [("MD0306", "remove the rule")]
+
+
+SLICED = """
+dim a = 6, b = 4, c = 2, m = 8, n = 6
+layout l { n -> x }
+program p(x[a, b]) {
+  param w[a, c]
+  s = pad[a -> m](x, 2, 0)
+  t = einsum(s -> [m])
+  z = layer_norm[a](w)
+  repeat c { t = t + mean[n](z[a -> n]) }
+  return t
+}
+"""
+
+
+@pytest.mark.parametrize("message_bytes", [0, 8192])
+def test_what_a_loop_slices_may_have_been_split_along_it(message_bytes: int) -> None:
+    run_case(Case(SLICED, "x:2", "l", "optimal", message_bytes=message_bytes))
 
 
 # --- rules of functions, and loops' parameters ----------------------------------------------------
