@@ -25,6 +25,9 @@ from meshdsl.placed.storage import with_loads
 WALKS = ("immediate", "mesh-tf", "deferred")
 """Policies that one walk in program order carries out."""
 
+ONE_ORDER = "products of many operands in one order"
+"""What is searched of an einsum that comes to several."""
+
 POLICIES = (*WALKS, "optimal")
 """When partial values are reduced."""
 
@@ -92,7 +95,7 @@ def place_annotated(
         guided.plan = search.plan(rewritten, BlockDemands(layout, rewritten, *about))
         return guided.planned() if guided.plan else None
 
-    return _least(last, planned, lambda policy: walked(policy)[1], search.price)
+    return _least(program, last, planned, lambda policy: walked(policy)[1], search.price)
 
 
 def _place_optimally(program: named.Program, layout: Layout, search: Search) -> Program:
@@ -108,7 +111,7 @@ def _place_optimally(program: named.Program, layout: Layout, search: Search) -> 
         plan = search.plan(rewritten, RuleDemands(layout, rewritten))
         return _Guided(rewritten, layout, plan, search.price).planned() if plan else None
 
-    return _least(last, planned, walked, search.price)
+    return _least(program, last, planned, walked, search.price)
 
 
 def _walk(
@@ -128,6 +131,7 @@ def _walk(
 
 
 def _least(
+    program: named.Program,
     last: Program,
     plan: Callable[[], Program | None],
     walked: Callable[[str], Program],
@@ -135,13 +139,17 @@ def _least(
 ) -> Program:
     """The planned program, unless a walk needs nothing sent, or is better, or there is no plan.
 
-    `last` is the walk that the plan is made for. Others are made where nothing is proven.
+    `last` is the walk that the plan is made for, with products of many operands in its order.
+    Others are made where nothing is proven.
     """
     if not _cost(last, price)[0]:
         return replace(last, policy="optimal", plan=Found(price.message, EVERY, least=True))
     planned = plan()
-    if planned is not None and planned.plan is not None and planned.plan.proven:
-        if _cost(planned, price) <= _cost(last, price):
+    if planned is not None and planned.plan is not None:
+        if any(op.name == "einsum" and len(op.ins) > 2 for op in named.walk(program.body)):
+            searched = f"{planned.plan.searched}, {ONE_ORDER}"
+            planned = replace(planned, plan=replace(planned.plan, searched=searched))
+        elif planned.plan.proven and _cost(planned, price) <= _cost(last, price):
             return planned
     walks = (*(walked(policy) for policy in WALKS[:-1]), last)
     best = min(walks, key=lambda walked: _cost(walked, price))
