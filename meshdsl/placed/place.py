@@ -145,11 +145,12 @@ def _least(
     if not _cost(last, price)[0]:
         return replace(last, policy="optimal", plan=Found(price.message, EVERY, least=True))
     planned = plan()
-    if planned is not None and planned.plan is not None:
+    found = planned.plan if planned else None
+    if planned is not None and found is not None:
         if any(op.name == "einsum" and len(op.ins) > 2 for op in named.walk(program.body)):
-            searched = f"{planned.plan.searched}, {ONE_ORDER}"
-            planned = replace(planned, plan=replace(planned.plan, searched=searched))
-        elif planned.plan.proven and _cost(planned, price) <= _cost(last, price):
+            found = replace(found, searched=f"{found.searched}, {ONE_ORDER}")
+            planned = replace(planned, plan=found)
+        elif found.proven and _cost(planned, price) <= _cost(last, price):
             return planned
     walks = (*(walked(policy) for policy in WALKS[:-1]), last)
     best = min(walks, key=lambda walked: _cost(walked, price))
