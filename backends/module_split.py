@@ -114,10 +114,7 @@ def _phase(node: Node) -> str:
 
 
 def _numbers(nodes: Iterable[Node]) -> set[Var]:
-    """The variables that are numbers of Python, not tensors: constants, and what is made of them.
-
-    They are not worth keeping.
-    """
+    """The variables that are numbers: constants, and what moves make of them. None is kept."""
     found: set[Var] = set()
     for node in nodes:
         if isinstance(node, Compute) and node.op.name == "constant":

@@ -90,8 +90,6 @@ class Moves:
         """The call; `suffix` is `_start` for one that does not wait."""
         if isinstance(node, Bucket):
             return self._bucket(node, suffix)
-        if node.source in self.constants:
-            self.constants[node.target] = node.target.name
         if node.step.moves:
             self.used.add(node.step.kind + suffix)
         return {
@@ -161,10 +159,8 @@ class Moves:
             return self._embed(node)
         axis = self.program.coordinates[node.step.axes[0]]
         if node.source in self.constants:
-            dtype = node.source.local.dtype.torch
-            return (
-                f"torch.tensor({self.constants[node.source]} if {axis} == 0 else 0, dtype={dtype})"
-            )
+            number, dtype = self.constants[node.source], node.source.local.dtype.torch
+            return f"torch.tensor({number} if {axis} == 0 else 0, dtype={dtype})"
         x = node.source.name
         return f"{x} if {axis} == 0 else torch.zeros_like({x})"
 

@@ -169,7 +169,7 @@ def reshards(job: Job) -> int:
     return sum(k * len(step.axes) for step, k in steps if step.moves)
 
 
-@pytest.mark.parametrize(("ranks", "reduce", "step"), [(2, "immediate", 3), (4, "deferred", 4)])
+@pytest.mark.parametrize(("ranks", "reduce", "step"), [(2, "immediate", 6), (4, "deferred", 9)])
 def test_dtensor_on_gloo_ranks(ranks: int, reduce: str, step: int, tmp_path: Path) -> None:
     found = jobs(DTensorText, ranks, reduce, step)
     results = run("dtensor_ranks.py", found, tmp_path, str(ranks))
