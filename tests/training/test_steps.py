@@ -156,6 +156,36 @@ def test_accumulated_gradients_are_the_mean_of_those_of_the_batches(count: int) 
         np.testing.assert_allclose(updated[name], expected, rtol=1e-10, atol=1e-14)
 
 
+SUMMED = """
+dim batch = 2, io = 4, layers = 2
+program p(x[batch, io]) {{
+  param w[io] = zeros()
+  h = x
+  repeat layers {{
+    param u[io] = zeros()
+    h = h + u
+  }}
+  loss = mean(sum[io](h + w))
+  return loss
+  minimize loss with sgd(lr=1.0, accumulate={count}, compute="bf16")
+}}
+"""
+
+
+@pytest.mark.parametrize("mesh", ["data:1", "data:2"])
+@pytest.mark.parametrize("count", [512, 1024])
+def test_many_batches_in_bf16_are_summed_in_f32(count: int, mesh: str) -> None:
+    """Each gradient is 1, which a sum in bf16 stops growing by at 256: its mean would be 0.25."""
+    made = compiled_step(Case(SUMMED.format(count=count), mesh, "{ batch -> data }"), None)
+    inputs = {"x": np.ones((count, 2, 4), np.float32)}
+    _, params = values(made.named)
+    step = made.step(inputs, params)
+    learned = {n: a for n, a in step.run.updated.items() if n != "step"}
+    assert set(learned) == {"w", "u", "w.master", "u.master"}
+    for name, array in learned.items():
+        np.testing.assert_array_equal(array, np.full(array.shape, -1, np.float32), name)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_steps_of_several_batches_are_those_of_one_device(layout: str) -> None:
     made = compiled_step(case("adam(lr=0.01, accumulate=3)", layout))
