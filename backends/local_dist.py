@@ -178,6 +178,9 @@ class LocalDist:
                 for group in self.process_groups:
                     if rank in group.ranks:
                         self._dismiss(group)
+                # It may have been stopped while it computed for others.
+                for meeting in [m for m in self._waiting.values() if m.holder == rank]:
+                    self._cancel(meeting)
             self._look_for_deadlock()
 
     @property
@@ -217,6 +220,7 @@ class LocalDist:
                 raise Released
             meeting = group.enter(position, call)
             last = not meeting.absent
+            meeting.holder = rank if last else None
         if last:
             self._hold(meeting)
         work = Work(self, meeting, call)
@@ -248,7 +252,7 @@ class LocalDist:
         self.sent[rank][Sent(*about)] += 1
 
     def _fall_asleep(self, meeting: Meeting) -> None:
-        if self._failed.isdisjoint(meeting.absent):
+        if meeting.holder not in self._failed and self._failed.isdisjoint(meeting.absent):
             self._look_for_deadlock()
         else:
             self._cancel(meeting)

@@ -27,13 +27,14 @@ class Call(NamedTuple):
 class Meeting:
     """One collective of a group: its members' calls, what is wrong with them, whether it is over.
 
-    `cancelled`: it cannot take place any more.
+    `cancelled`: it cannot take place any more. `holder` is who came last, and computes for all.
     """
 
     def __init__(self, axes: tuple[str, ...], ranks: list[int]) -> None:
         self.axes, self.ranks = axes, ranks
         self.calls: list[Call | None] = [None] * len(ranks)
         self.problem = ""
+        self.holder: int | None = None
         self.over = self.cancelled = False
 
     @property

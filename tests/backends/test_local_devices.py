@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from meshdsl.backends import local_devices, stalls
+from meshdsl.backends import local_devices, local_dist, stalls
 from meshdsl.backends.failures import Failure
 from meshdsl.backends.in_process import run_local
-from meshdsl.backends.local_devices import Late
+from meshdsl.backends.local_devices import Devices, Late
+from meshdsl.backends.local_dist import LocalDist, Released
 from meshdsl.backends.stalls import Doing, Watch, stall_seconds, stalled
 from meshdsl.diagnostics import Diagnostic, DiagnosticError
 from tests.project import ROOT
-from tests.waiting import release
+from tests.waiting import release, until
 
 # --- cores ---------------------------------------------------------------------------------------
 
@@ -52,6 +55,33 @@ def test_a_device_takes_its_share_of_the_cores() -> None:
         check=False,
     )
     assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+
+
+# --- who computes for the others ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("early", [0, 1])
+def test_a_device_that_is_stopped_while_it_computes_for_all_releases_them(
+    monkeypatch: pytest.MonkeyPatch, early: int
+) -> None:
+    """Whoever comes last computes; Ctrl-C may reach it there, with nobody absent any more."""
+    dist = LocalDist({"r": 2}, (("r",),))
+    first = threading.Event()
+
+    def stopped(calls: object) -> None:
+        raise Released
+
+    def call(rank: int) -> None:
+        if rank != early:
+            first.wait()
+            until(lambda: dist.waits(early) != "")
+        first.set()
+        dist.all_reduce(torch.ones(1), group=dist.groups(rank)["r"])
+        raise AssertionError("nobody computed it")
+
+    monkeypatch.setattr(local_dist, "perform", stopped)
+    found = Devices(2, dist, call).run()
+    assert (found.failures, found.outputs) == ([], [{}, {}])
 
 
 # --- who is waited for after a failure -----------------------------------------------------------
