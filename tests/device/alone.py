@@ -73,9 +73,18 @@ def first_device(made: Mapping[str, Any]) -> tuple[int, Callable[[], Any]]:
 
 
 def allocated(run: Callable[[], Any]) -> int:
-    """The most bytes that torch has given out at once in `run`, beside what was there before."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        run()
+    """The most bytes that torch has given out at once in `run`, beside what was there before.
+
+    Without oneDNN: what a kernel of it allocates to work in (f32 sums of a bf16 matmul) depends on
+    what the processor can do.
+    """
+    kernels: Any = torch.backends.mkldnn
+    before, kernels.enabled = kernels.enabled, False
+    try:
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+            run()
+    finally:
+        kernels.enabled = before
     events = found.profiler.kineto_results.events()
     sizes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
     now = most = 0
