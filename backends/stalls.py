@@ -160,8 +160,18 @@ class Processes:
 
 def is_stopped(pid: int) -> bool:
     """Whether a process has been stopped by a signal, where the system tells (Linux)."""
+    return _state(pid) in ("T", "t")
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, or was killed, where the system tells (Linux)."""
+    return _state(pid) in ("X", "Z")
+
+
+def _state(pid: int) -> str:
+    """The letter `ps` shows for a process: X if there is none, empty if the system does not say."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text("ascii", errors="replace")
     except OSError:
-        return False
-    return status.rpartition(")")[2].split()[0] in "Tt"
+        return "X" if Path("/proc/self/stat").exists() else ""
+    return status.rpartition(")")[2].split()[0]

@@ -31,7 +31,7 @@ from meshdsl.backends.failures import (
     first_failure,
     position_of,
 )
-from meshdsl.backends.stalls import Processes, Watch
+from meshdsl.backends.stalls import Processes, Watch, is_gone
 from meshdsl.backends.support.files import write_npz
 from meshdsl.backends.support.values import Array
 
@@ -164,13 +164,17 @@ class Aftermath:
         failed = {int(path.suffix.removeprefix(".rank")) for path in folder.glob("report.rank*")}
         if not failed or (folder / OVER).exists():
             return
-        if all(rank in failed or self._waits(rank) for rank in range(self.processes.devices)):
+        if all(rank in failed or self._is_past(rank) for rank in range(self.processes.devices)):
             (folder / OVER).touch()
 
-    def _waits(self, rank: int) -> bool:
-        """Whether a process has said twice that it waits in one and the same collective."""
+    def _is_past(self, rank: int) -> bool:
+        """Whether a process is gone, or has said twice that it waits in one and the same call."""
         found = self.processes.report(rank)
-        if found is None or not found["collective"]:
+        if found is None:
+            return False
+        if is_gone(found["pid"]):
+            return True
+        if not found["collective"]:
             return False
         mark, beat = self._waiting.get(rank, (None, 0))
         if mark != found["mark"]:

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from meshdsl.backends.stalls import is_gone
+
 T = TypeVar("T")
 
 
@@ -26,16 +28,7 @@ def until(look: Callable[[], T | Literal[False]]) -> T:
 def until_gone(pids: Iterable[int]) -> None:
     """Wait until none of the processes is left."""
     left = list(pids)
-    until(lambda: not any(map(_lives, left)))
-
-
-def _lives(pid: int) -> bool:
-    """Whether a process is there and not merely waiting to be counted (on Linux)."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text("ascii", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return status.rpartition(")")[2].split()[0] not in "ZX"
+    until(lambda: all(map(is_gone, left)))
 
 
 def until_devices_end() -> None:

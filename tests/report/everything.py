@@ -1,7 +1,7 @@
 """Every example under everything it declares, compiled and explained: as JSON on the output.
 
-Run as a program, from a folder with `examples` in it: `python -m tests.report.everything`. With
-`--backwards` the last case is compiled first.
+Run as a program in a folder with `examples` in it: `python -m tests.report.everything FIRST STEP`
+takes the cases `[FIRST::STEP]`, in that order.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def described(path: str, options: Options) -> dict[str, str]:
 
 
 def main() -> None:
-    """Compile all, and print what came of it."""
-    chosen = list(choices())
-    order = reversed(chosen) if "--backwards" in sys.argv else chosen
-    found = {f"{path} {o.layout or o.sbp}": described(path, o) for path, o in order}
+    """Compile what is asked for, and print what came of it."""
+    first, step = map(int, sys.argv[1:])
+    chosen = list(choices())[first::step]
+    found = {f"{path} {o.layout or o.sbp}": described(path, o) for path, o in chosen}
     json.dump(found, sys.stdout, sort_keys=True)
 
 

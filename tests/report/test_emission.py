@@ -16,38 +16,46 @@ from meshdsl.backends.emission import emit_compiled
 from meshdsl.backends.format_text import double_quoted, statement
 from tests.project import ROOT, matching
 from tests.report.golden import CASES, Case, made
-from tests.waiting import started
+from tests.waiting import ended, started
 
 RUFF = (sys.executable, "-m", "ruff")
 AS_HERE = ("--isolated", "--line-length", "100", "--target-version", "py311")
 
 
-def _run(command: tuple[str, ...], cwd: Path, **env: str) -> bytes:
-    path = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(
-        command, cwd=cwd, env=os.environ | path | env, capture_output=True, check=False
-    )
+def _run(command: tuple[str, ...], cwd: Path) -> None:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr).decode()
-    return done.stdout
 
 
-def _everything(home: Path, seed: str, *options: str) -> dict[str, Any]:
-    """What a process of its own makes of all examples, in a folder of its own."""
+def _everything(home: Path, seed: str, *parts: tuple[int, int]) -> dict[str, Any]:
+    """What processes make of all examples, one for each part, in a folder of their own."""
     for path in matching("examples/**/*.mdsl"):
         copy = home / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, copy)
-    command = (sys.executable, "-m", "tests.report.everything", *options)
-    return dict(json.loads(_run(command, home, PYTHONHASHSEED=seed)))
+    commands = [
+        (sys.executable, "-m", "tests.report.everything", str(first), str(step))
+        for first, step in parts
+    ]
+    path = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": seed}
+    with started(*commands, cwd=home, env=os.environ | path, stdout=subprocess.PIPE) as processes:
+        found: dict[str, Any] = {}
+        for text in ended(processes):
+            found |= json.loads(text)
+    return found
+
+
+BUSY = [[sys.executable, "-c", "while True: pass"]] * 4
 
 
 @pytest.mark.timeout(1800)  # a machine that is busy besides takes several times as long
 def test_the_same_bytes_everywhere(tmp_path: Path) -> None:
     """Whatever the folder, the order, the seed of hashes, and what else the machine is doing."""
-    quiet = _everything(tmp_path / "here", "1")
-    with started(*[[sys.executable, "-c", "while True: pass"]] * 4):
-        busy = _everything(tmp_path / "some where", "2", "--backwards")
-    assert list(quiet) == list(busy)
+    quiet = _everything(tmp_path / "here", "1", (0, 1))
+    with started(*BUSY):
+        parts = [(-part, -4) for part in range(1, 5)]
+        busy = _everything(tmp_path / "some where", "2", *parts)
+    assert quiet.keys() == busy.keys()
     assert len(quiet) > 80
     assert [name for name in quiet if quiet[name] != busy[name]] == []
 
