@@ -34,7 +34,7 @@ REDUCE_OPS = {"sum": "sum", "max": "max", "min": "min", "prod": "product"}
 
 GRADIENTS = frozenset(name for name in load_all() if name.endswith("_grad"))
 LOSES_SUMS = GRADIENTS | set(
-    "where gather cumsum layer_norm rms_norm merge unpick scatter_add".split()
+    "where gather cumsum layer_norm mean rms_norm merge unpick scatter_add".split()
 )
 """Operators that do not carry a partial sum on; `einsum` does where it is one matrix product."""
 LOSES_EXTREMES = frozenset(

@@ -31,7 +31,7 @@ class Source:
 
     name: str
     text: str
-    _starts: list[int] = field(default_factory=list, repr=False)
+    _starts: list[int] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def starts(self) -> list[int]:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import os
 import runpy
 import signal
+import socket
+import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
+
+import numpy as np
+
+from meshdsl.backends.support.files import write_npz
+from tests.project import ROOT
+from tests.waiting import ended, started
 
 Ended = tuple[int, str, str]
 """The exit code of a process, and what it printed on its two outputs."""
@@ -70,3 +78,37 @@ def run_script(
     _, status = os.waitpid(forked(work), 0)
     out, err = (output.read_text(encoding="utf-8") for output in outputs)
     return os.waitstatus_to_exitcode(status), out, err
+
+
+def run_gloo(
+    text: str, inputs: Mapping[str, np.ndarray], folder: Path, world: int
+) -> dict[str, np.ndarray]:
+    """The outputs of an emitted text on so many processes, which talk over gloo."""
+    (folder / "prog.py").write_text(text, encoding="utf-8")
+    write_npz(str(folder / "in.npz"), dict(inputs))
+    command = [sys.executable, "-m", "tests.ranks", str(folder), str(world)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    with started(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as ranks:
+        (log,) = ended(ranks)
+    assert ranks[0].returncode == 0, log
+    with np.load(folder / "out.npz") as found:
+        return dict(found)
+
+
+def _of_world(rank: int, world: int, port: int) -> None:
+    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in {**own, **meeting}.items()})
+    sys.argv = ["prog.py", "--inputs", "in.npz", "--out", "out.npz"]
+    runpy.run_path("prog.py", run_name="__main__")
+
+
+if __name__ == "__main__":
+    import torch.distributed  # noqa: F401  # once for all
+
+    os.chdir(sys.argv[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    devices = int(sys.argv[2])
+    run_ranks(devices, lambda rank: _of_world(rank, devices, port))

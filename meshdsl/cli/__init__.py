@@ -19,11 +19,11 @@ def main() -> None:
     from meshdsl.backends.support.output import keep_stdout
 
     keep_stdout()
-    from meshdsl.cli.app import app
+    from meshdsl.cli.app import command
 
     sys.argv[1:] = spread_settings(sys.argv[1:])
     try:
-        sys.exit(app(prog_name="meshdsl", standalone_mode=False))
+        sys.exit(command()(prog_name="meshdsl", standalone_mode=False))
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
 
@@ -47,3 +49,9 @@ app.command("render")(render.command)
 app.command("rows")(rows.command)
 for _name in later.COMMANDS:
     later.add(app, _name)
+
+
+@functools.cache
+def command() -> Callable[..., Any]:
+    """The command line as typer makes it of the table."""
+    return typer.main.get_command(app)

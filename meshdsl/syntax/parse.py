@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 
@@ -71,11 +72,13 @@ def _unix(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
+@functools.lru_cache(maxsize=8)
 def parse(source: Source) -> tuple[ast.File, tuple[Diagnostic, ...]]:
     """The tree of what could be parsed, and the syntax errors of the whole file in order.
 
     The tree is complete exactly when there are no errors. Not more than `MAX_ERRORS` errors are
-    looked for; a note says so when there were as many.
+    looked for; a note says so when there were as many. The last few texts are kept: one file is
+    placed under many layouts.
     """
     from meshdsl.syntax.build import build_file
     from meshdsl.syntax.recover import parse_tree

@@ -13,9 +13,16 @@ import numpy as np
 import pytest
 
 from meshdsl.backends import stalls
+from meshdsl.backends.at_work import report_of
 from meshdsl.backends.failures import RunError
 from meshdsl.backends.in_process import run_local
-from meshdsl.backends.torchrun import TorchrunError, devices_of, run_torchrun
+from meshdsl.backends.torchrun import (
+    OVER,
+    Aftermath,
+    TorchrunError,
+    devices_of,
+    run_torchrun,
+)
 from tests.project import ROOT
 from tests.ranks import run_script
 from tests.waiting import release, started, until, until_gone
@@ -182,6 +189,19 @@ return {}
 def workers(path):
     """The process ids of the workers that have started."""
     return [int(pid) for pid in path.read_text().split()] if path.exists() else []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what became of a process")
+def test_nobody_waits_for_an_error_of_a_process_that_is_gone(tmp_path):
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (tmp_path / "report.rank0").write_text("{}")
+    aftermath = Aftermath(stalls.Processes(tmp_path, 2, {}))
+    for pid, over in ((os.getpid(), False), (gone.pid, True)):
+        doing = {"pid": pid, "collective": "", "mark": 1, "beat": 1}
+        (tmp_path / report_of(1)).write_text(json.dumps(doing))
+        aftermath.look()
+        assert (tmp_path / OVER).exists() is over
 
 
 def test_a_time_limit_ends_all_processes(emit, tmp_path, monkeypatch):

@@ -95,7 +95,7 @@ def test_run_is_compared_with_the_reference(defined: Notebook) -> None:
 
 
 def test_real_ranks_are_processes_of_their_own(defined: Notebook) -> None:
-    found = defined.line("run --layout hybrid --engine torchrun --verify")
+    found = defined.line("run --mesh rows:1,cols:2 --layout hybrid --engine torchrun --verify")
     assert found.ok
 
 

@@ -44,12 +44,14 @@ def ids(bad: dict[tuple[int, int], int]) -> np.ndarray:
     return found
 
 
-def message(tmp_path, engine: str, layout: str, bad: dict[tuple[int, int], int]) -> str:
+def message(
+    tmp_path, engine: str, layout: str, bad: dict[tuple[int, int], int], mesh: str | None = None
+) -> str:
     """What the user is told."""
     path = tmp_path / "ids.npz"
     np.savez(path, ids=ids(bad))
     with pytest.raises(DiagnosticError) as error:
-        run(compile_text(PROGRAM, layout=layout), engine, Given(inputs=str(path)))
+        run(compile_text(PROGRAM, layout=layout, mesh=mesh), engine, Given(inputs=str(path)))
     (diagnostic,) = error.value.diagnostics
     assert diagnostic.code == "MD0801"
     return diagnostic.message
@@ -65,6 +67,6 @@ def test_the_same_in_every_layout(tmp_path, case):
 
 def test_the_same_on_real_processes(tmp_path):
     bad = CASES["the first of several"]
-    real = message(tmp_path, "torchrun", "both_split", bad)
+    real = message(tmp_path, "torchrun", "both_split", bad, "x:1,y:2")
     assert real == message(tmp_path, "reference", "whole", bad)
     assert "[batch=2, seq=6]" in real

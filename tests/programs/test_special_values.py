@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,6 @@ from meshdsl.backends.in_process import run_local
 from meshdsl.backends.numpy_reference import run_reference
 from meshdsl.backends.persistent import PersistentEngine
 from meshdsl.backends.support.values import Array
-from meshdsl.backends.torchrun import run_torchrun
 from meshdsl.named.ir import DTYPES, Dim
 from meshdsl.ops.build import BATCH, HIDDEN, SEQ, VOCAB
 from meshdsl.report.explain import explain
@@ -34,6 +34,7 @@ from tests.programs.special import (
     rounded,
     run,
 )
+from tests.ranks import run_gloo
 
 FLOATS = ("f32", "f16", "bf16", "f64")
 
@@ -344,8 +345,8 @@ def test_policies_yield_what_one_device_does(dtype: str, policy: str) -> None:
     check_bytes(explain(made["device"]), parts)
 
 
-def test_real_processes_yield_what_one_device_does() -> None:
+def test_real_processes_yield_what_one_device_does(tmp_path: Path) -> None:
     text, inputs = of_each("f32", "f16", "bf16", "i32")
     made = compile_text(text, mesh="x:2,y:2", layout="d:x,d:y", reduce="deferred")
-    found = run_torchrun(emit_compiled(made).text, inputs, time_limit=300)
-    assert_same(found.outputs, run_text(text, inputs))
+    found = run_gloo(emit_compiled(made).text, inputs, tmp_path, world=4)
+    assert_same(found, run_text(text, inputs))

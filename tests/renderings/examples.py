@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,9 +83,9 @@ def _meshes(axes: tuple[str, ...], devices: int) -> Iterator[str]:
         yield ",".join(f"{a}:{n}" for a, n in zip(axes, shape, strict=True))
 
 
-def compiled_cases(devices: int, reduce: str) -> Iterator[tuple[Case, dict[str, Any]]]:
-    """The cases that the compiler accepts, with what it makes of them."""
-    for case in cases(devices, reduce):
+def accepted(found: Iterable[Case]) -> Iterator[tuple[Case, dict[str, Any]]]:
+    """Those of the cases that the compiler accepts, with what it makes of them."""
+    for case in found:
         made = _compiled(case)
         if made is not None:
             yield case, made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import functools
 import keyword
 import re
 import subprocess
@@ -30,10 +31,16 @@ from meshdsl.pipeline import Options, compile_source
 from meshdsl.placed.ir import Program
 from tests.project import ROOT
 from tests.renderings import gradients
-from tests.renderings.examples import compiled_cases
+from tests.renderings.examples import Case, accepted, cases
 
 CODE: dict[str, type[Peer]] = {"dtensor": DTensorText, "jax": JaxText, "oneflow": OneFlowText}
-EVERY = [(case, made["placed"]) for case, made in compiled_cases(4, "deferred")]
+
+
+@functools.cache
+def every() -> list[tuple[Case, Program]]:
+    """Every example under all it declares, placed on four devices."""
+    return [(case, made["placed"]) for case, made in accepted(cases(4, "deferred"))]
+
 
 HOSTILE = '''\
 dim torch = 8, jax = 4, print = 4
@@ -72,7 +79,7 @@ def computed(program: Program) -> list[Var]:
 
 @pytest.mark.parametrize("notation", RENDERINGS)
 def test_each_source_line_stands_over_its_statements(notation: str) -> None:
-    for case, program in EVERY:
+    for case, program in every():
         text = render(program, notation)
         for var in computed(program):
             span = var.value.span
@@ -85,7 +92,7 @@ def test_each_source_line_stands_over_its_statements(notation: str) -> None:
 
 @pytest.mark.parametrize("notation", CODE)
 def test_code_is_code(notation: str) -> None:
-    for case, program in EVERY:
+    for case, program in every():
         tree = ast.parse(render(program, notation), case.name)
         functions = [n.name for n in tree.body if isinstance(n, ast.FunctionDef)]
         assert functions[-1] == "program"
@@ -182,7 +189,7 @@ def test_loops_are_loops() -> None:
 
 
 def test_sbp_is_positional() -> None:
-    for case, program in EVERY:
+    for case, program in every():
         text = render(program, "sbp")
         for var in computed(program):
             parts = entries(var.value.type, program.mesh, var.placement)
@@ -202,7 +209,7 @@ def test_another_order_of_axes_is_written_with_ranks() -> None:
 
 
 def test_the_scaling_book_has_a_letter_for_each() -> None:
-    for _, program in EVERY:
+    for _, program in every():
         text = render(program, "scaling-book")
         head = re.findall(r"^# (?:axes|dims): .*(?:\n# \S+=.*)*", text, re.MULTILINE)
         letters = re.findall(r"(\w+)=\w+:\d+", " ".join(head))
@@ -219,7 +226,7 @@ def test_the_scaling_book_says_what_is_unreduced() -> None:
 
 
 def test_gshard_tiles_cover_every_device_once() -> None:
-    for _, program in EVERY:
+    for _, program in every():
         for var in computed(program):
             shape, order, replicated = tiles(var.value.type, var.placement, program.mesh)
             assert sorted(order) == list(range(program.mesh.devices))

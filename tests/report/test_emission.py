@@ -37,8 +37,8 @@ def _everything(home: Path, seed: str, *parts: tuple[int, int]) -> dict[str, Any
         (sys.executable, "-m", "tests.report.everything", str(first), str(step))
         for first, step in parts
     ]
-    path = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": seed}
-    with started(*commands, cwd=home, env=os.environ | path, stdout=subprocess.PIPE) as processes:
+    own = {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": seed}
+    with started(*commands, cwd=home, env=os.environ | own, stdout=subprocess.PIPE) as processes:
         found: dict[str, Any] = {}
         for text in ended(processes):
             found |= json.loads(text)
