@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshdsl.backends.draws import draws
-from meshdsl.backends.emission import emit_compiled
 from meshdsl.backends.numpy_reference import copy_specs, made_up, whole_specs
 from meshdsl.backends.support.files import ArraysRefused, Refused, check_arrays, read_arrays
 from meshdsl.backends.support.values import Array, Spec
 from meshdsl.backends.verify import NOTHING, Comparison, Reference
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, Span, fail
+from meshdsl.pipeline import Compilation
 
 ENGINES = ("local", "torchrun", "reference")
 PROCESS_BYTES = 300 << 20
@@ -44,7 +44,7 @@ class Result:
     updated: Mapping[str, Array] = field(default_factory=dict)
 
 
-def run(made: Mapping[str, Any], engine: str, given: Given, budget: int | None = None) -> Result:
+def run(made: Compilation, engine: str, given: Given, budget: int | None = None) -> Result:
     """Run what the pipeline made on one engine. Raises DiagnosticError, RunError included.
 
     `budget` is the memory there is, in bytes; None asks the machine.
@@ -57,7 +57,7 @@ def run(made: Mapping[str, Any], engine: str, given: Given, budget: int | None =
     try:
         result = _ENGINES[engine](made, given, arrays)
     except RunError as error:
-        diagnostic = replace(error.diagnostic, span=line_of(error.place, made["source"]))
+        diagnostic = replace(error.diagnostic, span=line_of(error.place, made.source))
         raise DiagnosticError(diagnostic) from error
     return replace(result, notes=notes)
 
@@ -73,7 +73,7 @@ def line_of(place: str | None, source: Source) -> Span | None:
 
 
 def verify(
-    made: Mapping[str, Any],
+    made: Compilation,
     given: Given,
     outputs: Mapping[str, Array],
     updated: Mapping[str, Array] = NOTHING,
@@ -82,19 +82,19 @@ def verify(
     return reference_of(made, given).compare(outputs, updated)
 
 
-def reference_of(made: Mapping[str, Any], given: Given) -> Reference:
+def reference_of(made: Compilation, given: Given) -> Reference:
     """What any run on the same values is held to."""
     return _reference(made, given, read_given(made, given)[0])
 
 
-def _reference(made: Mapping[str, Any], given: Given, arrays: tuple[Any, Any]) -> Reference:
-    named, (inputs, params) = made["named"], _specs(made)
+def _reference(made: Compilation, given: Given, arrays: tuple[Any, Any]) -> Reference:
+    named, (inputs, params) = made.named, _specs(made)
     sides = ((inputs, arrays[0]), (params, arrays[1]), (copy_specs(named, draws(named)), arrays[1]))
     return Reference(named, *(made_up(specs, found, given.seed) for specs, found in sides))
 
 
 def read_given(
-    made: Mapping[str, Any], given: Given
+    made: Compilation, given: Given
 ) -> tuple[tuple[dict[str, Any], dict[str, Any]], tuple[str, ...]]:
     """The arrays of both files, checked against the program, and notes on what gets rounded."""
     found: list[dict[str, Any]] = []
@@ -117,21 +117,21 @@ def read_given(
     return (found[0], found[1]), tuple(notes)
 
 
-def _specs(made: Mapping[str, Any]) -> tuple[dict[str, Spec], dict[str, Spec]]:
-    return whole_specs(made["named"], draws(made["named"]))
+def _specs(made: Compilation) -> tuple[dict[str, Spec], dict[str, Spec]]:
+    return whole_specs(made.named, draws(made.named))
 
 
-def refuse_too_large(made: Mapping[str, Any], engine: str, budget: int | None) -> None:
+def refuse_too_large(made: Compilation, engine: str, budget: int | None) -> None:
     """Refuse a run that this machine has no memory for; nothing is allocated to find out."""
     from meshdsl.backends.in_process import MOST_DEVICES
     from meshdsl.device.memory import memory
 
-    devices = made["device"].mesh.devices
+    devices = made.device.mesh.devices
     if engine == "local" and devices > MOST_DEVICES:
         message = f"the local engine runs at most {MOST_DEVICES:,} devices, not {devices:,}"
         help = "choose a smaller mesh with `--mesh`; `explain` and `compile` work"
         fail("MD0704", message, help=help)
-    each = memory(made["device"])["peak"] + (PROCESS_BYTES if engine == "torchrun" else 0)
+    each = memory(made.device)["peak"] + (PROCESS_BYTES if engine == "torchrun" else 0)
     if budget is None:
         budget = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if devices * each > budget:
@@ -147,10 +147,10 @@ def _gib(amount: int) -> str:
     return f"{amount / 2**30:,.1f} GiB"
 
 
-def _run_local(made: Mapping[str, Any], given: Given, arrays: tuple[Any, Any]) -> Result:
+def _run_local(made: Compilation, given: Given, arrays: tuple[Any, Any]) -> Result:
     from meshdsl.backends.in_process import run_local
 
-    emitted = emit_compiled(made)
+    emitted = made.emitted
     done = run_local(emitted.text, *arrays, seed=given.seed, lines=emitted.places)
     sent = tuple(
         (sum(calls.values()), int(done.wire_bytes(rank))) for rank, calls in enumerate(done.sent)
@@ -159,16 +159,16 @@ def _run_local(made: Mapping[str, Any], given: Given, arrays: tuple[Any, Any]) -
     return Result(done.outputs, done.seconds, sent, disagreements, updated=done.updated)
 
 
-def _run_torchrun(made: Mapping[str, Any], given: Given, arrays: tuple[Any, Any]) -> Result:
+def _run_torchrun(made: Compilation, given: Given, arrays: tuple[Any, Any]) -> Result:
     from meshdsl.backends.torchrun import run_torchrun
 
-    emitted = emit_compiled(made)
+    emitted = made.emitted
     files = (given.inputs, given.params)
     done = run_torchrun(emitted.text, *files, seed=given.seed, lines=emitted.places)
     return Result(done.outputs, done.seconds, updated=done.updated)
 
 
-def _run_reference(made: Mapping[str, Any], given: Given, arrays: tuple[Any, Any]) -> Result:
+def _run_reference(made: Compilation, given: Given, arrays: tuple[Any, Any]) -> Result:
     import time
 
     started = time.monotonic()

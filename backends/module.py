@@ -36,6 +36,7 @@ from meshdsl.pipeline import Options
 
 if TYPE_CHECKING:
     from meshdsl.api.program import Program
+    from meshdsl.pipeline import Compilation
 
 
 class ProgramModule(torch.nn.Module):
@@ -312,28 +313,27 @@ def module(
     known = load(program, dims=dims) if isinstance(program, str | Path) else program
     place = Place(here(), "layout", 2)
     declarations, name = with_layout(known.declarations, layout, place)
-    made = {"declarations": declarations, "named": known.named(dtype)}
-    options = Options(layout=name, reduce=reduce)
-    return ProgramModule(compiler(made, options, team.axes), team, seed, params)
+    options = Options(program=known.name, layout=name, reduce=reduce, dtype=dtype, evaluate=True)
+    made = known.compilation(declarations, options)
+    return ProgramModule(compiler(made, team.axes), team, seed, params)
 
 
 @told
 def module_of(
-    made: Mapping[str, Any],
-    options: Options,
+    made: Compilation,
     device_mesh: DeviceMesh | None = None,
     *,
     seed: int = 0,
     params: Mapping[str, Any] | None = None,
 ) -> ProgramModule:
-    """The same of what the pipeline made, down to the device program.
+    """The same of a compilation, without what `minimize` adds: the optimizer is the user's own.
 
     Raises:
         ProgramError: the DeviceMesh is not the mesh of the plan (MD0560), and as `module`.
     """
     team = Team(device_mesh)
-    check_same(team, dict(made["device"].mesh.axes))
-    return ProgramModule(compiler(made, options, team.axes), team, seed, params)
+    check_same(team, dict(made.device.mesh.axes))
+    return ProgramModule(compiler(made, team.axes), team, seed, params)
 
 
 __all__ = ["ProgramModule", "module", "module_of"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from meshdsl.backends.draws import draws
 from meshdsl.backends.module_split import halves, hurried
@@ -15,9 +14,8 @@ from meshdsl.device.from_placed import lower
 from meshdsl.device.verify import verify as verify_device
 from meshdsl.diagnostics import fail
 from meshdsl.named import ir as named
-from meshdsl.named.declarations import Declarations
 from meshdsl.named.vjp import with_vjp
-from meshdsl.pipeline import Options, build_named, check_policy, lower_placed
+from meshdsl.pipeline import Compilation, check_policy, lower_placed
 from meshdsl.placed import ir as placed
 from meshdsl.placed.layout import Layout, Rule, resolve_layout
 from meshdsl.placed.place import Search, place
@@ -69,40 +67,27 @@ class Compiler:
         return made
 
 
-def compiler(made: Mapping[str, Any], options: Options, axes: Mapping[str, int]) -> Compiler:
-    """What to compile of what the pipeline made, for a mesh of these axes.
+def compiler(made: Compilation, axes: Mapping[str, int]) -> Compiler:
+    """A program, and the layout of its compilation resolved for a mesh of these axes.
 
-    `made` has `declarations`, and `named` where the program is not to be built from them. Without
-    axes there is one device, and no rule says anything. Raises
+    Without axes there is one device, and no rule says anything. Raises
     DiagnosticError: an `sbp` block (MD0564), a layout with axes that the mesh lacks (MD0560), and
     whatever makes a layout impossible.
     """
+    options = made.options
     if options.sbp is not None:
         message = f"a module cannot be placed by the `sbp` block `{options.sbp}`"
         help = "an `sbp` block does not say how gradients are held; choose a layout"
         fail("MD0564", message, help=help)
     check_policy(options.reduce)
-    declarations: Declarations = made["declarations"]
     mesh = Mesh("of the module", tuple(axes.items()))
-    layout = resolve_layout(declarations, options.layout, mesh)
+    layout = resolve_layout(made.declarations, options.layout, mesh)
     for rule in layout.rules if axes else ():
         _refuse_missing_axis(rule, mesh)
     # Gradients go to an optimizer of torch, which wants them just as the parameters are.
     rules = tuple(rule for rule in layout.rules if rule.selector != ("grads",))
-    program, layout = _evaluated(made, options), replace(layout, rules=rules)
-    return Compiler(program, layout, options.reduce, options.search)
-
-
-def _evaluated(made: Mapping[str, Any], options: Options) -> named.Program:
-    """The program without what `minimize` adds: the optimizer is the user's own."""
-    from meshdsl.diagnostics import Diagnostics
-
-    program: named.Program | None = made.get("named")
-    if program is not None and program.goal is None and not program.updates:
-        return program
-    diagnostics = Diagnostics()
-    chosen = (options.program, options.dtype)
-    return build_named(made["declarations"], *chosen, diagnostics, evaluate=True)
+    layout = replace(layout, rules=rules)
+    return Compiler(made.forward.named, layout, options.reduce, options.search)
 
 
 def _refuse_missing_axis(rule: Rule, mesh: Mesh) -> None:

@@ -19,14 +19,15 @@ from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, fail
 if TYPE_CHECKING:
     from meshdsl.backends.failures import RunError
     from meshdsl.backends.train_local import Emitted
+    from meshdsl.pipeline import Compilation
 
 RESUME = "with `--checkpoint DIR`, `--resume` goes on from the last whole checkpoint"
 ENGINES = ("local", "torchrun")
 
 
-def check_trainable(made: Mapping[str, Any]) -> None:
+def check_trainable(made: Compilation) -> None:
     """Refuse a program that has nothing to train. Raises MD0510."""
-    program = made["named"]
+    program = made.named
     if program.goal is not None:
         return
     help = "add a line to it: `minimize loss with adam(lr=0.001)`, where `loss` is one number"
@@ -34,13 +35,15 @@ def check_trainable(made: Mapping[str, Any]) -> None:
     fail("MD0510", message, program.span, help=help)
 
 
-def accumulate_dim(made: Mapping[str, Any]) -> str | None:
+def accumulate_dim(made: Compilation) -> str | None:
     """The dim that inputs have gained for the batches of one step, where there are several."""
-    if made["named"].goal.optimizer.options["accumulate"] == 1:
+    goal = made.named.goal
+    assert goal is not None, "the program is trainable"
+    if goal.optimizer.options["accumulate"] == 1:
         return None
     from meshdsl.named.accumulate import DIM
 
-    firsts = {value.type.names[0] for value in made["named"].inputs}
+    firsts = {value.type.names[0] for value in made.named.inputs}
     (found,) = firsts
     assert isinstance(found, str)
     assert found.startswith(DIM), f"{found} is no dim for several batches"
@@ -77,18 +80,18 @@ def own_folder(folder: str | None, resume: bool, force: bool) -> Iterator[None]:
         yield
 
 
-def prepared(made: Mapping[str, Any], job: Job, seed: int | None) -> Job:
+def prepared(made: Compilation, job: Job, seed: int | None) -> Job:
     """The job with what its checkpoints say of the program, and as the run was begun."""
     return replace(_resumed(job, seed), about=_about(made))
 
 
-def _about(made: Mapping[str, Any]) -> dict[str, Any]:
+def _about(made: Compilation) -> dict[str, Any]:
     """What a checkpoint says of the program it is of, and of the plan that devices follow."""
     from meshdsl import __version__
     from meshdsl.device.printer import fingerprint
     from meshdsl.placed.printer import mesh_text
 
-    placed, device = made["placed"], made["device"]
+    placed, device = made.placed, made.device
     said = {"layout": placed.layout, "mesh": mesh_text(placed.mesh), "meshdsl": __version__}
     return {"program": placed.named.name, **said, "plan": fingerprint(device)}
 
@@ -110,12 +113,11 @@ def _resumed(job: Job, seed: int | None) -> Job:
     return replace(job, seed=begun, data=data)
 
 
-def emit_both(made: Mapping[str, Any], evaluated: Mapping[str, Any] | None) -> Emitted:
-    """The texts of the program that trains and of the one that evaluates."""
-    from meshdsl.backends.emission import emit_compiled
+def emit_both(made: Compilation, evaluated: bool) -> Emitted:
+    """The texts of the program that trains and, if wanted, of the one that evaluates."""
     from meshdsl.backends.train_local import Emitted
 
-    return Emitted(emit_compiled(made), emit_compiled(evaluated) if evaluated else None)
+    return Emitted(made.emitted, made.forward.emitted if evaluated else None)
 
 
 def train(

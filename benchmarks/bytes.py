@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from meshdsl.backends.engines import Given, run
 from meshdsl.diagnostics import Diagnostics, Source
-from meshdsl.pipeline import Options, compile_source
+from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.report.explain import explain
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "sbp"
@@ -126,8 +125,8 @@ def measure(text: str, layout: str | None = None, sbp: str | None = None) -> Sen
     """Compile under `optimal`, run every device, and count."""
     diagnostics = Diagnostics()
     options = Options(layout=layout, sbp=sbp, message_bytes=0)
-    made: dict[str, Any] = compile_source(Source("bytes.mdsl", text), options, diagnostics)
-    report = explain(made["device"])
+    made: Compilation = compile_source(Source("bytes.mdsl", text), options, diagnostics)
+    report = explain(made.device)
     result = run(made, "local", Given())
     assert not result.disagreements, result.disagreements
     counted = [sent for _, sent in result.sent]

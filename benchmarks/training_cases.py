@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshdsl.backends.emission import emit_compiled
 from meshdsl.backends.support.values import Array, Spec, draw
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source
@@ -109,7 +108,7 @@ class Case:
         layout = "data" if self.devices == 1 else self.parallel
         options = Options(layout=layout, mesh=mesh)
         made = compile_source(Source("training.mdsl", self.source()), options, diagnostics)
-        return emit_compiled(made).text
+        return made.text
 
 
 def cases(quick: bool) -> list[Case]:

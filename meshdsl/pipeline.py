@@ -1,23 +1,29 @@
-"""The one way through the compiler: a table of stages, each a pure function of what came before.
+"""The one way through the compiler: `Compilation` has every stage of a program as a property.
 
-The command line and every other door go through `compile_source`.
+The command line, Python, notebooks, modules and training all go through it. Below it stand the
+stages themselves, pure functions of what comes before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from meshdsl.device import ir as device
+from meshdsl.device.ir import Program as DeviceProgram
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Related, Source, Span
-from meshdsl.named import ir as named
 from meshdsl.named.declarations import Declarations, declare, unknown
 from meshdsl.named.from_syntax import build
-from meshdsl.placed import ir as placed
+from meshdsl.named.ir import DTYPES
+from meshdsl.named.ir import Program as NamedProgram
+from meshdsl.placed.ir import Program as PlacedProgram
 from meshdsl.placed.place import POLICIES, Search
 from meshdsl.placed.reshard import MESSAGE_BYTES, Price
 from meshdsl.syntax import ast
+
+if TYPE_CHECKING:
+    from meshdsl.backends.torch_text import ProgramText
 
 DEFAULT_POLICY = "optimal"
 
@@ -49,13 +55,145 @@ class Options:
         return Search(Price(self.message_bytes), self.cache)
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Stages that are there before: of a program that Python wrote, or of one placed otherwise."""
+
+    declarations: Declarations | None = None
+    written: NamedProgram | None = None
+    named: NamedProgram | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Compilation:
+    """One program on its way from text to text. A stage is made when it is first read.
+
+    What there is to say goes to `diagnostics`. A stage that finds errors raises DiagnosticError.
+    """
+
+    source: Source
+    options: Options = field(default_factory=Options)
+    diagnostics: Diagnostics = field(default_factory=Diagnostics)
+    known: Known = field(default_factory=Known)
+
+    @cached_property
+    def tree(self) -> ast.File:
+        """The syntax tree of what could be read."""
+        return parsed(self.source, self.diagnostics)
+
+    @cached_property
+    def declarations(self) -> Declarations:
+        """What the file declares, by kind and name."""
+        if self.known.declarations is not None:
+            return self.known.declarations
+        found = declare(self.tree, self.diagnostics, self.options.set_dims)
+        self.diagnostics.raise_errors()
+        return found
+
+    @cached_property
+    def written(self) -> NamedProgram:
+        """The chosen program as it is written."""
+        if self.known.written is not None:
+            return self.known.written
+        return written(self.declarations, self.options.program, self.diagnostics)
+
+    @cached_property
+    def named(self) -> NamedProgram:
+        """The program simplified; one with `minimize` is a training step, or its forward pass."""
+        if self.known.named is not None:
+            return self.known.named
+        return finish_named(self.written, self.options.dtype, self.options.evaluate)
+
+    @cached_property
+    def placed(self) -> PlacedProgram:
+        """Where each value lies on the mesh, and how it gets there."""
+        found = place_named(self.named, self.declarations, self.options, self.diagnostics)
+        self.diagnostics.raise_errors()
+        return found
+
+    @cached_property
+    def device(self) -> DeviceProgram:
+        """The statements of each device, collectives among them."""
+        return lower_placed(self.placed)
+
+    @cached_property
+    def emitted(self) -> ProgramText:
+        """The torch program that every device runs, and the source lines of its statements."""
+        from meshdsl.backends.draws import draws
+        from meshdsl.backends.torch_text import emit
+
+        return emit(self.device, draws(self.named))
+
+    @property
+    def text(self) -> str:
+        """The torch program that every device runs."""
+        return self.emitted.text
+
+    @cached_property
+    def report(self) -> dict[str, Any]:
+        """What each line holds and sends, why, and what it takes ."""
+        from meshdsl.report.explain import explain
+
+        return explain(self.device, self.diagnostics)
+
+    @property
+    def forward(self) -> Compilation:
+        """The program without the gradients and updates that `minimize` adds."""
+        if self.named.goal is None:
+            return self
+        return self._forward
+
+    @cached_property
+    def _forward(self) -> Compilation:
+        return self.under(replace(self.options, evaluate=True), Diagnostics())
+
+    def under(
+        self,
+        options: Options,
+        diagnostics: Diagnostics,
+        declarations: Declarations | None = None,
+    ) -> Compilation:
+        """The same program placed otherwise, which has no part in what placing does not change.
+
+        `declarations` are those of this program, and more: layouts that `options` names.
+        """
+        before, now = self.options, options
+        assert (before.program, before.set_dims) == (now.program, now.set_dims)
+        same = (before.dtype, before.evaluate) == (now.dtype, now.evaluate)
+        known = Known(declarations or self.declarations, self.written, self.named if same else None)
+        return Compilation(self.source, options, diagnostics, known)
+
+    def checked(self, until: str = "device") -> Compilation:
+        """This one, with all stages up to `until` made. Under `strict`, warnings are errors."""
+        getattr(self, until)
+        if self.options.strict:
+            self.diagnostics.promote_warnings()
+            self.diagnostics.raise_errors()
+        return self
+
+
+def compile_source(
+    source: Source, options: Options, diagnostics: Diagnostics, until: str = "device"
+) -> Compilation:
+    """A file compiled as far as `until`. Raises `DiagnosticError`."""
+    return Compilation(source, options, diagnostics).checked(until)
+
+
+# --- stages ----------------------------------------------------------------------------------
+
+
 def front(source: Source, set_dims: Mapping[str, int], diagnostics: Diagnostics) -> Declarations:
     """Read and declare a file; errors go to `diagnostics`."""
+    return declare(parsed(source, diagnostics), diagnostics, set_dims)
+
+
+def parsed(source: Source, diagnostics: Diagnostics) -> ast.File:
+    """The syntax tree of what could be read of a file; errors go to `diagnostics`."""
     from meshdsl.syntax.parse import parse
 
     tree, problems = parse(source)
     diagnostics.add(*problems)
-    return declare(tree, diagnostics, set_dims)
+    return tree
 
 
 def build_named(
@@ -64,25 +202,29 @@ def build_named(
     dtype: str | None,
     diagnostics: Diagnostics,
     evaluate: bool = False,
-) -> named.Program:
+) -> NamedProgram:
     """The named program called `name` (the only one for None), verified and simplified.
 
     One with `minimize` becomes a training step, unless it is only to be evaluated.
     """
-    node = choose_program(declarations, name)
-    program = build(declarations, node, diagnostics)
+    return finish_named(written(declarations, name, diagnostics), dtype, evaluate)
+
+
+def written(declarations: Declarations, name: str | None, diagnostics: Diagnostics) -> NamedProgram:
+    """The program called `name` (the only one for None), as it is written."""
+    program = build(declarations, choose_program(declarations, name), diagnostics)
     diagnostics.raise_errors()
     assert program is not None
-    return finish_named(program, dtype, evaluate)
+    return program
 
 
-def finish_named(program: named.Program, dtype: str | None, evaluate: bool) -> named.Program:
+def finish_named(program: NamedProgram, dtype: str | None, evaluate: bool) -> NamedProgram:
     """What is made of a program that has been built, from text or in Python."""
     from meshdsl.named.retype import retype
     from meshdsl.named.training import training_step, with_loss
 
     if dtype is not None:
-        program = retype(program, named.DTYPES[dtype])
+        program = retype(program, DTYPES[dtype])
     program = _simplified(program)
     if program.goal is None:
         return program
@@ -91,7 +233,7 @@ def finish_named(program: named.Program, dtype: str | None, evaluate: bool) -> n
     return _simplified(training_step(program))
 
 
-def _simplified(program: named.Program) -> named.Program:
+def _simplified(program: NamedProgram) -> NamedProgram:
     from meshdsl.named.simplify import simplify
     from meshdsl.named.verify import verify
 
@@ -124,8 +266,8 @@ def choose_program(declarations: Declarations, name: str | None) -> ast.Program:
 
 
 def place_named(
-    program: named.Program, declarations: Declarations, options: Options, diagnostics: Diagnostics
-) -> placed.Program:
+    program: NamedProgram, declarations: Declarations, options: Options, diagnostics: Diagnostics
+) -> PlacedProgram:
     """The placed program under the chosen mesh, layout and policy, verified."""
     from meshdsl.placed.layout import resolve_layout, resolve_mesh
     from meshdsl.placed.lint import lint
@@ -156,7 +298,7 @@ def check_policy(policy: str, span: Span | None = None) -> None:
         raise DiagnosticError(unknown("MD0108", "reduction policy", name, list(POLICIES)))
 
 
-def lower_placed(program: placed.Program) -> device.Program:
+def lower_placed(program: PlacedProgram) -> DeviceProgram:
     """The device program, verified: small collectives in buckets, others under way early."""
     from meshdsl.backends.torch_text import taken_names
     from meshdsl.device.buckets import in_buckets
@@ -176,35 +318,3 @@ def lower_placed(program: placed.Program) -> device.Program:
         result = made(result)
         verify(result)
     return result
-
-
-Stage = Callable[[dict[str, Any], Options, Diagnostics], Any]
-
-STAGES: dict[str, Stage] = {
-    "declarations": lambda made, o, d: front(made["source"], o.set_dims, d),
-    "named": lambda made, o, d: build_named(
-        made["declarations"], o.program, o.dtype, d, o.evaluate
-    ),
-    "placed": lambda made, o, d: place_named(made["named"], made["declarations"], o, d),
-    "device": lambda made, o, d: lower_placed(made["placed"]),
-}
-"""What is made of a source, in order; errors are raised after each stage."""
-
-
-def compile_source(
-    source: Source, options: Options, diagnostics: Diagnostics, until: str = "device"
-) -> dict[str, Any]:
-    """Run the stages up to `until`; what each made, by name. Raises `DiagnosticError`.
-
-    Under `strict`, warnings are errors.
-    """
-    made: dict[str, Any] = {"source": source}
-    for name, stage in STAGES.items():
-        made[name] = stage(made, options, diagnostics)
-        diagnostics.raise_errors()
-        if name == until:
-            break
-    if options.strict:
-        diagnostics.promote_warnings()
-        diagnostics.raise_errors()
-    return made

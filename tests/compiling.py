@@ -7,12 +7,10 @@ from typing import Any
 
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.named.ir import Program
-from meshdsl.pipeline import Options, compile_source
+from meshdsl.pipeline import Compilation, Options, compile_source
 
 
-def compile_text(
-    text: str, diagnostics: Diagnostics | None = None, **options: Any
-) -> dict[str, Any]:
+def compile_text(text: str, diagnostics: Diagnostics | None = None, **options: Any) -> Compilation:
     """What every stage makes of `text`; `options` are those of `pipeline.Options`."""
     bag = diagnostics if diagnostics is not None else Diagnostics()
     return compile_source(Source("test.mdsl", text), Options(**options), bag)
@@ -21,15 +19,14 @@ def compile_text(
 def named(text: str, **options: Any) -> Program:
     """The named program of `text`."""
     made = compile_source(Source("test.mdsl", text), Options(**options), Diagnostics(), "named")
-    found = made["named"]
+    found = made.named
     assert isinstance(found, Program)
     return found
 
 
 def run_text(text: str, inputs: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
     """The outputs of `text` on the local engine."""
-    from meshdsl.backends.emission import emit_compiled
     from meshdsl.backends.in_process import run_local
 
-    emitted = emit_compiled(compile_text(text, **options))
+    emitted = compile_text(text, **options).emitted
     return run_local(emitted.text, inputs, lines=emitted.places).outputs

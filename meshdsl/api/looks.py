@@ -2,47 +2,40 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.api.errors import told
 from meshdsl.api.places import here
-from meshdsl.diagnostics import Diagnostics, Source, did_you_mean, fail
+from meshdsl.diagnostics import Source, did_you_mean, fail
 from meshdsl.named.ir import walk
 
 if TYPE_CHECKING:
-    from meshdsl.api.plan import Plan
     from meshdsl.api.program import Program
-    from meshdsl.named.declarations import Declarations
     from meshdsl.notebook.collectives import Collectives
     from meshdsl.notebook.memory import Memory
     from meshdsl.notebook.views import Placements, TensorView
-    from meshdsl.pipeline import Options
+    from meshdsl.pipeline import Compilation
 
 PRELUDE = "<prelude>"
 """The file that library functions are of."""
 
 
 class Looks:
-    """The side of a plan that is looked at; `_made` holds what the pipeline made."""
+    """The side of a plan that is looked at; `_made` is its compilation."""
 
     program: Program
-    options: Options
-    _made: dict[str, Any]
-    _diagnostics: Diagnostics
+    _made: Compilation
 
-    @cached_property
+    @property
     def _report(self) -> dict[str, Any]:
-        from meshdsl.report.explain import explain
-
-        return explain(self._made["device"], self._diagnostics)
+        return self._made.report
 
     @property
     def _sources(self) -> dict[str, Source]:
         """The user's texts that lines of a report are of, that of the program first."""
-        first: Source = self._made["source"]
+        first: Source = self._made.source
         found = {first.name: first}
-        for op in walk(self._made["named"].body):
+        for op in walk(self._made.named.body):
             found.setdefault(op.span.file, op.span.source)
         return {name: source for name, source in found.items() if name != PRELUDE}
 
@@ -72,36 +65,11 @@ class Looks:
         """What is sent, in order; each shows its tensor before and after, and who talks to whom."""
         from meshdsl.notebook.collectives import collectives
 
-        return collectives(self._made["device"], self._report)
+        return collectives(self._made.device, self._report)
 
     @property
     def memory(self) -> Memory:
         """Bytes that a device holds: parameters, gradients, state, inputs, activations."""
         from meshdsl.notebook.memory import Memory
 
-        return Memory({self._made["placed"].layout: self._report["memory"]})
-
-
-def laid_out(
-    program: Program,
-    declarations: Declarations,
-    options: Options,
-    diagnostics: Diagnostics,
-) -> Plan:
-    """A program compiled as the command line does it; what there is to say goes to `diagnostics`.
-
-    Raises DiagnosticError where it does not compile.
-    """
-    from meshdsl.api.plan import Plan
-    from meshdsl.pipeline import STAGES
-
-    named = program.named(options.dtype, evaluate=False)
-    made: dict[str, Any] = {"source": declarations.source, "declarations": declarations}
-    made["named"] = named
-    for stage in ("placed", "device"):
-        made[stage] = STAGES[stage](made, options, diagnostics)
-        diagnostics.raise_errors()
-    if options.strict:
-        diagnostics.promote_warnings()
-        diagnostics.raise_errors()
-    return Plan(program, made, options, diagnostics)
+        return Memory({self._made.placed.layout: self._report["memory"]})

@@ -15,7 +15,7 @@ from meshdsl.api.places import here
 from meshdsl.api.shown import Comparison, Cost, Explanation, Outputs
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, did_you_mean, fail
 from meshdsl.named import ir
-from meshdsl.pipeline import STAGES, Options
+from meshdsl.pipeline import Compilation, Options
 
 if TYPE_CHECKING:
     from meshdsl.api.program import Program
@@ -37,73 +37,52 @@ class Plan(Looks):
     whole training step, while a call computes the outputs alone; `train` takes the steps.
     """
 
-    def __init__(
-        self, program: Program, made: dict[str, Any], options: Options, warnings: Diagnostics
-    ) -> None:
-        self.program, self.options = program, options
-        self.warnings = tuple(warnings)
-        self._made, self._diagnostics = made, warnings
-        self._emitted: Any = None
+    def __init__(self, program: Program, made: Compilation) -> None:
+        self.program, self._made = program, made
+        self.warnings = tuple(made.diagnostics)
         self._engine: PersistentEngine | None = None
         self._arrays: dict[str, Any] | None = None
         self._blocks: Blocks | None = None
         self._lock = threading.RLock()
-        self._forward: dict[str, Any] | None = None
 
     # --- what it is --------------------------------------------------------------------------
 
     @property
     def named(self) -> ir.Program:
         """The named program that a call computes."""
-        found: ir.Program = self.forward["named"]
-        return found
+        return self._made.forward.named
 
     @property
-    def forward(self) -> dict[str, Any]:
-        """What the pipeline makes of the program less gradients and update, by stage."""
-        if self._made["named"].goal is None:
-            return self._made
-        if self._forward is None:
-            made = {k: self._made[k] for k in ("source", "declarations")}
-            made["named"] = self.program.named(self.options.dtype, evaluate=True)
-            for stage in ("placed", "device"):
-                made[stage] = STAGES[stage](made, self.options, Diagnostics())
-            self._forward = made
-        return self._forward
+    def options(self) -> Options:
+        """What it was compiled for."""
+        return self._made.options
 
     @property
     def loss(self) -> str:
         """The name of the output that is minimised."""
         from meshdsl.named.training import loss_name
 
-        return loss_name(self._made["named"])
+        return loss_name(self._made.named)
 
     @property
     def mesh(self) -> dict[str, int]:
         """The axes of the mesh with their sizes."""
-        return dict(self._made["device"].mesh.axes)
+        return dict(self._made.device.mesh.axes)
 
     @property
     def devices(self) -> int:
         """How many devices it is for."""
-        return int(self._made["device"].mesh.devices)
+        return self._made.device.mesh.devices
 
     @property
     def code(self) -> Code:
         """The standalone torch program that every device runs, one text for all of them."""
         from meshdsl.notebook.code import Code
 
-        return Code(self._text().text)
-
-    def _text(self) -> Any:
-        from meshdsl.backends.emission import emit_compiled
-
-        if self._emitted is None:
-            self._emitted = emit_compiled(self._made)
-        return self._emitted
+        return Code(self._made.text)
 
     def __repr__(self) -> str:
-        placed = self._made["placed"]
+        placed = self._made.placed
         mesh = ", ".join(f"{a}: {n}" for a, n in self.mesh.items()) or "one device"
         how = "no layout" if placed.layout == "none" else f"layout {placed.layout}"
         return f"<plan of {self.program.name} on {{{mesh}}}, {how}, reduced {placed.policy}>"
@@ -214,12 +193,11 @@ class Plan(Looks):
     def _ready(self) -> PersistentEngine:
         with self._lock:
             if self._engine is None:
-                from meshdsl.backends.emission import emit_compiled
                 from meshdsl.backends.engines import refuse_too_large
                 from meshdsl.backends.persistent import PersistentEngine
 
-                refuse_too_large(self.forward, "local", None)
-                self._engine = PersistentEngine(emit_compiled(self.forward))
+                refuse_too_large(self._made.forward, "local", None)
+                self._engine = PersistentEngine(self._made.forward.emitted)
             if self._blocks is None:
                 self._blocks = self._engine.parameters(self._parameters())
             return self._engine
@@ -278,7 +256,7 @@ class Plan(Looks):
             help = "give whole arrays with these shapes and kinds of number"
             fail("MD0504", str(error), here().span, help=help)
         if isinstance(error, RunError):
-            place = line_of(error.place, self._made["source"]) or here().span
+            place = line_of(error.place, self._made.source) or here().span
             raise DiagnosticError(replace(error.diagnostic, span=place)) from error
 
     # --- training ----------------------------------------------------------------------------
@@ -328,15 +306,14 @@ class Plan(Looks):
         """
         from meshdsl.backends.module import module_of
 
-        made = {**self._made, "named": self.named}
-        return module_of(made, self.options, device_mesh, seed=seed, params=self._arrays)
+        return module_of(self._made, device_mesh, seed=seed, params=self._arrays)
 
     # --- looking -----------------------------------------------------------------------------
 
     @told
     def explain(self) -> Explanation:
         """What each line holds and sends, why, and what it takes; `.json` has it as data."""
-        return Explanation(self._report, self._made["source"], self._sources)
+        return Explanation(self._report, self._made.source, self._sources)
 
     @told
     def cost(self) -> Cost:
@@ -361,8 +338,7 @@ class Plan(Looks):
         from meshdsl.report.measure import NOT_RUN, measure
 
         site = here()
-        made = {k: self._made[k] for k in ("source", "declarations", "named")}
-        declarations, wishes = made["declarations"], self._wishes(reduce)
+        declarations, wishes = self._made.declarations, self._wishes(reduce)
         now = wishes[0]
         for layout in layouts:
             declarations, name = with_layout(declarations, layout, Place(site, "", 0))
@@ -370,11 +346,11 @@ class Plan(Looks):
         if not layouts and reduce is None:
             positional = [replace(now, positional=True)] if now.kind == "layout" else []
             wishes += [*positional, replace(now, reduce="immediate")]
-        made["declarations"] = declarations
-        columns = compile_columns(made, wishes, self.options)
+        made = self._made.under(self.options, Diagnostics(), declarations)
+        columns = compile_columns(made, wishes)
         raise_if_none_works(columns)
         ran = measure(columns, seed) if run else NOT_RUN
-        return Comparison({**compare(columns, made["source"]), "run": ran}, made["source"])
+        return Comparison({**compare(columns, made.source), "run": ran}, made.source)
 
     def _wishes(self, reduce: str | Sequence[str] | None) -> list[Any]:
         from meshdsl.report.columns import Wish

@@ -8,43 +8,38 @@ from typing import TYPE_CHECKING, Any
 
 from meshdsl.api.errors import warn
 from meshdsl.api.layouts import Place, with_layout, with_mesh, with_sbp
-from meshdsl.api.looks import laid_out
 from meshdsl.api.places import Site
 from meshdsl.api.plan import Plan
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, fail
 from meshdsl.named import ir
-from meshdsl.pipeline import STAGES, Options
+from meshdsl.pipeline import Options
 
 if TYPE_CHECKING:
     from meshdsl.api.program import Program
+    from meshdsl.named.declarations import Declarations
 
 NO_AXIS = "MD0304"
 
 
 def planned(program: Program, chosen: Mapping[str, Any], strict: bool, site: Site) -> Plan:
     """Compile a program for what was chosen; `site` is the call."""
-    options, made = _asked(program, chosen, site)
-    diagnostics = Diagnostics()
+    made = program.compilation(*_asked(program, chosen, site))
     try:
-        for stage in ("placed", "device"):
-            made[stage] = STAGES[stage](made, options, diagnostics)
-            diagnostics.raise_errors()
+        made.checked()
     except DiagnosticError as error:
         raise DiagnosticError(*(_in_python(d, site) for d in error.diagnostics)) from None
-    _refuse_missing_axes(diagnostics, options, program)
+    _refuse_missing_axes(made.diagnostics, made.options, program)
     if strict:
-        diagnostics.promote_warnings()
-        diagnostics.raise_errors()
+        made.diagnostics.promote_warnings()
+        made.diagnostics.raise_errors()
     frame = site.frame
     assert frame is not None, "a call comes from somewhere"
-    warn(diagnostics, frame.f_code.co_filename, frame.f_lineno)
-    return Plan(program, made, options, diagnostics)
+    warn(made.diagnostics, frame.f_code.co_filename, frame.f_lineno)
+    return Plan(program, made)
 
 
-def _asked(
-    program: Program, chosen: Mapping[str, Any], site: Site
-) -> tuple[Options, dict[str, Any]]:
-    """The options of the pipeline, and its stages up to the named program."""
+def _asked(program: Program, chosen: Mapping[str, Any], site: Site) -> tuple[Declarations, Options]:
+    """What the pipeline is asked for: layouts that were given beside those of the program."""
     declarations = program.declarations
     dtype = chosen["dtype"] and str(chosen["dtype"])
     if dtype is not None and (dtype not in ir.DTYPES or ir.DTYPES[dtype].kind != "float"):
@@ -66,9 +61,7 @@ def _asked(
         cache=chosen["cache"],
         dtype=dtype,
     )
-    named = program.named(dtype, evaluate=False)
-    made = {"source": declarations.source, "declarations": declarations, "named": named}
-    return options, made
+    return declarations, options
 
 
 # --- pickles ---------------------------------------------------------------------------------
@@ -78,7 +71,7 @@ TABLES = ("meshes", "layouts", "sbps")
 
 def chosen_of(plan: Plan) -> tuple[Options, dict[str, dict[str, Any]]]:
     """What a plan was made for: options, and the declarations that its program's text lacks."""
-    made, known = plan._made["declarations"], plan.program.declarations
+    made, known = plan._made.declarations, plan.program.declarations
     is_text = plan.program._read_from is not None
     added = {
         table: {
@@ -100,7 +93,7 @@ def again(
     """The plan that was pickled, compiled anew; what there was to say has been said."""
     known = program.declarations
     tables: dict[str, Any] = {t: {**getattr(known, t), **added[t]} for t in TABLES}
-    plan = laid_out(program, replace(known, **tables), options, Diagnostics())
+    plan = Plan(program, program.compilation(replace(known, **tables), options).checked())
     if params is not None:
         plan.params = params
     return plan

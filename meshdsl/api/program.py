@@ -31,6 +31,7 @@ from meshdsl.syntax import ast
 if TYPE_CHECKING:
     from meshdsl.api.layouts import Layout, Mesh
     from meshdsl.api.plan import Plan
+    from meshdsl.pipeline import Compilation, Options
 
 
 class Program:
@@ -82,6 +83,16 @@ class Program:
 
             self._named[key] = finish_named(self._traced()[1], dtype, evaluate)
         return self._named[key]
+
+    def compilation(
+        self, declarations: Declarations, options: Options, diagnostics: Diagnostics | None = None
+    ) -> Compilation:
+        """The program on its way through the compiler; `declarations` may hold more layouts."""
+        from meshdsl.pipeline import Compilation, Known
+
+        named = self.named(options.dtype, evaluate=options.evaluate)
+        known = Known(declarations, self._traced()[1], named)
+        return Compilation(declarations.source, options, diagnostics or Diagnostics(), known)
 
     @property
     def inputs(self) -> dict[str, str]:

@@ -14,6 +14,7 @@ from meshdsl.diagnostics import Diagnostic, Diagnostics
 
 if TYPE_CHECKING:
     from meshdsl.api.plan import Plan
+    from meshdsl.pipeline import Compilation
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,7 @@ class Training:
         return f"trained {len(self.losses)} steps{last}"
 
 
-def train(plan: Plan, made: Mapping[str, Any], data: Any, asked: Mapping[str, Any]) -> Training:
+def train(plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any]) -> Training:
     """Train the step `made` of a plan, and keep what was learned as the plan's parameters."""
     from meshdsl.backends.engines import refuse_too_large
     from meshdsl.backends.train_run import check_trainable, own_folder
@@ -57,7 +58,7 @@ def train(plan: Plan, made: Mapping[str, Any], data: Any, asked: Mapping[str, An
 
 
 def _train(
-    plan: Plan, made: Mapping[str, Any], data: Any, asked: Mapping[str, Any], folder: Path
+    plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any], folder: Path
 ) -> Training:
     from meshdsl.backends.train_job import DataFiles, Job
     from meshdsl.backends.train_run import accumulate_dim, emit_both, prepared, train
@@ -90,10 +91,9 @@ def _train(
             parts = {"severity": event["severity"], "help": event["help"]}
             notes.add(Diagnostic(event["code"], event["text"], **parts))
 
-    evaluated = plan.forward if asked["eval_every"] else None
-    emitted = emit_both(made, evaluated)
+    emitted = emit_both(made, evaluated=asked["eval_every"] > 0)
     job = prepared(made, job, asked["seed"])
-    ending = train(emitted, asked["engine"], job, tell, made["source"])
+    ending = train(emitted, asked["engine"], job, tell, made.source)
     with np.load(out) as learned:
         plan.params = dict(learned)
     said = (ending.values, ending.evaluated, ending.step, ending.seconds, ending.amount)

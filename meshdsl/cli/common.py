@@ -22,7 +22,7 @@ from meshdsl.diagnostics import (
     fail,
 )
 from meshdsl.named.ir import DTYPES
-from meshdsl.pipeline import DEFAULT_POLICY, Options, compile_source
+from meshdsl.pipeline import DEFAULT_POLICY, Compilation, Options, compile_source
 from meshdsl.placed.reshard import MESSAGE_BYTES
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="A .mdsl file.", show_default=False)]
@@ -120,8 +120,8 @@ def sizes(settings: Iterable[str]) -> dict[str, int]:
     return found
 
 
-def compiled(path: Path, chosen: Options, diagnostics: Diagnostics, until: str) -> dict[str, Any]:
-    """The stages of one file, as `pipeline.compile_source` makes them."""
+def compiled(path: Path, chosen: Options, diagnostics: Diagnostics, until: str) -> Compilation:
+    """A file compiled as far as `until`."""
     from meshdsl.syntax.parse import read_source
 
     source = read_source(path)

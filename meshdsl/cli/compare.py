@@ -12,6 +12,7 @@ from meshdsl.cli import common
 from meshdsl.diagnostics import Diagnostics
 
 if TYPE_CHECKING:
+    from meshdsl.pipeline import Compilation
     from meshdsl.report.columns import Column
 
 
@@ -61,9 +62,9 @@ def command(
         if html is not None:
             _check_page(html, force)
         made = common.compiled(file, chosen, diagnostics, "named")
-        asked = wishes(made["declarations"], layouts, sbp, reduce, common.POLICY)
+        asked = wishes(made.declarations, layouts, sbp, reduce, common.POLICY)
         with common.patience(f"compiling {file.name} in {len(asked)} columns"):
-            columns = compile_columns(made, asked, chosen)
+            columns = compile_columns(made, asked)
         raise_if_none_works(columns)
         compared = _compared(columns, made, None if no_run else seed)
         if html is not None:
@@ -81,34 +82,34 @@ def _check_page(page: Path, force: bool) -> None:
     check_output(page, force)
 
 
-def _compared(columns: Sequence[Column], made: dict[str, Any], seed: int | None) -> dict[str, Any]:
+def _compared(columns: Sequence[Column], made: Compilation, seed: int | None) -> dict[str, Any]:
     """The comparison with what was measured; nothing is run without a seed."""
     from meshdsl.report.compare import compare
     from meshdsl.report.measure import NOT_RUN, measure
 
     run = NOT_RUN if seed is None else measure(columns, seed)
-    return {**compare(columns, made["source"]), "run": run}
+    return {**compare(columns, made.source), "run": run}
 
 
-def _show(compared: dict[str, Any], made: dict[str, Any], json: bool, html: Path | None) -> None:
+def _show(compared: dict[str, Any], made: Compilation, json: bool, html: Path | None) -> None:
     from meshdsl.render import _safe
     from meshdsl.report.compare_terminal import measured, print_comparison, sentence
 
     if json:
         common.print_json(compared)
     elif html is None:
-        print_comparison(compared, made["source"])
+        print_comparison(compared, made.source)
     else:
         for line in (sentence(compared), *measured(compared)):
             typer.echo(_safe(line))
         typer.echo(f"wrote {html}; open it in a browser")
 
 
-def _write(html: Path, compared: dict[str, Any], made: dict[str, Any]) -> None:
+def _write(html: Path, compared: dict[str, Any], made: Compilation) -> None:
     from meshdsl.cli.compile import write_whole
     from meshdsl.report.compare_html import page
 
-    write_whole(html, page(compared, made["source"]))
+    write_whole(html, page(compared, made.source))
 
 
 def _collect(columns: Sequence[Column], diagnostics: Diagnostics) -> None:

@@ -33,20 +33,18 @@ def command(
 ) -> None:
     """Write the program as plain torch with explicit collectives, to be run by torchrun."""
     with common.reporting() as diagnostics:
-        from meshdsl.backends.emission import emit_compiled
-
         chosen = common.options(
             program, mesh, layout, sbp, reduce, settings, dtype, strict, message_bytes, no_cache
         )
         if output is not None:
             check_output(output, force)
         made = common.compiled(file, chosen, diagnostics, "device")
-        text = emit_compiled(made).text
+        text = made.text
         if output is None:
             sys.stdout.write(text)
             return
         write_whole(output, text)
-        devices = made["device"].mesh.devices
+        devices = made.device.mesh.devices
         typer.echo(f"wrote {output}; run it: torchrun --nproc-per-node {devices} {output}")
 
 

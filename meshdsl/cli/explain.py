@@ -47,24 +47,21 @@ def command(
         if re.fullmatch(r"[Mm][Dd]\d{1,6}", file):
             _explain_code(file.upper())
             return
-        from meshdsl.report.explain import explain
-
         chosen = common.options(
             program, mesh, layout, sbp, reduce, settings, dtype, strict, message_bytes, no_cache
         )
         made = common.compiled(Path(file), chosen, diagnostics, print_after or "device")
         if print_after is not None:
             printer = import_module(f"meshdsl.{print_after}.printer")
-            typer.echo(printer.print_program(made[print_after]), nl=False)
+            typer.echo(printer.print_program(getattr(made, print_after)), nl=False)
             return
-        report = explain(made["device"], diagnostics)
         if json:
-            common.print_json(report)
+            common.print_json(made.report)
             return
         from meshdsl.report.terminal import print_report
 
         # Warnings follow on the error output, with carets.
-        print_report(report | {"warnings": []}, made["source"])
+        print_report(made.report | {"warnings": []}, made.source)
 
 
 def _explain_code(code: str) -> None:

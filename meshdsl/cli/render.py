@@ -53,7 +53,7 @@ def command(
             check_output(output, force)
         chosen = replace(chosen, evaluate=not step)
         made = common.compiled(file, chosen, diagnostics, "placed")
-        text = render(made["placed"], str(notation))
+        text = render(made.placed, str(notation))
         if output is None:
             sys.stdout.write(text)
             return

@@ -10,6 +10,7 @@ import typer
 
 from meshdsl.cli import common
 from meshdsl.diagnostics import Diagnostic, Diagnostics, did_you_mean, fail
+from meshdsl.pipeline import Compilation
 
 
 def command(
@@ -73,7 +74,7 @@ def _check_out(out: Path, force: bool) -> None:
 
 
 def _run(
-    made: Mapping[str, Any],
+    made: Compilation,
     engine: str,
     given: Any,
     diagnostics: Diagnostics,

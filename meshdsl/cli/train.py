@@ -214,12 +214,9 @@ def _train(
     made = common.compiled(file, chosen, diagnostics, "device")
     train_run.check_trainable(made)
     refuse_too_large(made, engine, None)
-    evaluated = None
-    if job.eval_every:
-        evaluated = common.compiled(file, replace(chosen, evaluate=True), diagnostics, "device")
     data = replace(job.data, accumulate=train_run.accumulate_dim(made))
     job = train_run.prepared(made, replace(job, data=data), seed)
-    emitted = train_run.emit_both(made, evaluated)
+    emitted = train_run.emit_both(made, evaluated=job.eval_every > 0)
     with training.progress(training.headline(made, engine), quiet=json) as show:
 
         def tell(event: Event) -> None:
@@ -227,7 +224,7 @@ def _train(
                 diagnostics.add(_note(event))
             show(event)
 
-        ending = train_run.train(emitted, engine, job, tell, made["source"])
+        ending = train_run.train(emitted, engine, job, tell, made.source)
     if ending.how == "interrupted":
         diagnostics.add(_interrupted(ending))
     if json:

@@ -12,12 +12,11 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
 from meshdsl.api.errors import ProgramError, shown, told
-from meshdsl.api.looks import laid_out
 from meshdsl.api.places import cell_of
 from meshdsl.api.plan import Plan
 from meshdsl.api.program import Program
 from meshdsl.api.shown import Comparison
-from meshdsl.diagnostics import Diagnostic, Diagnostics, Source, did_you_mean, fail
+from meshdsl.diagnostics import Diagnostic, Source, did_you_mean, fail
 from meshdsl.named.declarations import Declarations
 from meshdsl.notebook.options import chosen, read_cell, read_line
 from meshdsl.notebook.session import CellProgram, Session
@@ -85,10 +84,9 @@ class MdslMagics(Magics):
         """The program as the command line compiles it: of one that is trained, its step."""
         options = chosen(given)
         program = self._program(name, options.set_dims)
-        diagnostics = Diagnostics()
-        plan = laid_out(program, program.declarations, options, diagnostics)
-        tell(diagnostics)
-        return plan
+        made = program.compilation(program.declarations, options).checked()
+        tell(made.diagnostics)
+        return Plan(program, made)
 
     def _program(self, name: str | None, sizes: dict[str, int]) -> Program:
         """A program of a cell, or one that Python knows by this name."""
@@ -125,11 +123,10 @@ class MdslMagics(Magics):
         program = self._program(given.name or given.program, options.set_dims)
         declared: Declarations = program.declarations
         source = declared.source
-        named = program.named(options.dtype, evaluate=False)
-        made = {"source": source, "declarations": declared, "named": named}
+        made = program.compilation(declared, options)
         layouts = given.layouts or given.layout
         asked = wishes(declared, layouts, given.sbp, given.reduce, options.reduce)
-        columns = compile_columns(made, asked, options)
+        columns = compile_columns(made, asked)
         raise_if_none_works(columns)
         ran = measure(columns, given.seed) if given.run else NOT_RUN
         tell(d for c in columns for d in c.diagnostics)

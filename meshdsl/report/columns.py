@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from meshdsl.diagnostics import (
     Diagnostic,
@@ -15,7 +14,7 @@ from meshdsl.diagnostics import (
     fail,
 )
 from meshdsl.named.declarations import Declarations, unknown
-from meshdsl.pipeline import STAGES, Options, check_policy
+from meshdsl.pipeline import Compilation, Options, check_policy
 from meshdsl.syntax import ast
 
 OPTIONS = {"layout": "--layouts", "sbp": "--sbp"}
@@ -44,19 +43,19 @@ class Column:
 
     letter: str
     wish: Wish
-    made: dict[str, Any] = field(default_factory=dict)
+    made: Compilation | None = None
     diagnostics: Diagnostics = field(default_factory=Diagnostics)
     same_as: str | None = None
 
     @property
     def works(self) -> bool:
         """Whether it compiled."""
-        return "device" in self.made
+        return self.made is not None
 
     @property
     def title(self) -> str:
         """`layout hybrid, reduced immediate`."""
-        name = self.made["placed"].layout if self.works else self.wish.name
+        name = self.made.placed.layout if self.made else self.wish.name
         how = f"{self.wish.kind} {name}" if name not in (None, "none") else "no layout"
         as_sbp = ", as positional SBP" if self.wish.positional else ""
         return f"{how}, reduced {self.wish.reduce}{as_sbp}"
@@ -160,8 +159,8 @@ def _join(parts: Sequence[tuple[str, Span]]) -> tuple[str, Span]:
 # --- what the compiler makes of it -----------------------------------------------------------
 
 
-def compile_columns(made: dict[str, Any], asked: Sequence[Wish], chosen: Options) -> list[Column]:
-    """Every column, placed and lowered; `made` holds the stages up to the named program.
+def compile_columns(made: Compilation, asked: Sequence[Wish]) -> list[Column]:
+    """Every column of a program, placed and lowered.
 
     What cannot be placed keeps its diagnostics; columns of one program share it.
     """
@@ -173,22 +172,14 @@ def compile_columns(made: dict[str, Any], asked: Sequence[Wish], chosen: Options
         if twin is not None:
             columns.append(Column(letter, wish, twin.made, twin.diagnostics, twin.letter))
         else:
-            columns.append(_compiled(Column(letter, wish), made, chosen))
+            columns.append(_compiled(Column(letter, wish), made))
     return columns
 
 
-def _compiled(column: Column, made: dict[str, Any], chosen: Options) -> Column:
-    options = options_of(column.wish, chosen)
-    stages = dict(made)
+def _compiled(column: Column, made: Compilation) -> Column:
+    options = options_of(column.wish, made.options)
     try:
-        for name, stage in STAGES.items():
-            if name not in stages:
-                stages[name] = stage(stages, options, column.diagnostics)
-                column.diagnostics.raise_errors()
-        if options.strict:
-            column.diagnostics.promote_warnings()
-            column.diagnostics.raise_errors()
-        column.made = stages
+        column.made = made.under(options, column.diagnostics).checked()
     except DiagnosticError as error:
         column.diagnostics.add(*error.diagnostics)
     return column

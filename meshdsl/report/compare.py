@@ -15,10 +15,11 @@ from meshdsl.device import ir as device
 from meshdsl.device.from_placed import lower
 from meshdsl.diagnostics import Diagnostic, Source
 from meshdsl.named.ir import walk as named_walk
+from meshdsl.pipeline import Compilation
 from meshdsl.placed import ir as placed
 from meshdsl.placed.layout import resolve_layout
 from meshdsl.placed.sbp import WHOLE
-from meshdsl.report.columns import Column
+from meshdsl.report.columns import Column, Wish
 from meshdsl.report.explain import explain
 
 Json = dict[str, Any]
@@ -38,10 +39,10 @@ def compare(columns: Sequence[Column], source: Source) -> Json:
     entries = [column_as_json(c) for c in columns]
     table = rows(entries, source)
     everywhere = all(row["same"] for row in table) and all(c.works for c in columns)
-    first = next(c for c in columns if c.works).made
+    first = next(c.made for c in columns if c.made)
     return {
         "version": VERSION,
-        "program": first["named"].name,
+        "program": first.named.name,
         "file": source.name,
         "same": everywhere and _bytes_agree(entries),
         "columns": entries,
@@ -67,16 +68,17 @@ def column_as_json(column: Column) -> Json:
         "positional": column.wish.positional or column.wish.kind == "sbp",
         "same_as": column.same_as,
     }
-    if not column.works:
+    if column.made is None:
         asked = {"version": VERSION, "layout": column.wish.name, "reduce": column.wish.reduce}
         return {**asked, **about, "diagnostics": [_diagnostic(d) for d in column.diagnostics]}
-    report = explain(column.made["device"], column.diagnostics)
+    report = explain(column.made.device, column.diagnostics)
     for tensor in report["tensors"]:
         tensor["named"] = named_text(tensor)
         tensor["sbp"] = positional(tensor)
-    plain = lower(column.made["placed"], taken_names())
+    plain = lower(column.made.placed, taken_names())
     routes = [_route(moves, n) for moves, n in _chains(plain)]
-    return {**report, **about, "annotations": count_annotations(column), "routes": routes}
+    annotations = count_annotations(column.wish, column.made)
+    return {**report, **about, "annotations": annotations, "routes": routes}
 
 
 def _diagnostic(diagnostic: Diagnostic) -> Json:
@@ -85,7 +87,7 @@ def _diagnostic(diagnostic: Diagnostic) -> Json:
     return to_json(diagnostic)
 
 
-def count_annotations(column: Column) -> Json:
+def count_annotations(wish: Wish, made: Compilation) -> Json:
     """How much is written: `rules` and `pins` by name, `signatures` by position.
 
     Of a layout, `signatures` counts what a positional system would need: one for every input and
@@ -93,16 +95,17 @@ def count_annotations(column: Column) -> Json:
     operator gives it; the backward pass and the update follow from those of the forward pass. Of an
     `sbp` block it counts what is written.
     """
-    declarations, program = column.made["declarations"], column.made["placed"]
-    if column.wish.kind == "sbp":
-        entries = declarations.sbps[column.wish.name].entries
+    declarations, program = made.declarations, made.placed
+    if wish.kind == "sbp":
+        assert wish.name is not None, "an `sbp` block has a name"
+        entries = declarations.sbps[wish.name].entries
         return {"rules": 0, "pins": 0, "signatures": len(entries)}
-    layout = resolve_layout(declarations, column.wish.name, program.mesh)
+    layout = resolve_layout(declarations, wish.name, program.mesh)
     named = program.named
     values = (*named.inputs, *(p.value for p in named.params))
-    made = (v for op in named_walk(named.body) for v in op.outs)
+    results = (v for op in named_walk(named.body) for v in op.outs)
     # What a backward pass makes of a tensor has its pins as well.
-    pins = {v.pins for v in (*values, *made) if v.pins}
+    pins = {v.pins for v in (*values, *results) if v.pins}
     return {"rules": len(layout.rules), "pins": len(pins), "signatures": _signatures(program)}
 
 

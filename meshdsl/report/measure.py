@@ -39,7 +39,8 @@ def measure(columns: Sequence[Column], seed: int, budget: int | None = None) -> 
     runs = [_run(c, given, budget, yielded) for c in columns]
     between: list[Json] = []
     if yielded:
-        reference = reference_of(next(c for c in columns if c.letter in yielded).made, given)
+        ran = next(c.made for c in columns if c.letter in yielded and c.made)
+        reference = reference_of(ran, given)
         _against_reference(columns, reference, yielded, runs)
         pairs = itertools.combinations(yielded, 2)
         between = [_between(a, b, yielded, reference) for a, b in pairs]
@@ -57,7 +58,7 @@ def _run(column: Column, given: Any, budget: int | None, yielded: dict[str, Yiel
     from meshdsl.render import to_json
 
     entry: Json = {"column": column.letter, "status": "broken"}
-    if not column.works:
+    if column.made is None:
         return entry
     if column.same_as is not None:
         return entry | {"status": "same", "same_as": column.same_as}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.diagnostics import counted
@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 
     from meshdsl.backends.engines import Result
     from meshdsl.backends.verify import Comparison
+    from meshdsl.pipeline import Compilation
 
 MOST_ROWS = 16
 """Devices that are listed one by one; of more the first few stand for all."""
 
 
 def print_run(
-    made: Mapping[str, Any], engine: str, result: Result, checked: Sequence[Comparison]
+    made: Compilation, engine: str, result: Result, checked: Sequence[Comparison]
 ) -> None:
     """Print what each device did, the outputs, and the comparison, if there was one."""
     from rich.console import Console
@@ -36,7 +37,7 @@ def print_run(
 
 
 def run_as_json(
-    made: Mapping[str, Any], engine: str, result: Result, checked: Sequence[Comparison]
+    made: Compilation, engine: str, result: Result, checked: Sequence[Comparison]
 ) -> dict[str, Any]:
     """The same as data. Values are left to `--out`."""
     found = {"max_error": "error", "relative": "relative", "ok": "ok"}
@@ -51,7 +52,7 @@ def run_as_json(
             "local_shape": list(var.local.shape),
             **errors.get(("output", name), {}),
         }
-        for name, var in made["device"].outputs
+        for name, var in made.device.outputs
     ]
     devices = [{"collectives": n, "wire_bytes": b} for n, b in result.sent]
     updated = [
@@ -63,7 +64,7 @@ def run_as_json(
             "local_shape": list(var.local.shape),
             **errors.get((var.value.role, str(var.value.name)), {}),
         }
-        for var, _ in made["device"].updates
+        for var, _ in made.device.updates
         if var.value.name in result.updated
     ]
     return {
@@ -76,8 +77,8 @@ def run_as_json(
     }
 
 
-def _headline(made: Mapping[str, Any], engine: str, result: Result) -> str:
-    program = made["device"]
+def _headline(made: Compilation, engine: str, result: Result) -> str:
+    program = made.device
     source = program.placed
     if engine == "reference":
         return f"{source.named.name}: one device, numpy float64, {result.seconds:.2f} s"
@@ -88,10 +89,10 @@ def _headline(made: Mapping[str, Any], engine: str, result: Result) -> str:
     )
 
 
-def _devices(made: Mapping[str, Any], result: Result) -> Table:
+def _devices(made: Compilation, result: Result) -> Table:
     from rich.table import Table
 
-    program = made["device"]
+    program = made.device
     table = Table(title="what each device did", title_justify="left", box=None, pad_edge=False)
     for heading in ("device", "at", "holds", "sent"):
         table.add_column(heading, overflow="fold")
@@ -110,7 +111,7 @@ def _devices(made: Mapping[str, Any], result: Result) -> Table:
     return table
 
 
-def _outputs(made: Mapping[str, Any], result: Result, checked: Sequence[Comparison]) -> Table:
+def _outputs(made: Compilation, result: Result, checked: Sequence[Comparison]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -118,7 +119,7 @@ def _outputs(made: Mapping[str, Any], result: Result, checked: Sequence[Comparis
     table = Table(title="outputs", title_justify="left", box=None, pad_edge=False)
     for heading in ("name", "whole", "per device", "value", *(("error",) if checked else ())):
         table.add_column(heading, overflow="fold")
-    for name, var in made["device"].outputs:
+    for name, var in made.device.outputs:
         row = [name, _shape(var.value.type), _shape(var.local), _summary(result.outputs[name])]
         if checked:
             row.append(_error(errors[name]))
@@ -130,7 +131,7 @@ def _error(found: Comparison) -> str:
     return f"{found.relative:.1e}" if found.error else "none"
 
 
-def _updated(made: Mapping[str, Any], result: Result, checked: Sequence[Comparison]) -> Table:
+def _updated(made: Compilation, result: Result, checked: Sequence[Comparison]) -> Table:
     """What a training step has made of parameters; the states of its optimizer are counted.
 
     Of the states the worst error is shown.
@@ -143,7 +144,7 @@ def _updated(made: Mapping[str, Any], result: Result, checked: Sequence[Comparis
         table.add_column(heading, overflow="fold")
     errors = {c.name: c for c in checked if c.role == "param"}
     kept = [c for c in checked if c.role == "state"]
-    updates = [old for old, _ in made["device"].updates]
+    updates = [old for old, _ in made.device.updates]
     for var in (v for v in updates if v.value.role == "param"):
         name = var.value.name or ""
         row = [name, _shape(var.value.type), _shape(var.local), _summary(result.updated[name])]

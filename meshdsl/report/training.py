@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from meshdsl.backends.train_job import Ending, Event
+    from meshdsl.pipeline import Compilation
 
 LINES = 10
 """Lines that a run prints on its way where there is no terminal …"""
@@ -154,9 +155,9 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
-def headline(made: Mapping[str, Any], engine: str) -> str:
+def headline(made: Compilation, engine: str) -> str:
     """What is trained, where."""
-    program = made["device"]
+    program = made.device
     mesh = " x ".join(f"{a} {n}" for a, n in program.mesh.axes) or "one device"
     return (
         f"{program.placed.named.name} under layout {program.placed.layout} on {mesh}: "
@@ -190,10 +191,10 @@ def _lines(ending: Ending, out: str | None) -> Iterator[str]:
 
 
 def ending_as_json(
-    made: Mapping[str, Any], engine: str, ending: Ending, files: Mapping[str, str | None]
+    made: Compilation, engine: str, ending: Ending, files: Mapping[str, str | None]
 ) -> dict[str, Any]:
     """How a run ended, as data. `files` are what it wrote, by kind."""
-    program = made["device"]
+    program = made.device
     return {
         "version": 1,
         "program": program.placed.named.name,

@@ -70,7 +70,7 @@ def test_a_loaded_program_is_what_the_command_line_compiles(name: str) -> None:
         options = Options(evaluate=evaluate)
         made = compile_source(read_source(path), options, Diagnostics(), "named")
         found = md.load(path).named(evaluate=evaluate)
-        assert print_program(found) == print_program(made["named"])
+        assert print_program(found) == print_program(made.named)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshdsl.backends.emission import emit_compiled
 from meshdsl.backends.engines import Given, verify
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.pipeline import Options, compile_source
@@ -39,7 +38,7 @@ def alone(tmp_path, megatron):
     (blocked / "meshdsl.py").write_text("raise ImportError('the program must not need meshdsl')")
     folder = tmp_path / "empty"
     folder.mkdir()
-    (folder / "prog.py").write_text(emit_compiled(megatron).text)
+    (folder / "prog.py").write_text(megatron.text)
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COV"))}
     return folder, environment | {"PYTHONPATH": str(blocked), "OMP_NUM_THREADS": "1"}
 
@@ -71,7 +70,7 @@ def test_two_agents_of_two_processes_meet_over_c10d(alone, megatron):
 
 
 def test_it_imports_only_the_standard_library_numpy_and_torch(megatron):
-    tree = ast.parse(emit_compiled(megatron).text)
+    tree = ast.parse(megatron.text)
     imported = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
     imported |= {str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     roots = {name.split(".")[0] for name in imported} - {"numpy", "torch"}

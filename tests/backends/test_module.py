@@ -15,7 +15,6 @@ from meshdsl.api.errors import ProgramError
 from meshdsl.backends.module import ProgramModule, module, module_of
 from meshdsl.named.ir import Op, walk
 from meshdsl.named.vjp import with_vjp
-from meshdsl.pipeline import Options
 from tests.backends.module_cases import MLP, ODD, odd
 from tests.compiling import compile_text, named
 
@@ -151,8 +150,8 @@ def test_gradients_of_a_program_that_learns_nothing(make: Make) -> None:
 def test_a_program_that_minimizes_is_its_forward_pass(make: Make) -> None:
     text = MLP.replace("  return loss, y\n", "  return y\n  minimize loss with sgd(0.1)\n")
     made = compile_text(text, layout="dp", mesh="a:1")
-    assert made["named"].updates
-    for shown in (make(text, layout="dp"), module_of(made, Options(layout="dp"))):
+    assert made.named.updates
+    for shown in (make(text, layout="dp"), module_of(made)):
         assert shown(torch.ones(8, 8), torch.ones(8, 8))._fields == ("y", "loss")
 
 
@@ -224,14 +223,13 @@ def test_modules_that_cannot_be(make: Make, name: str) -> None:
 
 def test_a_plan_for_another_mesh() -> None:
     made = compile_text(MLP, layout="dp", mesh="a:2")
-    refused("MD0560", lambda: module_of(made, Options(layout="dp")))
+    refused("MD0560", lambda: module_of(made))
 
 
 def test_an_sbp_block_is_no_layout() -> None:
     text = MLP + "\nsbp s { x: (B) }\n"
-    made = compile_text(text, mesh="a:1")
-    axes = {**made, "device": compile_text(MLP)["device"]}
-    refused("MD0564", lambda: module_of(axes, Options(sbp="s")))
+    made = compile_text(text, mesh="a:1", sbp="s")
+    refused("MD0564", lambda: module_of(made))
 
 
 def refused(code: str, call: Callable[[], Any]) -> Any:

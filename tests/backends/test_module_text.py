@@ -16,16 +16,14 @@ from meshdsl.backends.local_devices import Devices
 from meshdsl.backends.local_dist import LocalDist
 from meshdsl.backends.module_compile import Compiler, compiler
 from meshdsl.backends.support.values import local_part
-from meshdsl.pipeline import Options
+from meshdsl.diagnostics import Source
+from meshdsl.pipeline import Compilation, Options
 from tests.backends.module_cases import CASES, MLP, Case, drawn, expected, mlp
-from tests.compiling import compile_text
 
 
 def compiled(case: Case) -> Compiler:
-    options = Options(dtype="f64")
-    made = {k: compile_text(case.text, dtype="f64")[k] for k in ("declarations", "named")}
-    chosen = Options(layout=case.layout, reduce=case.reduce, dtype=options.dtype)
-    return compiler(made, chosen, case.axes)
+    options = Options(layout=case.layout, reduce=case.reduce, dtype="f64")
+    return compiler(Compilation(Source("test.mdsl", case.text), options), case.axes)
 
 
 def text_of(case: Case) -> str:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from meshdsl.backends.emission import emit_compiled
 from meshdsl.backends.in_process import load, local_tensors
+from meshdsl.pipeline import Compilation
 
 
 class Work:
@@ -60,9 +60,9 @@ class Alone:
         return Work(out, x)
 
 
-def first_device(made: Mapping[str, Any]) -> tuple[int, Callable[[], Any]]:
+def first_device(made: Compilation) -> tuple[int, Callable[[], Any]]:
     """Bytes of inputs, parameters and states of device 0, and its program as a call."""
-    program = load(emit_compiled(made).text)
+    program = load(made.text)
     program.dist = Alone(program.MESH)
     groups = {name: name for name in ("+".join(axes) for axes in program.GROUPS)}
     tables = [program.INPUTS, program.PARAMS]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from meshdsl.backends.draws import draws
 from meshdsl.backends.in_process import LocalRun, run_local
@@ -15,7 +14,8 @@ from meshdsl.device.ir import Program
 from meshdsl.device.overlap import overlapped
 from meshdsl.device.verify import verify
 from meshdsl.diagnostics import Diagnostics, Source
-from meshdsl.pipeline import Options, compile_source
+from meshdsl.named.ir import Program as NamedProgram
+from meshdsl.pipeline import Compilation, Options, compile_source
 
 TEXT = """
 dim batch = 8, model = 8, hidden = 16, layers = 3
@@ -58,11 +58,15 @@ CASES = [(layout, policy) for layout in LAYOUTS for policy in ("optimal", "immed
 Pass = Callable[[Program], Program]
 
 
-def plain(layout: str, policy: str = "optimal", text: str = TEXT, mesh: str = "") -> dict[str, Any]:
-    """What the pipeline makes of a text, with the device program as it is before any pass."""
+def placed(layout: str, policy: str = "optimal", text: str = TEXT, mesh: str = "") -> Compilation:
+    """A text compiled until its program is placed."""
     options = Options(mesh=mesh or LAYOUTS[layout], layout=layout, reduce=policy)
-    made = compile_source(Source("case.mdsl", text), options, Diagnostics(), until="placed")
-    return made | {"device": lower(made["placed"], taken_names())}
+    return compile_source(Source("case.mdsl", text), options, Diagnostics(), until="placed")
+
+
+def plain(layout: str, policy: str = "optimal", text: str = TEXT, mesh: str = "") -> Program:
+    """The device program as it is before any pass."""
+    return lower(placed(layout, policy, text, mesh).placed, taken_names())
 
 
 def with_overlap(program: Program) -> Program:
@@ -78,9 +82,8 @@ def passed(program: Program, *passes: Pass) -> Program:
     return program
 
 
-def run(made: dict[str, Any], program: Program) -> LocalRun:
-    """One step on made-up values."""
-    named = made["named"]
+def run(named: NamedProgram, program: Program) -> LocalRun:
+    """One step of a program, lowered to `program`, on made-up values."""
     inputs, params = (made_up(specs) for specs in whole_specs(named, draws(named)))
     emitted = emit(program, draws(named))
     return run_local(emitted.text, inputs, params, lines=emitted.places)

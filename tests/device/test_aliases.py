@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from meshdsl.backends.emission import emit_compiled
 from meshdsl.device.aliases import copied_first, shared
 from meshdsl.device.ir import Program, Var
 from tests.compiling import compile_text
@@ -45,8 +44,8 @@ def text_of(body: str, optimizer: str) -> str:
 def test_what_is_still_shown_is_copied(name: str, optimizer: str) -> None:
     body, names = COPIED[name]
     made = compile_text(text_of(body, optimizer), mesh="d:1")
-    assert {v.name for v in copied_first(made["device"])} == names
-    written = re.findall(r"(\w+)\.clone\(\)", emit_compiled(made).text.partition("def device")[2])
+    assert {v.name for v in copied_first(made.device)} == names
+    written = re.findall(r"(\w+)\.clone\(\)", made.text.partition("def device")[2])
     assert set(written) == names
 
 
@@ -100,7 +99,7 @@ def test_views_and_loops_share(name: str) -> None:
         "dim a = 4, b = 6, c = a, p = 2, q = p\n"
         f"program p(x[a, b], i[]: i32, ids[q]: i32) {{\n  {body}\n  return {names}\n}}\n"
     )
-    found = groups(compile_text(text, mesh="d:1")["device"])
+    found = groups(compile_text(text, mesh="d:1").device)
     for group in expected:
         assert any(group <= names for names in found), (group, found)
     assert len(found) == len(expected)

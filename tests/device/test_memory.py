@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from meshdsl.device.memory import memory
 from meshdsl.diagnostics import Diagnostics, Source
-from meshdsl.pipeline import Options, compile_source
+from meshdsl.pipeline import Compilation, Options, compile_source
 from tests.device.alone import allocated, first_device
 
 MLP = """
@@ -59,7 +58,7 @@ PROGRAMS: dict[str, tuple[str, str, str, str, Dims]] = {
 CLOSE = 0.05
 
 
-def made(text: str, optimizer: str, mesh: str, layout: str, dims: dict[str, int]) -> dict[str, Any]:
+def made(text: str, optimizer: str, mesh: str, layout: str, dims: dict[str, int]) -> Compilation:
     # A walk will do: what is held is counted alike whoever planned it.
     text = re.sub(r"minimize loss with .*", f"minimize loss with {optimizer}", text)
     options = Options(mesh=mesh, layout=layout, reduce="deferred", set_dims=dims)
@@ -70,7 +69,7 @@ def made(text: str, optimizer: str, mesh: str, layout: str, dims: dict[str, int]
 def test_what_is_reported_is_what_torch_allocates(case: str) -> None:
     name, optimizer, mesh, layout, dims = PROGRAMS[case]
     program = made(TEXTS[name], optimizer, mesh, layout, dims)
-    report = memory(program["device"])
+    report = memory(program.device)
     held, run = first_device(program)
     kept = report["params"] + report["state"] + report["inputs"]
     assert held == kept
@@ -80,7 +79,7 @@ def test_what_is_reported_is_what_torch_allocates(case: str) -> None:
 
 
 def test_figures_add_up() -> None:
-    report = memory(made(LM, "adamw()", "data:4", "zero2", {})["device"])
+    report = memory(made(LM, "adamw()", "data:4", "zero2", {}).device)
     kinds = ("params", "grads", "state", "inputs", "activations")
     assert sum(report[kind] for kind in kinds) == report["peak"]
     assert all(report[kind] > 0 for kind in kinds)

@@ -6,20 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshdsl.backends.draws import draws
-from meshdsl.backends.torch_text import emit
 from meshdsl.device import buckets, liveness
 from meshdsl.device.ir import Compute, Loop, Node, Program, Start, Wait, every
 from meshdsl.device.memory import memory
 from meshdsl.report.explain import explain
-from tests.device.steps import CASES, TEXT, passed, plain, with_overlap
+from tests.device.steps import CASES, TEXT, passed, placed, plain, with_overlap
 
 FORWARD = TEXT.replace("  minimize loss with adamw(lr=1e-3)\n", "")
 
 
 def overlapped(layout: str, policy: str = "optimal", text: str = TEXT) -> Program:
     """The program as the pipeline makes it."""
-    return passed(plain(layout, policy, text)["device"], with_overlap)
+    return passed(plain(layout, policy, text), with_overlap)
 
 
 def blocks(program: Program) -> Iterator[tuple[Node, ...]]:
@@ -99,8 +97,7 @@ def test_the_next_trips_parameters_are_gathered_ahead(text: str) -> None:
 
 
 def test_the_text_of_a_loop_that_gathers_ahead() -> None:
-    made = plain("zero3")
-    text = emit(passed(made["device"], with_overlap), draws(made["named"])).text
+    text = placed("zero3").text
     forward, backward = text.split("for layers in range(3):")[0:2]
     assert "[up_stack[0], down_stack[0], gain_stack[0]], [0, 1, 0]" in forward
     assert "if layers < 2:" in backward
@@ -120,7 +117,7 @@ def test_memory_counts_the_next_trip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "SMALL", 0)
     # Without overlap they are then held one after the other.
     monkeypatch.setattr(liveness, "LARGE", 0)
-    before = plain("zero3", text=FORWARD)["device"]
+    before = plain("zero3", text=FORWARD)
     after = passed(before, with_overlap)
     (loop,) = (node for node in after.body if isinstance(node, Loop))
     ahead = sum(m.target.local.bytes for a in loop.ahead for m in a.collective.moves)
@@ -132,5 +129,5 @@ def test_memory_counts_the_next_trip(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_reports_tell_what_is_overlapped() -> None:
     shown = explain(overlapped("zero3"))["collectives"]
     assert all(c["overlapped"] for c in shown if c["count"] == 3 and c["kind"] == "all_gather")
-    plain_ = explain(plain("zero3")["device"])["collectives"]
+    plain_ = explain(plain("zero3"))["collectives"]
     assert not any(c["overlapped"] for c in plain_)

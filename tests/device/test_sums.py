@@ -75,7 +75,7 @@ def in_place(program: Program, phase: str = "forward") -> list[Compute]:
 def test_a_sum_is_right_and_in_place_where_it_may_be(name: str, mesh: str) -> None:
     case = Case(text_of(name), mesh, LAYOUTS[mesh])
     check_step(case)
-    assert len(in_place(compiled(case)["device"])) == BODIES[name][3]
+    assert len(in_place(compiled(case).device)) == BODIES[name][3]
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -83,7 +83,7 @@ def test_a_forward_pass_writes_over_nothing(name: str) -> None:
     """It may be put through torch's autograd, which wants to read it again."""
     lines = text_of(name).splitlines()
     text = "\n".join(line for line in lines if "minimize" not in line)
-    program = compiled(Case(text, "one:1", "{ b -> none }"))["device"]
+    program = compiled(Case(text, "one:1", "{ b -> none }")).device
     assert not in_place(program)
     assert summed_in_place(program) is program
 
@@ -99,7 +99,7 @@ def loops(program: Program) -> list[Loop]:
 
 def test_gradients_are_added_where_they_are_made() -> None:
     """Of layers slice by slice, right into the sum: no stack of a batch's gradients is made."""
-    program = compiled(Case(STEP, "data:2", "data_parallel"))["device"]
+    program = compiled(Case(STEP, "data:2", "data_parallel")).device
     batches, _, backward = loops(program)
     sums = {c.inside.name: c for c in batches.carries}
     assert all(c.init.name == c.next.name == name for name, c in sums.items())
@@ -111,7 +111,7 @@ def test_gradients_are_added_where_they_are_made() -> None:
 
 @pytest.mark.parametrize("layout", ["data_parallel", "zero1"])
 def test_every_layout_sums_in_place(layout: str) -> None:
-    program = compiled(Case(STEP, "data:4", layout))["device"]
+    program = compiled(Case(STEP, "data:4", layout)).device
     batches = loops(program)[0]
     assert {c.next.name for c in batches.carries} == {c.inside.name for c in batches.carries}
     zeros = [n for n in every(program.body) if isinstance(n, Compute) and n.op.name == "zeros"]
@@ -121,7 +121,7 @@ def test_every_layout_sums_in_place(layout: str) -> None:
 def test_the_text_of_a_sum_in_place() -> None:
     text = STEP.replace("adamw(lr=1e-3", 'sgd(lr=1e-3, compute="bf16"')
     made = compiled(Case(text, "data:2", "data_parallel"))
-    program = emit(made["device"], draws(made["named"])).text
+    program = emit(made.device, draws(made.named)).text
     assert "d_up_part = torch.zeros((3, 8, 16), dtype=torch.float32)" in program
     lines = [line.strip().partition("  #")[0] for line in program.splitlines()]
     # A narrow gradient is widened as it is added.
@@ -136,7 +136,7 @@ def test_the_text_of_a_sum_in_place() -> None:
 
 def test_what_is_collected_elsewhere_is_collected() -> None:
     """A stack of gradients that somebody else reads is not the sum."""
-    program = compiled(Case(TEXT, "data:2", "data_parallel"))["device"]
+    program = compiled(Case(TEXT, "data:2", "data_parallel")).device
     found: list[Collected] = [c for loop in loops(program) for c in loop.collected]
     assert found
     assert all(c.stack is None for c in found)

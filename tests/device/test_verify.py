@@ -50,7 +50,7 @@ BROKEN = {
 @pytest.fixture(scope="module")
 def program() -> Program:
     """A step with a bucket and with a collective under way, at its top."""
-    return passed(plain("zero2", "immediate")["device"], with_overlap)
+    return passed(plain("zero2", "immediate"), with_overlap)
 
 
 @pytest.mark.parametrize("case", BROKEN)
@@ -61,7 +61,7 @@ def test_a_broken_program_is_refused(case: str, program: Program) -> None:
 
 
 def test_a_trip_has_to_issue_what_the_next_one_waits_for() -> None:
-    program = passed(plain("zero3")["device"], with_overlap)
+    program = passed(plain("zero3"), with_overlap)
     loop = next(node for node in program.body if isinstance(node, Loop))
     body = tuple(n for n in loop.body if not (isinstance(n, Start) and n.ahead))
     nodes = tuple(replace(loop, body=body) if n is loop else n for n in program.body)

@@ -28,7 +28,7 @@ program test(x[a, k], ids[a]: i32) {
 
 
 def placed(body: str, layout: str = "parts", reduce: str = "deferred", **options: Any) -> Program:
-    found = compile_text(HEAD + body, layout=layout, reduce=reduce, **options)["placed"]
+    found = compile_text(HEAD + body, layout=layout, reduce=reduce, **options).placed
     assert isinstance(found, Program)
     return found
 
@@ -114,7 +114,7 @@ def test_an_sbp_block_sees_the_same_program() -> None:
     body = "program test(x[a, d]) {\n  return relu(exp(x)) + abs(exp(x))\n}\n"
     for policy in ("deferred", "optimal"):
         made = compile_text(HEAD + block + body, sbp="block", reduce=policy)
-        assert operators(made["placed"]).count("exp") == 1
+        assert operators(made.placed).count("exp") == 1
 
 
 # --- what must be done twice -------------------------------------------------------------------

@@ -118,15 +118,13 @@ def test_calls_that_differ_in_more_than_dims_get_a_def_each() -> None:
 def test_meshes_and_layouts_are_written_with_it(path: Path) -> None:
     source = Source(path.name, path.read_text())
     made = compile_source(source, options(), Diagnostics(), "named")
-    written = to_mdsl(made["named"], made["declarations"])
+    written = to_mdsl(made.named, made.declarations)
     assert format_source(Source("written.mdsl", written)) == written
     again = compile_source(Source("again.mdsl", written), options(), Diagnostics(), "named")
     for kind in ("dims", "meshes", "layouts", "sbps"):
-        assert list(getattr(again["declarations"], kind)) == list(
-            getattr(made["declarations"], kind)
-        )
-    assert to_mdsl(again["named"], again["declarations"]) == written
-    assert lines(again["named"]) == lines(made["named"])
+        assert list(getattr(again.declarations, kind)) == list(getattr(made.declarations, kind))
+    assert to_mdsl(again.named, again.declarations) == written
+    assert lines(again.named) == lines(made.named)
 
 
 def options() -> Any:

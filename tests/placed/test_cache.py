@@ -47,7 +47,7 @@ def searches(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def device(text: str = TEXT, **options: Any) -> str:
     return print_program(
-        compile_text(text, **{"mesh": "four", "layout": "split", **options})["device"]
+        compile_text(text, **{"mesh": "four", "layout": "split", **options}).device
     )
 
 

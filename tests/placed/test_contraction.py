@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +34,7 @@ program p(u[m, a], v[a, b], w[b, k]) {{
 
 def intermediate(layout: str, **sizes: int) -> tuple[str, ...]:
     """The dims of what is contracted first."""
-    placed = compile_text(CHAIN.format(**sizes), layout=layout)["placed"]
+    placed = compile_text(CHAIN.format(**sizes), layout=layout).placed
     applies = [n for n, _ in walk_placed(placed.body) if isinstance(n, Apply)]
     assert [n.op.name for n in applies] == ["einsum", "einsum"]
     return applies[0].op.out.type.names
@@ -71,7 +72,7 @@ def test_the_product_is_never_made():
     made = compile_text(CHAIN.replace("einsum(u, v, w -> [m, k])", "sum[a, b](u * v * w)").format(
         m=4, a=8, b=4, k=4
     ))  # fmt: skip
-    assert {op.name for op in walk(made["named"].body)} == {"einsum"}
+    assert {op.name for op in walk(made.named.body)} == {"einsum"}
 
 
 # --- many operands ---------------------------------------------------------------------------
@@ -106,12 +107,14 @@ MANY = {
 @pytest.mark.parametrize("name", MANY)
 def test_many_operands(name: str, layout: str) -> None:
     made = compile_text(MANY[name], layout=layout, reduce="immediate")
-    inputs = made["named"].inputs
+    inputs = made.named.inputs
     rng = np.random.default_rng(0)
     arrays = {v.label: rng.integers(1, 3, v.type.shape).astype(np.float64) for v in inputs}
-    number = {d: i for i, d in enumerate(made["declarations"].dims)}
-    (output,) = made["named"].outputs
-    terms = [x for v in inputs for x in (arrays[v.label], [number[d] for d in v.type.names])]
+    number = {d: i for i, d in enumerate(made.declarations.dims)}
+    (output,) = made.named.outputs
+    terms: list[Any] = [
+        x for v in inputs for x in (arrays[v.label], [number[d] for d in v.type.names])
+    ]
     wanted = np.einsum(*terms, [number[d] for d in output.value.type.names], optimize="greedy")
     found = run_text(MANY[name], arrays, layout=layout, reduce="immediate", dtype="f64")["y"]
     np.testing.assert_allclose(found, wanted, rtol=1e-12)

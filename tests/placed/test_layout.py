@@ -30,7 +30,7 @@ def placements(rules: str, mesh: str = "x:2,y:2") -> dict[str, str]:
         f"{PROGRAM}layout l {{ {rules} }}", layout="l", mesh=mesh, reduce="deferred"
     )
     return {
-        t.value.name: t.placement.show(t.value.type) for t in made["placed"].tensors if t.value.name
+        t.value.name: t.placement.show(t.value.type) for t in made.placed.tensors if t.value.name
     }
 
 
@@ -67,7 +67,7 @@ def test_extends_keeps_what_it_does_not_override():
         + "layout base { batch -> x, hidden -> y }\nlayout l extends base { hidden -> none }"
     )
     made = compile_text(text, layout="l")
-    found = {t.value.name: t.placement.show(t.value.type) for t in made["placed"].tensors}
+    found = {t.value.name: t.placement.show(t.value.type) for t in made.placed.tensors}
     assert found["t"] == "[batch@x, hidden]"
 
 
@@ -105,10 +105,10 @@ def test_rules_that_do_nothing_are_reported(rules, code):
 
 def test_the_mesh_tensorflow_form():
     made = compile_text(PROGRAM, layout="batch:x;hidden:y", mesh="x:2,y:2")
-    found = {t.value.name: t.placement.show(t.value.type) for t in made["placed"].tensors}
+    found = {t.value.name: t.placement.show(t.value.type) for t in made.placed.tensors}
     assert found["h"] == "[batch@x, hidden@y]"
 
 
 def test_without_a_mesh_the_first_that_has_the_axes_is_taken():
     text = PROGRAM + "mesh line = { z: 4 }\nlayout l { batch -> z }"
-    assert compile_text(text, layout="l")["placed"].mesh.name == "line"
+    assert compile_text(text, layout="l").placed.mesh.name == "line"

@@ -75,7 +75,7 @@ def least(text: str, mesh: str) -> int:
             if error.diagnostics[0].code in ("MD0301", "MD0309"):
                 continue
             raise
-        found.append(explain(made["device"])["totals"]["wire_bytes"])
+        found.append(explain(made.device)["totals"]["wire_bytes"])
     return min(found)
 
 
@@ -85,6 +85,8 @@ def test_no_annotation_sends_less(name: str, mesh: str) -> None:
     for sizes in SIZES if mesh == "x:4" else SIZES[:1]:
         text = (HEAD + PROGRAMS[name]).format(**sizes)
         made = compile_text(text, mesh=mesh, layout=LAYOUTS[mesh], message_bytes=0)
-        assert made["placed"].plan.proven
-        ours = explain(made["device"])["totals"]["wire_bytes"]
+        plan = made.placed.plan
+        assert plan is not None
+        assert plan.proven
+        ours = explain(made.device)["totals"]["wire_bytes"]
         assert ours <= least(text, mesh), sizes

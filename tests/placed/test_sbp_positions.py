@@ -8,16 +8,13 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
-from meshdsl.backends.emission import emit_compiled
 from meshdsl.backends.numpy_reference import reference_step
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
-from meshdsl.pipeline import Options, compile_source
+from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.placed.place import POLICIES
-from meshdsl.report.explain import explain
 from tests.programs.harness import check_bytes
 from tests.training.stepping import hold_to, on_devices, values
 
@@ -61,7 +58,7 @@ REFUSED = ("MD0301", "MD0309")
 """It does not divide, or the operator has no such row."""
 
 
-def made(text: str, mesh: str = "two", reduce: str = "deferred", **options: str) -> dict[str, Any]:
+def made(text: str, mesh: str = "two", reduce: str = "deferred", **options: str) -> Compilation:
     chosen = Options(mesh=mesh, reduce=reduce, dtype="f64", **options)  # type: ignore[arg-type]
     return compile_source(Source("case.mdsl", text), chosen, Diagnostics())
 
@@ -69,10 +66,10 @@ def made(text: str, mesh: str = "two", reduce: str = "deferred", **options: str)
 def hold(text: str, mesh: str, reduce: str) -> None:
     """The program under its block computes, and sends, what it should."""
     found = made(text, mesh, reduce, sbp="given")
-    named = found["named"]
+    named = found.named
     inputs, params = values(named)
-    step = on_devices(emit_compiled(found), inputs, params)
-    check_bytes(explain(found["device"]), step.run)
+    step = on_devices(found.emitted, inputs, params)
+    check_bytes(found.report, step.run)
     hold_to(step, *reference_step(named, inputs, params, {}), 1e-9)
 
 
@@ -90,8 +87,8 @@ BY_NAME = {
 def test_a_position_is_that_of_a_dim_as_it_is_declared(sbp: str, end: str) -> None:
     """Neither a loop nor a second batch shifts it: by name the same tensors lie the same."""
     text = TEXT.format(sbp=sbp, body=PLAIN, end=end) + f"layout named {{ {BY_NAME[sbp]} }}\n"
-    wanted = made(text, layout="named")["device"]
-    found = made(text, sbp="given")["device"]
+    wanted = made(text, layout="named").device
+    found = made(text, sbp="given").device
     for one, other in zip(found.inputs, wanted.inputs, strict=True):
         assert one.local == other.local, one.name
     for one, other in zip(found.params, wanted.params, strict=True):
@@ -114,7 +111,7 @@ def test_a_position_is_there_or_not_whatever_is_made_of_the_program(end: str) ->
 def test_a_stack_that_is_split_along_its_loop_is_gathered(sbp: str, end: str, reduce: str) -> None:
     text = TEXT.format(sbp=sbp, body=BODIES[1], end=end)
     hold(text, "two", reduce)
-    found = made(text, reduce=reduce, sbp="given")["placed"]
+    found = made(text, reduce=reduce, sbp="given").placed
     assert found.plan is None or not found.plan.proven, "only one way was considered"
 
 

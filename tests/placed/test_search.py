@@ -33,7 +33,7 @@ def layouts() -> list[tuple[Path, str]]:
 
 
 def report(text: str, layout: str, mesh: str, **options: Any) -> dict[str, Any]:
-    return explain(compile_text(text, layout=layout, mesh=mesh, **options)["device"])
+    return explain(compile_text(text, layout=layout, mesh=mesh, **options).device)
 
 
 def moved(found: dict[str, Any], *phases: str) -> list[tuple[str, str]]:
@@ -62,7 +62,7 @@ def test_a_plan_costs_what_it_predicts(
     monkeypatch.setattr(place, "solve", watched)
     source = Source(path.name, path.read_text(encoding="utf-8"))
     options = Options(layout=layout, message_bytes=1000, cache=False, set_dims=SIZES[path.stem])
-    placed = compile_source(source, options, Diagnostics(), "placed")["placed"]
+    placed = compile_source(source, options, Diagnostics(), "placed").placed
     moves = [(n.route, k) for n, k in walk(placed.body) if isinstance(n, Reshard)]
     cost = sum(Price(1000).of(route) * trips for route, trips in moves)
     assert [plan and plan.cost for plan in found] == ([cost] if cost else [])
@@ -76,7 +76,7 @@ def test_the_loop_of_a_transformer_carries_its_value_whole(layout: str) -> None:
     """A partial carry would save no byte; to scatter a sum of the loss, too little."""
     assert TRANSFORMER.stem == "transformer"
     source = Source(TRANSFORMER.name, TRANSFORMER.read_text(encoding="utf-8"))
-    placed = compile_source(source, Options(layout=layout), Diagnostics(), "placed")["placed"]
+    placed = compile_source(source, Options(layout=layout), Diagnostics(), "placed").placed
     steps = [s.kind for n, _ in walk(placed.body) if isinstance(n, Reshard) for s in n.route.steps]
     assert "reduce_scatter" not in steps
     assert steps.count("zero_fill") == 1  # of the logarithm in the loss, beside a partial gather
@@ -188,7 +188,7 @@ def test_a_dim_that_a_view_takes_apart_is_not_summed(policy: str) -> None:
     """`x` splits it as no view of its parts could be; the rule speaks of no tensor."""
     found = Diagnostics()
     made = compile_text(TAKEN_APART, found, layout="l", mesh="x:4", reduce=policy)
-    assert explain(made["device"])["collectives"] == []
+    assert explain(made.device)["collectives"] == []
     assert [(d.code, d.help) for d in found] == [("MD0306", "remove the rule")]
 
 
@@ -204,7 +204,7 @@ program p(x[b, m], y[m], z[b]) {
 def test_orders_of_products_are_not_searched_and_that_is_said() -> None:
     """Another policy may have chosen a better one: all are tried."""
     case = Case(PRODUCTS, "x:2,y:2", "l", "optimal", message_bytes=0)
-    plan = compiled(case)["placed"].plan
+    plan = compiled(case).placed.plan
     assert plan is not None
     assert plan.least
     assert not plan.proven
@@ -301,7 +301,7 @@ def test_parameters_of_a_loop_may_be_stored_by_its_dim(layout: str, policy: str)
     found: Diagnostics = Diagnostics()
     made = compile_text(text, found, layout=layout, mesh="four", reduce=policy)
     assert not list(found)
-    tensors = explain(made["device"])["tensors"]
+    tensors = explain(made.device)["tensors"]
     (stored,) = (t["placement"] for t in tensors if t["name"] == "w" and "layers" in t["dims"])
     split = {"data": "S(layers)"} if layout in ("params", "all") else {}
     split |= {"data": "S(layers)", "y": "S(hidden)"} if layout == "both" else {}

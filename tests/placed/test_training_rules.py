@@ -29,7 +29,7 @@ program p(t[batch, io]) {
 
 def placed(rules: str, found: Diagnostics | None = None) -> Program:
     made = compile_text(f"{PROGRAM}layout l {{ {rules} }}", found, layout="l", reduce="deferred")
-    program = made["placed"]
+    program = made.placed
     assert isinstance(program, Program)
     return program
 

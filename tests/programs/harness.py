@@ -13,17 +13,15 @@ from typing import Any
 import numpy as np
 
 from meshdsl.backends.draws import draws
-from meshdsl.backends.emission import emit_compiled
 from meshdsl.backends.in_process import LocalRun, run_local
 from meshdsl.backends.numpy_reference import made_up, run_reference, whole_specs
 from meshdsl.backends.support.values import Array, Spec
 from meshdsl.backends.torch_text import ProgramText
 from meshdsl.backends.verify import errors
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
-from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import Node, Op, Program, Repeat, Value
 from meshdsl.ops.opdef import lookup
-from meshdsl.pipeline import Options, build_named, front, lower_placed, place_named
+from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.placed.reshard import MESSAGE_BYTES
 from meshdsl.report.explain import explain
 
@@ -91,11 +89,11 @@ def run_case(case: Case) -> Checked:
 
     Raises DiagnosticError if it is refused, AssertionError if it is wrong.
     """
-    program = _named(case.source_text, case.dims)
     made = compiled(case)
+    program = made.named
     values, reference = whole_values(case.source_text, case.dims)
-    run = _run(_Run(emitted := emit_compiled(made), values))
-    report = explain(made["device"])
+    run = _run(_Run(emitted := made.emitted, values))
+    report = explain(made.device)
     assert run.disagreements() == []
     check_bytes(report, run)
     exact = frozenset(exact_outputs(program, (values[0], values[1])))
@@ -141,47 +139,24 @@ def refusal(case: Case) -> str | None:
     return None
 
 
-def compiled(case: Case, dtype: str | None = None) -> dict[str, Any]:
-    """What the pipeline makes of a case, by stage."""
-    diagnostics = Diagnostics()
-    declarations = _declared(case.source_text, case.dims)
-    program = _named(case.source_text, case.dims, dtype)
-    placed = place_named(program, declarations, case.options, diagnostics)
-    diagnostics.raise_errors()
-    made: dict[str, Any] = {"named": program, "placed": placed, "device": lower_placed(placed)}
-    return made
+def compiled(case: Case, dtype: str | None = None) -> Compilation:
+    """A case on its way through the compiler; its program is built once for all layouts."""
+    options = replace(case.options, dtype=dtype)
+    return _built(case.source_text, tuple(case.dims.items()), dtype).under(options, Diagnostics())
 
 
 def explained(case: Case) -> dict[str, Any]:
     """What `explain --json` says of a case."""
-    return explain(compiled(case)["device"])
+    return explain(compiled(case).device)
 
 
 # --- compiling once per text ------------------------------------------------------------------
 
 
-def _declared(text: str, dims: Mapping[str, int]) -> Declarations:
-    return _declared_once(text, tuple(dims.items()))
-
-
-def _named(text: str, dims: Mapping[str, int], dtype: str | None = None) -> Program:
-    return _named_once(text, tuple(dims.items()), dtype)
-
-
 @functools.lru_cache(maxsize=64)
-def _declared_once(text: str, dims: tuple[tuple[str, int], ...]) -> Declarations:
-    diagnostics = Diagnostics()
-    declarations = front(Source("case.mdsl", text), dict(dims), diagnostics)
-    diagnostics.raise_errors()
-    return declarations
-
-
-@functools.lru_cache(maxsize=64)
-def _named_once(text: str, dims: tuple[tuple[str, int], ...], dtype: str | None) -> Program:
-    diagnostics = Diagnostics()
-    program = build_named(_declared_once(text, dims), None, dtype, diagnostics)
-    diagnostics.raise_errors()
-    return program
+def _built(text: str, dims: tuple[tuple[str, int], ...], dtype: str | None) -> Compilation:
+    options = Options(set_dims=dict(dims), dtype=dtype)
+    return compile_source(Source("case.mdsl", text), options, Diagnostics(), until="named")
 
 
 # --- values -----------------------------------------------------------------------------------
@@ -198,7 +173,7 @@ def whole_values(text: str, dims: Mapping[str, int]) -> tuple[Values, dict[str, 
 def _whole_values_once(
     text: str, dims: tuple[tuple[str, int], ...]
 ) -> tuple[Values, dict[str, Array]]:
-    program = _named_once(text, dims, None)
+    program = _built(text, dims, None).named
     inputs, params = (
         {name: _whole(name, spec) for name, spec in specs.items()}
         for specs in whole_specs(program, draws(program))
@@ -244,8 +219,8 @@ def _errors_in_f64(case: Case, values: Values) -> dict[str, float]:
     """Per output max|Δ|, or that over max|ref| where it is smaller (the answer may well be 0)."""
     made = compiled(case, "f64")
     inputs, params = ({n: _wide(a) for n, a in arrays.items()} for arrays in values)
-    run = run_local(emit_compiled(made).text, inputs, params)
-    reference = run_reference(made["named"], inputs, params)
+    run = run_local(made.text, inputs, params)
+    reference = run_reference(made.named, inputs, params)
     return {name: min(errors(run.outputs[name], array)) for name, array in reference.items()}
 
 

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.backends.emission import emit_compiled
 from meshdsl.backends.persistent import PersistentEngine
 from meshdsl.backends.support.values import Array, cast
 from meshdsl.diagnostics import Diagnostics, Source, Span
 from meshdsl.named.ir import F32, LARGEST, Dim, DType, Op, Output, Program, TensorType, Value
 from meshdsl.ops.opdef import OpDef, Sample, Signature, load_all, lookup
-from meshdsl.pipeline import Options, front, lower_placed, place_named
+from meshdsl.pipeline import Compilation, Known, Options, front
 
 NOWHERE = Span(Source("special.mdsl", "x"), 0, 0)
 INF, NAN = float("inf"), float("nan")
@@ -144,9 +143,8 @@ def engine(
     declarations = front(source, {}, diagnostics)
     diagnostics.raise_errors()
     options = Options(mesh=mesh, layout="chosen", reduce=reduce)
-    placed = place_named(program, declarations, options, diagnostics)
-    made = {"named": program, "placed": placed, "device": lower_placed(placed)}
-    return PersistentEngine(emit_compiled(made))
+    known = Known(declarations, program, program)
+    return PersistentEngine(Compilation(source, options, known=known).emitted)
 
 
 def run(found: PersistentEngine, inputs: Mapping[str, Array]) -> dict[str, Array]:

@@ -26,7 +26,7 @@ def sent(case: Case, policy: str) -> int:
 
 def cost(case: Case, policy: str) -> int:
     """What `optimal` minimises: bytes, and something for each collective."""
-    placed = compiled(replace(case, reduce=policy))["placed"]
+    placed = compiled(replace(case, reduce=policy)).placed
     moves = [(n.route, k) for n, k in walk(placed.body) if isinstance(n, Reshard)]
     price = case.options.search.price
     return sum(price.of(route) * trips for route, trips in moves)

@@ -58,7 +58,7 @@ def test_parts_equal_the_fused_kernel(call):
 def test_it_is_one_operator_only_where_its_dim_is_whole(name):
     text = PROGRAM.format(call=CALLS[name])
     for layout, fused in (("whole", True), ("parts", False)):
-        body = compile_text(text, layout=layout)["placed"].body
+        body = compile_text(text, layout=layout).placed.body
         names = [n.op.name for n, _ in walk(body) if isinstance(n, Apply)]
         assert (name in names) is fused
 
@@ -66,7 +66,7 @@ def test_it_is_one_operator_only_where_its_dim_is_whole(name):
 @pytest.mark.parametrize("call", RUNNING.values())
 def test_running_sums_exchange_a_number_for_each_block(call):
     text = PROGRAM.format(call=call)
-    body = compile_text(text, layout="parts", reduce="deferred")["placed"].body
+    body = compile_text(text, layout="parts", reduce="deferred").placed.body
     sent = [n.source.value.type.names for n, _ in walk(body) if isinstance(n, Reshard)]
     assert ("a", "d") not in sent
     assert ("a", "d.blocks") in sent
@@ -74,7 +74,7 @@ def test_running_sums_exchange_a_number_for_each_block(call):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_what_it_is_made_of_belongs_to_its_phase(name):
-    body = compile_text(PROGRAM.format(call=CALLS[name]), layout="parts")["placed"].body
+    body = compile_text(PROGRAM.format(call=CALLS[name]), layout="parts").placed.body
     phases = {n.op.phase for n, _ in walk(body) if isinstance(n, Apply) and name in made_in(n)}
     assert phases == {"backward" if name.endswith("_grad") else "forward"}
 

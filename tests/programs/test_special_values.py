@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from meshdsl.backends.emission import emit_compiled
 from meshdsl.backends.in_process import run_local
 from meshdsl.backends.numpy_reference import run_reference
 from meshdsl.backends.persistent import PersistentEngine
@@ -340,13 +339,13 @@ def test_policies_yield_what_one_device_does(dtype: str, policy: str) -> None:
     """And every device sends the bytes that are predicted: maxima of f16 and bf16 take four."""
     text, inputs = of_each(dtype)
     made = compile_text(text, mesh="x:2,y:2", layout="c:x,d:y", reduce=policy)
-    parts = run_local(emit_compiled(made).text, inputs)
+    parts = run_local(made.text, inputs)
     assert_same(parts.outputs, run_text(text, inputs))
-    check_bytes(explain(made["device"]), parts)
+    check_bytes(explain(made.device), parts)
 
 
 def test_real_processes_yield_what_one_device_does(tmp_path: Path) -> None:
     text, inputs = of_each("f32", "f16", "bf16", "i32")
     made = compile_text(text, mesh="x:2,y:2", layout="d:x,d:y", reduce="deferred")
-    found = run_gloo(emit_compiled(made).text, inputs, tmp_path, world=4)
+    found = run_gloo(made.text, inputs, tmp_path, world=4)
     assert_same(found, run_text(text, inputs))

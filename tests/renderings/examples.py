@@ -11,7 +11,7 @@ from meshdsl.backends.draws import draws
 from meshdsl.backends.numpy_reference import made_up, run_reference, whole_specs
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.named.ir import Program
-from meshdsl.pipeline import Options, compile_source, front
+from meshdsl.pipeline import Compilation, Options, compile_source, front
 from meshdsl.placed.layout import mesh_of
 from tests.project import ROOT, matching
 
@@ -43,7 +43,7 @@ class Case:
         """`mlp, hybrid, on rows:2,cols:2 with optimal`."""
         return f"{self.file.stem}, {self.layout or self.sbp}, on {self.mesh} with {self.reduce}"
 
-    def compiled(self) -> dict[str, Any]:
+    def compiled(self) -> Compilation:
         """The stages up to the placed program, of one that is trained its forward pass."""
         options = Options(
             mesh=self.mesh,
@@ -83,7 +83,7 @@ def _meshes(axes: tuple[str, ...], devices: int) -> Iterator[str]:
         yield ",".join(f"{a}:{n}" for a, n in zip(axes, shape, strict=True))
 
 
-def accepted(found: Iterable[Case]) -> Iterator[tuple[Case, dict[str, Any]]]:
+def accepted(found: Iterable[Case]) -> Iterator[tuple[Case, Compilation]]:
     """Those of the cases that the compiler accepts, with what it makes of them."""
     for case in found:
         made = _compiled(case)
@@ -91,7 +91,7 @@ def accepted(found: Iterable[Case]) -> Iterator[tuple[Case, dict[str, Any]]]:
             yield case, made
 
 
-def _compiled(case: Case) -> dict[str, Any] | None:
+def _compiled(case: Case) -> Compilation | None:
     """None where the layout does not fit the mesh."""
     try:
         return case.compiled()

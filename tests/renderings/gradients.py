@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from meshdsl.diagnostics import Diagnostics, Source
-from meshdsl.pipeline import Options, compile_source
+from meshdsl.pipeline import Compilation, Options, compile_source
 
 GRADS = {
     "relu_grad": "relu(x) * c",
@@ -65,7 +64,7 @@ def texts() -> Iterator[tuple[str, str]]:
     yield "loop", _HEAD + _LOOP
 
 
-def compiled(text: str, layout: str, mesh: str, reduce: str) -> dict[str, Any]:
+def compiled(text: str, layout: str, mesh: str, reduce: str) -> Compilation:
     """The stages up to the placed program."""
     options = Options(mesh=mesh, layout=layout, reduce=reduce)
     return compile_source(Source("gradient.mdsl", text), options, Diagnostics(), "placed")

@@ -67,11 +67,11 @@ def jobs(kind: type[Peer], devices: int, reduce: str, step: int = 1) -> list[Job
     """Every example, or every so many-th, and random programs."""
     found = []
     for case, made in accepted(list(cases(devices, reduce))[::step]):
-        peer = kind(made["placed"])
+        peer = kind(made.placed)
         text = peer.text()
-        found.append(Job(case.name, peer, text, case.mesh, *values(made["named"])))
+        found.append(Job(case.name, peer, text, case.mesh, *values(made.named)))
     for number, case_ in enumerate(drawn(devices)[::step]):
-        peer = kind(compiled(case_)["placed"])
+        peer = kind(compiled(case_).placed)
         (inputs, params), reference = whole_values(case_.source_text, case_.dims)
         text = peer.text()
         name = f"random program {number}\n{case_.source_text}"
@@ -87,9 +87,9 @@ def gradient_jobs(kind: type[Peer], devices: int, reduce: str, step: int) -> Ite
         made = gradients.compiled(text, layout, mesh, reduce)
         if kind is JaxText and name in REFUSED:
             continue
-        peer = kind(made["placed"])
+        peer = kind(made.placed)
         rendered = peer.text()
-        yield Job(f"{name}, {layout}", peer, rendered, mesh, *values(made["named"]))
+        yield Job(f"{name}, {layout}", peer, rendered, mesh, *values(made.named))
 
 
 def drawn(devices: int) -> list[RandomCase]:

@@ -39,7 +39,7 @@ CODE: dict[str, type[Peer]] = {"dtensor": DTensorText, "jax": JaxText, "oneflow"
 @functools.cache
 def every() -> list[tuple[Case, Program]]:
     """Every example under all it declares, placed on four devices."""
-    return [(case, made["placed"]) for case, made in accepted(cases(4, "deferred"))]
+    return [(case, made.placed) for case, made in accepted(cases(4, "deferred"))]
 
 
 HOSTILE = '''\
@@ -62,7 +62,7 @@ program main(inputs[torch, jax], device[jax, print]) {
 def placed(text: str, name: str = "test.mdsl", **options: Any) -> Program:
     """The placed program of a text."""
     made = compile_source(Source(name, text), Options(**options), Diagnostics(), "placed")
-    found = made["placed"]
+    found = made.placed
     assert isinstance(found, Program)
     return found
 
@@ -122,7 +122,7 @@ def test_notations_stay_on_their_lines(notation: str) -> None:
 
 def test_a_loop_that_collects_and_one_that_runs_backwards() -> None:
     _, text = next(case for case in gradients.texts() if case[0] == "loop")
-    program = gradients.compiled(text, "both", "p:2,q:2", "deferred")["placed"]
+    program = gradients.compiled(text, "both", "p:2,q:2", "deferred").placed
     for notation in RENDERINGS:
         shown = render(program, notation)
         assert re.search(r"^ *for n in range\(3\):\n", shown, re.MULTILINE)

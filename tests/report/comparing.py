@@ -22,8 +22,8 @@ NOW = "deferred"
 def columns_of(text: Source, chosen: Options, *given: str | None) -> list[Column]:
     named = compile_source(text, chosen, Diagnostics(), "named")
     layouts_, sbps, policies = (*given, None, None, None)[:3]
-    asked = wishes(named["declarations"], layouts_, sbps, policies, NOW)
-    return compile_columns(named, asked, chosen)
+    asked = wishes(named.declarations, layouts_, sbps, policies, NOW)
+    return compile_columns(named, asked)
 
 
 def of_example(name: str, *given: str | None, **options: Any) -> list[Column]:

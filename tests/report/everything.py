@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from meshdsl.backends.emission import emit_compiled
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.pipeline import Options, compile_source, front
 from meshdsl.report.explain import explain
@@ -34,8 +33,8 @@ def described(path: str, options: Options) -> dict[str, str]:
     """The emitted text and the report of one choice."""
     diagnostics = Diagnostics()
     made = compile_source(read_source(path), options, diagnostics)
-    report = json.dumps(explain(made["device"], diagnostics))
-    return {"program": emit_compiled(made).text, "report": report}
+    report = json.dumps(explain(made.device, diagnostics))
+    return {"program": made.text, "report": report}
 
 
 def main() -> None:

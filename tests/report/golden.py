@@ -8,10 +8,9 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import dataclass
-from typing import Any
 
 from meshdsl.diagnostics import Diagnostics, Source
-from meshdsl.pipeline import Options, compile_source, front
+from meshdsl.pipeline import Compilation, Options, compile_source, front
 from tests.project import ROOT, matching
 
 GOLDEN = ROOT / "tests" / "golden"
@@ -61,7 +60,7 @@ CASES = [Case(example, layout) for example in EXAMPLES for layout in layouts(exa
 
 
 @functools.cache
-def made(case: Case) -> dict[str, Any]:
+def made(case: Case) -> Compilation:
     """What every stage makes of a case."""
     options = Options(layout=case.layout, set_dims=SIZES.get(case.example, {}))
     return compile_source(source(case.example), options, Diagnostics())

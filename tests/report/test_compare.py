@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
-from meshdsl.pipeline import Options, compile_source
+from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.placed.ir import Reshard, walk
 from meshdsl.report.columns import Column, Wish
 from meshdsl.report.compare import compare, positional
@@ -39,7 +39,7 @@ def test_a_column_says_what_explain_says(example: str) -> None:
     asked = itertools.product(layouts(example), POLICIES)
     for column, (layout, policy) in zip(columns, asked, strict=True):
         options = Options(layout=layout, reduce=policy, set_dims=SIZES.get(example, {}))
-        expected = explain(compile_source(source(example), options, Diagnostics())["device"])
+        expected = explain(compile_source(source(example), options, Diagnostics()).device)
         plain = [{k: v for k, v in t.items() if k not in EXTRA} for t in column["tensors"]]
         found = {k: column[k] for k in expected} | {"tensors": plain, "warnings": []}
         assert found == expected
@@ -61,7 +61,8 @@ def test_routes_and_rows_add_up_to_the_totals(example: str) -> None:
 def test_named_placements_are_those_of_the_compiler(case: Case) -> None:
     (column,) = of_example(case.example, case.layout)
     (found,) = compare([column], source(case.example))["columns"]
-    for entry, tensor in zip(found["tensors"], column.made["placed"].tensors, strict=True):
+    assert column.made is not None
+    for entry, tensor in zip(found["tensors"], column.made.placed.tensors, strict=True):
         assert entry["named"] == tensor.placement.show(tensor.value.type)
 
 
@@ -140,16 +141,16 @@ def test_layouts_and_sbp_blocks_beside_each_other() -> None:
 # --- same or different -----------------------------------------------------------------------
 
 
-def _facts(stages: dict[str, Any]) -> Any:
+def _facts(stages: Compilation) -> Any:
     """What must agree, told without the comparison: placements of named tensors, and reshards."""
-    program = stages["placed"]
+    program = stages.placed
     held = [(t.value.name, t.placement) for t in program.tensors if t.value.name]
     sent = [
         (n.span.start, n.phase, k, [(s.kind, s.axes, s.before, s.after) for s in n.route.steps])
         for n, k in walk(program.body)
         if isinstance(n, Reshard)
     ]
-    return held, sent, explain(stages["device"])["totals"]["by_axis"]
+    return held, sent, explain(stages.device)["totals"]["by_axis"]
 
 
 def _pairs() -> list[tuple[str, tuple[str, str], tuple[str, str]]]:
@@ -161,7 +162,7 @@ def _pairs() -> list[tuple[str, tuple[str, str], tuple[str, str]]]:
 
 
 @functools.cache
-def _stages(example: str, layout: str, policy: str) -> dict[str, Any]:
+def _stages(example: str, layout: str, policy: str) -> Compilation:
     options = Options(layout=layout, reduce=policy, set_dims=SIZES.get(example, {}))
     return compile_source(source(example), options, Diagnostics())
 
@@ -224,7 +225,7 @@ ASKED = {
 @pytest.mark.parametrize("name", ASKED)
 def test_columns(name: str) -> None:
     given, expected = ASKED[name]
-    found = [(c.made["placed"].layout, c.wish.reduce) for c in of_example("mlp", *given)]
+    found = [(c.made.placed.layout, c.wish.reduce) for c in of_example("mlp", *given) if c.made]
     assert found == expected
 
 

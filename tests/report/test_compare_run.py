@@ -13,7 +13,6 @@ from meshdsl.diagnostics import DiagnosticError
 from meshdsl.pipeline import Options
 from meshdsl.report.columns import Column, raise_if_none_works
 from meshdsl.report.compare_terminal import measured
-from meshdsl.report.explain import explain
 from meshdsl.report.measure import measure
 from tests.cli.command import Cli
 from tests.cli.conftest import cli
@@ -88,8 +87,9 @@ def test_the_columns_agree_with_the_reference_and_each_other(example: str) -> No
     run = measure(columns, 3)
     assert [r["status"] for r in run["runs"]] == ["ran"] * len(columns)
     for entry, column in zip(run["runs"], columns, strict=True):
+        assert column.made is not None
         assert entry["reference"]["ok"]
-        assert entry["wire_bytes"] == explain(column.made["device"])["totals"]["wire_bytes"]
+        assert entry["wire_bytes"] == column.made.report["totals"]["wire_bytes"]
     assert len(run["between"]) == len(columns) * (len(columns) - 1) // 2
     assert all(pair["ok"] for pair in run["between"])
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from meshdsl.backends.emission import emit_compiled
 from meshdsl.backends.format_text import double_quoted, statement
 from tests.project import ROOT, matching
 from tests.report.golden import CASES, Case, made
@@ -65,7 +64,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the emitted text of every case."""
     folder = tmp_path_factory.mktemp("programs")
     for case in CASES:
-        (folder / f"{case.name}.py").write_text(emit_compiled(made(case)).text, encoding="utf-8")
+        (folder / f"{case.name}.py").write_text(made(case).text, encoding="utf-8")
     return folder
 
 
@@ -81,7 +80,7 @@ def test_a_linter_finds_nothing(programs: Path) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_only_quoted_source_lines_are_long(case: Case) -> None:
-    long = [line for line in emit_compiled(made(case)).text.splitlines() if len(line) > 100]
+    long = [line for line in made(case).text.splitlines() if len(line) > 100]
     assert all(line.lstrip().startswith(f"# examples/{case.example}.mdsl:") for line in long)
 
 

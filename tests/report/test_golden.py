@@ -9,7 +9,6 @@ import pytest
 from rich.console import Console
 
 import meshdsl
-from meshdsl.backends.emission import emit_compiled
 from meshdsl.device.printer import print_program as print_device
 from meshdsl.named.printer import print_program as print_named
 from meshdsl.placed.printer import print_program as print_placed
@@ -27,13 +26,13 @@ def report_text(case: Case, width: int) -> str:
     """What `explain` prints on a screen that is not a terminal."""
     stages = made(case)
     out = io.StringIO()
-    print_report(explain(stages["device"]), stages["source"], Console(file=out, width=width))
+    print_report(explain(stages.device), stages.source, Console(file=out, width=width))
     return out.getvalue()
 
 
 def own_text(case: Case) -> str:
     """The emitted text less the imports and the support library."""
-    text = emit_compiled(made(case)).text.replace(meshdsl.__version__, "VERSION")
+    text = made(case).text.replace(meshdsl.__version__, "VERSION")
     lines = text.splitlines()
     found = ["\n".join(line for line in lines[:10] if line.startswith("#"))]
     for node in ast.parse(text).body:
@@ -47,9 +46,9 @@ def text_of(case: Case, kind: str) -> str:
     """One printed form of a case."""
     match kind:
         case "placed":
-            return print_placed(made(case)["placed"])
+            return print_placed(made(case).placed)
         case "device":
-            return print_device(made(case)["device"])
+            return print_device(made(case).device)
         case "program":
             return own_text(case)
     return report_text(case, 100)
@@ -64,7 +63,7 @@ def test_printed_as_before(case: Case, kind: str) -> None:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_named_program_is_printed_as_before(example: str) -> None:
     first = next(case for case in CASES if case.example == example)
-    same_as_golden(f"{example}/named.txt", print_named(made(first)["named"]))
+    same_as_golden(f"{example}/named.txt", print_named(made(first).named))
 
 
 def test_no_golden_file_is_an_orphan() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from meshdsl.diagnostics import Diagnostics, Source
-from meshdsl.pipeline import Options, compile_source
+from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.report.explain import explain
 from meshdsl.report.figures import exact, human, scaled
 from meshdsl.report.terminal import print_report, report_lines, sentence, type_text
@@ -19,10 +19,10 @@ from tests.report.golden import CASES, Case, made, source
 
 
 def _report(case: Case, **options: Any) -> dict[str, Any]:
-    return explain(_stages(case, **options)["device"])
+    return explain(_stages(case, **options).device)
 
 
-def _stages(case: Case, **options: Any) -> dict[str, Any]:
+def _stages(case: Case, **options: Any) -> Compilation:
     if not options:
         return made(case)
     chosen = Options(layout=case.layout, **options)
@@ -69,7 +69,7 @@ def test_rules_of_the_command_line_are_named_so() -> None:
     stages = compile_source(source("mlp"), Options(mesh="d:2", layout="batch:d"), Diagnostics())
     text = "\n".join(
         "".join(part for part, _ in line)
-        for line in report_lines(explain(stages["device"]), stages["source"], 100)
+        for line in report_lines(explain(stages.device), stages.source, 100)
     )
     assert "x       f32[batch@d 64→32, io 512]   --layout: batch -> d" in text
     assert "line 1" not in text.replace("line 19", "")
@@ -144,7 +144,7 @@ def test_a_terminal_that_knows_only_ascii() -> None:
     out = io.TextIOWrapper(raw, encoding="ascii")
     text = Source("a.mdsl", "dim batch = 4\nprogram p(x[batch]) { # né\n  return x\n}\n")
     stages = compile_source(text, Options(mesh="d:2", layout="batch:d"), Diagnostics())
-    print_report(explain(stages["device"]), text, Console(file=out, width=80))
+    print_report(explain(stages.device), text, Console(file=out, width=80))
     out.flush()
     shown = raw.getvalue().decode("ascii")
     assert "f32[batch@d 4->2]" in shown

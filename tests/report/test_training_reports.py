@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from meshdsl.cli.app import app
 from meshdsl.diagnostics import Diagnostics, Source
-from meshdsl.pipeline import Options, compile_source
+from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.report.columns import Wish, compile_columns
 from meshdsl.report.compare import compare
 from meshdsl.report.explain import explain
@@ -37,12 +37,12 @@ program test(x[a, d]) {
 SOURCE = Source("step.mdsl", TEXT)
 
 
-def made(until: str = "device", **options: Any) -> dict[str, Any]:
+def made(until: str = "device", **options: Any) -> Compilation:
     return compile_source(SOURCE, Options(reduce="deferred", **options), Diagnostics(), until)
 
 
 def lines() -> list[str]:
-    found = report_lines(explain(made()["device"]), SOURCE, 100)
+    found = report_lines(explain(made().device), SOURCE, 100)
     return ["".join(text for text, _ in line) for line in found]
 
 
@@ -107,9 +107,8 @@ def test_a_run_as_json_lists_the_updates(file: str) -> None:
 
 
 def compared() -> dict[str, Any]:
-    stages = made("named")
     asked = [Wish("layout", name, "deferred") for name in ("parts", "zero")]
-    return compare(compile_columns(stages, asked, Options(reduce="deferred")), SOURCE)
+    return compare(compile_columns(made("named"), asked), SOURCE)
 
 
 def test_a_comparison_is_of_the_whole_step() -> None:

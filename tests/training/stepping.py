@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from meshdsl.backends.draws import draws
-from meshdsl.backends.emission import emit_compiled
 from meshdsl.backends.in_process import (
     LocalRun,
     as_array,
@@ -27,7 +26,7 @@ from meshdsl.backends.torch_text import ProgramText
 from meshdsl.backends.verify import errors
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.named.ir import Program
-from meshdsl.pipeline import Options, compile_source
+from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.report.explain import explain
 from tests.programs.harness import Case, check_bytes, compiled
 
@@ -67,7 +66,7 @@ class Compiled:
 def compiled_step(case: Case, dtype: str | None = "f64") -> Compiled:
     """`case` compiled; by default with every float in f64."""
     made = compiled(case, dtype)
-    return Compiled(made["named"], emit_compiled(made), explain(made["device"]))
+    return Compiled(made.named, made.emitted, explain(made.device))
 
 
 def on_devices(emitted: ProgramText, inputs: Mapping[str, Any], kept: Mapping[str, Any]) -> Step:
@@ -137,7 +136,7 @@ def check_step(case: Case, most: float = 1e-9) -> Compiled:
 
 
 @functools.lru_cache(maxsize=64)
-def whole(text: str, evaluate: bool = False) -> dict[str, Any]:
+def whole(text: str, evaluate: bool = False) -> Compilation:
     """`text` compiled for one device in f64: the step, or only the forward pass."""
     options = Options(mesh="one:1", dtype="f64", evaluate=evaluate)
     return compile_source(Source("test.mdsl", text), options, Diagnostics())
@@ -145,7 +144,7 @@ def whole(text: str, evaluate: bool = False) -> dict[str, Any]:
 
 def autograd(text: str, inputs: Mapping[str, Any], params: Mapping[str, Any]) -> Arrays:
     """The gradients of output `loss` by the parameters: torch's, of the emitted forward pass."""
-    program = load(emit_compiled(whole(text, evaluate=True)).text)
+    program = load(whole(text, evaluate=True).text)
     (given,) = local_tensors(program.MESH, program.INPUTS, inputs, 0, range(1))
     (leaves,) = local_tensors(program.MESH, program.PARAMS, params, 0, range(1))
     for leaf in leaves.values():

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshdsl.backends.emission import emit_compiled
 from meshdsl.backends.support.values import Array
 from meshdsl.backends.train_job import DataFiles, Event, Job
 from meshdsl.backends.train_local import Emitted, train_local
@@ -32,7 +31,7 @@ def losses(layout: str, mesh: str, dtype: str, text: Path) -> Array:
     case = Case(
         EXAMPLE.read_text("utf-8"), mesh, layout, REDUCE.get((dtype, mesh), "deferred"), SIZES
     )
-    emitted = Emitted(emit_compiled(compiled(case, dtype)))
+    emitted = Emitted(compiled(case, dtype).emitted)
     events: list[Event] = []
     job = Job(DataFiles(str(text), tokens="bytes"), STEPS, seed=1)
     train_local(emitted, job, events.append, lambda: False)

@@ -27,7 +27,7 @@ CASES = [
 
 def gradients(text: str, inputs: Arrays, params: Arrays) -> Arrays:
     """The gradients of all parameters as the reference computes them: what a step subtracts."""
-    named = whole(text)["named"]
+    named = whole(text).named
     _, updated = reference_step(named, inputs, params, {})
     return {name: array - updated[name] for name, array in params.items() if name in updated}
 
@@ -37,7 +37,7 @@ def test_gradients_are_those_of_torch(name: str) -> None:
     if PROGRAMS[name].overwrites:
         pytest.skip("its gradients of gradients overwrite what torch would read again")
     text = PROGRAMS[name].text
-    inputs, params = values(whole(text)["named"])
+    inputs, params = values(whole(text).named)
     found, expected = gradients(text, inputs, params), autograd(text, inputs, params)
     assert set(found) == set(expected) == set(params)
     for param, array in expected.items():
@@ -51,7 +51,7 @@ def test_gradients_are_finite_differences(name: str) -> None:
     if name == "stop_gradient":
         pytest.skip("it is not the gradient of what is computed: that is its purpose")
     text = PROGRAMS[name].text
-    named = whole(text)["named"]
+    named = whole(text).named
     inputs, params = values(named)
     rng = np.random.default_rng(1)
     along = {n: rng.standard_normal(a.shape) for n, a in params.items()}

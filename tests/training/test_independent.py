@@ -14,13 +14,11 @@ import pytest
 import torch
 
 from meshdsl.backends.draws import draws
-from meshdsl.backends.emission import emit_compiled
 from meshdsl.backends.numpy_reference import whole_specs
 from meshdsl.backends.support.values import Spec
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
-from meshdsl.pipeline import Options, build_named, front, lower_placed, place_named
+from meshdsl.pipeline import Options, compile_source
 from meshdsl.placed.reshard import MESSAGE_BYTES
-from meshdsl.report.explain import explain
 from tests.programs.harness import REFUSALS
 from tests.training.independent import answer, random_program
 from tests.training.independent_writer import Program
@@ -48,17 +46,11 @@ def made(program: Program) -> Compiled:
         reduce=program.policy,
         message_bytes=bytes_,
         cache=False,
+        dtype="f64",
     )
-    diagnostics = Diagnostics()
-    declarations = front(Source("case.mdsl", program.text + block), {}, diagnostics)
-    diagnostics.raise_errors()
-    named = build_named(declarations, None, "f64", diagnostics)
-    diagnostics.raise_errors()
-    placed = place_named(named, declarations, options, diagnostics)
-    diagnostics.raise_errors()
-    device = lower_placed(placed)
-    stages = {"named": named, "placed": placed, "device": device}
-    return Compiled(named, emit_compiled(stages), explain(device))
+    source = Source("case.mdsl", program.text + block)
+    found = compile_source(source, options, Diagnostics())
+    return Compiled(found.named, found.emitted, found.report)
 
 
 def array(x: Named, spec: Spec, batches: int) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:

@@ -34,11 +34,11 @@ def test_micro_batches_are_reduced_once(reduce: str) -> None:
 @pytest.mark.parametrize("known", LAYOUTS, ids=lambda k: f"{k.mesh} {k.rules}")
 def test_two_layers_reduce_as_many_elements_as_the_formula_says(known: TwoLayers) -> None:
     made = compiled(Case(TWO_LAYERS, known.mesh, known.rules or "{ }", "immediate"))
-    report = explain(made["device"])
+    report = explain(made.device)
     assert set(counts(report)) <= {"all_reduce"}
     payload = sum(c["payload_bytes"] * c["count"] for c in report["collectives"])
     assert payload // 4 == known.formula == known.reduced
-    program: Program = made["device"]
+    program: Program = made.device
     held = {v.value.name: v.local.elements for v in (*program.inputs, *program.params)}
     hidden = next(t for t in report["tensors"] if t["name"] == "h")
     rows, columns = hidden["local_shape"]

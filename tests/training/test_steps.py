@@ -106,7 +106,7 @@ def test_every_layout_and_optimizer_is_there() -> None:
 
 def stepped(optimizer: str, batch: Mapping[str, Any] | None = None) -> tuple[Arrays, Arrays]:
     """Parameters before and after one step on one device."""
-    named = whole(PROGRAM.format(optimizer=optimizer))["named"]
+    named = whole(PROGRAM.format(optimizer=optimizer)).named
     inputs, params = values(named)
     return params, reference_step(named, batch or inputs, params, {})[1]
 
@@ -124,7 +124,7 @@ def test_clipping_scales_all_gradients_by_their_common_norm() -> None:
 
 def test_the_rate_follows_the_schedule() -> None:
     schedule = Schedule("cosine", 0.5, 4, 2, 0.1)
-    named = whole(PROGRAM.format(optimizer="sgd(lr=cosine(0.5, 4, 2, 0.1))"))["named"]
+    named = whole(PROGRAM.format(optimizer="sgd(lr=cosine(0.5, 4, 2, 0.1))")).named
     _, free = stepped("sgd(lr=1.0)")
     inputs, params = values(named)
     for step in range(6):
@@ -139,11 +139,11 @@ def test_the_rate_follows_the_schedule() -> None:
 
 @pytest.mark.parametrize("count", [2, 5])
 def test_accumulated_gradients_are_the_mean_of_those_of_the_batches(count: int) -> None:
-    named = whole(PROGRAM.format(optimizer=f"sgd(lr=1.0, accumulate={count})"))["named"]
+    named = whole(PROGRAM.format(optimizer=f"sgd(lr=1.0, accumulate={count})")).named
     inputs, params = values(named)
     assert {a.shape for a in inputs.values()} == {(count, 8, 8)}
     outputs, updated = reference_step(named, inputs, params, {})
-    single = whole(PROGRAM.format(optimizer="sgd(lr=1.0)"))["named"]
+    single = whole(PROGRAM.format(optimizer="sgd(lr=1.0)")).named
     runs = [
         reference_step(single, {n: a[i] for n, a in inputs.items()}, params, {})
         for i in range(count)
@@ -223,7 +223,7 @@ def test_mixed_precision_keeps_parameters_in_f32(layout: str) -> None:
         f"{p}.{s}": "f32" for p in ("g", "w", "b", "v") for s in ("m", "v", "master")
     }
     assert {str(p.value.type.dtype) for p in made.named.params} == {"bf16"}
-    wide = whole(PROGRAM.format(optimizer="adamw(lr=0.01)"))["named"]
+    wide = whole(PROGRAM.format(optimizer="adamw(lr=0.01)")).named
     inputs, params = values(wide)
     kept: Mapping[str, Any] = params
     expected: Arrays = dict(params)
@@ -256,7 +256,7 @@ def test_mixed_precision_halves_the_bytes_of_gradients() -> None:
 
 def test_states_lie_where_rules_say() -> None:
     made = compiled(case("adam()", "states of one parameter"))
-    held = {v.value.name: dict(v.placement.splits) for v in made["device"].states}
+    held = {v.value.name: dict(v.placement.splits) for v in made.device.states}
     assert held["w.m"] == held["w.v"] == {"hidden": ("data",)}
     assert held["g.m"] == {}
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from meshdsl.backends.emission import emit_compiled
 from meshdsl.backends.in_process import run_local
 from meshdsl.device.ir import Program
+from meshdsl.pipeline import Compilation
 from meshdsl.report.explain import explain
 from tests.programs.harness import Case, check_bytes, compiled, explained
 
@@ -81,8 +81,8 @@ def held(layout: str, parameters: int, devices: int) -> int:
     return (16 - split) * parameters + split * parameters // devices + COUNTER
 
 
-def parameters(made: dict[str, Any]) -> int:
-    return sum(p.value.type.elements for p in made["named"].params)
+def parameters(made: Compilation) -> int:
+    return sum(p.value.type.elements for p in made.named.params)
 
 
 def kept_bytes(report: dict[str, Any]) -> int:
@@ -99,12 +99,12 @@ def half(elements: int, devices: int) -> int:
     return (devices - 1) * 2 * elements // devices
 
 
-def sent(layout: str, made: dict[str, Any], devices: int) -> dict[str, int]:
+def sent(layout: str, made: Compilation, devices: int) -> dict[str, int]:
     """Bytes that one device sends in each phase."""
     once = half(parameters(made), devices)
     loss = math.ceil(2 * (devices - 1) * 4 / devices)
     # The gradient of a lookup needs no table: it is not gathered for the backward pass.
-    embed = half(made["named"].params[0].value.type.elements, devices)
+    embed = half(made.named.params[0].value.type.elements, devices)
     return {
         "data_parallel": {"forward": loss, "update": 2 * once},
         "zero1": {"forward": loss, "update": 2 * once},
@@ -119,7 +119,7 @@ def sent(layout: str, made: dict[str, Any], devices: int) -> dict[str, int]:
 @pytest.mark.parametrize("layout", [*LAYOUTS, "kept"])
 def test_memory_and_bytes_are_those_of_the_table(layout: str, devices: int, reduce: str) -> None:
     made = compiled(Case(GPT, f"data:{devices}", layout, reduce))
-    report = explain(made["device"])
+    report = explain(made.device)
     assert kept_bytes(report) == held(layout, parameters(made), devices)
     assert report["totals"]["by_phase"] == sent(layout, made, devices)
     assert report["proven"] in (True, None)
@@ -130,8 +130,8 @@ def test_devices_hold_and_send_what_was_predicted(layout: str) -> None:
     case = Case(GPT, "data:4", layout, dims={"batch": 4, "model": 16, "heads": 2, "key": 4})
     made = compiled(case)
     report = explained(case)
-    check_bytes(report, run_local(emit_compiled(made).text))
-    program: Program = made["device"]
+    check_bytes(report, run_local(made.text))
+    program: Program = made.device
     stored = {v.value.name: v.local.bytes for v in (*program.params, *program.states)}
     assert sum(stored.values()) + report["memory"]["grads"] == kept_bytes(report)
 
@@ -146,13 +146,13 @@ def test_kept_parameters_take_memory_instead() -> None:
 def test_zero_and_tensor_parallelism_together() -> None:
     """Everything is split over both axes, and each sends what it sends alone."""
     made = compiled(Case(GPT, "data:2,tp:2", "hybrid"))
-    report = explain(made["device"])
+    report = explain(made.device)
     assert kept_bytes(report) == 16 * parameters(made) // 4 + COUNTER
     alone = explained(Case(GPT, "data:2,tp:2", "tensor"))["totals"]["by_axis"]
     found = report["totals"]["by_axis"]
     assert found["tp"] == alone["tp"]
     # Of the half that tensor parallelism leaves: a reduce_scatter, and gathers as in ZeRO 3.
-    embed = made["named"].params[0].value.type.elements
+    embed = made.named.params[0].value.type.elements
     assert found["data"] == 3 * half(parameters(made) // 2, 2) - half(embed // 2, 2)
     assert alone["data"] == 2 * half(parameters(made) // 2, 2)
 
@@ -160,7 +160,7 @@ def test_zero_and_tensor_parallelism_together() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_large_model_on_64_devices(layout: str) -> None:
     made = compiled(Case(GPT, "data:64", layout, "optimal", LARGE))
-    report = explain(made["device"])
+    report = explain(made.device)
     count, found = parameters(made), kept_bytes(report)
     assert count == pytest.approx(7.5e9, rel=0.001)
     assert found == held(layout, count, 64)
