@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshdsl.backends.support.values import Array, Spec, draw
+from meshdsl.backends.runtime.values import Array, Spec, draw
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source
 

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from benchmarks.training_cases import ADAMW, BETAS, SGD_LR, Case
-from meshdsl.backends.support.values import Array
+from meshdsl.backends.runtime.values import Array
 
 FLAGS = "--xla_force_host_platform_device_count=2 --xla_cpu_multi_thread_eigen=false"
 

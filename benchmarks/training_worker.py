@@ -93,7 +93,7 @@ def emitted(text: str, rank: int) -> Callable[[], Any]:
     """A step of the emitted program, as training runs it."""
     import torch
 
-    from meshdsl.backends.in_process import load
+    from meshdsl.backends.engines.in_process import load
 
     program = load(text)
     groups = program.make_groups(program.MESH, program.GROUPS, rank)
@@ -111,7 +111,7 @@ def emitted(text: str, rank: int) -> Callable[[], Any]:
 def by_hand(case: Case, text: str, rank: int) -> dict[str, Callable[[], Any]]:
     """One or two ways to write it by hand."""
     from benchmarks.training_by_hand import ByHand
-    from meshdsl.backends.in_process import load
+    from meshdsl.backends.engines.in_process import load
 
     program = load(text)
     found: dict[str, Callable[[], Any]] = {}
@@ -127,7 +127,7 @@ def with_dtensor(case: Case, text: str) -> Callable[[], Any]:
     from torch.distributed.device_mesh import init_device_mesh
 
     from benchmarks.training_dtensor import WithDTensor
-    from meshdsl.backends.in_process import load
+    from meshdsl.backends.engines.in_process import load
 
     program = load(text)
     params = tensors(program, program.PARAMS, None)
@@ -138,7 +138,7 @@ def with_dtensor(case: Case, text: str) -> Callable[[], Any]:
 def jax_variants(case: Case, text: str) -> dict[str, Callable[[], Any]]:
     """The step in JAX."""
     from benchmarks.training_jax import WithJax
-    from meshdsl.backends.in_process import load
+    from meshdsl.backends.engines.in_process import load
 
     program = load(text)
     whole = {"device": 1}

@@ -19,7 +19,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.neural_network import MLPClassifier
 
 import meshdsl as md
-from meshdsl.backends.engines import Given, run
+from meshdsl.backends.engines.run import Given, run
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.pipeline import Options, compile_source
 from meshdsl.syntax.parse import read_source

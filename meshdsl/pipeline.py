@@ -23,7 +23,7 @@ from meshdsl.placed.reshard import MESSAGE_BYTES, Price
 from meshdsl.syntax import ast
 
 if TYPE_CHECKING:
-    from meshdsl.backends.torch_text import ProgramText
+    from meshdsl.backends.torch.text import ProgramText
 
 DEFAULT_POLICY = "optimal"
 
@@ -120,7 +120,7 @@ class Compilation:
     def emitted(self) -> ProgramText:
         """The torch program that every device runs, and the source lines of its statements."""
         from meshdsl.backends.draws import draws
-        from meshdsl.backends.torch_text import emit
+        from meshdsl.backends.torch.text import emit
 
         return emit(self.device, draws(self.named))
 
@@ -300,7 +300,7 @@ def check_policy(policy: str, span: Span | None = None) -> None:
 
 def lower_placed(program: PlacedProgram) -> DeviceProgram:
     """The device program, verified: small collectives in buckets, others under way early."""
-    from meshdsl.backends.torch_text import taken_names
+    from meshdsl.backends.torch.text import taken_names
     from meshdsl.device.buckets import in_buckets
     from meshdsl.device.from_placed import lower
     from meshdsl.device.overlap import overlapped

@@ -26,7 +26,7 @@ def named(text: str, **options: Any) -> Program:
 
 def run_text(text: str, inputs: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
     """The outputs of `text` on the local engine."""
-    from meshdsl.backends.in_process import run_local
+    from meshdsl.backends.engines.in_process import run_local
 
     emitted = compile_text(text, **options).emitted
     return run_local(emitted.text, inputs, lines=emitted.places).outputs

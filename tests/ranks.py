@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from meshdsl.backends.support.files import write_npz
+from meshdsl.backends.runtime.files import write_npz
 from tests.project import ROOT
 from tests.waiting import ended, started
 

@@ -20,8 +20,8 @@ from meshdsl.pipeline import Compilation, Options
 if TYPE_CHECKING:
     from meshdsl.api.program import Program
     from meshdsl.api.training import Training
-    from meshdsl.backends.module import ProgramModule
-    from meshdsl.backends.persistent import Blocks, PersistentEngine
+    from meshdsl.backends.engines.persistent import Blocks, PersistentEngine
+    from meshdsl.backends.module.program_module import ProgramModule
     from meshdsl.notebook.code import Code
 
 Array = Any
@@ -108,7 +108,7 @@ class Plan(Looks):
             ProgramError: an input is missing or unknown (MD0820), has another shape or kind of
                 number (MD0504); a run fails (MD07xx), or an index is out of range (MD0801).
         """
-        from meshdsl.backends.persistent import as_numpy, is_torch
+        from meshdsl.backends.engines.persistent import as_numpy, is_torch
 
         given = self._inputs(args, inputs)
         engine = self._ready()
@@ -127,7 +127,7 @@ class Plan(Looks):
         self, *args: Array, params: Mapping[str, Array] | None = None, **inputs: Array
     ) -> Outputs:
         """What the unsharded program computes in float64, on the same inputs and parameters."""
-        from meshdsl.backends.numpy_reference import made_up, run_reference
+        from meshdsl.backends.engines.reference import made_up, run_reference
 
         given = self._inputs(args, inputs)
         try:
@@ -142,7 +142,7 @@ class Plan(Looks):
     @told
     def sample(self, seed: int = 0) -> dict[str, Any]:
         """Made-up inputs, for trying the plan: `plan(**plan.sample())`."""
-        from meshdsl.backends.numpy_reference import made_up
+        from meshdsl.backends.engines.reference import made_up
 
         return dict(made_up(self._specs()[0], None, seed))
 
@@ -167,7 +167,7 @@ class Plan(Looks):
 
     @told
     def _set_params(self, arrays: Mapping[str, Array], seed: int) -> None:
-        from meshdsl.backends.numpy_reference import made_up
+        from meshdsl.backends.engines.reference import made_up
 
         specs = self._specs()[1]
         self._refuse_unknown(arrays, specs, "parameter")
@@ -193,8 +193,8 @@ class Plan(Looks):
     def _ready(self) -> PersistentEngine:
         with self._lock:
             if self._engine is None:
-                from meshdsl.backends.engines import refuse_too_large
-                from meshdsl.backends.persistent import PersistentEngine
+                from meshdsl.backends.engines.persistent import PersistentEngine
+                from meshdsl.backends.engines.run import refuse_too_large
 
                 refuse_too_large(self._made.forward, "local", None)
                 self._engine = PersistentEngine(self._made.forward.emitted)
@@ -204,7 +204,7 @@ class Plan(Looks):
 
     def _specs(self) -> tuple[dict[str, Any], dict[str, Any]]:
         from meshdsl.backends.draws import draws
-        from meshdsl.backends.numpy_reference import whole_specs
+        from meshdsl.backends.engines.reference import whole_specs
 
         return whole_specs(self.named, draws(self.named))
 
@@ -248,9 +248,9 @@ class Plan(Looks):
 
     def _tell(self, error: Exception) -> None:
         """Raise what went wrong in a run as a diagnostic; what is none is left to the caller."""
-        from meshdsl.backends.engines import line_of
-        from meshdsl.backends.failures import RunError
-        from meshdsl.backends.support.files import ArraysRefused
+        from meshdsl.backends.engines.failures import RunError
+        from meshdsl.backends.engines.run import line_of
+        from meshdsl.backends.runtime.files import ArraysRefused
 
         if isinstance(error, ArraysRefused):
             help = "give whole arrays with these shapes and kinds of number"
@@ -304,7 +304,7 @@ class Plan(Looks):
         Parameters are local shards, made up from `seed` unless the plan's have been set; the
         backward pass is compiled too. Every process of the mesh calls it. See docs/module.md.
         """
-        from meshdsl.backends.module import module_of
+        from meshdsl.backends.module.program_module import module_of
 
         return module_of(self._made, device_mesh, seed=seed, params=self._arrays)
 
@@ -364,8 +364,8 @@ class Plan(Looks):
 
 def _fitting(arrays: Mapping[str, Array], specs: Mapping[str, Any], what: str) -> dict[str, Any]:
     """Copies of the arrays, as numpy has them. Raises ArraysRefused where one does not fit."""
-    from meshdsl.backends.persistent import as_numpy
-    from meshdsl.backends.support.files import check_arrays
+    from meshdsl.backends.engines.persistent import as_numpy
+    from meshdsl.backends.runtime.files import check_arrays
 
     found = {name: as_numpy(array, name).copy() for name, array in arrays.items()}
     check_arrays(found, {n: spec for n, spec in specs.items() if n in found}, what)

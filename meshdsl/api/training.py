@@ -45,8 +45,8 @@ class Training:
 
 def train(plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any]) -> Training:
     """Train the step `made` of a plan, and keep what was learned as the plan's parameters."""
-    from meshdsl.backends.engines import refuse_too_large
-    from meshdsl.backends.train_run import check_trainable, own_folder
+    from meshdsl.backends.engines.run import refuse_too_large
+    from meshdsl.backends.train.run import check_trainable, own_folder
 
     check_trainable(made)
     refuse_too_large(made, asked["engine"], None)
@@ -60,8 +60,8 @@ def train(plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any]) ->
 def _train(
     plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any], folder: Path
 ) -> Training:
-    from meshdsl.backends.train_job import DataFiles, Job
-    from meshdsl.backends.train_run import accumulate_dim, emit_both, prepared, train
+    from meshdsl.backends.train.job import DataFiles, Job
+    from meshdsl.backends.train.run import accumulate_dim, emit_both, prepared, train
 
     files = DataFiles(
         _stored(data, folder / "data.npz"),

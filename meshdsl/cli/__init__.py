@@ -16,7 +16,7 @@ SETTING = re.compile(r"[A-Za-z_]\w*=-?\d+")
 
 def main() -> None:
     """Run the command line; the console script's entry. Nobody is shown a traceback."""
-    from meshdsl.backends.support.output import keep_stdout
+    from meshdsl.backends.runtime.output import keep_stdout
 
     keep_stdout()
     from meshdsl.cli.app import command

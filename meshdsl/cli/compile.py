@@ -65,7 +65,7 @@ def check_output(path: Path, force: bool) -> None:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file so that nobody ever sees half of it."""
-    from meshdsl.backends.support.files import regular
+    from meshdsl.backends.runtime.files import regular
 
     beside = path.with_name(f".{path.name}.part")
     try:

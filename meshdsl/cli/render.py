@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from meshdsl.backends.renderings import RENDERINGS, render
+from meshdsl.backends.peers.renderings import RENDERINGS, render
 from meshdsl.cli import common
 from meshdsl.cli.compile import check_output, write_whole
 

@@ -48,7 +48,7 @@ def command(
 ) -> None:
     """Run the program: all devices in this process, on real processes, or as the reference."""
     with common.reporting(json) as diagnostics:
-        from meshdsl.backends.engines import ENGINES, Given
+        from meshdsl.backends.engines.run import ENGINES, Given
 
         if engine not in ENGINES:
             help = did_you_mean(engine, list(ENGINES)) or f"there are {', '.join(ENGINES)}"
@@ -82,8 +82,8 @@ def _run(
     out: Path | None,
     json: bool,
 ) -> None:
-    from meshdsl.backends import engines
-    from meshdsl.backends.verify import problems
+    from meshdsl.backends.engines import run as engines
+    from meshdsl.backends.engines.verify import problems
     from meshdsl.report.running import print_run, run_as_json
 
     result = engines.run(made, engine, given)
@@ -104,7 +104,7 @@ def _run(
 
 
 def _write(out: Path, outputs: Mapping[str, Any]) -> None:
-    from meshdsl.backends.support.files import Refused, write_npz
+    from meshdsl.backends.runtime.files import Refused, write_npz
 
     try:
         write_npz(str(out), dict(outputs))

@@ -13,7 +13,7 @@ from meshdsl.cli import common
 from meshdsl.diagnostics import Diagnostic, Diagnostics, did_you_mean, fail
 
 if TYPE_CHECKING:
-    from meshdsl.backends.train_job import DataFiles, Ending, Event, Job
+    from meshdsl.backends.train.job import DataFiles, Ending, Event, Job
 
 WRITTEN = (".npz", ".safetensors")
 
@@ -100,7 +100,7 @@ def command(
 ) -> None:
     """Train a program that says what to minimize, and keep what it has learned."""
     with common.reporting(json) as diagnostics:
-        from meshdsl.backends.train_run import own_folder
+        from meshdsl.backends.train.run import own_folder
 
         chosen = common.options(
             program, mesh, layout, sbp, reduce, settings, dtype, strict, message_bytes, no_cache
@@ -124,7 +124,7 @@ def _files(
     text_inputs: str | None,
 ) -> DataFiles:
     """Where samples come from, as the options say."""
-    from meshdsl.backends.train_job import DataFiles
+    from meshdsl.backends.train.job import DataFiles
 
     path, fraction = held_out
     names = tuple(text_inputs.split(",")) if text_inputs else None
@@ -140,7 +140,7 @@ def _job(
     resume: bool,
 ) -> Job:
     """What is to be done, as the options say; the seed is not known yet."""
-    from meshdsl.backends.train_job import Job
+    from meshdsl.backends.train.job import Job
 
     known = {option: None if path is None else str(path) for option, path in paths.items()}
     return Job(
@@ -158,8 +158,8 @@ def _job(
 
 def _check(job: Job, engine: str, force: bool) -> None:
     """Refuse options that contradict each other, and outputs with no place to go."""
-    from meshdsl.backends.train_run import ENGINES
-    from meshdsl.backends.train_text import TOKENS
+    from meshdsl.backends.train.run import ENGINES
+    from meshdsl.backends.train.text import TOKENS
 
     for option, value, known in (("engine", engine, ENGINES), ("tokens", job.data.tokens, TOKENS)):
         if value not in known:
@@ -207,8 +207,8 @@ def _train(
     json: bool,
 ) -> Ending:
     """Compile, train, and show how it ended."""
-    from meshdsl.backends import train_run
-    from meshdsl.backends.engines import refuse_too_large
+    from meshdsl.backends.engines.run import refuse_too_large
+    from meshdsl.backends.train import run as train_run
     from meshdsl.report import training
 
     made = common.compiled(file, chosen, diagnostics, "device")

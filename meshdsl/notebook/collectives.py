@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, overload
 
-from meshdsl.backends.support.values import group_members, source_rank
+from meshdsl.backends.runtime.values import group_members, source_rank
 from meshdsl.device.ir import Bucket, Move, Program, Var, walk
 from meshdsl.notebook.held import Holding
 from meshdsl.notebook.views import View

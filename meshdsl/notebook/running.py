@@ -42,8 +42,8 @@ def ran(plan: Plan, engine: str, seed: int, verify: bool) -> tuple[Ran, list[Dia
     Raises:
         DiagnosticError: no such engine (MD0602), or the run fails (MD07xx).
     """
-    from meshdsl.backends import engines
-    from meshdsl.backends.verify import problems
+    from meshdsl.backends.engines import run as engines
+    from meshdsl.backends.engines.verify import problems
 
     if engine not in engines.ENGINES:
         help = did_you_mean(engine, list(engines.ENGINES)) or ", ".join(engines.ENGINES)

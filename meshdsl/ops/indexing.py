@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from meshdsl.backends.support.indices import check_index
+from meshdsl.backends.runtime.indices import check_index
 from meshdsl.named.ir import BOOL, F32, I32, I64, Dim, TensorType, Value
 from meshdsl.ops.build import (
     BATCH,

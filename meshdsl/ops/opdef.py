@@ -105,7 +105,7 @@ class TorchCall(Protocol):
 
     A record's `torch` returns the text of one expression. It may first put values into variables
     with
-    `let`, and ask for a function of `backends/support` with `use`.
+    `let`, and ask for a function of `backends/runtime` with `use`.
     """
 
     @property

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from meshdsl.backends.support.values import source_rank
+from meshdsl.backends.runtime.values import source_rank
 from meshdsl.named.ir import TensorType
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.sbp import Mesh, Placement, placement

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from meshdsl.backends.torch_text import taken_names
+from meshdsl.backends.torch.text import taken_names
 from meshdsl.device import ir as device
 from meshdsl.device.from_placed import lower
 from meshdsl.diagnostics import Diagnostic, Source

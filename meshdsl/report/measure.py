@@ -12,7 +12,7 @@ from meshdsl.diagnostics import Diagnostic, DiagnosticError, Severity
 from meshdsl.report.columns import Column
 
 if TYPE_CHECKING:
-    from meshdsl.backends.verify import Comparison, Reference
+    from meshdsl.backends.engines.verify import Comparison, Reference
 
 Json = dict[str, Any]
 Yielded = tuple[Mapping[str, Any], Mapping[str, Any]]
@@ -32,7 +32,7 @@ def measure(columns: Sequence[Column], seed: int, budget: int | None = None) -> 
     not run again), `refused` (too large), `failed` or `broken` (it did not compile). `between`
     compares every two that ran. `budget` is the memory there is; None asks the machine.
     """
-    from meshdsl.backends.engines import Given, reference_of
+    from meshdsl.backends.engines.run import Given, reference_of
 
     given = Given(seed=seed)
     yielded: dict[str, Yielded] = {}
@@ -54,7 +54,7 @@ def measure(columns: Sequence[Column], seed: int, budget: int | None = None) -> 
 
 
 def _run(column: Column, given: Any, budget: int | None, yielded: dict[str, Yielded]) -> Json:
-    from meshdsl.backends.engines import run
+    from meshdsl.backends.engines.run import run
     from meshdsl.render import to_json
 
     entry: Json = {"column": column.letter, "status": "broken"}
@@ -84,7 +84,7 @@ def _against_reference(
     runs: Sequence[Json],
 ) -> None:
     """Add to every run how far its outputs, and what it has updated, are from the reference's."""
-    from meshdsl.backends.verify import problems
+    from meshdsl.backends.engines.verify import problems
 
     for entry, column in zip(runs, columns, strict=True):
         if entry["status"] == "ran":

@@ -11,8 +11,8 @@ from meshdsl.named.ir import TensorType
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from meshdsl.backends.engines import Result
-    from meshdsl.backends.verify import Comparison
+    from meshdsl.backends.engines.run import Result
+    from meshdsl.backends.engines.verify import Comparison
     from meshdsl.pipeline import Compilation
 
 MOST_ROWS = 16

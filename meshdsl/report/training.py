@@ -12,7 +12,7 @@ from meshdsl.diagnostics import counted
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from meshdsl.backends.train_job import Ending, Event
+    from meshdsl.backends.train.job import Ending, Event
     from meshdsl.pipeline import Compilation
 
 LINES = 10

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import meshdsl as md
-from meshdsl.backends.train_lock import locked
+from meshdsl.backends.train.lock import locked
 
 batch, io, hidden = md.dims(batch=8, io=4, hidden=16)
 X = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")

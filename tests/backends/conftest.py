@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from meshdsl.backends.paste import paste
+from meshdsl.backends.torch.paste import paste
 
 Emit = Callable[..., str]
 

@@ -16,11 +16,11 @@ import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from meshdsl.backends import checkpoint_folder as disk
-from meshdsl.backends.checkpoint import Checkpoints, Sharing
-from meshdsl.backends.checkpoint_found import MOST_ROWS
-from meshdsl.backends.checkpoint_plan import torch_dtype
-from meshdsl.backends.support.values import Spec, local_part
+from meshdsl.backends.runtime.values import Spec, local_part
+from meshdsl.backends.train import checkpoint_folder as disk
+from meshdsl.backends.train.checkpoint import Checkpoints, Sharing
+from meshdsl.backends.train.checkpoint_found import MOST_ROWS
+from meshdsl.backends.train.checkpoint_plan import torch_dtype
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.named.ir import DTYPES
 
@@ -167,7 +167,7 @@ def test_the_same_state_gives_the_same_bytes(small, tmp_path_factory):
 
 def test_looking_for_the_latest_needs_no_torch(small):
     folder, _, _ = small
-    code = "import sys; from meshdsl.backends.checkpoint import Checkpoints as C\n"
+    code = "import sys; from meshdsl.backends.train.checkpoint import Checkpoints as C\n"
     code += f"assert C({str(folder)!r}).latest().step == 5; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 

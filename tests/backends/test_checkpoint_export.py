@@ -10,10 +10,10 @@ import pytest
 import safetensors.torch
 import torch
 
-from meshdsl.backends import checkpoint_export
-from meshdsl.backends.checkpoint_export import export_params
-from meshdsl.backends.support.files import check_arrays, read_arrays
-from meshdsl.backends.support.values import Spec
+from meshdsl.backends.runtime.files import check_arrays, read_arrays
+from meshdsl.backends.runtime.values import Spec
+from meshdsl.backends.train import checkpoint_export
+from meshdsl.backends.train.checkpoint_export import export_params
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.named.ir import DTYPES
 from tests.backends.test_checkpoint import MESHES, cut, found_in, placed, same, save, whole

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from meshdsl.backends import checkpoint_folder as disk
-from meshdsl.backends.checkpoint import Checkpoints, Sharing
+from meshdsl.backends.train import checkpoint_folder as disk
+from meshdsl.backends.train.checkpoint import Checkpoints, Sharing
 from meshdsl.diagnostics import DiagnosticError
 from tests.backends.test_checkpoint_folder import MESH, SPECS, latest, listing, save
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from meshdsl.backends.checkpoint import Checkpoints, Sharing
-from meshdsl.backends.support.values import Spec
+from meshdsl.backends.runtime.values import Spec
+from meshdsl.backends.train.checkpoint import Checkpoints, Sharing
 from meshdsl.diagnostics import DiagnosticError
 
 SPECS = {"w": Spec("f32", {"a": 300}, {"a": ("x",)}), "m": Spec("bf16", {"a": 300}, {})}

@@ -14,9 +14,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from meshdsl.backends import checkpoint_folder as disk
-from meshdsl.backends.checkpoint import Checkpoints, Sharing
-from meshdsl.backends.support.values import local_part
+from meshdsl.backends.runtime.values import local_part
+from meshdsl.backends.train import checkpoint_folder as disk
+from meshdsl.backends.train.checkpoint import Checkpoints, Sharing
 from meshdsl.diagnostics import DiagnosticError
 from tests.backends.test_checkpoint import MESHES, found_in, placed, same, save, whole
 from tests.ranks import run_ranks

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from meshdsl.backends.in_process import run_local
-from meshdsl.backends.support.collectives import as_received, as_sent
-from meshdsl.backends.support.values import group_members
+from meshdsl.backends.engines.in_process import run_local
+from meshdsl.backends.runtime.collectives import as_received, as_sent
+from meshdsl.backends.runtime.values import group_members
 
 MESHES = [
     ({"r": 2}, ("r",)),

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshdsl.backends.engines import Given, verify
+from meshdsl.backends.engines.run import Given, verify
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.pipeline import Options, compile_source
 from meshdsl.syntax.parse import read_source

@@ -11,7 +11,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from meshdsl.backends.support.files import (
+from meshdsl.backends.runtime.files import (
     ArraysRefused,
     Refused,
     check_arrays,
@@ -19,7 +19,7 @@ from meshdsl.backends.support.files import (
     read_arrays,
     write_npz,
 )
-from meshdsl.backends.support.values import Spec
+from meshdsl.backends.runtime.values import Spec
 
 SPECS = {
     "x": Spec("f32", {"a": 2, "b": 3}, {}),

@@ -8,8 +8,8 @@ import sys
 import numpy as np
 import pytest
 
-from meshdsl.backends import local_devices
-from meshdsl.backends.in_process import LocalRunError, run_local
+from meshdsl.backends.engines import local_devices
+from meshdsl.backends.engines.in_process import LocalRunError, run_local
 from tests.waiting import until_devices_end
 
 MATMUL = """
@@ -383,7 +383,7 @@ def test_threads_of_torch_are_as_before(emit):
 
 
 def test_the_engines_do_not_import_torch_before_they_run():
-    modules = ("in_process", "torchrun", "paste", "numpy_reference", "verify")
+    modules = ("engines.in_process", "engines.torchrun", "torch.paste", "engines.reference")
     imports = "; ".join(f"import meshdsl.backends.{name}" for name in modules)
     code = f"{imports}; import sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from meshdsl.backends import local_devices, local_dist, stalls
-from meshdsl.backends.failures import Failure
-from meshdsl.backends.in_process import run_local
-from meshdsl.backends.local_devices import Devices, Late
-from meshdsl.backends.local_dist import LocalDist, Released
-from meshdsl.backends.stalls import Doing, Watch, stall_seconds, stalled
+from meshdsl.backends.engines import local_devices, local_dist, stalls
+from meshdsl.backends.engines.failures import Failure
+from meshdsl.backends.engines.in_process import run_local
+from meshdsl.backends.engines.local_devices import Devices, Late
+from meshdsl.backends.engines.local_dist import LocalDist, Released
+from meshdsl.backends.engines.stalls import Doing, Watch, stall_seconds, stalled
 from meshdsl.diagnostics import Diagnostic, DiagnosticError
 from tests.project import ROOT
 from tests.waiting import release, until
@@ -25,8 +25,8 @@ from tests.waiting import release, until
 
 CORES = """
 import os, torch
-from meshdsl.backends.local_devices import Devices
-from meshdsl.backends.local_dist import LocalDist
+from meshdsl.backends.engines.local_devices import Devices
+from meshdsl.backends.engines.local_dist import LocalDist
 count = max(2, len(os.sched_getaffinity(0)))
 x = torch.ones(512, 512)
 dist = LocalDist({"r": count}, (("r",),))

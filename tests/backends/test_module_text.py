@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from meshdsl.backends.in_process import load
-from meshdsl.backends.local_devices import Devices
-from meshdsl.backends.local_dist import LocalDist
-from meshdsl.backends.module_compile import Compiler, compiler
-from meshdsl.backends.support.values import local_part
+from meshdsl.backends.engines.in_process import load
+from meshdsl.backends.engines.local_devices import Devices
+from meshdsl.backends.engines.local_dist import LocalDist
+from meshdsl.backends.module.compile import Compiler, compiler
+from meshdsl.backends.runtime.values import local_part
 from meshdsl.diagnostics import Source
 from meshdsl.pipeline import Compilation, Options
 from tests.backends.module_cases import CASES, MLP, Case, drawn, expected, mlp

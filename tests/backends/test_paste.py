@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pytest
 
-from meshdsl.backends.paste import library, merge_imports, paste
+from meshdsl.backends.torch.paste import library, merge_imports, paste
 
 STANDARD = [name for name, definition in library().items() if definition.name]
 
@@ -61,7 +61,7 @@ def test_pasted_text_can_be_executed_in_its_order():
 
 
 def test_the_order_does_not_depend_on_hashing():
-    code = "from meshdsl.backends.paste import paste; print(paste({'main', 'draw', 'all_to_all'}))"
+    code = "from meshdsl.backends.torch.paste import paste; print(paste({'main', 'draw', 'all_to_all'}))"
     texts = {
         subprocess.run(
             [sys.executable, "-c", code],

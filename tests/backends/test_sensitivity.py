@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshdsl.backends.numpy_reference import evaluated
-from meshdsl.backends.sensitivity import RUNS, Sensitivity, roundoff
+from meshdsl.backends.engines.reference import evaluated
+from meshdsl.backends.engines.sensitivity import RUNS, Sensitivity, roundoff
 from tests.compiling import named
 
 DIMS = "dim n = 6, m = 4, one = 1\n"

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshdsl.backends.support.values import Spec, local_part
-from meshdsl.backends.train_data import Anywhere, InOrder, Shuffled, open_data
-from meshdsl.backends.train_job import DataFiles
+from meshdsl.backends.runtime.values import Spec, local_part
+from meshdsl.backends.train.data import Anywhere, InOrder, Shuffled, open_data
+from meshdsl.backends.train.job import DataFiles
 from meshdsl.diagnostics import DiagnosticError
 
 MESHES: dict[str, tuple[dict[str, int], dict[str, tuple[str, ...]]]] = {

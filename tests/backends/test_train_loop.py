@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshdsl.backends.in_process import LocalRunError
-from meshdsl.backends.support.values import draw_part
-from meshdsl.backends.train_data import Shuffled
-from meshdsl.backends.train_job import DataFiles, Ending, Event, Job
-from meshdsl.backends.train_local import Emitted, train_local
-from meshdsl.backends.train_run import train, troubled
+from meshdsl.backends.engines.in_process import LocalRunError
+from meshdsl.backends.runtime.values import draw_part
+from meshdsl.backends.train.data import Shuffled
+from meshdsl.backends.train.job import DataFiles, Ending, Event, Job
+from meshdsl.backends.train.local import Emitted, train_local
+from meshdsl.backends.train.run import train, troubled
 from meshdsl.diagnostics import DiagnosticError
 from tests.backends.training_text import (
     LINE_EVALUATED,

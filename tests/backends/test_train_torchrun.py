@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshdsl.backends import stalls
-from meshdsl.backends.checkpoint import Checkpoints
-from meshdsl.backends.failures import RunError
-from meshdsl.backends.train_job import DataFiles, Event, Job
-from meshdsl.backends.train_local import Emitted, train_local
-from meshdsl.backends.train_run import train, troubled
-from meshdsl.backends.train_torchrun import train_torchrun
+from meshdsl.backends.engines import stalls
+from meshdsl.backends.engines.failures import RunError
+from meshdsl.backends.train.checkpoint import Checkpoints
+from meshdsl.backends.train.job import DataFiles, Event, Job
+from meshdsl.backends.train.local import Emitted, train_local
+from meshdsl.backends.train.run import train, troubled
+from meshdsl.backends.train.torchrun import train_torchrun
 from tests.backends.training_text import LINE, LINE_TABLES, line, training_text
 from tests.waiting import ended, started, until, until_gone
 
@@ -129,8 +129,8 @@ def test_a_process_that_is_killed_is_named_and_the_run_resumed(data, tmp_path, m
 
 PARENT = """
 import json, sys
-from meshdsl.backends.train_job import DataFiles, Job
-from meshdsl.backends.train_run import train
+from meshdsl.backends.train.job import DataFiles, Job
+from meshdsl.backends.train.run import train
 from tests.backends.test_train_torchrun import slow
 ending = train(slow(), "torchrun", Job(DataFiles("d.npz"), 10**6, checkpoint="ck"), print)
 print("ENDED", ending.how, ending.step)

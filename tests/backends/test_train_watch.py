@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from meshdsl.backends.in_process import load
-from meshdsl.backends.train_watch import Watch, statements_of
+from meshdsl.backends.engines.in_process import load
+from meshdsl.backends.train.watch import Watch, statements_of
 from tests.backends.training_text import training_text
 
 TABLES = "INPUTS = PARAMS = STATES = OUTPUTS = {}"

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from meshdsl.backends.support import values
-from meshdsl.backends.support.values import Spec, cast, draw, draw_part, local_part
+from meshdsl.backends.runtime import values
+from meshdsl.backends.runtime.values import Spec, cast, draw, draw_part, local_part
 
 DRAWS = [
     ("f32", ("normal", 0.02)),

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshdsl.backends.engines import Given, reference_of, run, verify
-from meshdsl.backends.in_process import run_local
-from meshdsl.backends.support.values import Array
-from meshdsl.backends.verify import Comparison, Reference, errors, problems
+from meshdsl.backends.engines.in_process import run_local
+from meshdsl.backends.engines.run import Given, reference_of, run, verify
+from meshdsl.backends.engines.verify import Comparison, Reference, errors, problems
+from meshdsl.backends.runtime.values import Array
 from meshdsl.ops.opdef import REGISTRY, TorchCall, lookup
 from tests.backends.conftest import Emit
 from tests.compiling import compile_text

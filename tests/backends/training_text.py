@@ -8,9 +8,9 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 
-from meshdsl.backends.paste import paste
-from meshdsl.backends.torch_text import ProgramText
-from meshdsl.backends.train_local import Emitted
+from meshdsl.backends.torch.paste import paste
+from meshdsl.backends.torch.text import ProgramText
+from meshdsl.backends.train.local import Emitted
 
 FILE = "line.mdsl"
 

@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from meshdsl.backends.train_lock import NAME, locked
+from meshdsl.backends.train.lock import NAME, locked
 from meshdsl.diagnostics import DiagnosticError
 from tests.waiting import until
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from meshdsl.backends.in_process import load, local_tensors
+from meshdsl.backends.engines.in_process import load, local_tensors
 from meshdsl.pipeline import Compilation
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meshdsl.backends.draws import draws
-from meshdsl.backends.in_process import LocalRun, run_local
-from meshdsl.backends.numpy_reference import made_up, whole_specs
-from meshdsl.backends.torch_text import emit, taken_names
+from meshdsl.backends.engines.in_process import LocalRun, run_local
+from meshdsl.backends.engines.reference import made_up, whole_specs
+from meshdsl.backends.torch.text import emit, taken_names
 from meshdsl.device.buckets import in_buckets
 from meshdsl.device.from_placed import lower
 from meshdsl.device.ir import Program

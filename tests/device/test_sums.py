@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshdsl.backends.draws import draws
-from meshdsl.backends.torch_text import emit
+from meshdsl.backends.torch.text import emit
 from meshdsl.device.ir import Collected, Compute, Loop, Program, every
 from meshdsl.device.sums import summed_in_place
 from tests.device.steps import TEXT

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 
-from meshdsl.backends.numpy_reference import run_reference
+from meshdsl.backends.engines.reference import run_reference
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.named.from_syntax import build
 from meshdsl.named.ir import Carry, Node, Op, Program, Repeat, Value

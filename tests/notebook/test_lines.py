@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import meshdsl as md
-from meshdsl.backends.at_work import device_in
+from meshdsl.backends.engines.at_work import device_in
 from tests.notebook.conftest import Notebook
 from tests.waiting import until
 

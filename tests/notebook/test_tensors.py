@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 import pytest
 
-from meshdsl.backends.support.values import Spec, local_part
+from meshdsl.backends.runtime.values import Spec, local_part
 from meshdsl.notebook.held import Holding
 from meshdsl.notebook.tensor import picture, text, thumbnail
 from meshdsl.placed.sbp import Mesh

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from meshdsl.backends.support.indices import IndexOutOfRange, check_index
+from meshdsl.backends.runtime.indices import IndexOutOfRange, check_index
 from meshdsl.named.ir import F32, I32, Dim, TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature, lookup
 from tests.ops.row_prover import signature

@@ -113,7 +113,7 @@ def test_the_first_step_of_adam_goes_by_the_sign(
 @pytest.mark.parametrize("step", [1, 2, 10, 1000, 1_000_000])
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.999])
 def test_one_less_a_power_is_exact_in_f32(step: int, beta: float) -> None:
-    from meshdsl.backends.support.updates import one_less_power
+    from meshdsl.backends.runtime.updates import one_less_power
 
     exact = 1.0 if beta == 0 else -math.expm1(step * math.log(beta))
     assert one_less_power(beta, float(step)) == exact

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from meshdsl.backends.support import indices, softmax, updates
-from meshdsl.backends.torch_call import TorchText
+from meshdsl.backends.runtime import indices, softmax, updates
+from meshdsl.backends.torch.call import TorchText
 from meshdsl.named.ir import F32, F64, DType, TensorType
 from meshdsl.ops.opdef import OpDef, Sample, Signature
 

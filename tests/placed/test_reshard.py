@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshdsl.backends.support.values import group_members
+from meshdsl.backends.runtime.values import group_members
 from meshdsl.named.ir import F32, Dim, TensorType
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.collectives import Step

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from meshdsl.backends.numpy_reference import reference_step
+from meshdsl.backends.engines.reference import reference_step
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.placed.place import POLICIES

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from meshdsl.backends.draws import draws
-from meshdsl.backends.in_process import LocalRun, run_local
-from meshdsl.backends.numpy_reference import made_up, run_reference, whole_specs
-from meshdsl.backends.support.values import Array, Spec
-from meshdsl.backends.torch_text import ProgramText
-from meshdsl.backends.verify import errors
+from meshdsl.backends.engines.in_process import LocalRun, run_local
+from meshdsl.backends.engines.reference import made_up, run_reference, whole_specs
+from meshdsl.backends.engines.verify import errors
+from meshdsl.backends.runtime.values import Array, Spec
+from meshdsl.backends.torch.text import ProgramText
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.named.ir import Node, Op, Program, Repeat, Value
 from meshdsl.ops.opdef import lookup

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.backends.persistent import PersistentEngine
-from meshdsl.backends.support.values import Array, cast
+from meshdsl.backends.engines.persistent import PersistentEngine
+from meshdsl.backends.runtime.values import Array, cast
 from meshdsl.diagnostics import Diagnostics, Source, Span
 from meshdsl.named.ir import F32, LARGEST, Dim, DType, Op, Output, Program, TensorType, Value
 from meshdsl.ops.opdef import OpDef, Sample, Signature, load_all, lookup

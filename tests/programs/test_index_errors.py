@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshdsl.backends.engines import Given, run
+from meshdsl.backends.engines.run import Given, run
 from meshdsl.diagnostics import DiagnosticError
 from tests.compiling import compile_text
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from meshdsl.backends.in_process import run_local
-from meshdsl.backends.numpy_reference import run_reference
-from meshdsl.backends.persistent import PersistentEngine
-from meshdsl.backends.support.values import Array
+from meshdsl.backends.engines.in_process import run_local
+from meshdsl.backends.engines.persistent import PersistentEngine
+from meshdsl.backends.engines.reference import run_reference
+from meshdsl.backends.runtime.values import Array
 from meshdsl.named.ir import DTYPES, Dim
 from meshdsl.ops.build import BATCH, HIDDEN, SEQ, VOCAB
 from meshdsl.report.explain import explain

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshdsl.backends.draws import draws
-from meshdsl.backends.numpy_reference import made_up, run_reference, whole_specs
+from meshdsl.backends.engines.reference import made_up, run_reference, whole_specs
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.named.ir import Program
 from meshdsl.pipeline import Compilation, Options, compile_source, front

@@ -21,11 +21,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from meshdsl.backends.dtensor_text import DTensorText
-from meshdsl.backends.jax_table import REFUSED
-from meshdsl.backends.jax_text import JaxText
-from meshdsl.backends.render_peer import Peer
-from meshdsl.backends.verify import errors
+from meshdsl.backends.engines.verify import errors
+from meshdsl.backends.peers.dtensor import DTensorText
+from meshdsl.backends.peers.jax import JaxText
+from meshdsl.backends.peers.jax_table import REFUSED
+from meshdsl.backends.peers.peer import Peer
 from meshdsl.device.ir import Move, walk
 from meshdsl.diagnostics import DiagnosticError
 from tests.programs.harness import Case as RandomCase

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from meshdsl.backends import jax_table, oneflow_table
-from meshdsl.backends.dtensor_text import DTensorText
-from meshdsl.backends.gshard_text import tiles
-from meshdsl.backends.jax_text import JaxText
-from meshdsl.backends.oneflow_text import OneFlowText
-from meshdsl.backends.render_peer import MARK, Peer
-from meshdsl.backends.render_walk import entries
-from meshdsl.backends.renderings import RENDERINGS, render
-from meshdsl.backends.sbp_text import entry_text
+from meshdsl.backends.peers import jax_table, oneflow_table
+from meshdsl.backends.peers.dtensor import DTensorText
+from meshdsl.backends.peers.gshard import tiles
+from meshdsl.backends.peers.jax import JaxText
+from meshdsl.backends.peers.oneflow import OneFlowText
+from meshdsl.backends.peers.peer import MARK, Peer
+from meshdsl.backends.peers.renderings import RENDERINGS, render
+from meshdsl.backends.peers.sbp import entry_text
+from meshdsl.backends.peers.walk import entries
 from meshdsl.device.from_placed import lower
 from meshdsl.device.ir import Compute, Var, walk
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
@@ -291,7 +291,7 @@ def test_an_update_is_refused(notation: str) -> None:
 
 
 def test_an_operator_without_an_entry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshdsl.backends.jax_text.JAX", {})
+    monkeypatch.setattr("meshdsl.backends.peers.jax.JAX", {})
     program = placed("dim a = 4\nprogram p(x[a]) { return relu(x) }\n")
     with pytest.raises(DiagnosticError, match="MD0910: `relu` cannot be written as jax yet"):
         render(program, "jax")

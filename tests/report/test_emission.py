@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from meshdsl.backends.format_text import double_quoted, statement
+from meshdsl.backends.torch.format import double_quoted, statement
 from tests.project import ROOT, matching
 from tests.report.golden import CASES, Case, made
 from tests.waiting import ended, started

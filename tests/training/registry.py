@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from meshdsl.backends.support.values import Array
+from meshdsl.backends.runtime.values import Array
 from meshdsl.device.ir import Program as DeviceProgram
 from meshdsl.diagnostics import Diagnostics, Source, Span
 from meshdsl.named.autodiff import gradients

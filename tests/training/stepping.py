@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshdsl.backends.draws import draws
-from meshdsl.backends.in_process import (
+from meshdsl.backends.engines.in_process import (
     LocalRun,
     as_array,
     assemble,
@@ -18,12 +18,12 @@ from meshdsl.backends.in_process import (
     local_tensors,
     told,
 )
-from meshdsl.backends.local_devices import Devices
-from meshdsl.backends.local_dist import LocalDist
-from meshdsl.backends.numpy_reference import made_up, reference_step, whole_specs
-from meshdsl.backends.support.values import Array, Spec, local_part
-from meshdsl.backends.torch_text import ProgramText
-from meshdsl.backends.verify import errors
+from meshdsl.backends.engines.local_devices import Devices
+from meshdsl.backends.engines.local_dist import LocalDist
+from meshdsl.backends.engines.reference import made_up, reference_step, whole_specs
+from meshdsl.backends.engines.verify import errors
+from meshdsl.backends.runtime.values import Array, Spec, local_part
+from meshdsl.backends.torch.text import ProgramText
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.named.ir import Program
 from meshdsl.pipeline import Compilation, Options, compile_source

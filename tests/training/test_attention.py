@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from meshdsl.backends.support import softmax, updates
-from meshdsl.backends.support.values import Array
-from meshdsl.backends.torch_text import emit
+from meshdsl.backends.runtime import softmax, updates
+from meshdsl.backends.runtime.values import Array
+from meshdsl.backends.torch.text import emit
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.ir import F64, Dim, TensorType, Value

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshdsl.backends.support.values import Array
-from meshdsl.backends.train_job import DataFiles, Event, Job
-from meshdsl.backends.train_local import Emitted, train_local
+from meshdsl.backends.runtime.values import Array
+from meshdsl.backends.train.job import DataFiles, Event, Job
+from meshdsl.backends.train.local import Emitted, train_local
 from tests.programs.harness import Case, compiled
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lm.mdsl"

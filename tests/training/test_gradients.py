@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshdsl.backends.numpy_reference import reference_step
+from meshdsl.backends.engines.reference import reference_step
 from meshdsl.placed.place import POLICIES
 from tests.programs.harness import Case
 from tests.training.programs import PROGRAMS

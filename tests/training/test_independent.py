@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from meshdsl.backends.draws import draws
-from meshdsl.backends.numpy_reference import whole_specs
-from meshdsl.backends.support.values import Spec
+from meshdsl.backends.engines.reference import whole_specs
+from meshdsl.backends.runtime.values import Spec
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source
 from meshdsl.placed.reshard import MESSAGE_BYTES

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, event, given, seed, settings
 
-from meshdsl.backends.numpy_reference import reference_step
-from meshdsl.backends.verify import errors
+from meshdsl.backends.engines.reference import reference_step
+from meshdsl.backends.engines.verify import errors
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.named.ir import Program
 from tests.programs.harness import REFUSALS, Case

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshdsl.backends.numpy_reference import reference_step
+from meshdsl.backends.engines.reference import reference_step
 from meshdsl.named.schedules import Schedule
 from tests.programs.harness import Case, compiled, explained
 from tests.training.stepping import Arrays, compiled_step, hold_to, values, whole

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from meshdsl.backends.draws import draws
-from meshdsl.backends.numpy_reference import made_up, whole_specs
+from meshdsl.backends.engines.reference import made_up, whole_specs
 from tests.compiling import named, run_text
 
 Tensors = dict[str, torch.Tensor]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from meshdsl.backends.in_process import run_local
+from meshdsl.backends.engines.in_process import run_local
 from meshdsl.device.ir import Program
 from meshdsl.pipeline import Compilation
 from meshdsl.report.explain import explain

@@ -1,0 +1,273 @@
+"""The local engine: every device of a mesh runs the emitted text in a thread of this process."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshdsl.backends.engines.failures import (
+    CollectiveError,
+    Failure,
+    RunError,
+    as_error,
+    first_failure,
+)
+from meshdsl.backends.engines.local_devices import Devices
+from meshdsl.backends.engines.local_dist import FILE, LocalDist, Sent
+from meshdsl.backends.runtime.files import ArraysRefused, check_arrays
+from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Spec, cast, draw_part, local_part
+
+if TYPE_CHECKING:
+    import torch
+
+MOST_DEVICES = 1024
+"""Threads that one process is asked to run; a bigger mesh is refused."""
+
+
+class LocalRunError(RunError):
+    """A run of the local engine that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRun:
+    """What a run yielded.
+
+    `outputs` are whole arrays, `device_outputs` what each device holds of them. `sent` counts the
+    collectives of each device. `updated` are parameters and states after a training step, laid out
+    as `kept` says, `device_updated` what each device holds. bf16 values come as float32.
+    """
+
+    outputs: dict[str, Array]
+    device_outputs: tuple[dict[str, Array], ...]
+    sent: tuple[Counter[Sent], ...]
+    specs: dict[str, Spec]
+    mesh: dict[str, int]
+    seconds: float
+    updated: dict[str, Array] = field(default_factory=dict)
+    device_updated: tuple[dict[str, Array], ...] = ()
+    kept: dict[str, Spec] = field(default_factory=dict)
+
+    def wire_bytes(self, rank: int) -> int:
+        """Bytes that device `rank` sends by ring algorithms."""
+        return sum(sent.wire_bytes * count for sent, count in self.sent[rank].items())
+
+    def disagreements(self) -> list[str]:
+        """Tensors of which two devices hold the same block with different values."""
+        found = []
+        outputs = (self.specs, self.outputs, self.device_outputs, "")
+        updated = (self.kept, self.updated, self.device_updated, " after the step")
+        for specs, wholes, every, when in (outputs, updated):
+            for name, spec in specs.items():
+                for rank, held in enumerate(every):
+                    block = wholes[name][local_part(spec, self.mesh, rank)]
+                    if not np.array_equal(block, held[name], equal_nan=block.dtype.kind == "f"):
+                        found.append(f"device {rank} holds other values of {name}{when}")
+        return found
+
+
+class Program(ModuleType):
+    """An emitted text, executed as a module."""
+
+    MESH: dict[str, int]
+    GROUPS: tuple[tuple[str, ...], ...]
+    INPUTS: dict[str, Spec]
+    PARAMS: dict[str, Spec]
+    STATES: dict[str, Spec]
+    OUTPUTS: dict[str, Spec]
+    LOSS: str
+    dist: Any
+    device: Any
+
+
+def run_local(
+    text: str,
+    inputs: Mapping[str, Any] | None = None,
+    params: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    lines: Mapping[int, str] | None = None,
+) -> LocalRun:
+    """Run every device of an emitted text and return what they computed.
+
+    `inputs` and `params` hold whole arrays (or what is sliced like one, a `StoredArray`); what is
+    not there is made up from the seed. `lines` maps lines of the text to places of the source.
+    Raises LocalRunError; a KeyboardInterrupt passes through once all devices are released.
+    """
+    program = load(text)
+    devices = math.prod(program.MESH.values())
+    if devices > MOST_DEVICES:
+        message = f"the local engine runs at most {MOST_DEVICES} devices, not {devices}"
+        raise LocalRunError("MD0704", message, help="choose a smaller mesh with --mesh")
+    check_given(inputs or {}, program.INPUTS, "inputs")
+    check_given(params or {}, program.PARAMS, "parameters")
+    given = local_tensors(program.MESH, program.INPUTS, inputs or {}, seed, range(devices))
+    learned = local_tensors(program.MESH, program.PARAMS, params or {}, seed, range(devices))
+    states = getattr(program, "STATES", {})
+    kept = local_tensors(program.MESH, states, params or {}, seed, range(devices))
+    dist = LocalDist(program.MESH, program.GROUPS, lines)
+    program.dist = dist
+    started = time.monotonic()
+
+    def call(rank: int) -> dict[str, torch.Tensor]:
+        values = (given[rank], learned[rank], *((kept[rank],) if states else ()))
+        outputs: dict[str, torch.Tensor] = program.device(rank, dist.groups(rank), *values)
+        return outputs
+
+    found = Devices(devices, dist, call, text).run()
+    if found.failures:
+        raise told(text, found.failures, found.errors, lines)
+    held = tuple({n: as_array(t) for n, t in outputs.items()} for outputs in found.outputs)
+    outputs = {n: assemble(n, spec, program.MESH, held) for n, spec in program.OUTPUTS.items()}
+    seconds = time.monotonic() - started
+    made = LocalRun(outputs, held, tuple(dist.sent), program.OUTPUTS, program.MESH, seconds)
+    return _with_updates(made, {**program.PARAMS, **states}, learned, kept) if states else made
+
+
+def _with_updates(
+    run: LocalRun,
+    specs: dict[str, Spec],
+    params: list[dict[str, torch.Tensor]],
+    states: list[dict[str, torch.Tensor]],
+) -> LocalRun:
+    """The run of a training step, with what devices hold of parameters and states after it."""
+    pairs = zip(params, states, strict=True)
+    held = tuple({n: as_array(t) for n, t in {**p, **s}.items()} for p, s in pairs)
+    whole = {n: assemble(n, spec, run.mesh, held) for n, spec in specs.items()}
+    return replace(run, updated=whole, device_updated=held, kept=specs)
+
+
+def load(text: str, above: int = 0) -> Program:
+    """Execute an emitted text as a module, not as the main program.
+
+    The lines of its own functions are numbered as if `above` others stood above it.
+    """
+    program = Program("meshdsl_device_program")
+    sys.modules[program.__name__] = program  # some decorators look their module up
+    library, begin, own = text.partition(DEVICE) if DEVICE in text else ("", "", text)
+    try:
+        for part in library.split(APART):
+            exec(_compiled(part), program.__dict__)
+        exec(_code("\n" * (above + library.count("\n")) + begin + own), program.__dict__)
+    finally:
+        del sys.modules[program.__name__]
+    return program
+
+
+DEVICE, APART = "\n\n\ndef device(", "\n\n\n"
+"""How the function of a device begins, and what stands between definitions."""
+
+
+def _code(text: str) -> CodeType:
+    return compile(text, FILE, "exec", dont_inherit=True)
+
+
+@functools.lru_cache(maxsize=4096)
+def _compiled(part: str) -> CodeType:
+    """The code of a definition of the support library, which many programs have."""
+    return _code(part)
+
+
+def check_given(arrays: Mapping[str, Any], specs: Mapping[str, Spec], what: str) -> None:
+    """Refuse arrays that do not fit the program; missing ones are fine, they are made up."""
+    try:
+        check_arrays(arrays, {n: spec for n, spec in specs.items() if n in arrays}, what)
+    except ArraysRefused as refused:
+        raise LocalRunError("MD0501", str(refused)) from None
+
+
+def local_tensors(
+    mesh: dict[str, int],
+    specs: Mapping[str, Spec],
+    arrays: Mapping[str, Any],
+    seed: int,
+    ranks: Sequence[int],
+) -> list[dict[str, torch.Tensor]]:
+    """What each device of `ranks` holds of the tensors in `specs`, in memory of its own."""
+    found: list[dict[str, torch.Tensor]] = [{} for _ in ranks]
+    for name, spec in specs.items():
+        blocks: dict[str, torch.Tensor] = {}
+        for rank, held in zip(ranks, found, strict=True):
+            part = local_part(spec, mesh, rank)
+            if str(part) in blocks:
+                held[name] = blocks[str(part)].clone()
+                continue
+            block = as_tensor(local_array(name, spec, arrays, seed, part), spec)
+            held[name] = blocks[str(part)] = block
+    return found
+
+
+def as_tensor(values: Array, spec: Spec) -> torch.Tensor:
+    """A block of a tensor, in memory of its own."""
+    import torch
+
+    return torch.from_numpy(np.array(values, order="C")).to(torch_dtype(spec.dtype))
+
+
+def torch_dtype(dtype: str) -> torch.dtype:
+    """The torch dtype of one of ours."""
+    import torch
+
+    found = getattr(torch, "bfloat16" if dtype == "bf16" else NUMPY_DTYPES[dtype])
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def local_array(
+    name: str, spec: Spec, arrays: Mapping[str, Any], seed: int, part: tuple[slice, ...]
+) -> Array:
+    """One block of one tensor: of the array that is given, or made up."""
+    key = spec.key or name
+    if key not in arrays:
+        return draw_part(spec, name, seed, part)
+    try:
+        return cast(np.asarray(arrays[key][part]), spec.dtype)
+    except ValueError as error:
+        raise LocalRunError("MD0501", f"{name}: {error}") from None
+
+
+def told(
+    text: str,
+    failures: list[Failure],
+    errors: Mapping[int, BaseException],
+    lines: Mapping[int, str] | None,
+) -> LocalRunError:
+    """The one error that the user is told, of all that happened."""
+    first = first_failure(text, failures)
+    code, message, details = as_error(first, lines)
+    if first.kind == CollectiveError.__name__:
+        details["collective"] = first.message
+    error = LocalRunError(code, message, **details)
+    error.__cause__ = errors[first.device]
+    return error
+
+
+def as_array(tensor: torch.Tensor) -> Array:
+    """A local output as a numpy array (sharing its memory where it can)."""
+    import torch
+
+    array: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array
+
+
+def assemble(
+    name: str, spec: Spec, mesh: dict[str, int], held: tuple[dict[str, Array], ...]
+) -> Array:
+    """The whole of output `name` from the blocks that the devices hold."""
+    blocks: dict[str, tuple[tuple[slice, ...], Array]] = {}
+    for rank, outputs in enumerate(held):
+        part, block = local_part(spec, mesh, rank), outputs[name]
+        shape = tuple(p.stop - p.start for p in part)
+        assert block.shape == shape, f"device {rank} holds {block.shape} of {name}, not {shape}"
+        blocks.setdefault(str(part), (part, block))
+    whole = np.empty(tuple(spec.dims.values()), held[0][name].dtype)
+    for part, block in blocks.values():
+        whole[part] = block
+    return whole

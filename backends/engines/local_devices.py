@@ -1,0 +1,228 @@
+"""The devices of one local run: a thread each, watched while they run, and what came of them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+from meshdsl.backends.engines.at_work import counters, device_in, fingerprint, outside
+from meshdsl.backends.engines.failures import (
+    Failure,
+    earliest,
+    loops_of,
+    position_of,
+    program_order,
+)
+from meshdsl.backends.engines.local_dist import LocalDist, Released
+from meshdsl.backends.engines.stalls import Doing, Watch
+
+EVERY = 0.05
+"""Seconds between two looks at the devices."""
+
+GRACE = 5.0
+"""Seconds that a device which might fail earlier in the program than another one did may stay where
+it is; one that gets on is waited for."""
+
+ENDING = 0.5
+"""Seconds that devices which were told to stop get for the statement they are in."""
+
+
+class Devices:
+    """The threads of one run, each of which does `call(rank)`, and what came of them.
+
+    `text` is the emitted one that they run, which says what comes first in it.
+    """
+
+    def __init__(
+        self, count: int, dist: LocalDist, call: Callable[[int], Any], text: str = ""
+    ) -> None:
+        self.dist, self.call, self.text = dist, call, text
+        self.outputs: list[Any] = [{} for _ in range(count)]
+        self.failures: list[Failure] = []
+        self.errors: dict[int, BaseException] = {}
+        self._rounds, self._begun, self._share = [0] * count, 0.0, 1
+        self._left = set(range(count))
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._late: Late | None = None
+        self._threads = [
+            threading.Thread(target=self._device, args=(rank,), daemon=True, name=f"device {rank}")
+            for rank in range(count)
+        ]
+
+    def mark(self, rank: int) -> None:
+        """Say that a device begins something anew, such as the next step of a training run."""
+        self._rounds[rank] += 1
+        self._begun = time.monotonic()
+
+    def run(self) -> Devices:
+        """Run all devices to their ends; no thread is left behind that can be stopped.
+
+        When nothing moves for long, a warning says what each device is doing.
+        """
+        import torch
+
+        watch, threads = Watch(self._doing), torch.get_num_threads()
+        self._share = share_of_cores(len(self._threads))
+        self._begun = time.monotonic()
+        try:
+            for thread in self._threads:
+                thread.start()
+            while not self._over.wait(EVERY):
+                watch.look()
+                if self.failures and self._is_decided():
+                    break
+        except BaseException:
+            self._give_up()
+            raise
+        finally:
+            torch.set_num_threads(threads)  # threads to come would begin with the last one set
+        if not self._over.is_set():
+            self._give_up()
+        return self
+
+    def _device(self, rank: int) -> None:
+        import torch
+
+        failed = True
+        try:
+            if self.dist.closed:
+                raise Released
+            torch.set_num_threads(self._share)  # each thread has a number of its own
+            with torch.inference_mode():
+                self.outputs[rank] = self.call(rank)
+            failed = False
+        except Released:
+            pass
+        except BaseException as error:
+            self._keep(rank, error)
+        finally:
+            self.dist.end(rank, failed)
+            with self._lock:
+                self._left.discard(rank)
+                if not self._left:
+                    self._over.set()
+
+    def _keep(self, rank: int, error: BaseException) -> None:
+        line, loops = where(error.__traceback__)
+        failure = Failure(
+            rank,
+            type(error).__name__,
+            str(error),
+            line,
+            loops,
+            position_of(getattr(error, "position", None)),
+            step=self._rounds[rank],
+        )
+        with self._lock:
+            self.failures.append(failure)
+            self.errors[rank] = error
+
+    def _give_up(self) -> None:
+        """Release the devices that wait, and stop those that compute at their next statement."""
+        self.dist.close()
+        for thread in self._threads:
+            if thread.ident is not None and thread.is_alive():
+                ident, error = ctypes.c_ulong(thread.ident), ctypes.py_object(Released)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, error)
+        self._over.wait(ENDING)
+
+    # --- where the devices are ---------------------------------------------------------------
+
+    def _is_decided(self) -> bool:
+        """Whether no device that still runs will come upon an error before the first there is.
+
+        One that has not come that far yet is waited for, however slow the machine is, unless it
+        stays where it is for as long as this step of the run took so far.
+        """
+        if self._late is None:
+            self._late = Late(self.text, max(GRACE, time.monotonic() - self._begun))
+        with self._lock:
+            failures, left = list(self.failures), sorted(self._left)
+        places = {rank: self._place(rank) for rank in left}
+        return not self._late.among(failures, places)
+
+    def _place(self, rank: int) -> Failure:
+        """Where a device is, as the failure that it would come to there."""
+        line, loops = stand(self._frame(rank))
+        return Failure(rank, "", "", line, loops, step=self._rounds[rank])
+
+    def _frame(self, rank: int) -> FrameType | None:
+        ident = self._threads[rank].ident
+        return None if ident is None else sys._current_frames().get(ident)
+
+    def _doing(self) -> dict[int, Doing]:
+        """What each device that still runs is doing."""
+        with self._lock:
+            left = sorted(self._left)
+        return {rank: self._doing_of(rank) for rank in left}
+
+    def _doing_of(self, rank: int) -> Doing:
+        frame = self._frame(rank)
+        mark = (self._rounds[rank], fingerprint(frame))
+        waits = self.dist.waits(rank)
+        if waits:
+            return Doing(mark, f"waiting in {waits}", waits=True)
+        line, _ = stand(frame)
+        if line is None:
+            return Doing(mark, outside(frame))
+        return Doing(mark, f"at {self.dist.lines.get(line) or f'line {line} of its program'}")
+
+
+class Late:
+    """Devices that run on after another one failed: which may still fail earlier in the program.
+
+    `patience` is how long one of them may stay where it is, in seconds.
+    """
+
+    def __init__(self, text: str, patience: float) -> None:
+        self.loops, self.patience = loops_of(text), patience
+        self._seen: dict[int, tuple[tuple[int, ...], float]] = {}
+
+    def among(self, failures: list[Failure], places: dict[int, Failure]) -> list[int]:
+        """Those of the devices in `places` that are to be waited for."""
+        first = self._order(earliest(self.loops, failures))
+        found = {rank: self._order(place) for rank, place in places.items()}
+        return [rank for rank, at in found.items() if at <= first and self._moves(rank, at)]
+
+    def _order(self, failure: Failure) -> tuple[int, ...]:
+        return (failure.step, *program_order(self.loops, failure))
+
+    def _moves(self, rank: int, at: tuple[int, ...]) -> bool:
+        """Whether a device has come further than before, or was there not long ago."""
+        now = time.monotonic()
+        furthest, since = self._seen.get(rank, ((), now))
+        if not furthest or at > furthest:
+            self._seen[rank] = at, now
+            return True
+        return now - since < self.patience
+
+
+def where(trace: TracebackType | None) -> tuple[int | None, dict[str, int]]:
+    """The line of `device` that an error came from, and the counters it had then."""
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name == "device":
+            return trace.tb_lineno, counters(trace.tb_frame)
+        trace = trace.tb_next
+    return None, {}
+
+
+def stand(frame: FrameType | None) -> tuple[int | None, dict[str, int]]:
+    """The line of `device` that a thread is in, and its counters."""
+    device = device_in(frame)
+    return (None, {}) if device is None else (device.f_lineno, counters(device))
+
+
+def share_of_cores(devices: int) -> int:
+    """On how many cores each of the devices computes, of those that this thread may use."""
+    import torch
+
+    bound = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if bound else os.cpu_count() or 1
+    return max(1, min(torch.get_num_threads(), cores // devices))

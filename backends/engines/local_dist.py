@@ -1,0 +1,353 @@
+"""A stand-in for `torch.distributed` whose devices are threads of one process.
+
+A collective is a meeting: every member puts down its tensor; the last one to come computes for
+all, in rank order, and wakes those who sleep until it is done: results do not depend on timing, and
+nobody polls. The k-th call of each member of a group belongs to its k-th meeting, be it waited for
+at once or later.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from types import FrameType
+from typing import TYPE_CHECKING, NamedTuple
+
+from meshdsl.backends.engines.failures import CollectiveError
+from meshdsl.backends.engines.local_meeting import Call, Group, Meeting, perform
+from meshdsl.backends.runtime.values import group_members
+
+if TYPE_CHECKING:
+    import torch
+
+FILE = "<device program>"
+"""The file name that an emitted text is compiled under."""
+
+
+class Released(BaseException):
+    """Ends a device whose collective can no longer take place, or whose run was given up."""
+
+
+class Sent(NamedTuple):
+    """One collective of one device, as it was seen to happen.
+
+    `payload` is the size of the local input in bytes (0 where a permute leaves it in place), `line`
+    that of the emitted text.
+    """
+
+    kind: str
+    op: str
+    axes: tuple[str, ...]
+    size: int
+    payload: int
+    line: int
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that a ring algorithm sends from this device: the compiler's own formula."""
+        from meshdsl.placed.collectives import COLLECTIVES
+
+        return COLLECTIVES[self.kind].wire(self.size, self.payload)
+
+
+class Member(NamedTuple):
+    """The process group as one device sees it; what `groups["rows"]` is in the emitted text."""
+
+    group: Group
+    position: int
+    rank: int
+
+
+class Work(NamedTuple):
+    """A collective that one device has issued."""
+
+    dist: LocalDist
+    meeting: Meeting
+    call: Call
+
+    def wait(self) -> None:
+        """Sleep until it has taken place."""
+        self.dist.wait(self.meeting, self.call)
+
+
+class ReduceOp:
+    """The reductions, under the names `torch.distributed` gives them."""
+
+    SUM, MAX, MIN, PRODUCT = "sum", "max", "min", "prod"
+
+
+class LocalDist:
+    """What `dist` is in an emitted text that runs in one process. All methods are thread-safe.
+
+    `lines` maps lines of the emitted text to places of the source. `sent` counts, per device, the
+    collectives that took place.
+    """
+
+    ReduceOp = ReduceOp
+
+    def __init__(
+        self,
+        mesh: dict[str, int],
+        groups: tuple[tuple[str, ...], ...],
+        lines: Mapping[int, str] | None = None,
+    ) -> None:
+        self.process_groups = [
+            Group(axes, ranks) for axes in groups for ranks in group_members(mesh, axes)
+        ]
+        self.devices = math.prod(mesh.values())
+        self.lines = lines or {}
+        self.sent: list[Counter[Sent]] = [Counter() for _ in range(self.devices)]
+        self._lock = threading.Lock()
+        self._gates = [threading.Lock() for _ in range(self.devices)]
+        for gate in self._gates:
+            gate.acquire()
+        self._waiting: dict[int, Meeting] = {}
+        self._verdicts: dict[int, BaseException] = {}
+        self._ended: set[int] = set()
+        self._failed: set[int] = set()
+        self._closed = False
+
+    def groups(self, rank: int) -> dict[str, Member]:
+        """The groups of one device, by axes."""
+        return {
+            "+".join(g.axes): Member(g, g.ranks.index(rank), rank)
+            for g in self.process_groups
+            if rank in g.ranks
+        }
+
+    def get_world_size(self, group: Member) -> int:
+        """How many devices are in the group."""
+        return len(group.group.ranks)
+
+    def get_rank(self, group: Member) -> int:
+        """Which member of the group this device is."""
+        return group.position
+
+    def all_reduce(
+        self, tensor: torch.Tensor, op: str = "sum", *, group: Member, async_op: bool = False
+    ) -> Work | None:
+        """Overwrite `tensor` with the sum, maximum, minimum or product over the group."""
+        return self._meet(group, "all_reduce", op, tensor, tensor, async_op=async_op)
+
+    def all_gather_single(
+        self, output: torch.Tensor, tensor: torch.Tensor, *, group: Member, async_op: bool = False
+    ) -> Work | None:
+        """Write every member's `tensor` into `output`, joined along its first dim."""
+        return self._meet(group, "all_gather", "", tensor, output, async_op=async_op)
+
+    def reduce_scatter_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        op: str = "sum",
+        *,
+        group: Member,
+        async_op: bool = False,
+    ) -> Work | None:
+        """Write this member's block, along the first dim, of the reduced `tensor` into `output`."""
+        return self._meet(group, "reduce_scatter", op, tensor, output, async_op=async_op)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        output_split_sizes: list[int] | None = None,
+        input_split_sizes: list[int] | None = None,
+        *,
+        group: Member,
+    ) -> None:
+        """Send the i-th block of `tensor` along its first dim to member i.
+
+        With sizes, the whole of `tensor` goes to the one member whose size is not 0: a permute.
+        """
+        if input_split_sizes is None:
+            self._meet(group, "all_to_all", "", tensor, output)
+            return
+        target = input_split_sizes.index(tensor.numel())
+        self._meet(group, "permute", "", tensor, output, target)
+
+    def end(self, rank: int, failed: bool) -> None:
+        """Tell that a device has ended: with an error, or having done all it had to do."""
+        with self._lock:
+            self._ended.add(rank)
+            if failed:
+                self._failed.add(rank)
+                for group in self.process_groups:
+                    if rank in group.ranks:
+                        self._dismiss(group)
+                # It may have been stopped while it computed for others.
+                for meeting in [m for m in self._waiting.values() if m.holder == rank]:
+                    self._cancel(meeting)
+            self._look_for_deadlock()
+
+    @property
+    def closed(self) -> bool:
+        """Whether every device is released."""
+        return self._closed
+
+    def waits(self, rank: int) -> str:
+        """The collective that a device waits in; empty where it does not wait."""
+        with self._lock:
+            meeting = self._waiting.get(rank)
+            if meeting is None:
+                return ""
+            return self._show(self._call_of(rank, meeting), meeting)
+
+    def close(self) -> None:
+        """Release every device, now and at its next collective."""
+        with self._lock:
+            self._closed = True
+            for group in self.process_groups:
+                self._dismiss(group)
+
+    def _meet(
+        self,
+        member: Member,
+        kind: str,
+        op: str,
+        tensor: torch.Tensor,
+        out: torch.Tensor,
+        target: int | None = None,
+        async_op: bool = False,
+    ) -> Work | None:
+        group, position, rank = member
+        call = Call(rank, kind, op, tensor, out, _line(sys._getframe(2)), target)
+        with self._lock:
+            if self._closed:
+                raise Released
+            meeting = group.enter(position, call)
+            last = not meeting.absent
+            meeting.holder = rank if last else None
+        if last:
+            self._hold(meeting)
+        work = Work(self, meeting, call)
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+    def wait(self, meeting: Meeting, call: Call) -> None:
+        """Sleep until a meeting that this device has entered is over, and count it as sent."""
+        rank = call.rank
+        with self._lock:
+            sleeps = not meeting.over
+            if sleeps:
+                if self._closed or meeting.cancelled:
+                    raise Released
+                self._waiting[rank] = meeting
+                self._fall_asleep(meeting)
+        if sleeps:
+            self._gates[rank].acquire()
+        verdict = self._verdicts.pop(rank, None)
+        if verdict is not None:
+            raise verdict
+        if meeting.problem:
+            raise CollectiveError(meeting.problem)
+        stays = call.target is not None and meeting.ranks[call.target] == rank
+        payload = 0 if stays else call.tensor.numel() * call.tensor.element_size()
+        about = (call.kind, call.op, meeting.axes, len(meeting.ranks), payload, call.line)
+        self.sent[rank][Sent(*about)] += 1
+
+    def _fall_asleep(self, meeting: Meeting) -> None:
+        if meeting.holder not in self._failed and self._failed.isdisjoint(meeting.absent):
+            self._look_for_deadlock()
+        else:
+            self._cancel(meeting)
+
+    def _hold(self, meeting: Meeting) -> None:
+        """Compute for all members, who have all come, and wake those who wait."""
+        calls = [call for call in meeting.calls if call is not None]
+        problem = self._disagreement(meeting, calls)
+        try:
+            if not problem:
+                perform(calls)
+        except Exception as error:  # of shapes that no collective takes: every member fails alike
+            problem = f"{self._show(calls[0], meeting)}: {error}"
+        with self._lock:
+            meeting.problem, meeting.over = problem, True
+            for rank in [r for r in meeting.ranks if self._waiting.get(r) is meeting]:
+                del self._waiting[rank]
+                self._gates[rank].release()
+
+    def _dismiss(self, group: Group) -> None:
+        """Cancel the meetings that cannot take place any more."""
+        for meeting in group.open:
+            if self._closed or not self._failed.isdisjoint(meeting.absent):
+                self._cancel(meeting)
+
+    def _cancel(self, meeting: Meeting) -> None:
+        meeting.cancelled = True
+        for rank in [r for r in meeting.ranks if self._waiting.get(r) is meeting]:
+            self._wake(rank, Released())
+
+    def _wake(self, rank: int, verdict: BaseException) -> None:
+        self._verdicts[rank] = verdict
+        del self._waiting[rank]
+        self._gates[rank].release()
+
+    def _look_for_deadlock(self) -> None:
+        """When no device can go on, tell each one that waits what it waits for in vain."""
+        if not self._waiting or len(self._waiting) + len(self._ended) < self.devices:
+            return
+        stuck = sorted(self._waiting.items())
+        for_ended = {r for r, m in stuck if not self._ended.isdisjoint(m.ranks)}
+        verdicts: dict[int, BaseException] = {
+            rank: CollectiveError(self._stuck(rank, meeting))
+            if rank in for_ended or not for_ended
+            else Released()
+            for rank, meeting in stuck
+        }
+        for _, meeting in stuck:
+            meeting.cancelled = True
+        for rank, verdict in verdicts.items():
+            self._wake(rank, verdict)
+
+    def _stuck(self, rank: int, meeting: Meeting) -> str:
+        call, absent = self._call_of(rank, meeting), meeting.absent
+        other = next((r for r in absent if r in self._ended), absent[0])
+        waits = f"device {rank} waits in {self._show(call, meeting)} for device {other}"
+        if other in self._ended:
+            return f"{waits}, which ended without joining"
+        elsewhere = self._waiting[other]
+        there = self._show(self._call_of(other, elsewhere), elsewhere)
+        return f"{waits}, which waits in {there}"
+
+    def _call_of(self, rank: int, meeting: Meeting) -> Call:
+        call = meeting.calls[meeting.ranks.index(rank)]
+        assert call is not None, "a device that waits has made a call"
+        return call
+
+    def _disagreement(self, meeting: Meeting, calls: list[Call]) -> str:
+        """What is wrong when the members do not all make the same call; else empty."""
+        first = calls[0]
+        for call in calls[1:]:
+            same = call[1:3] == first[1:3] and call.line == first.line
+            tensors = call.tensor.shape == first.tensor.shape
+            if not (same and tensors and call.tensor.dtype == first.tensor.dtype):
+                one, other = self._show(first, meeting), self._show(call, meeting)
+                return f"device {first.rank} is in {one} while device {call.rank} is in {other}"
+        return ""
+
+    def _show(self, call: Call, meeting: Meeting) -> str:
+        dtype = str(call.tensor.dtype).removeprefix("torch.")
+        kind = f"{call.kind} {call.op}".rstrip()
+        place = self.lines.get(call.line) or f"line {call.line} of its program"
+        return (
+            f"{kind} of {dtype}{list(call.tensor.shape)} over {', '.join(meeting.axes)} at {place}"
+        )
+
+    # The names that torch before 2.13 has for the same.
+    all_gather_into_tensor = all_gather_single
+    reduce_scatter_tensor = reduce_scatter_single
+
+
+def _line(frame: FrameType | None) -> int:
+    """The line of `device` that a collective was called from."""
+    while frame is not None:
+        if frame.f_code.co_name == "device" and frame.f_code.co_filename == FILE:
+            return frame.f_lineno
+        frame = frame.f_back
+    return 0

@@ -1,0 +1,233 @@
+"""The local engine for a program that runs again and again: loaded once, its devices kept.
+
+Every device of the mesh has a thread that lasts. A run cuts the inputs, wakes the threads, and puts
+the outputs together; after a run that failed the threads are replaced. Devices share the memory of
+inputs and parameters: the emitted text never writes to either.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from meshdsl.backends.engines.in_process import load, told
+from meshdsl.backends.engines.local_devices import Devices
+from meshdsl.backends.engines.local_dist import LocalDist
+from meshdsl.backends.runtime.files import ArraysRefused, check_arrays
+from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Spec, cast, local_part
+
+if TYPE_CHECKING:
+    import torch
+
+    from meshdsl.backends.torch.text import ProgramText
+
+Blocks = list[dict[str, "torch.Tensor"]]
+"""Per device, its block of every tensor."""
+
+
+class Worker:
+    """A thread that does one thing after another. It ends when nobody refers to it any more."""
+
+    def __init__(self, name: str) -> None:
+        tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.tasks = tasks
+        self.thread = threading.Thread(target=_work, args=(tasks,), daemon=True, name=name)
+        self.thread.start()
+        weakref.finalize(self, tasks.put, None)
+
+
+def _work(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    while (task := tasks.get()) is not None:
+        task()
+        del task
+
+
+class Turn:
+    """One run of one device, with the face of the thread that does it."""
+
+    def __init__(self, worker: Worker, task: Callable[[], None]) -> None:
+        self.worker, self.task = worker, task
+        self._running = False
+
+    @property
+    def ident(self) -> int | None:
+        """The thread's."""
+        return self.worker.thread.ident
+
+    def start(self) -> None:
+        """Let the thread begin."""
+        self._running = True
+        self.worker.tasks.put(self._run)
+
+    def is_alive(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self._running
+
+    def _run(self) -> None:
+        try:
+            self.task()
+        finally:
+            self._running = False
+
+
+class Turns(Devices):
+    """The devices of one run, on threads that outlive it."""
+
+    def __init__(
+        self, dist: LocalDist, call: Callable[[int], Any], workers: Sequence[Worker], text: str
+    ) -> None:
+        super().__init__(len(workers), dist, call, text)
+        turns = [Turn(w, partial(self._device, rank)) for rank, w in enumerate(workers)]
+        self._threads = turns  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a tensor lies on the mesh: its different blocks, and which one each device has."""
+
+    parts: tuple[tuple[slice, ...], ...]
+    block_of: tuple[int, ...]
+
+    @classmethod
+    def of(cls, spec: Spec, mesh: dict[str, int]) -> Cut:
+        """The blocks of a declared tensor."""
+        each = [local_part(spec, mesh, rank) for rank in range(math.prod(mesh.values()))]
+        texts = list(dict.fromkeys(map(str, each)))
+        first = {text: each[[str(p) for p in each].index(text)] for text in texts}
+        return cls(tuple(first.values()), tuple(texts.index(str(p)) for p in each))
+
+
+_LOADING = threading.Lock()
+"""A text is executed as a module that all see meanwhile: one at a time."""
+
+
+class PersistentEngine:
+    """A loaded program with its devices. Runs one at a time."""
+
+    def __init__(self, emitted: ProgramText) -> None:
+        self.text, self.lines = emitted.text, emitted.places
+        with _LOADING:
+            self.program = load(emitted.text)
+        mesh = self.program.MESH
+        self.devices = math.prod(mesh.values())
+        self._inputs = {n: Cut.of(s, mesh) for n, s in self.program.INPUTS.items()}
+        self._params = {n: Cut.of(s, mesh) for n, s in self.program.PARAMS.items()}
+        self._outputs = {n: Cut.of(s, mesh) for n, s in self.program.OUTPUTS.items()}
+        self._workers: list[Worker] = []
+        self._lock = threading.Lock()
+
+    def parameters(self, arrays: Mapping[str, Any]) -> Blocks:
+        """What each device holds of the parameters, whole arrays of all of which are given."""
+        return self._blocks(self.program.PARAMS, self._params, arrays)
+
+    def run(self, inputs: Mapping[str, Any], params: Blocks) -> dict[str, torch.Tensor]:
+        """The whole outputs; `inputs` holds every input, whole.
+
+        Raises ArraysRefused where an input does not fit, LocalRunError where a device fails.
+        """
+        given = self._blocks(self.program.INPUTS, self._inputs, inputs)
+        with self._lock:
+            turns = self._turns(given, params)
+            try:
+                turns.run()
+            except BaseException:
+                self._workers = []
+                raise
+            if turns.failures:
+                self._workers = []
+                raise told(self.text, turns.failures, turns.errors, self.lines)
+        return {n: self._whole(n, cut, turns.outputs) for n, cut in self._outputs.items()}
+
+    def _turns(self, inputs: Blocks, params: Blocks) -> Turns:
+        program = self.program
+        dist = LocalDist(program.MESH, program.GROUPS, self.lines)
+        program.dist = dist
+
+        def call(rank: int) -> Any:
+            return program.device(rank, dist.groups(rank), inputs[rank], params[rank])
+
+        return Turns(dist, call, self._ready(), self.text)
+
+    def _ready(self) -> list[Worker]:
+        """The threads, started if there are none."""
+        if not self._workers:
+            self._workers = [Worker(f"device {rank}") for rank in range(self.devices)]
+        return self._workers
+
+    def _blocks(
+        self, specs: Mapping[str, Spec], cuts: Mapping[str, Cut], arrays: Mapping[str, Any]
+    ) -> Blocks:
+        found: Blocks = [{} for _ in range(self.devices)]
+        for name, cut in cuts.items():
+            whole = as_tensor(arrays[name], specs[name], name)
+            parts = [whole[part].contiguous() for part in cut.parts]
+            for rank, index in enumerate(cut.block_of):
+                found[rank][name] = parts[index]
+        return found
+
+    def _whole(self, name: str, cut: Cut, held: Sequence[dict[str, torch.Tensor]]) -> torch.Tensor:
+        import torch
+
+        first = held[0][name]
+        whole = torch.empty(tuple(self.program.OUTPUTS[name].dims.values()), dtype=first.dtype)
+        for index, part in enumerate(cut.parts):
+            whole[part].copy_(held[cut.block_of.index(index)][name])
+        return whole
+
+
+def as_tensor(array: Any, spec: Spec, name: str) -> torch.Tensor:
+    """A whole array or tensor in the dtype of `spec`. ArraysRefused where it does not fit."""
+    import torch
+
+    dtype = getattr(torch, "bfloat16" if spec.dtype == "bf16" else NUMPY_DTYPES[spec.dtype])
+    shape = tuple(spec.dims.values())
+    if isinstance(array, torch.Tensor):
+        tensor = array.detach().cpu()
+        if tensor.dtype == dtype and tuple(tensor.shape) == shape:
+            return tensor
+    values = as_numpy(array, name)
+    if values.shape != shape or str(values.dtype) != NUMPY_DTYPES[spec.dtype]:
+        check_arrays({name: values}, {name: spec}, "arrays")
+        try:
+            values = cast(values, spec.dtype)
+        except ValueError as error:
+            raise _refused(name, str(error)) from None
+    elif spec.dtype == "bf16":
+        values = cast(values, spec.dtype)
+    if not values.flags.writeable:
+        values = values.copy()
+    # Not `ascontiguousarray`, which gives a scalar a dim.
+    found: torch.Tensor = torch.from_numpy(np.asarray(values, order="C")).to(dtype)
+    return found
+
+
+def as_numpy(array: Any, name: str) -> Array:
+    """An array of numpy: a tensor's memory, or what `numpy.asarray` makes of anything else.
+
+    Raises ArraysRefused where that is nothing.
+    """
+    try:
+        if is_torch(array):
+            tensor = array.detach().cpu()
+            array = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+        found: Array = np.asarray(array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise _refused(name, f"is no array: {error}") from None
+    return found
+
+
+def is_torch(array: Any) -> bool:
+    """Whether it is a tensor; torch need not have been imported to tell."""
+    return type(array).__module__.partition(".")[0] == "torch"
+
+
+def _refused(name: str, problem: str) -> ArraysRefused:
+    return ArraysRefused("arrays", f"  {name}: {problem}", [f"{name}: {problem}"])

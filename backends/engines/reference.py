@@ -1,0 +1,185 @@
+"""The reference engine: the unsharded answer, floats in float64, integers and booleans exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from meshdsl.backends.engines.failures import Failure, RunError, as_error
+from meshdsl.backends.runtime.indices import IndexOutOfRange
+from meshdsl.backends.runtime.values import Array, Spec, cast, draw_part
+from meshdsl.named.ir import Node, Op, Program, Repeat, State, TensorType, Value
+from meshdsl.ops.opdef import NumpyCall, lookup
+
+Values = dict[Value, Array]
+Apply = Callable[[Op, tuple[Array, ...]], tuple[Array, ...]]
+"""How an operator is applied to the values of its operands."""
+
+
+def run_reference(
+    program: Program, inputs: Mapping[str, Array], params: Mapping[str, Array]
+) -> dict[str, Array]:
+    """The outputs of a named program on one device; `inputs` and `params` hold every array.
+
+    Raises RunError on an index out of range.
+    """
+    return reference_step(program, inputs, params, {})[0]
+
+
+def reference_step(
+    program: Program,
+    inputs: Mapping[str, Array],
+    params: Mapping[str, Array],
+    states: Mapping[str, Array],
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The same, and what a training step makes of parameters and states, by their names.
+
+    A state that is not in `states` begins as it does in the first step.
+    """
+    return answer_of(program, evaluated(program, inputs, params, states))
+
+
+def answer_of(program: Program, values: Values) -> tuple[dict[str, Array], dict[str, Array]]:
+    """The outputs, and what becomes of parameters and states, by their names."""
+    updated = {str(u.old.name): values[u.new] for u in program.updates}
+    return {output.name: values[output.value] for output in program.outputs}, updated
+
+
+def evaluated(
+    program: Program,
+    inputs: Mapping[str, Array],
+    params: Mapping[str, Array],
+    states: Mapping[str, Array],
+    apply: Apply | None = None,
+) -> Values:
+    """All values outside of loops; `apply` stands for `applied`, which is exact."""
+    values: Values = {v: widened(inputs[v.label], v.type) for v in program.inputs}
+    values |= begun(program, params, states)
+    try:
+        with np.errstate(all="ignore"):  # as torch: infinities and NaN, without a word
+            run_nodes(program.body, values, apply or applied)
+    except IndexOutOfRange as error:
+        code, message, details = as_error(Failure(0, "IndexOutOfRange", str(error)), None)
+        details |= {"place": error.place, "device": None}
+        raise RunError(code, message, **details) from error
+    return values
+
+
+def begun(program: Program, params: Mapping[str, Array], states: Mapping[str, Array]) -> Values:
+    """Parameters and states as a step begins with them."""
+    values: Values = {}
+    for param in program.params:
+        assert param.value.name, "a parameter has a name"
+        values[param.value] = widened(params[param.value.name], param.value.type)
+    for state in program.states:
+        values[state.value] = _begun(state, states, values)
+    return values
+
+
+def _begun(state: State, states: Mapping[str, Array], values: Values) -> Array:
+    """A state as it is given, or as it is before the first step."""
+    name = str(state.value.name)
+    if name in states:
+        return widened(states[name], state.value.type)
+    if state.copies is not None:
+        return values[state.copies]
+    return widened(np.zeros(state.value.type.shape), state.value.type)
+
+
+def whole_specs(
+    program: Program, draws: Mapping[Value, tuple[Any, ...]]
+) -> tuple[dict[str, Spec], dict[str, Spec]]:
+    """The inputs and the parameters by name, unsplit; `draws` says how each is made up."""
+
+    def spec(value: Value) -> Spec:
+        dims = {dim.name: dim.size for dim in value.type.dims}
+        return Spec(value.type.dtype.name, dims, {}, draws.get(value))
+
+    inputs = {value.label: spec(value) for value in program.inputs}
+    return inputs, {str(p.value.name): spec(p.value) for p in program.params}
+
+
+def copy_specs(program: Program, draws: Mapping[Value, tuple[Any, ...]]) -> dict[str, Spec]:
+    """The states that begin as copies of parameters, in a dtype of their own."""
+    found = {}
+    for state in program.states:
+        if state.copies is not None:
+            dims = {dim.name: dim.size for dim in state.value.type.dims}
+            key, dtype = str(state.copies.name), state.value.type.dtype.name
+            found[str(state.value.name)] = Spec(dtype, dims, {}, draws.get(state.copies), key)
+    return found
+
+
+def made_up(
+    specs: Mapping[str, Spec], arrays: Mapping[str, Any] | None = None, seed: int = 0
+) -> dict[str, Array]:
+    """Whole arrays for `specs`, in their dtypes: those of `arrays`, and made-up ones for the rest.
+
+    The values are bit for bit what the other engines begin with.
+    """
+    found = {}
+    for name, spec in specs.items():
+        part = tuple(slice(0, size) for size in spec.dims.values())
+        key = spec.key or name
+        if key not in (arrays or {}):
+            found[name] = draw_part(spec, name, seed, part)
+            continue
+        try:
+            found[name] = cast(np.asarray((arrays or {})[key][part]), spec.dtype)
+        except ValueError as error:
+            raise RunError("MD0501", f"{name}: {error}") from None
+    return found
+
+
+def widened(array: Array, type_: TensorType) -> Array:
+    """`array` in the dtype the reference computes in; its shape must be that of `type_`."""
+    assert array.shape == type_.shape, f"{array.shape} where {type_} has {type_.shape}"
+    dtype = np.float64 if type_.dtype.kind == "float" else type_.dtype.numpy
+    return np.asarray(array, dtype)
+
+
+def run_nodes(nodes: tuple[Node, ...], values: Values, apply: Apply) -> None:
+    """Add to `values` what the nodes make of them."""
+    for node in nodes:
+        if isinstance(node, Repeat):
+            _repeat(node, values, apply)
+        else:
+            results = apply(node, tuple(values[v] for v in node.ins))
+            values.update(zip(node.outs, results, strict=True))
+
+
+def applied(op: Op, ins: tuple[Array, ...]) -> tuple[Array, ...]:
+    """The results of an operator, by its numpy meaning."""
+    call = NumpyCall(
+        tuple(v.type for v in op.ins),
+        tuple(v.type for v in op.outs),
+        dict(op.attrs),
+        place=f"{op.span.file}:{op.span.line}",
+    )
+    result = lookup(op.name).numpy(call, *ins)
+    results = result if isinstance(result, tuple) else (result,)
+    pairs = zip(op.outs, results, strict=True)
+    return tuple(widened(np.asarray(array), value.type) for value, array in pairs)
+
+
+def _repeat(loop: Repeat, values: Values, apply: Apply) -> None:
+    for carry in loop.carries:
+        values[carry.inside] = values[carry.init]
+    made: dict[Value, dict[int, Array]] = {c.outer: {} for c in loop.collected}
+    indices = range(loop.dim.size)
+    for index in reversed(indices) if loop.reverse else indices:
+        for stack in loop.stacked:
+            axis = stack.outer.type.index(loop.dim.name)
+            values[stack.inside] = values[stack.outer].take(index, axis)
+        run_nodes(loop.body, values, apply)
+        for item in loop.collected:
+            made[item.outer][index] = values[item.inside]
+        # All at once: what is carried may be another's old value.
+        carried = [values[carry.next] for carry in loop.carries]
+        values.update(zip((c.inside for c in loop.carries), carried, strict=True))
+    for carry in loop.carries:
+        values[carry.result] = values[carry.inside]
+    for outer, slices in made.items():
+        values[outer] = np.stack([slices[index] for index in indices])

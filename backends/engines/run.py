@@ -1,0 +1,179 @@
+"""The engines by name, and what a run needs before it starts: values, and enough memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from meshdsl.backends.draws import draws
+from meshdsl.backends.engines.reference import copy_specs, made_up, whole_specs
+from meshdsl.backends.engines.verify import NOTHING, Comparison, Reference
+from meshdsl.backends.runtime.files import ArraysRefused, Refused, check_arrays, read_arrays
+from meshdsl.backends.runtime.values import Array, Spec
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, Span, fail
+from meshdsl.pipeline import Compilation
+
+ENGINES = ("local", "torchrun", "reference")
+PROCESS_BYTES = 300 << 20
+"""What a process with torch takes before it computes anything."""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Where values come from: files of inputs and parameters, or else the seed."""
+
+    inputs: str | None = None
+    params: str | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run yielded. `sent` holds (collectives, bytes) per device where they were counted.
+
+    `updated` are the parameters and states after a training step.
+    """
+
+    outputs: dict[str, Array]
+    seconds: float
+    sent: tuple[tuple[int, int], ...] = ()
+    disagreements: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+    updated: Mapping[str, Array] = field(default_factory=dict)
+
+
+def run(made: Compilation, engine: str, given: Given, budget: int | None = None) -> Result:
+    """Run what the pipeline made on one engine. Raises DiagnosticError, RunError included.
+
+    `budget` is the memory there is, in bytes; None asks the machine.
+    """
+    from meshdsl.backends.engines.failures import RunError
+
+    arrays, notes = read_given(made, given)
+    if engine != "reference":
+        refuse_too_large(made, engine, budget)
+    try:
+        result = _ENGINES[engine](made, given, arrays)
+    except RunError as error:
+        diagnostic = replace(error.diagnostic, span=line_of(error.place, made.source))
+        raise DiagnosticError(diagnostic) from error
+    return replace(result, notes=notes)
+
+
+def line_of(place: str | None, source: Source) -> Span | None:
+    """The source line that a place such as `mlp.mdsl:15` names, without its indentation."""
+    file, _, line = (place or "").rpartition(":")
+    if file != source.name or not line.isdecimal():
+        return None
+    text = source.line(int(line))
+    start = source.starts[int(line) - 1] + len(text) - len(text.lstrip())
+    return Span(source, start, start + len(text.strip()))
+
+
+def verify(
+    made: Compilation,
+    given: Given,
+    outputs: Mapping[str, Array],
+    updated: Mapping[str, Array] = NOTHING,
+) -> tuple[Comparison, ...]:
+    """Compare outputs, and what a step has updated, with the reference's on the same values."""
+    return reference_of(made, given).compare(outputs, updated)
+
+
+def reference_of(made: Compilation, given: Given) -> Reference:
+    """What any run on the same values is held to."""
+    return _reference(made, given, read_given(made, given)[0])
+
+
+def _reference(made: Compilation, given: Given, arrays: tuple[Any, Any]) -> Reference:
+    named, (inputs, params) = made.named, _specs(made)
+    sides = ((inputs, arrays[0]), (params, arrays[1]), (copy_specs(named, draws(named)), arrays[1]))
+    return Reference(named, *(made_up(specs, found, given.seed) for specs, found in sides))
+
+
+def read_given(
+    made: Compilation, given: Given
+) -> tuple[tuple[dict[str, Any], dict[str, Any]], tuple[str, ...]]:
+    """The arrays of both files, checked against the program, and notes on what gets rounded."""
+    found: list[dict[str, Any]] = []
+    notes: list[str] = []
+    problems: list[Diagnostic] = []
+    sides = zip(("inputs", "parameters"), (given.inputs, given.params), _specs(made), strict=True)
+    for what, path, specs in sides:
+        try:
+            arrays = dict(read_arrays(path)) if path else {}
+            notes += check_arrays(arrays, specs, what) if path else []
+            found.append(arrays)
+        except ArraysRefused as refused:
+            help = "give every array under its name, with these shapes and dtypes"
+            problems.append(Diagnostic("MD0504", str(refused), help=help))
+        except Refused as refused:
+            help = "numpy.savez(path, name=array, …) writes a file that is read"
+            problems.append(Diagnostic("MD0505", str(refused), help=help))
+    if problems:
+        raise DiagnosticError(*problems)
+    return (found[0], found[1]), tuple(notes)
+
+
+def _specs(made: Compilation) -> tuple[dict[str, Spec], dict[str, Spec]]:
+    return whole_specs(made.named, draws(made.named))
+
+
+def refuse_too_large(made: Compilation, engine: str, budget: int | None) -> None:
+    """Refuse a run that this machine has no memory for; nothing is allocated to find out."""
+    from meshdsl.backends.engines.in_process import MOST_DEVICES
+    from meshdsl.device.memory import memory
+
+    devices = made.device.mesh.devices
+    if engine == "local" and devices > MOST_DEVICES:
+        message = f"the local engine runs at most {MOST_DEVICES:,} devices, not {devices:,}"
+        help = "choose a smaller mesh with `--mesh`; `explain` and `compile` work"
+        fail("MD0704", message, help=help)
+    each = memory(made.device)["peak"] + (PROCESS_BYTES if engine == "torchrun" else 0)
+    if budget is None:
+        budget = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if devices * each > budget:
+        fail(
+            "MD0703",
+            f"{devices:,} device{'s' * (devices > 1)} would hold {_gib(devices * each)}, "
+            f"and this machine has {_gib(budget)}",
+            help="choose a smaller mesh or smaller dims (`--set`); `explain` and `compile` work",
+        )
+
+
+def _gib(amount: int) -> str:
+    return f"{amount / 2**30:,.1f} GiB"
+
+
+def _run_local(made: Compilation, given: Given, arrays: tuple[Any, Any]) -> Result:
+    from meshdsl.backends.engines.in_process import run_local
+
+    emitted = made.emitted
+    done = run_local(emitted.text, *arrays, seed=given.seed, lines=emitted.places)
+    sent = tuple(
+        (sum(calls.values()), int(done.wire_bytes(rank))) for rank, calls in enumerate(done.sent)
+    )
+    disagreements = tuple(done.disagreements())
+    return Result(done.outputs, done.seconds, sent, disagreements, updated=done.updated)
+
+
+def _run_torchrun(made: Compilation, given: Given, arrays: tuple[Any, Any]) -> Result:
+    from meshdsl.backends.engines.torchrun import run_torchrun
+
+    emitted = made.emitted
+    files = (given.inputs, given.params)
+    done = run_torchrun(emitted.text, *files, seed=given.seed, lines=emitted.places)
+    return Result(done.outputs, done.seconds, updated=done.updated)
+
+
+def _run_reference(made: Compilation, given: Given, arrays: tuple[Any, Any]) -> Result:
+    import time
+
+    started = time.monotonic()
+    outputs, updated = _reference(made, given, arrays).answer
+    return Result(outputs, time.monotonic() - started, updated=updated)
+
+
+_ENGINES = {"local": _run_local, "torchrun": _run_torchrun, "reference": _run_reference}

@@ -1,0 +1,219 @@
+"""How far rounding may move an answer: the size of what cancels on the way to it.
+
+A gradient may be 0 because large terms cancel (that of a bias before a normalisation is). Computed
+in floats it is as large as the rounding errors of these terms, of which its own size says nothing.
+So the reference is computed again with every result rounded up or down by chance, and so the terms
+of sums. What this moves, divided by the roundoff, is the size that errors are to be measured by.
+(Stochastic arithmetic: Vignes 1993; Parker 1997.) Where nothing cancels it is about the answer's
+own. What is computed alike of equal numbers is rounded alike: ties stay ties.
+
+An update may make much of a small error: the first step of Adam goes by the sign of the gradient.
+So it is computed again with gradients that are as far off as they are allowed to be.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from meshdsl.backends.engines.reference import Values, answer_of, applied, evaluated, run_nodes
+from meshdsl.backends.runtime.values import Array
+from meshdsl.named.expand import expand
+from meshdsl.named.ir import DType, Node, Op, Program, Value, results, walk
+from meshdsl.ops.opdef import Signature, lookup
+
+TOLERANCES = {"f64": 1e-12, "f32": 1e-5, "f16": 4e-3, "bf16": 3e-2}
+"""The most that an error may be of its measure, by the coarsest float dtype computed with."""
+
+RUNS = 8
+"""So many that an error is hardly ever small by chance in all of them."""
+
+
+class Sensitivity:
+    """The sizes of what cancels in every element of an answer: 0 at first, they grow by every run.
+
+    `values` are those of the reference on what is given; `tolerance` is that of floats.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        inputs: Mapping[str, Array],
+        params: Mapping[str, Array],
+        states: Mapping[str, Array],
+        values: Values,
+        tolerance: float,
+    ) -> None:
+        self.program, self.begun = program, (inputs, params, states)
+        self.tolerance, self.runs = tolerance, 0
+        self.update = Tail.of(program, values)
+        outputs, updated = answer_of(program, values)
+        self.outputs, self.updated = _Sizes(outputs), _Sizes(updated)
+        self.gradients = _Sizes({v: values[v] for v in self.update.gradients})
+
+    def grow(self) -> None:
+        """Compute the answer once more with rounding errors, and the update of wrong gradients."""
+        moved = evaluated(self.program, *self.begun, Rounding(self.runs))
+        self.runs += 1
+        outputs, updated = answer_of(self.program, moved)
+        for sizes, arrays in ((self.outputs, outputs), (self.updated, updated)):
+            sizes.grow(arrays, roundoff(self.tolerance))
+        self.gradients.grow(moved, roundoff(self.tolerance))
+        for sign in (1, -1):
+            off = {
+                v: exact + sign * self.tolerance * self.gradients.measure(v)
+                for v, exact in self.gradients.exact.items()
+            }
+            self.updated.grow(self.update.again(off), self.tolerance / 2)
+
+
+class _Sizes(dict[Any, Array]):
+    """The sizes for some exact arrays."""
+
+    def __init__(self, exact: Mapping[Any, Array]) -> None:
+        super().__init__({key: np.zeros(array.shape) for key, array in exact.items()})
+        self.exact = exact
+
+    def grow(self, moved: Mapping[Any, Array], unit: float) -> None:
+        """Take in how far floats have moved, in `unit`s; what is not finite has not."""
+        for key, exact in self.exact.items():
+            if exact.dtype.kind == "f":
+                with np.errstate(all="ignore"):
+                    size = np.nan_to_num(np.abs(moved[key] - exact) / unit, posinf=0.0)
+                self[key] = np.maximum(self[key], size)
+
+    def measure(self, key: Any) -> Array:
+        """What errors of an array are measured by: its maximum, or what cancels."""
+        finite = self.exact[key][np.isfinite(self.exact[key])]
+        most = np.max(np.abs(finite), initial=0.0)
+        return np.asarray(np.maximum(self[key], most))
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The update at the end of a program, and what it reads: `gradients` are computed before."""
+
+    program: Program
+    nodes: tuple[Node, ...]
+    reads: Values
+    gradients: tuple[Value, ...]
+
+    @classmethod
+    def of(cls, program: Program, values: Values) -> Tail:
+        """That of a program whose values are known."""
+        nodes = tuple(node for node in program.body if node.phase == "update")
+        made = {v for node in nodes for v in results(node)}
+        begun = {*(p.value for p in program.params), *(s.value for s in program.states)}
+        read = dict.fromkeys(v for op in walk(nodes) for v in op.ins if v not in made)
+        floats = (v for v in read if v not in begun and v.type.dtype.kind == "float")
+        return cls(program, nodes, {v: values[v] for v in read}, tuple(floats))
+
+    def again(self, changed: Values) -> dict[str, Array]:
+        """What the update makes of parameters and states, with some other values."""
+        values = self.reads | changed
+        with np.errstate(all="ignore"):
+            run_nodes(self.nodes, values, applied)
+        return {str(u.old.name): values[u.new] for u in self.program.updates}
+
+
+def roundoff(tolerance: float) -> float:
+    """The largest power of 1/2 that is an eighth of a tolerance, or just above."""
+    return 2.0 ** -int(math.log2(8 / tolerance))
+
+
+# --- rounding by chance -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """Applies operators as `applied` does, rounding by chance; `run` numbers the chances.
+
+    A composite is computed as it is defined, in several steps. What an update makes of a parameter
+    is left as it is: its size is that of the step.
+    """
+
+    run: int
+    definitions: dict[Op, tuple[Op, ...]] = field(default_factory=dict)
+
+    def __call__(self, op: Op, ins: tuple[Array, ...]) -> tuple[Array, ...]:
+        """The results of an operator."""
+        values = dict(zip(op.ins, ins, strict=True))
+        for step in self._steps(op):
+            made = self._applied(step, tuple(values[v] for v in step.ins))
+            values.update(zip(step.outs, made, strict=True))
+        return tuple(values[v] for v in op.outs)
+
+    def _steps(self, op: Op) -> tuple[Op, ...]:
+        if not lookup(op.name).composite or op.out.type.dtype.kind != "float":
+            return (op,)
+        if op not in self.definitions:
+            expansion = expand(op, {})
+            assert expansion is not None, f"{op.name} has no definition"
+            self.definitions[op] = expansion.ops
+        return self.definitions[op]
+
+    def _applied(self, op: Op, ins: tuple[Array, ...]) -> tuple[Array, ...]:
+        salt, opdef = 64 * zlib.crc32(op.name.encode()) + (self.run << 40), lookup(op.name)
+        shakes = _adds_up(op)
+        if shakes:
+            pairs = zip(ins, op.ins, strict=True)
+            ins = tuple(_shaken(x, v.type.dtype, salt + i) for i, (x, v) in enumerate(pairs))
+        made = applied(op, ins)
+        if opdef.view or opdef.overwrites:
+            return made
+        rounded = (_rounded(x, v.type.dtype, salt + 63) for x, v in zip(made, op.outs, strict=True))
+        if shakes or not opdef.exact:
+            return tuple(rounded)
+        return tuple(_handed_on(x, y, ins) for x, y in zip(made, rounded, strict=True))
+
+
+def _adds_up(op: Op) -> bool:
+    """Whether terms may cancel within the operator: it does arithmetic, linear in some operands."""
+    opdef = lookup(op.name)
+    sig = Signature(tuple(v.type for v in op.ins), tuple(v.type for v in op.outs), dict(op.attrs))
+    if opdef.view or opdef.overwrites or any(t.dtype.kind != "float" for t in sig.outs):
+        return False
+    moves = opdef.flops is not None and opdef.flops(sig) == 0
+    return not moves and bool(opdef.factors(sig).linear)
+
+
+def _handed_on(made: Array, rounded: Array, ins: tuple[Array, ...]) -> Array:
+    """`rounded`, but as it is what an operator picks of its operands, such as a maximum."""
+    if made.dtype.kind != "f":
+        return made
+    known = np.concatenate([np.zeros(0), *(x.ravel() for x in ins if x.dtype.kind == "f")])
+    return np.where(np.isin(made, known), made, rounded)
+
+
+def _shaken(x: Array, dtype: DType, salt: int) -> Array:
+    """`x` with an error of up to a roundoff in every element."""
+    if dtype.kind != "float":
+        return x
+    error = 2 * roundoff(TOLERANCES[dtype.name]) * _chance(x, salt)
+    return np.asarray(x * (1 + error))
+
+
+def _rounded(x: Array, dtype: DType, salt: int) -> Array:
+    """`x` with every element rounded to one of the two nearest numbers of so many bits."""
+    if dtype.kind != "float":
+        return x
+    unit = roundoff(TOLERANCES[dtype.name])
+    fraction, exponent = np.frexp(x)
+    digits = np.rint(fraction / unit + _chance(x, salt))
+    return np.asarray(np.ldexp(digits * unit, exponent))
+
+
+def _chance(x: Array, salt: int) -> Array:
+    """Numbers from -0.5 to 0.5, the same where elements of `x` are (splitmix64 of their bits)."""
+    bits = np.ascontiguousarray(x).view(np.uint64).reshape(x.shape)
+    with np.errstate(over="ignore"):
+        z: npt.NDArray[np.uint64] = bits + np.uint64(salt) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray((z >> np.uint64(11)) * 2.0**-53 - 0.5)

@@ -1,0 +1,177 @@
+"""Runs that do not move: noticed and told, with what every device is doing. None is ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from meshdsl.backends.engines.at_work import EVERY, report_of
+from meshdsl.diagnostics import Diagnostic, fail
+
+SETTING = "MESHDSL_STALL_SECONDS"
+DEFAULT = 60.0
+"""Seconds without progress after which it is told, unless the environment says otherwise."""
+
+SILENT = 10 * EVERY
+"""Seconds without a word of a process after which it is said not to answer."""
+
+SHOWN = 8
+"""Devices that are listed by number; the others are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doing:
+    """What one device is doing: `mark` changes when it gets on. `waits`: for others, that is."""
+
+    mark: Hashable
+    text: str
+    waits: bool = False
+
+
+class Watch:
+    """Looks at devices now and then, and tells when none of them has moved for long.
+
+    `doing` says what each of those that still run is doing.
+    """
+
+    def __init__(self, doing: Callable[[], Mapping[int, Doing]]) -> None:
+        self.doing, self.limit = doing, stall_seconds()
+        self.every = self.limit / 8
+        self._marks: dict[int, Hashable] = {}
+        self._last = time.monotonic()
+        self._still, self._told = 0.0, self.limit
+
+    def look(self) -> None:
+        """Call this often; a look that is due may print a warning."""
+        passed = time.monotonic() - self._last
+        if not self.limit or passed < self.every:
+            return
+        self._last += passed
+        found = self.doing()
+        marks = {rank: doing.mark for rank, doing in found.items()}
+        if marks != self._marks:
+            self._marks, self._still, self._told = marks, 0.0, self.limit
+            return
+        # If nobody has looked for long, the whole process was stopped: that says nothing.
+        self._still += min(passed, 2 * self.every)
+        if found and self._still >= self._told:
+            say(stalled(found, self._told))
+            self._told *= 2
+
+
+def stall_seconds() -> float:
+    """How long nothing may move before it is told, in seconds; 0: it is never told."""
+    given = os.environ.get(SETTING, "")
+    try:
+        seconds = float(given or DEFAULT)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        help = f"{SETTING}=120 for two minutes, 0 to be told nothing"
+        fail("MD0602", f"{SETTING}={given}: this is no number of seconds", help=help)
+    return seconds
+
+
+def stalled(found: Mapping[int, Doing], seconds: float) -> Diagnostic:
+    """The warning: those that others may be waiting for come first."""
+    alike: dict[tuple[bool, str], list[int]] = {}
+    for rank, doing in sorted(found.items()):
+        alike.setdefault((doing.waits, doing.text), []).append(rank)
+    parts = [f"{_devices(ranks)} {text}" for (_, text), ranks in sorted(alike.items(), key=_first)]
+    message = f"no progress for {seconds:.3g} s: {'; '.join(parts)}"
+    help = f"nothing is ended by itself: Ctrl-C does; {SETTING}=N tells of N seconds, 0 never"
+    return Diagnostic("MD0723", message, severity="warning", help=help)
+
+
+def _first(entry: tuple[tuple[bool, str], list[int]]) -> tuple[bool, int]:
+    (waits, _), ranks = entry
+    return waits, ranks[0]
+
+
+def _devices(ranks: list[int]) -> str:
+    """`device 3 is`, `devices 0, 1 and 2 are`."""
+    if len(ranks) == 1:
+        return f"device {ranks[0]} is"
+    shown = [str(rank) for rank in ranks[:SHOWN]]
+    last = shown.pop() if len(ranks) <= SHOWN else f"{len(ranks) - SHOWN:,} more"
+    return f"devices {', '.join(shown)} and {last} are"
+
+
+def say(diagnostic: Diagnostic) -> None:
+    """Print a diagnostic on the standard error output, now."""
+    from rich.console import Console
+
+    from meshdsl.render import print_diagnostics
+
+    print_diagnostics([diagnostic], Console(stderr=True, highlight=False))
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """The processes of a run, one per device, which say in files of `folder` what they are doing.
+
+    `lines` maps lines of the emitted text to places of the source.
+    """
+
+    folder: Path
+    devices: int
+    lines: Mapping[int, str]
+
+    def doing(self) -> dict[int, Doing]:
+        """What each of them is doing, as it last said."""
+        return {rank: self._doing_of(rank) for rank in range(self.devices)}
+
+    def _doing_of(self, rank: int) -> Doing:
+        found = self.report(rank)
+        if found is None:
+            return Doing(None, "about to begin")
+        where = self._where(found)
+        if is_stopped(found["pid"]):
+            return Doing(found["mark"], f"stopped (process {found['pid']}) {where}")
+        if found["age"] > SILENT:
+            return Doing(found["mark"], f"not answering (process {found['pid']}), last {where}")
+        if found["collective"]:
+            return Doing(found["mark"], f"waiting in {found['collective']} {where}", waits=True)
+        return Doing(found["mark"], where)
+
+    def report(self, rank: int) -> dict[str, Any] | None:
+        """What a process last said, and how many seconds ago; None: nothing yet."""
+        path = self.folder / report_of(rank)
+        try:
+            found: dict[str, Any] = json.loads(path.read_text("utf-8"))
+            return {**found, "age": time.time() - path.stat().st_mtime}
+        except FileNotFoundError:
+            return None
+
+    def _where(self, found: Mapping[str, Any]) -> str:
+        line = found["line"]
+        if line is None:
+            return str(found["outside"])
+        return f"at {self.lines.get(line) or f'line {line} of its program'}"
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process has been stopped by a signal, where the system tells (Linux)."""
+    return _state(pid) in ("T", "t")
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, or was killed, where the system tells (Linux)."""
+    return _state(pid) in ("X", "Z")
+
+
+def _state(pid: int) -> str:
+    """The letter `ps` shows for a process: X if there is none, empty if the system does not say."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text("ascii", errors="replace")
+    except OSError:
+        return "X" if Path("/proc/self/stat").exists() else ""
+    return status.rpartition(")")[2].split()[0]

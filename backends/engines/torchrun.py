@@ -1,0 +1,260 @@
+"""The torchrun engine: the emitted text on real processes, under torch's own launcher.
+
+Nothing outlives the parent: the launcher and the workers are tethered, each to the process that
+started it (Linux kills them with it, even after SIGKILL), and share one temporary folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshdsl.backends.engines import at_work
+from meshdsl.backends.engines.failures import (
+    Failure,
+    RunError,
+    as_error,
+    first_failure,
+    position_of,
+)
+from meshdsl.backends.engines.stalls import Processes, Watch, is_gone
+from meshdsl.backends.runtime.files import write_npz
+from meshdsl.backends.runtime.values import Array
+
+EVERY = 0.05
+"""Seconds between two looks at what the processes say."""
+
+OVER = "over"
+"""The file that lets failed processes end."""
+
+PATIENCE = 3.0
+"""Seconds that a launcher gets to end its workers before all are killed."""
+
+TETHER = """\
+# Become the command in the arguments, and die with the process that started this one.
+import ctypes, os, signal, sys
+parent, command = int(os.environ["MESHDSL_PARENT"]), sys.argv[1:]
+if sys.platform == "linux":
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before it could be watched
+        sys.exit(1)
+os.environ["MESHDSL_PARENT"] = str(os.getpid())
+os.execv(command[0], command)
+"""
+
+
+class TorchrunError(RunError):
+    """A run under torchrun that failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TorchrunRun:
+    """What a run yielded: whole outputs, what was printed, seconds to start and run.
+
+    `updated` are parameters and states after a training step.
+    """
+
+    outputs: dict[str, Array]
+    log: str
+    seconds: float
+    updated: dict[str, Array] = field(default_factory=dict)
+
+
+def run_torchrun(
+    text: str,
+    inputs: Mapping[str, Any] | str | None = None,
+    params: Mapping[str, Any] | str | None = None,
+    seed: int = 0,
+    lines: Mapping[int, str] | None = None,
+    time_limit: float | None = None,
+) -> TorchrunRun:
+    """Run an emitted text on one process per device and return its outputs as whole arrays.
+
+    `inputs` and `params` are arrays or the name of a file; without, values are made up by `seed`.
+    Raises TorchrunError, also after `time_limit` seconds; a KeyboardInterrupt passes through. In
+    every case all processes are gone afterwards.
+    """
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="meshdsl-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        (folder / "prog.py").write_text(text, encoding="utf-8")
+        options = ["--seed", str(seed), "--out", str(folder / "out.npz")]
+        options += ["--report", str(folder / "report")]
+        trains = "STATES" in _tables(text)
+        options += ["--updated", str(folder / "updated.npz")] if trains else []
+        for option, values in (("inputs", inputs), ("params", params)):
+            if values is not None:
+                options += [f"--{option}", _file(folder / f"{option}.npz", values)]
+        processes = Processes(folder, devices_of(text), lines or {})
+        code = _launch(folder, processes, options, time_limit)
+        log = (folder / "log").read_text("utf-8", errors="replace")
+        if code != 0:
+            raise _told(text, reports_in(folder), log, lines)
+        outputs = _arrays(folder / "out.npz")
+        updated = _arrays(folder / "updated.npz") if trains else {}
+    return TorchrunRun(outputs, log, time.monotonic() - started, updated)
+
+
+def devices_of(text: str) -> int:
+    """How many devices an emitted text is for."""
+    sizes: dict[str, int] = ast.literal_eval(_tables(text)["MESH"])
+    return math.prod(sizes.values())
+
+
+def _tables(text: str) -> dict[str, ast.expr]:
+    """What an emitted text assigns at its top, by name."""
+    assigned = (node for node in ast.parse(text).body if isinstance(node, ast.Assign))
+    return {ast.unparse(node.targets[0]): node.value for node in assigned}
+
+
+def _arrays(path: Path) -> dict[str, Array]:
+    with np.load(path, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def _file(path: Path, values: Mapping[str, Any] | str) -> str:
+    if isinstance(values, str):
+        return os.path.abspath(values)
+    write_npz(str(path), {name: np.asarray(array) for name, array in values.items()})
+    return str(path)
+
+
+def _launch(folder: Path, processes: Processes, options: list[str], limit: float | None) -> int:
+    """Run the program in `folder` under torchrun; returns the exit code."""
+    watch, aftermath, began = Watch(processes.doing), Aftermath(processes), time.monotonic()
+    with launched(folder, processes.devices, [str(folder / "prog.py"), *options]) as process:
+        while (code := process.poll()) is None:
+            if limit is not None and time.monotonic() - began > limit:
+                message = f"the program did not end within {limit:g} seconds"
+                raise TorchrunError("MD0706", message)
+            watch.look()
+            aftermath.look()
+            time.sleep(EVERY)
+    return code
+
+
+class Aftermath:
+    """After a process has failed: lets it end once no other can come upon an error of its own.
+
+    Which error is told does not depend then on which process was faster.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self.processes = processes
+        self._waiting: dict[int, tuple[int, int]] = {}
+
+    def look(self) -> None:
+        """Call this often."""
+        folder = self.processes.folder
+        failed = {int(path.suffix.removeprefix(".rank")) for path in folder.glob("report.rank*")}
+        if not failed or (folder / OVER).exists():
+            return
+        if all(rank in failed or self._is_past(rank) for rank in range(self.processes.devices)):
+            (folder / OVER).touch()
+
+    def _is_past(self, rank: int) -> bool:
+        """Whether a process is gone, or has said twice that it waits in one and the same call."""
+        found = self.processes.report(rank)
+        if found is None:
+            return False
+        if is_gone(found["pid"]):
+            return True
+        if not found["collective"]:
+            return False
+        mark, beat = self._waiting.get(rank, (None, 0))
+        if mark != found["mark"]:
+            self._waiting[rank] = found["mark"], found["beat"]
+            return False
+        return int(found["beat"]) > beat + 1
+
+
+@contextlib.contextmanager
+def launched(
+    folder: Path, devices: int, arguments: list[str], **environment: str
+) -> Iterator[subprocess.Popen[bytes]]:
+    """`torchrun` at work: `python ARGUMENTS…` on `devices` processes, all gone at the end.
+
+    What they print goes to `folder/log`; other files there say what they are doing.
+    """
+    (folder / "tether.py").write_text(TETHER, encoding="utf-8")
+    tethered = [sys.executable, str(folder / "tether.py"), sys.executable]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(devices)]
+    worker = ["--no-python", *tethered, "-P", at_work.__file__, str(folder), *arguments]
+    known = {"MESHDSL_PARENT": str(os.getpid()), "MESHDSL_OVER": str(folder / OVER)}
+    given = {"OMP_NUM_THREADS": "1", **known, **environment}
+    with (
+        open(folder / "log", "wb") as log,
+        subprocess.Popen(
+            [*tethered, *launcher, *worker],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **given},
+            start_new_session=True,
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the launcher, which ends its workers; then, if it has not, kill it and them with it."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(PATIENCE)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def reports_in(folder: Path) -> list[dict[str, Any]]:
+    """What failed processes wrote, in rank order."""
+    found = []
+    for path in folder.glob("report.rank*"):
+        with contextlib.suppress(ValueError):  # cut short when its process was ended
+            found.append(json.loads(path.read_text("utf-8")))
+    return sorted(found, key=lambda report: int(report["rank"]))
+
+
+def _told(
+    text: str, reports: list[dict[str, Any]], log: str, lines: Mapping[int, str] | None
+) -> TorchrunError:
+    """The one error that the user is told, of all that happened."""
+    for report in reports:
+        if report["exit"] == 2:
+            return TorchrunError("MD0501", report["message"])
+    if not reports:
+        tail = "\n".join(log.strip().splitlines()[-20:])
+        return TorchrunError("MD0705", f"torchrun failed and no process said why:\n{tail}")
+    code, message, details = as_error(first_failure(text, [failure_of(r) for r in reports]), lines)
+    return TorchrunError(code, message, **details)
+
+
+def failure_of(report: dict[str, Any]) -> Failure:
+    """What a failed process wrote, as a failure among others."""
+    return Failure(
+        report["rank"],
+        report["kind"],
+        report["message"],
+        report["line"],
+        report["loops"],
+        position_of(report["position"]),
+        consequence=report["in_collective"],
+    )

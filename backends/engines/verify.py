@@ -1,0 +1,217 @@
+"""What a run computed against the reference, tensor by tensor: outputs, and what a step updates."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshdsl.backends.engines.reference import Values, answer_of, begun, evaluated
+from meshdsl.backends.engines.sensitivity import RUNS, TOLERANCES, Sensitivity
+from meshdsl.backends.runtime.values import Array
+from meshdsl.diagnostics import Diagnostic
+from meshdsl.named.ir import Program, Value, walk
+
+EPSILONS = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
+"""The distance of two numbers next to 1."""
+
+STORED = 2
+"""Roundings, in epsilons, of what an update stores: after its decay, and after its step."""
+
+Arrays = Mapping[str, Array]
+NOTHING: Arrays = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One tensor: `error` is max|Δ|, `relative` the most that Δ is of its measure; 0 where equal.
+
+    The measure of an output is max|ref|; of a parameter or state (`role`) its largest change,
+    max|ref - before|, after its own rounding is taken off Δ; and where more than that cancels in an
+    element, what cancels there. NaN and infinities must stand at the same places with the same
+    signs, or `error` is infinite.
+    """
+
+    name: str
+    error: float
+    relative: float
+    tolerance: float
+    role: str = "output"
+    measure: str = "the maximum"
+
+    @property
+    def ok(self) -> bool:
+        """Whether the tensor is what it should be."""
+        return self.relative <= self.tolerance
+
+    @property
+    def said(self) -> str:
+        """Its name, for a message."""
+        return f"`{self.name}`" if self.role == "output" else f"`{self.name}` after the step"
+
+
+def problems(checked: Iterable[Comparison], whose: str = "") -> Iterator[Diagnostic]:
+    """MD0708 for every tensor that is not what it should be; `whose` follows its name."""
+    for item in checked:
+        if not item.ok:
+            message = f"{item.said}{whose} differs by {item.relative:.1e} of {item.measure}"
+            yield Diagnostic("MD0708", message, help=f"allowed is {item.tolerance:.0e}")
+
+
+class Reference:
+    """The reference's answer on given values, and how far others are from it.
+
+    States that are not in `states` begin as they do in the first step.
+    """
+
+    def __init__(
+        self, program: Program, inputs: Arrays, params: Arrays, states: Arrays = NOTHING
+    ) -> None:
+        self.program, self.inputs, self.params, self.states = program, inputs, params, states
+        self.tolerances = tolerances_of(program)
+
+    @functools.cached_property
+    def values(self) -> Values:
+        """All values of the program outside of its loops."""
+        return evaluated(self.program, self.inputs, self.params, self.states)
+
+    @functools.cached_property
+    def answer(self) -> tuple[dict[str, Array], dict[str, Array]]:
+        """The outputs, and parameters and states after the step."""
+        return answer_of(self.program, self.values)
+
+    @functools.cached_property
+    def sizes(self) -> Sensitivity:
+        """What cancels on the way to the answer."""
+        tolerance = _tolerance(self.program)
+        given = (self.inputs, self.params, self.states)
+        return Sensitivity(self.program, *given, self.values, tolerance)
+
+    @functools.cached_property
+    def before(self) -> dict[str, Array]:
+        """Parameters and states before the step."""
+        old = begun(self.program, self.params, self.states)
+        return {str(update.old.name): old[update.old] for update in self.program.updates}
+
+    def compare(
+        self, outputs: Arrays, updated: Arrays, other: tuple[Arrays, Arrays] | None = None
+    ) -> tuple[Comparison, ...]:
+        """Compare outputs, and what a step has updated, with the answer or with `other`.
+
+        Nothing is said of updates where `updated` is empty.
+        """
+        expected, kept = other or self.answer, [update.old for update in self.program.updates]
+        found = [self._output(n, outputs[n], expected[0][n]) for n in self.answer[0]]
+        return (*found, *(self._kept(v, updated, expected[1]) for v in kept if updated))
+
+    def _output(self, name: str, found: Array, expected: Array) -> Comparison:
+        def compared(measure: str, sizes: Array | None) -> Comparison:
+            far = errors(found, expected, sizes=sizes)
+            return Comparison(name, *far, self.tolerances[name], measure=measure)
+
+        return self._by_what_cancels(compared, "the maximum", lambda: self.sizes.outputs[name])
+
+    def _kept(self, value: Value, found: Arrays, expected: Arrays) -> Comparison:
+        """A parameter or a state, which is held to its step."""
+        name, dtype = str(value.name), value.type.dtype.name
+        pair, old = (found[name], expected[name]), self.before[name]
+        tolerance = _tolerance(self.program) if dtype in EPSILONS else 0.0
+        slack = STORED * EPSILONS.get(dtype, 0.0)
+
+        def compared(measure: str, sizes: Array | None) -> Comparison:
+            far = errors(*pair, old, slack, sizes)
+            return Comparison(name, *far, tolerance, value.role, measure)
+
+        own = "the largest change"
+        return self._by_what_cancels(compared, own, lambda: self.sizes.updated[name])
+
+    def _by_what_cancels(
+        self,
+        compared: Callable[[str, Array | None], Comparison],
+        own: str,
+        sizes: Callable[[], Array],
+    ) -> Comparison:
+        """Measured by its own size, or if that is too small by what cancels, as far as need be."""
+        found = compared(own, None)
+        if found.ok or not np.isfinite(found.error) or not found.tolerance:
+            return found
+        found = compared("what cancels there", sizes())
+        while not found.ok and self.sizes.runs < RUNS:
+            self.sizes.grow()
+            found = compared("what cancels there", sizes())
+        return found
+
+
+def tolerances_of(program: Program) -> dict[str, float]:
+    """The tolerance of every output: 0 for integers and booleans."""
+    tolerance = _tolerance(program)
+    return {
+        output.name: tolerance if output.value.type.dtype.kind == "float" else 0.0
+        for output in program.outputs
+    }
+
+
+def _tolerance(program: Program) -> float:
+    """That of floats."""
+    floats = {v.type.dtype.name for v in _values(program) if v.type.dtype.kind == "float"}
+    return max((TOLERANCES[name] for name in floats), default=0.0)
+
+
+def errors(
+    found: Array,
+    expected: Array,
+    before: Array | None = None,
+    slack: float = 0.0,
+    sizes: Array | None = None,
+) -> tuple[float, float]:
+    """max|Δ|, and the most that Δ, less `slack` of |expected|, is of its measure; in float64.
+
+    The measure is max|expected|, or max|expected - before|; in an element that of `sizes`, where it
+    is larger.
+    """
+    if found.shape != expected.shape:
+        return float("inf"), float("inf")
+    if found.dtype.kind in "ib":
+        return _ratio(_widest(found, expected), expected)
+    finite = np.isfinite(expected)
+    others = np.array_equal(found[~finite], expected[~finite].astype(found.dtype), equal_nan=True)
+    if not others or not np.isfinite(found[finite]).all():
+        return float("inf"), float("inf")
+    wanted = expected[finite].astype(np.float64)
+    difference = np.abs(found[finite].astype(np.float64) - wanted)
+    changed = wanted if before is None else wanted - before[finite]
+    measure = np.full(wanted.shape, np.max(np.abs(changed), initial=0.0))
+    if sizes is not None:
+        measure = np.maximum(measure, sizes[finite])
+    return float(np.max(difference, initial=0.0)), _most(
+        difference - slack * np.abs(wanted), measure
+    )
+
+
+def _most(difference: Array, measure: Array) -> float:
+    """The largest quotient of a positive difference and its measure; infinite where that is 0."""
+    over = difference > 0
+    with np.errstate(divide="ignore"):
+        return float(np.max(difference[over] / measure[over], initial=0.0))
+
+
+def _widest(found: Array, expected: Array) -> float:
+    """The greatest difference of integers or booleans; never 0 where any differ."""
+    differs = found != expected
+    apart = found[differs].astype(np.float64) - expected[differs].astype(np.float64)
+    return float(np.max(np.abs(apart), initial=float(differs.any())))
+
+
+def _ratio(error: float, expected: Array) -> tuple[float, float]:
+    scale = float(np.max(np.abs(expected.astype(np.float64)), initial=0.0))
+    if error == 0.0:
+        return 0.0, 0.0
+    return error, error / scale if scale else float("inf")
+
+
+def _values(program: Program) -> Iterator[Value]:
+    yield from program.inputs
+    yield from (param.value for param in program.params)
+    yield from (value for op in walk(program.body) for value in op.outs)

@@ -1,0 +1,99 @@
+"""Compiling a program for a `torch.nn.Module`: its forward pass alone, or with gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from meshdsl.backends.draws import draws
+from meshdsl.backends.module.split import halves, hurried
+from meshdsl.backends.module.text import NAMES, emit_module
+from meshdsl.backends.torch.text import ProgramText, emit, taken_names
+from meshdsl.device import ir as device
+from meshdsl.device.from_placed import lower
+from meshdsl.device.verify import verify as verify_device
+from meshdsl.diagnostics import fail
+from meshdsl.named import ir as named
+from meshdsl.named.vjp import with_vjp
+from meshdsl.pipeline import Compilation, check_policy, lower_placed
+from meshdsl.placed import ir as placed
+from meshdsl.placed.layout import Layout, Rule, resolve_layout
+from meshdsl.placed.place import Search, place
+from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.verify import verify as verify_placed
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """What a module is compiled from, once for every set of gradients that is asked for."""
+
+    program: named.Program
+    layout: Layout
+    policy: str
+    search: Search
+
+    def forward_only(self) -> ProgramText:
+        """The text of the forward pass: its function `device` keeps nothing."""
+        program = lower_placed(self._placed(self.program))
+        return emit(program, draws(self.program))
+
+    def with_gradients(self, params: Collection[str], inputs: Collection[str]) -> ProgramText:
+        """The text of both passes, with the gradients of the named parameters and inputs.
+
+        Empty where no output depends on any of them.
+        """
+        made = with_vjp(self.program, params, inputs)
+        if not made.cotangents:
+            return ProgramText("", {})
+        program = self._lowered(self._placed(made.program))
+        cut = hurried(program, halves(program, made.cotangents, made.params, made.inputs))
+        stored = {p.value.name: p for p in program.params}
+        for name, grad in cut.params:
+            assert grad.placement == stored[name].placement, f"{name} is stored otherwise"
+        outputs = dict(cut.outputs)
+        for name, cotangent in cut.cotangents:
+            assert cotangent.placement == outputs[name].placement, f"{name} is returned otherwise"
+        whole = replace(program, body=(*cut.forward, *cut.backward))
+        return emit_module(whole, cut, draws(self.program))
+
+    def _placed(self, program: named.Program) -> placed.Program:
+        made = place(program, self.layout, self.policy, self.search)
+        verify_placed(made)
+        return made
+
+    def _lowered(self, program: placed.Program) -> device.Program:
+        made = lower(program, taken_names() | NAMES)
+        verify_device(made)
+        return made
+
+
+def compiler(made: Compilation, axes: Mapping[str, int]) -> Compiler:
+    """A program, and the layout of its compilation resolved for a mesh of these axes.
+
+    Without axes there is one device, and no rule says anything. Raises
+    DiagnosticError: an `sbp` block (MD0564), a layout with axes that the mesh lacks (MD0560), and
+    whatever makes a layout impossible.
+    """
+    options = made.options
+    if options.sbp is not None:
+        message = f"a module cannot be placed by the `sbp` block `{options.sbp}`"
+        help = "an `sbp` block does not say how gradients are held; choose a layout"
+        fail("MD0564", message, help=help)
+    check_policy(options.reduce)
+    mesh = Mesh("of the module", tuple(axes.items()))
+    layout = resolve_layout(made.declarations, options.layout, mesh)
+    for rule in layout.rules if axes else ():
+        _refuse_missing_axis(rule, mesh)
+    # Gradients go to an optimizer of torch, which wants them just as the parameters are.
+    rules = tuple(rule for rule in layout.rules if rule.selector != ("grads",))
+    layout = replace(layout, rules=rules)
+    return Compiler(made.forward.named, layout, options.reduce, options.search)
+
+
+def _refuse_missing_axis(rule: Rule, mesh: Mesh) -> None:
+    for axis in rule.axes:
+        if axis not in mesh.names:
+            has = ", ".join(f"`{name}`" for name in mesh.names) or "no axes"
+            message = f"the layout splits `{rule.dim}` over `{axis}`, and the DeviceMesh has {has}"
+            help = "name its dims as the layout does: `init_device_mesh(…, mesh_dim_names=(…))`"
+            fail("MD0560", message, rule.span, help=help)

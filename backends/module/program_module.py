@@ -1,0 +1,339 @@
+"""A compiled program as a `torch.nn.Module` on a DeviceMesh, for a training loop of one's own.
+
+Every process of the mesh makes the module and calls it alike. Its parameters are what this device
+holds of the program's; its backward pass is compiled like the forward one, collectives and all.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import namedtuple
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement
+
+from meshdsl.api.errors import told
+from meshdsl.backends.module.compile import Compiler, compiler
+from meshdsl.backends.module.mesh import Team, check_same
+from meshdsl.backends.module.step import Step
+from meshdsl.backends.module.tensors import (
+    block,
+    drawn,
+    local_input,
+    refuse_names,
+    whole,
+)
+from meshdsl.backends.runtime.values import Spec
+from meshdsl.backends.train.checkpoint_plan import torch_dtype
+from meshdsl.diagnostics import fail
+from meshdsl.named.ir import DTYPES
+from meshdsl.pipeline import Options
+
+if TYPE_CHECKING:
+    from meshdsl.api.program import Program
+    from meshdsl.pipeline import Compilation
+
+
+class ProgramModule(torch.nn.Module):
+    """A program on the devices of a mesh. Made by `module` and `module_of`.
+
+    Parameters have the program's names, dots and all, and hold this device's blocks. Calling it
+    takes this device's blocks of the inputs (or DTensors) by name, and returns this device's blocks
+    of the outputs as a named tuple.
+    """
+
+    def __init__(
+        self,
+        compiled: Compiler,
+        team: Team,
+        seed: int = 0,
+        params: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self._runtime = _Runtime(compiled, team)
+        specs = self._runtime.params
+        refuse_names(params or {}, specs, "parameter", "MD0563")
+        for name, spec in specs.items():
+            given = (params or {}).get(name)
+            with torch.no_grad():
+                made = (
+                    drawn(team, name, spec, seed)
+                    if given is None
+                    else block(team, name, spec, given).clone()
+                )
+            learns = spec.dtype not in ("i32", "i64", "bool")
+            self._put(name, torch.nn.Parameter(made, requires_grad=learns))
+        self.register_state_dict_post_hook(_as_dtensors)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(_as_blocks)  # type: ignore[no-untyped-call]
+
+    def _put(self, name: str, param: torch.nn.Parameter) -> None:
+        """Register a parameter under its dotted name, whatever attributes modules have."""
+        *path, last = name.split(".")
+        owner: torch.nn.Module = self
+        for part in path:
+            owner = owner._modules.setdefault(part, torch.nn.Module())  # type: ignore[assignment]
+        owner._parameters[last] = param
+
+    # --- running -------------------------------------------------------------------------------
+
+    @told
+    def forward(self, *args: Any, **inputs: Any) -> Any:
+        """The outputs of this device, of inputs in order or by name.
+
+        A plain tensor is the block of the input that this device holds; a DTensor is brought to it.
+
+        Raises:
+            ProgramError: an input is missing, unknown, of another shape or dtype (MD0561); an index
+                is out of range (MD0801).
+        """
+        runtime = self._runtime
+        given = runtime.given(args, inputs)
+        params = dict(self._own_parameters())
+        runtime.check_params(params)
+        wanted = _requiring(params), _requiring(given)
+        step = runtime.step(*wanted) if torch.is_grad_enabled() and any(wanted) else None
+        if step is None:
+            found = runtime.forward_only.evaluate(given, params)
+        else:
+            found = step.differentiable(given, params)
+        return runtime.outputs_type(*found)
+
+    def _own_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, self._param(name)) for name in self._runtime.params)
+
+    def _param(self, name: str) -> torch.nn.Parameter:
+        *path, last = name.split(".")
+        owner: torch.nn.Module | None = self
+        for part in path:
+            assert owner is not None
+            owner = owner._modules[part]
+        assert owner is not None
+        found = owner._parameters[last]
+        assert found is not None, f"the parameter {name} was removed"
+        return found
+
+    # --- what is where -------------------------------------------------------------------------
+
+    @property
+    def device_mesh(self) -> DeviceMesh | None:
+        """The DeviceMesh that the module was made on."""
+        return self._runtime.team.mesh
+
+    @property
+    def code(self) -> str:
+        """The text of both passes, with gradients of all parameters and of no input."""
+        return self._runtime.text
+
+    @told
+    def placements(self, name: str) -> tuple[Placement, ...]:
+        """How an input, an output or a parameter lies on the mesh, as DTensor says it."""
+        return self._runtime.team.placements(name, self._runtime.spec(name))
+
+    @told
+    def local(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The block of this device of a whole input."""
+        runtime = self._runtime
+        refuse_names({name: tensor}, runtime.inputs, "input", "MD0561")
+        return block(runtime.team, name, runtime.inputs[name], tensor, "MD0561")
+
+    @told
+    def whole_state_dict(self) -> dict[str, torch.Tensor]:
+        """All parameters, whole, on every device. All processes have to call it."""
+        team, specs = self._runtime.team, self._runtime.params
+        held = dict(self._own_parameters())
+        return {name: whole(team, spec, held[name].detach()) for name, spec in specs.items()}
+
+    def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
+        """Scale all gradients down to a norm of all their elements, wherever they are; that norm.
+
+        `torch.nn.utils.clip_grad_norm_` knows only of what this process holds.
+        """
+        team, specs = self._runtime.team, self._runtime.params
+        squares: dict[tuple[str, ...], torch.Tensor] = {}
+        grads = [(specs[n], p.grad) for n, p in self._own_parameters() if p.grad is not None]
+        for spec, grad in grads:
+            axes = tuple(a for a in team.axes if any(a in s for s in spec.split.values()))
+            wide = torch.promote_types(grad.dtype, torch.float32)
+            square = torch.linalg.vector_norm(grad, dtype=wide).square()
+            squares[axes] = squares[axes] + square if axes in squares else square
+        for axes, square in squares.items():
+            if axes:
+                dist.all_reduce(square, group=team.group(axes))
+        total = sum(squares.values(), torch.zeros((), device=team.device)).sqrt()
+        scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
+        for _, grad in grads:
+            grad.mul_(scale.to(grad.dtype))
+        return total
+
+    def extra_repr(self) -> str:
+        """What it is on what."""
+        mesh = ", ".join(f"{a}: {n}" for a, n in self._runtime.team.axes.items()) or "one device"
+        compiled = self._runtime.compiled
+        return f"{compiled.program.name} on {{{mesh}}}, layout {compiled.layout.name}"
+
+
+class _Runtime:
+    """What copies of a module share: the compiler, the processes, the texts compiled so far."""
+
+    def __init__(self, compiled: Compiler, team: Team) -> None:
+        self.compiled, self.team = compiled, team
+        program = compiled.program
+        self.steps: dict[tuple[frozenset[str], frozenset[str]], Step | None] = {}
+        learned = frozenset(
+            p.value.name or "" for p in program.params if p.value.type.dtype.kind == "float"
+        )
+        first = self.step(learned, frozenset()) or self.forward_only
+        self.text = first.text
+        self.inputs: dict[str, Spec] = first.program.INPUTS
+        self.params: dict[str, Spec] = first.program.PARAMS
+        self.outputs: dict[str, Spec] = first.program.OUTPUTS
+        self.dtypes = {name: torch_dtype(spec.dtype) for name, spec in self.params.items()}
+        self.outputs_type = namedtuple("Outputs", list(self.outputs), rename=True)  # type: ignore[misc]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Runtime:
+        """Itself: nothing here changes with the values of parameters."""
+        return self
+
+    @functools.cached_property
+    def forward_only(self) -> Step:
+        """The forward pass alone."""
+        text = self.team.first_makes(lambda: self.compiled.forward_only().text)
+        return Step(text, self.team)
+
+    def step(self, params: frozenset[str], inputs: frozenset[str]) -> Step | None:
+        """Both passes, with the gradients of what is named; None where there are none."""
+        key = (params, inputs)
+        if key not in self.steps:
+            text = self.team.first_makes(lambda: self.compiled.with_gradients(params, inputs).text)
+            self.steps[key] = Step(text, self.team) if text else None
+        return self.steps[key]
+
+    def spec(self, name: str) -> Spec:
+        """The table entry of an input, an output or a parameter."""
+        known = {**self.params, **self.outputs, **self.inputs}
+        refuse_names({name: None}, known, "input, output or parameter", "MD0561")
+        return known[name]
+
+    def given(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Every input by name: this device's block of it."""
+        names = list(self.inputs)
+        form = f"call `module({', '.join(f'{n}=…' for n in names)})`"
+        refuse_names(inputs, self.inputs, "input", "MD0561")
+        if len(args) > len(names) or not inputs.keys().isdisjoint(names[: len(args)]):
+            message = f"{len(args)} inputs are given in order, and {len(inputs)} by name"
+            fail("MD0561", f"the program has {len(names)} inputs; {message}", help=form)
+        found = {**dict(zip(names, args, strict=False)), **inputs}
+        missing = [name for name in names if name not in found]
+        if missing:
+            listed = ", ".join(f"`{name}`" for name in missing)
+            fail("MD0561", f"the module is called without {listed}", help=form)
+        return {n: local_input(self.team, n, spec, found[n]) for n, spec in self.inputs.items()}
+
+    def check_params(self, params: Mapping[str, torch.Tensor]) -> None:
+        """Refuse parameters that were made another dtype since."""
+        for name, param in params.items():
+            if param.dtype != self.dtypes[name]:
+                message = f"the parameter `{name}` was made {param.dtype}: the program has another"
+                help = 'compile the program for that type: `dtype="f64"`, or `"bf16"`'
+                fail("MD0561", message, help=help)
+
+
+def _requiring(tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
+    """The names of those whose gradients are asked for."""
+    return frozenset(name for name, tensor in tensors.items() if tensor.requires_grad)
+
+
+# --- state dicts -------------------------------------------------------------------------------
+
+
+@told
+def _as_dtensors(
+    module: torch.nn.Module, state: dict[str, Any], prefix: str, local_metadata: Any
+) -> None:
+    """Make the blocks in a state dict DTensors, which know where they belong."""
+    assert isinstance(module, ProgramModule)
+    team = module._runtime.team
+    if team.mesh is None:
+        return
+    for name, spec in module._runtime.params.items():
+        if prefix + name in state:
+            local = state[prefix + name].detach()
+            placements = team.placements(name, spec)
+            state[prefix + name] = DTensor.from_local(local, team.mesh, placements)
+
+
+@told
+def _as_blocks(module: torch.nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
+    """Make whole tensors and DTensors in a state dict the blocks that this device holds."""
+    assert isinstance(module, ProgramModule)
+    runtime = module._runtime
+    with torch.no_grad():
+        for name, spec in runtime.params.items():
+            if prefix + name in state:
+                state[prefix + name] = block(runtime.team, name, spec, state[prefix + name])
+
+
+# --- making one --------------------------------------------------------------------------------
+
+
+@told
+def module(
+    program: Program | str | Path,
+    device_mesh: DeviceMesh | None = None,
+    layout: Any = None,
+    *,
+    reduce: str = "optimal",
+    dtype: str | None = None,
+    seed: int = 0,
+    params: Mapping[str, Any] | None = None,
+    dims: Mapping[str, int] | None = None,
+) -> ProgramModule:
+    """A program of Python, or of a `.mdsl` file, as a module on `device_mesh`.
+
+    The dims of the DeviceMesh are the axes that the layout names; without a mesh, there is one
+    device. `params` are whole tensors, arrays or DTensors; what is not there is made up from the
+    seed, the same under every mesh and layout. `dims` are other sizes for those of a file.
+
+    Raises:
+        ProgramError: the mesh does not fit the layout (MD0560), the layout the program (MD03xx), or
+            values the parameters (MD0563).
+    """
+    from meshdsl.api.layouts import Place, with_layout
+    from meshdsl.api.places import here
+    from meshdsl.api.program import load
+
+    if dtype is not None and (dtype not in DTYPES or DTYPES[dtype].kind != "float"):
+        fail("MD0602", f"`{dtype}` is no float type", help="there are f32, f64, bf16 and f16")
+    team = Team(device_mesh)
+    known = load(program, dims=dims) if isinstance(program, str | Path) else program
+    place = Place(here(), "layout", 2)
+    declarations, name = with_layout(known.declarations, layout, place)
+    options = Options(program=known.name, layout=name, reduce=reduce, dtype=dtype, evaluate=True)
+    made = known.compilation(declarations, options)
+    return ProgramModule(compiler(made, team.axes), team, seed, params)
+
+
+@told
+def module_of(
+    made: Compilation,
+    device_mesh: DeviceMesh | None = None,
+    *,
+    seed: int = 0,
+    params: Mapping[str, Any] | None = None,
+) -> ProgramModule:
+    """The same of a compilation, without what `minimize` adds: the optimizer is the user's own.
+
+    Raises:
+        ProgramError: the DeviceMesh is not the mesh of the plan (MD0560), and as `module`.
+    """
+    team = Team(device_mesh)
+    check_same(team, dict(made.device.mesh.axes))
+    return ProgramModule(compiler(made, team.axes), team, seed, params)
+
+
+__all__ = ["ProgramModule", "module", "module_of"]

@@ -1,0 +1,137 @@
+"""A device program with its vector-Jacobian product, cut in two: forward and backward.
+
+What crosses the cut is kept from one to the other, as autograd keeps what a backward pass needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from meshdsl.backends.torch.text import taken_names
+from meshdsl.device.buckets import in_buckets
+from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Start, Var, Wait
+from meshdsl.device.liveness import made, reads
+from meshdsl.device.overlap import overlapped
+from meshdsl.device.verify import verify
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """The statements of both passes; `saved` are the variables that the second has of the first.
+
+    `outputs` and `grads` are what they return; `cotangents` the gradients of outputs, by name.
+    """
+
+    forward: tuple[Node, ...]
+    backward: tuple[Node, ...]
+    saved: tuple[Var, ...]
+    outputs: tuple[tuple[str, Var], ...]
+    cotangents: tuple[tuple[str, Var], ...]
+    params: tuple[tuple[str, Var], ...]
+    inputs: tuple[tuple[str, Var], ...]
+
+    @property
+    def returned(self) -> frozenset[Var]:
+        """The gradients, of parameters and inputs."""
+        return frozenset(v for _, v in (*self.params, *self.inputs))
+
+
+def halves(
+    program: Program,
+    cotangents: tuple[str, ...],
+    params: tuple[str, ...],
+    inputs: tuple[str, ...],
+) -> Halves:
+    """Cut a program: names are those of `Vjp`, its last inputs and outputs.
+
+    A statement belongs to the backward pass if its phase says so, or if it reads something of it.
+    """
+    seeds = program.inputs[len(program.inputs) - len(cotangents) :]
+    count = len(program.outputs) - len(params) - len(inputs)
+    grads = [var for _, var in program.outputs[count:]]
+    late: set[Var] = set(seeds)
+    forward: list[Node] = []
+    backward: list[Node] = []
+    for node in program.body:
+        if _phase(node) != "forward" or not late.isdisjoint(reads(node)):
+            late.update(made(node))
+            backward.append(node)
+        else:
+            forward.append(node)
+    numbers = _numbers(forward)
+    backward[:0] = _again(forward, backward, numbers)
+    known = (*program.inputs, *program.params, *(v for node in forward for v in made(node)))
+    read = {v for node in backward for v in reads(node)} | set(grads)
+    saved = tuple(v for v in known if v in read and v not in numbers and v not in late)
+    return Halves(
+        tuple(forward),
+        tuple(backward),
+        saved,
+        program.outputs[:count],
+        tuple(zip(cotangents, seeds, strict=True)),
+        tuple(zip(params, grads[: len(params)], strict=True)),
+        tuple(zip(inputs, grads[len(params) :], strict=True)),
+    )
+
+
+def hurried(program: Program, cut: Halves) -> Halves:
+    """Both passes with small collectives in buckets, and others under way early.
+
+    Each by itself: nothing that is under way crosses the cut. To the backward pass, gradients are
+    what updates are to a training step.
+    """
+    kept = [(v.name, v) for v in cut.saved]
+    first = replace(program, body=cut.forward, outputs=(*cut.outputs, *kept))
+    stored = {v.value.name: v for v in program.params}
+    held = [v for v in cut.saved if v not in program.params]
+    second = replace(
+        program,
+        inputs=(*held, *(v for _, v in cut.cotangents)),
+        body=cut.backward,
+        outputs=cut.inputs,
+        updates=tuple((stored[name], grad) for name, grad in cut.params),
+    )
+    return replace(cut, forward=_hurried(first).body, backward=_hurried(second).body)
+
+
+def _hurried(program: Program) -> Program:
+    taken = taken_names()
+    verify(program)
+    for step in (in_buckets, lambda p: overlapped(p, taken)):
+        program = step(program)
+        verify(program)
+    return program
+
+
+def _phase(node: Node) -> str:
+    match node:
+        case Compute():
+            return node.op.phase
+        case Start() | Wait():
+            return node.collective.phase
+    return node.phase
+
+
+def _numbers(nodes: Iterable[Node]) -> set[Var]:
+    """The variables that are numbers: constants, and what moves make of them. None is kept."""
+    found: set[Var] = set()
+    for node in nodes:
+        if isinstance(node, Compute) and node.op.name == "constant":
+            found.update(node.outs)
+        elif isinstance(node, Move) and node.source in found:
+            found.add(node.target)
+    return found
+
+
+def _again(forward: list[Node], backward: list[Node], numbers: set[Var]) -> list[Node]:
+    """Statements on numbers that the backward pass does once more."""
+    wanted = {v for node in backward for v in reads(node)}
+    found: list[Node] = []
+    for node in reversed(forward):
+        if isinstance(node, Loop) or not numbers.issuperset(made(node)):
+            continue
+        if not wanted.isdisjoint(made(node)):
+            wanted.update(reads(node))
+            found.append(node)
+    return found[::-1]

@@ -1,0 +1,96 @@
+"""One compiled text at work: a forward pass, and its backward pass behind an autograd function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from meshdsl.api.errors import told
+from meshdsl.backends.engines.in_process import load
+from meshdsl.backends.module.mesh import Team
+from meshdsl.diagnostics import fail
+
+Tensors = dict[str, torch.Tensor]
+
+
+class Step:
+    """A compiled text with its process groups. `inputs` and `params` are names, in order."""
+
+    def __init__(self, text: str, team: Team) -> None:
+        self.text, self.team = text, team
+        self.program: Any = load(text)
+        self.groups = team.groups(self.program.GROUPS)
+        self.inputs, self.params = tuple(self.program.INPUTS), tuple(self.program.PARAMS)
+        self.outputs = tuple(self.program.OUTPUTS)
+        self.cotangents = tuple(getattr(self.program, "COTANGENTS", ()))
+
+    def evaluate(self, inputs: Tensors, params: Tensors) -> tuple[torch.Tensor, ...]:
+        """The outputs, with nothing kept for a backward pass."""
+        with torch.no_grad(), self.team.here():
+            found = self.program.device(self.team.rank, self.groups, inputs, params)
+        return tuple(found[name].detach() for name in self.outputs)
+
+    def differentiable(self, inputs: Tensors, params: Tensors) -> tuple[torch.Tensor, ...]:
+        """The outputs; gradients that are sent back through them reach inputs and parameters."""
+        tensors = [inputs[name] for name in self.inputs] + [params[name] for name in self.params]
+        found: tuple[torch.Tensor, ...] = _Passes.apply(self, *tensors)  # type: ignore[no-untyped-call]
+        return found
+
+    def forward(self, tensors: Sequence[torch.Tensor]) -> tuple[Tensors, dict[str, Any]]:
+        """The forward pass on inputs and parameters, in order: outputs, and what is kept."""
+        count = len(self.inputs)
+        inputs = dict(zip(self.inputs, tensors[:count], strict=True))
+        params = dict(zip(self.params, tensors[count:], strict=True))
+        with self.team.here():
+            found: tuple[Tensors, dict[str, Any]] = self.program.forward(
+                self.team.rank, self.groups, inputs, params
+            )
+        return found
+
+    def backward(
+        self, saved: Mapping[str, Any], cotangents: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """The gradients of inputs and parameters, in order; `cotangents` are those of outputs."""
+        given = dict(zip(self.outputs, cotangents, strict=True))
+        own = {name: given[name] for name in self.cotangents}
+        with self.team.here():
+            params, inputs = self.program.backward(self.team.rank, self.groups, saved, own)
+        return [inputs.get(n) for n in self.inputs] + [params.get(n) for n in self.params]
+
+
+class _Passes(torch.autograd.Function):
+    """Both passes of a step, as autograd knows them."""
+
+    @staticmethod
+    def forward(ctx: Any, step: Step, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        outputs, saved = step.forward(tensors)
+        ctx.step = step
+        ctx.counts = [(n, len(v) if isinstance(v, list) else None) for n, v in saved.items()]
+        flat = [t for v in saved.values() for t in (v if isinstance(v, list) else [v])]
+        ctx.save_for_backward(*flat)
+        # Detached: what is saved may be a view of an output, which must not hold its own history.
+        found = {name: outputs[name].detach() for name in step.outputs}
+        ctx.mark_non_differentiable(*(t for n, t in found.items() if n not in step.cotangents))
+        return tuple(found.values())
+
+    @staticmethod
+    @told
+    def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            # `once_differentiable` would leave out, unsaid, what does not pass the cotangents.
+            message = "the backward pass of a module cannot be differentiated again"
+            help = "leave `create_graph` out, or write `grad(…)` in the program and return it"
+            fail("MD0565", message, help=help)
+        found = ctx.step.backward(_unflattened(ctx), cotangents)
+        return None, *found
+
+
+def _unflattened(ctx: Any) -> dict[str, Any]:
+    """What was saved, under its names."""
+    tensors = iter(ctx.saved_tensors)
+    return {
+        name: next(tensors) if count is None else [next(tensors) for _ in range(count)]
+        for name, count in ctx.counts
+    }

@@ -1,0 +1,150 @@
+"""The text of a program for a `torch.nn.Module`: its forward and its backward pass as functions.
+
+The statements are those of `torch_text.py`. What the backward pass reads of the forward one is
+returned by it as `saved`; neither function writes into what it is given, or into what is saved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from meshdsl.backends.module.split import Halves
+from meshdsl.backends.torch.format import quoted
+from meshdsl.backends.torch.head import module_head, type_text
+from meshdsl.backends.torch.loops import NOWHERE
+from meshdsl.backends.torch.paste import paste
+from meshdsl.backends.torch.text import Emitter, ProgramText
+from meshdsl.device.ir import Node, Program, Var
+from meshdsl.device.liveness import reads
+from meshdsl.named.ir import Value
+
+NAMES = frozenset({"forward", "backward", "saved", "cotangents"})
+"""Names that the text uses for itself, beside those of `torch_text.taken_names`."""
+
+
+def emit_module(
+    program: Program, cut: Halves, draws: dict[Value, tuple[object, ...]]
+) -> ProgramText:
+    """The text with the functions `forward` and `backward`; nothing runs by itself.
+
+    ::
+
+        forward(rank, groups, inputs, params) -> outputs, saved
+        backward(rank, groups, saved, cotangents) -> gradients of params, gradients of inputs
+
+    All of them are dicts by name, of what device `rank` holds.
+    """
+    return _ModuleEmitter(program, cut, draws).emit()
+
+
+class _ModuleEmitter(Emitter):
+    def __init__(
+        self, program: Program, cut: Halves, draws: dict[Value, tuple[object, ...]]
+    ) -> None:
+        super().__init__(program, draws)
+        self.cut = cut
+        self.used = {"Spec"}
+
+    def emit(self) -> ProgramText:
+        """The text."""
+        self._forward()
+        self._backward()
+        lines = [(line, "") for line in self._head()]
+        lines += self.out.lines
+        places = {n: place for n, (_, place) in enumerate(lines, 1) if place}
+        return ProgramText("\n".join(line for line, _ in lines) + "\n", places)
+
+    def _head(self) -> list[str]:
+        cut, program = self.cut, self.program
+        given = program.inputs[: len(program.inputs) - len(cut.cotangents)]
+        tables = {
+            "INPUTS": [(v.value.label, v) for v in given],
+            "PARAMS": [(v.value.name or "", v) for v in program.params],
+            "OUTPUTS": list(cut.outputs),
+            "COTANGENTS": list(cut.cotangents),
+            "PARAM_GRADS": list(cut.params),
+            "INPUT_GRADS": list(cut.inputs),
+        }
+        draws = {v: draw for v, draw in self.draws.items() if v.role in ("input", "param")}
+        return module_head(program, draws, paste(self.used), tables)
+
+    # --- the functions -------------------------------------------------------------------------
+
+    def _forward(self) -> None:
+        program, cut = self.program, self.cut
+        does = f"The forward pass of device `rank` of {self.mesh.devices}, and what is kept of it."
+        start = self._begin("forward", "inputs, params", does)
+        seeds = {v for _, v in cut.cotangents}
+        inputs = [(v.value.label, v) for v in program.inputs if v not in seeds]
+        params = [(v.value.name or "", v) for v in program.params]
+        read = _read_by(cut.forward) | {*cut.saved, *(v for _, v in cut.outputs)}
+        self._take("inputs", ((n, v) for n, v in inputs if v in read))
+        self._take("params", ((n, v) for n, v in params if v in read))
+        kept = frozenset((*(v for _, v in cut.outputs), *cut.saved))
+        self._nodes(cut.forward, kept)
+        self._blank()
+        saved = ", ".join(f"{quoted(v.name)}: {v.name}" for v in cut.saved)
+        self.out.statement(f"saved = {{{saved}}}")
+        outputs = ", ".join(f"{quoted(n)}: {self._tensor(v)}" for n, v in cut.outputs)
+        self.out.statement(f"return {{{outputs}}}, saved")
+        self._end(start)
+        self.out.depth = 0
+        self.out.add()
+        self.out.add()
+
+    def _backward(self) -> None:
+        cut = self.cut
+        start = self._begin("backward", "saved, cotangents", "From gradients of outputs to others.")
+        # What was saved may be read again by another backward pass: it is nobody's to overwrite.
+        self.fresh = set()
+        read = _read_by(cut.backward) | cut.returned
+        self._take("saved", ((v.name, v) for v in cut.saved if v not in self.program.lists))
+        for var in (v for v in cut.saved if v in self.program.lists):
+            # A loop takes from the end of its list: not of the one that is saved.
+            note = type_text(var.value.type, var.placement)
+            self.out.statement(f"{var.name} = list(saved[{quoted(var.name)}])", note)
+        self._take("cotangents", ((n, v) for n, v in cut.cotangents if v in read))
+        self._nodes(cut.backward, cut.returned)
+        self._blank()
+        # Autograd may keep a gradient as it is and add to it later: its memory is its own.
+        taken: set[Var] = set()
+        params, inputs = (self._gradients(pairs, taken) for pairs in (cut.params, cut.inputs))
+        self.out.statement(f"return {params}, {inputs}")
+        self._end(start)
+
+    def _gradients(self, pairs: Iterable[tuple[str, Var]], taken: set[Var]) -> str:
+        items = []
+        for name, var in pairs:
+            own = (var in self.fresh and var not in taken) or var in self.constants
+            taken.add(var)
+            items.append(f"{quoted(name)}: {self._tensor(var)}{'' if own else '.clone()'}")
+        return f"{{{', '.join(items)}}}"
+
+    # --- their frames --------------------------------------------------------------------------
+
+    def _begin(self, name: str, arguments: str, does: str) -> int:
+        """The first lines of a function; where its statements begin."""
+        self.last, self.shown = None, NOWHERE
+        self.out.place, self.out.depth = "", 0
+        self.out.add(f"def {name}(rank, groups, {arguments}):")
+        self.out.depth = 1
+        self.out.add(f'"""{does}"""')
+        return len(self.out.lines)
+
+    def _take(self, table: str, items: Iterable[tuple[str, Var]]) -> None:
+        for name, var in items:
+            note = type_text(var.value.type, var.placement)
+            self.out.statement(f"{var.name} = {table}[{quoted(name)}]", note)
+
+    def _blank(self) -> None:
+        self.out.place = ""
+        self.out.add()
+
+    def _end(self, start: int) -> None:
+        """Put where this device stands, as far as it is asked for, before the statements."""
+        heading = 2
+        self.out.lines[start:start] = self._coordinates(self.out.lines[start - heading :])
+
+
+def _read_by(nodes: tuple[Node, ...]) -> set[Var]:
+    return {v for node in nodes for v in reads(node)}

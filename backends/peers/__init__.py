@@ -1,0 +1,1 @@
+"""Placed programs as other systems would write them."""

@@ -1,0 +1,172 @@
+"""Collectives on local tensors: one call each for what devices tell one another.
+
+Every device of a group must call the same one with the same shapes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from meshdsl.backends.runtime.values import group_members, source_rank
+
+
+def make_groups(
+    mesh: dict[str, int], groups: tuple[tuple[str, ...], ...], rank: int
+) -> dict[str, Any]:
+    """The process group of this device over each set of mesh axes, under `"axis+axis"`."""
+    found = {}
+    for axes in groups:
+        for members in group_members(mesh, axes):
+            # Every process takes part in making every group, also those it is not in.
+            whole = len(members) == dist.get_world_size()
+            group = dist.group.WORLD if whole else dist.new_group(members)
+            if rank in members:
+                found["+".join(axes)] = group
+    return found
+
+
+class Pending:
+    """A collective under way: its kind, what torch calls its work, and what makes the result.
+
+    Until it is waited for, nobody may read the result or write to what was sent.
+    """
+
+    def __init__(self, kind: str, work: Any, finish: Callable[[], Any]) -> None:
+        self.kind, self.work, self.finish = kind, work, finish
+
+    def wait(self) -> Any:
+        """The result, once it has arrived; it is not kept here."""
+        work, finish = self.work, self.finish
+        del self.work, self.finish
+        work.wait()
+        return finish()
+
+
+def all_reduce(x: torch.Tensor, group: Any, op: str) -> torch.Tensor:
+    """The sum (max, min, prod) over the group; `x` may be overwritten."""
+    found: torch.Tensor = all_reduce_start(x, group, op).wait()
+    return found
+
+
+def all_reduce_start(x: torch.Tensor, group: Any, op: str) -> Pending:
+    """Begin an `all_reduce`."""
+    sent = dense = as_sent(x, op)
+    if not sent.is_contiguous():
+        # The order of dims does not matter to a sum: reduce in the order of the memory.
+        dense = sent.permute(sorted(range(sent.dim()), key=sent.stride, reverse=True))
+    if not dense.is_contiguous():
+        sent = dense = sent.contiguous()
+    op, dtype = reduce_op(op, x), x.dtype
+    work = dist.all_reduce(as_numbers(dense), op, group=group, async_op=True)
+    return Pending("all_reduce", work, lambda: as_received(sent, dtype))
+
+
+def all_gather(x: torch.Tensor, dim: int, group: Any) -> torch.Tensor:
+    """The blocks of all devices joined along `dim`, laid out in memory with `dim` outermost."""
+    found: torch.Tensor = all_gather_start(x, dim, group).wait()
+    return found
+
+
+def all_gather_start(x: torch.Tensor, dim: int, group: Any) -> Pending:
+    """Begin an `all_gather`."""
+    block = x.movedim(dim, 0).contiguous()
+    whole = block.new_empty(block.shape[0] * dist.get_world_size(group), *block.shape[1:])
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    work = gather(as_numbers(whole), as_numbers(block), group=group, async_op=True)
+    return Pending("all_gather", work, lambda: whole.movedim(0, dim))
+
+
+def reduce_scatter(x: torch.Tensor, dim: int, group: Any, op: str) -> torch.Tensor:
+    """This device's block, along `dim`, of the sum (max, min, prod) over the group."""
+    found: torch.Tensor = reduce_scatter_start(x, dim, group, op).wait()
+    return found
+
+
+def reduce_scatter_start(x: torch.Tensor, dim: int, group: Any, op: str) -> Pending:
+    """Begin a `reduce_scatter`."""
+    whole = as_sent(x.movedim(dim, 0).contiguous(), op)
+    block = whole.new_empty(whole.shape[0] // dist.get_world_size(group), *whole.shape[1:])
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    op, dtype = reduce_op(op, x), x.dtype
+    work = scatter(as_numbers(block), as_numbers(whole), op, group=group, async_op=True)
+    return Pending("reduce_scatter", work, lambda: as_received(block, dtype).movedim(0, dim))
+
+
+def all_to_all(x: torch.Tensor, split_dim: int, concat_dim: int, group: Any) -> torch.Tensor:
+    """Exchange blocks: `x` whole along `split_dim` becomes whole along `concat_dim` instead."""
+    size = dist.get_world_size(group)
+    blocks = x.view(*x.shape[:split_dim], size, -1, *x.shape[split_dim + 1 :])
+    # In memory: receiver, then `concat_dim`, so that what arrives lies joined without a copy.
+    inner = concat_dim + (concat_dim > split_dim)
+    sent = blocks.movedim((split_dim, inner), (0, 1)).contiguous()
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(as_numbers(received), as_numbers(sent), group=group)
+    return received.flatten(0, 1).movedim(0, concat_dim)
+
+
+def permute(
+    x: torch.Tensor,
+    rank: int,
+    mesh: dict[str, int],
+    before: dict[str, tuple[str, ...]],
+    after: dict[str, tuple[str, ...]],
+    groups: dict[str, Any],
+) -> torch.Tensor:
+    """Pass blocks on: `x` is the block under the splits `before`, the result that under `after`."""
+    moved = {axis for s in (before, after) for axes in s.values() for axis in axes}
+    axes = tuple(axis for axis in mesh if axis in moved)
+    members = next(ranks for ranks in group_members(mesh, axes) if rank in ranks)
+    sources = [source_rank(mesh, member, before, after) for member in members]
+    sent = as_numbers(x.contiguous())
+    received = torch.empty_like(sent)
+    arrives, leaves = ([0] * len(members) for _ in range(2))
+    arrives[members.index(sources[members.index(rank)])] = sent.numel()
+    leaves[sources.index(rank)] = sent.numel()
+    group = groups["+".join(axes)]
+    dist.all_to_all_single(received.view(-1), sent.view(-1), arrives, leaves, group=group)
+    return received.view(x.dtype)
+
+
+def as_numbers(x: torch.Tensor) -> torch.Tensor:
+    """The same memory; truth values as bytes, which every backend can send."""
+    return x.view(torch.uint8) if x.dtype == torch.bool else x
+
+
+def as_sent(x: torch.Tensor, op: str) -> torch.Tensor:
+    """What is reduced for `x`: itself, or for a maximum or minimum of floats integers like them.
+
+    They are in the order of the floats, NaN beyond all: gloo and nccl forget NaN. Of two bytes no
+    integers can be sent, so four are.
+    """
+    if op not in ("max", "min") or not x.is_floating_point():
+        return x
+    wide = x if x.element_size() > 2 else x.float()
+    bits = wide.view(torch.int64 if x.dtype == torch.float64 else torch.int32)
+    least, most = torch.iinfo(bits.dtype).min, torch.iinfo(bits.dtype).max
+    codes = torch.where(bits < 0, bits ^ most, bits)
+    return codes.masked_fill_(wide.isnan(), most if op == "max" else least)
+
+
+def as_received(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What a reduction of `as_sent` yields, in the dtype of what was to be reduced."""
+    if x.dtype == dtype:
+        return x
+    bits = torch.where(x < 0, x ^ torch.iinfo(x.dtype).max, x)
+    return bits.view(torch.float64 if dtype == torch.float64 else torch.float32).to(dtype)
+
+
+def reduce_op(op: str, x: torch.Tensor) -> Any:
+    """Torch's name of a reduction; of truth values the sum is `or` and the product `and`."""
+    if x.dtype == torch.bool:
+        op = {"sum": "max", "prod": "min"}.get(op, op)
+    return getattr(dist.ReduceOp, {"prod": "PRODUCT"}.get(op, op.upper()))
+
+
+def embed_block(x: torch.Tensor, dim: int, start: int, size: int) -> torch.Tensor:
+    """`x` as the block that begins at `start` of a tensor of zeros, `size` long along `dim`."""
+    shape = [*x.shape[:dim], size, *x.shape[dim + 1 :]]
+    whole = x.new_zeros(shape)
+    whole.narrow(dim, start, x.shape[dim]).copy_(x)
+    return whole

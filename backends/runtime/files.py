@@ -1,0 +1,335 @@
+"""Arrays from .npz and .safetensors files, read slice by slice and checked before anything runs.
+
+Nothing here can run code from a file: pickled objects are refused.
+"""
+
+import errno
+import json
+import math
+import os
+import stat
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Spec
+
+SAFETENSORS_DTYPES = {
+    **{"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "BOOL": "|u1"},
+    **{"I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "|i1"},
+    **{"U64": "<u8", "U32": "<u4", "U16": "<u2", "U8": "|u1"},
+}
+
+PICKLED = "is pickled Python objects; unpickling can run code hidden in a file, so it is refused"
+
+
+class Refused(Exception):
+    """What the user asked for cannot be done; nothing has run yet. The message says why."""
+
+
+def regular(path: str, flags: int) -> int:
+    """Open a file: the `opener` of `open`. OSError for what only looks like one, a pipe say.
+
+    To open a named pipe would wait for somebody at its other end, perhaps for ever.
+    """
+    handle = os.open(path, flags | os.O_NONBLOCK, 0o666)  # no difference to a file
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISREG(mode):
+        return handle
+    os.close(handle)
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise OSError(errno.EINVAL, "it is no regular file", path)
+
+
+class ArraysRefused(Refused):
+    """Arrays that do not fit the program: `table` of all of them, and the list of `problems`."""
+
+    def __init__(self, what: str, table: str, problems: list[str]) -> None:
+        super().__init__(f"the {what} do not fit the program\n{table}")
+        self.table, self.problems = table, problems
+
+
+@dataclass(frozen=True)
+class StoredArray:
+    """One array of a file: `stored[slices]` reads that part of it (only that part where possible).
+
+    `member` is the name inside a compressed archive, which has to be unpacked whole.
+    """
+
+    path: str
+    dtype: str
+    shape: tuple[int, ...]
+    stored: str
+    offset: int = 0
+    order: Any = "C"
+    member: str = ""
+
+    def __getitem__(self, part: Any) -> Array:
+        """The values of one part of the array, in the byte order of this machine."""
+        return from_stored(self.whole()[part], self.dtype)
+
+    def whole(self) -> Array:
+        """The array as it is stored: a map of the file, or what was unpacked from it."""
+        if self.member:
+            with zipfile.ZipFile(self.path) as archive, archive.open(self.member) as file:
+                return np.lib.format.read_array(file, allow_pickle=False)
+        if not math.prod(self.shape):
+            return np.empty(self.shape, self.stored)
+        return np.memmap(self.path, self.stored, "r", self.offset, self.shape, self.order)
+
+
+def from_stored(array: Array, dtype: str) -> Array:
+    """Values as numpy computes with them: native byte order, bf16 widened, bytes made truth."""
+    array = np.asarray(array)
+    if dtype == "bf16":
+        return np.asarray(array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    if dtype == "bool":
+        return np.asarray(array != 0)
+    return np.array(array, dtype=array.dtype.newbyteorder("="))
+
+
+def read_arrays(path: str) -> dict[str, StoredArray]:
+    """The arrays of a .npz or .safetensors file by name; Refused when it cannot be read."""
+    try:
+        with open(path, "rb", opener=regular) as file:
+            if path.endswith(".safetensors"):
+                return dict(read_safetensors(file, path))
+            if path.endswith(".npz"):
+                return dict(read_npz(file, path))
+            refuse_other(file, path)
+    except OSError as error:
+        raise Refused(f"cannot read {path}: {error.strerror}") from None
+    return {}
+
+
+def refuse_other(file: IO[bytes], path: str) -> None:
+    """Refuse a file that is neither .npz nor .safetensors, saying what to do instead."""
+    start = file.read(8)
+    if start.startswith(b"\x93NUMPY"):
+        file.seek(0)
+        read_npy_header(file, path)
+        raise Refused(f"{path} holds one array without a name; save it with numpy.savez(path, x=…)")
+    if start.startswith((b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
+        raise Refused(f"{path} {PICKLED}; use .npz or .safetensors")
+    raise Refused(f"{path} is neither .npz nor .safetensors")
+
+
+def read_npz(file: IO[bytes], path: str) -> Iterator[tuple[str, StoredArray]]:
+    """The arrays of an open .npz file."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = set()
+            for info in archive.infolist():
+                if info.filename in names:
+                    raise Refused(f"{path} is damaged: it holds {info.filename} twice")
+                names.add(info.filename)
+                if info.filename.endswith(".npy"):
+                    yield info.filename[:-4], read_member(archive, info, file, path)
+    except zipfile.BadZipFile as error:
+        file.seek(0)
+        reason = PICKLED if file.read(1) == b"\x80" else f"is not a sound .npz archive: {error}"
+        raise Refused(f"{path} {reason}") from None
+    except (NotImplementedError, RuntimeError, EOFError) as error:  # encrypted, unknown compression
+        raise Refused(f"{path} is not a sound .npz archive: {error}") from None
+
+
+def read_member(
+    archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: IO[bytes], path: str
+) -> StoredArray:
+    """One array of a .npz file, from its header."""
+    label = f"array {info.filename[:-4]} in {path}"
+    with archive.open(info) as member:
+        shape, fortran, dtype = read_npy_header(member, label)
+        header = member.tell()
+    if math.prod(shape) * dtype.itemsize != info.file_size - header:
+        raise Refused(f"{label} is damaged: its header says {shape} of {dtype}, its size differs")
+    found = StoredArray(path, npy_dtype(dtype), shape, dtype.str, order="F" if fortran else "C")
+    if info.compress_type != zipfile.ZIP_STORED:
+        return replace(found, member=info.filename)
+    file.seek(info.header_offset + 26)  # lengths of the name and of the extra field before the data
+    lengths = np.frombuffer(file.read(4), "<u2")
+    return replace(found, offset=info.header_offset + 30 + int(lengths.sum()) + header)
+
+
+def read_npy_header(file: IO[bytes], label: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether columns come first, and dtype, from the header of a .npy file."""
+    try:
+        version = np.lib.format.read_magic(file)
+        old, new = np.lib.format.read_array_header_1_0, np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = old(file) if version == (1, 0) else new(file)
+    except ValueError as error:
+        raise Refused(f"{label} is damaged: {error}") from None
+    if dtype.hasobject:
+        raise Refused(f"{label} {PICKLED}; save numbers instead")
+    if dtype.names or any(size < 0 for size in shape):
+        raise Refused(f"{label} is damaged: it holds {dtype} of shape {shape}")
+    return shape, fortran, dtype
+
+
+def npy_dtype(dtype: np.dtype[Any]) -> str:
+    """The language's name of a numpy dtype, or numpy's own where it has none (`int8`)."""
+    plain = str(dtype.newbyteorder("="))
+    return next((name for name, other in NUMPY_DTYPES.items() if other == plain), plain)
+
+
+def read_safetensors(file: IO[bytes], path: str) -> Iterator[tuple[str, StoredArray]]:
+    """The arrays of an open .safetensors file; every number in its header is checked."""
+    size = os.fstat(file.fileno()).st_size
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > min(size - 8, 100_000_000):
+        raise Refused(f"{path} is damaged: its header would be longer than the file")
+    end = 0
+    header = read_json(file.read(length), path)
+    entries = [read_entry(name, entry, path) for name, entry in header.items()]
+    for name, array in sorted(entries, key=lambda entry: entry[1].offset):
+        bytes_ = math.prod(array.shape) * np.dtype(array.stored).itemsize
+        if array.offset < end or array.offset + bytes_ > size - 8 - length:
+            raise Refused(f"{path} is damaged: array {name} lies outside the file or over another")
+        end = array.offset + bytes_
+        yield name, replace(array, offset=array.offset + 8 + length)
+
+
+def read_json(text: bytes, path: str) -> dict[str, Any]:
+    """The header of a .safetensors file, less its free-form metadata."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        if len(names) != len(set(names)):
+            raise ValueError("a name occurs twice")
+        return dict(pairs)
+
+    try:
+        header = json.loads(text.decode(), object_pairs_hook=unique)
+        if not isinstance(header, dict):
+            raise ValueError("it is not a table of arrays")
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"{path} is damaged: its header cannot be read: {error}") from None
+    header.pop("__metadata__", None)
+    return header
+
+
+def read_entry(name: str, entry: Any, path: str) -> tuple[str, StoredArray]:
+    """One entry of the header of a .safetensors file; its offset is still counted from the data."""
+    entry = entry if isinstance(entry, dict) else {}
+    kind, shape, ends = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(kind, str) or not are_sizes(shape) or not are_sizes(ends) or len(ends) != 2:
+        raise Refused(f"{path} is damaged: array {name} has no sound dtype, shape and offsets")
+    if kind not in SAFETENSORS_DTYPES:
+        raise Refused(f"{path}: array {name} is {kind}, which is not supported")
+    stored = np.dtype(SAFETENSORS_DTYPES[kind])
+    if ends[1] - ends[0] != math.prod(shape) * stored.itemsize:
+        raise Refused(f"{path} is damaged: array {name} has not the size its shape says")
+    dtype = {"BF16": "bf16", "BOOL": "bool"}.get(kind) or npy_dtype(stored)
+    return name, StoredArray(path, dtype, tuple(shape), stored.str, ends[0])
+
+
+def are_sizes(value: Any) -> bool:
+    """Whether `value` is a list of integers that are not negative."""
+    return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+
+
+def check_arrays(arrays: Mapping[str, Any], specs: Mapping[str, Spec], what: str) -> list[str]:
+    """Check names, shapes and kinds of number of all arrays; returns notes on what gets rounded.
+
+    `what` is `inputs` or `parameters`. Raises ArraysRefused with a table of everything.
+    """
+    rows: list[tuple[str, ...]] = [("name", "expected", "found", "")]
+    problems, notes = [], []
+    for name, spec in specs.items():
+        found = describe(arrays[name]) if name in arrays else "missing"
+        problem, note = ("missing", "") if name not in arrays else compare(arrays[name], spec)
+        expected = f"{spec.dtype}[{', '.join(f'{d}={n}' for d, n in spec.dims.items())}]"
+        rows.append((name, expected, found, problem or note))
+        problems += [f"{name}: {problem}"] if problem else []
+        notes += [f"{name}: {note}"] if note else []
+    for name in arrays:
+        if name not in specs:
+            rows.append((name, "-", describe(arrays[name]), "the program has no such name"))
+            problems.append(f"{name}: the program has no such name")
+    if problems:
+        raise ArraysRefused(what, show_table(rows), problems)
+    return notes
+
+
+def compare(array: Any, spec: Spec) -> tuple[str, str]:
+    """What is wrong with one array, and what is worth a note about it (both empty when fine)."""
+    shape, expected = tuple(array.shape), tuple(spec.dims.values())
+    dtype, kind = dtype_of(array), kind_of(dtype_of(array))
+    if len(shape) != len(expected):
+        return f"has {len(shape)} dims, not {len(expected)}", ""
+    for (dim, size), found in zip(spec.dims.items(), shape, strict=True):
+        if found != size:
+            return f"dim {dim} is {found}, not {size}", ""
+    if kind != kind_of(spec.dtype):
+        return f"is {kind}, not {kind_of(spec.dtype)}; convert it first", ""
+    if kind == "float" and width_of(dtype) > width_of(spec.dtype):
+        return "", f"rounded from {dtype} to {spec.dtype}"
+    return "", ""
+
+
+def describe(array: Any) -> str:
+    """Dtype and shape of an array."""
+    return f"{dtype_of(array)}[{', '.join(map(str, array.shape))}]"
+
+
+def dtype_of(array: Any) -> str:
+    """The language's name of the dtype of a stored or numpy array."""
+    return array.dtype if isinstance(array.dtype, str) else npy_dtype(array.dtype)
+
+
+def kind_of(dtype: str) -> str:
+    """`float`, `int` or `bool`; the dtype itself when it is none of them."""
+    if dtype == "bf16":
+        return "float"
+    letter = np.dtype(NUMPY_DTYPES.get(dtype, dtype)).kind
+    return {"f": "float", "i": "int", "u": "int", "b": "bool"}.get(letter, dtype)
+
+
+def width_of(dtype: str) -> int:
+    """Bytes of one element."""
+    return 2 if dtype == "bf16" else np.dtype(NUMPY_DTYPES.get(dtype, dtype)).itemsize
+
+
+def show_table(rows: list[tuple[str, ...]]) -> str:
+    """Rows as aligned columns."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return "\n".join(
+        "  " + "  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
+
+
+def write_npz(path: str, arrays: Mapping[str, Array]) -> None:
+    """Write a .npz file, whole or not at all; the same arrays give the same bytes."""
+    partial = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")
+    try:
+        with zipfile.ZipFile(partial, "w") as archive:
+            for name, array in arrays.items():
+                info = zipfile.ZipInfo(f"{name}.npy")
+                with archive.open(info, "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asarray(array), allow_pickle=False)
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def check_writable(path: str, force: bool) -> None:
+    """Refuse to write to `path` where its folder is missing or, without `force`, it exists."""
+    folder = Path(path).parent
+    if not folder.is_dir():
+        raise Refused(f"cannot write {path}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK):
+        raise Refused(f"cannot write {path}: no permission to write in {folder}")
+    if Path(path).is_dir():
+        raise Refused(f"cannot write {path}: it is a folder")
+    if Path(path).exists() and not Path(path).is_file():
+        raise Refused(f"cannot write {path}: it is no regular file")
+    if Path(path).exists() and not force:
+        raise Refused(f"{path} exists; --force overwrites it")
+    if not path.endswith(".npz"):
+        raise Refused(f"cannot write {path}: the name must end in .npz")

@@ -1,0 +1,1 @@
+"""The torch program that every device runs: its text, statement by statement."""

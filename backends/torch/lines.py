@@ -1,0 +1,38 @@
+"""The lines of a program text while it is being written: statements with notes, and comments."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass, field
+
+from meshdsl.backends.torch.format import INDENT, WIDTH, statement
+from meshdsl.backends.torch.head import inert
+
+
+@dataclass(slots=True)
+class Lines:
+    """Lines, each with the source place it comes from, at `depth` levels of indentation."""
+
+    lines: list[tuple[str, str]] = field(default_factory=list)
+    depth: int = 1
+    place: str = ""
+
+    def add(self, text: str = "") -> None:
+        """One line as it is."""
+        self.lines.append((INDENT * self.depth + text if text else "", self.place))
+
+    def statement(self, text: str, note: str = "") -> None:
+        """A statement, with `note` behind it; above it where there is no room."""
+        lines = statement(text, self.depth)
+        if note and len(lines) == 1 and len(lines[0]) + len(note) + 4 <= WIDTH:
+            lines = [f"{lines[0]}  # {note}"]
+        elif note:
+            self.comment(f"{text.partition(' = ')[0]}: {note}")
+        self.lines += [(line, self.place) for line in lines]
+
+    def comment(self, text: str) -> None:
+        """A comment of as many lines as it takes."""
+        for line in textwrap.wrap(
+            inert(text), WIDTH - 2 - len(INDENT) * self.depth, break_long_words=False
+        ):
+            self.add(f"# {line}")

@@ -1,0 +1,150 @@
+"""The text of loops: what is carried, sliced and collected, and what is issued a trip ahead."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from meshdsl.backends.torch.call import TorchText
+from meshdsl.backends.torch.moves import Moves, typed
+from meshdsl.device.ir import Collected, Compute, Loop, Node, Program, Start, Var
+from meshdsl.device.liveness import (
+    collected,
+    entered,
+    given_up,
+    kept_inside,
+    left_over,
+    sums,
+    used_up,
+)
+from meshdsl.ops.opdef import lookup
+
+NOWHERE = ("", 0)
+"""The source place of no statement."""
+
+
+class Loops(Moves):
+    """Writes loops; a subclass writes what is in them."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        self.shown = NOWHERE
+        # Of what loops collect, whether from the last to the first.
+        self.backwards: dict[Var, bool] = {}
+        self.loops: list[Loop] = []
+        self.collected, self.used_up = collected(program), used_up(program)
+
+    @abstractmethod
+    def _call(self, node: Compute) -> TorchText:
+        """What a record is given to write `node`."""
+
+    @abstractmethod
+    def _nodes(
+        self, nodes: tuple[Node, ...], kept: frozenset[Var], own: frozenset[Var] = frozenset()
+    ) -> None:
+        """The statements of a block; `kept` are read after it, `own` are there with it."""
+
+    @abstractmethod
+    def _let_go(self, dead: tuple[Var, ...]) -> None:
+        """Delete variables."""
+
+    def _loop(self, node: Loop, dead: tuple[Var, ...]) -> None:
+        """A loop; of what is `dead` after it, what it takes over goes as it begins."""
+        for carry in node.carries:
+            if carry.inside.name != carry.init.name:
+                init = self._tensor(carry.init)
+                self.out.statement(f"{carry.inside.name} = {init}", typed(carry.inside))
+        self._let_go(given_up(node, dead))
+        collected = [c for c in node.collected if c.stack is None]
+        for made in collected:
+            self.backwards[made.outer] = node.reverse
+            self._room(made)
+        self._first(node)
+        indices = f"range({node.dim.size})"
+        self.out.add(f"for {node.index} in {f'reversed({indices})' if node.reverse else indices}:")
+        self.out.depth += 1
+        for stack, inside in node.stacked:
+            self.out.statement(
+                f"{inside.name} = {self._slice_of(stack, inside, node)}", typed(inside)
+            )
+        # What is made outside is needed again in the next trip: it is nobody's to overwrite inside.
+        outside, self.fresh = self.fresh, set()
+        self.loops.append(node)
+        self._nodes(node.body, kept_inside(node), entered(node, self.collected))
+        self.loops.pop()
+        self.fresh = outside | {c.outer for c in node.collected if not c.is_list} | sums(node)
+        for made in collected:
+            self._collect(made, node)
+        self._carry(node)
+        self._let_go(left_over(node, self.collected))
+        self.out.depth -= 1
+        self.shown = NOWHERE
+
+    # --- a trip ahead ------------------------------------------------------------------------
+
+    def _first(self, node: Loop) -> None:
+        """Issue what the first trip waits for."""
+        first = node.dim.size - 1 if node.reverse else 0
+        for ahead in node.ahead:
+            self._read_ahead(ahead.slices, node, str(first))
+            self._start(Start(ahead.collective, ahead.work))
+
+    def _next(self, start: Start) -> None:
+        """Issue what the next trip waits for, if there is one."""
+        node = self.loops[-1]
+        (ahead,) = (a for a in node.ahead if a.collective is start.collective)
+        test, step = ("> 0", "- 1") if node.reverse else (f"< {node.dim.size - 1}", "+ 1")
+        self._read_ahead(ahead.slices, node, f"{node.index} {step}")
+        self.out.add(f"if {node.index} {test}:")
+        self.out.depth += 1
+        self._start(start)
+        self.out.depth -= 1
+
+    def _read_ahead(self, slices: tuple[tuple[Var, Var], ...], node: Loop, index: str) -> None:
+        for stack, inside in slices:
+            position = stack.local.index(node.dim.name)
+            picked = f".select({position}, {index})" if position else f"[{index}]"
+            self.texts[inside] = f"{stack.name}{picked}"
+
+    # --- what is sliced, collected and carried -----------------------------------------------
+
+    def _add_onto(self, node: Compute) -> None:
+        """A sum in place."""
+        assert node.onto is not None
+        text = lookup(node.op.name).in_place[node.onto](self._call(node))
+        assert text is not None, f"{node.op.name} cannot be done in place"
+        self.out.statement(f"{node.outs[0].name} = {text}", typed(node.outs[0]))
+
+    def _slice_of(self, stack: Var, inside: Var, node: Loop) -> str:
+        """The text of the current slice; lists that one loop reads from the end are used up."""
+        position = stack.local.index(node.dim.name)
+        if position:
+            return f"{stack.name}.select({position}, {node.index})"
+        if stack not in self.program.lists:
+            return f"{stack.name}[{node.index}]"
+        if inside in self.used_up:
+            return f"{stack.name}.pop()"
+        return f"{stack.name}[{'~' * self.backwards[stack]}{node.index}]"
+
+    def _room(self, made: Collected) -> None:
+        """Where a loop puts what it collects: lists in the order in which it is made."""
+        text = "[]"
+        if not made.is_list:
+            shape, dtype = list(made.outer.local.shape), made.outer.local.dtype.torch
+            text = f"torch.empty({shape}, dtype={dtype})"
+        self.out.statement(f"{made.outer.name} = {text}", typed(made.outer))
+
+    def _collect(self, made: Collected, node: Loop) -> None:
+        text = f"{made.outer.name}[{node.index}] = {self._tensor(made.inside)}"
+        if made.is_list:
+            text = f"{made.outer.name}.append({self._tensor(made.inside)})"
+        self.out.statement(text)
+
+    def _carry(self, node: Loop) -> None:
+        """What the next trip begins with; all at once, since one may be another's old value."""
+        pairs = [(c.inside.name, self._tensor(c.next)) for c in node.carries]
+        pairs = [(a, b) for a, b in pairs if a != b]
+        if pairs:
+            names, values = zip(*pairs, strict=True)
+            self.out.statement(f"{', '.join(names)} = {', '.join(values)}")
+        elif not node.body and not node.stacked and not node.collected:
+            self.out.add("pass")

@@ -1,0 +1,210 @@
+"""The text of moves: collectives, done at once or issued and waited for, and what stays local."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from meshdsl.backends.torch.head import type_text
+from meshdsl.backends.torch.lines import Lines
+from meshdsl.device.ir import (
+    Bucket,
+    Collective,
+    Move,
+    Program,
+    Start,
+    Var,
+    Wait,
+)
+from meshdsl.device.liveness import uses
+from meshdsl.diagnostics import Span
+
+
+class Moves:
+    """What is known while a text is being written, and how it writes moves."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.mesh = program.mesh
+        self.used: set[str] = set()
+        self.out = Lines()
+        self.constants: dict[Var, str] = {}
+        self.uses = uses(program)
+        # What nobody else's memory is.
+        self.fresh: set[Var] = set()
+        # What is written otherwise than by its name: slices that are read ahead.
+        self.texts: dict[Var, str] = {}
+
+    # --- collectives -------------------------------------------------------------------------
+
+    def _collective(self, node: Collective) -> None:
+        """Done at once; of a bucket, all targets come of one call."""
+        if node.step.moves:
+            self._about(node)
+        self._assign_targets(node, self._text(node))
+
+    def _start(self, node: Start) -> None:
+        """`w_work = all_gather_start(…)`."""
+        with self._at(node.span):
+            if not node.ahead:
+                self._about(node.collective)
+            self.out.statement(f"{node.work} = {self._text(node.collective, '_start')}")
+
+    def _wait(self, node: Wait) -> None:
+        """`w_full = w_work.wait()`."""
+        with self._at(node.span):
+            self._assign_targets(node.collective, f"{node.work}.wait()")
+
+    @contextmanager
+    def _at(self, span: Span) -> Iterator[None]:
+        """The place of a few statements that stand among those of another one."""
+        before, self.out.place = self.out.place, f"{span.file}:{span.line}"
+        yield
+        self.out.place = before
+
+    def _about(self, node: Collective) -> None:
+        """Comments: what is sent, and why."""
+        n, kind = self.mesh.size(*node.step.axes), node.step.kind
+        sent = f"{kind} over {n} devices, {node.wire:,} B sent"
+        if isinstance(node, Move):
+            self.out.comment(f"{sent}: {node.why}")
+            return
+        self.out.comment(f"{sent} in a bucket of {len(node.moves)}:")
+        whys: dict[str, list[str]] = {}
+        for move in node.moves:
+            whys.setdefault(move.why, []).append(move.target.name)
+        for why, names in whys.items():
+            self.out.comment(f"{', '.join(names)}: {why}")
+
+    def _assign_targets(self, node: Collective, text: str) -> None:
+        if node.step.moves:
+            self.fresh.update(m.target for m in node.moves)
+        if isinstance(node, Move):
+            self.out.statement(f"{node.target.name} = {text}", typed(node.target))
+            return
+        for move in node.moves:
+            self.out.comment(f"{move.target.name}: {typed(move.target)}")
+        self.out.statement(f"{', '.join(m.target.name for m in node.moves)} = {text}")
+
+    def _text(self, node: Collective, suffix: str = "") -> str:
+        """The call; `suffix` is `_start` for one that does not wait."""
+        if isinstance(node, Bucket):
+            return self._bucket(node, suffix)
+        if node.step.moves:
+            self.used.add(node.step.kind + suffix)
+        return {
+            "all_reduce": self._all_reduce,
+            "all_gather": self._all_gather,
+            "reduce_scatter": self._reduce_scatter,
+            "all_to_all": self._all_to_all,
+            "permute": self._permute,
+            "slice": self._slice,
+            "zero_fill": self._zero_fill,
+        }[node.step.kind](node, suffix)
+
+    def _bucket(self, node: Bucket, suffix: str) -> str:
+        call, step = f"{node.step.kind}_bucket{suffix}", node.step
+        self.used.add(call)
+        args = [f"[{', '.join(self._tensor(m.source) for m in node.moves)}]"]
+        if step.kind != "all_reduce":
+            dims = (self._position(m.source, m.step.dim) for m in node.moves)
+            args.append(f"[{', '.join(map(str, dims))}]")
+        args.append(self._group(node))
+        args += [f'"{step.op}"'] if step.op else []
+        return f"{call}({', '.join(args)})"
+
+    def _group(self, node: Collective) -> str:
+        return f'groups["{"+".join(node.step.axes)}"]'
+
+    def _all_reduce(self, node: Move, suffix: str) -> str:
+        """In place where nobody else can see the memory; a maximum of floats is made anew."""
+        anew = node.step.op in ("max", "min") and node.source.local.dtype.kind == "float"
+        own = anew or (node.source in self.fresh and self.uses[node.source] == 1)
+        x = self._tensor(node.source) + ("" if own else ".clone()")
+        return f'all_reduce{suffix}({x}, {self._group(node)}, "{node.step.op}")'
+
+    def _all_gather(self, node: Move, suffix: str) -> str:
+        dim = self._position(node.source, node.step.dim)
+        return f"all_gather{suffix}({self._ref(node.source)}, {dim}, {self._group(node)})"
+
+    def _reduce_scatter(self, node: Move, suffix: str) -> str:
+        dim = self._position(node.source, node.step.dim)
+        x, group = self._tensor(node.source), self._group(node)
+        return f'reduce_scatter{suffix}({x}, {dim}, {group}, "{node.step.op}")'
+
+    def _all_to_all(self, node: Move, suffix: str) -> str:
+        split = self._position(node.source, node.step.to_dim)
+        concat = self._position(node.source, node.step.dim)
+        return f"all_to_all({node.source.name}, {split}, {concat}, {self._group(node)})"
+
+    def _permute(self, node: Move, suffix: str) -> str:
+        # A dict of strings and tuples of them: just what it is in Python.
+        before, after = (repr(splits) for splits in node.step.changed())
+        return f"permute({node.source.name}, rank, MESH, {before}, {after}, groups)"
+
+    # --- what stays on the device ------------------------------------------------------------
+
+    def _slice(self, node: Move, suffix: str) -> str:
+        dim = node.step.dim
+        assert dim is not None
+        extent = node.target.local.size(dim)
+        start = self._times(node.step.axes, extent)
+        return f"{node.source.name}.narrow({self._position(node.source, dim)}, {start}, {extent})"
+
+    def _zero_fill(self, node: Move, suffix: str) -> str:
+        """One device of the axis keeps its copy; partial maxima and minima may all keep theirs."""
+        if node.step.op in ("max", "min"):
+            return self._tensor(node.source)
+        if node.step.dim is not None:
+            return self._embed(node)
+        axis = self.program.coordinates[node.step.axes[0]]
+        if node.source in self.constants:
+            number, dtype = self.constants[node.source], node.source.local.dtype.torch
+            return f"torch.tensor({number} if {axis} == 0 else 0, dtype={dtype})"
+        x = node.source.name
+        return f"{x} if {axis} == 0 else torch.zeros_like({x})"
+
+    def _embed(self, node: Move) -> str:
+        """The block at its place in a tensor of zeros."""
+        dim = node.step.dim
+        assert dim is not None
+        extent, size = node.source.local.size(dim), node.target.local.size(dim)
+        self.used.add("embed_block")
+        start = self._times(node.step.axes, extent)
+        position = self._position(node.source, dim)
+        return f"embed_block({node.source.name}, {position}, {start}, {size})"
+
+    # --- parts of calls ----------------------------------------------------------------------
+
+    def _position(self, var: Var, dim: str | None) -> int:
+        assert dim is not None
+        return var.local.index(dim)
+
+    def _ref(self, var: Var) -> str:
+        return self.texts.get(var, var.name)
+
+    def _tensor(self, var: Var) -> str:
+        """The text of a variable; of a constant that of a tensor."""
+        if var not in self.constants:
+            return self._ref(var)
+        return f"torch.tensor({self.constants[var]}, dtype={var.local.dtype.torch})"
+
+    def _times(self, axes: tuple[str, ...], extent: int) -> str:
+        """Text of the index that this device's block along `axes` begins at."""
+        index = self._index(axes)
+        if extent == 1:
+            return index
+        return f"({index}) * {extent}" if " " in index else f"{index} * {extent}"
+
+    def _index(self, axes: tuple[str, ...]) -> str:
+        """Text of the block number of this device along `axes`, outer first."""
+        text = self.program.coordinates[axes[0]]
+        for axis in axes[1:]:
+            text = f"({text})" if " " in text else text
+            text = f"{text} * {self.mesh.size(axis)} + {self.program.coordinates[axis]}"
+        return text
+
+
+def typed(var: Var) -> str:
+    """The note behind a statement: the type with what each device holds of it."""
+    return type_text(var.value.type, var.placement)

@@ -1,0 +1,217 @@
+"""Pasting: the support functions that an emitted program uses, as text, with all they refer to.
+
+The modules of `backends/runtime` are read and parsed, never imported.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.resources
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+PROVIDED = ("numpy", "torch", "torch.distributed")
+"""What every emitted program imports anyway (as `np`, `torch` and `dist`)."""
+
+SUPPORT = "meshdsl.backends.runtime"
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One function, class or constant of the support library.
+
+    `order` sorts definitions by module, then line. `uses` are the definitions it refers to, `first`
+    those that must stand before it (of its bases, decorators, annotations), `imports` the import
+    lines it needs from the standard library.
+    """
+
+    name: str
+    order: tuple[str, int]
+    text: str
+    uses: frozenset[str]
+    first: frozenset[str]
+    imports: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Pasted:
+    """Definitions to paste, by name and as text, and the import lines they need."""
+
+    names: tuple[str, ...]
+    texts: tuple[str, ...]
+    imports: tuple[str, ...]
+
+
+def paste(
+    names: set[str] | frozenset[str], without: set[str] | frozenset[str] = frozenset()
+) -> Pasted:
+    """The named definitions of the support library and all that they refer to, in a fixed order.
+
+    `without` names definitions that the program already has.
+    """
+    known = library()
+    missing = sorted(set(names) - set(known))
+    assert not missing, f"the support library has no {', '.join(missing)}"
+    wanted: set[str] = set()
+    todo = set(names) - without
+    while todo:
+        wanted |= todo
+        todo = {used for name in todo for used in known[name].uses} - wanted - without
+    found: dict[str, Definition] = {}
+    for name in sorted(wanted, key=lambda n: known[n].order):
+        _add(name, known, wanted, found)
+    imports = {line for definition in found.values() for line in definition.imports}
+    texts = tuple(definition.text for definition in found.values())
+    return Pasted(tuple(found), texts, merge_imports(imports))
+
+
+def _add(
+    name: str, known: dict[str, Definition], wanted: set[str], found: dict[str, Definition]
+) -> None:
+    for earlier in sorted(known[name].first & wanted, key=lambda n: known[n].order):
+        _add(earlier, known, wanted, found)
+    found.setdefault(name, known[name])
+
+
+def merge_imports(lines: set[str]) -> tuple[str, ...]:
+    """Import lines as a formatter orders them: plain imports, then one `from` line per module."""
+    plain = sorted(line for line in lines if line.startswith("import "))
+    members: dict[str, set[str]] = {}
+    for line in lines - set(plain):
+        module, _, member = line.removeprefix("from ").partition(" import ")
+        members.setdefault(module, set()).add(member)
+    by_module = (
+        f"from {module} import {', '.join(sorted(names, key=_member_order))}"
+        for module, names in sorted(members.items())
+    )
+    return (*plain, *by_module)
+
+
+def _member_order(name: str) -> tuple[bool, bool, str]:
+    """Constants, then classes, then the rest, as isort orders what is imported from a module."""
+    return not name.isupper(), not name[:1].isupper(), name
+
+
+@functools.cache
+def _modules() -> tuple[tuple[str, str, ast.Module], ...]:
+    """The modules of the support library: their names, their texts, their syntax."""
+    folder = importlib.resources.files(SUPPORT)
+    texts = sorted(
+        (entry.name, entry.read_text("utf-8"))
+        for entry in folder.iterdir()
+        if entry.name.endswith(".py") and entry.name != "__init__.py"
+    )
+    return tuple((name, text, ast.parse(text)) for name, text in texts)
+
+
+@functools.cache
+def defined() -> frozenset[str]:
+    """The names that the support library gives a meaning to."""
+    names: set[str] = set()
+    for module, _, tree in _modules():
+        new = [name for node in tree.body for name in _defined(node)]
+        twice = names.intersection(new)
+        assert not twice, f"{module} defines {', '.join(sorted(twice))} again"
+        names.update(new)
+    return frozenset(names)
+
+
+@functools.cache
+def library() -> dict[str, Definition]:
+    """Every definition of the support library by name."""
+    made = (_definitions(*module, defined()) for module in _modules())
+    return {d.name: d for found in made for d in found}
+
+
+def _definitions(
+    module: str, text: str, tree: ast.Module, names: frozenset[str]
+) -> Iterator[Definition]:
+    lines = text.splitlines()
+    imports = dict(_imported(tree))
+    for position, node in enumerate(tree.body):
+        for name in _defined(node):
+            referred = _referred(node)
+            yield Definition(
+                name,
+                (module, node.lineno),
+                _text(lines, tree.body, position),
+                frozenset(referred & names - {name}),
+                frozenset(_loaded(_eager(node)) & names - {name}),
+                frozenset(imports[n] for n in referred if imports.get(n)),
+            )
+
+
+def _loaded(nodes: Iterable[ast.AST]) -> set[str]:
+    return {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def _referred(node: ast.stmt) -> set[str]:
+    """Names from outside that a definition reads: those it does not itself bind as variables."""
+    nodes = list(ast.walk(node))
+    bound = {n.arg for n in nodes if isinstance(n, ast.arg)}
+    bound |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    local = bound if isinstance(node, ast.FunctionDef) else set()
+    return (_loaded(nodes) - local) | _loaded(_eager(node))
+
+
+def _eager(node: ast.AST) -> Iterator[ast.AST]:
+    """The parts that are evaluated where the definition stands: all but bodies of functions."""
+    yield node
+    body = node.body if isinstance(node, ast.FunctionDef) else []
+    for child in ast.iter_child_nodes(node):
+        if child not in body:
+            yield from _eager(child)
+
+
+def _defined(node: ast.stmt) -> tuple[str, ...]:
+    """The name a top-level statement defines; none for imports and docstrings."""
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return (node.name,)
+    if isinstance(node, ast.Assign):
+        assert len(node.targets) == 1, "one name per assignment"
+        assert isinstance(node.targets[0], ast.Name), "only names are assigned"
+        return (node.targets[0].id,)
+    if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+        return (node.target.id,)
+    return ()
+
+
+def _imported(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Imported names and the import line of each; empty for what is pasted or always there."""
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                bound = alias.asname or alias.name
+                given = alias.name in PROVIDED
+                line = f"import {alias.name}" + (f" as {bound}" if alias.asname else "")
+                yield bound, "" if given else line
+        elif isinstance(node, ast.ImportFrom):
+            own = str(node.module).startswith(SUPPORT) or node.module == "__future__"
+            for alias in node.names:
+                yield alias.asname or alias.name, _from_line(node, alias) if not own else ""
+
+
+def _from_line(node: ast.ImportFrom, alias: ast.alias) -> str:
+    renamed = f" as {alias.asname}" if alias.asname else ""
+    return f"from {node.module} import {alias.name}{renamed}"
+
+
+def _text(lines: list[str], body: list[ast.stmt], position: int) -> str:
+    """The source of one statement, with the comments above it and a docstring below a constant."""
+    node = body[position]
+    decorators = node.decorator_list if isinstance(node, ast.FunctionDef | ast.ClassDef) else []
+    first = min([node.lineno, *(d.lineno for d in decorators)])
+    while first > 1 and lines[first - 2].startswith("#"):
+        first -= 1
+    last = node
+    if _is_docstring(body, position + 1) and isinstance(node, ast.Assign | ast.AnnAssign):
+        last = body[position + 1]
+    # What is said to the type checker of this project is noise to the program's reader.
+    kept = (line.split("  # type: ignore")[0] for line in lines[first - 1 : last.end_lineno])
+    return "\n".join(kept)
+
+
+def _is_docstring(body: list[ast.stmt], position: int) -> bool:
+    node = body[position] if position < len(body) else None
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

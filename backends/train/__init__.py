@@ -1,0 +1,1 @@
+"""Training: jobs, data, the loop, its checkpoints and its engines."""

@@ -1,0 +1,132 @@
+"""Who trains in a folder of checkpoints: a lock file, which two runs cannot have at once.
+
+The system's lock on the file ends with the process that has it, however that ends. What stands in
+it, for people, also tells a run on another machine, where such locks may not reach.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from meshdsl.backends.runtime.files import regular
+from meshdsl.diagnostics import fail
+
+NAME = ".lock"
+
+
+@contextlib.contextmanager
+def locked(folder: str | None) -> Iterator[None]:
+    """Have a folder alone, which is made where there is none; None: there is nothing to have.
+
+    Raises MD0518 where another run has it, MD0502 where there can be no such folder. The lock file
+    goes at the end, and the folder too if nothing was written.
+    """
+    if folder is None:
+        yield
+        return
+    path = Path(folder, NAME)
+    try:
+        made = _made(path.parent)
+        handle = _locked(path)
+    except OSError as error:
+        message = f"{folder} cannot be used for checkpoints: {error.strerror}"
+        fail("MD0502", message, help="name another folder; it is made where there is none")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(handle)
+        with contextlib.suppress(OSError):  # something was written there
+            for empty in made:
+                empty.rmdir()
+
+
+def _made(folder: Path) -> list[Path]:
+    """Make a folder with those above it; the ones that were not there, innermost first."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+def _locked(path: Path) -> int:
+    """The lock file, open and locked. Raises MD0518 and OSError."""
+    while True:
+        handle = regular(str(path), os.O_RDWR | os.O_CREAT)
+        try:
+            _lock(handle, path)
+            if _is_there(handle, path):
+                _write(handle)
+                return handle
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)  # its last owner has just removed it
+
+
+def _is_there(handle: int, path: Path) -> bool:
+    """Whether an open file still has its name."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _lock(handle: int, path: Path) -> None:
+    """Lock the open lock file, unless it belongs to a run that goes on."""
+    owner = _read(handle)
+    here = owner.get("host") in (None, socket.gethostname())
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        _refuse(path, owner, here)
+    except OSError:  # there are no locks on this file system
+        if here and _lives(owner.get("pid")):
+            _refuse(path, owner, here)
+    if not here:
+        _refuse(path, owner, here)
+
+
+def _lives(pid: Any) -> bool:
+    """Whether there is a process of this number."""
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, TypeError, ValueError):
+        return False
+    except PermissionError:  # it is somebody else's
+        return True
+    return True
+
+
+def _read(handle: int) -> dict[str, Any]:
+    """Who has written the lock file; nothing where it is being written or is no such file."""
+    try:
+        found = json.loads(os.pread(handle, 4096, 0))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _write(handle: int) -> None:
+    since = datetime.now().astimezone().isoformat(" ", "seconds")
+    owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, json.dumps(owner).encode() + b"\n", 0)
+
+
+def _refuse(path: Path, owner: dict[str, Any], here: bool) -> NoReturn:
+    who = "another run"
+    if owner:
+        host = "" if here else f" on {owner.get('host')}"
+        who = f"process {owner.get('pid')}{host}, since {owner.get('since')}"
+    help = "wait until it ends, or name another folder"
+    if not here:
+        help += f"; if that run is over, remove {path}"
+    fail("MD0518", f"{path.parent} is in use by {who}", help=help)

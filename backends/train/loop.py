@@ -1,0 +1,245 @@
+"""The training loop of one device: the same in a thread of this process and in one of its own."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from meshdsl.backends.runtime.values import local_part
+from meshdsl.backends.train.data import Batches, Data
+from meshdsl.backends.train.job import Ending, Event, Job, Tell, Trouble
+from meshdsl.backends.train.log import MetricsLog
+from meshdsl.backends.train.search import search
+from meshdsl.backends.train.state import Held
+from meshdsl.backends.train.team import Team
+
+if TYPE_CHECKING:
+    import torch
+
+    from meshdsl.backends.engines.in_process import Program
+
+PACE = 0.25
+"""Seconds between two questions whether the run is to stop."""
+
+Tensors = Mapping[str, "torch.Tensor"]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The program that trains, the one that evaluates, and the text of the first."""
+
+    training: Program
+    evaluation: Program | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Control:
+    """How a run is heard and stopped; asked of device 0 only. `begun` is called at every step."""
+
+    tell: Tell
+    stopping: Callable[[], bool]
+    begun: Callable[[], None] = lambda: None
+
+
+class Feed:
+    """What one device reads of every batch, as tensors."""
+
+    def __init__(self, program: Program, batches: Batches, team: Team) -> None:
+        self.specs, self.batches, self.where = program.INPUTS, batches, team.where
+        self.parts = {n: local_part(s, team.mesh, team.rank) for n, s in self.specs.items()}
+
+    def batch(self, step: int) -> dict[str, torch.Tensor]:
+        """The inputs of step `step` (from 0)."""
+        from meshdsl.backends.engines.in_process import as_tensor
+
+        found = {}
+        for name, spec in self.specs.items():
+            block = self.batches.block(name, spec, step, self.parts[name])
+            found[name] = as_tensor(block, spec).to(self.where)
+        return found
+
+
+class Trainer:
+    """One device of a training run. All devices go through the same calls in the same order."""
+
+    def __init__(
+        self, team: Team, texts: Texts, job: Job, data: Data, held: Held, control: Control
+    ) -> None:
+        self.team, self.texts, self.job, self.held = team, texts, job, held
+        self.control = control
+        self.program = texts.training
+        self.feed = Feed(self.program, data.training, team)
+        self.unit, self.amount = data.training.unit, data.training.amount
+        self.held_out = data.held_out
+        self.scalars = [name for name, spec in self.program.OUTPUTS.items() if not spec.dims]
+        self.start = self.step = self.saved = held.step
+        self.checkpoint = held.path or None
+        self.values: dict[str, Any] = {}
+        self.evaluated: dict[str, float] = {}
+        self.seconds = 0.0
+        self.trouble: Trouble | None = None
+        self._asked, self._interval = 0, 1
+        self._log: MetricsLog | None = None
+
+    def run(self) -> Ending:
+        """Train to the end, until asked to stop, or until the loss is no number any more."""
+        if self.team.rank == 0 and self.job.log is not None:
+            self._log = MetricsLog(self.job.log, self.start)
+        self._tell(kind="begin", start=self.start, steps=self.job.steps, **self._measure())
+        how = "finished"
+        while self.step < self.job.steps:
+            if self._is_asked_to_stop():
+                how = "interrupted"
+                break
+            self._train_one()
+            if self.trouble is not None:
+                how = "not finite"
+                break
+        if self.trouble is None:
+            self._save()
+        if self._log is not None:
+            self._log.close()
+        return self._ending(how if self.trouble is None else "not finite")
+
+    def _measure(self) -> dict[str, Any]:
+        return {"amount": self.amount, "unit": self.unit}
+
+    def _ending(self, how: str) -> Ending:
+        return Ending(
+            self.start,
+            self.step,
+            how,
+            self.values,
+            self.evaluated,
+            self.amount * (self.step - self.start),
+            self.unit,
+            self.seconds,
+            self.checkpoint,
+            self.trouble,
+        )
+
+    # --- a step --------------------------------------------------------------------------------
+
+    def _train_one(self) -> None:
+        """One step, and what is due after it: evaluation, the log, a checkpoint."""
+        self.control.begun()
+        began = time.perf_counter()
+        outputs = self.forward(self.program.device, self.step)
+        self.values = {name: outputs[name].item() for name in self.scalars}
+        seconds = time.perf_counter() - began
+        self.seconds += seconds
+        self.step += 1
+        self._tell(kind="step", step=self.step, values=self.values, seconds=self.seconds)
+        loss = self.values[self.program.LOSS]
+        evaluated = math.isfinite(loss) and self._evaluate()
+        self._write(seconds, evaluated)
+        if not math.isfinite(loss):
+            self.trouble = search(self, str(loss))
+        elif self._due(self.job.checkpoint_every):
+            self._save()
+
+    def forward(self, device: Callable[..., Any], step: int) -> dict[str, torch.Tensor]:
+        """Call `device` on the batch of `step`; parameters and states become the next ones."""
+        rank = self.team.rank
+        batch = self.feed.batch(step)
+        held = self.held
+        outputs: dict[str, torch.Tensor] = device(
+            rank, self.team.groups, batch, held.params[rank], held.states[rank]
+        )
+        return outputs
+
+    def _due(self, every: int) -> bool:
+        return bool(every) and self.step % every == 0
+
+    def _tell(self, **event: Any) -> None:
+        if self.team.rank == 0:
+            self.control.tell(event)
+
+    def _write(self, seconds: float, evaluated: bool) -> None:
+        """Write the step's numbers into the log, on device 0."""
+        if self._log is None:
+            return
+        record: dict[str, Any] = {"step": self.step, **self.values}
+        if evaluated:
+            record |= {f"eval_{name}": value for name, value in self.evaluated.items()}
+        record |= {"step": self.step, "seconds": seconds}
+        self._log.write({**record, f"{self.unit}_per_s": self.amount / seconds})
+
+    # --- evaluation ----------------------------------------------------------------------------
+
+    def _evaluate(self) -> bool:
+        """Average the scalar outputs over the held-out batches, when it is time to."""
+        every = self.job.eval_every
+        if not self._due(every) and not (every and self.step == self.job.steps):
+            return False
+        self.evaluated = self._averages()
+        self._tell(kind="eval", step=self.step, values=self.evaluated)
+        return True
+
+    def _averages(self) -> dict[str, float]:
+        program = self.texts.evaluation
+        assert program is not None
+        assert self.held_out is not None
+        scalars = [name for name, spec in program.OUTPUTS.items() if not spec.dims]
+        feed = Feed(program, self.held_out, self.team)
+        params = self._params_of(program)
+        sums: Counter[str] = Counter()
+        for batch in range(self.held_out.order.passes):
+            inputs = feed.batch(batch)
+            outputs = program.device(self.team.rank, self.team.groups, inputs, params)
+            sums.update({name: float(outputs[name].item()) for name in scalars})
+        return {name: sums[name] / self.held_out.order.passes for name in scalars}
+
+    def _params_of(self, program: Program) -> Tensors:
+        """The parameters as the program that evaluates holds them."""
+        from meshdsl.backends.engines.in_process import torch_dtype
+
+        mine = self.held.values(self.team.rank)
+        found = {}
+        for name, spec in program.PARAMS.items():
+            stored, block = self.held.value_specs[name], mine[name]
+            if spec.split != stored.split:
+                part = local_part(spec, self.team.mesh, self.team.rank)
+                block = self.team.whole(stored, block)[part].contiguous()
+            found[name] = block.to(torch_dtype(spec.dtype))
+        return found
+
+    # --- checkpoints and stopping --------------------------------------------------------------
+
+    def _save(self) -> None:
+        """Write a checkpoint of this step, unless there is one or a parameter is no number."""
+        if self.job.checkpoint is None or self.saved == self.step:
+            return
+        if self.team.total(not self.held.is_finite(self.team.rank)):
+            self.trouble = search(self, "")
+            return
+        if self.team.leads:
+            self.held.save(self.step)
+        self.team.barrier()
+        self.saved, self.checkpoint = self.step, f"{self.job.checkpoint}/step-{self.step}"
+        self._tell(kind="checkpoint", step=self.step, path=self.checkpoint)
+
+    def _is_asked_to_stop(self) -> bool:
+        """Whether device 0 has been asked to stop; all devices hear of it before the same step.
+
+        The question costs a collective, so it is put about every `PACE` seconds: device 0 says in
+        how many steps the next one is due.
+        """
+        if self.step < self._asked:
+            return False
+        answer = 0
+        if self.team.rank == 0:
+            done = self.step - self.start
+            steps = int(PACE * done / self.seconds) if self.seconds else 1
+            answer = 0 if self.control.stopping() else max(1, min(steps, 10_000))
+        answer = self.team.first(answer)
+        self._asked = self.step + answer
+        return answer == 0
+
+
+__all__ = ["Control", "Event", "Feed", "Texts", "Trainer"]

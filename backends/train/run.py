@@ -1,0 +1,210 @@
+"""A training run from what the pipeline made to how it ended: checks, resuming, engines, errors."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from meshdsl.backends.engines.run import line_of
+from meshdsl.backends.train.job import Ending, Job, Tell, Trouble
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, fail
+
+if TYPE_CHECKING:
+    from meshdsl.backends.engines.failures import RunError
+    from meshdsl.backends.train.local import Emitted
+    from meshdsl.pipeline import Compilation
+
+RESUME = "with `--checkpoint DIR`, `--resume` goes on from the last whole checkpoint"
+ENGINES = ("local", "torchrun")
+
+
+def check_trainable(made: Compilation) -> None:
+    """Refuse a program that has nothing to train. Raises MD0510."""
+    program = made.named
+    if program.goal is not None:
+        return
+    help = "add a line to it: `minimize loss with adam(lr=0.001)`, where `loss` is one number"
+    message = f"program `{program.name}` does not say what to minimize"
+    fail("MD0510", message, program.span, help=help)
+
+
+def accumulate_dim(made: Compilation) -> str | None:
+    """The dim that inputs have gained for the batches of one step, where there are several."""
+    goal = made.named.goal
+    assert goal is not None, "the program is trainable"
+    if goal.optimizer.options["accumulate"] == 1:
+        return None
+    from meshdsl.named.accumulate import DIM
+
+    firsts = {value.type.names[0] for value in made.named.inputs}
+    (found,) = firsts
+    assert isinstance(found, str)
+    assert found.startswith(DIM), f"{found} is no dim for several batches"
+    return found
+
+
+def check_folder(folder: str | None, resume: bool, force: bool) -> None:
+    """Refuse a folder of checkpoints of another run, or one without any to resume from."""
+    if folder is None:
+        return
+    from meshdsl.backends.train.checkpoint_folder import names
+
+    try:
+        there = names(Path(folder))
+    except OSError as error:
+        message = f"{folder} cannot be used for checkpoints: {error.strerror}"
+        fail("MD0502", message, help="name another folder; it is made where there is none")
+    if resume and not there:
+        help = "leave `--resume` out to begin, or name the folder that holds the checkpoints"
+        fail("MD0514", f"there is no checkpoint in {folder}", help=help)
+    if there and not resume and not force:
+        help = "`--resume` goes on from there, `--force` begins anew and replaces them"
+        fail("MD0515", f"{folder} holds checkpoints of a run already: {there[0]}", help=help)
+
+
+@contextmanager
+def own_folder(folder: str | None, resume: bool, force: bool) -> Iterator[None]:
+    """Have the folder of checkpoints alone, if it is one for this run: see `check_folder`."""
+    from meshdsl.backends.train.lock import locked
+
+    check_folder(folder, resume, force)
+    with locked(folder):
+        check_folder(folder, resume, force)  # another run may have ended meanwhile
+        yield
+
+
+def prepared(made: Compilation, job: Job, seed: int | None) -> Job:
+    """The job with what its checkpoints say of the program, and as the run was begun."""
+    return replace(_resumed(job, seed), about=_about(made))
+
+
+def _about(made: Compilation) -> dict[str, Any]:
+    """What a checkpoint says of the program it is of, and of the plan that devices follow."""
+    from meshdsl import __version__
+    from meshdsl.device.printer import fingerprint
+    from meshdsl.placed.printer import mesh_text
+
+    placed, device = made.placed, made.device
+    said = {"layout": placed.layout, "mesh": mesh_text(placed.mesh), "meshdsl": __version__}
+    return {"program": placed.named.name, **said, "plan": fingerprint(device)}
+
+
+def _resumed(job: Job, seed: int | None) -> Job:
+    """The job as the checkpoint it goes on from was begun: its seed, its characters."""
+    if not job.resume:
+        return replace(job, seed=seed or 0)
+    from meshdsl.backends.train.checkpoint import Checkpoints
+
+    assert job.checkpoint is not None
+    found = Checkpoints(job.checkpoint).latest()
+    assert found is not None, "the folder was looked into"
+    begun = found.meta.get("seed", 0)
+    if seed is not None and seed != begun:
+        help = "leave `--seed` out: the run goes on with the order it began with"
+        fail("MD0516", f"`--seed {seed}`: the run was begun with seed {begun}", help=help)
+    data = replace(job.data, vocabulary=found.meta.get("vocabulary"))
+    return replace(job, seed=begun, data=data)
+
+
+def emit_both(made: Compilation, evaluated: bool) -> Emitted:
+    """The texts of the program that trains and, if wanted, of the one that evaluates."""
+    from meshdsl.backends.train.local import Emitted
+
+    return Emitted(made.emitted, made.forward.emitted if evaluated else None)
+
+
+def train(
+    emitted: Emitted, engine: str, job: Job, tell: Tell, source: Source | None = None
+) -> Ending:
+    """Train, and say how it ended. Raises DiagnosticError, also when the loss is no number.
+
+    The first Ctrl-C ends the run after a step, with a checkpoint; the second at once, with a
+    KeyboardInterrupt. SIGTERM ends it at once, in order, with SystemExit.
+    """
+    from meshdsl.backends.engines.failures import RunError
+
+    try:
+        with interruptible() as stopping:
+            ending = _engine(engine)(emitted, job, tell, stopping)
+    except RunError as error:
+        raise DiagnosticError(_placed(error, source)) from error
+    if ending.trouble is not None:
+        raise DiagnosticError(troubled(ending, ending.trouble, emitted.places, source))
+    return ending
+
+
+def _placed(error: RunError, source: Source | None) -> Diagnostic:
+    """A run that failed, with the source line and the way out of a training run."""
+    span = line_of(error.place, source) if source else None
+    found = replace(error.diagnostic, span=span)
+    return replace(found, help=RESUME) if found.code == "MD0701" else found
+
+
+def _engine(name: str) -> Callable[..., Ending]:
+    if name == "local":
+        from meshdsl.backends.train.local import train_local
+
+        return train_local
+    from meshdsl.backends.train.torchrun import train_torchrun
+
+    return train_torchrun
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Whether Ctrl-C has been pressed; a second one raises KeyboardInterrupt.
+
+    SIGTERM raises SystemExit. A signal that is ignored stays so: a shell starts what a script puts
+    in the background with Ctrl-C ignored, for it is meant for what is in the foreground.
+    """
+    asked = threading.Event()
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            before[signal.SIGINT] = signal.signal(signal.SIGINT, interrupt)
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            before[signal.SIGTERM] = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield asked.is_set
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def troubled(
+    ending: Ending, trouble: Trouble, places: Mapping[int, str], source: Source | None
+) -> Diagnostic:
+    """What the user is told of a loss or a parameter that is no number any more."""
+    what = f"the loss is {trouble.loss}" if trouble.loss else "a parameter is not finite"
+    message = f"{what} in step {trouble.seen}"
+    span = None
+    if trouble.line is not None:
+        place = places.get(trouble.line, "")
+        span = line_of(place, source) if source else None
+        at = f" at {place}" if place else ""
+        made = f"`{trouble.name}` became {trouble.value} first, in step {trouble.step}{at}"
+        given = f"the data of step {trouble.step} hold {trouble.value} in `{trouble.name}`"
+        message += f"; {given if trouble.given else f'{made} on device {trouble.device}'}"
+    elif trouble.step is not None:
+        message += f"; it began in step {trouble.step}"
+    elif not trouble.stopped:
+        message += "; it did not happen again when the steps were run again"
+    last = f"the last checkpoint is {ending.checkpoint}; " if ending.checkpoint else ""
+    help = f"{last}a lower learning rate, `clip=1.0` in the optimizer or cleaner data may help"
+    return Diagnostic("MD0720", message, span, help=help)

@@ -1,0 +1,133 @@
+"""The values of a training run in one process: where they begin, are saved and are found again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from meshdsl.backends.runtime.values import Spec
+from meshdsl.diagnostics import Diagnostic
+
+if TYPE_CHECKING:
+    import torch
+
+    from meshdsl.backends.engines.in_process import Program
+    from meshdsl.backends.train.checkpoint import Checkpoints, Sharing
+    from meshdsl.backends.train.checkpoint_found import Found
+    from meshdsl.backends.train.data import Data
+    from meshdsl.backends.train.job import Job
+
+Tensors = dict[str, "torch.Tensor"]
+
+
+class Held:
+    """Parameters and optimizer states of the devices that this process runs.
+
+    `params` and `states` hold, by rank, what a step reads and overwrites; `step` is the number of
+    steps they have been through. `meta` is written into every checkpoint.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        job: Job,
+        data: Data,
+        sharing: Sharing,
+        where: Any = "cpu",
+    ) -> None:
+        self.mesh, self.ranks, self.job, self.where = program.MESH, sharing.ranks, job, where
+        self.param_specs, self.state_specs = program.PARAMS, program.STATES
+        self.specs: dict[str, Spec] = {**program.PARAMS, **program.STATES}
+        # A parameter in few bits has a copy in more among the states: that one is its value.
+        self._finest = {spec.key: state for state, spec in program.STATES.items() if spec.key}
+        self.value_specs = {n: self.specs[self._finest.get(n, n)] for n in program.PARAMS}
+        self.sharing = sharing
+        self.meta = {"seed": job.seed, "size": data.size, "vocabulary": data.vocabulary}
+        self.meta |= job.about
+        self.params: dict[int, Tensors] = {}
+        self.states: dict[int, Tensors] = {}
+        self.step, self.path = 0, ""
+        # A folder may hold checkpoints of an earlier run, which is begun anew: not ours to read.
+        self._ours = job.resume
+        self._checkpoints: Checkpoints | None = None
+        if job.checkpoint is not None:
+            from meshdsl.backends.train.checkpoint import Checkpoints
+
+            self._checkpoints = Checkpoints(job.checkpoint)
+
+    def begin(self) -> tuple[Diagnostic, ...]:
+        """Take the values of the run's last whole checkpoint; where there is none the first ones.
+
+        Returns warnings about checkpoints that are damaged.
+        """
+        found = self._checkpoints.latest() if self._checkpoints and self._ours else None
+        if found is None:
+            self._first()
+            return ()
+        assert self._checkpoints is not None
+        blocks = self._checkpoints.load(found, self.specs, self.mesh, self.ranks)
+        self._take(blocks)
+        self.step, self.path = found.step, str(found.path)
+        return (
+            *found.warnings,
+            *self._other_data(found.meta.get("size")),
+            *self._other_plan(found),
+        )
+
+    def _other_data(self, size: int | None) -> Iterator[Diagnostic]:
+        """A note where the run was begun on other data than it goes on with."""
+        if size not in (None, self.meta["size"]):
+            message = (
+                f"there are {self.meta['size']} samples to train on, the run began with {size}"
+            )
+            help = "the batches to come are others than without the interruption"
+            yield Diagnostic("MD0517", message, severity="note", help=help)
+
+    def _other_plan(self, found: Found) -> Iterator[Diagnostic]:
+        """A note where devices did something else before the interruption than they do now."""
+        before, now = found.meta, self.meta
+        if before.get("plan") in (None, now.get("plan")):
+            return
+        parts = {"layout": "layout {}", "mesh": "mesh {}", "meshdsl": "meshdsl {}"}
+        other = [k for k in parts if k in before and before[k] != now.get(k)]
+        saved, here = (", ".join(parts[k].format(meta[k]) for k in other) for meta in (before, now))
+        message = f"{found.path.name} was saved under another plan"
+        message += f": {saved}; now it is {here}" if other else ", of the same layout and mesh"
+        help = "the values are the same; sums in another order may differ in their last digits"
+        yield Diagnostic("MD0519", message, severity="note", help=help)
+
+    def _first(self) -> None:
+        """The values of step 0: of `--params`, or drawn; states follow their parameters."""
+        from meshdsl.backends.engines.in_process import local_tensors
+        from meshdsl.backends.runtime.files import read_arrays
+
+        given = read_arrays(self.job.params) if self.job.params else {}
+        values = local_tensors(self.mesh, self.specs, given, self.job.seed, self.ranks)
+        self._take(dict(zip(self.ranks, values, strict=True)))
+        self.step, self.path = 0, ""
+
+    def _take(self, blocks: Mapping[int, Mapping[str, torch.Tensor]]) -> None:
+        for rank in self.ranks:
+            held = {name: blocks[rank][name].to(self.where) for name in self.specs}
+            self.params[rank] = {name: held[name] for name in self.param_specs}
+            self.states[rank] = {name: held[name] for name in self.state_specs}
+
+    def save(self, step: int) -> None:
+        """Write a checkpoint, together with the other processes. Raises DiagnosticError."""
+        assert self._checkpoints is not None, "there is no folder for checkpoints"
+        blocks = {rank: {**self.params[rank], **self.states[rank]} for rank in self.ranks}
+        self._checkpoints.save(step, blocks, self.specs, {**self.meta, "step": step}, self.sharing)
+        self.step, self._ours = step, True
+
+    def values(self, rank: int) -> Tensors:
+        """The parameters in all the digits that are kept, as `value_specs` describes them."""
+        held = {**self.params[rank], **self.states[rank]}
+        return {name: held[self._finest.get(name, name)] for name in self.param_specs}
+
+    def is_finite(self, rank: int) -> bool:
+        """Whether all parameters of a device are numbers."""
+        return all(
+            bool(tensor.isfinite().all().item())
+            for tensor in self.params[rank].values()
+            if tensor.is_floating_point()
+        )

@@ -1,0 +1,148 @@
+"""Training under torchrun: a process per device, watched by this one. None of them outlives it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import meshdsl
+from meshdsl.backends.engines.failures import as_error, first_failure
+from meshdsl.backends.engines.stalls import Processes, Watch
+from meshdsl.backends.engines.torchrun import (
+    EVERY,
+    Aftermath,
+    TorchrunError,
+    failure_of,
+    launched,
+    reports_in,
+)
+from meshdsl.backends.train.data import open_data
+from meshdsl.backends.train.job import Ending, Event, Job, Tell, ending_from_dict
+from meshdsl.backends.train.local import Emitted, check_params
+from meshdsl.backends.train.run import RESUME
+from meshdsl.diagnostics import Diagnostic, DiagnosticError
+
+ROOT_CAUSE = "Root Cause (first observed failure)"
+WORKER = ["-m", "meshdsl.backends.train.worker"]
+
+
+def train_torchrun(emitted: Emitted, job: Job, tell: Tell, stopping: Callable[[], bool]) -> Ending:
+    """Train on processes, and say how it ended.
+
+    Raises TorchrunError and DiagnosticError; a KeyboardInterrupt passes through. In every case all
+    processes are gone afterwards.
+    """
+    program = emitted.load().training
+    check_params(program, job.params)
+    open_data(job.data, program.INPUTS, job.seed)  # refused here, it costs no start of processes
+    devices = math.prod(program.MESH.values())
+    with tempfile.TemporaryDirectory(prefix="meshdsl-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        _write(folder, emitted, job)
+        environment = _environment(devices)
+        processes = Processes(folder, devices, emitted.places)
+        watch, aftermath = Watch(processes.doing), Aftermath(processes)
+        with launched(folder, devices, [*WORKER, str(folder)], **environment) as process:
+            with open(folder / "events", encoding="utf-8") as events:
+                while process.poll() is None:
+                    _relay(events, tell)
+                    if stopping():
+                        (folder / "stop").touch()
+                    watch.look()
+                    aftermath.look()
+                    time.sleep(EVERY)
+                _relay(events, tell)
+        if (folder / "ending.json").exists():
+            return ending_from_dict(json.loads((folder / "ending.json").read_text("utf-8")))
+        log = (folder / "log").read_text("utf-8", errors="replace")
+        if process.returncode < 0:
+            message = f"torchrun was killed by signal {-process.returncode}, its processes with it"
+            raise TorchrunError("MD0721", message, help=RESUME)
+        raise _told(emitted, reports_in(folder), devices, log)
+
+
+def _write(folder: Path, emitted: Emitted, job: Job) -> None:
+    """Everything that the processes read."""
+    (folder / "train.py").write_text(emitted.training.text, encoding="utf-8")
+    if emitted.evaluation is not None:
+        (folder / "evaluate.py").write_text(emitted.evaluation.text, encoding="utf-8")
+    (folder / "job.json").write_text(job.to_json(), encoding="utf-8")
+    (folder / "events").touch()
+
+
+def _environment(devices: int) -> dict[str, str]:
+    """Where the processes find this package, and how many threads each computes with."""
+    home = str(Path(meshdsl.__file__).parent.parent)
+    paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
+    threads = max(1, (os.cpu_count() or 1) // devices)
+    return {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(threads)}
+
+
+def _relay(events: IO[str], tell: Tell) -> None:
+    """Pass on what device 0 has said since the last time."""
+    for event in _new(events):
+        tell(event)
+
+
+def _new(events: IO[str]) -> Iterator[Event]:
+    while True:
+        start = events.tell()
+        line = events.readline()
+        if not line.endswith("\n"):  # it is being written just now
+            events.seek(start)
+            return
+        yield json.loads(line)
+
+
+def _told(
+    emitted: Emitted, reports: list[dict[str, Any]], devices: int, log: str
+) -> DiagnosticError | TorchrunError:
+    """The one error that the user is told, of all that happened."""
+    known = {report["rank"] for report in reports}
+    victim = _signalled(log)
+    if victim is not None and victim not in known:
+        return _killed(victim, reports, emitted.places)
+    for report in reports:
+        if report.get("diagnostics"):
+            return DiagnosticError(*(_diagnostic(d) for d in report["diagnostics"]))
+    causes = [report for report in reports if not report["in_collective"]]
+    if causes:
+        first = first_failure(emitted.text, [failure_of(report) for report in causes])
+        code, message, details = as_error(first, emitted.places)
+        return TorchrunError(code, message, **details)
+    silent = sorted(set(range(devices)) - known)
+    if not silent or not reports:
+        tail = "\n".join(log.strip().splitlines()[-20:])
+        return TorchrunError("MD0705", f"torchrun failed and no process said why:\n{tail}")
+    return _killed(silent[0], reports, emitted.places)
+
+
+def _signalled(log: str) -> int | None:
+    """The device whose process was the first to end, if a signal ended it, as torchrun logs it."""
+    found = re.search(r"rank\s*:\s*(\d+).*?exitcode\s*:\s*-\d", log.partition(ROOT_CAUSE)[2], re.S)
+    return int(found[1]) if found else None
+
+
+def _diagnostic(found: Mapping[str, Any]) -> Diagnostic:
+    return Diagnostic(found["code"], found["message"], help=found["help"])
+
+
+def _killed(device: int, reports: list[dict[str, Any]], places: Mapping[int, str]) -> TorchrunError:
+    """The error about a process that ended without a word, and where another waited for it."""
+    message = f"the process of device {device} was killed"
+    waiting = next((r for r in reports if r["line"] and r["collective"]), None)
+    if waiting is None:
+        return TorchrunError("MD0721", message, device=device, help=RESUME)
+    place, collective = places.get(waiting["line"]), waiting["collective"]
+    at = place or f"line {waiting['line']} of its program"
+    message += f"; device {waiting['rank']} was waiting for it in {collective} at {at}"
+    return TorchrunError(
+        "MD0721", message, device=device, place=place, collective=collective, help=RESUME
+    )

@@ -1,0 +1,147 @@
+"""Training in a process of its own: one device, started by torchrun. `python -m` runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from argparse import Namespace
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from meshdsl.backends.engines.at_work import called
+from meshdsl.backends.engines.in_process import as_tensor
+from meshdsl.backends.runtime.collectives import make_groups
+from meshdsl.backends.runtime.main import (
+    Process,
+    check_world,
+    describe_error,
+    gather_output,
+    linger,
+    start,
+)
+from meshdsl.backends.torch.text import ProgramText
+from meshdsl.backends.train.checkpoint import Sharing
+from meshdsl.backends.train.checkpoint_export import export_params
+from meshdsl.backends.train.data import open_data
+from meshdsl.backends.train.job import Ending, Event, job_from_json
+from meshdsl.backends.train.local import Emitted, groups_of, tell_all
+from meshdsl.backends.train.loop import Control, Trainer
+from meshdsl.backends.train.state import Held
+from meshdsl.backends.train.team import Team
+from meshdsl.diagnostics import DiagnosticError
+from meshdsl.render import to_json
+
+
+def main(folder: Path) -> None:
+    """Train one device of the job in `folder`, and leave there what came of it."""
+    rank = int(os.environ["RANK"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda _, frame: _terminated(folder, rank, frame))
+    try:
+        ending = _train(folder, rank)
+        if rank == 0:
+            (folder / "ending.json").write_text(json.dumps(asdict(ending)), encoding="utf-8")
+    except Exception as error:  # whatever it is, the parent tells it
+        _leave(folder, rank, _described(error))
+    # Without the barrier gloo may abort when one process closes while others still read.
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _train(folder: Path, rank: int) -> Ending:
+    job = job_from_json((folder / "job.json").read_text(encoding="utf-8"))
+    emitted = Emitted(*(ProgramText(text, {}) for text in _texts(folder)))
+    texts = emitted.load()
+    program, mesh = texts.training, texts.training.MESH
+    world = int(os.environ["WORLD_SIZE"])
+    check_world(mesh, world)
+    where = start(rank, world)
+    groups = make_groups(mesh, groups_of(texts), rank)
+    team = Team(rank, mesh, dist, groups, dist.group.WORLD, leads=True, where=where)
+    data = open_data(job.data, program.INPUTS, job.seed)
+    held = Held(program, job, data, Sharing((rank,), mesh, dist.group.WORLD), where)
+    events = _Events(folder / "events", rank)
+    tell_all((*data.notes, *held.begin()), events.tell)
+    control = Control(events.tell, (folder / "stop").exists)
+    with torch.inference_mode():
+        ending = Trainer(team, texts, job, data, held, control).run()
+        if job.out is not None and ending.trouble is None:
+            _write(job.out, held, Process(rank, Namespace(), where))
+    return ending
+
+
+def _texts(folder: Path) -> list[str]:
+    names = ("train.py", "evaluate.py")
+    return [(folder / n).read_text(encoding="utf-8") for n in names if (folder / n).exists()]
+
+
+def _write(path: str, held: Held, process: Process) -> None:
+    """Gather the parameters on device 0 and write them."""
+    values, whole = held.values(process.rank), {}
+    for name, spec in held.value_specs.items():
+        whole[name] = as_tensor(gather_output(spec, held.mesh, process, values[name]), spec)
+    if process.rank == 0:
+        specs = {name: spec._replace(split={}) for name, spec in held.value_specs.items()}
+        export_params({0: whole}, path, specs, {})
+
+
+class _Events:
+    """What device 0 tells the parent: a line of a file each."""
+
+    def __init__(self, path: Path, rank: int) -> None:
+        self.file = open(path, "a", encoding="utf-8", buffering=1) if rank == 0 else None
+
+    def tell(self, event: Event) -> None:
+        """Write one event, on device 0."""
+        if self.file is not None:
+            self.file.write(json.dumps(event) + "\n")
+
+
+# --- failures ------------------------------------------------------------------------------------
+
+
+def _described(error: Exception) -> dict[str, Any]:
+    """An error as the parent reads it: with diagnostics, or with line and collective."""
+    found: dict[str, Any] = {"exit": 3, **describe_error(error), "collective": ""}
+    if isinstance(error, DiagnosticError):
+        found["diagnostics"] = [to_json(d) for d in error.diagnostics]
+    trace = error.__traceback__
+    while trace is not None and found["in_collective"]:
+        if trace.tb_frame.f_code.co_name == "device" and trace.tb_next is not None:
+            found["collective"] = called(trace.tb_next.tb_frame)
+        trace = trace.tb_next
+    return found
+
+
+def _terminated(folder: Path, rank: int, frame: FrameType | None) -> NoReturn:
+    """End because torchrun says so: another process has failed. Say what this one was doing."""
+    line, collective, inner = None, "", ""
+    while frame is not None:
+        if frame.f_code.co_name == "device":
+            line, collective = frame.f_lineno, inner
+            break
+        inner, frame = called(frame), frame.f_back
+    found = {"kind": "Terminated", "message": "", "line": line, "collective": collective}
+    _leave(folder, rank, {"exit": 3, "loops": {}, "position": None, "in_collective": True, **found})
+
+
+def _leave(folder: Path, rank: int, found: Mapping[str, Any]) -> NoReturn:
+    """Write the report of a failure and end, not waiting for others to close connections."""
+    path = folder / f"report.rank{rank}"
+    if not path.exists():
+        path.write_text(json.dumps({**found, "rank": rank}), encoding="utf-8")
+    sys.stdout.flush()
+    linger()
+    os._exit(3)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
