@@ -13,9 +13,9 @@ from meshdsl.backends.runtime.values import local_part
 from meshdsl.backends.train.data import Batches, Data
 from meshdsl.backends.train.job import Ending, Event, Job, Tell, Trouble
 from meshdsl.backends.train.log import MetricsLog
-from meshdsl.backends.train.search import search
 from meshdsl.backends.train.state import Held
 from meshdsl.backends.train.team import Team
+from meshdsl.backends.train.watch import search
 
 if TYPE_CHECKING:
     import torch

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from meshdsl.named.autodiff import gradients, in_phase
-from meshdsl.named.autodiff_call import about
+from meshdsl.named.autodiff import about, gradients, in_phase
 from meshdsl.named.builder import Builder, Frame, Scope
 from meshdsl.named.ir import (
     F32,

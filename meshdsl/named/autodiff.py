@@ -8,18 +8,33 @@ as they are, still partial where they are. (Griewank and Walther 2008; for loops
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
-from meshdsl.named.autodiff_active import active
-from meshdsl.named.autodiff_block import Block
-from meshdsl.named.autodiff_call import about, source
-from meshdsl.named.autodiff_tape import Tape
-from meshdsl.named.builder import Builder, Scope
-from meshdsl.named.ir import Node, Op, Repeat, Value, results
+from meshdsl.named.builder import Builder, Frame, Scope
+from meshdsl.named.expand import expand
+from meshdsl.named.ir import (
+    BOOL,
+    Carry,
+    Collected,
+    Dim,
+    DType,
+    Node,
+    Op,
+    Repeat,
+    TensorType,
+    Value,
+    results,
+    walk,
+)
 from meshdsl.named.prelude import prelude
 from meshdsl.named.rewrite import substitute
+from meshdsl.ops.opdef import Attrs, lookup
 
 
 def gradients(
@@ -105,3 +120,604 @@ def in_phase(builder: Builder, phase: str) -> Iterator[None]:
         yield
     finally:
         builder.phase, builder.block = before
+
+
+# --- blocks and loops ---------------------------------------------------------------------------
+
+
+FREE = ("cast", "identity")
+"""Beside views: operators that are done again rather than kept, if they read nothing else kept."""
+
+
+class Block:
+    """The backward pass of one block of nodes: of a program, or of the body of a loop."""
+
+    def __init__(
+        self,
+        tape: Tape,
+        nodes: tuple[Node, ...],
+        loop: Repeat | None = None,
+        parent: Block | None = None,
+    ) -> None:
+        self.tape, self.builder = tape, tape.builder
+        self.nodes, self.loop, self.parent = nodes, loop, parent
+        self.depth = len(tape.builder.frames) - 1
+        self.grads: dict[Value, list[Value]] = {}
+        self.moved: dict[Value, Value] = {}
+        self.made = {v: n for n in nodes if isinstance(n, Op) for v in n.outs}
+        self.own = {v for n in nodes for v in results(n)}
+        self.slices: dict[Value, Value] = {}
+        if loop is not None:
+            self.own.update(c.inside for c in loop.carries)
+            self.slices = {s.inside: s.outer for s in loop.stacked}
+
+    # --- gradients ---------------------------------------------------------------------------
+
+    def add(self, value: Value, grad: Value) -> None:
+        """A contribution to the gradient of `value`; a copy made again stands for its original."""
+        original = self.tape.builder.originals.get(value)
+        target = value if original is None or original not in self.own else original
+        self.grads.setdefault(target, []).append(grad)
+
+    def total(self, value: Value) -> Value | None:
+        """The sum of all contributions so far; some dims may be missing."""
+        parts = self.grads.pop(value, [])
+        if not parts:
+            return None
+        emit = self.tape.emitter(value, source(value))
+        total = parts[0]
+        for part in parts[1:]:
+            total = emit.emit("add", total, part)
+        if value in self.tape.wrt:
+            self.add(value, total)
+        return total
+
+    def whole(self, value: Value) -> Value:
+        """The sum of all contributions, of the type of `value`; zeros where there are none."""
+        emit = self.tape.emitter(value, source(value))
+        total = self.total(value)
+        if total is None:
+            return emit.zeros(value.type)
+        return emit.full(total, value.type.dims)
+
+    # --- one node after the other, backwards ------------------------------------------------
+
+    def reverse(self) -> None:
+        """Walk the nodes from the last to the first."""
+        groups = [(b, list(g)) for b, g in itertools.groupby(self.nodes, lambda n: n.block)]
+        for block, group in reversed(groups):
+            if not any(v in self.grads for n in group for v in results(n)):
+                continue
+            if block is not None:
+                self._compute_again(group)
+            for node in reversed(group):
+                if isinstance(node, Repeat):
+                    self._loop(node)
+                else:
+                    self._op(node)
+
+    def _op(self, op: Op) -> None:
+        wanted = frozenset(i for i, v in enumerate(op.ins) if v in self.tape.active)
+        if not wanted or not any(v in self.grads for v in op.outs):
+            return
+        gradient = lookup(op.name).gradient
+        if gradient is None:
+            self._defined(op)
+            return
+        assert len(op.outs) == 1, f"{op.name} has several results and a gradient"
+        grad = self.total(op.out)
+        assert grad is not None
+        call = Call(op, grad, wanted, self.available, self.tape.emitter(op.outs[0]))
+        labelled: dict[Value, Value] = {}  # one part may be that of two operands
+        for index, part in gradient(call).items():
+            if index in wanted:
+                own = call.emitter.follow(labelled.get(part, part), op.ins[index])
+                labelled[part] = own
+                self.add(op.ins[index], own)
+
+    def _defined(self, op: Op) -> None:
+        """Differentiate a composite as its definition in the prelude, computed again for that."""
+        if not lookup(op.name).composite:
+            return
+        expansion = expand(op, {})
+        assert expansion is not None
+        self.tape.active |= active(expansion.ops, self.tape.active)
+        for inner in expansion.ops:
+            self.made.update({v: inner for v in inner.outs})
+            self.own.update(inner.outs)
+            self._done_again(inner)
+        for inner in reversed(expansion.ops):
+            self._op(inner)
+
+    # --- what the backward pass reads of the forward one -------------------------------------
+
+    def available(self, value: Value) -> Value:
+        """What stands for a value of the forward block here."""
+        if value in self.moved:
+            return self.moved[value]
+        if self.loop is None or self.parent is None:
+            return value
+        with self.builder.at(self.depth):
+            if value in self.own and self._is_free(value):
+                return self._done_again(self.made[value])
+            if value in self.own:
+                found = self._collected(value, self.loop, self.parent)
+            else:
+                found = self.parent.available(self.slices.get(value, value))
+            self.moved[value] = self.builder.reach(found)
+        return self.moved[value]
+
+    def _collected(self, value: Value, loop: Repeat, parent: Block) -> Value:
+        """All that `value` was in the iterations of the forward loop, as the parent has it."""
+        outer = self.tape.collect(loop, self.tape.again.get(value, value), self.depth - 1)
+        if loop in self.tape.twins:  # it was done again beside the loop that is being built
+            return outer
+        parent.own.add(outer)
+        return parent.available(outer)
+
+    def _is_free(self, value: Value) -> bool:
+        """Whether it costs nothing to make the value again: it need not be kept."""
+        assert self.loop is not None
+        op = self.made.get(value)
+        if op is None:
+            return False
+        if not op.ins or value.type.has(self.loop.dim.name):
+            return True
+        light = lookup(op.name).view or op.name in FREE
+        return light and all(v not in self.own or self._is_free(v) for v in op.ins)
+
+    def _compute_again(self, group: list[Node]) -> None:
+        """Do a `recompute` block once more; what follows reads its values from here."""
+        for node in group:
+            if isinstance(node, Repeat):
+                self.moved.update(copied_loop(self.tape, node, self.available))
+            else:
+                self._done_again(node)
+
+    def _done_again(self, op: Op) -> Value:
+        ins = tuple(self.available(v) for v in op.ins)
+        self.moved.update(zip(op.outs, copied(self.tape, op, ins), strict=True))
+        return self.moved[op.outs[0]]
+
+    # --- loops ---------------------------------------------------------------------------------
+
+    def _loop(self, loop: Repeat) -> None:
+        """A loop from the last iteration to the first, carrying the gradients of the carries."""
+        if not any(v in self.grads for v in results(loop)):
+            return
+        carries = self._reached(loop)
+        inits = [self.whole(c.result) for c in carries]
+        seeds = [(c.inside, self.total(c.outer)) for c in loop.collected if c.outer in self.grads]
+        self.builder.frames.append(Frame(loop.dim))
+        child = Block(self.tape, loop.body, loop, self)
+        insides = [self._gradient(c.next) for c in carries]
+        for carry, inside in zip(carries, insides, strict=True):
+            child.add(carry.next, inside)
+        for value, seed in seeds:
+            assert seed is not None
+            child.add(value, self.builder.reach(seed))
+        child.reverse()
+        nexts = [child.whole(c.inside) for c in carries]
+        self._close(loop, child, list(zip(carries, inits, insides, nexts, strict=True)))
+
+    def _close(
+        self, loop: Repeat, child: Block, carried: list[tuple[Carry, Value, Value, Value]]
+    ) -> None:
+        """Append the backward loop, and hand on the gradients of what the forward one read."""
+        stacked = [(s, child.total(s.inside)) for s in loop.stacked if s.inside in child.grads]
+        sums = [(v, child.summed(v)) for v in list(child.grads) if v not in child.own]
+        frame = self.builder.frames.pop()
+        collected, carries = [], []
+        for item, inside in stacked:
+            assert inside is not None
+            outer = self._gradient(item.outer, (loop.dim, *inside.type.dims))
+            collected.append(Collected(inside, outer))
+            self.add(item.outer, outer)
+        for value, (inside, next_) in sums:
+            init = self.tape.emitter(value, source(value)).zeros(inside.type)
+            result = self._gradient(value, inside.type.dims)
+            carries.append(Carry(init, inside, next_, result))
+            self.add(value, result)
+        for carry, init, inside, next_ in carried:
+            result = self._gradient(carry.init)
+            carries.append(Carry(init, inside, next_, result))
+            self.add(carry.init, result)
+        made = Repeat(
+            loop.dim, tuple(carries), self.builder.stacks(frame), tuple(frame.body), loop.span,
+            tuple(collected), not loop.reverse, self.builder.phase,
+        )  # fmt: skip
+        self.builder.frames[-1].body.append(made)
+
+    def summed(self, value: Value) -> tuple[Value, Value]:
+        """The gradient of a value from outside, added up over the iterations: carry and next."""
+        grad = self.total(value)
+        assert grad is not None
+        inside = self._gradient(value, grad.type.dims)
+        emit = self.tape.emitter(value, source(value))
+        return inside, emit.full(emit.emit("add", inside, grad), inside.type.dims)
+
+    def _gradient(self, value: Value, dims: tuple[Dim, ...] | None = None) -> Value:
+        """A new value for a gradient of `value`."""
+        type_ = TensorType(value.type.dims if dims is None else dims, value.type.dtype)
+        plain = Value(type_, value.span, path=value.path, functions=value.functions)
+        grad = replace(plain, **about(source(value)))
+        self.builder.place(grad, len(self.builder.frames) - 1)
+        return grad
+
+    def _reached(self, loop: Repeat) -> list[Carry]:
+        """The carries whose gradients go round: those that reach what has a gradient."""
+        found = {c for c in loop.carries if c.result in self.grads}
+        ends = {c.inside for c in loop.collected if c.outer in self.grads}
+        while True:
+            needed = feeding(loop.body, {c.next for c in found} | ends)
+            more = {c for c in loop.carries if c.inside in needed} | found
+            if more == found:
+                return [c for c in loop.carries if c in found and c.inside in self.tape.active]
+            found = more
+
+
+# --- one operator -------------------------------------------------------------------------------
+
+
+def source(value: Value) -> Value:
+    """The tensor whose rules bind what stands for `value`."""
+    return value.follows or value
+
+
+class Emitter:
+    """Emits operators at the place of `at`; arithmetic of known numbers is done at once.
+
+    `numbers` are the constants emitted so far. Results follow `follows`, where it is given.
+    """
+
+    def __init__(
+        self, builder: Builder, numbers: dict[Value, float], at: Value, follows: Value | None
+    ) -> None:
+        self.builder, self.numbers, self.follows = builder, numbers, follows
+        self.span = at.span
+        self.scope = Scope({}, {}, prelude(), at.path, at.functions)
+        self.start = len(builder.frames[-1].body)
+
+    def apply(
+        self, name: str, ins: tuple[Value, ...], attrs: Mapping[str, Any]
+    ) -> tuple[Value, ...]:
+        """Emit an operator as it stands."""
+        fields = {} if self.follows is None else about(self.follows)
+        return self.builder.emit(name, ins, attrs, self.span, self.scope, fields=fields)
+
+    def number(self, number: float, dtype: DType) -> Value:
+        """A constant without dims."""
+        value = self.builder.constant(number, dtype, self.span, self.scope)
+        self.numbers[value] = number
+        return value
+
+    def zeros(self, type_: TensorType) -> Value:
+        """A tensor of zeros."""
+        return self.apply("zeros", (), {"dims": type_.dims, "dtype": type_.dtype})[0]
+
+    def full(self, value: Value, dims: tuple[Dim, ...]) -> Value:
+        """`value` with all of `dims`, in this order: broadcast over those it lacks."""
+        if value.type.dims == dims:
+            return value
+        name = "transpose" if len(value.type.dims) == len(dims) else "broadcast"
+        return self.apply(name, (value,), {"dims": dims})[0]
+
+    def emit(self, name: str, *operands: Value | float, **attrs: Any) -> Value:
+        """Apply an operator of one result; numbers take the dtype of the first tensor."""
+        if name == "constant":
+            return self.number(attrs["value"], attrs["dtype"])
+        if not operands:
+            return self.apply(name, (), attrs)[0]
+        dtype = next(v.type.dtype for v in operands if isinstance(v, Value))
+        if name == "einsum":
+            return self._einsum([self._value(v, dtype) for v in operands], attrs["dims"])
+        known = [self.numbers.get(v) if isinstance(v, Value) else v for v in operands]
+        folded = self._folded(name, known, operands)
+        if isinstance(folded, Value):
+            return folded
+        if folded is not None:
+            return self.number(folded, attrs.get("dtype", dtype))
+        ins = tuple(self._value(v, dtype) for v in operands)
+        return self.apply(name, ins, attrs)[0]
+
+    def _value(self, operand: Value | float, dtype: DType) -> Value:
+        return operand if isinstance(operand, Value) else self.number(float(operand), dtype)
+
+    def _folded(
+        self, name: str, known: list[float | None], operands: tuple[Value | float, ...]
+    ) -> Value | float | None:
+        """What the call comes to without an operator: an operand, a number, or None."""
+        if name in ("cast", "neg", *_ARITHMETIC) and all(k is not None for k in known):
+            return _arithmetic(name, [k for k in known if k is not None])
+        if name == "eq" and all(k is not None for k in known):
+            (same,) = self.apply("constant", (), {"value": known[0] == known[1], "dtype": BOOL})
+            self.numbers[same] = float(known[0] == known[1])
+            return same
+        if name == "where" and known[0] is not None:
+            return operands[1 if known[0] else 2]
+        for one, other in {"mul": ((0, 1), (1, 0)), "div": ((1, 0),)}.get(name, ()):
+            if known[one] == 1 and isinstance(found := operands[other], Value):
+                return found
+        return None
+
+    def _einsum(self, operands: list[Value], dims: tuple[Dim, ...]) -> Value:
+        """A contraction; the numbers among its operands are multiplied onto the result."""
+        tensors = [v for v in operands if v not in self.numbers]
+        number = math.prod(self.numbers[v] for v in operands if v in self.numbers)
+        if not tensors:
+            return self.number(number, operands[0].type.dtype)
+        found = tensors[0]
+        if len(tensors) > 1 or len(found.type.dims) != len(dims):
+            found = self.apply("einsum", tuple(tensors), {"dims": dims})[0]
+        return self.emit("mul", found, number)
+
+    # --- labels ------------------------------------------------------------------------------
+
+    def follow(self, value: Value, target: Value) -> Value:
+        """`value` as the gradient of `target`: bound by its rules, if it was made here."""
+        body = self.builder.frames[-1].body
+        made = {v for n in body[self.start :] if isinstance(n, Op) for v in n.outs}
+        if value not in made or value.follows is not None or value in self.numbers:
+            return value
+        labelled = replace(value, **about(source(target)))
+        self.builder.place(labelled, len(self.builder.frames) - 1)
+        body[self.start :] = substitute(body[self.start :], {value: labelled})
+        return labelled
+
+
+def about(target: Value) -> dict[str, Any]:
+    """The fields of a value that is the gradient of `target`.
+
+    It stands where the target does, also where it is made inside a function that reads the target:
+    selectors of that function do not mean it.
+    """
+    name = ".".join((*target.path, f"d_{target.label}")) if target.name else None
+    where = {"path": target.path, "functions": target.functions}
+    return {"follows": target, "name": name, **where}
+
+
+_ARITHMETIC: dict[str, Callable[..., float]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "div": lambda a, b: a / b if b else math.nan,
+    "square": lambda a: a * a,
+}
+
+
+def _arithmetic(name: str, numbers: list[float]) -> float | None:
+    if name in ("cast", "neg"):
+        return numbers[0] if name == "cast" else -numbers[0]
+    found = _ARITHMETIC[name](*numbers)
+    return found if math.isfinite(found) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A `Backward` (see `ops/opdef.py`) for one operator of a program."""
+
+    op: Op
+    grad: Value
+    wants: frozenset[int]
+    available: Callable[[Value], Value]
+    emitter: Emitter
+
+    @property
+    def ins(self) -> tuple[TensorType, ...]:
+        """Global types of the operands."""
+        return tuple(v.type for v in self.op.ins)
+
+    @property
+    def outs(self) -> tuple[TensorType, ...]:
+        """Global types of the results."""
+        return tuple(v.type for v in self.op.outs)
+
+    @property
+    def attrs(self) -> Attrs:
+        """The attributes of the operator."""
+        return dict(self.op.attrs)
+
+    def wanted(self, index: int) -> bool:
+        """Whether anybody needs the gradient of operand `index`."""
+        return index in self.wants
+
+    def operand(self, index: int) -> Value:
+        """Operand `index` as the backward pass has it."""
+        return self.available(self.op.ins[index])
+
+    def result(self) -> Value:
+        """The result as the backward pass has it."""
+        return self.available(self.op.out)
+
+    def emit(self, name: str, *operands: Value | float, **attrs: Any) -> Value:
+        """Apply an operator of one result."""
+        return self.emitter.emit(name, *operands, **attrs)
+
+    def full(self, value: Value, dims: tuple[Dim, ...]) -> Value:
+        """`value` broadcast to `dims`."""
+        return self.emitter.full(value, dims)
+
+    def sized(self, value: Value, index: int) -> Value:
+        """What `value`, given per element of the result, comes to for operand `index`."""
+        own, every = self.op.ins[index].type, self.op.out.type
+        extra = tuple(d for d in value.type.dims if not own.has(d.name))
+        lost = [d for d in every.dims if not own.has(d.name) and not value.type.has(d.name)]
+        if extra:
+            value = self.emit("sum", value, dims=extra)
+        return self.emit("mul", value, float(math.prod(d.size for d in lost)))
+
+
+# --- what the blocks of one backward pass share -------------------------------------------------
+
+
+class Tape:
+    """What the blocks of one backward pass share."""
+
+    def __init__(self, builder: Builder, active: set[Value], wrt: frozenset[Value]) -> None:
+        self.builder, self.active, self.wrt = builder, active, wrt
+        self.numbers: dict[Value, float] = {}
+        self.collected: dict[Repeat, dict[Value, Value]] = {}
+        self.twins: dict[Repeat, Repeat] = {}
+        self.again: dict[Value, Value] = {}
+
+    def emitter(self, at: Value, follows: Value | None = None) -> Emitter:
+        """Emits for the gradient of `at`, at its place in the source."""
+        return Emitter(self.builder, self.numbers, at, follows)
+
+    def collect(self, loop: Repeat, value: Value, depth: int) -> Value:
+        """All iterations' `value` of a forward loop, as a tensor outside it, `depth` loops deep."""
+        known = self.collected.setdefault(self.twins.get(loop, loop), {})
+        if value not in known:
+            type_ = TensorType((loop.dim, *value.type.dims), value.type.dtype)
+            known[value] = replace(value, type=type_, role="activation", follows=source(value))
+            self.builder.place(known[value], depth)
+        return known[value]
+
+    def with_collected(self, nodes: tuple[Node, ...]) -> list[Node]:
+        """`nodes` with the loops collecting what has been asked for."""
+        return [self._collecting(n) if isinstance(n, Repeat) else n for n in nodes]
+
+    def _collecting(self, loop: Repeat) -> Repeat:
+        more = tuple(Collected(a, b) for a, b in self.collected.get(loop, {}).items())
+        body = tuple(self.with_collected(loop.body))
+        return replace(loop, body=body, collected=(*loop.collected, *more))
+
+
+# --- activity: which values depend on which -----------------------------------------------------
+
+
+NOTHING: Mapping[Value, Value] = MappingProxyType({})
+
+
+def active(
+    nodes: Sequence[Node], seeds: set[Value], originals: Mapping[Value, Value] = NOTHING
+) -> set[Value]:
+    """Floats that depend on `seeds` in a differentiable way, those inside loops too.
+
+    A copy that was made for a backward pass depends on what its original in `originals` does.
+    """
+    found = {v for v in seeds if v.type.dtype.kind == "float"}
+    for node in nodes:
+        if isinstance(node, Repeat):
+            found |= _active_loop(node, found)
+        elif is_differentiable(node) and not found.isdisjoint(node.ins):
+            found.update(v for v in node.outs if v.type.dtype.kind == "float")
+        found.update(v for v in results(node) if originals.get(v) in found)
+    return found
+
+
+def is_differentiable(op: Op) -> bool:
+    """Whether the operator passes gradients on: by its own rule, or by those of its definition."""
+    opdef = lookup(op.name)
+    return opdef.gradient is not None or opdef.composite
+
+
+def _active_loop(loop: Repeat, outside: set[Value]) -> set[Value]:
+    found = outside | {s.inside for s in loop.stacked if s.outer in outside}
+    found |= {c.inside for c in loop.carries if c.init in outside}
+    while True:
+        inner = active(loop.body, found)
+        more = {c.inside for c in loop.carries if c.next in inner} - inner
+        if not more:
+            break
+        found = inner | more
+    inner |= {c.result for c in loop.carries if c.next in inner}
+    return inner | {c.outer for c in loop.collected if c.inside in inner}
+
+
+def feeding(nodes: Sequence[Node], needed: set[Value]) -> set[Value]:
+    """Everything that the values `needed` are computed from in a block, and they themselves."""
+    needed = set(needed)
+    for node in reversed(nodes):
+        if needed.isdisjoint(results(node)):
+            continue
+        if isinstance(node, Op):
+            needed.update(node.ins)
+            continue
+        needed.update(v for c in node.carries for v in (c.init,))
+        needed.update(s.outer for s in node.stacked)
+        needed.update(v for op in walk(node.body) for v in op.ins)
+    return needed
+
+
+# --- rematerialisation --------------------------------------------------------------------------
+
+
+Read = Callable[[Value], Value]
+"""What stands in the backward pass for a value of the forward one."""
+
+
+def copied(tape: Tape, op: Op, ins: tuple[Value, ...]) -> tuple[Value, ...]:
+    """Emit a copy of `op` on `ins`; its results, bound by the same rules."""
+    tape.emitter(op.outs[0]).apply(op.name, ins, dict(op.attrs))
+    outs = tuple(_copy(tape, value) for value in op.outs)
+    body = tape.builder.frames[-1].body
+    last = body[-1]
+    assert isinstance(last, Op)
+    body[-1] = replace(last, outs=outs)
+    return outs
+
+
+def copied_loop(tape: Tape, loop: Repeat, read: Read) -> dict[Value, Value]:
+    """Emit a copy of a loop; what its results are there."""
+    return _Copy(tape, loop, read).made()
+
+
+def _copy(tape: Tape, value: Value) -> Value:
+    """A new value under the same rules, made in the current block."""
+    copy = replace(value, role="activation", follows=source(value))
+    tape.builder.originals[copy] = tape.builder.originals.get(value, value)
+    tape.builder.place(copy, len(tape.builder.frames) - 1)
+    return copy
+
+
+class _Copy:
+    """One loop being copied."""
+
+    def __init__(self, tape: Tape, loop: Repeat, read: Read) -> None:
+        self.tape, self.builder, self.loop, self.read = tape, tape.builder, loop, read
+        self.slices = {s.inside: s.outer for s in loop.stacked}
+        self.new: dict[Value, Value] = {}
+        self.depth = len(tape.builder.frames)
+
+    def made(self) -> dict[Value, Value]:
+        """The results of the original and those of the copy."""
+        loop = self.loop
+        inits = [self.read(c.init) for c in loop.carries]
+        self.builder.frames.append(Frame(loop.dim))
+        self.new = {c.inside: _copy(self.tape, c.inside) for c in loop.carries}
+        for node in loop.body:
+            if isinstance(node, Repeat):
+                self.new.update(copied_loop(self.tape, node, self.look))
+            else:
+                outs = copied(self.tape, node, tuple(map(self.look, node.ins)))
+                self.new.update(zip(node.outs, outs, strict=True))
+        nexts = [self.look(c.next) for c in loop.carries]
+        kept = [self.look(c.inside) for c in loop.collected]
+        frame = self.builder.frames.pop()
+        made = {value: _copy(self.tape, value) for value in results(loop)}
+        carries = tuple(
+            Carry(init, self.new[c.inside], next_, made[c.result])
+            for c, init, next_ in zip(loop.carries, inits, nexts, strict=True)
+        )
+        pairs = zip(kept, loop.collected, strict=True)
+        copy = replace(
+            loop,
+            carries=carries,
+            stacked=self.builder.stacks(frame),
+            body=tuple(frame.body),
+            collected=tuple(Collected(inside, made[c.outer]) for inside, c in pairs),
+            phase=self.builder.phase,
+            block=None,
+        )
+        self.builder.frames[-1].body.append(copy)
+        self.tape.twins[loop] = copy
+        self.tape.again.update(self.new)
+        return made
+
+    def look(self, value: Value) -> Value:
+        """What stands for a value that the body reads."""
+        if value not in self.new:
+            with self.builder.at(self.depth):
+                self.new[value] = self.builder.reach(self.read(self.slices.get(value, value)))
+        return self.new[value]

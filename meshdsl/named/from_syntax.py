@@ -27,7 +27,6 @@ from meshdsl.named.builder import (
 from meshdsl.named.calls import Calls, mismatch
 from meshdsl.named.declarations import RESERVED_TENSORS, Declarations, unknown
 from meshdsl.named.expressions import Expressions
-from meshdsl.named.goals import Goals
 from meshdsl.named.ir import (
     DTYPES,
     Dim,
@@ -40,6 +39,7 @@ from meshdsl.named.ir import (
     Value,
 )
 from meshdsl.named.loops import Loops, assigned
+from meshdsl.named.optimizers import Goals
 from meshdsl.named.params import finish_params
 from meshdsl.named.sizes import as_float
 from meshdsl.named.views import Views

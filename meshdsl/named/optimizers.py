@@ -5,20 +5,128 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from meshdsl.diagnostics import Diagnostic, Diagnostics, did_you_mean, fail
-from meshdsl.named.builder import kind_of
+from meshdsl.diagnostics import Diagnostic, Diagnostics, Related, Span, did_you_mean, fail
+from meshdsl.named.autodiff import feeding, gradients
+from meshdsl.named.builder import Operand, Scope, kind_of, need_tensor
 from meshdsl.named.expressions import FOLD
-from meshdsl.named.ir import DTYPES, DType
-from meshdsl.named.schedules import Schedule
+from meshdsl.named.ir import DTYPES, DType, Goal, TensorType, Value, results
 from meshdsl.syntax import ast
 
 if TYPE_CHECKING:
     from meshdsl.named.builder import Scope
     from meshdsl.named.expressions import Expressions
+    from meshdsl.named.from_syntax import ProgramBuilder
+
+
+# --- schedules ----------------------------------------------------------------------------------
+
+
+Shape = Literal["constant", "cosine", "linear"]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """A learning rate for every step: `peak`, times what warming up and falling make of it.
+
+    The first `warmup` steps rise in equal parts, the last of them to `peak`. A `cosine` (Loshchilov
+    and Hutter 2017, without restarts) or `linear` one then falls, and is `final` from step `steps`
+    on; a `constant` one stays.
+    """
+
+    shape: Shape
+    peak: float
+    steps: int = 0
+    warmup: int = 0
+    final: float = 0.0
+
+    def at(self, step: int) -> float:
+        """The learning rate of the step before which `step` steps were done (0, 1, …)."""
+        rise = min(1.0, (step + 1) / self.warmup) if self.warmup else 1.0
+        return rise * (self.final + (self.peak - self.final) * self._height(step))
+
+    def _height(self, step: int) -> float:
+        """How much of the way from `final` up to `peak` is left after `step` steps."""
+        if self.shape == "constant":
+            return 1.0
+        done = min(1.0, max(0.0, (step - self.warmup) / (self.steps - self.warmup)))
+        return (1 + math.cos(math.pi * done)) / 2 if self.shape == "cosine" else 1 - done
+
+
+class UpdateEmitter(Protocol):
+    """Where an update is written to: it becomes the last part of a training step."""
+
+    def emit(
+        self, name: str, *ins: Value, follows: Value | None, **attrs: Any
+    ) -> tuple[Value, ...]:
+        """Apply operator `name` in phase `update`.
+
+        The results have the role `state` and follow the parameter `follows`; None: no parameter.
+        """
+
+    def state(
+        self, name: str, type: TensorType, follows: Value | None, copies: Value | None = None
+    ) -> Value:
+        """Declare a state that is kept from step to step; at first zeros, or what it `copies`."""
+
+    def constant(self, number: int | float, dtype: DType) -> Value:
+        """A number as a value without dims."""
+
+    def update(self, old: Value, new: Value) -> None:
+        """Record that the parameter or state `old` is `new` in the next step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arithmetic:
+    """Operators of one result, on values and numbers; numbers become constants of `dtype`."""
+
+    emitter: UpdateEmitter
+    dtype: DType
+    follows: Value | None = None
+
+    def __call__(self, name: str, *operands: Value | float, **attrs: Any) -> Value:
+        """The result of operator `name`."""
+        ins = (x if isinstance(x, Value) else self.number(x) for x in operands)
+        (out,) = self.emitter.emit(name, *ins, follows=self.follows, **attrs)
+        return out
+
+    def number(self, number: float) -> Value:
+        """A constant."""
+        return self.emitter.constant(number, self.dtype)
+
+
+def emit_rate(schedule: Schedule, do: Arithmetic, step: Value) -> Value:
+    """The learning rate as a scalar in the dtype of `do`; the i32 `step` counts the steps done."""
+    if schedule.shape == "constant" and not schedule.warmup:
+        return do.number(schedule.peak)
+    step = do("cast", step, dtype=do.dtype)
+    rate = _fall(schedule, do, step)
+    if not schedule.warmup:
+        return rate
+    rise = do("div", do("add", step, 1.0), float(schedule.warmup))
+    return do("mul", do("minimum", rise, 1.0), rate)
+
+
+def _fall(schedule: Schedule, do: Arithmetic, step: Value) -> Value:
+    """The learning rate without warming up."""
+    if schedule.shape == "constant":
+        return do.number(schedule.peak)
+    since = do("sub", step, float(schedule.warmup)) if schedule.warmup else step
+    done = do("div", since, float(schedule.steps - schedule.warmup))
+    done = do("minimum", do("maximum", done, 0.0) if schedule.warmup else done, 1.0)
+    span = schedule.peak - schedule.final
+    if schedule.shape == "linear":
+        return do("sub", schedule.peak, do("mul", done, span))
+    height = do("add", do("cos", do("mul", done, math.pi)), 1.0)
+    return do("add", do("mul", height, span / 2), schedule.final)
+
+
+# --- optimizers ------------------------------------------------------------
+
 
 Evaluate = Callable[[ast.Expr], Any]
 """What an expression comes to: a number, a string, a dtype, or what no option may be."""
@@ -320,3 +428,117 @@ def _form(call: ast.Call) -> str:
 
 def _listed(names: Mapping[str, object]) -> str:
     return ", ".join(f"`{n}`" for n in names)
+
+
+# --- what minimize says -------------------------------------------------------------------------
+
+
+FORM = "`grad(loss, x, …)`"
+
+
+class Goals:
+    """What a program says about its loss."""
+
+    def __init__(self, program: ProgramBuilder) -> None:
+        self.program = program
+        self.builder = program.builder
+        self.goal: Goal | None = None
+        self.blocks = 0
+
+    # --- grad ----------------------------------------------------------------------------------
+
+    def grad(self, node: ast.Call, scope: Scope) -> tuple[Value, ...]:
+        """The values of a call `grad(loss, x, …)`: one gradient per tensor after the loss."""
+        if node.items is not None or node.keywords or node.out or len(node.args) < 2:
+            fail("MD0252", "`grad` takes a loss and tensors", node.span, help=f"write {FORM}")
+        operands = [self.program.expressions.evaluate(arg, scope) for arg in node.args]
+        spans = [arg.span for arg in node.args]
+        return self.gradients(operands, spans, node.span)
+
+    def gradients(
+        self, operands: list[Operand], spans: list[Span], span: Span
+    ) -> tuple[Value, ...]:
+        """The gradients of the first operand by the others; `spans` are where they stand."""
+        loss = need_loss("grad", operands[0], spans[0])
+        wrt = [self._variable(x, s) for x, s in zip(operands[1:], spans[1:], strict=True)]
+        for value, place in zip(wrt, spans[1:], strict=True):
+            self._need_clear(loss, value, place)
+        start = len(self.builder.frames[-1].body)
+        found = gradients(self.builder, loss, wrt)
+        for value, grad, place in zip(wrt, found, spans[1:], strict=True):
+            if grad is None:
+                message = f"the loss does not depend on `{value.label}`"
+                where = Related(spans[0], "this loss")
+                help = "integers, comparisons and `stop_gradient` pass no gradient on; leave it out"
+                fail("MD0292", message, place, where, help=help)
+        grads = tuple(g for g in found if g is not None)
+        made = {v for node in self.builder.frames[-1].body[start:] for v in results(node)}
+        self.builder.nameless.update(made.intersection(g for g in grads if g.follows is not None))
+        return grads
+
+    def _variable(self, operand: Operand, span: Span) -> Value:
+        if not isinstance(operand, Value):
+            need_tensor(operand, span)
+        if operand.type.dtype.kind != "float":
+            message = f"there is no gradient with respect to {operand.type}"
+            fail("MD0291", message, span, help="gradients are of floats: `cast(x, f32)` first")
+        return operand
+
+    def _need_clear(self, loss: Value, value: Value, span: Span) -> None:
+        """MD0293 where earlier iterations of a loop may lead from a value outside to the loss."""
+        carried = self.builder.carried(feeding(self.builder.frames[-1].body, {loss}), value)
+        if carried is not None:
+            message = (
+                f"`{value.label}` is made outside of this `repeat`, which carries `{carried.label}`"
+            )
+            help = "let the loop carry it too (assign to it inside), or take the gradient after it"
+            fail("MD0293", message, span, Related(value.span, "made here"), help=help)
+
+    # --- minimize ------------------------------------------------------------------------------
+
+    def minimize(self, node: ast.Minimize, scope: Scope) -> None:
+        """Note what is to be minimised, and how; `training.py` makes the training step of it."""
+        if self.goal is not None:
+            where = Related(self.goal.span, "the first one")
+            message = "a program minimises one loss"
+            help = "add the losses up, or make it another program"
+            fail("MD0295", message, node.span, where, help=help)
+        if scope.path or len(self.builder.frames) > 1:
+            help = "write it at the end of the program"
+            fail("MD0296", "`minimize` stands at the end of a program", node.span, help=help)
+        operand = self.program.expressions.evaluate(node.value, scope)
+        loss = need_loss("minimize", operand, node.value.span)
+        optimizer = optimizer_of(node.optimizer, self.program.expressions, scope)
+        self.goal = Goal(loss, optimizer, node.span)
+
+    # --- recompute -----------------------------------------------------------------------------
+
+    def recompute(self, node: ast.Recompute, scope: Scope) -> None:
+        """A block whose operators are numbered; one inside another belongs to the outer one."""
+        for statement in node.body:
+            if isinstance(statement, ast.Return):
+                help = "return after the block"
+                fail("MD0113", "`return` inside `recompute`", statement.span, help=help)
+        if self.builder.block is not None:
+            self.program.body(node.body, scope)
+            return
+        self.blocks += 1
+        self.builder.block = self.blocks
+        try:
+            self.program.body(node.body, scope)
+        finally:
+            self.builder.block = None
+
+
+def need_loss(said: str, operand: Operand, span: Span) -> Value:
+    """The loss; refused unless it is one float."""
+    if not isinstance(operand, Value):
+        need_tensor(operand, span)
+    type_ = operand.type
+    if type_.dims:
+        help = f"reduce it first: `mean(…)`, or `sum(…)` over {', '.join(type_.names)}"
+        fail("MD0290", f"`{said}` needs a single number, and this is {type_}", span, help=help)
+    if type_.dtype.kind != "float":
+        help = "gradients are of floats: `cast(x, f32)` before it is reduced"
+        fail("MD0290", f"`{said}` needs a float, and this is {type_}", span, help=help)
+    return operand

@@ -14,7 +14,7 @@ from dataclasses import astuple
 
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import Dim, Node, Op, Output, Program, Repeat, TensorType, Value
-from meshdsl.named.schedules import Schedule
+from meshdsl.named.optimizers import Schedule
 from meshdsl.named.sizes import dims_of
 from meshdsl.named.written_blocks import INDENT, Block
 from meshdsl.named.written_declarations import size_text, written_declarations

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from meshdsl.named.ir import F32, I32, DType, TensorType, Value
-from meshdsl.named.optimizers import Optimizer
-from meshdsl.named.schedules import Arithmetic, UpdateEmitter, emit_rate
+from meshdsl.named.optimizers import Arithmetic, Optimizer, UpdateEmitter, emit_rate
 
 CLIP_EPS = 1e-6
 """Added to the norm that gradients are clipped by, as `torch.nn.utils.clip_grad_norm_` does."""

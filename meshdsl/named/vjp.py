@@ -10,9 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from meshdsl.diagnostics import Diagnostics
-from meshdsl.named.autodiff import in_phase, pulled_back
-from meshdsl.named.autodiff_active import active
-from meshdsl.named.autodiff_call import about, source
+from meshdsl.named.autodiff import about, active, in_phase, pulled_back, source
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.ir import Output, Program, Value
 from meshdsl.named.prelude import prelude

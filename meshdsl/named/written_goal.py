@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshdsl.named.ir import DType
-from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES, Optimizer
-from meshdsl.named.schedules import Schedule
+from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES, Optimizer, Schedule
 from meshdsl.named.sizes import how_of
 from meshdsl.named.written_expressions import amount
 

@@ -18,10 +18,10 @@ from meshdsl.named import ir as named
 from meshdsl.named.ir import Op, Value
 from meshdsl.placed.choose import is_legal
 from meshdsl.placed.demands import Demands
+from meshdsl.placed.optimal import SOLVER
 from meshdsl.placed.plan import Decision, Plan
 from meshdsl.placed.reshard import Price
 from meshdsl.placed.sbp import Mesh, Placement, placement
-from meshdsl.placed.zero_one import SOLVER
 
 FORMAT = 2
 KIND = "plans"

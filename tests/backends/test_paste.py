@@ -61,7 +61,10 @@ def test_pasted_text_can_be_executed_in_its_order():
 
 
 def test_the_order_does_not_depend_on_hashing():
-    code = "from meshdsl.backends.torch.paste import paste; print(paste({'main', 'draw', 'all_to_all'}))"
+    code = (
+        "from meshdsl.backends.torch.paste import paste\n"
+        "print(paste({'main', 'draw', 'all_to_all'}))"
+    )
     texts = {
         subprocess.run(
             [sys.executable, "-c", code],

@@ -219,7 +219,10 @@ def test_a_time_limit_ends_all_processes(emit, tmp_path, monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are tethered on Linux only")
 def test_workers_do_not_outlive_a_parent_that_is_killed(emit, tmp_path):
     (tmp_path / "prog.txt").write_text(emit(SLEEPER, {"r": 2}))
-    code = "from meshdsl.backends.engines.torchrun import run_torchrun; run_torchrun(open('prog.txt').read())"
+    code = (
+        "from meshdsl.backends.engines.torchrun import run_torchrun\n"
+        "run_torchrun(open('prog.txt').read())"
+    )
     environment = {"PIDS": str(tmp_path / "pids"), "PYTHONPATH": ":".join(sys.path)}
     command = [sys.executable, "-c", code]
     with started(command, cwd=tmp_path, env=os.environ | environment, stderr=subprocess.PIPE) as (

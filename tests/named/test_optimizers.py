@@ -14,8 +14,7 @@ import torch
 from meshdsl.codes.training import CODES
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.named.ir import BF16, F16, F32, F64, I32, Dim, TensorType
-from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES, resolve
-from meshdsl.named.schedules import Arithmetic, Schedule, emit_rate
+from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES, Arithmetic, Schedule, emit_rate, resolve
 from tests.named.updating import Engine, optimizer, optimizer_call, param, program_optimizer
 
 A, B, LAYERS = Dim("a", 4), Dim("b", 6), Dim("layers", 3)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from meshdsl.backends.engines.reference import reference_step
-from meshdsl.named.schedules import Schedule
+from meshdsl.named.optimizers import Schedule
 from tests.programs.harness import Case, compiled, explained
 from tests.training.stepping import Arrays, compiled_step, hold_to, values, whole
 
