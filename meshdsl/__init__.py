@@ -10,6 +10,8 @@ copy; they are `meshdsl.grammar` and `meshdsl.backends` in both.
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshdsl.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from typing import Any
 
@@ -41,8 +43,6 @@ __all__ = [
     "f16", "f32", "f64", "function", "grad", "i32", "i64", "layout", "load", "mesh", "minimize",
     "name", "param", "program", "recompute", "repeat",
 ]  # fmt: skip
-
-__version__ = "0.1.0"
 
 _CHECKOUT = Path(__file__).resolve().parent.parent
 if (_CHECKOUT / "grammar" / "mdsl.lark").is_file():

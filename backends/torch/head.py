@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from meshdsl import __version__
 from meshdsl.backends.torch.format import quoted, statement
 from meshdsl.backends.torch.paste import Pasted
 from meshdsl.device.ir import Bucket, Move, Program, Var, walk
 from meshdsl.named.ir import TensorType, Value
 from meshdsl.named.training import loss_name
 from meshdsl.placed.sbp import Placement
+from meshdsl.version import __version__
 
 Draws = Mapping[Value, tuple[object, ...]]
 PROVIDED = ("import numpy as np", "import torch", "import torch.distributed as dist")

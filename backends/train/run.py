@@ -87,9 +87,9 @@ def prepared(made: Compilation, job: Job, seed: int | None) -> Job:
 
 def _about(made: Compilation) -> dict[str, Any]:
     """What a checkpoint says of the program it is of, and of the plan that devices follow."""
-    from meshdsl import __version__
     from meshdsl.device.printer import fingerprint
     from meshdsl.placed.printer import mesh_text
+    from meshdsl.version import __version__
 
     placed, device = made.placed, made.device
     said = {"layout": placed.layout, "mesh": mesh_text(placed.mesh), "meshdsl": __version__}

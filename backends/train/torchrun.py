@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-import meshdsl
+from meshdsl import diagnostics
 from meshdsl.backends.engines.failures import as_error, first_failure
 from meshdsl.backends.engines.stalls import Processes, Watch
 from meshdsl.backends.engines.torchrun import (
@@ -79,7 +79,7 @@ def _write(folder: Path, emitted: Emitted, job: Job) -> None:
 
 def _environment(devices: int) -> dict[str, str]:
     """Where the processes find this package, and how many threads each computes with."""
-    home = str(Path(meshdsl.__file__).parent.parent)
+    home = str(Path(diagnostics.__file__).parent.parent)
     paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
     threads = max(1, (os.cpu_count() or 1) // devices)
     return {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(threads)}

@@ -8,13 +8,13 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from meshdsl.api.errors import told
-from meshdsl.api.layouts import Place, with_layout
-from meshdsl.api.looks import Looks
-from meshdsl.api.places import here
+from meshdsl.api.errors import told, warn
+from meshdsl.api.layouts import Place, with_layout, with_mesh, with_sbp
+from meshdsl.api.places import Site, here
 from meshdsl.api.shown import Comparison, Cost, Explanation, Outputs
-from meshdsl.diagnostics import DiagnosticError, Diagnostics, did_you_mean, fail
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, did_you_mean, fail
 from meshdsl.named import ir
+from meshdsl.named.ir import walk
 from meshdsl.pipeline import Compilation, Options
 
 if TYPE_CHECKING:
@@ -22,7 +22,78 @@ if TYPE_CHECKING:
     from meshdsl.api.training import Training
     from meshdsl.backends.engines.persistent import Blocks, PersistentEngine
     from meshdsl.backends.module.program_module import ProgramModule
+    from meshdsl.named.declarations import Declarations
     from meshdsl.notebook.code import Code
+    from meshdsl.notebook.collectives import Collectives
+    from meshdsl.notebook.memory import Memory
+    from meshdsl.notebook.views import Placements, TensorView
+    from meshdsl.pipeline import Compilation
+
+
+# --- what a plan shows of itself ----------------------------------------------------------------
+
+
+PRELUDE = "<prelude>"
+"""The file that library functions are of."""
+
+
+class Looks:
+    """The side of a plan that is looked at; `_made` is its compilation."""
+
+    program: Program
+    _made: Compilation
+
+    @property
+    def _report(self) -> dict[str, Any]:
+        return self._made.report
+
+    @property
+    def _sources(self) -> dict[str, Source]:
+        """The user's texts that lines of a report are of, that of the program first."""
+        first: Source = self._made.source
+        found = {first.name: first}
+        for op in walk(self._made.named.body):
+            found.setdefault(op.span.file, op.span.source)
+        return {name: source for name, source in found.items() if name != PRELUDE}
+
+    @property
+    def placements(self) -> Placements:
+        """Every named tensor with where it lies, by name."""
+        from meshdsl.notebook.views import placements
+
+        return placements(self._report)
+
+    @told
+    def tensor(self, name: str) -> TensorView:
+        """Who holds what of a tensor, as a picture and as text; see `TensorView`.
+
+        Raises:
+            ProgramError: the program has no tensor of this name (MD0102).
+        """
+        found = self.placements
+        if name not in found:
+            help = did_you_mean(name, list(found)) or f"there are {', '.join(found)}"
+            message = f"`{self.program.name}` has no tensor `{name}`"
+            fail("MD0102", message, here().argument("name", 0), help=help)
+        return found[name]
+
+    @property
+    def collectives(self) -> Collectives:
+        """What is sent, in order; each shows its tensor before and after, and who talks to whom."""
+        from meshdsl.notebook.collectives import collectives
+
+        return collectives(self._made.device, self._report)
+
+    @property
+    def memory(self) -> Memory:
+        """Bytes that a device holds: parameters, gradients, state, inputs, activations."""
+        from meshdsl.notebook.memory import Memory
+
+        return Memory({self._made.placed.layout: self._report["memory"]})
+
+
+# --- plans --------------------------------------------------------------------------------------
+
 
 Array = Any
 """A numpy array, a torch tensor, or what `numpy.asarray` takes."""
@@ -89,8 +160,6 @@ class Plan(Looks):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A plan is pickled as its program, what was chosen, and its parameters if they are set."""
-        from meshdsl.api.planning import again, chosen_of
-
         return again, (self.program, *chosen_of(self), self._arrays)
 
     # --- running -----------------------------------------------------------------------------
@@ -376,6 +445,109 @@ def _read_only(array: Any) -> Any:
     view = array.view()
     view.flags.writeable = False
     return view
+
+
+# --- from a program and what was chosen for it to a plan ----------------------------------------
+
+
+NO_AXIS = "MD0304"
+
+
+def planned(program: Program, chosen: Mapping[str, Any], strict: bool, site: Site) -> Plan:
+    """Compile a program for what was chosen; `site` is the call."""
+    made = program.compilation(*_asked(program, chosen, site))
+    try:
+        made.checked()
+    except DiagnosticError as error:
+        raise DiagnosticError(*(_in_python(d, site) for d in error.diagnostics)) from None
+    _refuse_missing_axes(made.diagnostics, made.options, program)
+    if strict:
+        made.diagnostics.promote_warnings()
+        made.diagnostics.raise_errors()
+    frame = site.frame
+    assert frame is not None, "a call comes from somewhere"
+    warn(made.diagnostics, frame.f_code.co_filename, frame.f_lineno)
+    return Plan(program, made)
+
+
+def _asked(program: Program, chosen: Mapping[str, Any], site: Site) -> tuple[Declarations, Options]:
+    """What the pipeline is asked for: layouts that were given beside those of the program."""
+    declarations = program.declarations
+    dtype = chosen["dtype"] and str(chosen["dtype"])
+    if dtype is not None and (dtype not in ir.DTYPES or ir.DTYPES[dtype].kind != "float"):
+        help = "there are f32, f64, bf16 and f16"
+        fail("MD0602", f"`{dtype}` is no float type", site.argument("dtype"), help=help)
+    if chosen["layout"] is not None and chosen["sbp"] is not None:
+        fail("MD0601", "a layout and `sbp` are both given", site.span, help="choose one of them")
+    declarations, mesh = with_mesh(declarations, chosen["mesh"], Place(site, "mesh", 0))
+    place = Place(site, "layout", 1)
+    declarations, layout = with_layout(declarations, chosen["layout"], place)
+    declarations, sbp = with_sbp(declarations, chosen["sbp"], site.argument("sbp"))
+    options = Options(
+        program=program.name,
+        mesh=mesh,
+        layout=layout,
+        sbp=sbp,
+        reduce=chosen["reduce"],
+        message_bytes=chosen["message_bytes"],
+        cache=chosen["cache"],
+        dtype=dtype,
+    )
+    return declarations, options
+
+
+# --- pickles ---------------------------------------------------------------------------------
+
+TABLES = ("meshes", "layouts", "sbps")
+
+
+def chosen_of(plan: Plan) -> tuple[Options, dict[str, dict[str, Any]]]:
+    """What a plan was made for: options, and the declarations that its program's text lacks."""
+    made, known = plan._made.declarations, plan.program.declarations
+    is_text = plan.program._read_from is not None
+    added = {
+        table: {
+            name: node
+            for name, node in getattr(made, table).items()
+            if not is_text or getattr(known, table).get(name) is not node
+        }
+        for table in TABLES
+    }
+    return replace(plan.options, strict=False), added
+
+
+def again(
+    program: Program,
+    options: Options,
+    added: Mapping[str, Mapping[str, Any]],
+    params: Mapping[str, Any] | None,
+) -> Plan:
+    """The plan that was pickled, compiled anew; what there was to say has been said."""
+    known = program.declarations
+    tables: dict[str, Any] = {t: {**getattr(known, t), **added[t]} for t in TABLES}
+    plan = Plan(program, program.compilation(replace(known, **tables), options).checked())
+    if params is not None:
+        plan.params = params
+    return plan
+
+
+def _in_python(diagnostic: Diagnostic, site: Site) -> Diagnostic:
+    """A diagnostic about an option, at the argument that stands for it."""
+    positions = {"mesh": 0, "layout": 1}
+    span = diagnostic.span
+    if span is None or not span.file.startswith("--"):
+        return diagnostic
+    name = span.file.removeprefix("--")
+    return replace(diagnostic, span=site.argument(name, positions.get(name)))
+
+
+def _refuse_missing_axes(diagnostics: Diagnostics, options: Options, program: Program) -> None:
+    """A layout written in Python for this mesh has no use for an axis that the mesh lacks."""
+    if options.layout is None or options.layout in program.declarations.layouts:
+        return
+    missing = [d for d in diagnostics if d.code == NO_AXIS]
+    if missing:
+        raise DiagnosticError(*(replace(d, severity="error") for d in missing))
 
 
 __all__ = ["Comparison", "Cost", "Explanation", "Outputs", "Plan"]

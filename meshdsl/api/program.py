@@ -175,7 +175,7 @@ class Program:
         Raises:
             ProgramError: no such mesh or axis, two dims on one axis, a dim that does not divide, …
         """
-        from meshdsl.api.planning import planned
+        from meshdsl.api.plan import planned
 
         chosen: dict[str, Any] = {
             "mesh": mesh,

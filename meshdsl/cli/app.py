@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-import meshdsl
 from meshdsl.cli import check, compare, compile, explain, fmt, later, render, rows, run, train
+from meshdsl.version import __version__
 
 app = typer.Typer(
     name="meshdsl",
@@ -22,7 +22,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"meshdsl {meshdsl.__version__}")
+        typer.echo(f"meshdsl {__version__}")
         raise typer.Exit
 
 

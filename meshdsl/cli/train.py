@@ -158,8 +158,8 @@ def _job(
 
 def _check(job: Job, engine: str, force: bool) -> None:
     """Refuse options that contradict each other, and outputs with no place to go."""
+    from meshdsl.backends.train.data import TOKENS
     from meshdsl.backends.train.run import ENGINES
-    from meshdsl.backends.train.text import TOKENS
 
     for option, value, known in (("engine", engine, ENGINES), ("tokens", job.data.tokens, TOKENS)):
         if value not in known:

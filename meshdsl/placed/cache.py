@@ -12,7 +12,6 @@ import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from meshdsl import __version__
 from meshdsl.kept import read, write
 from meshdsl.named import ir as named
 from meshdsl.named.ir import Op, Value
@@ -22,6 +21,7 @@ from meshdsl.placed.optimal import SOLVER
 from meshdsl.placed.plan import Decision, Plan
 from meshdsl.placed.reshard import Price
 from meshdsl.placed.sbp import Mesh, Placement, placement
+from meshdsl.version import __version__
 
 FORMAT = 2
 KIND = "plans"

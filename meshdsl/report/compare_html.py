@@ -16,11 +16,11 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-import meshdsl
 from meshdsl.diagnostics import Source
 from meshdsl.render import _cells
 from meshdsl.report.compare_terminal import measured, problems, route_text, sentence, totals, where
 from meshdsl.report.figures import UNIT
+from meshdsl.version import __version__
 
 Json = dict[str, Any]
 FOLDER = "page"
@@ -32,7 +32,7 @@ def page(compared: Json, source: Source) -> str:
     style, script = _resource("page.css"), _resource("page.js")
     heading = f"{_text(compared['program'])} <small>{_text(compared['file'])}</small>"
     parts = {
-        "version": _text(meshdsl.__version__),
+        "version": _text(__version__),
         "title": _text(f"{compared['program']}, {compared['file']}: meshdsl compare"),
         "heading": heading,
         "sentence": _text(sentence(compared)),
