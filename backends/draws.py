@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from meshdsl.named.ir import Node, Op, Param, Program, Repeat, Value
+from meshdsl.ops.opdef import lookup
 
 Draw = tuple[object, ...]
 
@@ -53,7 +55,7 @@ def _bound_block(nodes: tuple[Node, ...], bounds: dict[Value, int]) -> None:
             continue
         for value, size in _indexed(node):
             _bound(bounds, value, size)
-        if node.name in _MOVES and node.out in bounds:
+        if len(node.outs) == 1 and node.out in bounds and _moves(node):
             _bound(bounds, node.ins[0], bounds[node.out])
 
 
@@ -75,18 +77,13 @@ def _bound(bounds: dict[Value, int], value: Value, size: int) -> None:
     bounds[value] = min(size, bounds.get(value, size))
 
 
-_MOVES = frozenset(
-    "identity stop_gradient rename transpose split merge pick slice shift gather".split()
-)
-"""Operators whose result holds elements of their first operand (or zeros)."""
+def _moves(op: Op) -> bool:
+    """Whether the result holds elements of the first operand, or zeros."""
+    return lookup(op.name).view or op.name in ("shift", "gather")
 
 
-def _indexed(op: Op) -> list[tuple[Value, int]]:
-    match op.name:
-        case "gather" | "cross_entropy" | "scatter_add":
-            return [(op.ins[1], op.attr("dim").size)]
-        case "cross_entropy_grad":
-            return [(op.ins[2], op.attr("dim").size)]
-        case "one_hot":
-            return [(op.ins[0], op.attr("dim").size)]
-    return []
+def _indexed(op: Op) -> Iterator[tuple[Value, int]]:
+    """The operand that holds indices, with the size of the dim they index."""
+    at = lookup(op.name).indexed()
+    if at is not None:
+        yield op.ins[at], op.attr("dim").size

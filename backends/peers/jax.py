@@ -22,12 +22,14 @@ from meshdsl.backends.peers.peer import (
 from meshdsl.backends.torch.format import quoted, statement
 from meshdsl.device.ir import Compute, Var
 from meshdsl.named.ir import TensorType
+from meshdsl.ops.opdef import lookup
 from meshdsl.ops.text import tuple_text
 from meshdsl.placed.ir import Program
 from meshdsl.placed.sbp import Placement, Split
 from meshdsl.placed.signatures import Row
 
-INFIX = {"add": "+", "mul": "*"}
+UNREDUCED = ("add", "mul")
+"""Operators that are written otherwise where an operand is unreduced."""
 NAMES = "jax jnp AxisType NamedSharding P reshard mesh layer_norm rms_norm cross_entropy gelu_grad"
 
 KEEPS_SUMS = frozenset(
@@ -128,7 +130,7 @@ class JaxText(Peer):
         if node.op.name == "einsum":
             args = tuple(self._array(v, a) for v, a in zip(node.ins, args, strict=True))
         call = self.call(node, args, self.spec(node.outs[0], plan.yields[0]))
-        if node.op.name in INFIX and any(p.partial for p in plan.needs):
+        if node.op.name in UNREDUCED and any(p.partial for p in plan.needs):
             return self._unreduced(node, call)
         text = call.write(JAX[node.op.name])
         return self._array_of(node, text)
@@ -149,7 +151,7 @@ class JaxText(Peer):
                 parts.append(call.args[i])
             else:
                 parts.append(_broadcast(call, i))
-        return f" {INFIX[node.op.name]} ".join(parts)
+        return f" {lookup(node.op.name).infix} ".join(parts)
 
     def _array(self, var: Var, text: str) -> str:
         return self.constant(var) if var in self.constants else text

@@ -20,6 +20,7 @@ from meshdsl.diagnostics import Span
 from meshdsl.named.ir import Dim, DType, TensorType
 from meshdsl.named.printer import attribute
 from meshdsl.ops.einsum_text import letters_for
+from meshdsl.ops.opdef import lookup
 from meshdsl.placed import ir as placed
 from meshdsl.placed.printer import mesh_text
 from meshdsl.placed.sbp import Mesh, Partial, Placement, Split
@@ -260,22 +261,6 @@ def literal(value: object) -> str:
 
 # --- operators as text -------------------------------------------------------------------------
 
-INFIX = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "pow": "^",
-    "eq": "==",
-    "ne": "!=",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "logical_and": "and",
-    "logical_or": "or",
-}
-
 
 def results(node: Compute, text: str) -> Iterator[tuple[Var, str]]:
     """The results of an operator written `text`, each with how it is called there."""
@@ -291,8 +276,9 @@ def call_text(node: Compute, args: list[str], dims: Mapping[str, str] | None = N
     `dims` renames dims, where the notation has names of its own for them.
     """
     op = node.op
-    if op.name in INFIX:
-        return f" {INFIX[op.name]} ".join(args)
+    sign = lookup(op.name).infix
+    if sign is not None:
+        return f" {sign} ".join(args)
     if op.name == "einsum":
         return f"einsum({', '.join([subscripts(node), *args])})"
     attrs = [f"{name}={_attribute(value, dims or {})}" for name, value in op.attrs]

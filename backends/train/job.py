@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+RESUME = "with `--checkpoint DIR`, `--resume` goes on from the last whole checkpoint"
+
 
 @dataclass(frozen=True, slots=True)
 class DataFiles:

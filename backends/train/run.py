@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.backends.engines.run import line_of
-from meshdsl.backends.train.job import Ending, Job, Tell, Trouble
+from meshdsl.backends.train.job import RESUME, Ending, Job, Tell, Trouble
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, fail
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from meshdsl.backends.train.local import Emitted
     from meshdsl.pipeline import Compilation
 
-RESUME = "with `--checkpoint DIR`, `--resume` goes on from the last whole checkpoint"
 ENGINES = ("local", "torchrun")
 
 

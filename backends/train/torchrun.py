@@ -24,9 +24,8 @@ from meshdsl.backends.engines.torchrun import (
     reports_in,
 )
 from meshdsl.backends.train.data import open_data
-from meshdsl.backends.train.job import Ending, Event, Job, Tell, ending_from_dict
+from meshdsl.backends.train.job import RESUME, Ending, Event, Job, Tell, ending_from_dict
 from meshdsl.backends.train.local import Emitted, check_params
-from meshdsl.backends.train.run import RESUME
 from meshdsl.diagnostics import Diagnostic, DiagnosticError
 
 ROOT_CAUSE = "Root Cause (first observed failure)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,27 +11,11 @@ from meshdsl.named.builder import Operand, Poisoned, Scope, need_tensor
 from meshdsl.named.declarations import unknown
 from meshdsl.named.ir import DTYPES, Dim, DType, Value
 from meshdsl.named.sizes import how_of, made, size_of
-from meshdsl.ops.opdef import OpDef, load_all
+from meshdsl.ops.opdef import OpDef, load_all, lookup, signs
 from meshdsl.syntax import ast
 
 if TYPE_CHECKING:
     from meshdsl.named.from_syntax import ProgramBuilder
-
-BINARY = {
-    "+": "add",
-    "-": "sub",
-    "*": "mul",
-    "/": "div",
-    "^": "pow",
-    "==": "eq",
-    "!=": "ne",
-    "<": "lt",
-    "<=": "le",
-    ">": "gt",
-    ">=": "ge",
-    "and": "logical_and",
-    "or": "logical_or",
-}
 
 LATER = {
     "conv": "MD0901",
@@ -44,25 +27,6 @@ LATER = {
     "dropout": "MD0901",
 }
 """Operators of the language that are read but not built yet, and the code that says so."""
-
-FOLD: dict[str, Callable[..., float]] = {
-    "neg": lambda x: -x,
-    "abs": abs,
-    "sqrt": math.sqrt,
-    "rsqrt": lambda x: 1 / math.sqrt(x),
-    "exp": math.exp,
-    "log": math.log,
-    "floor": math.floor,
-    "square": lambda x: x * x,
-    "minimum": min,
-    "maximum": max,
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "div": lambda a, b: a / b,
-    "pow": lambda a, b: a**b,
-}
-"""Functions of numbers that are computed at compile time."""
 
 NEUTRAL = (("mul", 1), ("div", 1), ("add", 0), ("sub", 0))
 """Operators and right operands that change nothing: what defaults such as `g = 1.0` come to."""
@@ -157,7 +121,7 @@ class Expressions:
         """`left op right`, by name."""
         if node.op == "^":
             return self.power(node, scope)
-        return self.pointwise(BINARY[node.op], (node.left, node.right), node.span, scope)
+        return self.pointwise(signs()[node.op], (node.left, node.right), node.span, scope)
 
     def power(self, node: ast.Binary, scope: Scope) -> Operand:
         """`x ^ n`, as a square or a root where it is one: they are exact or cheaper."""
@@ -180,7 +144,7 @@ class Expressions:
     ) -> Operand:
         """Apply a pointwise operator to values; numbers take the dtype of the tensors."""
         numbers = [x for x in operands if isinstance(x, int | float)]
-        if len(numbers) == len(operands) and name in FOLD:
+        if len(numbers) == len(operands) and lookup(name).fold is not None:
             return _fold(name, numbers, span)
         if _is_neutral(name, operands):
             return operands[0]
@@ -226,8 +190,10 @@ def _unary(op: str) -> str:
 
 def _fold(name: str, numbers: list[int | float], span: Span) -> int | float:
     help = "constants are finite numbers; write another expression"
+    computed = _power if name == "pow" else lookup(name).fold
+    assert computed is not None, "only what can be computed is asked for"
     try:
-        result = _power(*numbers) if name == "pow" else FOLD[name](*numbers)
+        result = computed(*numbers)
         finite = not isinstance(result, complex) and math.isfinite(result)
     except ZeroDivisionError:
         fail("MD0261", "this constant is divided by zero", span, help=help)

@@ -22,15 +22,6 @@ from meshdsl.named.ir import (
 )
 from meshdsl.ops.opdef import lookup
 
-NARROW = ("einsum",)
-"""Operators whose operands are made narrow."""
-
-WIDE = tuple(
-    "sum mean prod softmax log_softmax logsumexp cross_entropy layer_norm rms_norm cumsum "
-    "exp log pow rsqrt square softplus".split()
-)
-"""Operators whose operands are made f32. All others take the widest dtype of their operands."""
-
 
 def mixed(program: Program, compute: DType) -> Program:
     """The program with parameters and products in `compute`; inputs and losses keep their dtype."""
@@ -88,10 +79,11 @@ class _Mixed:
         self.nodes.append(replace(op, ins=ins, outs=outs))
 
     def _dtype(self, op: Op, floats: list[DType]) -> DType:
-        if op.name in NARROW:
+        precision = lookup(op.name).precision
+        if precision == "compute":
             return self.compute
         widest = max(floats, key=lambda d: d.bytes)
-        return max(widest, F32, key=lambda d: d.bytes) if op.name in WIDE else widest
+        return max(widest, F32, key=lambda d: d.bytes) if precision == "f32" else widest
 
     def _cast(self, value: Value, dtype: DType, op: Op) -> Value:
         if value.type.dtype.kind != "float" or value.type.dtype == dtype:

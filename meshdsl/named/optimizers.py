@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Related, Span, did_you_mean, fail
 from meshdsl.named.autodiff import feeding, gradients
 from meshdsl.named.builder import Operand, Scope, kind_of, need_tensor
-from meshdsl.named.expressions import FOLD
 from meshdsl.named.ir import DTYPES, DType, Goal, TensorType, Value, results
+from meshdsl.ops.opdef import load_all
 from meshdsl.syntax import ast
 
 if TYPE_CHECKING:
@@ -339,7 +339,7 @@ class _Reader:
 
     def _value(self, call: ast.Call, name: str, option: Option, node: ast.Expr) -> Any:
         """The value of one option; reported, and perhaps of any type, where it is wrong."""
-        if option.kind == "rate" and isinstance(node, ast.Call) and node.function.text not in FOLD:
+        if option.kind == "rate" and isinstance(node, ast.Call) and not _is_folded(node):
             return self._schedule(node)
         value = self._constant(option, node)
         help = f"write `{name}={option.shown}`"
@@ -542,3 +542,9 @@ def need_loss(said: str, operand: Operand, span: Span) -> Value:
         help = "gradients are of floats: `cast(x, f32)` before it is reduced"
         fail("MD0290", f"`{said}` needs a float, and this is {type_}", span, help=help)
     return operand
+
+
+def _is_folded(node: ast.Call) -> bool:
+    """Whether a call is of a function of plain numbers, such as `sqrt`."""
+    record = load_all().get(node.function.text)
+    return record is not None and record.fold is not None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshdsl.named.expressions import BINARY, FOLD, NEUTRAL
+from meshdsl.named.expressions import NEUTRAL
 from meshdsl.named.ir import Dim, DType, Op, TensorType, Value
 from meshdsl.named.sizes import dims_of, how_of, size_of
 from meshdsl.ops.moving import sources_by_name
@@ -20,7 +20,6 @@ OR, AND, NOT, COMPARE, SUM, PRODUCT, NEGATION, POWER, ATOM = range(9)
 """How tightly an expression binds, loosest first: the levels of the grammar."""
 
 _LEVELS = {"or": OR, "and": AND, "+": SUM, "-": SUM, "*": PRODUCT, "/": PRODUCT, "^": POWER}
-_SIGNS = {name: sign for sign, name in BINARY.items()}
 
 DIM_MARKS = "\ue000", "\ue001"
 """Around the name of a dim."""
@@ -142,7 +141,7 @@ def expression(op: Op, operands: Sequence[Written], numbers: Sequence[bool]) -> 
 
 
 def _pointwise(op: Op, operands: Sequence[Written], numbers: Sequence[bool]) -> Written:
-    if all(numbers) and op.name in FOLD:
+    if all(numbers) and lookup(op.name).fold is not None:
         first = Written(f"cast({operands[0].text}, {op.out.type.dtype})")
         return _pointwise(op, (first, *operands[1:]), (False,) * len(operands))
     if op.name == "pow" and not _is_power(operands[1], numbers[1]):
@@ -160,8 +159,9 @@ def _pointwise_text(name: str, operands: Sequence[Written]) -> Written:
         return Written(f"not {operands[0].at(NOT)}", NOT)
     if name == "pow":
         return Written(f"{operands[0].at(ATOM)}^{operands[1].at(NEGATION)}", POWER)
-    if name in _SIGNS:
-        return _infix(_SIGNS[name], operands)
+    sign = lookup(name).infix
+    if sign is not None:
+        return _infix(sign, operands)
     return Written(f"{name}({', '.join(o.text for o in operands)})")
 
 

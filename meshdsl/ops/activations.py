@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -48,11 +49,12 @@ def _smooth(
     *,
     rises: bool,
     in_place: str = "",
+    precision: Literal["widest", "f32"] = "widest",
 ) -> None:
     """A function of floats that rounds; `rises`: it never falls."""
     pointwise(
         name, 1, numpy, torch, accept="float", exact=False, monotone=[0] if rises else [],
-        gradient=gradient, in_place=[in_place] if in_place else [],
+        gradient=gradient, in_place=[in_place] if in_place else [], precision=precision,
     )  # fmt: skip
 
 
@@ -200,6 +202,7 @@ _smooth(
     "torch.nn.functional.softplus({0}, threshold=40.0)",
     factor_of(lambda call: call.emit("sigmoid", call.operand(0))),
     rises=True,
+    precision="f32",
 )
 
 

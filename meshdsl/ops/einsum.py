@@ -145,6 +145,7 @@ register(
         _SAMPLES,
         flops=_flops,
         gradient=einsum_gradient,
+        precision="compute",
         shows=lambda ins, attrs: len(ins) == 1 and len(ins[0].dims) == len(attrs["dims"]),
         scratch=_scratch,
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -109,19 +111,19 @@ def _extreme(function: str, bound: str) -> Callable[[TorchCall, list[str]], str]
 
 
 pointwise(
-    "add", 2, np.add, "{0} + {1}", said="+", linear=[(0, 1)], gradient=add_gradient,
+    "add", 2, np.add, "{0} + {1}", infix="+", linear=[(0, 1)], gradient=add_gradient,
     true_rows=_rising(_ENDS, "P({}), B -> P({})", "B, P({}) -> P({})"),
-    in_place=["{0}.add_({1})", "{1}.add_({0})"],
+    in_place=["{0}.add_({1})", "{1}.add_({0})"], fold=operator.add, lazy=True,
 )  # fmt: skip
 pointwise(
-    "sub", 2, np.subtract, "{0} - {1}", said="-", linear=[(0, 1)], gradient=sub_gradient,
+    "sub", 2, np.subtract, "{0} - {1}", infix="-", linear=[(0, 1)], gradient=sub_gradient,
     true_rows=_falling("B, P(max) -> P(min)", "B, P(min) -> P(max)")
     | _rising(_ENDS, "P({}), B -> P({})"),
-    in_place=["{0}.sub_({1})"],
+    in_place=["{0}.sub_({1})"], fold=operator.sub,
 )  # fmt: skip
 pointwise(
-    "mul", 2, np.multiply, "{0} * {1}", said="*", linear=[(0,), (1,)], gradient=mul_gradient,
-    in_place=["{0}.mul_({1})", "{1}.mul_({0})"],
+    "mul", 2, np.multiply, "{0} * {1}", infix="*", linear=[(0,), (1,)], gradient=mul_gradient,
+    in_place=["{0}.mul_({1})", "{1}.mul_({0})"], fold=operator.mul,
 )  # fmt: skip
 register(
     OpDef(
@@ -135,25 +137,29 @@ register(
         exact=False,
         gradient=div_gradient,
         in_place={0: torch_pointwise("{0}.div_({1})")},
+        infix="/",
+        fold=operator.truediv,
     )
 )
 pointwise(
-    "pow", 2, np.power, _power_text, said="^", accept="float", exact=False,
-    values=("positive", "int"), gradient=pow_gradient,
+    "pow", 2, np.power, _power_text, infix="^", accept="float", exact=False,
+    values=("positive", "int"), gradient=pow_gradient, fold=operator.pow, precision="f32",
 )  # fmt: skip
 pointwise(
     "maximum", 2, np.maximum, _extreme("torch.maximum", "min"), monotone=[0, 1],
     true_rows=swapped(_BOTH, "P(max), P(max) -> P(max)"), gradient=extreme_gradient("lt", "le"),
+    fold=max,
 )  # fmt: skip
 pointwise(
     "minimum", 2, np.minimum, _extreme("torch.minimum", "max"), monotone=[0, 1],
     true_rows=swapped(_BOTH, "P(min), P(min) -> P(min)"), gradient=extreme_gradient("gt", "ge"),
+    fold=min,
 )  # fmt: skip
 
 # --- comparisons and logic -------------------------------------------------------------------
 
 
-def _compare(name: str, said: str, numpy: Any, accept: str, rises: int | None) -> None:
+def _compare(name: str, sign: str, numpy: Any, accept: str, rises: int | None) -> None:
     """A comparison; it rises in operand `rises` and falls in the other (None: neither)."""
     rows = {0: ("B, P({}) -> P({})"), 1: ("P({}), B -> P({})")}
     true: Mapping[str, str] = {}
@@ -161,7 +167,7 @@ def _compare(name: str, said: str, numpy: Any, accept: str, rises: int | None) -
         falls = [rows[rises].format(*p) for p in (("max", "min"), ("min", "max"))]
         true = _falling(*falls) | _rising(_NOT_NAN, rows[1 - rises])
     pointwise(
-        name, 2, numpy, f"{{0}} {said} {{1}}", said=said, accept=accept, result=BOOL,
+        name, 2, numpy, f"{{0}} {sign} {{1}}", infix=sign, accept=accept, result=BOOL,
         true_rows=true,
     )  # fmt: skip
 
@@ -173,11 +179,11 @@ _compare("le", "<=", np.less_equal, "number", 1)
 _compare("gt", ">", np.greater, "number", 0)
 _compare("ge", ">=", np.greater_equal, "number", 0)
 pointwise(
-    "logical_and", 2, np.logical_and, "{0} & {1}", said="and", accept="bool", monotone=[0, 1],
+    "logical_and", 2, np.logical_and, "{0} & {1}", infix="and", accept="bool", monotone=[0, 1],
     true_rows=swapped(_BOTH, "P(min), P(min) -> P(min)"),
 )  # fmt: skip
 pointwise(
-    "logical_or", 2, np.logical_or, "{0} | {1}", said="or", accept="bool", monotone=[0, 1],
+    "logical_or", 2, np.logical_or, "{0} | {1}", infix="or", accept="bool", monotone=[0, 1],
     true_rows=swapped(_BOTH, "P(max), P(max) -> P(max)"),
 )  # fmt: skip
 pointwise(
@@ -196,23 +202,26 @@ def _smooth(
     *,
     rises: bool = True,
     values: str = "int",
+    fold: Callable[[float], float] | None = None,
+    precision: Literal["widest", "f32"] = "widest",
 ) -> None:
     """A function of floats that rounds; `rises`: it never falls, if it is defined everywhere."""
     true = _rising(_NEGATIVE, "P({}) -> P({})") if rises and values == "positive" else {}
     pointwise(
         name, 1, numpy, torch, accept="float", exact=False, values=values,
         monotone=[0] if rises and not true else [], gradient=gradient, true_rows=true,
-        in_place=[torch.replace("(", "_(")],
+        in_place=[torch.replace("(", "_(")], fold=fold, precision=precision,
     )  # fmt: skip
 
 
 pointwise(
     "neg", 1, np.negative, "-{0}", said="-", linear=[(0,)],
     true_rows=_falling("P(max) -> P(min)", "P(min) -> P(max)"), gradient=neg_gradient,
+    fold=operator.neg,
 )  # fmt: skip
 pointwise(
     "abs", 1, np.abs, "torch.abs({0})",
-    gradient=factor_of(lambda call: call.emit("sign", call.operand(0))),
+    gradient=factor_of(lambda call: call.emit("sign", call.operand(0))), fold=abs,
 )  # fmt: skip
 pointwise(
     "sign", 1, lambda x: np.where(x != x, 0, np.sign(x)), "torch.sign({0})",
@@ -220,12 +229,30 @@ pointwise(
 )  # fmt: skip
 pointwise(
     "square", 1, np.square, "torch.square({0})", gradient=square_gradient,
-    in_place=["torch.square_({0})"],
+    in_place=["torch.square_({0})"], fold=lambda x: x * x, precision="f32",
 )  # fmt: skip
-pointwise("floor", 1, np.floor, "torch.floor({0})", accept="float", monotone=[0], values="half")
-_smooth("exp", np.exp, "torch.exp({0})", factor_of(lambda call: call.result()))
-_smooth("log", np.log, "torch.log({0})", log_gradient, values="positive")
-_smooth("sqrt", np.sqrt, "torch.sqrt({0})", sqrt_gradient, values="positive")
+pointwise(
+    "floor",
+    1,
+    np.floor,
+    "torch.floor({0})",
+    accept="float",
+    monotone=[0],
+    values="half",
+    fold=math.floor,
+)
+_smooth(
+    "exp",
+    np.exp,
+    "torch.exp({0})",
+    factor_of(lambda call: call.result()),
+    fold=math.exp,
+    precision="f32",
+)
+_smooth(
+    "log", np.log, "torch.log({0})", log_gradient, values="positive", fold=math.log, precision="f32"
+)
+_smooth("sqrt", np.sqrt, "torch.sqrt({0})", sqrt_gradient, values="positive", fold=math.sqrt)
 _smooth(
     "sin",
     np.sin,
@@ -237,15 +264,15 @@ _smooth("cos", np.cos, "torch.cos({0})", cos_gradient, rises=False)
 pointwise(
     "rsqrt", 1, lambda x: 1 / np.sqrt(x), "torch.rsqrt({0})", accept="float", exact=False,
     values="positive", true_rows=_falling("P(max) -> P(min)", "P(min) -> P(max)"),
-    gradient=rsqrt_gradient,
+    gradient=rsqrt_gradient, fold=lambda x: 1 / math.sqrt(x), precision="f32",
 )  # fmt: skip
 pointwise(
     "stop_gradient", 1, np.asarray, "{0}.detach()", accept="any", linear=[(0,)], monotone=[0],
-    view=True,
+    view=True, lazy=True,
 )  # fmt: skip
 pointwise(
     "identity", 1, np.asarray, "{0}", accept="any", linear=[(0,)], monotone=[0], view=True,
-    gradient=passed,
+    lazy=True, gradient=passed,
 )  # fmt: skip
 
 # --- where -----------------------------------------------------------------------------------

@@ -98,6 +98,7 @@ def composite(
             in_place=in_place,
             true_rows=true_rows,
             scratch=scratch,
+            precision="widest" if internal or exact else "f32",
         )
     )
 

@@ -272,6 +272,14 @@ class OpDef:
               strides; not every kernel of torch minds those of its `out=`.
     scratch: (signature of local types, operands that are numbers, by index) -> bytes that the torch
              text takes beside its results while it runs; None: nothing of the size of an operand.
+    infix: the sign between its two operands in the language.
+    fold:  the same of plain numbers, computed when a program is compiled; None: a number becomes a
+             tensor first.
+    precision: of floats, where a program computes in a narrow dtype (mixed precision): `widest` is
+             that of the widest operand, `f32` at least f32 (sums, exponentials), `compute` the
+             narrow one (products).
+    lazy:  a sum over a mesh axis that is still to be reduced passes through it in Mesh-TensorFlow
+             (`LazyAllreduceSum`), where both operands wait for the same one.
     """
 
     name: str
@@ -293,6 +301,15 @@ class OpDef:
     overwrites: tuple[int, ...] = ()
     in_place: Mapping[int, InPlace] = field(default_factory=dict)
     scratch: Scratch | None = None
+    infix: str | None = None
+    fold: Callable[..., float] | None = None
+    precision: Literal["widest", "f32", "compute"] = "widest"
+    lazy: bool = False
+
+    def indexed(self) -> int | None:
+        """The operand that holds indices of the attribute `dim`, if there is one."""
+        kinds = self.samples[0].values
+        return next((i for i, kind in enumerate(kinds) if kind.startswith("index:")), None)
 
     def shows_operand(self, ins: tuple[TensorType, ...], attrs: Attrs) -> bool:
         """Whether the torch result of a call may show the memory of operand 0."""
@@ -327,6 +344,11 @@ def load_all() -> dict[str, OpDef]:
         for module in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):
             importlib.import_module(f"meshdsl.ops.{module}")
     return REGISTRY
+
+
+def signs() -> dict[str, str]:
+    """The operators that the language writes between their operands, by their signs."""
+    return {op.infix: name for name, op in load_all().items() if op.infix is not None}
 
 
 _LOADED: list[bool] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -54,20 +55,25 @@ def pointwise(
     gradient: Gradient | None = None,
     internal: bool = False,
     in_place: Sequence[Text] = (),
+    infix: str | None = None,
+    fold: Callable[..., float] | None = None,
+    precision: Literal["widest", "f32"] = "widest",
+    lazy: bool = False,
 ) -> OpDef:
     """Register a pointwise operator on operands of one dtype.
 
     `numpy` takes aligned arrays. `torch` is a template over aligned texts, or a function of the
     call and those texts. `accept` is a key of `KINDS`; `result`, where given, the result's dtype.
     An `internal` one cannot be called by name. `in_place` are texts, for each operand, that leave
-    the result in its memory.
+    the result in its memory. `said` is what messages call it, an `infix` its own sign.
     """
+    said = said or infix or name
 
     def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
         del attrs
-        need_kind(said or name, accept, *ins)
-        dtype = need_one_dtype(said or name, *ins)
-        return (TensorType(merged_dims(said or name, *ins), result or dtype),)
+        need_kind(said, accept, *ins)
+        dtype = need_one_dtype(said, *ins)
+        return (TensorType(merged_dims(said, *ins), result or dtype),)
 
     return register(
         OpDef(
@@ -83,6 +89,10 @@ def pointwise(
             true_rows=true_rows,
             gradient=gradient,
             in_place={i: torch_pointwise(text) for i, text in enumerate(in_place)},
+            infix=infix,
+            fold=fold,
+            precision=precision,
+            lazy=lazy,
         )
     )
 

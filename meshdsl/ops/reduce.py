@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import Literal
 
 import numpy as np
 
@@ -58,6 +59,7 @@ def reduction(
     exact: bool = True,
     true_rows: Mapping[str, str] | None = None,
     gradient: Gradient | None = None,
+    precision: Literal["widest", "f32"] = "widest",
 ) -> OpDef:
     """Register a reduction over `dims`; a part of a reduced dim yields a partial `op`.
 
@@ -87,6 +89,7 @@ def reduction(
             flops=lambda sig: sig.ins[0].elements,
             true_rows=true_rows or {},
             gradient=gradient,
+            precision=precision,
         )
     )
 
@@ -147,10 +150,10 @@ def _mean_gradient(call: Backward) -> Mapping[int, Value]:
     return {0: call.emit("div", call.grad, float(count))}
 
 
-reduction("sum", "sum", _over(np.sum), _sum_text, linear=True, gradient=passed)
+reduction("sum", "sum", _over(np.sum), _sum_text, linear=True, gradient=passed, precision="f32")
 reduction(
     "mean", "sum", _mean_numpy, _mean_text, accept="float", linear=True, exact=False,
-    gradient=_mean_gradient,
+    gradient=_mean_gradient, precision="f32",
 )  # fmt: skip
 
 # --- maxima, products, quantifiers -----------------------------------------------------------
@@ -210,7 +213,10 @@ reduction(
     "min", "min", _over(np.min), _method("min", "amin"),
     true_rows=swapped(_OUTER, "P(min) -> P(min)"), gradient=_extreme_gradient,
 )  # fmt: skip
-reduction("prod", "prod", _over(np.prod), _prod_text, exact=False, gradient=_prod_gradient)
+reduction(
+    "prod", "prod", _over(np.prod), _prod_text, exact=False, gradient=_prod_gradient,
+    precision="f32",
+)  # fmt: skip
 reduction(
     "any", "max", _over(np.any), _method("any", "any"), accept="bool",
     true_rows=swapped(_OUTER, "P(max) -> P(max)"),
@@ -263,6 +269,7 @@ def _running(
             text,
             (*samples, sample(other, dim=HIDDEN)),
             gradient=gradient,
+            precision="widest" if internal else "f32",
         )
     )
 

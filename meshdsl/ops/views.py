@@ -60,6 +60,7 @@ def view(
     samples: tuple[Sample, ...],
     gradient: Gradient,
     legal: Legal | None = None,
+    lazy: bool = False,
 ) -> OpDef:
     """Register a view of one tensor."""
     return register(
@@ -75,6 +76,7 @@ def view(
             flops=no_flops,
             legal=legal,
             gradient=gradient,
+            lazy=lazy,
         )
     )
 
@@ -145,6 +147,7 @@ view(
         sample(tensor(SEQ, BATCH, HIDDEN, dtype=I32), pairs=((SEQ, _MEM), (BATCH, Dim("c", 2)))),
     ),
     _rename_gradient,
+    lazy=True,
 )
 
 # --- split and merge -------------------------------------------------------------------------
@@ -224,6 +227,7 @@ view(
     ),
     _split_gradient,
     _split_legal,
+    lazy=True,
 )
 
 
@@ -285,6 +289,7 @@ view(
     ),
     _merge_gradient,
     _merge_legal,
+    lazy=True,
 )
 
 # --- transpose -------------------------------------------------------------------------------
@@ -312,6 +317,7 @@ view(
         sample(tensor(), dims=()),
     ),
     passed,
+    lazy=True,
 )
 
 # --- broadcast -------------------------------------------------------------------------------

@@ -20,9 +20,6 @@ from meshdsl.placed.reshard import BYTES, Price, Route, route
 from meshdsl.placed.sbp import Component, Mesh, Partial, Placement, Split, placement
 from meshdsl.placed.signatures import Row, rows
 
-MESH_TF_LAZY = ("add", "rename", "split", "merge", "transpose", "identity", "stop_gradient")
-"""What Mesh-TensorFlow's LazyAllreduceSum survives: add of two over the same axes, and views."""
-
 
 @dataclass(frozen=True, slots=True)
 class Choice:
@@ -185,7 +182,7 @@ class Chooser:
         """Whether the policy lets partial operands through (Mesh-TensorFlow's: in few places)."""
         if self.policy != "mesh-tf" or not any(isinstance(c, Partial) for c in row.ins):
             return True
-        if self.call.name not in MESH_TF_LAZY:
+        if not lookup(self.call.name).lazy:
             return False
         partial = {p.partial for placements in self.versions for p in placements}
         return len(partial) == 1 and axis in next(iter(partial))

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshdsl.diagnostics import did_you_mean, fail
-from meshdsl.named.expressions import BINARY
 from meshdsl.named.ir import F32, Dim, TensorType
 from meshdsl.named.printer import attribute
 from meshdsl.ops.build import listed
-from meshdsl.ops.opdef import Factors, OpDef, Sample, Signature, load_all
+from meshdsl.ops.opdef import Factors, OpDef, Sample, Signature, load_all, signs
 from meshdsl.placed.signatures import Row, rows
 
 VERSION = 1
@@ -28,7 +27,7 @@ TELLING: dict[str, Sample] = {
 def find(name: str) -> OpDef:
     """The record of `name`, an operator or a sign such as `+`; MD0605 when there is none."""
     known = load_all()
-    found = known.get(BINARY.get(name, name))
+    found = known.get(signs().get(name, name))
     if found is None:
         help = did_you_mean(name, list(known)) or f"there are {', '.join(sorted(known))}"
         fail("MD0605", f"there is no operator `{name[:40]}`", help=help)
