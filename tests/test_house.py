@@ -1,4 +1,4 @@
-"""The house: packaging, imports, the file-by-file page, and what no file may contain."""
+"""The house: packaging, imports, and what no file may contain."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ import pytest
 
 from tests.project import ROOT, tracked
 
-MAX_LINES = 800
-
 IN_THE_WHEEL = {".py", ".pyi", ".lark", ".mdsl", ".html", ".css", ".js"}
 
 NOT_IN_ANY_FILE = {
@@ -28,14 +26,6 @@ NOT_IN_ANY_FILE = {
         rb"|--(?:extra-)?index-url|--find-links"
     ),
 }
-
-_ENTRY = re.compile(r"^- `([^`]+\.py)`: (\S.*)$", re.MULTILINE)
-
-
-def _packagetracked() -> list[str]:
-    folders = ("meshdsl", "grammar", "backends")
-    return [p.as_posix() for p in tracked() if p.parts[0] in folders and p.suffix == ".py"]
-
 
 def _run(*command: str | Path, cwd: Path, stdin: str = "", **env: str) -> str:
     """Run a command and return what it printed; a failure shows all of its output."""
@@ -163,29 +153,6 @@ def test_what_lies_about_is_no_file_of_the_project(tmp_path: Path) -> None:
     _run("git", "add", "--pathspec-from-file=-", cwd=copy, stdin="\n".join(map(str, tracked())))
     tracked.cache_clear()
     assert tracked(copy) == tracked()
-
-
-def test_no_file_is_too_long() -> None:
-    lines = {
-        path.as_posix(): len((ROOT / path).read_text(encoding="utf-8").splitlines())
-        for path in tracked()
-        if path.suffix == ".py" and path.parts[:2] != ("tests", "golden")
-    }
-    too_long = {path: count for path, count in lines.items() if count > MAX_LINES}
-    assert not too_long
-
-
-def test_system_page_names_every_file_once() -> None:
-    entries = _ENTRY.findall((ROOT / "docs/system.md").read_text(encoding="utf-8"))
-    named = Counter(path for path, _ in entries)
-    files = set(_packagetracked())
-    problems = {
-        "missing": sorted(files - set(named)),
-        "stale": sorted(set(named) - files),
-        "twice": sorted(path for path, count in named.items() if count > 1),
-        "not a sentence": sorted(path for path, text in entries if not text.endswith(".")),
-    }
-    assert not any(problems.values()), {why: paths for why, paths in problems.items() if paths}
 
 
 @pytest.mark.parametrize("why", NOT_IN_ANY_FILE)

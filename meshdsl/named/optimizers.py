@@ -17,12 +17,6 @@ from meshdsl.named.ir import DTYPES, DType, Goal, TensorType, Value, results
 from meshdsl.ops.opdef import load_all
 from meshdsl.syntax import ast
 
-if TYPE_CHECKING:
-    from meshdsl.named.builder import Scope
-    from meshdsl.named.expressions import Expressions
-    from meshdsl.named.from_syntax import ProgramBuilder
-
-
 # --- schedules ----------------------------------------------------------------------------------
 
 
@@ -126,6 +120,11 @@ def _fall(schedule: Schedule, do: Arithmetic, step: Value) -> Value:
 
 
 # --- optimizers ------------------------------------------------------------
+
+if TYPE_CHECKING:
+    from meshdsl.named.builder import Scope
+    from meshdsl.named.expressions import Expressions
+    from meshdsl.named.from_syntax import ProgramBuilder
 
 
 Evaluate = Callable[[ast.Expr], Any]

@@ -1,0 +1,113 @@
+"""Who may import whom: the stations in their order, and no cycles; imports inside functions count."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterator
+
+import grimp
+import pytest
+
+LAYERS = (
+    ("version", "diagnostics", "render", "codes", "kept", "backends.runtime"),
+    ("grammar", "syntax"),
+    ("named", "ops", "prelude", "lexer"),
+    ("placed",),
+    ("device",),
+    ("backends.draws", "backends.torch", "backends.peers"),
+    ("pipeline",),
+    ("report", "backends.engines", "backends.train"),
+    ("api", "notebook", "cli", "backends.module"),
+)
+"""Folders and files of the package from the first to the last."""
+
+LATER = {
+    ("meshdsl", "meshdsl.notebook.magic"): "`%load_ext meshdsl` asks the package itself",
+    ("meshdsl.pipeline", "meshdsl.report.explain"): "the report is the last stage of a compilation",
+}
+"""Imports of what comes later, and why."""
+
+CYCLES = [
+    {"meshdsl.api.plan", "meshdsl.api.program", "meshdsl.backends.module.program_module"},
+    {"meshdsl.api.tensor", "meshdsl.api.tracer"},
+    {
+        "meshdsl.named.autodiff",
+        "meshdsl.named.expand",
+        "meshdsl.named.from_syntax",
+        "meshdsl.named.optimizers",
+    },
+    {
+        "meshdsl.named.written_blocks",
+        "meshdsl.named.written_functions",
+        "meshdsl.named.written_loops",
+    },
+]
+"""Those that there are. A new one is refused, and one that is gone leaves this list."""
+
+
+@functools.cache
+def imports() -> tuple[tuple[str, str], ...]:
+    """Every import of one module by another, less those for types alone."""
+    graph = grimp.build_graph("meshdsl", cache_dir=None, exclude_type_checking_imports=True)
+    ours = [m for m in graph.modules if not m.startswith(("meshdsl.tests", "meshdsl.benchmarks"))]
+    return tuple(
+        (one, other)
+        for one in sorted(ours)
+        for other in sorted(graph.find_modules_directly_imported_by(one))
+    )
+
+
+def layer(module: str) -> int:
+    """Where a module stands; the package itself is in front of all of them."""
+    for number, names in enumerate(LAYERS):
+        if any(f"{module}.".startswith(f"meshdsl.{name}.") for name in names):
+            return number
+    assert module in ("meshdsl", "meshdsl.backends"), f"{module} is in no layer"
+    return len(LAYERS)
+
+
+def test_nobody_imports_what_comes_later() -> None:
+    wrong = [(a, b) for a, b in imports() if layer(a) < layer(b) and (a, b) not in LATER]
+    assert not wrong
+    assert set(LATER) <= set(imports())
+
+
+@pytest.mark.parametrize("leaf", ["meshdsl.backends.runtime", "meshdsl.diagnostics"])
+def test_leaves_import_nothing_of_ours(leaf: str) -> None:
+    own = [(a, b) for a, b in imports() if f"{a}.".startswith(f"{leaf}.")]
+    assert [(a, b) for a, b in own if not f"{b}.".startswith(f"{leaf}.")] == []
+
+
+def test_there_are_no_new_cycles() -> None:
+    assert sorted(map(sorted, cycles())) == sorted(map(sorted, CYCLES))
+
+
+def cycles() -> Iterator[set[str]]:
+    """The sets of modules that import each other, by way of others or not (Tarjan 1972)."""
+    after: dict[str, list[str]] = defaultdict(list)
+    for one, other in imports():
+        after[one].append(other)
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+
+    def visit(module: str) -> Iterator[set[str]]:
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for other in after[module]:
+            if other not in index:
+                yield from visit(other)
+                low[module] = min(low[module], low[other])
+            elif other in stack:
+                low[module] = min(low[module], index[other])
+        if low[module] == index[module]:
+            at = stack.index(module)
+            found = set(stack[at:])
+            del stack[at:]
+            if len(found) > 1:
+                yield found
+
+    for module in list(after):
+        if module not in index:
+            yield from visit(module)
