@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -26,6 +25,7 @@ NOT_IN_ANY_FILE = {
         rb"|--(?:extra-)?index-url|--find-links"
     ),
 }
+
 
 def _run(*command: str | Path, cwd: Path, stdin: str = "", **env: str) -> str:
     """Run a command and return what it printed; a failure shows all of its output."""

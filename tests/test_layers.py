@@ -1,4 +1,4 @@
-"""Who may import whom: the stations in their order, and no cycles; imports inside functions count."""
+"""Who may import whom: the stations in order, and no cycles. Imports inside functions count."""
 
 from __future__ import annotations
 

@@ -252,25 +252,3 @@ def test_the_index_names_every_page() -> None:
     named = set(_LINK.findall(_read("docs/README.md")))
     pages = {p.relative_to(ROOT / "docs").as_posix() for p in matching("docs/**/*.md")}
     assert pages - {"README.md"} <= named
-
-
-SOFTSIGN = """\
-dim a = 8, b = 6
-mesh m = { x: 2, y: 2 }
-layout l { a -> x, b -> y }
-program p(z[a, b]) {
-  u = softsign(z)
-  loss = sum(u * u)
-  dz = grad(loss, z)
-  return u, dz
-}
-"""
-
-
-def test_the_operator_of_the_guide_works(clone: Path) -> None:
-    (record,) = [b.text for b in _blocks(_read("CONTRIBUTING.md")) if b.kind == "python"]
-    (clone / "softsign.py").write_text(record, encoding="utf-8")
-    (clone / "softsign.mdsl").write_text(SOFTSIGN, encoding="utf-8")
-    run = "import softsign; from meshdsl.cli import main; main()"
-    printed = _printed(clone, f'python -c "{run}" run softsign.mdsl --verify')
-    assert "verified" in printed

@@ -60,6 +60,12 @@ class _CrossEntropyApplied(Protocol):
 class _CrossEntropy(Protocol):
     def __getitem__(self, dims: Dim, /) -> _CrossEntropyApplied: ...
 
+class _CumprodApplied(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Cumprod(Protocol):
+    def __getitem__(self, dims: Dim, /) -> _CumprodApplied: ...
+
 class _CumsumApplied(Protocol):
     def __call__(self, x: Operand, /) -> Tensor: ...
 
@@ -116,6 +122,9 @@ class _LogSoftmaxApplied(Protocol):
 
 class _LogSoftmax(Protocol):
     def __getitem__(self, dims: Dim, /) -> _LogSoftmaxApplied: ...
+
+class _Logaddexp(Protocol):
+    def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
 
 class _LogicalAnd(Protocol):
     def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
@@ -281,6 +290,7 @@ cast: _Cast
 concat: _Concat
 cos: _Cos
 cross_entropy: _CrossEntropy
+cumprod: _Cumprod
 cumsum: _Cumsum
 div: _Div
 einsum: _Einsum
@@ -297,6 +307,7 @@ layer_norm: _LayerNorm
 le: _Le
 log: _Log
 log_softmax: _LogSoftmax
+logaddexp: _Logaddexp
 logical_and: _LogicalAnd
 logical_not: _LogicalNot
 logical_or: _LogicalOr
@@ -360,6 +371,7 @@ __all__ = [
     "cos",
     "cosine",
     "cross_entropy",
+    "cumprod",
     "cumsum",
     "div",
     "einsum",
@@ -380,6 +392,7 @@ __all__ = [
     "linear_warmup",
     "log",
     "log_softmax",
+    "logaddexp",
     "logical_and",
     "logical_not",
     "logical_or",

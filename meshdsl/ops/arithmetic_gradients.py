@@ -71,7 +71,10 @@ def div_gradient(call: Backward) -> Grads:
 
 
 def pow_gradient(call: Backward) -> Grads:
-    """Of x ^ p: p * x^(p-1), which is 0 for p = 0, and x^p * log(x), which is 0 for x = 0."""
+    """Of x ^ p: p * x^(p-1), which is 0 for p = 0, and x^p * log(x).
+
+    The latter is 0 for x = 0, unless p is negative and the power infinite.
+    """
 
     def base(call: Backward) -> Grads:
         x, p = call.operand(0), call.operand(1)
@@ -82,10 +85,11 @@ def pow_gradient(call: Backward) -> Grads:
         return {0: contracted(call, 0, call.grad, p, power)}
 
     def exponent(call: Backward) -> Grads:
-        x = call.operand(0)
+        x, p = call.operand(0), call.operand(1)
         # 0 * log(0) would be NaN.
         one = number(call, 1.0, x.type.dtype)
-        safe = call.emit("where", call.emit("eq", x, 0.0), one, x)
+        vanishes = call.emit("logical_and", call.emit("eq", x, 0.0), call.emit("ge", p, 0.0))
+        safe = call.emit("where", vanishes, one, x)
         log = call.emit("log", safe)
         return {1: contracted(call, 1, call.grad, call.result(), log)}
 

@@ -129,7 +129,7 @@ def _gradient(
 
 
 def _close(found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
-    scale = np.max(np.abs(expected), initial=1e-3)
+    scale = np.max(np.abs(expected[np.isfinite(expected)]), initial=1e-3)
     np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * scale)
 
 
@@ -241,6 +241,22 @@ def _check_autograd(name: str, sample: Sample, arrays: list[np.ndarray]) -> None
 def test_gradient_is_that_of_autograd(name: str, sample: Sample) -> None:
     """On integers: equal values are frequent."""
     _check_autograd(name, sample, _drawn(sample, 0.0))
+
+
+def _with_zeros(sample: Sample) -> list[np.ndarray]:
+    """Random operands of small integers; every second float of those that may be so is 0."""
+    arrays, rng = _drawn(sample, 0.0), np.random.default_rng(6)
+    for i, (type_, kind) in enumerate(zip(sample.ins, sample.values, strict=True)):
+        if type_.dtype.kind == "float" and kind in ("int", "positive"):
+            arrays[i] = np.where(rng.random(arrays[i].shape) < 0.5, 0.0, arrays[i])
+    return arrays
+
+
+@pytest.mark.parametrize(("name", "sample"), [c for c in CASES if c.values[0] not in NO_AUTOGRAD])
+def test_gradient_at_zeros_is_that_of_autograd(name: str, sample: Sample) -> None:
+    """Infinite or NaN where torch's is: a division by zero, the root of zero."""
+    with np.errstate(all="ignore"):
+        _check_autograd(name, sample, _with_zeros(sample))
 
 
 A, B, C = Dim("a", 3), Dim("b", 4), Dim("c", 2)

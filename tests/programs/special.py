@@ -6,6 +6,7 @@ that fill a narrow dtype, every layout and every engine yields.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,11 +34,13 @@ class Special:
     body: list[Op] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
     kinds: dict[str, str] = field(default_factory=dict)
+    seeds: dict[str, int] = field(default_factory=dict)
 
-    def input(self, type_: TensorType, kind: str) -> Value:
-        """A new input."""
+    def input(self, type_: TensorType, kind: str, of: str) -> Value:
+        """A new input. Its values depend on the call `of` which it is, and not on other calls."""
         name = f"x{len(self.inputs)}"
         self.kinds[name] = kind
+        self.seeds[name] = zlib.crc32(f"{of} {type_}".encode())
         self.inputs.append(Value(type_, NOWHERE, name, role="input"))
         return self.inputs[-1]
 
@@ -108,8 +111,9 @@ def every_operator(dims: Renamed, floats: DType) -> Special:
     """A call for each sample of each operator."""
     made = Special()
     for name, sample, sig in samples(dims, floats):
-        pairs = zip(sig.ins, sample.values, strict=True)
-        made.give(made.apply(name, tuple(made.input(*p) for p in pairs), sig.attrs))
+        pairs = enumerate(zip(sig.ins, sample.values, strict=True))
+        ins = tuple(made.input(*pair, f"{name} {i}") for i, pair in pairs)
+        made.give(made.apply(name, ins, sig.attrs))
     return made
 
 
@@ -120,9 +124,10 @@ def every_monotone_operator(floats: DType, over: Dim) -> Special:
         for index in lookup(name).factors(sig).monotone:
             is_bool = sig.ins[index].dtype.kind == "bool"
             for extreme in ("any", "all") if is_bool else ("max", "min"):
-                ins = [made.input(*p) for p in zip(sig.ins, sample.values, strict=True)]
+                pairs = enumerate(zip(sig.ins, sample.values, strict=True))
+                ins = [made.input(*pair, f"{name} {i}") for i, pair in pairs]
                 wide = TensorType((*sig.ins[index].dims, over), sig.ins[index].dtype)
-                parts = made.input(wide, sample.values[index])
+                parts = made.input(wide, sample.values[index], f"{name} {extreme}")
                 ins[index] = made.apply(extreme, (parts,), {"dims": (over,)})
                 made.give(made.apply(name, tuple(ins), sig.attrs))
     return made
@@ -199,8 +204,11 @@ ENDS = (2**31 - 1, -(2**31), 0, 1, -1)
 
 def drawn(made: Special, fill: str, seed: int = 3) -> dict[str, Array]:
     """All inputs of a program, its floats as `fill` says."""
-    rng = np.random.default_rng(seed)
-    return {v.label: _drawn(v.type, made.kinds[v.label], FILLS[fill], rng) for v in made.inputs}
+    found = {}
+    for name, value in ((v.label, v) for v in made.inputs):
+        rng = np.random.default_rng([seed, made.seeds[name]])
+        found[name] = _drawn(value.type, made.kinds[name], FILLS[fill], rng)
+    return found
 
 
 def _drawn(type_: TensorType, kind: str, fill: Fill, rng: np.random.Generator) -> Array:

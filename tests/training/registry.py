@@ -32,7 +32,7 @@ from meshdsl.placed.sbp import Mesh
 from tests.compiling import named
 from tests.ops.row_prover import draw, signature
 from tests.ops.torch_run import retyped, to_torch
-from tests.training.oracles import ORACLES, letters
+from tests.training.oracles import letters, oracle_of
 
 SPAN = Span(Source("registry.mdsl", "x"), 0, 0)
 ROOM = Dim("room", 3)
@@ -192,7 +192,7 @@ class Built:
                 back = [order.index(k) for k in range(len(order))]
                 given[i] = self.leaves[name].permute(back)
         y = self._emit(term.name, *operands, **dict(term.sample.attrs))
-        found = ORACLES[term.name](term.canonical, *given)
+        found = oracle_of(term.name)(term.canonical, *given)
         number = self._number(term, label, y, found)
         return self._gradients(number, operands) if term.way == AGAIN else number
 

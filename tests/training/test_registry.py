@@ -57,7 +57,7 @@ def test_a_step_by_gradients_of_gradients_does(name: str) -> None:
 
 
 def test_every_operator_with_a_gradient_is_there() -> None:
-    assert set(OPERATORS) == set(ORACLES)
+    assert set(ORACLES) <= set(OPERATORS)
     assert {"softmax", "softmax_grad", "einsum", "gather", "where"} <= set(OPERATORS)
 
 

@@ -1,0 +1,102 @@
+"""CONTRIBUTING's five steps, followed to the letter: a record in a file, and no other edit."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from meshdsl.backends.peers.renderings import RENDERINGS
+from tests.project import ROOT, tracked
+
+OBLIGATIONS = (
+    "tests/ops",
+    "tests/training/test_registry.py",
+    "tests/api/test_operators.py",
+    "tests/renderings/test_rows_command.py",
+)
+"""Tests that loop over the registry, a case for each operator."""
+
+PROGRAM = """\
+dim a = 8, b = 6
+mesh m = { x: 2, y: 2 }
+layout l { a -> x, b -> y }
+program p(z[a, b]) {
+  u = softsign(z)
+  loss = sum(u * u)
+  dz = grad(loss, z)
+  return u, dz
+}
+"""
+COMMANDS = ("check", "explain", "compile", "run --verify", "compare", "fmt --check")
+KNOWS_IT = ("sbp", "scaling-book", "gshard", "dtensor")
+"""Notations that write every operator; the others have to be told how their system does it."""
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project with the operator of the guide."""
+    home = tmp_path_factory.mktemp("checkout")
+    for path in tracked():
+        (home / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / path, home / path, follow_symlinks=False)
+    guide = (home / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (record,) = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    (home / "meshdsl/ops/softsign.py").write_text(record, encoding="utf-8")
+    (home / "softsign.mdsl").write_text(PROGRAM, encoding="utf-8")
+    return home
+
+
+def run(home: Path, *arguments: str, **environment: str) -> tuple[int, str]:
+    """`python ARGUMENTS` in the copy: the exit code, and what is printed."""
+    own = {"PYTHONPATH": str(home), "MESHDSL_CACHE": str(home / "kept"), **environment}
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=home,
+        env=os.environ | own,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def test_every_obligation_is_met(checkout: Path) -> None:
+    suite = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+    run(checkout, *suite, OBLIGATIONS[2], MESHDSL_UPDATE_GOLDEN="1")
+    code, printed = run(checkout, *suite, "-k", "softsign", *OBLIGATIONS)
+    assert code == 0, printed
+    count = re.search(r"(\d+) passed", printed)
+    assert count is not None
+    assert int(count[1]) > 20, printed
+
+
+CALLS = """
+import contextlib, io, shlex, sys
+from meshdsl.cli import main
+for line in sys.argv[1:]:
+    sys.argv = ["meshdsl", *shlex.split(line)]
+    try:
+        main()
+    except SystemExit as end:
+        print("ENDED", line.split()[0], end.code or 0)
+"""
+
+
+def test_every_command_and_rendering_knows_it(checkout: Path) -> None:
+    lines = [f"{command} softsign.mdsl" for command in COMMANDS]
+    lines += [f"render softsign.mdsl --as {notation}" for notation in RENDERINGS]
+    code, printed = run(checkout, "-c", CALLS, *lines, "rows softsign")
+    assert code == 0, printed
+    ended = re.findall(r"^ENDED (\w+) (\d+)$", printed, re.MULTILINE)
+    wanted = [(c.split()[0], "0") for c in COMMANDS]
+    wanted += [("render", "0" if n in KNOWS_IT else "1") for n in RENDERINGS]
+    assert ended == [*wanted, ("rows", "0")], printed
+    assert "verified: equal" in printed
+    assert printed.count("error[MD0910]: `softsign` cannot be written as") == 2
