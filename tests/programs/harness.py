@@ -140,9 +140,10 @@ def refusal(case: Case) -> str | None:
 
 
 def compiled(case: Case, dtype: str | None = None) -> Compilation:
-    """A case on its way through the compiler; its program is built once for all layouts."""
+    """A case compiled; its program is built once for all layouts."""
     options = replace(case.options, dtype=dtype)
-    return _built(case.source_text, tuple(case.dims.items()), dtype).under(options, Diagnostics())
+    built = _built(case.source_text, tuple(case.dims.items()), dtype)
+    return built.under(options, Diagnostics()).checked()
 
 
 def explained(case: Case) -> dict[str, Any]:

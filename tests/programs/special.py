@@ -35,6 +35,7 @@ class Special:
     outputs: list[Output] = field(default_factory=list)
     kinds: dict[str, str] = field(default_factory=dict)
     seeds: dict[str, int] = field(default_factory=dict)
+    values: dict[str, dict[str, Array]] = field(default_factory=dict)
 
     def input(self, type_: TensorType, kind: str, of: str) -> Value:
         """A new input. Its values depend on the call `of` which it is, and not on other calls."""
@@ -202,12 +203,15 @@ ENDS = (2**31 - 1, -(2**31), 0, 1, -1)
 """Integers: the ends of their range, and ties."""
 
 
-def drawn(made: Special, fill: str, seed: int = 3) -> dict[str, Array]:
-    """All inputs of a program, its floats as `fill` says."""
+def drawn(made: Special, fill: str) -> dict[str, Array]:
+    """All inputs of a program, its floats as `fill` says; drawn once."""
+    if fill in made.values:
+        return made.values[fill]
     found = {}
     for name, value in ((v.label, v) for v in made.inputs):
-        rng = np.random.default_rng([seed, made.seeds[name]])
+        rng = np.random.default_rng(made.seeds[name])
         found[name] = _drawn(value.type, made.kinds[name], FILLS[fill], rng)
+    made.values[fill] = found
     return found
 
 
