@@ -31,8 +31,6 @@ LATER = {
 """Imports of what comes later, and why."""
 
 CYCLES = [
-    {"meshdsl.api.plan", "meshdsl.api.program", "meshdsl.backends.module.program_module"},
-    {"meshdsl.api.tensor", "meshdsl.api.tracer"},
     {
         "meshdsl.named.autodiff",
         "meshdsl.named.expand",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,11 +30,8 @@ from meshdsl.backends.module.tensors import (
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.train.checkpoint_plan import torch_dtype
 from meshdsl.diagnostics import fail
-from meshdsl.named.ir import DTYPES
-from meshdsl.pipeline import Options
 
 if TYPE_CHECKING:
-    from meshdsl.api.program import Program
     from meshdsl.pipeline import Compilation
 
 
@@ -282,43 +278,6 @@ def _as_blocks(module: torch.nn.Module, state: dict[str, Any], prefix: str, *oth
 
 
 @told
-def module(
-    program: Program | str | Path,
-    device_mesh: DeviceMesh | None = None,
-    layout: Any = None,
-    *,
-    reduce: str = "optimal",
-    dtype: str | None = None,
-    seed: int = 0,
-    params: Mapping[str, Any] | None = None,
-    dims: Mapping[str, int] | None = None,
-) -> ProgramModule:
-    """A program of Python, or of a `.mdsl` file, as a module on `device_mesh`.
-
-    The dims of the DeviceMesh are the axes that the layout names; without a mesh, there is one
-    device. `params` are whole tensors, arrays or DTensors; what is not there is made up from the
-    seed, the same under every mesh and layout. `dims` are other sizes for those of a file.
-
-    Raises:
-        ProgramError: the mesh does not fit the layout (MD0560), the layout the program (MD03xx), or
-            values the parameters (MD0563).
-    """
-    from meshdsl.api.layouts import Place, with_layout
-    from meshdsl.api.places import here
-    from meshdsl.api.program import load
-
-    if dtype is not None and (dtype not in DTYPES or DTYPES[dtype].kind != "float"):
-        fail("MD0602", f"`{dtype}` is no float type", help="there are f32, f64, bf16 and f16")
-    team = Team(device_mesh)
-    known = load(program, dims=dims) if isinstance(program, str | Path) else program
-    place = Place(here(), "layout", 2)
-    declarations, name = with_layout(known.declarations, layout, place)
-    options = Options(program=known.name, layout=name, reduce=reduce, dtype=dtype, evaluate=True)
-    made = known.compilation(declarations, options)
-    return ProgramModule(compiler(made, team.axes), team, seed, params)
-
-
-@told
 def module_of(
     made: Compilation,
     device_mesh: DeviceMesh | None = None,
@@ -336,4 +295,4 @@ def module_of(
     return ProgramModule(compiler(made, team.axes), team, seed, params)
 
 
-__all__ = ["ProgramModule", "module", "module_of"]
+__all__ = ["ProgramModule", "module_of"]

@@ -12,8 +12,8 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 from meshdsl.api.dims import TensorType, as_tuple, check_name
 from meshdsl.api.errors import ProgramError, told
 from meshdsl.api.places import Site, file_of, here, key_of, user_frame
-from meshdsl.api.tensor import Tensor
-from meshdsl.api.tracer import Tracer, tracing
+from meshdsl.api.tensor import Tensor, tracing
+from meshdsl.api.tracer import Tracer
 from meshdsl.diagnostics import Diagnostic, Related, Span, fail
 from meshdsl.named.builder import Scope
 from meshdsl.named.calls import MAX_CALL_DEPTH

@@ -16,7 +16,8 @@ from meshdsl.api.errors import told
 from meshdsl.api.places import here
 from meshdsl.api.signatures import RATES, describe, names, signature_of
 from meshdsl.api.sizes import computed
-from meshdsl.api.tracer import Form, tracing
+from meshdsl.api.tensor import tracing
+from meshdsl.api.tracer import Form
 from meshdsl.diagnostics import did_you_mean, fail
 from meshdsl.named.from_syntax import INITS
 from meshdsl.ops.opdef import load_all

@@ -17,8 +17,8 @@ from meshdsl.api.errors import told
 from meshdsl.api.functions import declared_at, place_of, types_of
 from meshdsl.api.places import file_of, here, key_of, user_frame
 from meshdsl.api.sizes import sizes_of, unsayable, with_makers
-from meshdsl.api.tensor import Tensor
-from meshdsl.api.tracer import PythonBody, Tracer, tracing_in
+from meshdsl.api.tensor import Tensor, tracing_in
+from meshdsl.api.tracer import PythonBody, Tracer
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, Span, fail
 from meshdsl.named import ir
 from meshdsl.named.builder import Scope

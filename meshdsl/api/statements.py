@@ -9,8 +9,8 @@ from typing import Any, overload
 from meshdsl.api.dims import Dim, DType, Pinned, check_name, kind_of
 from meshdsl.api.errors import told
 from meshdsl.api.places import here
-from meshdsl.api.tensor import Operand, Tensor
-from meshdsl.api.tracer import Form, PythonBody, Tracer, tracing
+from meshdsl.api.tensor import Operand, Tensor, tracing
+from meshdsl.api.tracer import Form, PythonBody, Tracer
 from meshdsl.diagnostics import Span, fail
 from meshdsl.named import ir
 from meshdsl.named.builder import Scope

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshdsl.api.dims import Dim, TensorType, as_tuple
 from meshdsl.api.errors import told
-from meshdsl.api.places import here
+from meshdsl.api.places import Site, here
 from meshdsl.diagnostics import fail
 
 if TYPE_CHECKING:
@@ -242,32 +245,24 @@ _UFUNCS = {
 
 @told
 def _binary(op: str, left: Operand, right: Operand) -> Tensor:
-    from meshdsl.api.tracer import tracing
-
     site = here()
     return tracing(site).binary(op, left, right, site)
 
 
 @told
 def _unary(op: str, operand: Tensor) -> Tensor:
-    from meshdsl.api.tracer import tracing
-
     site = here()
     return tracing(site).unary(op, operand, site)
 
 
 @told
 def _absolute(operand: Tensor) -> Tensor:
-    from meshdsl.api.tracer import tracing
-
     site = here()
     found: Tensor = tracing(site).call("abs", None, (operand,), {}, site)
     return found
 
 
 def _view(tensor: Tensor, items: list[tuple[Any, ...]]) -> Tensor:
-    from meshdsl.api.tracer import tracing
-
     site = here()
     return tracing(site).view(tensor, items, site)
 
@@ -295,3 +290,33 @@ def _no_torch() -> NoReturn:
         here().span,
         help=help,
     )
+
+
+# --- which program is being traced --------------------------------------------------------------
+
+
+class _Stack(threading.local):
+    def __init__(self) -> None:
+        self.tracers: list[Tracer] = []
+
+
+_STACK = _Stack()
+
+
+@contextmanager
+def tracing_in(tracer: Tracer) -> Iterator[None]:
+    """Make `tracer` the one that operators go to."""
+    _STACK.tracers.append(tracer)
+    try:
+        yield
+    finally:
+        _STACK.tracers.pop()
+
+
+def tracing(site: Site) -> Tracer:
+    """The program being traced in this thread."""
+    if not _STACK.tracers:
+        message = "no program is being traced here"
+        help = "operators stand in functions under `@md.program`, and in what these call"
+        fail("MD0813", message, site.span, help=help)
+    return _STACK.tracers[-1]

@@ -7,7 +7,6 @@ same as for a `.mdsl` file.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -332,33 +331,3 @@ def _spread(names: Names, count: int) -> tuple[str | None, ...]:
     if isinstance(names, tuple) and len(names) == count:
         return names
     return (None,) * count
-
-
-# --- which program ---------------------------------------------------------------------------
-
-
-class _Stack(threading.local):
-    def __init__(self) -> None:
-        self.tracers: list[Tracer] = []
-
-
-_STACK = _Stack()
-
-
-@contextmanager
-def tracing_in(tracer: Tracer) -> Iterator[None]:
-    """Make `tracer` the one that operators go to."""
-    _STACK.tracers.append(tracer)
-    try:
-        yield
-    finally:
-        _STACK.tracers.pop()
-
-
-def tracing(site: Site) -> Tracer:
-    """The program being traced in this thread."""
-    if not _STACK.tracers:
-        message = "no program is being traced here"
-        help = "operators stand in functions under `@md.program`, and in what these call"
-        fail("MD0813", message, site.span, help=help)
-    return _STACK.tracers[-1]

@@ -14,7 +14,7 @@ import torch
 import meshdsl as md
 from meshdsl.api.program import Program
 from meshdsl.backends.engines.run import Given, run, verify
-from meshdsl.backends.module.program_module import module
+from meshdsl.backends.module import module
 from tests.compiling import compile_text
 
 PROGRAM = """\

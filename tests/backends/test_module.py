@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from meshdsl.api.errors import ProgramError
-from meshdsl.backends.module.program_module import ProgramModule, module, module_of
+from meshdsl.backends.module import ProgramModule, module, module_of
 from meshdsl.named.ir import Op, walk
 from meshdsl.named.vjp import with_vjp
 from tests.backends.module_cases import MLP, ODD, odd

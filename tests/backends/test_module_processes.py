@@ -24,7 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from meshdsl.api.errors import ProgramError
-from meshdsl.backends.module.program_module import ProgramModule, module
+from meshdsl.backends.module import ProgramModule, module
 from tests.backends.module_cases import (
     BLOCK,
     CASES,
