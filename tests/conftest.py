@@ -16,7 +16,7 @@ os.environ.setdefault("MESHDSL_STALL_SECONDS", "0")
 
 # Nothing may depend on how fast the machine is just now.
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
-settings.register_profile("ci", untimed, derandomize=True, database=None)
+settings.register_profile("ci", untimed, derandomize=True, database=None, max_examples=60)
 settings.register_profile(
     "deep", untimed, max_examples=int(os.environ.get("MESHDSL_CASES", "5000"))
 )

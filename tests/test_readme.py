@@ -110,12 +110,12 @@ def _environment(clone: Path) -> dict[str, str]:
     return kept | {"PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
 
 
-def _printed(clone: Path, *commands: str) -> str:
+def _printed(clone: Path, *commands: str, **environment: str) -> str:
     """What commands print that run at once; each has to end well."""
     shells = [["bash", "-ec", command] for command in commands]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with started(
-        *shells, cwd=clone, env=_environment(clone), stdin=subprocess.DEVNULL, **pipes
+        *shells, cwd=clone, env=_environment(clone) | environment, stdin=subprocess.DEVNULL, **pipes
     ) as processes:
         logs = ended(processes)
     assert not any(process.returncode for process in processes), logs
@@ -158,7 +158,10 @@ def _run_script(text: str, clone: Path) -> None:
             probe.bind(("127.0.0.1", 0))
             place = f"127.0.0.1:{probe.getsockname()[1]} --local-addr 127.0.0.1"
         there = both.partition("\n")[2].replace("HOST:29500", place)
-        _printed(clone, there, there)
+        nothing = clone / "nothing"  # on other machines there is no meshdsl
+        nothing.mkdir()
+        (nothing / "meshdsl.py").write_text("raise ImportError('the program must not need it')")
+        assert "loss" in _printed(clone, there, there, PYTHONPATH=str(nothing))
 
 
 def _run_python(text: str, clone: Path) -> None:

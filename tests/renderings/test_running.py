@@ -170,7 +170,7 @@ def reshards(job: Job) -> int:
     return sum(k * len(step.axes) for step, k in steps if step.moves)
 
 
-SOME = [(2, "immediate", 7), (4, "deferred", 10)]
+SOME = [(2, "immediate", 8), (4, "deferred", 13)]
 """Devices, a policy, and every how many-th program is run: with MESHDSL_CASES all are."""
 
 
