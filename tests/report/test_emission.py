@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import shutil
@@ -82,6 +83,16 @@ def test_a_linter_finds_nothing(programs: Path) -> None:
 def test_only_quoted_source_lines_are_long(case: Case) -> None:
     long = [line for line in made(case).text.splitlines() if len(line) > 100]
     assert all(line.lstrip().startswith(f"# examples/{case.example}.mdsl:") for line in long)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_only_the_standard_library_numpy_and_torch_are_imported(case: Case) -> None:
+    """That it runs where there is no meshdsl: `test_readme.py`."""
+    tree = ast.parse(made(case).text)
+    imported = {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    imported |= {str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    roots = {name.split(".")[0] for name in imported} - {"numpy", "torch"}
+    assert roots <= set(sys.stdlib_module_names)
 
 
 LONG = "a" * 30
