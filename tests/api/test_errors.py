@@ -12,7 +12,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.api.program import Program
-from meshdsl.codes import python as codes
+from meshdsl.codes import CODES
 
 batch, io, two, three, layers = md.dims(batch=4, io=6, two=2, three=3, layers=2)
 other_batch = md.dim("batch", 8)
@@ -314,7 +314,7 @@ def test_a_wrong_call(case: str) -> None:
 
 def test_every_code_of_python_is_reported_by_a_case() -> None:
     tested = {code for code, _, _ in CASES} | {code for code, _, _ in CALLS.values()}
-    assert {c.code for c in codes.CODES} <= tested
+    assert {c for c in CODES if "MD0810" <= c < "MD09"} <= tested
 
 
 def test_a_mistake_inside_a_function_names_the_call() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from meshdsl.codes.training import CODES
+from meshdsl.codes import CODES
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.named.ir import BF16, F16, F32, F64, I32, Dim, TensorType
 from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES, Arithmetic, Schedule, emit_rate, resolve
@@ -114,7 +114,10 @@ def test_everything_wrong_is_reported_at_once() -> None:
     assert codes == ["MD0272", "MD0271", "MD0276", "MD0276", "MD0275"]
 
 
-@pytest.mark.parametrize("record", CODES, ids=lambda record: record.code)
+OF_TRAINING = [record for code, record in CODES.items() if code.startswith("MD027")]
+
+
+@pytest.mark.parametrize("record", OF_TRAINING, ids=lambda record: record.code)
 def test_the_wrong_example_of_a_code_is_wrong_in_this_way(record: Any) -> None:
     assert record.code in {code for _, code, _, _ in WRONG}
     with pytest.raises(DiagnosticError) as raised:

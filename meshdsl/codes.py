@@ -1,0 +1,48 @@
+"""Every diagnostic code that the project reports, with what it means and the way out.
+
+The records are data: `codes.toml`, beside this file.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """One stable diagnostic code, for `meshdsl explain MD0301`.
+
+    `meaning` says in a few sentences when the compiler reports it, `wrong` is a small example that
+    it is reported for (empty where a text cannot show it), `way_out` says what to do about it.
+    """
+
+    code: str
+    title: str
+    meaning: str
+    wrong: str
+    way_out: str
+
+    @property
+    def explanation(self) -> str:
+        """All of it as text of some lines."""
+        parts = [f"{self.code}: {self.title}", self.meaning]
+        if self.wrong:
+            parts.append("\n".join(f"    {line}" for line in self.wrong.split("\n")))
+        return "\n\n".join([*parts, self.way_out]) + "\n"
+
+
+def _record(code: str, table: Mapping[str, str]) -> Code:
+    meaning, way_out = (" ".join(table[key].split()) for key in ("meaning", "way_out"))
+    return Code(code, table["title"], meaning, table.get("wrong", "").strip("\n"), way_out)
+
+
+_TABLES = tomllib.loads((files("meshdsl") / "codes.toml").read_text(encoding="utf-8"))
+
+SECTIONS: Mapping[str, str] = _TABLES.pop("sections")
+"""The title of every section, by the first four characters of its codes."""
+
+CODES: Mapping[str, Code] = {code: _record(code, table) for code, table in _TABLES.items()}
+"""Every record by its code."""
