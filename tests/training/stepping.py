@@ -107,14 +107,19 @@ def values(program: Program, seed: int = 0) -> tuple[Arrays, Arrays]:
     return made_up(inputs, seed=seed), made_up(params, seed=seed)
 
 
+ROUNDING = 1e-12
+"""max|Δ| in f64 of sums of numbers around 1, some of them divided by a small deviation."""
+
+
 def hold_to(
     step: Step, outputs: Mapping[str, Array], kept: Mapping[str, Array], most: float
 ) -> None:
     """Every device's part of outputs, parameters and states is right to `most`, of max|ref|."""
     mesh = step.run.mesh
     for name, array in outputs.items():
-        _, relative = errors(step.run.outputs[name], array)
-        assert relative <= most, f"output {name} is off by {relative}"
+        error, relative = errors(step.run.outputs[name], array)
+        # What cancels to 0 has no size to be compared with: sums of a norm over its own dim.
+        assert relative <= most or error <= ROUNDING, f"output {name} is off by {relative}"
     for name, array in kept.items():
         whole = max(float(np.max(np.abs(array), initial=0.0)), 1e-12)
         for rank, held in enumerate(step.held):
