@@ -79,7 +79,8 @@ def _bound(bounds: dict[Value, int], value: Value, size: int) -> None:
 
 def _moves(op: Op) -> bool:
     """Whether the result holds elements of the first operand, or zeros."""
-    return lookup(op.name).view or op.name in ("shift", "gather")
+    record = lookup(op.name)
+    return record.view or record.relocates
 
 
 def _indexed(op: Op) -> Iterator[tuple[Value, int]]:

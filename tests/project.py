@@ -24,6 +24,14 @@ def tracked(root: Path = ROOT) -> tuple[Path, ...]:
     return tuple(sorted(Path(name) for name in names if os.path.lexists(root / name)))
 
 
+def copy_tree(target: Path) -> Path:
+    """A copy of the project's files in a folder, links as they are; the folder."""
+    for path in tracked():
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / path, target / path, follow_symlinks=False)
+    return target
+
+
 def _unpacked(root: Path) -> Iterator[Path]:
     """The files of an archive that was unpacked and worked in."""
     patterns = (root / ".gitignore").read_text(encoding="utf-8").splitlines()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.project import ROOT, tracked
+from tests.project import ROOT, copy_tree, tracked
 
 IN_THE_WHEEL = {".py", ".pyi", ".toml", ".lark", ".mdsl", ".html", ".css", ".js"}
 
@@ -42,17 +41,10 @@ def _run(*command: str | Path, cwd: Path, stdin: str = "", **env: str) -> str:
     return done.stdout
 
 
-def _copy_tree(target: Path) -> Path:
-    for path in tracked():
-        (target / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / path, target / path, follow_symlinks=False)
-    return target
-
-
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A wheel of the project, built from a copy so that the checkout stays clean."""
-    tree = _copy_tree(tmp_path_factory.mktemp("tree"))
+    tree = copy_tree(tmp_path_factory.mktemp("tree"))
     out = tmp_path_factory.mktemp("wheel")
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
     _run(*pip, "wheel", "--no-build-isolation", "--no-deps", "-w", out, tree, cwd=out)
@@ -110,7 +102,7 @@ def test_wheel_imports_from_where_it_is_installed(wheel: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("symlinks", [True, False], ids=["symlinks", "no_symlinks"])
 def test_bare_clone_imports(symlinks: bool, tmp_path: Path) -> None:
-    clone = _copy_tree(tmp_path / "clone")
+    clone = copy_tree(tmp_path / "clone")
     for link in (clone / "meshdsl/grammar", clone / "meshdsl/backends"):
         assert link.is_symlink()
         if not symlinks:  # as git leaves them where the file system has no links
@@ -143,7 +135,7 @@ def test_constraints_pin_every_requirement() -> None:
 
 
 def test_what_lies_about_is_no_file_of_the_project(tmp_path: Path) -> None:
-    copy = _copy_tree(tmp_path)
+    copy = copy_tree(tmp_path)
     for stray in ("run.log", "examples/mine.mdsl", "meshdsl/__pycache__/a.pyc", ".venv/bin/python"):
         (copy / stray).parent.mkdir(parents=True, exist_ok=True)
         (copy / stray).write_text("left behind")

@@ -190,7 +190,7 @@ def _unary(op: str) -> str:
 
 def _fold(name: str, numbers: list[int | float], span: Span) -> int | float:
     help = "constants are finite numbers; write another expression"
-    computed = _power if name == "pow" else lookup(name).fold
+    computed = lookup(name).fold
     assert computed is not None, "only what can be computed is asked for"
     try:
         result = computed(*numbers)
@@ -204,14 +204,6 @@ def _fold(name: str, numbers: list[int | float], span: Span) -> int | float:
     if not finite:
         fail("MD0261", "this constant is not a finite number", span, help=help)
     return made(result, name, *numbers)
-
-
-def _power(base: int | float, exponent: int | float) -> int | float:
-    """A power; one of integers that has more digits than any float is never computed."""
-    bits = max(abs(base), 1).bit_length() if isinstance(base, int) else 1
-    if isinstance(exponent, int) and bits * abs(exponent) > 2048 and abs(base) > 1:
-        return float(base) ** exponent
-    return base**exponent
 
 
 def _literal_dtype(name: str, operands: list[Operand]) -> DType:

@@ -71,6 +71,14 @@ _ENDS = "so inside the range; integers wrap at its end, and infinities of both s
 _BOTH = "two partial operands at once come from two different reductions; one is enough"
 
 
+def _power(base: int | float, exponent: int | float) -> int | float:
+    """A power; one of integers that has more digits than any float is never computed."""
+    bits = max(abs(base), 1).bit_length() if isinstance(base, int) else 1
+    if isinstance(exponent, int) and bits * abs(exponent) > 2048 and abs(base) > 1:
+        return float(base) ** exponent
+    return base**exponent
+
+
 def _falling(*rows: str) -> dict[str, str]:
     return swapped(_FALLS, *rows)
 
@@ -143,7 +151,7 @@ register(
 )
 pointwise(
     "pow", 2, np.power, _power_text, infix="^", accept="float", exact=False,
-    values=("positive", "int"), gradient=pow_gradient, fold=operator.pow, precision="f32",
+    values=("positive", "int"), gradient=pow_gradient, fold=_power, precision="f32",
 )  # fmt: skip
 pointwise(
     "maximum", 2, np.maximum, _extreme("torch.maximum", "min"), monotone=[0, 1],

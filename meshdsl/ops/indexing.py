@@ -207,6 +207,7 @@ register(
         ),
         flops=no_flops,
         gradient=_gather_gradient,
+        relocates=True,
         shows=lambda ins, attrs: not ins[1].dims,  # an index that is one number: torch slices
     )
 )

@@ -370,5 +370,6 @@ register(
         ),
         flops=no_flops,
         gradient=_shift_gradient,
+        relocates=True,
     )
 )

@@ -280,6 +280,7 @@ class OpDef:
              narrow one (products).
     lazy:  a sum over a mesh axis that is still to be reduced passes through it in Mesh-TensorFlow
              (`LazyAllreduceSum`), where both operands wait for the same one.
+    relocates: the result holds elements of operand 0, or zeros; a view does so anyway.
     """
 
     name: str
@@ -305,6 +306,7 @@ class OpDef:
     fold: Callable[..., float] | None = None
     precision: Literal["widest", "f32", "compute"] = "widest"
     lazy: bool = False
+    relocates: bool = False
 
     def indexed(self) -> int | None:
         """The operand that holds indices of the attribute `dim`, if there is one."""

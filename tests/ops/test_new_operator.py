@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from meshdsl.backends.peers.renderings import RENDERINGS
-from tests.project import ROOT, tracked
+from tests.project import copy_tree
 
 OBLIGATIONS = (
     "tests/ops",
@@ -41,10 +40,7 @@ KNOWS_IT = ("sbp", "scaling-book", "gshard", "dtensor")
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project with the operator of the guide."""
-    home = tmp_path_factory.mktemp("checkout")
-    for path in tracked():
-        (home / path).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / path, home / path, follow_symlinks=False)
+    home = copy_tree(tmp_path_factory.mktemp("checkout"))
     guide = (home / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (record,) = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
     (home / "meshdsl/ops/softsign.py").write_text(record, encoding="utf-8")
