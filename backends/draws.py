@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from meshdsl.named.ir import Node, Op, Param, Program, Repeat, Value
+from meshdsl.named.ir import Loop, Node, Op, Param, Program, Value
 from meshdsl.ops.opdef import lookup
 
 Draw = tuple[object, ...]
@@ -50,7 +50,7 @@ def _index_bounds(program: Program) -> dict[Value, int]:
 def _bound_block(nodes: tuple[Node, ...], bounds: dict[Value, int]) -> None:
     """Add what `nodes` index, from the last to the first, back to where the indices come from."""
     for node in reversed(nodes):
-        if isinstance(node, Repeat):
+        if isinstance(node, Loop):
             _bound_loop(node, bounds)
             continue
         for value, size in _indexed(node):
@@ -59,7 +59,7 @@ def _bound_block(nodes: tuple[Node, ...], bounds: dict[Value, int]) -> None:
             _bound(bounds, node.ins[0], bounds[node.out])
 
 
-def _bound_loop(loop: Repeat, bounds: dict[Value, int]) -> None:
+def _bound_loop(loop: Loop, bounds: dict[Value, int]) -> None:
     for _ in range(2):  # what one iteration demands of a carry, the one before has to yield
         for carry in loop.carries:
             for later in (carry.result, carry.inside):

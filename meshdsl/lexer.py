@@ -82,10 +82,10 @@ class Vocabulary:
 def vocabulary() -> Vocabulary:
     """The words of the language as it is."""
     from meshdsl.grammar import spelling
+    from meshdsl.ir.types import DTYPES
     from meshdsl.named.declarations import RESERVED_TENSORS
     from meshdsl.named.expressions import LATER
     from meshdsl.named.from_syntax import INITS
-    from meshdsl.named.ir import DTYPES
     from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES
     from meshdsl.named.prelude import prelude
     from meshdsl.ops.opdef import load_all

@@ -14,7 +14,7 @@ from tests.project import tracked
 
 LAYERS = (
     ("version", "diagnostics", "render", "codes", "kept", "backends.runtime"),
-    ("grammar", "syntax"),
+    ("grammar", "syntax", "ir"),
     ("named", "ops", "prelude", "lexer"),
     ("placed",),
     ("device",),

@@ -10,7 +10,8 @@ import numpy as np
 from meshdsl.backends.engines.failures import Failure, RunError, as_error
 from meshdsl.backends.runtime.indices import IndexOutOfRange
 from meshdsl.backends.runtime.values import Array, Spec, cast, draw_part
-from meshdsl.named.ir import Node, Op, Program, Repeat, State, TensorType, Value
+from meshdsl.ir.types import TensorType
+from meshdsl.named.ir import Loop, Node, Op, Program, State, Value
 from meshdsl.ops.opdef import NumpyCall, lookup
 
 Values = dict[Value, Array]
@@ -143,7 +144,7 @@ def widened(array: Array, type_: TensorType) -> Array:
 def run_nodes(nodes: tuple[Node, ...], values: Values, apply: Apply) -> None:
     """Add to `values` what the nodes make of them."""
     for node in nodes:
-        if isinstance(node, Repeat):
+        if isinstance(node, Loop):
             _repeat(node, values, apply)
         else:
             results = apply(node, tuple(values[v] for v in node.ins))
@@ -164,7 +165,7 @@ def applied(op: Op, ins: tuple[Array, ...]) -> tuple[Array, ...]:
     return tuple(widened(np.asarray(array), value.type) for value, array in pairs)
 
 
-def _repeat(loop: Repeat, values: Values, apply: Apply) -> None:
+def _repeat(loop: Loop, values: Values, apply: Apply) -> None:
     for carry in loop.carries:
         values[carry.inside] = values[carry.init]
     made: dict[Value, dict[int, Array]] = {c.outer: {} for c in loop.collected}

@@ -24,8 +24,9 @@ import numpy.typing as npt
 
 from meshdsl.backends.engines.reference import Values, answer_of, applied, evaluated, run_nodes
 from meshdsl.backends.runtime.values import Array
+from meshdsl.ir.types import DType
 from meshdsl.named.expand import expand
-from meshdsl.named.ir import DType, Node, Op, Program, Value, results, walk
+from meshdsl.named.ir import Node, Op, Program, Value, walk
 from meshdsl.ops.opdef import Signature, lookup
 
 TOLERANCES = {"f64": 1e-12, "f32": 1e-5, "f16": 4e-3, "bf16": 3e-2}
@@ -108,7 +109,7 @@ class Tail:
     def of(cls, program: Program, values: Values) -> Tail:
         """That of a program whose values are known."""
         nodes = tuple(node for node in program.body if node.phase == "update")
-        made = {v for node in nodes for v in results(node)}
+        made = {v for node in nodes for v in node.makes}
         begun = {*(p.value for p in program.params), *(s.value for s in program.states)}
         read = dict.fromkeys(v for op in walk(nodes) for v in op.ins if v not in made)
         floats = (v for v in read if v not in begun and v.type.dtype.kind == "float")

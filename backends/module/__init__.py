@@ -13,7 +13,7 @@ from meshdsl.backends.module.compile import compiler
 from meshdsl.backends.module.mesh import Team
 from meshdsl.backends.module.program_module import ProgramModule, module_of
 from meshdsl.diagnostics import fail
-from meshdsl.named.ir import DTYPES
+from meshdsl.ir.types import DTYPES
 from meshdsl.pipeline import Options
 
 if TYPE_CHECKING:

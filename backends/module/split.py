@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from meshdsl.backends.torch.text import taken_names
 from meshdsl.device.buckets import in_buckets
 from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Start, Var, Wait
-from meshdsl.device.liveness import made, reads
+from meshdsl.device.liveness import reads
 from meshdsl.device.overlap import overlapped
 from meshdsl.device.verify import verify
 
@@ -55,13 +55,13 @@ def halves(
     backward: list[Node] = []
     for node in program.body:
         if _phase(node) != "forward" or not late.isdisjoint(reads(node)):
-            late.update(made(node))
+            late.update(node.makes)
             backward.append(node)
         else:
             forward.append(node)
     numbers = _numbers(forward)
     backward[:0] = _again(forward, backward, numbers)
-    known = (*program.inputs, *program.params, *(v for node in forward for v in made(node)))
+    known = (*program.inputs, *program.params, *(v for node in forward for v in node.makes))
     read = {v for node in backward for v in reads(node)} | set(grads)
     saved = tuple(v for v in known if v in read and v not in numbers and v not in late)
     return Halves(
@@ -107,7 +107,7 @@ def _hurried(program: Program) -> Program:
 def _phase(node: Node) -> str:
     match node:
         case Compute():
-            return node.op.phase
+            return node.phase
         case Start() | Wait():
             return node.collective.phase
     return node.phase
@@ -117,7 +117,7 @@ def _numbers(nodes: Iterable[Node]) -> set[Var]:
     """The variables that are numbers: constants, and what moves make of them. None is kept."""
     found: set[Var] = set()
     for node in nodes:
-        if isinstance(node, Compute) and node.op.name == "constant":
+        if isinstance(node, Compute) and node.name == "constant":
             found.update(node.outs)
         elif isinstance(node, Move) and node.source in found:
             found.add(node.target)
@@ -129,9 +129,9 @@ def _again(forward: list[Node], backward: list[Node], numbers: set[Var]) -> list
     wanted = {v for node in backward for v in reads(node)}
     found: list[Node] = []
     for node in reversed(forward):
-        if isinstance(node, Loop) or not numbers.issuperset(made(node)):
+        if isinstance(node, Loop) or not numbers.issuperset(node.makes):
             continue
-        if not wanted.isdisjoint(made(node)):
+        if not wanted.isdisjoint(node.makes):
             wanted.update(reads(node))
             found.append(node)
     return found[::-1]

@@ -21,7 +21,7 @@ from meshdsl.backends.peers.walk import entries, subscripts
 from meshdsl.backends.torch.call import TorchText
 from meshdsl.backends.torch.format import quoted, statement
 from meshdsl.device.ir import Compute, Var
-from meshdsl.named.ir import TensorType
+from meshdsl.ir.types import TensorType
 from meshdsl.ops.einsum_text import einsum_text
 from meshdsl.ops.opdef import load_all, lookup
 from meshdsl.ops.text import tuple_text
@@ -91,7 +91,7 @@ class DTensorText(Peer):
 
     def outcome(self, node: Compute, row: Row) -> Outcome:
         """From what was measured; see the tables above."""
-        name, ops = node.op.name, partial_ops(row)
+        name, ops = node.name, partial_ops(row)
         if name in ("split", "merge") and _is_inner(node, row):
             return "whole"
         if "sum" in ops:
@@ -154,7 +154,7 @@ class DTensorText(Peer):
 
     def operator(self, node: Compute, args: tuple[str, ...], plan: Plan) -> str:
         """The record's torch text on global shapes; what it makes anew becomes a DTensor."""
-        if not node.ins or node.op.name == "one_hot":
+        if not node.ins or node.name == "one_hot":
             return self._maker(node, args, plan.yields[0])
         return self._torch(node, args, plan.yields[0])
 
@@ -170,33 +170,33 @@ class DTensorText(Peer):
             outs=outs,
             global_ins=ins,
             global_outs=outs,
-            attrs=dict(node.op.attrs),
+            attrs=dict(node.attrs),
             fresh=self.fresh.fresh,
             place=repr(f"{node.span.file}:{node.span.line}"),
-            splits=splits if node.op.name == "mean" else frozenset(),
+            splits=splits if node.name == "mean" else frozenset(),
             used=self.used,
         )
-        text = lookup(node.op.name).torch(call)
-        if node.op.name == "einsum":  # of `torch.einsum` we know what becomes of partial values
+        text = lookup(node.name).torch(call)
+        if node.name == "einsum":  # of `torch.einsum` we know what becomes of partial values
             text = einsum_text(call, views=True)
         if _is_vector(node):  # DTensor gives `vector @ matrix` a dim too many
             text = f"torch.einsum({subscripts(node)}, {', '.join(call.args)})"
-        if node.op.name == "transpose" and not p.partial:  # parts and whole keep strides alike
+        if node.name == "transpose" and not p.partial:  # parts and whole keep strides alike
             text += ".contiguous()"
         for line in call.lines:
             self.out.statement(line)
         if all(call.constants):
             return f"distribute_tensor({text}, mesh, {self.said(node.outs[0], p)})"
-        if node.op.name in SPREAD and any(not ins[0].has(d) for d, _ in p.splits):
+        if node.name in SPREAD and any(not ins[0].has(d) for d, _ in p.splits):
             text += f".redistribute(placements={self.said(node.outs[0], p)})"
         return text
 
     def _maker(self, node: Compute, args: tuple[str, ...], p: Placement) -> str:
         out = node.outs[0]
         where = self.said(out, p)
-        if node.op.name != "one_hot":
+        if node.name != "one_hot":
             return f"distribute_tensor({self._made(node)}, mesh, {where})"
-        dim = node.op.attr("dim")
+        dim = node.attr("dim")
         last = len(out.value.type.dims) - 1
         split = (e.position == last for e in entries(out.value.type, self.mesh, p))
         spread = f"[{', '.join('Shard(0)' if s else 'Replicate()' for s in split)}]"
@@ -205,8 +205,8 @@ class DTensorText(Peer):
 
     def _made(self, node: Compute) -> str:
         out = tuple(v.value.type for v in node.outs)
-        call = TorchText((), (), (), out, (), out, dict(node.op.attrs), self.fresh.fresh)
-        return lookup(node.op.name).torch(call)
+        call = TorchText((), (), (), out, (), out, dict(node.attrs), self.fresh.fresh)
+        return lookup(node.name).torch(call)
 
     def said(self, var: Var, p: Placement) -> str:
         """`[Shard(0), Replicate()]`."""
@@ -248,20 +248,20 @@ def _ranks(node: Compute) -> list[int]:
 
 def _is_product(node: Compute) -> bool:
     """Whether an einsum is written with `@` on matrices; other operators are not asked."""
-    return node.op.name != "einsum" or len(node.ins) == 1 or min(_ranks(node)) > 1
+    return node.name != "einsum" or len(node.ins) == 1 or min(_ranks(node)) > 1
 
 
 def _is_vector(node: Compute) -> bool:
     """A product of a vector with something of more dims."""
     ranks = [len(v.value.type.dims) for v in node.ins]
-    return node.op.name == "einsum" and len(ranks) == 2 and min(ranks) == 1 < max(ranks)
+    return node.name == "einsum" and len(ranks) == 2 and min(ranks) == 1 < max(ranks)
 
 
 def _is_inner(node: Compute, row: Row) -> bool:
     """A split or merge of dims of which an inner one is split over devices."""
-    key = "into" if node.op.name == "split" else "dims"
-    parts = [d.name for d in node.op.attr(key)]
-    component = (row.outs if node.op.name == "split" else row.ins)[0]
+    key = "into" if node.name == "split" else "dims"
+    parts = [d.name for d in node.attr(key)]
+    component = (row.outs if node.name == "split" else row.ins)[0]
     return isinstance(component, Split) and component.dim in parts[1:]
 
 
@@ -270,7 +270,7 @@ def _flattens(node: Compute, row: Row) -> bool:
 
     A dim that only one operand has is summed before; then that operand is partial.
     """
-    if node.op.name != "einsum" or len(node.ins) < 2:
+    if node.name != "einsum" or len(node.ins) < 2:
         return False
     out = node.outs[0].value.type
     split = {c.dim for c in row.ins if isinstance(c, Split)}

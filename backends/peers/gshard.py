@@ -11,7 +11,7 @@ import itertools
 
 from meshdsl.backends.peers.walk import Walk, call_text, picked, results
 from meshdsl.device.ir import Collected, Compute, Move, Var
-from meshdsl.named.ir import TensorType
+from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import load_all
 from meshdsl.placed.ir import Program
 from meshdsl.placed.sbp import Mesh, Placement

@@ -21,7 +21,7 @@ from meshdsl.backends.peers.peer import (
 )
 from meshdsl.backends.torch.format import quoted, statement
 from meshdsl.device.ir import Compute, Var
-from meshdsl.named.ir import TensorType
+from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import lookup
 from meshdsl.ops.text import tuple_text
 from meshdsl.placed.ir import Program
@@ -59,7 +59,7 @@ class JaxText(Peer):
 
     def outcome(self, node: Compute, row: Row) -> Outcome:
         """By the rules of jax 0.10."""
-        name = node.op.name
+        name = node.name
         if partial_ops(row):
             return "keeps" if name in KEEPS_SUMS and not self._is_bilinear(node) else "whole"
         if becomes_partial(row) and name == "gather" and not node.ins[1].value.type.dims:
@@ -74,7 +74,7 @@ class JaxText(Peer):
 
     def _is_bilinear(self, node: Compute) -> bool:
         """A product of two unreduced arrays, over different axes: refused."""
-        return node.op.name == "mul" and all(self.at(v).partial for v in node.ins)
+        return node.name == "mul" and all(self.at(v).partial for v in node.ins)
 
     # --- texts -----------------------------------------------------------------------------------
 
@@ -125,14 +125,14 @@ class JaxText(Peer):
 
     def operator(self, node: Compute, args: tuple[str, ...], plan: Plan) -> str:
         """The table's text."""
-        if node.op.name not in JAX:
+        if node.name not in JAX:
             self.refuse(node)
-        if node.op.name == "einsum":
+        if node.name == "einsum":
             args = tuple(self._array(v, a) for v, a in zip(node.ins, args, strict=True))
         call = self.call(node, args, self.spec(node.outs[0], plan.yields[0]))
-        if node.op.name in UNREDUCED and any(p.partial for p in plan.needs):
+        if node.name in UNREDUCED and any(p.partial for p in plan.needs):
             return self._unreduced(node, call)
-        text = call.write(JAX[node.op.name])
+        text = call.write(JAX[node.name])
         return self._array_of(node, text)
 
     def _unreduced(self, node: Compute, call: PeerCall) -> str:
@@ -151,7 +151,7 @@ class JaxText(Peer):
                 parts.append(call.args[i])
             else:
                 parts.append(_broadcast(call, i))
-        return f" {lookup(node.op.name).infix} ".join(parts)
+        return f" {lookup(node.name).infix} ".join(parts)
 
     def _array(self, var: Var, text: str) -> str:
         return self.constant(var) if var in self.constants else text
@@ -213,4 +213,4 @@ def _broadcast(call: PeerCall, index: int) -> str:
 
 def _is_shared(node: Compute, row: Row) -> bool:
     """Whether every operand of an einsum has the split dim; what only one has is summed before."""
-    return node.op.name != "einsum" or all(isinstance(c, Split) for c in row.ins)
+    return node.name != "einsum" or all(isinstance(c, Split) for c in row.ins)

@@ -21,7 +21,7 @@ from meshdsl.backends.peers.peer import (
 )
 from meshdsl.backends.peers.walk import entries
 from meshdsl.device.ir import Compute, Var
-from meshdsl.named.ir import TensorType
+from meshdsl.ir.types import TensorType
 from meshdsl.ops.text import tuple_text
 from meshdsl.placed.ir import Program
 from meshdsl.placed.sbp import Mesh, Placement
@@ -56,9 +56,9 @@ class OneFlowText(Peer):
     def outcome(self, node: Compute, row: Row) -> Outcome:
         """By the signatures of OneFlow 0.9."""
         if partial_ops(row):
-            return "keeps" if node.op.name in KEEPS_SUMS else "whole"
+            return "keeps" if node.name in KEEPS_SUMS else "whole"
         if becomes_partial(row):
-            return "keeps" if node.op.name in GIVES_SUMS and not _is_paired(node) else "whole"
+            return "keeps" if node.name in GIVES_SUMS and not _is_paired(node) else "whole"
         return "keeps"
 
     def holds(self, p: Placement) -> Placement:
@@ -101,10 +101,10 @@ class OneFlowText(Peer):
 
     def operator(self, node: Compute, args: tuple[str, ...], plan: Plan) -> str:
         """The table's text."""
-        if node.op.name not in ONEFLOW:
+        if node.name not in ONEFLOW:
             self.refuse(node)
         call = self.call(node, args, self.where(node.outs[0], plan.yields[0]))
-        text = call.write(ONEFLOW[node.op.name])
+        text = call.write(ONEFLOW[node.name])
         if not text:
             self.refuse(node)
         if node.ins and all(call.constants):
@@ -138,7 +138,7 @@ class OneFlowText(Peer):
 
 def _is_paired(node: Compute) -> bool:
     """A gather whose indices share dims with the table: `flow.gather` has no partial result."""
-    if node.op.name != "gather":
+    if node.name != "gather":
         return False
     table, ids = (v.value.type for v in node.ins)
     return any(table.has(n) for n in ids.names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from meshdsl.backends.peers.call import PeerCall, Table, concat_parts, padded, shape_text
-from meshdsl.named.ir import DType
+from meshdsl.ir.types import DType
 from meshdsl.ops.einsum_text import letters_for
 from meshdsl.ops.text import tuple_text
 

@@ -14,10 +14,11 @@ from typing import Literal, NoReturn
 from meshdsl.backends.peers.call import PeerCall
 from meshdsl.backends.peers.walk import Walk, picked
 from meshdsl.backends.torch.format import quoted
-from meshdsl.device.ir import Carry, Collected, Compute, Loop, Move, Var
+from meshdsl.device.ir import Collected, Compute, Loop, Move, Var
 from meshdsl.device.names import Names
 from meshdsl.diagnostics import fail
-from meshdsl.named.ir import TensorType
+from meshdsl.ir.program import Carry
+from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed import ir as placed
 from meshdsl.placed.sbp import B, Component, Mesh, Partial, Placement, Split, placement
@@ -62,7 +63,7 @@ class Peer(Walk):
         self.fresh = Names(self.taken | self.program_names())
         self.held: dict[Var, Placement] = {}
         self.renamed: dict[Var, str] = {}
-        self.carries: dict[Carry, Placement] = {}
+        self.carries: dict[Carry[Var], Placement] = {}
         self.lists: dict[Collected, str] = {}
         self.held_by_name: dict[str, tuple[TensorType, Placement, Placement]] = {}
 
@@ -146,7 +147,7 @@ class Peer(Walk):
 
     def compute(self, node: Compute) -> None:
         """An operator, after what has to become of its operands."""
-        if len(node.outs) != 1 or lookup(node.op.name).overwrites:
+        if len(node.outs) != 1 or lookup(node.name).overwrites:
             self.refuse(node)
         plan = self.plan(node)
         pairs = zip(node.ins, plan.needs, strict=True)
@@ -162,9 +163,9 @@ class Peer(Walk):
         before = self.at(var)
         if before == need:
             return self.ref(var)
-        name = self.fresh.fresh(f"{var.name}_for_{node.op.name}")
+        name = self.fresh.fresh(f"{var.name}_for_{node.name}")
         known = self.renamed.get(var)
-        self.assign(var, self.brought(var, need), need, f"`{node.op.name}` takes it so", name)
+        self.assign(var, self.brought(var, need), need, f"`{node.name}` takes it so", name)
         if before.splits != need.splits:
             self.held[var] = before
             self.renamed[var] = known or var.name
@@ -219,11 +220,11 @@ class Peer(Walk):
     def _collected(self, made: Collected) -> Placement:
         return placement(self.mesh, dict(self.holds(made.inside.placement).splits))
 
-    def next_text(self, carry: Carry) -> str:
+    def next_text(self, carry: Carry[Var]) -> str:
         """What the next trip begins with, held as what the first began with."""
         return self.brought(carry.next, self.carries[carry])
 
-    def _carried(self, carry: Carry) -> Placement:
+    def _carried(self, carry: Carry[Var]) -> Placement:
         p = self.holds(carry.inside.placement)
         return p if self.fills else placement(self.mesh, dict(p.splits))
 
@@ -269,14 +270,14 @@ class Peer(Walk):
             tuple(v in self.constants for v in node.ins),
             tuple(v.value.type for v in node.ins),
             tuple(v.value.type for v in node.outs),
-            dict(node.op.attrs),
+            dict(node.attrs),
             self.transpose,
             where,
         )
 
     def refuse(self, node: Compute) -> NoReturn:
         """MD0910: the notation has no text for an operator."""
-        message = f"`{node.op.name}` cannot be written as {self.notation} yet"
+        message = f"`{node.name}` cannot be written as {self.notation} yet"
         help = "`meshdsl compile` writes it as torch"
         if self.source.updates:
             help += "; without `--step`, gradients and update are left out"

@@ -100,7 +100,7 @@ class _Book(Walk):
 
     def _operator(self, node: Compute) -> str:
         args = [self._operand(v) for v in node.ins]
-        if node.op.name != "einsum" or len(args) != 2:
+        if node.name != "einsum" or len(args) != 2:
             return call_text(node, args, self.dims)
         out = node.outs[0].value.type
         names = dict.fromkeys(n for v in node.ins for n in v.value.type.names if not out.has(n))

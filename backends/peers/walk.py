@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from meshdsl.backends.torch.head import inert, type_text
 from meshdsl.backends.torch.lines import Lines
 from meshdsl.device.from_placed import lower
-from meshdsl.device.ir import Carry, Collected, Compute, Loop, Move, Node, Program, Var
+from meshdsl.device.ir import Collected, Compute, Loop, Move, Node, Program, Var
 from meshdsl.diagnostics import Span
-from meshdsl.named.ir import Dim, DType, TensorType
+from meshdsl.ir.program import Carry
+from meshdsl.ir.types import Dim, DType, TensorType
 from meshdsl.named.printer import attribute
 from meshdsl.ops.einsum_text import letters_for
 from meshdsl.ops.opdef import lookup
@@ -137,11 +138,11 @@ class Walk(ABC):
         """The statements of a block."""
         for node in nodes:
             match node:
-                case Compute() if node.op.name == "constant":
-                    self.constants[node.outs[0]] = literal(node.op.attr("value"))
+                case Compute() if node.name == "constant":
+                    self.constants[node.outs[0]] = literal(node.attr("value"))
                     continue
                 case Compute():
-                    self.source_line(node.span, node.op.phase)
+                    self.source_line(node.span, node.phase)
                     self.compute(node)
                 case Move():
                     self.source_line(node.span, node.phase)
@@ -164,8 +165,8 @@ class Walk(ABC):
         trips = f"range({node.dim.size})"
         self.out.add(f"for {node.index} in {f'reversed({trips})' if node.reverse else trips}:")
         self.out.depth += 1
-        for stack, inside in node.stacked:
-            self.stacked(stack, inside, node.index)
+        for item in node.stacked:
+            self.stacked(item.outer, item.inside, node.index)
         self.nodes(node.body)
         for made in node.collected:
             self.filled(made, node.index)
@@ -183,7 +184,7 @@ class Walk(ABC):
         elif not node.body and not node.stacked and not node.collected:
             self.out.add("pass")
 
-    def next_text(self, carry: Carry) -> str:
+    def next_text(self, carry: Carry[Var]) -> str:
         """What the next trip begins with."""
         return self.ref(carry.next)
 
@@ -242,7 +243,7 @@ def _made(nodes: tuple[Node, ...]) -> Iterator[Var]:
             case Move():
                 yield node.target
             case Loop():
-                yield from (inside for _, inside in node.stacked)
+                yield from (s.inside for s in node.stacked)
                 yield from (c.inside for c in node.carries)
                 yield from _made(node.body)
                 yield from (c.outer for c in node.collected)
@@ -275,14 +276,13 @@ def call_text(node: Compute, args: list[str], dims: Mapping[str, str] | None = N
 
     `dims` renames dims, where the notation has names of its own for them.
     """
-    op = node.op
-    sign = lookup(op.name).infix
+    sign = lookup(node.name).infix
     if sign is not None:
         return f" {sign} ".join(args)
-    if op.name == "einsum":
+    if node.name == "einsum":
         return f"einsum({', '.join([subscripts(node), *args])})"
-    attrs = [f"{name}={_attribute(value, dims or {})}" for name, value in op.attrs]
-    return f"{op.name}({', '.join([*args, *attrs])})"
+    attrs = [f"{name}={_attribute(value, dims or {})}" for name, value in node.attrs]
+    return f"{node.name}({', '.join([*args, *attrs])})"
 
 
 def subscripts(node: Compute) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from meshdsl.named.ir import Dim, TensorType
+from meshdsl.ir.types import Dim, TensorType
 from meshdsl.ops.opdef import Attrs
 from meshdsl.ops.text import aligned
 

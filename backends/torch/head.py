@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from meshdsl.backends.torch.format import quoted, statement
 from meshdsl.backends.torch.paste import Pasted
 from meshdsl.device.ir import Bucket, Move, Program, Var, walk
-from meshdsl.named.ir import TensorType, Value
+from meshdsl.ir.types import TensorType
+from meshdsl.named.ir import Value
 from meshdsl.named.training import loss_name
 from meshdsl.placed.sbp import Placement
 from meshdsl.version import __version__

@@ -16,6 +16,7 @@ from meshdsl.device.liveness import (
     sums,
     used_up,
 )
+from meshdsl.ir.program import Stacked
 from meshdsl.ops.opdef import lookup
 
 NOWHERE = ("", 0)
@@ -62,10 +63,9 @@ class Loops(Moves):
         indices = f"range({node.dim.size})"
         self.out.add(f"for {node.index} in {f'reversed({indices})' if node.reverse else indices}:")
         self.out.depth += 1
-        for stack, inside in node.stacked:
-            self.out.statement(
-                f"{inside.name} = {self._slice_of(stack, inside, node)}", typed(inside)
-            )
+        for item in node.stacked:
+            text = self._slice_of(item.outer, item.inside, node)
+            self.out.statement(f"{item.inside.name} = {text}", typed(item.inside))
         # What is made outside is needed again in the next trip: it is nobody's to overwrite inside.
         outside, self.fresh = self.fresh, set()
         self.loops.append(node)
@@ -99,19 +99,19 @@ class Loops(Moves):
         self._start(start)
         self.out.depth -= 1
 
-    def _read_ahead(self, slices: tuple[tuple[Var, Var], ...], node: Loop, index: str) -> None:
-        for stack, inside in slices:
-            position = stack.local.index(node.dim.name)
+    def _read_ahead(self, slices: tuple[Stacked[Var], ...], node: Loop, index: str) -> None:
+        for item in slices:
+            position = item.outer.local.index(node.dim.name)
             picked = f".select({position}, {index})" if position else f"[{index}]"
-            self.texts[inside] = f"{stack.name}{picked}"
+            self.texts[item.inside] = f"{item.outer.name}{picked}"
 
     # --- what is sliced, collected and carried -----------------------------------------------
 
     def _add_onto(self, node: Compute) -> None:
         """A sum in place."""
         assert node.onto is not None
-        text = lookup(node.op.name).in_place[node.onto](self._call(node))
-        assert text is not None, f"{node.op.name} cannot be done in place"
+        text = lookup(node.name).in_place[node.onto](self._call(node))
+        assert text is not None, f"{node.name} cannot be done in place"
         self.out.statement(f"{node.outs[0].name} = {text}", typed(node.outs[0]))
 
     def _slice_of(self, stack: Var, inside: Var, node: Loop) -> str:

@@ -166,10 +166,10 @@ class Emitter(Loops):
         self.out.add(f"# {inert(self.out.place)}  {inert(span.source.excerpt(span.line).strip())}")
 
     def _compute(self, node: Compute) -> None:
-        if node.op.name == "constant":
-            self.constants[node.outs[0]] = _literal(node.op.attr("value"))
+        if node.name == "constant":
+            self.constants[node.outs[0]] = _literal(node.attr("value"))
             return
-        opdef = lookup(node.op.name)
+        opdef = lookup(node.name)
         call = self._call(node)
         text = self._in_place(node, call) or opdef.torch(call)
         for line in call.lines:
@@ -183,7 +183,7 @@ class Emitter(Loops):
     def _has_memory(self, node: Compute) -> None:
         """Note whose memory the results of a statement are: nobody else's, or that of others."""
         if not shows_operand(node):
-            own = not lookup(node.op.name).overwrites
+            own = not lookup(node.name).overwrites
             self.fresh.update(node.outs if own else ())
             return
         self.views.update(node.outs)
@@ -198,7 +198,7 @@ class Emitter(Loops):
         """
         if not self.program.updates:
             return None
-        for index, write in lookup(node.op.name).in_place.items():
+        for index, write in lookup(node.name).in_place.items():
             var = node.ins[index]
             own = var in self.fresh - self.views and self.uses[var] == 1
             if own and var.local == node.outs[0].local and (text := write(call)) is not None:
@@ -232,7 +232,7 @@ class Emitter(Loops):
             outs=tuple(v.local for v in node.outs),
             global_ins=tuple(v.value.type for v in node.ins),
             global_outs=tuple(v.value.type for v in node.outs),
-            attrs=dict(node.op.attrs),
+            attrs=dict(node.attrs),
             fresh=self.names.fresh,
             place=repr(self.out.place),
             offsets=offsets,
@@ -242,7 +242,7 @@ class Emitter(Loops):
 
     def _argument(self, var: Var, index: int, node: Compute) -> str:
         """The text of an operand; one that is overwritten and shown elsewhere is copied first."""
-        if index in lookup(node.op.name).overwrites and var in self.copied_first:
+        if index in lookup(node.name).overwrites and var in self.copied_first:
             return f"{var.name}.clone()"
         return self.constants.get(var, var.name)
 

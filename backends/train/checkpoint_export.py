@@ -21,7 +21,7 @@ from meshdsl.backends.train.checkpoint_folder import DiskError
 from meshdsl.backends.train.checkpoint_found import Found, check_same
 from meshdsl.backends.train.checkpoint_plan import read_blocks, torch_dtype
 from meshdsl.diagnostics import fail
-from meshdsl.named.ir import DTYPES
+from meshdsl.ir.types import DTYPES
 
 SAFETENSORS_NAMES = {
     **{"f32": "F32", "f64": "F64", "bf16": "BF16", "f16": "F16"},

@@ -42,7 +42,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from meshdsl.backends.runtime.files import regular
 from meshdsl.backends.runtime.values import Spec, coordinates, local_part
 from meshdsl.backends.train.checkpoint_folder import DiskError, describe
-from meshdsl.named.ir import DTYPES
+from meshdsl.ir.types import DTYPES
 
 Place = tuple[str, tuple[int, ...]]
 """One block: the name of its tensor and where it begins in the whole."""

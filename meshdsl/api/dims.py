@@ -13,7 +13,7 @@ from meshdsl.api.errors import told
 from meshdsl.api.places import here
 from meshdsl.api.sizes import Arithmetic, Moment, Number, Size, Taken, computed, number_of
 from meshdsl.diagnostics import Span, did_you_mean, fail
-from meshdsl.named import ir
+from meshdsl.ir import types
 from meshdsl.named.sizes import size_of
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -52,7 +52,7 @@ class Dim(Arithmetic):
         return By(self, window)
 
     def _number(self) -> Number:
-        return size_of(ir.Dim(self.name, self._size))
+        return size_of(types.Dim(self.name, self._size))
 
     def _dims(self) -> tuple[Dim, ...]:
         return (self,)

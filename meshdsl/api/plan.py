@@ -13,6 +13,7 @@ from meshdsl.api.layouts import Place, with_layout, with_mesh, with_sbp
 from meshdsl.api.places import Site, here
 from meshdsl.api.shown import Comparison, Cost, Explanation, Outputs
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, did_you_mean, fail
+from meshdsl.ir import types
 from meshdsl.named import ir
 from meshdsl.named.ir import walk
 from meshdsl.pipeline import Compilation, Options
@@ -474,7 +475,7 @@ def _asked(program: Program, chosen: Mapping[str, Any], site: Site) -> tuple[Dec
     """What the pipeline is asked for: layouts that were given beside those of the program."""
     declarations = program.declarations
     dtype = chosen["dtype"] and str(chosen["dtype"])
-    if dtype is not None and (dtype not in ir.DTYPES or ir.DTYPES[dtype].kind != "float"):
+    if dtype is not None and (dtype not in types.DTYPES or types.DTYPES[dtype].kind != "float"):
         help = "there are f32, f64, bf16 and f16"
         fail("MD0602", f"`{dtype}` is no float type", site.argument("dtype"), help=help)
     if chosen["layout"] is not None and chosen["sbp"] is not None:

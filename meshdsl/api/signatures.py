@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from meshdsl.ir.types import DType
 from meshdsl.named.from_syntax import INITS
-from meshdsl.named.ir import DType
 from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES
 from meshdsl.ops.opdef import OpDef, load_all
 

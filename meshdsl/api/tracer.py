@@ -17,6 +17,7 @@ from meshdsl.api.places import Names, Site
 from meshdsl.api.sizes import Arithmetic, Moment, Size, computed, number_of, tick
 from meshdsl.api.tensor import Tensor
 from meshdsl.diagnostics import Diagnostics, Related, Span, counted, fail
+from meshdsl.ir import types
 from meshdsl.named import ir
 from meshdsl.named.builder import Operand, Scope
 from meshdsl.named.declarations import RESERVED_TENSORS, Declarations
@@ -83,7 +84,7 @@ class Tracer(ProgramBuilder):
     def __init__(self, declarations: Declarations, diagnostics: Diagnostics) -> None:
         super().__init__(declarations, diagnostics)
         self.dims: dict[str, Dim] = {}
-        self.known: dict[str, ir.Dim] = {}
+        self.known: dict[str, types.Dim] = {}
         self.scopes: list[Scope] = []
         self.renamed: dict[ir.Value, ir.Value] = {}
         self.started = tick()
@@ -123,7 +124,7 @@ class Tracer(ProgramBuilder):
         if isinstance(found, Tensor):
             return self.value(found, span)
         if isinstance(found, DType):
-            return ir.DTYPES[found.name]
+            return types.DTYPES[found.name]
         if isinstance(found, str):
             return found
         number = number_of(found)
@@ -173,7 +174,7 @@ class Tracer(ProgramBuilder):
         label = operand.label if isinstance(operand, ir.Value) else "_"
         return Given(ast.Name(label, span), span, operand)
 
-    def dim(self, found: Any, span: Span) -> ir.Dim:
+    def dim(self, found: Any, span: Span) -> types.Dim:
         """A dim as the program knows it; it has one size in all of it."""
         dim = need_dim(found, span, self.dims)
         old = self.dims.setdefault(dim.name, dim)
@@ -185,7 +186,7 @@ class Tracer(ProgramBuilder):
             )
             help = "a dim has one size in a program; give one of them another name"
             fail("MD0810", message, span, *places, help=help)
-        return self.known.setdefault(dim.name, ir.Dim(dim.name, dim._size))
+        return self.known.setdefault(dim.name, types.Dim(dim.name, dim._size))
 
     def dim_name(self, found: Any, span: Span) -> ast.Name:
         """A dim as it stands in brackets."""

@@ -21,7 +21,7 @@ from meshdsl.diagnostics import (
     did_you_mean,
     fail,
 )
-from meshdsl.named.ir import DTYPES
+from meshdsl.ir.types import DTYPES
 from meshdsl.pipeline import DEFAULT_POLICY, Compilation, Options, compile_source
 from meshdsl.placed.reshard import MESSAGE_BYTES
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Var, every
-from meshdsl.device.liveness import kept_after, made, overwrites, reads, shows_operand, slices
+from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Var
+from meshdsl.device.liveness import kept_after, overwrites, reads, shows_operand
+from meshdsl.ir.program import every
 from meshdsl.ops.opdef import lookup
 
 
@@ -49,7 +50,7 @@ def _pairs(node: Node) -> Iterator[tuple[Var, Var]]:
         case Move() if not node.step.moves:
             yield node.source, node.target
         case Loop():
-            yield from slices(node)
+            yield from ((s.outer, s.inside) for s in node.slices)
             for carry in node.carries:
                 yield from ((carry.init, other) for other in (carry.inside, carry.next))
                 yield carry.init, carry.result
@@ -69,7 +70,7 @@ def copied_first(program: Program) -> frozenset[Var]:
     That is another operand of it, or what was made before and is read later, by outputs too.
     """
     nodes = tuple(enumerate(every(program.body)))
-    made_at = {v: at for at, node in nodes for v in made(node)}
+    made_at = {v: at for at, node in nodes for v in node.makes}
     last_read = {v: at for at, node in nodes for v in reads(node)}
     last_read |= dict.fromkeys(kept_after(program), len(nodes))
     owners = shared(program)
@@ -86,6 +87,6 @@ def copied_first(program: Program) -> frozenset[Var]:
         node.ins[index]
         for at, node in nodes
         if isinstance(node, Compute)
-        for index in lookup(node.op.name).overwrites
+        for index in lookup(node.name).overwrites
         if is_shown(at, node, index)
     )

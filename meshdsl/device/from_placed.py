@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
-from meshdsl.device.ir import Carry, Collected, Compute, Loop, Move, Node, Program, Var
+from meshdsl.device.ir import Collected, Compute, Loop, Move, Node, Program, Var
 from meshdsl.device.names import Names
+from meshdsl.ir import program as ir
+from meshdsl.ir.program import Carry, Stacked
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed import ir as placed
 from meshdsl.placed.choose import flops
@@ -67,7 +68,7 @@ class _Lowering:
         found: list[Node] = []
         for node in nodes:
             match node:
-                case placed.Apply() if is_load(node.op):
+                case placed.Apply() if is_load(node.named):
                     self.vars[node.outs[0]] = self.vars[node.ins[0]]
                 case placed.Apply():
                     found.append(self._apply(node))
@@ -79,11 +80,13 @@ class _Lowering:
 
     def _apply(self, node: placed.Apply) -> Compute:
         ins = tuple(self.vars[t] for t in node.ins)
-        outs = tuple(self._new(t, self._hint(t, node.op.name)) for t in node.outs)
+        outs = tuple(self._new(t, self._hint(t, node.name)) for t in node.outs)
         local = Signature(
-            tuple(v.local for v in ins), tuple(v.local for v in outs), dict(node.op.attrs)
+            tuple(v.local for v in ins), tuple(v.local for v in outs), dict(node.attrs)
         )
-        return Compute(node.op, ins, outs, flops(lookup(node.op.name), local))
+        cost = flops(lookup(node.name), local)
+        about = (node.attrs, node.span, node.phase, node.block)
+        return Compute(node.name, ins, outs, *about, flops=cost)
 
     def _reshard(self, node: placed.Reshard) -> list[Move]:
         moves: list[Move] = []
@@ -110,7 +113,7 @@ class _Lowering:
             return f"{label}_part"
         return label if source.placement.partial else f"{label}_{_suffix(source.placement, after)}"
 
-    def _inside(self, carry: placed.Carry) -> Var:
+    def _inside(self, carry: Carry[placed.Tensor]) -> Var:
         """The carried variable; it has the name of what it takes over."""
         if carry.init not in self.taken_over:
             return self._new(carry.inside)
@@ -119,10 +122,10 @@ class _Lowering:
         return self.vars[tensor]
 
     def _loop(self, node: placed.Loop) -> Loop:
-        index = self.names.fresh(node.repeat.dim.name)
+        index = self.names.fresh(node.dim.name)
         inits = [self.vars[c.init] for c in node.carries]
         insides = [self._inside(c) for c in node.carries]
-        stacked = tuple((self.vars[a], self._new(b)) for a, b in node.stacked)
+        stacked = tuple(Stacked(self.vars[s.outer], self._new(s.inside)) for s in node.stacked)
         body = self._nodes(node.body)
         carries = []
         for carry, init, inside in zip(node.carries, inits, insides, strict=True):
@@ -130,16 +133,15 @@ class _Lowering:
             result = Var(inside.name, tensor.value, inside.placement, inside.local)
             self.vars[tensor] = result
             carries.append(Carry(init, inside, self.vars[carry.next], result))
-        collected = tuple(self._collected(*pair) for pair in node.collected)
-        loop = node.repeat
-        about = (loop.span, collected, loop.reverse, loop.phase)
-        return Loop(loop.dim, index, tuple(carries), stacked, body, *about)
+        collected = tuple(map(self._collected, node.collected))
+        about = (node.span, collected, node.reverse, node.phase, node.block)
+        return Loop(node.dim, tuple(carries), stacked, body, *about, index=index)
 
-    def _collected(self, inside: placed.Tensor, outer: placed.Tensor) -> Collected:
-        var = self._new(outer)
-        if outer not in self.read:
+    def _collected(self, made: ir.Collected[placed.Tensor]) -> Collected:
+        var = self._new(made.outer)
+        if made.outer not in self.read:
             self.lists.add(var)
-        return Collected(self.vars[inside], var, outer not in self.read)
+        return Collected(self.vars[made.inside], var, made.outer not in self.read)
 
 
 def _suffix(before: Placement, after: Placement) -> str:
@@ -153,33 +155,21 @@ def _suffix(before: Placement, after: Placement) -> str:
 def _read(program: placed.Program) -> set[placed.Tensor]:
     """What is read as a whole, or along a dim that is not its first: not slice by slice."""
     found = {t for _, t in program.outputs} | {new for _, new in program.updates}
-
-    def collect(nodes: tuple[placed.Node, ...]) -> None:
-        for node in nodes:
-            match node:
-                case placed.Apply():
-                    found.update(node.ins)
-                case placed.Reshard():
-                    found.add(node.source)
-                case placed.Loop():
-                    found.update(t for c in node.carries for t in (c.init, c.next))
-                    found.update(inside for inside, _ in node.collected)
-                    dim = node.repeat.dim.name
-                    found.update(t for t, _ in node.stacked if t.value.type.index(dim))
-                    collect(node.body)
-
-    collect(program.body)
+    for node in ir.every(program.body):
+        if isinstance(node, placed.Loop):
+            dim = node.dim.name
+            found.update(c.init for c in node.carries)
+            found.update(s.outer for s in node.stacked if s.outer.type.index(dim))
+            found.update(node.ends)
+        else:
+            found.update(node.reads)
     return found
 
 
 def _stacks(nodes: tuple[placed.Node, ...]) -> set[placed.Tensor]:
     """What loops read a slice of in every trip; the slice gets the plain name."""
-    found: set[placed.Tensor] = set()
-    for node in nodes:
-        if isinstance(node, placed.Loop):
-            found.update(outer for outer, _ in node.stacked)
-            found |= _stacks(node.body)
-    return found
+    loops = (node for node in ir.every(nodes) if isinstance(node, placed.Loop))
+    return {item.outer for loop in loops for item in loop.stacked}
 
 
 def _taken_over(program: placed.Program) -> Iterator[tuple[placed.Tensor, placed.Tensor]]:
@@ -187,8 +177,8 @@ def _taken_over(program: placed.Program) -> Iterator[tuple[placed.Tensor, placed
 
     It is made in the block where the loop stands: a loop around it makes it anew for every trip.
     """
-    reads = Counter(t for _, t in (*program.outputs, *program.updates))
-    reads.update(t for node in _every(program.body) for t in _reads(node))
+    reads = ir.uses(program.body)
+    reads.update(t for _, t in (*program.outputs, *program.updates))
 
     def found(nodes: tuple[placed.Node, ...]) -> Iterator[tuple[placed.Tensor, placed.Tensor]]:
         here: set[placed.Tensor] = set()
@@ -202,28 +192,8 @@ def _taken_over(program: placed.Program) -> Iterator[tuple[placed.Tensor, placed
     return found(program.body)
 
 
-def _every(nodes: tuple[placed.Node, ...]) -> Iterator[placed.Node]:
-    for node in nodes:
-        yield node
-        if isinstance(node, placed.Loop):
-            yield from _every(node.body)
-
-
-def _reads(node: placed.Node) -> tuple[placed.Tensor, ...]:
-    match node:
-        case placed.Apply():
-            return node.ins
-        case placed.Reshard():
-            return (node.source,)
-    ends = (*(t for c in node.carries for t in (c.init, c.next)), *(t for t, _ in node.collected))
-    return (*ends, *(t for t, _ in node.stacked))
-
-
 def _makes(node: placed.Node) -> tuple[placed.Tensor, ...]:
     """The variables that a node makes: a parameter that is loaded has one, a number needs none."""
-    match node:
-        case placed.Apply():
-            return () if is_load(node.op) or node.op.name == "constant" else node.outs
-        case placed.Reshard():
-            return (node.target,)
-    return (*(c.result for c in node.carries), *(t for _, t in node.collected))
+    if isinstance(node, placed.Apply) and (is_load(node.named) or node.name == "constant"):
+        return ()
+    return node.makes

@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshdsl.diagnostics import Span
-from meshdsl.named.ir import Dim, Op, TensorType, Value
+from meshdsl.ir import program as ir
+from meshdsl.ir.program import Stacked
+from meshdsl.ir.types import TensorType
+from meshdsl.named.ir import Value
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import Step
 from meshdsl.placed.sbp import Mesh, Placement
@@ -24,24 +27,21 @@ class Var:
     placement: Placement
     local: TensorType
 
+    @property
+    def type(self) -> TensorType:
+        """The type of the whole tensor."""
+        return self.value.type
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Compute:
+class Compute(ir.Op[Var]):
     """An operator on local tensors.
 
     `onto` is the operand that the result is written over and has the name of, if there is one.
     """
 
-    op: Op
-    ins: tuple[Var, ...]
-    outs: tuple[Var, ...]
-    flops: int
+    flops: int = 0
     onto: int | None = None
-
-    @property
-    def span(self) -> Span:
-        """The source of the statement."""
-        return self.op.span
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,6 +67,16 @@ class Move:
     def moves(self) -> tuple[Move, ...]:
         """The moves that it does: itself, as a bucket has several."""
         return (self,)
+
+    @property
+    def reads(self) -> tuple[Var, ...]:
+        """What is sent."""
+        return (self.source,)
+
+    @property
+    def makes(self) -> tuple[Var, ...]:
+        """What arrives."""
+        return (self.target,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +106,16 @@ class Bucket:
         """That of the last move: what a bucket waits for."""
         return self.moves[-1].phase
 
+    @property
+    def reads(self) -> tuple[Var, ...]:
+        """What is sent."""
+        return tuple(m.source for m in self.moves)
+
+    @property
+    def makes(self) -> tuple[Var, ...]:
+        """What arrives."""
+        return tuple(m.target for m in self.moves)
+
 
 Collective = Move | Bucket
 
@@ -121,6 +141,16 @@ class Start:
         """That of the collective."""
         return self.collective.phase
 
+    @property
+    def reads(self) -> tuple[Var, ...]:
+        """What is sent; slices of the next trip are read by the loop."""
+        return () if self.ahead else self.collective.reads
+
+    @property
+    def makes(self) -> tuple[Var, ...]:
+        """What arrives: room is made at the start; for the next trip the loop makes it."""
+        return () if self.ahead else self.collective.makes
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wait:
@@ -139,61 +169,67 @@ class Wait:
         """That of the collective."""
         return self.collective.phase
 
+    @property
+    def reads(self) -> tuple[Var, ...]:
+        """The targets, and what is read until the collective is over.
+
+        A bucket has copied that, and an all_reduce works in the memory of its target.
+        """
+        copied = isinstance(self.collective, Bucket) or self.collective.step.kind == "all_reduce"
+        return (*self.makes, *(() if copied else self.collective.reads))
+
+    @property
+    def makes(self) -> tuple[Var, ...]:
+        """What has arrived."""
+        return self.collective.makes
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ahead:
     """A collective on slices of stacks that is issued one trip ahead, the first before the loop.
 
-    `slices` are pairs of (stack, slice), one per move. In the body stands a `Wait`, and behind it
+    `slices` has one per move. In the body stands a `Wait`, and behind it
     the `Start` for the next trip.
     """
 
     collective: Collective
     work: str
-    slices: tuple[tuple[Var, Var], ...]
+    slices: tuple[Stacked[Var], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Carry:
-    """A carried variable: `inside` and `result` share a name.
-
-    So does `init` where nobody else reads it, and `next` where it is written over `inside`.
-    """
-
-    init: Var
-    inside: Var
-    next: Var
-    result: Var
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Collected:
+class Collected(ir.Collected[Var]):
     """All iterations' `inside`. One that only loops read is a list, which nobody has to copy.
 
     Where each is written over its slice of a stack that is there before, that is `stack`: then
     `outer` has its memory and its name, and nothing is left to be collected.
     """
 
-    inside: Var
-    outer: Var
-    is_list: bool
+    is_list: bool = False
     stack: Var | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Loop:
-    """`repeat dim`; `index` is the loop variable, `stacked` pairs of (stack, slice)."""
+class Loop(ir.Loop[Var, "Node"]):
+    """`repeat dim`; `index` is the loop variable.
 
-    dim: Dim
-    index: str
-    carries: tuple[Carry, ...]
-    stacked: tuple[tuple[Var, Var], ...]
-    body: tuple[Node, ...]
-    span: Span
+    The `inside` and `result` of a carry share a name. So does `init` where nobody else reads it,
+    and `next` where it is written over `inside`.
+    """
+
     collected: tuple[Collected, ...] = ()
-    reverse: bool = False
-    phase: str = "forward"
+    index: str = ""
     ahead: tuple[Ahead, ...] = ()
+
+    @property
+    def slices(self) -> tuple[Stacked[Var], ...]:
+        """Stacks and their slices, those too that are only read ahead."""
+        return (*self.stacked, *(item for ahead in self.ahead for item in ahead.slices))
+
+    @property
+    def reads(self) -> tuple[Var, ...]:
+        """Stacks, and what carries begin with; the body reads more."""
+        return (*(c.init for c in self.carries), *(s.outer for s in self.slices))
 
 
 Node = Compute | Move | Bucket | Start | Wait | Loop
@@ -219,24 +255,14 @@ class Program:
     lists: frozenset[Var] = frozenset()
 
 
-def walk(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[Compute | Collective, int]]:
+def walk(nodes: tuple[Node, ...]) -> Iterator[tuple[Compute | Collective, int]]:
     """Every operator and collective in order, with how often it runs.
 
     A collective that is issued ahead counts where it is waited for.
     """
-    for node in nodes:
+    for node, trips in ir.counted(nodes):
         match node:
-            case Loop():
-                yield from walk(node.body, trips * node.dim.size)
             case Wait():
                 yield node.collective, trips
             case Compute() | Move() | Bucket():
                 yield node, trips
-
-
-def every(nodes: tuple[Node, ...]) -> Iterator[Node]:
-    """Every node in order, loops before what is in them."""
-    for node in nodes:
-        yield node
-        if isinstance(node, Loop):
-            yield from every(node.body)

@@ -32,7 +32,6 @@ from meshdsl.device.liveness import (
     kept_after,
     kept_inside,
     left_over,
-    made,
     shown_by,
     shows_operand,
     sums,
@@ -68,7 +67,7 @@ def memory(program: Program) -> dict[str, int]:
 def gradients(program: Program) -> frozenset[Var]:
     """The gradients of parameters, as they settle."""
     settled = {t.value: t.placement for t in program.placed.tensors if t.value.role == "grad"}
-    every = (v for node in program.body for v in made(node))
+    every = (v for node in program.body for v in node.makes)
     return frozenset(v for v in every if settled.get(v.value) == v.placement)
 
 
@@ -176,7 +175,7 @@ class _Walk:
 
     def _compute(self, node: Compute) -> None:
         if is_constant(node):
-            self.numbers[node.outs[0]] = node.op.attr("value")
+            self.numbers[node.outs[0]] = node.attr("value")
             return
         blocks = [self._memory(v, node.span.line) for v in node.outs]
         self.held.mark(self._scratch(node), node.span.line)
@@ -185,11 +184,11 @@ class _Walk:
 
     def _scratch(self, node: Compute) -> int:
         """What an operator takes while it runs; a CPU widens an operand before it is added."""
-        scratch = lookup(node.op.name).scratch
+        scratch = lookup(node.name).scratch
         if scratch is not None:
             ins, outs = (tuple(v.local for v in vs) for vs in (node.ins, node.outs))
             numbers = {i: self.numbers[v] for i, v in enumerate(node.ins) if v in self.numbers}
-            return scratch(Signature(ins, outs, dict(node.op.attrs)), numbers)
+            return scratch(Signature(ins, outs, dict(node.attrs)), numbers)
         if node.onto is None:
             return 0
         total, part = (v.local for v in node.ins)
@@ -243,15 +242,15 @@ class _Walk:
             self.held.lists[ahead.work] = self._room(ahead.collective)
 
     def _trip(self, node: Loop) -> None:
-        for stack, inside in node.stacked:
-            self._slice(stack, inside)
+        for item in node.stacked:
+            self._slice(item.outer, item.inside)
         if node not in self.dying:
             own = entered(node, self.collected)
             self.dying[node] = deaths(node.body, kept_inside(node), own)
         self._nodes(node.body, self.dying[node])
-        for item in node.collected:
-            if item.is_list:
-                self.held.append(item.outer.name, self._memory_of(item.inside))
+        for made in node.collected:
+            if made.is_list:
+                self.held.append(made.outer.name, self._memory_of(made.inside))
         for name, block in [(c.inside.name, self._memory_of(c.next)) for c in node.carries]:
             self.held.bind(name, block)
         for var in left_over(node, self.collected):
@@ -269,16 +268,16 @@ class _Walk:
 
     def _skip(self, node: Loop, trips: int) -> None:
         """What trips that are like the one before do to lists: take from them, or add to them."""
-        for stack, inside in node.stacked:
-            if inside in self.used_up:
+        for item in node.stacked:
+            if item.inside in self.used_up:
                 for _ in range(trips):
-                    self.held.release(self.held.lists[stack.name].pop())
-        for item in (c for c in node.collected if c.is_list):
-            blocks = self.held.lists[item.outer.name]
+                    self.held.release(self.held.lists[item.outer.name].pop())
+        for made in (c for c in node.collected if c.is_list):
+            blocks = self.held.lists[made.outer.name]
             is_new = blocks[-1] is not blocks[-2]
             for _ in range(trips):
                 more = self.held.take(blocks[-1].bytes) if is_new else blocks[-1]
-                self.held.append(item.outer.name, more)
+                self.held.append(made.outer.name, more)
 
 
 # --- what collectives work in --------------------------------------------------------------------
@@ -347,11 +346,11 @@ class _Reuse:
         elif shows:
             yield node.outs[0], node.ins[0]
         self.views.update(node.outs if shows else ())
-        if self._is_own(node.ins[0]) if shows else not lookup(node.op.name).overwrites:
+        if self._is_own(node.ins[0]) if shows else not lookup(node.name).overwrites:
             self.fresh.update(node.outs)
 
     def _over(self, node: Compute) -> Var | None:
-        for index in lookup(node.op.name).in_place:
+        for index in lookup(node.name).in_place:
             var = node.ins[index]
             fits = var.local == node.outs[0].local and var not in self.views
             if fits and self._is_own(var):

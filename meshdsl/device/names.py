@@ -7,8 +7,8 @@ import keyword
 import re
 from collections.abc import Iterator
 
-from meshdsl.device.ir import Loop, Program, Start, every
-from meshdsl.device.liveness import made
+from meshdsl.device.ir import Loop, Program, Start
+from meshdsl.ir.program import every
 
 MODULE_NAMES = frozenset(
     """np torch dist main device rank groups inputs params states argparse os sys math json struct
@@ -43,7 +43,7 @@ def identifiers(program: Program) -> frozenset[str]:
     entries = (*program.inputs, *program.params, *program.states)
     found = {v.name for v in entries} | set(program.coordinates.values())
     for node in every(program.body):
-        found.update(v.name for v in made(node))
+        found.update(v.name for v in node.makes)
         if isinstance(node, Start):
             found.add(node.work)
         elif isinstance(node, Loop):
@@ -54,7 +54,6 @@ def identifiers(program: Program) -> frozenset[str]:
 def _of_loop(node: Loop) -> Iterator[str]:
     yield node.index
     yield from (c.inside.name for c in node.carries)
-    yield from (inside.name for _, inside in node.stacked)
+    yield from (s.inside.name for s in node.slices)
     for ahead in node.ahead:
         yield ahead.work
-        yield from (inside.name for _, inside in ahead.slices)

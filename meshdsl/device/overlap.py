@@ -54,7 +54,7 @@ class _Overlap:
 
     def _loop(self, node: Loop) -> Loop:
         """A loop; what it gathers of its slices of parameters is issued a trip ahead."""
-        slices = {inside: stack for stack, inside in node.stacked if stack in self.stored}
+        slices = {s.inside: s for s in node.stacked if s.outer in self.stored}
         self.stored.update(slices)
         found = [
             n
@@ -66,11 +66,10 @@ class _Overlap:
         works = {n: self.work(n) for n in found if node.dim.size > 1}
         body = self.block(node.body, works)
         ahead = tuple(
-            Ahead(n, work, tuple((slices[m.source], m.source) for m in n.moves))
-            for n, work in works.items()
+            Ahead(n, work, tuple(slices[m.source] for m in n.moves)) for n, work in works.items()
         )
-        only = {s for a in ahead for _, s in a.slices if self.uses[s] == 1}
-        stacked = tuple(pair for pair in node.stacked if pair[1] not in only)
+        only = {s for a in ahead for s in a.slices if self.uses[s.inside] == 1}
+        stacked = tuple(s for s in node.stacked if s not in only)
         return replace(node, body=body, ahead=ahead, stacked=stacked)
 
     def work(self, node: Collective) -> str:

@@ -81,11 +81,11 @@ class _Printer:
         pad = INDENT * (depth + 1)
         backwards = " from the last" if node.reverse else ""
         yield f"{INDENT * depth}repeat {node.dim.name} {node.dim.size} as {node.index}{backwards}"
-        for stack, inside in node.stacked:
-            yield f"{pad}slice {_var(inside)} = {stack.name}[{node.index}]"
+        for item in node.stacked:
+            yield f"{pad}slice {_var(item.inside)} = {item.outer.name}[{node.index}]"
         for ahead in node.ahead:
-            for stack, inside in ahead.slices:
-                yield f"{pad}slice {_var(inside)} = {stack.name}[{node.index}], ahead"
+            for item in ahead.slices:
+                yield f"{pad}slice {_var(item.inside)} = {item.outer.name}[{node.index}], ahead"
             yield from (pad + line for line in _start(Start(ahead.collective, ahead.work)))
         for carry in node.carries:
             yield f"{pad}carry {_var(carry.inside)} = {carry.init.name}"
@@ -106,7 +106,7 @@ def _compute(node: Compute) -> str:
     outs = ", ".join(v.name for v in node.outs)
     types = ", ".join(type_text(v.local) for v in node.outs)
     flops = f"  {node.flops:,} FLOP" if node.flops else ""
-    return f"{outs} = {node.op.name}{ins}{attributes(node.op)} : {types}{flops}"
+    return f"{outs} = {node.name}{ins}{attributes(node)} : {types}{flops}"
 
 
 def _collective(node: Collective) -> Iterator[str]:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from meshdsl.device.ir import Carry, Collected, Compute, Loop, Move, Node, Program, Var, every
-from meshdsl.device.liveness import made, uses
+from meshdsl.device.ir import Collected, Compute, Loop, Move, Node, Program, Var
+from meshdsl.device.liveness import uses
 from meshdsl.device.names import Names, identifiers
+from meshdsl.ir.program import Carry, Stacked, every
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed.choose import flops
 
@@ -37,7 +38,7 @@ class _Sums:
 
     def block(self, nodes: Nodes) -> Nodes:
         """The nodes of a block; a loop's sums begin with zeros of their own right before it."""
-        makers = {v: node for node in nodes for v in made(node)}
+        makers = {v: node for node in nodes for v in node.makes}
         found: list[Node] = []
         for node in nodes:
             if isinstance(node, Loop):
@@ -59,11 +60,11 @@ class _Sums:
             carries.append(carry)
         return replace(loop, body=body, carries=tuple(carries)), zeros
 
-    def _addition(self, carry: Carry, body: Nodes) -> Compute | None:
+    def _addition(self, carry: Carry[Var], body: Nodes) -> Compute | None:
         """The operator that adds something to the carry, if nobody else reads either of them."""
         add = _maker(carry.next, body)
         alone = self.uses[carry.inside] == self.uses[carry.next] == 1
-        if not isinstance(add, Compute) or add.op.name != "add" or not alone:
+        if not isinstance(add, Compute) or add.name != "add" or not alone:
             return None
         fits = carry.inside in add.ins and carry.inside.local == carry.next.local
         return add if fits else None
@@ -90,15 +91,15 @@ class _Sums:
         """The loop that adds what it collected to slices of `total`, where it is made."""
         before = self._slice(total, item, loop)
         after = _renamed(before, before.name)
-        local = Signature((before.local, item.inside.local), (after.local,), dict(add.op.attrs))
+        local = Signature((before.local, item.inside.local), (after.local,), dict(add.attrs))
         each = replace(
             add, ins=(before, item.inside), outs=(after,), flops=flops(lookup("add"), local)
         )
         body = self._added((*loop.body, each), each, before, after)
         collected = tuple(
-            Collected(after, next_, False, total) if c is item else c for c in loop.collected
+            Collected(after, next_, stack=total) if c is item else c for c in loop.collected
         )
-        stacked = (*loop.stacked, (total, before))
+        stacked = (*loop.stacked, Stacked(total, before))
         return replace(loop, body=body, stacked=stacked, collected=collected)
 
     def _slice(self, total: Var, item: Collected, loop: Loop) -> Var:
@@ -109,7 +110,7 @@ class _Sums:
         return Var(self.names.fresh(total.name), value, placement, local)
 
 
-def _zeros(carry: Carry, makers: Mapping[Var, Node]) -> Compute | None:
+def _zeros(carry: Carry[Var], makers: Mapping[Var, Node]) -> Compute | None:
     """The operator that makes the zeros which a carry begins with, if it does.
 
     Parts that sum to zeros are zeros as well.
@@ -119,7 +120,7 @@ def _zeros(carry: Carry, makers: Mapping[Var, Node]) -> Compute | None:
     maker = makers.get(carry.init)
     while (same := _passes(maker)) is not None:
         maker = makers.get(same)
-    return maker if isinstance(maker, Compute) and maker.op.name == "zeros" else None
+    return maker if isinstance(maker, Compute) and maker.name == "zeros" else None
 
 
 def _passes(maker: Node | None) -> Var | None:
@@ -127,13 +128,13 @@ def _passes(maker: Node | None) -> Var | None:
     match maker:
         case Move() if maker.step.kind == "zero_fill":
             return maker.source
-        case Compute() if maker.op.name == "identity":
+        case Compute() if maker.name == "identity":
             return maker.ins[0]
     return None
 
 
 def _maker(var: Var, body: Nodes) -> Node | None:
-    return next((node for node in body if var in made(node)), None)
+    return next((node for node in body if var in node.makes), None)
 
 
 def _renamed(var: Var, name: str) -> Var:
@@ -144,7 +145,7 @@ def _renamed(var: Var, name: str) -> Var:
 def _widens(node: Compute) -> bool:
     """Whether a node is a cast of floats to a wider dtype."""
     kinds = {v.local.dtype.kind for v in (*node.ins, *node.outs)}
-    return node.op.name == "cast" and kinds == {"float"}
+    return node.name == "cast" and kinds == {"float"}
 
 
 def _slice_by_slice(loop: Loop, part: Var, total: Var) -> Collected | None:
@@ -170,7 +171,7 @@ def _without_unread_zeros(program: Program) -> Program:
         gone = {
             node
             for node in every(program.body)
-            if _is_zeros(node) and not any(read[v] for v in made(node))
+            if _is_zeros(node) and not any(read[v] for v in node.makes)
         }
         if not gone:
             return program
@@ -179,7 +180,7 @@ def _without_unread_zeros(program: Program) -> Program:
 
 def _is_zeros(node: Node) -> bool:
     """Whether a node makes zeros, or passes on what may be some."""
-    made_here = isinstance(node, Compute) and node.op.name == "zeros"
+    made_here = isinstance(node, Compute) and node.name == "zeros"
     return made_here or _passes(node) is not None
 
 

@@ -62,7 +62,7 @@ def _verify_block(
     for node in nodes:
         match node:
             case Compute():
-                assert known.issuperset(node.ins), f"{node.op.name} reads what is not assigned"
+                assert known.issuperset(node.ins), f"{node.name} reads what is not assigned"
                 over = None if node.onto is None else node.ins[node.onto]
                 for var in node.outs:
                     _define(var, known, names, program, over)
@@ -110,9 +110,9 @@ def _verify_loop(node: Loop, known: set[Var], names: set[str], program: Program)
     for carry in node.carries:
         assert carry.init in known or carry.init.name == carry.inside.name, "an init is gone"
         _define(carry.inside, inner, names, program, carry.init)
-    for stack, inside in node.stacked:
-        assert stack in known, f"{stack.name} is not assigned"
-        _define(inside, inner, names, program)
+    for item in node.stacked:
+        assert item.outer in known, f"{item.outer.name} is not assigned"
+        _define(item.inside, inner, names, program)
     works = _verify_ahead(node, known, inner, names, program)
     _verify_block(node.body, inner, names, program, works)
     for carry in node.carries:
@@ -131,10 +131,10 @@ def _verify_ahead(
     works: Works = {}
     for ahead in node.ahead:
         sources = tuple(m.source for m in ahead.collective.moves)
-        assert sources == tuple(inside for _, inside in ahead.slices), "issued ahead of a slice"
-        for stack, inside in ahead.slices:
-            assert stack in known, f"{stack.name} is not assigned"
-            if inside not in inner:
-                _define(inside, inner, names, program)
+        assert sources == tuple(s.inside for s in ahead.slices), "issued ahead of a slice"
+        for item in ahead.slices:
+            assert item.outer in known, f"{item.outer.name} is not assigned"
+            if item.inside not in inner:
+                _define(item.inside, inner, names, program)
         _verify_start(Start(ahead.collective, ahead.work), inner, names, works)
     return works

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from meshdsl.device.ir import Collective, Compute, Loop, Node, Var, every
-from meshdsl.device.liveness import made, overwrites, reads
+from meshdsl.device.ir import Collective, Compute, Loop, Node, Var
+from meshdsl.device.liveness import overwrites, reads
+from meshdsl.ir.program import every
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Block:
     def __init__(self, nodes: tuple[Node, ...], owners: Mapping[Var, Var]) -> None:
         self.nodes = nodes
         self._owners = owners
-        self.made = {v: i for i, node in enumerate(nodes) for v in made(node)}
+        self.made = {v: i for i, node in enumerate(nodes) for v in node.makes}
         self._read: dict[Var, int] = {}
         self._overwritten: dict[Var, list[int]] = {}
         for i, node in enumerate(nodes):

@@ -11,22 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from meshdsl.ir.program import Carry, Collected, Stacked
+from meshdsl.ir.types import F32, Dim, DType, TensorType
 from meshdsl.named.autodiff import about, gradients, in_phase
 from meshdsl.named.builder import Builder, Frame, Scope
-from meshdsl.named.ir import (
-    F32,
-    Carry,
-    Collected,
-    Dim,
-    DType,
-    Output,
-    Program,
-    Repeat,
-    Stacked,
-    TensorType,
-    Value,
-    walk,
-)
+from meshdsl.named.ir import Loop, Output, Program, Value, walk
 from meshdsl.named.prelude import prelude
 
 DIM = "accumulate"
@@ -58,8 +47,8 @@ class _Loop:
     program: Program
     builder: Builder
     dim: Dim
-    carries: list[Carry] = field(default_factory=list)
-    collected: list[Collected] = field(default_factory=list)
+    carries: list[Carry[Value]] = field(default_factory=list)
+    collected: list[Collected[Value]] = field(default_factory=list)
 
     def build(self) -> tuple[Program, dict[Value, Value | None]]:
         program, builder = self.program, self.builder
@@ -84,7 +73,7 @@ class _Loop:
         self._zeros()
         stacked = tuple(Stacked(a, b) for a, b in zip(inputs, self.program.inputs, strict=True))
         made = (tuple(self.carries), stacked, body, self.program.goal.span, tuple(self.collected))
-        self.builder.frames[-1].body.append(Repeat(self.dim, *made))
+        self.builder.frames[-1].body.append(Loop(self.dim, *made))
 
     def _finish(self, inputs: tuple[Value, ...], outputs: dict[Output, Value]) -> Program:
         """The program that returns means of numbers, and all of what is no number."""

@@ -16,24 +16,12 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from meshdsl.ir.program import Carry, Collected, substitute
+from meshdsl.ir.types import BOOL, Dim, DType, TensorType
 from meshdsl.named.builder import Builder, Frame, Scope
 from meshdsl.named.expand import expand
-from meshdsl.named.ir import (
-    BOOL,
-    Carry,
-    Collected,
-    Dim,
-    DType,
-    Node,
-    Op,
-    Repeat,
-    TensorType,
-    Value,
-    results,
-    walk,
-)
+from meshdsl.named.ir import Loop, Node, Op, Value, walk
 from meshdsl.named.prelude import prelude
-from meshdsl.named.rewrite import substitute
 from meshdsl.ops.opdef import Attrs, lookup
 
 
@@ -86,7 +74,7 @@ def _marked(
 ) -> list[Value | None]:
     """The gradients of parameters, marked as such: values of their own."""
     body = builder.frames[-1].body
-    made = {v for n in body[start:] for v in results(n)}
+    made = {v for n in body[start:] for v in n.makes}
     new: dict[Value, Value] = {}
     for index, (grad, value) in enumerate(zip(found, wrt, strict=True)):
         if grad is None or value.role != "param":
@@ -105,7 +93,7 @@ def _marked(
 
 def _parts(nodes: Sequence[Node], grad: Value) -> Iterator[Value]:
     """What a loop collects `grad` from, if it is collected: a gradient as well, slice by slice."""
-    for loop in (n for n in nodes if isinstance(n, Repeat)):
+    for loop in (n for n in nodes if isinstance(n, Loop)):
         for made in (c.inside for c in loop.collected if c.outer is grad):
             if any(made in op.outs for op in loop.body if isinstance(op, Op)):
                 yield made
@@ -136,7 +124,7 @@ class Block:
         self,
         tape: Tape,
         nodes: tuple[Node, ...],
-        loop: Repeat | None = None,
+        loop: Loop | None = None,
         parent: Block | None = None,
     ) -> None:
         self.tape, self.builder = tape, tape.builder
@@ -145,7 +133,7 @@ class Block:
         self.grads: dict[Value, list[Value]] = {}
         self.moved: dict[Value, Value] = {}
         self.made = {v: n for n in nodes if isinstance(n, Op) for v in n.outs}
-        self.own = {v for n in nodes for v in results(n)}
+        self.own = {v for n in nodes for v in n.makes}
         self.slices: dict[Value, Value] = {}
         if loop is not None:
             self.own.update(c.inside for c in loop.carries)
@@ -186,12 +174,12 @@ class Block:
         """Walk the nodes from the last to the first."""
         groups = [(b, list(g)) for b, g in itertools.groupby(self.nodes, lambda n: n.block)]
         for block, group in reversed(groups):
-            if not any(v in self.grads for n in group for v in results(n)):
+            if not any(v in self.grads for n in group for v in n.makes):
                 continue
             if block is not None:
                 self._compute_again(group)
             for node in reversed(group):
-                if isinstance(node, Repeat):
+                if isinstance(node, Loop):
                     self._loop(node)
                 else:
                     self._op(node)
@@ -247,7 +235,7 @@ class Block:
             self.moved[value] = self.builder.reach(found)
         return self.moved[value]
 
-    def _collected(self, value: Value, loop: Repeat, parent: Block) -> Value:
+    def _collected(self, value: Value, loop: Loop, parent: Block) -> Value:
         """All that `value` was in the iterations of the forward loop, as the parent has it."""
         outer = self.tape.collect(loop, self.tape.again.get(value, value), self.depth - 1)
         if loop in self.tape.twins:  # it was done again beside the loop that is being built
@@ -269,7 +257,7 @@ class Block:
     def _compute_again(self, group: list[Node]) -> None:
         """Do a `recompute` block once more; what follows reads its values from here."""
         for node in group:
-            if isinstance(node, Repeat):
+            if isinstance(node, Loop):
                 self.moved.update(copied_loop(self.tape, node, self.available))
             else:
                 self._done_again(node)
@@ -281,9 +269,9 @@ class Block:
 
     # --- loops ---------------------------------------------------------------------------------
 
-    def _loop(self, loop: Repeat) -> None:
+    def _loop(self, loop: Loop) -> None:
         """A loop from the last iteration to the first, carrying the gradients of the carries."""
-        if not any(v in self.grads for v in results(loop)):
+        if not any(v in self.grads for v in loop.makes):
             return
         carries = self._reached(loop)
         inits = [self.whole(c.result) for c in carries]
@@ -301,7 +289,7 @@ class Block:
         self._close(loop, child, list(zip(carries, inits, insides, nexts, strict=True)))
 
     def _close(
-        self, loop: Repeat, child: Block, carried: list[tuple[Carry, Value, Value, Value]]
+        self, loop: Loop, child: Block, carried: list[tuple[Carry[Value], Value, Value, Value]]
     ) -> None:
         """Append the backward loop, and hand on the gradients of what the forward one read."""
         stacked = [(s, child.total(s.inside)) for s in loop.stacked if s.inside in child.grads]
@@ -322,7 +310,7 @@ class Block:
             result = self._gradient(carry.init)
             carries.append(Carry(init, inside, next_, result))
             self.add(carry.init, result)
-        made = Repeat(
+        made = Loop(
             loop.dim, tuple(carries), self.builder.stacks(frame), tuple(frame.body), loop.span,
             tuple(collected), not loop.reverse, self.builder.phase,
         )  # fmt: skip
@@ -344,7 +332,7 @@ class Block:
         self.builder.place(grad, len(self.builder.frames) - 1)
         return grad
 
-    def _reached(self, loop: Repeat) -> list[Carry]:
+    def _reached(self, loop: Loop) -> list[Carry[Value]]:
         """The carries whose gradients go round: those that reach what has a gradient."""
         found = {c for c in loop.carries if c.result in self.grads}
         ends = {c.inside for c in loop.collected if c.outer in self.grads}
@@ -556,15 +544,15 @@ class Tape:
     def __init__(self, builder: Builder, active: set[Value], wrt: frozenset[Value]) -> None:
         self.builder, self.active, self.wrt = builder, active, wrt
         self.numbers: dict[Value, float] = {}
-        self.collected: dict[Repeat, dict[Value, Value]] = {}
-        self.twins: dict[Repeat, Repeat] = {}
+        self.collected: dict[Loop, dict[Value, Value]] = {}
+        self.twins: dict[Loop, Loop] = {}
         self.again: dict[Value, Value] = {}
 
     def emitter(self, at: Value, follows: Value | None = None) -> Emitter:
         """Emits for the gradient of `at`, at its place in the source."""
         return Emitter(self.builder, self.numbers, at, follows)
 
-    def collect(self, loop: Repeat, value: Value, depth: int) -> Value:
+    def collect(self, loop: Loop, value: Value, depth: int) -> Value:
         """All iterations' `value` of a forward loop, as a tensor outside it, `depth` loops deep."""
         known = self.collected.setdefault(self.twins.get(loop, loop), {})
         if value not in known:
@@ -575,9 +563,9 @@ class Tape:
 
     def with_collected(self, nodes: tuple[Node, ...]) -> list[Node]:
         """`nodes` with the loops collecting what has been asked for."""
-        return [self._collecting(n) if isinstance(n, Repeat) else n for n in nodes]
+        return [self._collecting(n) if isinstance(n, Loop) else n for n in nodes]
 
-    def _collecting(self, loop: Repeat) -> Repeat:
+    def _collecting(self, loop: Loop) -> Loop:
         more = tuple(Collected(a, b) for a, b in self.collected.get(loop, {}).items())
         body = tuple(self.with_collected(loop.body))
         return replace(loop, body=body, collected=(*loop.collected, *more))
@@ -598,11 +586,11 @@ def active(
     """
     found = {v for v in seeds if v.type.dtype.kind == "float"}
     for node in nodes:
-        if isinstance(node, Repeat):
+        if isinstance(node, Loop):
             found |= _active_loop(node, found)
         elif is_differentiable(node) and not found.isdisjoint(node.ins):
             found.update(v for v in node.outs if v.type.dtype.kind == "float")
-        found.update(v for v in results(node) if originals.get(v) in found)
+        found.update(v for v in node.makes if originals.get(v) in found)
     return found
 
 
@@ -612,7 +600,7 @@ def is_differentiable(op: Op) -> bool:
     return opdef.gradient is not None or opdef.composite
 
 
-def _active_loop(loop: Repeat, outside: set[Value]) -> set[Value]:
+def _active_loop(loop: Loop, outside: set[Value]) -> set[Value]:
     found = outside | {s.inside for s in loop.stacked if s.outer in outside}
     found |= {c.inside for c in loop.carries if c.init in outside}
     while True:
@@ -629,7 +617,7 @@ def feeding(nodes: Sequence[Node], needed: set[Value]) -> set[Value]:
     """Everything that the values `needed` are computed from in a block, and they themselves."""
     needed = set(needed)
     for node in reversed(nodes):
-        if needed.isdisjoint(results(node)):
+        if needed.isdisjoint(node.makes):
             continue
         if isinstance(node, Op):
             needed.update(node.ins)
@@ -658,7 +646,7 @@ def copied(tape: Tape, op: Op, ins: tuple[Value, ...]) -> tuple[Value, ...]:
     return outs
 
 
-def copied_loop(tape: Tape, loop: Repeat, read: Read) -> dict[Value, Value]:
+def copied_loop(tape: Tape, loop: Loop, read: Read) -> dict[Value, Value]:
     """Emit a copy of a loop; what its results are there."""
     return _Copy(tape, loop, read).made()
 
@@ -674,7 +662,7 @@ def _copy(tape: Tape, value: Value) -> Value:
 class _Copy:
     """One loop being copied."""
 
-    def __init__(self, tape: Tape, loop: Repeat, read: Read) -> None:
+    def __init__(self, tape: Tape, loop: Loop, read: Read) -> None:
         self.tape, self.builder, self.loop, self.read = tape, tape.builder, loop, read
         self.slices = {s.inside: s.outer for s in loop.stacked}
         self.new: dict[Value, Value] = {}
@@ -687,7 +675,7 @@ class _Copy:
         self.builder.frames.append(Frame(loop.dim))
         self.new = {c.inside: _copy(self.tape, c.inside) for c in loop.carries}
         for node in loop.body:
-            if isinstance(node, Repeat):
+            if isinstance(node, Loop):
                 self.new.update(copied_loop(self.tape, node, self.look))
             else:
                 outs = copied(self.tape, node, tuple(map(self.look, node.ins)))
@@ -695,7 +683,7 @@ class _Copy:
         nexts = [self.look(c.next) for c in loop.carries]
         kept = [self.look(c.inside) for c in loop.collected]
         frame = self.builder.frames.pop()
-        made = {value: _copy(self.tape, value) for value in results(loop)}
+        made = {value: _copy(self.tape, value) for value in loop.makes}
         carries = tuple(
             Carry(init, self.new[c.inside], next_, made[c.result])
             for c, init, next_ in zip(loop.carries, inits, nexts, strict=True)

@@ -9,23 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Related, Span, fail
+from meshdsl.ir.program import Stacked, substitute
+from meshdsl.ir.types import LARGEST, Dim, DType, TensorType
 from meshdsl.named.declarations import Declarations
-from meshdsl.named.ir import (
-    LARGEST,
-    Argument,
-    Dim,
-    DType,
-    Init,
-    Node,
-    Op,
-    Pin,
-    Program,
-    Stacked,
-    TensorType,
-    Value,
-    results,
-)
-from meshdsl.named.rewrite import substitute
+from meshdsl.named.ir import Argument, Init, Node, Op, Pin, Program, Value
 from meshdsl.named.sizes import as_float
 from meshdsl.ops.opdef import OpError, lookup
 
@@ -123,7 +110,7 @@ class Builder:
         """Continue `program` in the current block: its body is what has been built so far."""
         frame = self.frames[-1]
         entered = (*program.inputs, *(p.value for p in program.params))
-        for value in (*entered, *(v for node in program.body for v in results(node))):
+        for value in (*entered, *(v for node in program.body for v in node.makes)):
             self.place(value, self._depth.get(value, len(self.frames) - 1))
         frame.body.extend(program.body)
 
@@ -144,7 +131,7 @@ class Builder:
 
     def carried(self, values: Iterable[Value], beyond: Value) -> Value | None:
         """One of `values` that loops carry into which `beyond` comes from outside, or None."""
-        made = {v for node in self.frames[-1].body for v in results(node)}
+        made = {v for node in self.frames[-1].body for v in node.makes}
         slices = {v for frame in self.frames for v in frame.stacked.values()}
         for value in values:
             depth = self._depth.get(value, 0)
@@ -177,7 +164,7 @@ class Builder:
         if isinstance(operand, Value):
             self.arguments.append(Argument(scope.path, name, operand))
 
-    def stacks(self, frame: Frame) -> tuple[Stacked, ...]:
+    def stacks(self, frame: Frame) -> tuple[Stacked[Value], ...]:
         """The slices that a finished loop takes of tensors from outside."""
         pairs = sorted(frame.stacked.items(), key=lambda pair: self._born[pair[0]])
         return tuple(Stacked(outer, inside) for outer, inside in pairs)

@@ -14,9 +14,10 @@ from meshdsl.diagnostics import (
     did_you_mean,
     fail,
 )
+from meshdsl.ir.types import DTYPES, Dim, DType
 from meshdsl.named.builder import Operand, Poisoned, Scope, TooLarge, need_tensor
 from meshdsl.named.expressions import LATER, option_value, surface_name, unknown_function
-from meshdsl.named.ir import DTYPES, Dim, DType, Value
+from meshdsl.named.ir import Value
 from meshdsl.named.prelude import prelude
 from meshdsl.ops.opdef import OpDef, OpError, load_all
 from meshdsl.syntax import ast

@@ -16,7 +16,7 @@ from meshdsl.diagnostics import (
     did_you_mean,
     fail,
 )
-from meshdsl.named.ir import Dim
+from meshdsl.ir.types import Dim
 from meshdsl.named.sizes import how_of, made, size_of
 from meshdsl.syntax import ast
 

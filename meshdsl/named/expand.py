@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshdsl.diagnostics import Diagnostics
+from meshdsl.ir.types import F32, Dim
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.declarations import Declarations
-from meshdsl.named.ir import F32, Dim, Op, Value
+from meshdsl.named.ir import Op, Value
 from meshdsl.named.prelude import prelude
 from meshdsl.ops.opdef import lookup
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshdsl.diagnostics import DiagnosticError, Related, Span, counted, did_you_mean, fail
+from meshdsl.ir.types import DTYPES, Dim, DType
 from meshdsl.named.builder import Operand, Poisoned, Scope, need_tensor
 from meshdsl.named.declarations import unknown
-from meshdsl.named.ir import DTYPES, Dim, DType, Value
+from meshdsl.named.ir import Value
 from meshdsl.named.sizes import how_of, made, size_of
 from meshdsl.ops.opdef import OpDef, load_all, lookup, signs
 from meshdsl.syntax import ast

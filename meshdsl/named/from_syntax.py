@@ -14,6 +14,7 @@ from meshdsl.diagnostics import (
     counted,
     fail,
 )
+from meshdsl.ir.types import DTYPES, Dim, DType, TensorType
 from meshdsl.named.builder import (
     Builder,
     Operand,
@@ -27,17 +28,7 @@ from meshdsl.named.builder import (
 from meshdsl.named.calls import Calls, mismatch
 from meshdsl.named.declarations import RESERVED_TENSORS, Declarations, unknown
 from meshdsl.named.expressions import Expressions
-from meshdsl.named.ir import (
-    DTYPES,
-    Dim,
-    DType,
-    Init,
-    Output,
-    Pin,
-    Program,
-    TensorType,
-    Value,
-)
+from meshdsl.named.ir import Init, Output, Pin, Program, Value
 from meshdsl.named.loops import Loops, assigned
 from meshdsl.named.optimizers import Goals
 from meshdsl.named.params import finish_params

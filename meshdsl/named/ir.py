@@ -6,118 +6,13 @@ through. A `repeat` stays a loop (`Repeat`).
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshdsl.diagnostics import Span
-
-
-@dataclass(frozen=True, slots=True)
-class DType:
-    """An element type: `kind` is `float`, `int` or `bool`; `bytes` is the size of one element."""
-
-    name: str
-    kind: str
-    bytes: int
-    numpy: str
-    torch: str
-
-    def __str__(self) -> str:
-        return self.name
-
-
-DTYPES: dict[str, DType] = {
-    d.name: d
-    for d in (
-        DType("f32", "float", 4, "float32", "torch.float32"),
-        DType("f64", "float", 8, "float64", "torch.float64"),
-        DType("bf16", "float", 2, "float32", "torch.bfloat16"),
-        DType("f16", "float", 2, "float16", "torch.float16"),
-        DType("i32", "int", 4, "int32", "torch.int32"),
-        DType("i64", "int", 8, "int64", "torch.int64"),
-        DType("bool", "bool", 1, "bool", "torch.bool"),
-    )
-}
-LARGEST = {"f32": 3.4028235e38, "f64": 1.7976931348623157e308, "bf16": 3.3895314e38, "f16": 65504.0}
-"""The largest finite number of each float type."""
-
-F32, F64, BF16, F16 = (DTYPES[n] for n in ("f32", "f64", "bf16", "f16"))
-I32, I64, BOOL = (DTYPES[n] for n in ("i32", "i64", "bool"))
-
-
-@dataclass(frozen=True, slots=True)
-class Dim:
-    """A named dimension. One name has one size in a whole file."""
-
-    name: str
-    size: int
-
-    def __str__(self) -> str:
-        return self.name
-
-
-@dataclass(frozen=True, slots=True)
-class TensorType:
-    """Ordered named dims and a dtype. The order is that of the memory (row-major).
-
-    `names` are those of the dims, in order.
-    """
-
-    dims: tuple[Dim, ...]
-    dtype: DType
-    names: tuple[str, ...] = field(init=False, compare=False, repr=False)
-    _hash: int = field(init=False, compare=False, repr=False)
-
-    def __post_init__(self) -> None:
-        # Both are asked for more often than anything else in the compiler.
-        object.__setattr__(self, "names", tuple([d.name for d in self.dims]))
-        object.__setattr__(self, "_hash", hash((self.dims, self.dtype.name)))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The sizes of the dims, in order."""
-        return tuple(d.size for d in self.dims)
-
-    @property
-    def elements(self) -> int:
-        """How many elements there are."""
-        return math.prod(self.shape)
-
-    @property
-    def bytes(self) -> int:
-        """Size of the whole tensor in bytes."""
-        return self.elements * self.dtype.bytes
-
-    def index(self, name: str) -> int:
-        """Position of the dim `name`; it must be there."""
-        return self.names.index(name)
-
-    def has(self, name: str) -> bool:
-        """Whether there is a dim `name`."""
-        return name in self.names
-
-    def size(self, name: str) -> int:
-        """Size of the dim `name`; it must be there."""
-        return self.dims[self.index(name)].size
-
-    def without(self, *names: str) -> TensorType:
-        """The same type less the dims `names`."""
-        return TensorType(tuple(d for d in self.dims if d.name not in names), self.dtype)
-
-    def resized(self, sizes: dict[str, int]) -> TensorType:
-        """The same type with other sizes for the dims in `sizes`."""
-        if not sizes:
-            return self
-        dims = tuple(Dim(d.name, sizes[d.name]) if d.name in sizes else d for d in self.dims)
-        return TensorType(dims, self.dtype)
-
-    def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join(self.names)}]"
+from meshdsl.ir import program as ir
+from meshdsl.ir.types import TensorType
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,80 +85,16 @@ class Param:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Op:
-    """One operator of the registry applied to values; `attrs` are known at compile time.
-
-    `phase` is `forward`, `backward` or `update`. `block` numbers the `recompute` it stands in: what
-    the backward pass needs of it is computed again there.
-    """
-
-    name: str
-    ins: tuple[Value, ...]
-    outs: tuple[Value, ...]
-    attrs: tuple[tuple[str, Any], ...]
-    span: Span
-    phase: str = "forward"
-    block: int | None = None
-
-    @property
-    def out(self) -> Value:
-        """The only output."""
-        assert len(self.outs) == 1, f"{self.name} has {len(self.outs)} outputs"
-        return self.outs[0]
-
-    def attr(self, name: str) -> Any:
-        """The attribute `name`; it must be there."""
-        return dict(self.attrs)[name]
+class Op(ir.Op[Value]):
+    """An operator of a named program."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Carry:
-    """A name assigned inside a `repeat` that existed before: four values of one type.
-
-    `init` enters the first iteration as `inside`; `next` enters the next one; `result` is the last.
-    """
-
-    init: Value
-    inside: Value
-    next: Value
-    result: Value
+class Loop(ir.Loop[Value, "Node"]):
+    """A `repeat` of a named program."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Stacked:
-    """A tensor from outside that has the loop's dim, and its slice at the current index inside."""
-
-    outer: Value
-    inside: Value
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Collected:
-    """A tensor made in every iteration, and all of them in one that has the loop's dim first."""
-
-    inside: Value
-    outer: Value
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Repeat:
-    """`repeat dim { body }`; values from outside without the dim are used inside as they are.
-
-    A loop of the backward pass is `reverse`: its index runs from the last to the first.
-    """
-
-    dim: Dim
-    carries: tuple[Carry, ...]
-    stacked: tuple[Stacked, ...]
-    body: tuple[Node, ...]
-    span: Span
-    collected: tuple[Collected, ...] = ()
-    reverse: bool = False
-    phase: str = "forward"
-    block: int | None = None
-
-
-Node = Op | Repeat
+Node = Op | Loop
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -338,17 +169,6 @@ class Program:
     arguments: tuple[Argument, ...] = ()
 
 
-def results(node: Node) -> tuple[Value, ...]:
-    """What a node leaves behind: the results of an operator, what a loop carried and collected."""
-    if isinstance(node, Op):
-        return node.outs
-    return (*(c.result for c in node.carries), *(c.outer for c in node.collected))
-
-
-def walk(nodes: tuple[Node, ...]) -> Iterator[Op]:
+def walk(nodes: Iterable[Node]) -> Iterator[Op]:
     """Every operator, those inside loops once, in program order."""
-    for node in nodes:
-        if isinstance(node, Repeat):
-            yield from walk(node.body)
-        else:
-            yield node
+    return (node for node in ir.every(nodes) if isinstance(node, Op))

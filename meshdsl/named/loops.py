@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import Related, fail
+from meshdsl.ir.program import Carry
+from meshdsl.ir.types import DTYPES, Dim
 from meshdsl.named.builder import Frame, Operand, Poisoned, Scope
-from meshdsl.named.ir import DTYPES, Carry, Dim, Repeat, Value
+from meshdsl.named.ir import Loop, Value
 from meshdsl.syntax import ast
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ class Loops:
         scope.names = outer | {n: c.result for n, c in zip(names, carries, strict=True)}
         stacked = self.builder.stacks(frame)
         body, phase = tuple(frame.body), self.builder.phase
-        loop = Repeat(dim, carries, stacked, body, node.span, phase=phase, block=self.builder.block)
+        loop = Loop(dim, carries, stacked, body, node.span, phase=phase, block=self.builder.block)
         self.builder.frames[-1].body.append(loop)
 
     def _carried(

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from meshdsl.named.ir import Node, Op, Program, Repeat, Value
-from meshdsl.named.rewrite import substitute
+from meshdsl.ir.program import substitute
+from meshdsl.named.ir import Loop, Node, Op, Program, Value
 from meshdsl.named.simplify import drop_unused
 from meshdsl.ops.opdef import lookup
 
@@ -60,11 +60,11 @@ class _Block:
         found: list[Node] = []
         for node in nodes:
             (now,) = substitute([node], self.same)
-            made = self._loop(now) if isinstance(now, Repeat) else self._op(now)
+            made = self._loop(now) if isinstance(now, Loop) else self._op(now)
             found.extend([] if made is None else [made])
         return tuple(found)
 
-    def _loop(self, loop: Repeat) -> Repeat:
+    def _loop(self, loop: Loop) -> Loop:
         ends = {c.next for c in loop.carries} | {c.inside for c in loop.collected}
         inner = _Block(self.alike, ends)
         body = inner.nodes(loop.body)

@@ -7,19 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from meshdsl.named.ir import (
-    F32,
-    Carry,
-    Collected,
-    DType,
-    Node,
-    Op,
-    Program,
-    Repeat,
-    Stacked,
-    TensorType,
-    Value,
-)
+from meshdsl.ir.program import Carry, Collected, Stacked
+from meshdsl.ir.types import F32, DType, TensorType
+from meshdsl.named.ir import Loop, Node, Op, Program, Value
 from meshdsl.ops.opdef import lookup
 
 
@@ -61,7 +51,7 @@ class _Mixed:
         outside, self.nodes = self.nodes, []
         casts = dict(self.casts)
         for node in nodes:
-            if isinstance(node, Repeat):
+            if isinstance(node, Loop):
                 self._loop(node)
             else:
                 self._op(node)
@@ -96,7 +86,7 @@ class _Mixed:
             self.nodes.append(Op("cast", (value,), (made,), attrs, op.span, op.phase, op.block))
         return self.casts[value, dtype]
 
-    def _loop(self, loop: Repeat) -> None:
+    def _loop(self, loop: Loop) -> None:
         """Carries keep the dtype they enter with."""
         for item in loop.stacked:
             self._new(item.inside, self.of(item.outer).type.dtype)
@@ -113,7 +103,7 @@ class _Mixed:
             replace(loop, carries=carries, stacked=stacked, body=tuple(body), collected=collected)
         )
 
-    def _carry(self, carry: Carry, loop: Repeat) -> Carry:
+    def _carry(self, carry: Carry[Value], loop: Loop) -> Carry[Value]:
         inside, next_ = self.of(carry.inside), self.of(carry.next)
         dtype = inside.type.dtype
         if next_.type.dtype != dtype:
@@ -122,6 +112,6 @@ class _Mixed:
             )
         return Carry(self.of(carry.init), inside, next_, self._new(carry.result, dtype))
 
-    def _collected(self, made: Collected) -> Collected:
+    def _collected(self, made: Collected[Value]) -> Collected[Value]:
         inside = self.of(made.inside)
         return Collected(inside, self._new(made.outer, inside.type.dtype))

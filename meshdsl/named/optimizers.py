@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Related, Span, did_you_mean, fail
+from meshdsl.ir.types import DTYPES, DType, TensorType
 from meshdsl.named.autodiff import feeding, gradients
 from meshdsl.named.builder import Operand, Scope, kind_of, need_tensor
-from meshdsl.named.ir import DTYPES, DType, Goal, TensorType, Value, results
+from meshdsl.named.ir import Goal, Value
 from meshdsl.ops.opdef import load_all
 from meshdsl.syntax import ast
 
@@ -471,7 +472,7 @@ class Goals:
                 help = "integers, comparisons and `stop_gradient` pass no gradient on; leave it out"
                 fail("MD0292", message, place, where, help=help)
         grads = tuple(g for g in found if g is not None)
-        made = {v for node in self.builder.frames[-1].body[start:] for v in results(node)}
+        made = {v for node in self.builder.frames[-1].body[start:] for v in node.makes}
         self.builder.nameless.update(made.intersection(g for g in grads if g.follows is not None))
         return grads
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from meshdsl.ir.types import TensorType
 from meshdsl.named.builder import PendingParam
-from meshdsl.named.ir import Node, Op, Param, Repeat, TensorType, Value
+from meshdsl.named.ir import Loop, Node, Op, Param, Value
 
 _CARRIERS = {"rename", "transpose", "cast", "identity"}
 """Operators through which a parameter is still the same parameter, its dims perhaps renamed."""
@@ -45,7 +46,7 @@ def _summed(op: Op, value: Value) -> tuple[str, ...]:
 def _first_uses(body: tuple[Node, ...]) -> dict[Value, Op | Value]:
     uses: dict[Value, Op | Value] = {}
     for node in body:
-        if isinstance(node, Repeat):
+        if isinstance(node, Loop):
             for s in node.stacked:
                 uses.setdefault(s.outer, s.inside)
             for value, use in _first_uses(node.body).items():

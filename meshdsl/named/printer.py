@@ -16,7 +16,9 @@ from collections.abc import Hashable, Iterator
 from typing import Any
 
 from meshdsl.diagnostics import Span
-from meshdsl.named.ir import Dim, DType, Node, Op, Param, Program, Repeat, TensorType, Value
+from meshdsl.ir import program as ir
+from meshdsl.ir.types import Dim, DType, TensorType
+from meshdsl.named.ir import Loop, Node, Op, Param, Program, Value
 from meshdsl.render import _safe
 
 INDENT = "  "
@@ -63,7 +65,7 @@ def label(value: Value) -> str:
     return f" {value.name}" if value.name else ""
 
 
-def attributes(op: Op) -> str:
+def attributes(op: ir.Op[Any]) -> str:
     """` {dim=mem}`, or nothing."""
     pairs = [f"{name}={attribute(value)}" for name, value in op.attrs]
     return f" {{{', '.join(pairs)}}}" if pairs else ""
@@ -112,7 +114,7 @@ class _Printer:
     def _nodes(self, nodes: tuple[Node, ...], depth: int) -> Iterator[str]:
         for node in nodes:
             yield from self.sources.at(node.span, depth)
-            if isinstance(node, Repeat):
+            if isinstance(node, Loop):
                 yield from self._repeat(node, depth)
             else:
                 yield INDENT * depth + self._op(node)
@@ -123,7 +125,7 @@ class _Printer:
         types = ", ".join(type_text(v.type) for v in op.outs)
         return f"{outs} = {op.name}{ins}{attributes(op)} : {types}"
 
-    def _repeat(self, node: Repeat, depth: int) -> Iterator[str]:
+    def _repeat(self, node: Loop, depth: int) -> Iterator[str]:
         pad, n = INDENT * (depth + 1), self.numbers
         backwards = " from the last" if node.reverse else ""
         yield f"{INDENT * depth}repeat {node.dim.name} {node.dim.size}{backwards}"

@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshdsl.named.ir import (
-    Carry,
-    Collected,
-    DType,
-    Node,
-    Op,
-    Output,
-    Program,
-    Repeat,
-    Stacked,
-    Value,
-)
+from meshdsl.ir.program import Carry, Collected, Stacked
+from meshdsl.ir.types import DType
+from meshdsl.named.ir import Loop, Node, Op, Output, Program, Value
 
 
 def retype(program: Program, dtype: DType) -> Program:
@@ -48,7 +39,7 @@ class _Retype:
         return self.made[value]
 
     def nodes(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        return tuple(self.loop(n) if isinstance(n, Repeat) else self.op(n) for n in nodes)
+        return tuple(self.loop(n) if isinstance(n, Loop) else self.op(n) for n in nodes)
 
     def op(self, op: Op) -> Op:
         ins, outs = (tuple(self.value(v) for v in vs) for vs in (op.ins, op.outs))
@@ -57,7 +48,7 @@ class _Retype:
     def attr(self, value: object) -> object:
         return self.dtype if isinstance(value, DType) and value.kind == "float" else value
 
-    def loop(self, loop: Repeat) -> Repeat:
+    def loop(self, loop: Loop) -> Loop:
         stacked = tuple(Stacked(self.value(s.outer), self.value(s.inside)) for s in loop.stacked)
         carries = tuple(
             Carry(*(self.value(v) for v in (c.init, c.inside, c.next, c.result)))

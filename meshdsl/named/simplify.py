@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from meshdsl.named.ir import Node, Op, Program, Repeat, Value
+from meshdsl.named.ir import Loop, Node, Op, Program, Value
 
 
 def simplify(program: Program) -> Program:
@@ -26,7 +26,7 @@ def _contract_block(nodes: tuple[Node, ...], uses: Counter[Value]) -> tuple[Node
     made = {v: node for node in nodes if isinstance(node, Op) for v in node.outs}
     found: list[Node] = []
     for node in nodes:
-        if isinstance(node, Repeat):
+        if isinstance(node, Loop):
             found.append(replace(node, body=_contract_block(node.body, uses)))
         else:
             found.extend(_contracted(node, made, uses))
@@ -96,7 +96,7 @@ def name_transposes(program: Program) -> Program:
 
 def _transposed_block(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     return tuple(
-        replace(n, body=_transposed_block(n.body)) if isinstance(n, Repeat) else _transposed(n)
+        replace(n, body=_transposed_block(n.body)) if isinstance(n, Loop) else _transposed(n)
         for n in nodes
     )
 
@@ -126,7 +126,7 @@ def _kept(program: Program) -> list[Value]:
 def _needed_nodes(nodes: tuple[Node, ...], needed: set[Value]) -> tuple[Node, ...]:
     kept: list[Node] = []
     for node in reversed(nodes):
-        if isinstance(node, Repeat):
+        if isinstance(node, Loop):
             loop = _needed_loop(node, needed)
             kept.extend([loop] if loop else [])
         elif any(v in needed for v in node.outs):
@@ -135,7 +135,7 @@ def _needed_nodes(nodes: tuple[Node, ...], needed: set[Value]) -> tuple[Node, ..
     return tuple(reversed(kept))
 
 
-def _needed_loop(node: Repeat, needed: set[Value]) -> Repeat | None:
+def _needed_loop(node: Loop, needed: set[Value]) -> Loop | None:
     """The loop with the carries that are read after it, or needed inside, and what it collects."""
     wanted = {c for c in node.carries if c.result in needed}
     collected = tuple(c for c in node.collected if c.outer in needed)

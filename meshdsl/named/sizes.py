@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import overload
 
-from meshdsl.named.ir import Dim
+from meshdsl.ir.types import Dim
 
 LONGEST = 200
 """Operators in one number; of one with more it is only known that it is made of sizes."""

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple
 
+from meshdsl.ir.types import Dim, TensorType
 from meshdsl.named.declarations import Declarations
-from meshdsl.named.ir import Dim, Node, Op, Output, Program, Repeat, TensorType, Value
+from meshdsl.named.ir import Loop, Node, Op, Output, Program, Value
 from meshdsl.named.optimizers import Schedule
 from meshdsl.named.sizes import dims_of
 from meshdsl.named.written_blocks import INDENT, Block
@@ -153,7 +154,7 @@ def _dims_of(program: Program) -> Iterator[Dim]:
 
 def _dims_of_nodes(nodes: Sequence[Node]) -> Iterator[Dim]:
     for node in nodes:
-        if isinstance(node, Repeat):
+        if isinstance(node, Loop):
             yield node.dim
             yield from _dims_of_nodes(node.body)
         else:

@@ -11,20 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshdsl.diagnostics import Diagnostics, Span, fail
+from meshdsl.ir.types import DType, TensorType
 from meshdsl.named.accumulate import accumulated
 from meshdsl.named.autodiff import gradients, in_phase
 from meshdsl.named.builder import Builder, Scope
-from meshdsl.named.ir import (
-    DType,
-    Node,
-    Output,
-    Program,
-    Repeat,
-    State,
-    TensorType,
-    Update,
-    Value,
-)
+from meshdsl.named.ir import Loop, Node, Output, Program, State, Update, Value
 from meshdsl.named.mixed import mixed
 from meshdsl.named.prelude import prelude
 from meshdsl.named.updates import emit_update
@@ -87,7 +78,7 @@ def _stacked(nodes: Iterable[Node]) -> dict[Value, tuple[str, ...]]:
     """The dims that parameters have from the loops they stand in."""
     found: dict[Value, tuple[str, ...]] = {}
     for node in nodes:
-        if not isinstance(node, Repeat):
+        if not isinstance(node, Loop):
             continue
         inner = _stacked(node.body)
         for item in node.stacked:

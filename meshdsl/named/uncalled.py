@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass
 
 from meshdsl.diagnostics import DiagnosticError, Diagnostics
+from meshdsl.ir.types import Dim, TensorType
 from meshdsl.named.builder import Poisoned, Scope
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.from_syntax import ProgramBuilder
-from meshdsl.named.ir import Dim, TensorType
 from meshdsl.syntax import ast
 
 SURE = ("MD01", "MD09")

@@ -10,7 +10,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from meshdsl.named.ir import F32, I32, DType, TensorType, Value
+from meshdsl.ir.types import F32, I32, DType, TensorType
+from meshdsl.named.ir import Value
 from meshdsl.named.optimizers import Arithmetic, Optimizer, UpdateEmitter, emit_rate
 
 CLIP_EPS = 1e-6

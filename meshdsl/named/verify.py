@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from meshdsl.named.ir import Node, Op, Program, Repeat, TensorType, Value, results
+from meshdsl.ir.types import TensorType
+from meshdsl.named.ir import Loop, Node, Op, Program, Value
 from meshdsl.ops.opdef import lookup
 
 
@@ -22,7 +23,7 @@ def verify(program: Program) -> None:
 
 def _verify_nodes(nodes: tuple[Node, ...], known: set[Value]) -> None:
     for node in nodes:
-        if isinstance(node, Repeat):
+        if isinstance(node, Loop):
             _verify_loop(node, known)
         else:
             _verify_op(node, known)
@@ -36,7 +37,7 @@ def _verify_op(op: Op, known: set[Value]) -> None:
     _define(op.outs, known)
 
 
-def _verify_loop(loop: Repeat, known: set[Value]) -> None:
+def _verify_loop(loop: Loop, known: set[Value]) -> None:
     inner = set(known)
     for item in loop.stacked:
         assert item.outer in known, f"the stack {item.outer.label} is not defined"
@@ -54,7 +55,7 @@ def _verify_loop(loop: Repeat, known: set[Value]) -> None:
         assert made.inside in inner, f"{made.inside.label} is not defined in the loop"
         dims = (loop.dim, *made.inside.type.dims)
         assert made.outer.type == TensorType(dims, made.inside.type.dtype)
-    _define(results(loop), known)
+    _define(loop.makes, known)
 
 
 def _define(values: tuple[Value, ...], known: set[Value]) -> None:

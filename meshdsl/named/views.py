@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.diagnostics import Related, Span, fail
+from meshdsl.ir.types import Dim
 from meshdsl.named.builder import Scope
-from meshdsl.named.ir import Dim, Value
+from meshdsl.named.ir import Value
 from meshdsl.named.sizes import size_of
 from meshdsl.syntax import ast
 

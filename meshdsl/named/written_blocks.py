@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from meshdsl.named.ir import Init, Node, Op, Param, Repeat, Value
+from meshdsl.named.ir import Init, Loop, Node, Op, Param, Value
 from meshdsl.named.written_expressions import (
     HEAD_MARKS,
     Written,
@@ -129,7 +129,7 @@ class Block:
         self.waiting = frozenset(blocks_of(nodes_of(item)))
         if isinstance(item, Group):
             self._group(item, rest)
-        elif isinstance(item, Repeat):
+        elif isinstance(item, Loop):
             self._loop(item)
         elif isinstance(item, ScaledSum):
             self._give(item.factors[-1], self._sum(item.einsum, item.factors))
@@ -335,7 +335,7 @@ class Block:
         self.skipped.add(copy)
         return self.names.bind(copy.out, copy.out.label, self.names.lives.at[copy])
 
-    def _loop(self, loop: Repeat) -> None:
+    def _loop(self, loop: Loop) -> None:
         from meshdsl.named.written_loops import write_loop
 
         write_loop(self, loop)
@@ -373,7 +373,7 @@ def _uses(
     for item in found:
         if isinstance(item, Group):
             uses.update(free(item.nodes))
-        elif isinstance(item, Repeat):
+        elif isinstance(item, Loop):
             own = defined((item,))
             uses.update(c.init for c in item.carries)
             inside.update(v for v in used(item.body) if v not in own)

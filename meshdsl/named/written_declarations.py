@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from meshdsl.ir.types import Dim
 from meshdsl.named.declarations import Declarations, sized_integer
-from meshdsl.named.ir import Dim
 from meshdsl.named.sizes import How, how_of, made
 from meshdsl.named.written_expressions import DIM_MARKS, Unwritable, amount
 from meshdsl.named.written_lines import INDENT, WIDTH

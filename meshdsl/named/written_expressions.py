@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from meshdsl.ir.types import Dim, DType, TensorType
 from meshdsl.named.expressions import NEUTRAL
-from meshdsl.named.ir import Dim, DType, Op, TensorType, Value
+from meshdsl.named.ir import Op, Value
 from meshdsl.named.sizes import dims_of, how_of, size_of
 from meshdsl.ops.moving import sources_by_name
 from meshdsl.ops.opdef import OpDef, lookup

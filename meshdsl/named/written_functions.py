@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from meshdsl.named.ir import Node, Program, Repeat, TensorType, Value, results, walk
+from meshdsl.ir.types import TensorType
+from meshdsl.named.ir import Loop, Node, Program, Value, walk
 from meshdsl.named.written_blocks import INDENT, Block
 from meshdsl.named.written_expressions import (
     DIM_MARKS,
@@ -237,7 +238,7 @@ def _body(
     blocks = blocks_of(group.nodes)
     enclosing = next(iter(blocks)) if len(blocks) == 1 else block.block
     # A call that nobody reads returns something all the same.
-    dead = [*block.writer.params.inside(group.path), *(v for n in group.nodes for v in results(n))]
+    dead = [*block.writer.params.inside(group.path), *(v for n in group.nodes for v in n.makes)]
     finals = list(values) or dead[-1:]
     inner = Block(
         block.writer,
@@ -274,7 +275,7 @@ def labels_of(nodes: Sequence[Node], path: tuple[str, ...]) -> frozenset[str]:
 def _forced(group: Group, names: Names, arguments: tuple[Value, ...]) -> dict[int, str]:
     """The arguments that a loop of this body carries on, and the names it assigns to do so."""
     found: dict[int, str] = {}
-    loops = [i for i in items(group.nodes, group.path) if isinstance(i, Repeat)]
+    loops = [i for i in items(group.nodes, group.path) if isinstance(i, Loop)]
     for loop in loops:
         for carry in loop.carries:
             name = carried_name(carry, loop, names)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from meshdsl.named.ir import DType
+from meshdsl.ir.types import DType
 from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES, Optimizer, Schedule
 from meshdsl.named.sizes import how_of
 from meshdsl.named.written_expressions import amount

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meshdsl.named.ir import F32, Carry, Op, Repeat, Value
+from meshdsl.ir.program import Carry
+from meshdsl.ir.types import F32
+from meshdsl.named.ir import Loop, Op, Value
 from meshdsl.named.written_expressions import Written, marked
 from meshdsl.named.written_names import is_speakable
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 INDENT = "  "
 
 
-def write_loop(block: Block, loop: Repeat) -> None:
+def write_loop(block: Block, loop: Loop) -> None:
     """Append `repeat dim { … }` to the block, and before it the values that enter it."""
     from meshdsl.named.written_blocks import Block
 
@@ -43,7 +45,7 @@ def write_loop(block: Block, loop: Repeat) -> None:
     block.say(f"repeat {marked(loop.dim)} {{", *lines, "}")
 
 
-def carried_name(carry: Carry, loop: Repeat, names: Names) -> str:
+def carried_name(carry: Carry[Value], loop: Loop, names: Names) -> str:
     """The name that a loop assigns to carry this value."""
     made = {v: op for op in loop.body if isinstance(op, Op) for v in op.outs}
     op = made.get(carry.next)
@@ -54,14 +56,14 @@ def carried_name(carry: Carry, loop: Repeat, names: Names) -> str:
     return "x"
 
 
-def _enter(block: Block, loop: Repeat) -> dict[Carry, str]:
+def _enter(block: Block, loop: Loop) -> dict[Carry[Value], str]:
     """The names of what the loop carries, each assigned before it if it does not exist."""
     start = block.names.lives.start[loop]
     inits = [c.init for c in loop.carries]
     written = [_typed(w, v) for w, v in zip(block.operands(inits), inits, strict=True)]
     block.flush()
     waiting, block.waiting = block.waiting, frozenset()
-    found: dict[Carry, str] = {}
+    found: dict[Carry[Value], str] = {}
     for carry, text in zip(loop.carries, written, strict=True):
         found[carry] = _entering(block, carry, carried_name(carry, loop, block.names), text, start)
     block.waiting = waiting
@@ -76,7 +78,7 @@ def _typed(written: Written, init: Value) -> Written:
     return Written(f"cast({written.text}, {init.type.dtype})")
 
 
-def _entering(block: Block, carry: Carry, wanted: str, written: Written, start: int) -> str:
+def _entering(block: Block, carry: Carry[Value], wanted: str, written: Written, start: int) -> str:
     names = block.names
     is_own = names.meaning.get(wanted) is carry.init and written.text == wanted
     if is_own and names.lives.last[carry.init] <= start:

@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from meshdsl.ir.types import DTYPES, Dim
 from meshdsl.named.declarations import RESERVED_TENSORS
-from meshdsl.named.ir import DTYPES, Dim, Value
+from meshdsl.named.ir import Value
 from meshdsl.named.written_expressions import Written
 from meshdsl.named.written_uses import Lives, scope_of
 from meshdsl.syntax.tokens import RESERVED

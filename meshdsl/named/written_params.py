@@ -11,8 +11,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from meshdsl.ir.types import Dim
 from meshdsl.named.builder import PendingParam
-from meshdsl.named.ir import Dim, Node, Op, Param, Program, Repeat, Value
+from meshdsl.named.ir import Loop, Node, Op, Param, Program, Value
 from meshdsl.named.params import finish_params
 from meshdsl.named.written_uses import (
     Loops,
@@ -170,7 +171,7 @@ def _first_einsums(
     """Einsums that are the first to read one of the values that `known` maps to a parameter."""
     known = dict(known)
     for node in nodes:
-        if isinstance(node, Repeat):
+        if isinstance(node, Loop):
             slices = {s.inside: known[s.outer] for s in node.stacked if s.outer in known}
             yield from _first_einsums(node.body, known | slices, seen)
             continue
@@ -196,7 +197,7 @@ def _as_read(nodes: Sequence[Node], products: frozenset[Op]) -> tuple[Node, ...]
     """The nodes as they are when the text is read, before it is simplified."""
     found: list[Node] = []
     for item in with_scaled_sums(nodes):
-        if isinstance(item, Repeat):
+        if isinstance(item, Loop):
             found.append(replace(item, body=_as_read(item.body, products)))
         elif isinstance(item, ScaledSum):
             found += [replace(item.einsum, name=PRODUCT), *item.factors]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from meshdsl.named.ir import Node, Op, Program, Repeat, Value, results, walk
+from meshdsl.named.ir import Loop, Node, Op, Program, Value, walk
 
 AT_THE_END = 1 << 60
 """The position of what is returned."""
@@ -30,7 +30,7 @@ class ScaledSum:
     factors: tuple[Op, ...]
 
 
-Item = Op | Repeat | Group | ScaledSum
+Item = Op | Loop | Group | ScaledSum
 
 # --- calls -----------------------------------------------------------------------------------
 
@@ -67,7 +67,7 @@ def scope_of(value: Value) -> tuple[str, ...]:
     return tuple(value.name.split(".")[:-1])
 
 
-def _places_of_carries(loop: Repeat) -> list[tuple[str, ...]]:
+def _places_of_carries(loop: Loop) -> list[tuple[str, ...]]:
     made = {v: op for op in loop.body if isinstance(op, Op) for v in op.outs}
     found = []
     for carry in loop.carries:
@@ -86,10 +86,10 @@ def _functions(node: Node) -> tuple[str, ...]:
     return max((_functions(n) for n in node.body), key=len)
 
 
-def with_scaled_sums(nodes: Sequence[Node]) -> list[Op | Repeat | ScaledSum]:
+def with_scaled_sums(nodes: Sequence[Node]) -> list[Op | Loop | ScaledSum]:
     """The nodes, each einsum with the multiplications that simplification put behind it."""
     before: set[Value] = set()
-    found: list[Op | Repeat | ScaledSum] = []
+    found: list[Op | Loop | ScaledSum] = []
     rest = list(reversed(nodes))
     while rest:
         node = rest.pop()
@@ -127,8 +127,8 @@ def defined(nodes: Iterable[Node]) -> set[Value]:
     """What the nodes make, inside loops too."""
     found: set[Value] = set()
     for node in nodes:
-        found.update(results(node))
-        if isinstance(node, Repeat):
+        found.update(node.makes)
+        if isinstance(node, Loop):
             found |= defined(node.body) | {s.inside for s in node.stacked}
             found |= {c.inside for c in node.carries}
     return found
@@ -166,7 +166,7 @@ class Lives:
     at: dict[Node, int] = field(default_factory=dict)
     last: dict[Value, int] = field(default_factory=dict)
     before: dict[Node, Node] = field(default_factory=dict)
-    start: dict[Repeat, int] = field(default_factory=dict)
+    start: dict[Loop, int] = field(default_factory=dict)
     _count: int = 0
 
     def read(self, nodes: Sequence[Node]) -> None:
@@ -181,7 +181,7 @@ class Lives:
                 self._loop(node)
             self.at[node] = self._count
 
-    def _loop(self, loop: Repeat) -> None:
+    def _loop(self, loop: Loop) -> None:
         self._count += 1
         start = self.start[loop] = self._count
         self.read(loop.body)
@@ -203,7 +203,7 @@ def phases(program: Program) -> set[str]:
 
 
 def _loop_phases(nodes: Iterable[Node]) -> set[str]:
-    loops = [n for n in nodes if isinstance(n, Repeat)]
+    loops = [n for n in nodes if isinstance(n, Loop)]
     return {n.phase for n in loops}.union(*(_loop_phases(n.body) for n in loops))
 
 
@@ -225,12 +225,12 @@ def slices(nodes: Iterable[Node]) -> dict[Value, Value]:
     """What each slice that a loop takes is taken of."""
     found: dict[Value, Value] = {}
     for node in nodes:
-        if isinstance(node, Repeat):
+        if isinstance(node, Loop):
             found |= {s.inside: s.outer for s in node.stacked} | slices(node.body)
     return found
 
 
-Loops = tuple[Repeat, ...]
+Loops = tuple[Loop, ...]
 """Loops inside each other, outermost first."""
 
 
@@ -261,7 +261,7 @@ def _find_reads(
             if value in known:
                 param = known[value]
                 found[param] = shared(found.get(param, loops), loops)
-        if isinstance(node, Repeat):
+        if isinstance(node, Loop):
             inner = (*loops, node)
             slices = {s.inside: known[s.outer] for s in node.stacked if s.outer in known}
             _find_reads(node.body, known | slices, inner, found)

@@ -12,7 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from meshdsl.named.ir import TensorType, Value
+from meshdsl.ir.types import TensorType
+from meshdsl.named.ir import Value
 from meshdsl.ops.build import (
     Array,
     merged_dims,

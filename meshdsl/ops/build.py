@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from meshdsl.named.ir import F32, Dim, DType, TensorType
+from meshdsl.ir.types import F32, Dim, DType, TensorType
 from meshdsl.ops.opdef import (
     Attrs,
     Factor,

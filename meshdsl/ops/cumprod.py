@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from meshdsl.named.ir import I32, Value
+from meshdsl.ir.types import I32
+from meshdsl.named.ir import Value
 from meshdsl.ops.build import BATCH, HIDDEN, SEQ, Array, loops, sample, tensor
 from meshdsl.ops.gradients import number, with_dims, zero_like
 from meshdsl.ops.opdef import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.named.ir import I32, I64, Dim, TensorType
+from meshdsl.ir.types import I32, I64, Dim, TensorType
 from meshdsl.ops.arithmetic_gradients import einsum_gradient
 from meshdsl.ops.build import (
     BATCH,

@@ -12,7 +12,7 @@ import string
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from meshdsl.named.ir import I32
+from meshdsl.ir.types import I32
 from meshdsl.ops.opdef import TorchCall
 from meshdsl.ops.text import Names, aligned, extent, one_or_tuple, permuted, tuple_text
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from meshdsl.named.ir import BF16, BOOL, DTYPES, F32, F64, I32, I64, DType, TensorType
+from meshdsl.ir.types import BF16, BOOL, DTYPES, F32, F64, I32, I64, DType, TensorType
 from meshdsl.ops.arithmetic_gradients import (
     add_gradient,
     cast_gradient,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from meshdsl.named.ir import Dim, DType, Value
+from meshdsl.ir.types import Dim, DType
+from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Backward, Gradient
 
 Slope = Callable[[Backward], Value]

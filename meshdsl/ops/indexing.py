@@ -12,7 +12,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from meshdsl.backends.runtime.indices import check_index
-from meshdsl.named.ir import BOOL, F32, I32, I64, Dim, TensorType, Value
+from meshdsl.ir.types import BOOL, F32, I32, I64, Dim, TensorType
+from meshdsl.named.ir import Value
 from meshdsl.ops.build import (
     BATCH,
     HIDDEN,

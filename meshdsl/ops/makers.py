@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from meshdsl.named.ir import BOOL, F32, I32, I64, TensorType
+from meshdsl.ir.types import BOOL, F32, I32, I64, TensorType
 from meshdsl.ops.build import (
     BATCH,
     HIDDEN,

@@ -8,7 +8,8 @@ from itertools import combinations
 import numpy as np
 
 from meshdsl.diagnostics import counted
-from meshdsl.named.ir import BOOL, I32, Dim, TensorType, Value
+from meshdsl.ir.types import BOOL, I32, Dim, TensorType
+from meshdsl.named.ir import Value
 from meshdsl.ops.build import (
     BATCH,
     HIDDEN,

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.named.ir import F16, I32, Dim, TensorType, Value
+from meshdsl.ir.types import F16, I32, Dim, TensorType
+from meshdsl.named.ir import Value
 from meshdsl.ops.build import (
     BATCH,
     HIDDEN,

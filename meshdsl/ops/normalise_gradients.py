@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from meshdsl.named.ir import BF16, F16, I32, Dim, TensorType, Value
+from meshdsl.ir.types import BF16, F16, I32, Dim, TensorType
+from meshdsl.named.ir import Value
 from meshdsl.ops.build import (
     BATCH,
     HIDDEN,

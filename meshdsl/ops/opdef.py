@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from meshdsl.named.ir import Dim, TensorType, Value
+from meshdsl.ir.types import Dim, TensorType
+from meshdsl.named.ir import Value
 
 Attrs = Mapping[str, Any]
 ReduceOp = Literal["sum", "max", "min", "prod"]

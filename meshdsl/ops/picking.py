@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from meshdsl.named.ir import BOOL, I32, Dim, TensorType, Value
+from meshdsl.ir.types import BOOL, I32, Dim, TensorType
+from meshdsl.named.ir import Value
 from meshdsl.ops.build import (
     BATCH,
     HIDDEN,

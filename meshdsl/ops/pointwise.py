@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from meshdsl.named.ir import BOOL, F32, I32, DType, TensorType
+from meshdsl.ir.types import BOOL, F32, I32, DType, TensorType
 from meshdsl.ops.build import (
     BATCH,
     HIDDEN,

@@ -11,7 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from meshdsl.named.ir import BOOL, F32, I32, TensorType, Value
+from meshdsl.ir.types import BOOL, F32, I32, TensorType
+from meshdsl.named.ir import Value
 from meshdsl.ops.build import (
     BATCH,
     HIDDEN,

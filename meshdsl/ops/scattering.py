@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.named.ir import F32, I32, I64, TensorType, Value
+from meshdsl.ir.types import F32, I32, I64, TensorType
+from meshdsl.named.ir import Value
 from meshdsl.ops.build import (
     BATCH,
     HIDDEN,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshdsl.named.ir import Dim
+from meshdsl.ir.types import Dim
 from meshdsl.ops.opdef import TorchCall
 
 Names = tuple[str, ...]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.named.ir import BF16, F32, Dim, DType, TensorType
+from meshdsl.ir.types import BF16, F32, Dim, DType, TensorType
 from meshdsl.ops.build import (
     BATCH,
     HIDDEN,

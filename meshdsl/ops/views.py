@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from meshdsl.named.ir import I32, Dim, TensorType, Value
+from meshdsl.ir.types import I32, Dim, TensorType
+from meshdsl.named.ir import Value
 from meshdsl.ops.build import (
     BATCH,
     HIDDEN,

@@ -36,7 +36,7 @@ class Problem:
         self.mesh: Mesh = demands.mesh
         self.ops: tuple[Op, ...] = tuple(named.walk(program.body))
         self.numbers: dict[Value, int] = {}
-        self.loops: list[named.Repeat] = []
+        self.loops: list[named.Loop] = []
         self.key = hashlib.sha256(json.dumps([*self._described()]).encode()).hexdigest()
         self.values = list(self.numbers)
 

@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshdsl.named.ir import Op, TensorType
+from meshdsl.ir.types import TensorType
+from meshdsl.named.ir import Op
 from meshdsl.ops.opdef import OpDef, ReduceOp, Signature, lookup
 from meshdsl.placed.reshard import BYTES, Price, Route, route
 from meshdsl.placed.sbp import Component, Mesh, Partial, Placement, Split, placement

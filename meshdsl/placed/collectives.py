@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshdsl.backends.runtime.values import source_rank
-from meshdsl.named.ir import TensorType
+from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.sbp import Mesh, Placement, placement
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshdsl.named.ir import Op, TensorType, Value
+from meshdsl.ir.types import TensorType
+from meshdsl.named.ir import Op, Value
 from meshdsl.placed.sbp import Mesh, Placement
 
 FLOPS_PER_BYTE = 64

@@ -126,7 +126,7 @@ class BlockDemands:
     def _slice(self, nodes: tuple[named.Node, ...]) -> None:
         """A slice of a stack is split as the stack is: positions count the dims of the stack."""
         for node in nodes:
-            if isinstance(node, named.Repeat):
+            if isinstance(node, named.Loop):
                 for item in node.stacked:
                     outer = self.ruled(item.outer)
                     self.slices[item.inside] = outer.without_dim(node.dim.name)

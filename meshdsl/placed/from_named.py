@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from meshdsl.diagnostics import Span
+from meshdsl.ir import program as ir
+from meshdsl.ir.program import Carry, Collected, Stacked
 from meshdsl.named import ir as named
 from meshdsl.named.expand import expand
 from meshdsl.named.ir import Value
@@ -19,7 +21,7 @@ from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed import why
 from meshdsl.placed.choose import Choice, Chooser, Want, call_of, cheapest
 from meshdsl.placed.contraction import pairwise
-from meshdsl.placed.ir import Apply, Carry, Loop, Node, Parameter, Program, Reshard, Tensor, walk
+from meshdsl.placed.ir import Apply, Loop, Node, Parameter, Program, Reshard, Tensor, walk
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.reshard import Price, route
 from meshdsl.placed.sbp import Mesh, Placement, placement
@@ -157,7 +159,7 @@ class Placer:
     # --- nodes -------------------------------------------------------------------------------
 
     def _node(self, node: named.Node) -> None:
-        if isinstance(node, named.Repeat):
+        if isinstance(node, named.Loop):
             self._repeat(node)
             return
         self.phase = node.phase
@@ -171,7 +173,7 @@ class Placer:
         """What is stored, brought to what the computation uses; the stored version stays alone."""
         stored, want = self._latest(op.ins[0]), self._wanted(op.out)
         made = self._enter(op.out, stored.placement, len(self.state.blocks) - 1)
-        self._emit(Apply(op, (stored,), (made,)))
+        self._emit(Apply.of(op, (stored,), (made,)))
         used, self.causes[op.out] = self.causes[op.out], self.causes[op.ins[0]]
         ask = why.Ask("storage", "the computation uses it so", op.span, phase=op.phase)
         self._settle(op.out, want, ask)
@@ -217,7 +219,7 @@ class Placer:
         self._note_partial(op, best)
         depth = len(self.state.blocks) - 1
         outs = tuple(self._enter(v, p, depth) for v, p in zip(op.outs, best.yields, strict=True))
-        self._emit(Apply(op, ins, outs))
+        self._emit(Apply.of(op, ins, outs))
         for value, target in zip(op.outs, best.targets, strict=True):
             self._settle(value, target, self._ask_result(value, op, instead))
 
@@ -266,7 +268,7 @@ class Placer:
 
     # --- loops -------------------------------------------------------------------------------
 
-    def _repeat(self, node: named.Repeat) -> None:
+    def _repeat(self, node: named.Loop) -> None:
         """The loop with its carries whole, or partial where that sends fewer bytes in all."""
         before = self.state.copy()
         plain, natural = self._loop(node, {})
@@ -279,7 +281,7 @@ class Placer:
             self.state = first
 
     def _loop(
-        self, node: named.Repeat, partial: dict[Value, Placement]
+        self, node: named.Loop, partial: dict[Value, Placement]
     ) -> tuple[int, dict[Value, Placement]]:
         """Place one loop with the carries in `partial` held so; its bytes, and what came out."""
         entry = len(self.state.blocks[-1])
@@ -303,17 +305,18 @@ class Placer:
         versions = zip(inits, insides, nexts, results, strict=True)
         carries = tuple(Carry(*v) for v in versions)
         pairs = zip(kept, node.collected, strict=True)
-        collected = tuple((inside, self._collect(inside, item)) for inside, item in pairs)
-        self._emit(Loop(node, carries, stacked, tuple(body), collected))
+        collected = tuple(Collected(inside, self._collect(inside, item)) for inside, item in pairs)
+        about = (node.span, collected, node.reverse, node.phase, node.block)
+        self._emit(Loop(node.dim, carries, stacked, tuple(body), *about))
         for item in node.collected:
             self._settle_collected(item.outer, node)
         return self._bytes(entry, results), natural
 
-    def _kept(self, item: named.Collected, node: named.Repeat) -> Tensor:
+    def _kept(self, item: ir.Collected[Value], node: named.Loop) -> Tensor:
         """The version that a loop collects."""
         return self.state.versions[item.inside][0]
 
-    def _collect(self, inside: Tensor, item: named.Collected) -> Tensor:
+    def _collect(self, inside: Tensor, item: ir.Collected[Value]) -> Tensor:
         """What a loop collects is placed as each part of it."""
         self.causes[item.outer] = self.causes.get(item.inside, {})
         if inside.placement.partial:
@@ -321,7 +324,7 @@ class Placer:
             self.state.partial_why[item.outer] = reasons
         return self._enter(item.outer, inside.placement, len(self.state.blocks) - 1)
 
-    def _settle_collected(self, value: Value, node: named.Repeat) -> None:
+    def _settle_collected(self, value: Value, node: named.Loop) -> None:
         """Bring what was collected to what rules demand of the whole."""
         want = self._wanted(value)
         here = self._latest(value).placement
@@ -330,28 +333,28 @@ class Placer:
         self._version(value, want, why.Ask("rule", "", node.span, phase=node.phase))
         self._keep_only(value, want)
 
-    def _carried(self, carry: named.Carry) -> Placement:
+    def _carried(self, carry: ir.Carry[Value]) -> Placement:
         """How a carried value is held when nothing speaks for holding it partial."""
         return self._wanted(carry.inside)
 
-    def _carry_in(self, carry: named.Carry, want: Placement, node: named.Repeat) -> Tensor:
+    def _carry_in(self, carry: ir.Carry[Value], want: Placement, node: named.Loop) -> Tensor:
         who = f"`{carry.inside.label}` enters `repeat {node.dim}` so"
         ask = why.Ask("carry", who, node.span, phase=node.phase)
         return self._version(carry.init, want, ask)
 
-    def _carry_out(self, carry: named.Carry, want: Placement, node: named.Repeat) -> Tensor:
+    def _carry_out(self, carry: ir.Carry[Value], want: Placement, node: named.Loop) -> Tensor:
         who = f"`{carry.next.label}` goes round `repeat {node.dim}` so"
         ask = why.Ask("carry", who, node.span, phase=node.phase)
         return self._version(carry.next, want, ask)
 
-    def _carry_result(self, carry: named.Carry, want: Placement) -> Tensor:
+    def _carry_result(self, carry: ir.Carry[Value], want: Placement) -> Tensor:
         self.causes[carry.result] = self.causes.get(carry.inside, {})
         if want.partial:
             reasons = self.state.partial_why.get(carry.next, why.CARRIED)
             self.state.partial_why[carry.result] = reasons
         return self._enter(carry.result, want, len(self.state.blocks) - 1)
 
-    def _stack(self, item: named.Stacked, node: named.Repeat, depth: int) -> tuple[Tensor, Tensor]:
+    def _stack(self, item: ir.Stacked[Value], node: named.Loop, depth: int) -> Stacked[Tensor]:
         """A stack that is whole along the dim of its loop, and a slice of it."""
         loop = node.dim.name
         # Some operator may have wanted a version of it that is split along the loop.
@@ -362,7 +365,7 @@ class Placer:
         outer = whole[0] if whole else self._version(item.outer, need, ask)
         inside = self._enter(item.inside, outer.placement.without_dim(loop), depth)
         self.causes[item.inside] = self.causes.get(item.outer, {})
-        return outer, inside
+        return Stacked(outer, inside)
 
     def _bytes(self, entry: int, results: list[Tensor]) -> int:
         """Bytes of what was placed since `entry`, and of reducing what the loop leaves partial."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from meshdsl.diagnostics import Related, fail
+from meshdsl.ir import program as ir
 from meshdsl.named import ir as named
 from meshdsl.named.ir import Op, Value
 from meshdsl.placed import why
@@ -150,7 +151,7 @@ class AnnotatedPlacer(Placer):
             help=f"its legal rows: {'; '.join(map(str, legal))}",
         )
 
-    def _carried(self, carry: named.Carry) -> Placement:
+    def _carried(self, carry: ir.Carry[Value]) -> Placement:
         for value in (carry.inside, carry.next):
             if self.annotations.of(value) is not None:
                 return self._wanted(value)
@@ -170,7 +171,7 @@ def _readers(nodes: tuple[named.Node, ...]) -> dict[Op, Value]:
     found: dict[Op, Value] = {}
     towards: dict[Value, Value] = {}
     for node in reversed(nodes):
-        if isinstance(node, named.Repeat):
+        if isinstance(node, named.Loop):
             found.update(_readers(node.body))
             continue
         out = node.outs[0]

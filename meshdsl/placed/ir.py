@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from meshdsl.diagnostics import Span
+from meshdsl.ir import program as ir
+from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as names
 from meshdsl.placed.reshard import Route
 from meshdsl.placed.sbp import Mesh, Placement
@@ -18,7 +20,12 @@ class Tensor:
     value: names.Value
     placement: Placement
 
-    def local(self, mesh: Mesh) -> names.TensorType:
+    @property
+    def type(self) -> TensorType:
+        """The type of the whole."""
+        return self.value.type
+
+    def local(self, mesh: Mesh) -> TensorType:
         """The type of what one device holds."""
         return self.placement.local(self.value.type, mesh)
 
@@ -39,38 +46,36 @@ class Reshard:
     words: Callable[[], tuple[str, str]]
     phase: str = "forward"
 
+    @property
+    def reads(self) -> tuple[Tensor, ...]:
+        """The version that is there."""
+        return (self.source,)
+
+    @property
+    def makes(self) -> tuple[Tensor, ...]:
+        """The version that is wanted."""
+        return (self.target,)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Apply:
+class Apply(ir.Op[Tensor]):
     """An operator on placed tensors; what each device does is the operator on its local parts."""
 
-    op: names.Op
-    ins: tuple[Tensor, ...]
-    outs: tuple[Tensor, ...]
+    @classmethod
+    def of(cls, op: names.Op, ins: tuple[Tensor, ...], outs: tuple[Tensor, ...]) -> Apply:
+        """An operator of the named program on placed tensors."""
+        return cls(op.name, ins, outs, op.attrs, op.span, op.phase, op.block)
+
+    @property
+    def named(self) -> names.Op:
+        """The operator of the named program."""
+        ins, outs = (tuple(t.value for t in ts) for ts in (self.ins, self.outs))
+        return names.Op(self.name, ins, outs, self.attrs, self.span, self.phase, self.block)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Carry:
-    """The four versions of a carried value; all have one placement."""
-
-    init: Tensor
-    inside: Tensor
-    next: Tensor
-    result: Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Loop:
-    """A `repeat` on placed tensors.
-
-    `stacked` are pairs (outside, its slice inside); `collected` pairs (inside, all of them).
-    """
-
-    repeat: names.Repeat
-    carries: tuple[Carry, ...]
-    stacked: tuple[tuple[Tensor, Tensor], ...]
-    body: tuple[Node, ...]
-    collected: tuple[tuple[Tensor, Tensor], ...] = ()
+class Loop(ir.Loop[Tensor, "Node"]):
+    """A `repeat` on placed tensors; the four versions of a carry have one placement."""
 
 
 Node = Apply | Reshard | Loop
@@ -130,10 +135,8 @@ class Program:
     plan: Found | None = None
 
 
-def walk(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[Apply | Reshard, int]]:
+def walk(nodes: tuple[Node, ...]) -> Iterator[tuple[Apply | Reshard, int]]:
     """Every operator and reshard in order, with how often it runs."""
-    for node in nodes:
-        if isinstance(node, Loop):
-            yield from walk(node.body, trips * node.repeat.dim.size)
-        else:
+    for node, trips in ir.counted(nodes):
+        if not isinstance(node, Loop):
             yield node, trips

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Source, Span, fail
+from meshdsl.ir.types import Dim
 from meshdsl.named.declarations import Declarations, unknown
-from meshdsl.named.ir import Dim, Op, Value
+from meshdsl.named.ir import Op, Value
 from meshdsl.placed.choose import call_of, legal_rows
 from meshdsl.placed.sbp import Mesh, Placement, placement
 from meshdsl.placed.selectors import GENERAL, PIN, ROLE, STORED, TENSOR, selects

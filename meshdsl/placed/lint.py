@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from meshdsl.diagnostics import Diagnostic, Diagnostics, did_you_mean
-from meshdsl.named.ir import Node, Program, Repeat, Value, walk
+from meshdsl.named.ir import Loop, Node, Program, Value, walk
 from meshdsl.placed.layout import ROLES, Layout, Rule
 from meshdsl.placed.selectors import TENSOR, selects
 
@@ -22,10 +22,10 @@ def values_of(program: Program) -> Iterator[Value]:
         yield from (c.outer for c in loop.collected)
 
 
-def _loops(nodes: Iterable[Node]) -> Iterator[Repeat]:
+def _loops(nodes: Iterable[Node]) -> Iterator[Loop]:
     """Every loop, those inside loops too."""
     for node in nodes:
-        if isinstance(node, Repeat):
+        if isinstance(node, Loop):
             yield node
             yield from _loops(node.body)
 

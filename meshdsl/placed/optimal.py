@@ -33,8 +33,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from meshdsl.ir import program as ir
+from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as named
-from meshdsl.named.ir import Op, TensorType, Value
+from meshdsl.named.ir import Op, Value
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.choose import Chooser, Want, allowed_rows, call_of, flops, legal_rows
 from meshdsl.placed.demands import Demands
@@ -292,7 +294,7 @@ class Space:
         self.combinations: dict[Op, tuple[Combination, ...]] = {}
         self.readers: dict[Value, dict[Placement, None]] = {}
         self.sliced: dict[Value, set[str]] = {}
-        self.loops: list[named.Repeat] = []
+        self.loops: list[named.Loop] = []
         self.pairs = 0
         self.stored = (*program.inputs, *(p.value for p in program.params))
         self.stored += tuple(s.value for s in program.states)
@@ -319,11 +321,11 @@ class Space:
         if trips == 1:
             self.trips.update(dict.fromkeys(self.stored, 1))
         for node in nodes:
-            self.trips.update(dict.fromkeys(named.results(node), trips))
-            if isinstance(node, named.Repeat):
+            self.trips.update(dict.fromkeys(node.makes, trips))
+            if isinstance(node, named.Loop):
                 self._collect_loop(node, trips * node.dim.size)
 
-    def _collect_loop(self, node: named.Repeat, trips: int) -> None:
+    def _collect_loop(self, node: named.Loop, trips: int) -> None:
         self.loops.append(node)
         inner = (*(s.inside for s in node.stacked), *(c.inside for c in node.carries))
         self.trips.update(dict.fromkeys(inner, trips))
@@ -546,7 +548,7 @@ class Model:
         for piece in stacked:
             self.settled[piece.inside] = self._sliced(piece)
 
-    def _settle_collected(self, item: named.Collected) -> None:
+    def _settle_collected(self, item: ir.Collected[Value]) -> None:
         """What is collected lies as its parts do; a rule that splits the loop's dim comes after."""
         loop = next(d for d in item.outer.type.names if not item.inside.type.has(d))
         found = self.space.targets(item.outer, (), without=loop)
@@ -558,11 +560,11 @@ class Model:
         else:
             self.settled[item.outer] = self.kept[item.outer]
 
-    def _settles_alike(self, item: named.Collected) -> bool:
+    def _settles_alike(self, item: ir.Collected[Value]) -> bool:
         """Whether all of a gradient waits as each part of it came about."""
         return item.inside.role == "grad" and self.demands.waits(item.outer)
 
-    def _sliced(self, item: named.Stacked) -> dict[Placement, Terms]:
+    def _sliced(self, item: ir.Stacked[Value]) -> dict[Placement, Terms]:
         """A slice lies as the stack does, made whole along the dim of the loop."""
         loop = next(d for d in item.outer.type.names if not item.inside.type.has(d))
         return self._whole_along(loop, item.outer)
@@ -576,7 +578,7 @@ class Model:
     def _settle_among(self, value: Value, found: list[Placement]) -> None:
         self.settled[value] = dict(zip(found, self.lp.choice(len(found)), strict=True))
 
-    def _settle_carry(self, carry: named.Carry, loop: str) -> None:
+    def _settle_carry(self, carry: ir.Carry[Value], loop: str) -> None:
         """One placement for the value inside a loop and for what the loop leaves."""
         found = self.space.targets(carry.inside, ())
         ruled = self.demands.ruled(carry.next)
@@ -671,7 +673,7 @@ class Model:
         for update in self.space.program.updates:
             self._read(update.new, {self.demands.stored(update.old): ALWAYS})
 
-    def _read_loop(self, loop: named.Repeat) -> None:
+    def _read_loop(self, loop: named.Loop) -> None:
         for carry in loop.carries:
             self._read(carry.init, self.settled[carry.inside])
             self._read(carry.next, self.settled[carry.inside])
@@ -681,7 +683,7 @@ class Model:
         for piece in loop.stacked:
             self._read_stack(piece, loop.dim.name)
 
-    def _read_stack(self, item: named.Stacked, loop: str) -> None:
+    def _read_stack(self, item: ir.Stacked[Value], loop: str) -> None:
         """What lies split along the dim of its loop is made whole along it before."""
         if any(p.axes_of(loop) for p in self.settled[item.outer]):
             self._read(item.outer, self._whole_along(loop, item.outer))

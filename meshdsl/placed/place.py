@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from meshdsl.diagnostics import fail
+from meshdsl.ir import program as ir
 from meshdsl.named import ir as named
 from meshdsl.named.merge import merge
 from meshdsl.placed import why
@@ -209,16 +210,16 @@ class _Guided(Placer):
         way = route(value.type, source, need, self.mesh, self.price)
         return way is not None and not way.wire_bytes
 
-    def _repeat(self, node: named.Repeat) -> None:
+    def _repeat(self, node: named.Loop) -> None:
         assert self.plan is not None
         self._loop(node, {c.inside: self.plan.carries[c.inside] for c in node.carries})
 
-    def _settle_collected(self, value: named.Value, node: named.Repeat) -> None:
+    def _settle_collected(self, value: named.Value, node: named.Loop) -> None:
         """Readers take what they need; only a rule for the loop's dim is met at once."""
         if self._demanded(value).axes_of(node.dim.name):
             super()._settle_collected(value, node)
 
-    def _kept(self, item: named.Collected, node: named.Repeat) -> Tensor:
+    def _kept(self, item: ir.Collected[named.Value], node: named.Loop) -> Tensor:
         assert self.plan is not None
         who = f"all of `{item.inside.label}` are kept so"
         ask = why.Ask("plan", who, node.span, phase=node.phase)
@@ -249,7 +250,7 @@ class _GuidedAnnotated(_Guided, AnnotatedPlacer):
 
 def _refuse_split_loops(nodes: tuple[named.Node, ...], layout: Layout) -> None:
     for node in nodes:
-        if not isinstance(node, named.Repeat):
+        if not isinstance(node, named.Loop):
             continue
         for rule in (r for r in layout.rules if r.selector[:1] not in STORAGE):
             axes = layout.mesh.known(rule.axes)

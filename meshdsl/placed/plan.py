@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from meshdsl.ir.program import Carry, Collected, Stacked
 from meshdsl.named import ir as named
 from meshdsl.named.ir import Op, Value
 from meshdsl.placed import ir as placed
@@ -41,11 +42,21 @@ def as_rewritten(program: placed.Program) -> named.Program:
     return replace(program.named, body=_nodes(program.body))
 
 
+def _loop(node: placed.Loop) -> named.Loop:
+    carries = (
+        Carry(c.init.value, c.inside.value, c.next.value, c.result.value) for c in node.carries
+    )
+    stacked = (Stacked(s.outer.value, s.inside.value) for s in node.stacked)
+    collected = (Collected(c.inside.value, c.outer.value) for c in node.collected)
+    about = (node.span, tuple(collected), node.reverse, node.phase, node.block)
+    return named.Loop(node.dim, tuple(carries), tuple(stacked), _nodes(node.body), *about)
+
+
 def _nodes(nodes: tuple[placed.Node, ...]) -> tuple[named.Node, ...]:
     found: list[named.Node] = []
     for node in nodes:
         if isinstance(node, placed.Loop):
-            found.append(replace(node.repeat, body=_nodes(node.body)))
+            found.append(_loop(node))
         elif isinstance(node, placed.Apply):
-            found.append(node.op)
+            found.append(node.named)
     return tuple(found)

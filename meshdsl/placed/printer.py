@@ -70,19 +70,19 @@ class _Printer:
         for node in nodes:
             match node:
                 case Apply():
-                    yield from self.sources.at(node.op.span, depth)
+                    yield from self.sources.at(node.span, depth)
                     yield INDENT * depth + self._apply(node)
                 case Reshard():
                     yield from self._reshard(node, depth)
                 case Loop():
-                    yield from self.sources.at(node.repeat.span, depth)
+                    yield from self.sources.at(node.span, depth)
                     yield from self._loop(node, depth)
 
     def _apply(self, node: Apply) -> str:
         ins = "".join(f" {self.numbers[t]}" for t in node.ins)
         outs = ", ".join(map(self._name, node.outs))
         types = ", ".join(map(placed_text, node.outs))
-        return f"{outs} = {node.op.name}{ins}{attributes(node.op)} : {types}"
+        return f"{outs} = {node.name}{ins}{attributes(node)} : {types}"
 
     def _reshard(self, node: Reshard, depth: int) -> Iterator[str]:
         source = self.numbers[node.source]
@@ -93,15 +93,15 @@ class _Printer:
             yield INDENT * (depth + 1) + step_text(step)
 
     def _loop(self, node: Loop, depth: int) -> Iterator[str]:
-        pad, n, dim = INDENT * (depth + 1), self.numbers, node.repeat.dim
-        backwards = " from the last" if node.repeat.reverse else ""
+        pad, n, dim = INDENT * (depth + 1), self.numbers, node.dim
+        backwards = " from the last" if node.reverse else ""
         yield f"{INDENT * depth}repeat {dim.name} {dim.size}{backwards}"
-        for outer, inside in node.stacked:
-            yield f"{pad}slice {self._tensor(inside)} = {n[outer]}[{dim.name}]"
+        for item in node.stacked:
+            yield f"{pad}slice {self._tensor(item.inside)} = {n[item.outer]}[{dim.name}]"
         for c in node.carries:
             yield f"{pad}carry {self._tensor(c.inside)} = {n[c.init]}"
         yield from self._nodes(node.body, depth + 1)
         for c in node.carries:
             yield f"{pad}next  {n[c.inside]} = {n[c.next]}; at the end {n[c.result]}"
-        for inside, outer in node.collected:
-            yield f"{pad}collect {self._tensor(outer)}[{dim.name}] = {n[inside]}"
+        for made in node.collected:
+            yield f"{pad}collect {self._tensor(made.outer)}[{dim.name}] = {n[made.inside]}"

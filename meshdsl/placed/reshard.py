@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from meshdsl.named.ir import TensorType
+from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed import collectives as c
 from meshdsl.placed.sbp import Mesh, Placement

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from meshdsl.named.ir import TensorType
+from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import ReduceOp
 
 

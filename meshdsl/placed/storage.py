@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshdsl.diagnostics import Span
-from meshdsl.named.ir import Node, Op, Pin, Program, Repeat, Stacked, Value, walk
-from meshdsl.named.rewrite import substitute
+from meshdsl.ir.program import Stacked, substitute
+from meshdsl.named.ir import Loop, Node, Op, Pin, Program, Value, walk
 from meshdsl.placed.layout import Layout
 
 
@@ -54,7 +54,7 @@ class _Block:
     def nodes(self, nodes: tuple[Node, ...]) -> list[Node]:
         """The block with its loads, each before its first use."""
         for node in nodes:
-            self.made.append(self._loop(node) if isinstance(node, Repeat) else self._op(node))
+            self.made.append(self._loop(node) if isinstance(node, Loop) else self._op(node))
         return self.made
 
     def _op(self, op: Op) -> Op:
@@ -75,7 +75,7 @@ class _Block:
             self.made.append(load)
         return self.loads[key]
 
-    def _whole_along(self, value: Value, loop: Repeat) -> Value:
+    def _whole_along(self, value: Value, loop: Loop) -> Value:
         """A stack whose slices every device has a part of.
 
         One that is stored split along the loop's dim is split along another one instead, by an
@@ -94,13 +94,13 @@ class _Block:
                 return self._load(value, loop.phase, loop.span, pins)
         return self._load(value, loop.phase, loop.span)
 
-    def _loop(self, loop: Repeat) -> Repeat:
+    def _loop(self, loop: Loop) -> Loop:
         """Stacks are read slice by slice as stored, and each slice is loaded inside."""
         if loop.phase == "update":
             return loop
         outside = {v for op in walk(loop.body) for v in op.ins} | {c.init for c in loop.carries}
         new = {v: self._load(v, loop.phase, loop.span) for v in outside & self.moved}
-        stacked: list[Stacked] = []
+        stacked: list[Stacked[Value]] = []
         inner: set[Value] = set()
         for item in loop.stacked:
             if item.outer in self.moved and _is_kept(item.outer, self.layout):
@@ -112,5 +112,5 @@ class _Block:
             outer = self._whole_along(item.outer, loop)
             stacked.append(Stacked(outer, item.inside))
         (found,) = substitute([replace(loop, stacked=tuple(stacked))], new)
-        assert isinstance(found, Repeat)
+        assert isinstance(found, Loop)
         return replace(found, body=tuple(_Block(self.layout, inner).nodes(found.body)))

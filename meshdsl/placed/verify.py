@@ -41,14 +41,14 @@ def _verify_nodes(nodes: tuple[Node, ...], known: set[Tensor], mesh: Mesh) -> No
 
 def _verify_apply(node: Apply, known: set[Tensor], mesh: Mesh) -> None:
     for tensor in node.ins:
-        assert tensor in known, f"{node.op.name} reads a version of {tensor.value.label} not made"
+        assert tensor in known, f"{node.name} reads a version of {tensor.value.label} not made"
     for tensor in node.outs:
         check_tensor(tensor, mesh)
         known.add(tensor)
     ins = tuple(t.placement for t in node.ins)
     outs = tuple(t.placement for t in node.outs)
-    found = is_legal(node.op, ins, outs, mesh)
-    assert found, f"{node.op.name}: {ins} -> {outs} is no legal row on every axis"
+    found = is_legal(node.named, ins, outs, mesh)
+    assert found, f"{node.name}: {ins} -> {outs} is no legal row on every axis"
 
 
 def _verify_reshard(node: Reshard, known: set[Tensor]) -> None:
@@ -63,10 +63,10 @@ def _verify_reshard(node: Reshard, known: set[Tensor]) -> None:
 
 def _verify_loop(node: Loop, known: set[Tensor], mesh: Mesh) -> None:
     inner = set(known)
-    for outer, inside in node.stacked:
-        assert outer in known, f"the stack {outer.value.label} is not made"
-        assert not outer.placement.axes_of(node.repeat.dim.name), "the loop's dim is split"
-        inner.add(inside)
+    for item in node.stacked:
+        assert item.outer in known, f"the stack {item.outer.value.label} is not made"
+        assert not item.outer.placement.axes_of(node.dim.name), "the loop's dim is split"
+        inner.add(item.inside)
     for carry in node.carries:
         assert carry.init in known, f"the carry {carry.init.value.label} is not made"
         versions = (carry.init, carry.inside, carry.next, carry.result)
@@ -76,7 +76,8 @@ def _verify_loop(node: Loop, known: set[Tensor], mesh: Mesh) -> None:
     for carry in node.carries:
         assert carry.next in inner, f"{carry.next.value.label} is not made at the loop's end"
         known.add(carry.result)
-    for part, whole in node.collected:
+    for made in node.collected:
+        part, whole = made.inside, made.outer
         assert part in inner, f"{part.value.label} is not made in the loop"
         assert part.placement == whole.placement, f"{part.value.label} changes when collected"
         known.add(whole)

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from meshdsl.device.ir import Bucket, Collective, Compute, Move, Program, Wait, every, walk
+from meshdsl.device.ir import Bucket, Collective, Compute, Move, Program, Wait, walk
 from meshdsl.device.memory import memory
 from meshdsl.diagnostics import Diagnostic
+from meshdsl.ir.program import every
 from meshdsl.named.ir import Value
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import COLLECTIVES
@@ -72,11 +73,11 @@ def _loop_values(nodes: Iterable[placed.Node]) -> dict[Value, dict[str, Any]]:
     for node in nodes:
         if not isinstance(node, placed.Loop):
             continue
-        where = {"line": node.repeat.span.line, "trips": node.repeat.dim.size}
-        found.update({inside.value: {"as": "slice", **where} for _, inside in node.stacked})
+        where = {"line": node.span.line, "trips": node.dim.size}
+        found.update({s.inside.value: {"as": "slice", **where} for s in node.stacked})
         found.update({c.inside.value: {"as": "carried", **where} for c in node.carries})
         found.update({c.result.value: {"as": "result", **where} for c in node.carries})
-        kept = [t.value for _, t in node.collected if t.value.role == "activation"]
+        kept = [c.outer.value for c in node.collected if c.outer.value.role == "activation"]
         found.update({value: {"as": "kept", **where} for value in kept})
         found.update(_loop_values(node.body))
     return found

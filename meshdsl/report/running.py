@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.diagnostics import counted
-from meshdsl.named.ir import TensorType
+from meshdsl.ir.types import TensorType
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -13,6 +13,7 @@ import meshdsl as md
 from meshdsl.api import dims as api
 from meshdsl.api.signatures import names, signature_of, stub_text
 from meshdsl.api.tracer import Form
+from meshdsl.ir import types
 from meshdsl.named import ir
 from meshdsl.named.from_syntax import INITS
 from meshdsl.ops.opdef import OpDef, Sample, load_all
@@ -47,7 +48,7 @@ def _python_dims(sample: Sample) -> dict[str, api.Dim]:
     found = [d for t in sample.ins for d in t.dims]
     for _, value in sample.attrs:
         listed = value if isinstance(value, tuple) else (value,)
-        found += [d for d in listed if isinstance(d, ir.Dim)]
+        found += [d for d in listed if isinstance(d, types.Dim)]
     return {d.name: md.dim(d.name, d.size) for d in found}
 
 
@@ -86,7 +87,7 @@ def _apply(opdef: OpDef, sample: Sample, tensors: list[Any], dims: dict[str, api
 
 
 def _option(value: Any) -> Any:
-    return api.DType(value.name) if isinstance(value, ir.DType) else value
+    return api.DType(value.name) if isinstance(value, types.DType) else value
 
 
 SKIPPED = {"pad", "top_k", "conv", "max_pool", "avg_pool"}

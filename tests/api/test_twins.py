@@ -33,7 +33,7 @@ def printed(program: ir.Program) -> str:
 
 def _in_order(node: ir.Node) -> ir.Node:
     """A loop whose slices are sorted: they have no order of their own, and are all cut at once."""
-    if not isinstance(node, ir.Repeat):
+    if not isinstance(node, ir.Loop):
         return node
     stacked = tuple(sorted(node.stacked, key=lambda s: (s.outer.span.start, str(s.outer.name))))
     return replace(node, stacked=stacked, body=tuple(map(_in_order, node.body)))

@@ -22,7 +22,7 @@ from meshdsl.backends.train.checkpoint import Checkpoints, Sharing
 from meshdsl.backends.train.checkpoint_found import MOST_ROWS
 from meshdsl.backends.train.checkpoint_plan import torch_dtype
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.named.ir import DTYPES
+from meshdsl.ir.types import DTYPES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 MESHES = {

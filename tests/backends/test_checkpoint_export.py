@@ -15,7 +15,7 @@ from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.train import checkpoint_export
 from meshdsl.backends.train.checkpoint_export import export_params
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.named.ir import DTYPES
+from meshdsl.ir.types import DTYPES
 from tests.backends.test_checkpoint import MESHES, cut, found_in, placed, same, save, whole
 
 MESH = MESHES["2x2"]

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from meshdsl.device import buckets, liveness
-from meshdsl.device.ir import Compute, Loop, Node, Program, Start, Wait, every
+from meshdsl.device.ir import Compute, Loop, Node, Program, Start, Wait
 from meshdsl.device.memory import memory
+from meshdsl.ir.program import every
 from meshdsl.report.explain import explain
 from tests.device.steps import CASES, TEXT, passed, placed, plain, with_overlap
 
@@ -87,7 +88,7 @@ def test_the_next_trips_parameters_are_gathered_ahead(text: str) -> None:
         gathered = {m.source for ahead in loop.ahead for m in ahead.collective.moves}
         assert {v.name.rstrip("_2") for v in gathered} == {"up", "down", "gain"}
         # Nobody else reads the slices.
-        assert gathered.isdisjoint(inside for _, inside in loop.stacked)
+        assert gathered.isdisjoint(s.inside for s in loop.stacked)
         for ahead in loop.ahead:
             at = next(
                 i for i, n in enumerate(loop.body) if isinstance(n, Wait) and n.work == ahead.work

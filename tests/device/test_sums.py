@@ -6,8 +6,9 @@ import pytest
 
 from meshdsl.backends.draws import draws
 from meshdsl.backends.torch.text import emit
-from meshdsl.device.ir import Collected, Compute, Loop, Program, every
+from meshdsl.device.ir import Collected, Compute, Loop, Program
 from meshdsl.device.sums import summed_in_place
+from meshdsl.ir.program import every
 from tests.device.steps import TEXT
 from tests.programs.harness import Case, compiled
 from tests.training.stepping import check_step
@@ -67,7 +68,7 @@ def text_of(name: str) -> str:
 def in_place(program: Program, phase: str = "forward") -> list[Compute]:
     """The additions that are done in place."""
     nodes = (node for node in every(program.body) if isinstance(node, Compute))
-    return [node for node in nodes if node.onto is not None and node.op.phase == phase]
+    return [node for node in nodes if node.onto is not None and node.phase == phase]
 
 
 @pytest.mark.parametrize("mesh", LAYOUTS)
@@ -114,7 +115,7 @@ def test_every_layout_sums_in_place(layout: str) -> None:
     program = compiled(Case(STEP, "data:4", layout)).device
     batches = loops(program)[0]
     assert {c.next.name for c in batches.carries} == {c.inside.name for c in batches.carries}
-    zeros = [n for n in every(program.body) if isinstance(n, Compute) and n.op.name == "zeros"]
+    zeros = [n for n in every(program.body) if isinstance(n, Compute) and n.name == "zeros"]
     assert len(zeros) == len(batches.carries)
 
 

@@ -35,7 +35,7 @@ def placed(body: str, layout: str = "parts", reduce: str = "deferred", **options
 
 def operators(program: Program, phase: str | None = None) -> list[str]:
     """The names of the operators of a phase, or of all, constants aside."""
-    ops = [n.op for n, _ in walk(program.body) if isinstance(n, Apply)]
+    ops = [n.named for n, _ in walk(program.body) if isinstance(n, Apply)]
     return [op.name for op in ops if op.name != "constant" and phase in (None, op.phase)]
 
 

@@ -13,7 +13,7 @@ import torch
 
 from meshdsl.codes import CODES
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.named.ir import BF16, F16, F32, F64, I32, Dim, TensorType
+from meshdsl.ir.types import BF16, F16, F32, F64, I32, Dim, TensorType
 from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES, Arithmetic, Schedule, emit_rate, resolve
 from tests.named.updating import Engine, optimizer, optimizer_call, param, program_optimizer
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from meshdsl.diagnostics import Source
-from meshdsl.named.ir import Dim, DType, Op, TensorType
+from meshdsl.ir.types import Dim, DType, TensorType
+from meshdsl.named.ir import Op
 from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES
 from meshdsl.ops.opdef import OpDef, Sample, load_all
 from meshdsl.syntax import ast

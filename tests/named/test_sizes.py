@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
+from meshdsl.ir.types import Dim
 from meshdsl.named.from_syntax import build
-from meshdsl.named.ir import Dim, walk
+from meshdsl.named.ir import walk
 from meshdsl.named.printer import print_program
 from meshdsl.named.sizes import LONGEST, as_float, dims_of, how_of, made, size_of
 from meshdsl.named.to_mdsl import Unwritable, to_mdsl

@@ -14,8 +14,9 @@ from hypothesis import HealthCheck, Phase, assume, given, seed, settings
 
 from meshdsl.backends.engines.reference import run_reference
 from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.ir.program import Carry
 from meshdsl.named.from_syntax import build
-from meshdsl.named.ir import Carry, Node, Op, Program, Repeat, Value
+from meshdsl.named.ir import Loop, Node, Op, Program, Value
 from meshdsl.named.printer import print_program
 from meshdsl.named.to_mdsl import Unwritable, to_mdsl
 from meshdsl.named.written_lines import WIDTH
@@ -148,13 +149,13 @@ class Renamed:
         return self.made.setdefault(value, replace(value, name=None, path=(), functions=()))
 
     def nodes(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        return tuple(self.loop(n) if isinstance(n, Repeat) else self.op(n) for n in nodes)
+        return tuple(self.loop(n) if isinstance(n, Loop) else self.op(n) for n in nodes)
 
     def op(self, op: Op) -> Op:
         ins, outs = (tuple(map(self.value, vs)) for vs in (op.ins, op.outs))
         return replace(op, ins=ins, outs=outs)
 
-    def loop(self, loop: Repeat) -> Repeat:
+    def loop(self, loop: Loop) -> Loop:
         stacked = tuple(
             replace(s, outer=self.value(s.outer), inside=self.value(s.inside)) for s in loop.stacked
         )
@@ -179,8 +180,8 @@ def shuffled(nodes: tuple[Node, ...], random_: random.Random) -> tuple[Node, ...
         node = random_.choice(ready)
         rest.remove(node)
         made.update(outs(node))
-        body = shuffled(node.body, random_) if isinstance(node, Repeat) else ()
-        found.append(replace(node, body=body) if isinstance(node, Repeat) else node)
+        body = shuffled(node.body, random_) if isinstance(node, Loop) else ()
+        found.append(replace(node, body=body) if isinstance(node, Loop) else node)
     return tuple(found)
 
 
@@ -225,7 +226,7 @@ def test_a_loop_that_swaps_what_it_carries() -> None:
         "    y = t\n  }\n  return x, y\n}\n"
     )
     program = named(text)
-    (loop,) = (node for node in program.body if isinstance(node, Repeat))
+    (loop,) = (node for node in program.body if isinstance(node, Loop))
     first, second = loop.carries
     swapped = replace(
         loop,

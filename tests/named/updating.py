@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from meshdsl.diagnostics import Source, Span
-from meshdsl.named.ir import F64, Dim, DType, TensorType, Value
+from meshdsl.ir.types import F64, Dim, DType, TensorType
+from meshdsl.named.ir import Value
 from meshdsl.named.optimizers import Optimizer, resolve
 from meshdsl.named.updates import emit_update
 from meshdsl.ops.opdef import NumpyCall, Signature, lookup

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from meshdsl.diagnostics import Source, Span
-from meshdsl.named.ir import Dim, TensorType, Value
+from meshdsl.ir.types import Dim, TensorType
+from meshdsl.named.ir import Value
 from meshdsl.ops.build import align, numpy_dtype
 from meshdsl.ops.opdef import Attrs, NumpyCall, OpDef, Signature, lookup
 from tests.ops.row_prover import results

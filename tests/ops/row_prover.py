@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.named.ir import Dim, TensorType
+from meshdsl.ir.types import Dim, TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, OpError, Sample, Signature
 from meshdsl.placed.sbp import B, Component, Partial, Split
 from meshdsl.placed.signatures import Row, rows

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from meshdsl.ir.types import DTYPES, I32, I64, DType, TensorType
 from meshdsl.named.expand import expand
-from meshdsl.named.ir import DTYPES, I32, I64, DType, Op, TensorType, Value
+from meshdsl.named.ir import Op, Value
 from meshdsl.ops.opdef import NumpyCall, Sample, load_all, lookup
 from tests.ops.numpy_backward import NOWHERE, Evaluator
 from tests.ops.row_prover import draw, results, signature

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from meshdsl.named.ir import BF16, BOOL, F32, F64, I32, Dim, TensorType, Value
+from meshdsl.ir.types import BF16, BOOL, F32, F64, I32, Dim, TensorType
+from meshdsl.named.ir import Value
 from meshdsl.ops.build import SEQ
 from meshdsl.ops.gradients import with_dims
 from meshdsl.ops.opdef import (

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from meshdsl.named.ir import F32, Dim, TensorType
+from meshdsl.ir.types import F32, Dim, TensorType
 from meshdsl.ops.opdef import Sample, load_all, lookup
 from tests.ops.row_prover import draw, signature
 from tests.ops.torch_run import call, evaluate, run_lines, to_torch

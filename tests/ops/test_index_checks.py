@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from meshdsl.backends.runtime.indices import IndexOutOfRange, check_index
-from meshdsl.named.ir import F32, I32, Dim, TensorType
+from meshdsl.ir.types import F32, I32, Dim, TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature, lookup
 from tests.ops.row_prover import signature
 from tests.ops.torch_run import call, evaluate, to_torch

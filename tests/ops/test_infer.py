@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from meshdsl.named.ir import BOOL, DTYPES, F32, F64, I32, Dim, DType, TensorType
+from meshdsl.ir.types import BOOL, DTYPES, F32, F64, I32, Dim, DType, TensorType
 from meshdsl.ops.opdef import OpError, lookup
 
 A, B, C, D = Dim("a", 4), Dim("b", 3), Dim("c", 12), Dim("d", 2)

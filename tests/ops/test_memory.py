@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from meshdsl.named.ir import F64
+from meshdsl.ir.types import F64
 from meshdsl.ops.opdef import REGISTRY, NumpyCall, OpDef, Sample, Signature, load_all, lookup
 from tests.ops.memories import one_at_a_time, overlaps, own, share, views
 from tests.ops.row_prover import draw, results, signature

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from meshdsl.named.ir import DTYPES, TensorType
+from meshdsl.ir.types import DTYPES, TensorType
 from meshdsl.ops.opdef import Factor, Factors, OpDef, ReduceOp, Sample, load_all, lookup
 from tests.ops.row_prover import judge, signature
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from meshdsl.named.ir import BOOL, DTYPES, F32, I32, Dim, DType, TensorType
+from meshdsl.ir.types import BOOL, DTYPES, F32, I32, Dim, DType, TensorType
 from meshdsl.ops.einsum_text import einsum_text
 from meshdsl.ops.opdef import NumpyCall, Sample, Signature, load_all, lookup
 from meshdsl.placed.sbp import Component, Split

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from meshdsl.named.ir import BF16, F32, F64, Dim, DType, TensorType
+from meshdsl.ir.types import BF16, F32, F64, Dim, DType, TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature, load_all, lookup
 from tests.ops.row_prover import draw, results, signature
 from tests.ops.torch_run import call, evaluate, several, to_torch

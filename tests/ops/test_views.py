@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import pytest
 
-from meshdsl.named.ir import Dim, TensorType
+from meshdsl.ir.types import Dim, TensorType
 from meshdsl.ops.opdef import NumpyCall, Sample, Signature, lookup
 from tests.ops.row_prover import signature
 

@@ -11,7 +11,7 @@ import torch
 
 from meshdsl.backends.runtime import indices, softmax, updates
 from meshdsl.backends.torch.call import TorchText
-from meshdsl.named.ir import F32, F64, DType, TensorType
+from meshdsl.ir.types import F32, F64, DType, TensorType
 from meshdsl.ops.opdef import OpDef, Sample, Signature
 
 TORCH = {

@@ -36,8 +36,8 @@ def intermediate(layout: str, **sizes: int) -> tuple[str, ...]:
     """The dims of what is contracted first."""
     placed = compile_text(CHAIN.format(**sizes), layout=layout).placed
     applies = [n for n, _ in walk_placed(placed.body) if isinstance(n, Apply)]
-    assert [n.op.name for n in applies] == ["einsum", "einsum"]
-    return applies[0].op.out.type.names
+    assert [n.name for n in applies] == ["einsum", "einsum"]
+    return applies[0].out.type.names
 
 
 @pytest.mark.parametrize(

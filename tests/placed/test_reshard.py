@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from meshdsl.backends.runtime.values import group_members
-from meshdsl.named.ir import F32, Dim, TensorType
+from meshdsl.ir.types import F32, Dim, TensorType
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.collectives import Step
 from meshdsl.placed.reshard import Route, route

@@ -11,7 +11,7 @@ from fractions import Fraction
 
 import pytest
 
-from meshdsl.named.ir import F32, Dim, TensorType
+from meshdsl.ir.types import F32, Dim, TensorType
 from meshdsl.placed.reshard import route
 from meshdsl.placed.sbp import Mesh, Placement, placement
 

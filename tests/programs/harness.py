@@ -19,7 +19,7 @@ from meshdsl.backends.engines.verify import errors
 from meshdsl.backends.runtime.values import Array, Spec
 from meshdsl.backends.torch.text import ProgramText
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
-from meshdsl.named.ir import Node, Op, Program, Repeat, Value
+from meshdsl.named.ir import Loop, Node, Op, Program, Value
 from meshdsl.ops.opdef import lookup
 from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.placed.reshard import MESSAGE_BYTES
@@ -259,7 +259,7 @@ def _bound_nodes(nodes: tuple[Node, ...], bounds: dict[Value, float]) -> None:
         _bound_loop(node, bounds)
 
 
-def _bound_loop(loop: Repeat, bounds: dict[Value, float]) -> None:
+def _bound_loop(loop: Loop, bounds: dict[Value, float]) -> None:
     bounds.update({s.inside: bounds[s.outer] for s in loop.stacked})
     bounds.update({c.inside: bounds[c.init] for c in loop.carries})
     for _ in range(loop.dim.size):

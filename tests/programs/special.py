@@ -16,7 +16,8 @@ import numpy as np
 from meshdsl.backends.engines.persistent import PersistentEngine
 from meshdsl.backends.runtime.values import Array, cast
 from meshdsl.diagnostics import Diagnostics, Source, Span
-from meshdsl.named.ir import F32, LARGEST, Dim, DType, Op, Output, Program, TensorType, Value
+from meshdsl.ir.types import F32, LARGEST, Dim, DType, TensorType
+from meshdsl.named.ir import Op, Output, Program, Value
 from meshdsl.ops.opdef import OpDef, Sample, Signature, load_all, lookup
 from meshdsl.pipeline import Compilation, Known, Options, front
 

@@ -59,7 +59,7 @@ def test_it_is_one_operator_only_where_its_dim_is_whole(name):
     text = PROGRAM.format(call=CALLS[name])
     for layout, fused in (("whole", True), ("parts", False)):
         body = compile_text(text, layout=layout).placed.body
-        names = [n.op.name for n, _ in walk(body) if isinstance(n, Apply)]
+        names = [n.name for n, _ in walk(body) if isinstance(n, Apply)]
         assert (name in names) is fused
 
 
@@ -75,10 +75,10 @@ def test_running_sums_exchange_a_number_for_each_block(call):
 @pytest.mark.parametrize("name", CALLS)
 def test_what_it_is_made_of_belongs_to_its_phase(name):
     body = compile_text(PROGRAM.format(call=CALLS[name]), layout="parts").placed.body
-    phases = {n.op.phase for n, _ in walk(body) if isinstance(n, Apply) and name in made_in(n)}
+    phases = {n.phase for n, _ in walk(body) if isinstance(n, Apply) and name in made_in(n)}
     assert phases == {"backward" if name.endswith("_grad") else "forward"}
 
 
 def made_in(node):
     """The calls that the results of an operator come from."""
-    return node.op.outs[0].functions
+    return node.outs[0].value.functions

@@ -15,7 +15,7 @@ from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.engines.persistent import PersistentEngine
 from meshdsl.backends.engines.reference import run_reference
 from meshdsl.backends.runtime.values import Array
-from meshdsl.named.ir import DTYPES, Dim
+from meshdsl.ir.types import DTYPES, Dim
 from meshdsl.ops.build import BATCH, HIDDEN, SEQ, VOCAB
 from meshdsl.report.explain import explain
 from tests.compiling import compile_text, run_text

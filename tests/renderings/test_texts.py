@@ -70,7 +70,7 @@ def placed(text: str, name: str = "test.mdsl", **options: Any) -> Program:
 def computed(program: Program) -> list[Var]:
     """The results of operators other than constants."""
     nodes = (node for node, _ in walk(lower(program).body))
-    found = (n for n in nodes if isinstance(n, Compute) and n.op.name != "constant")
+    found = (n for n in nodes if isinstance(n, Compute) and n.name != "constant")
     return [var for node in found for var in node.outs]
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from meshdsl.named.ir import Dim
+from meshdsl.ir.types import Dim
 from meshdsl.ops.opdef import Signature, lookup
 from tests.ops.torch_run import call, evaluate
 

@@ -18,10 +18,11 @@ import torch
 from meshdsl.backends.runtime.values import Array
 from meshdsl.device.ir import Program as DeviceProgram
 from meshdsl.diagnostics import Diagnostics, Source, Span
+from meshdsl.ir.types import F64, Dim, TensorType
 from meshdsl.named.autodiff import gradients
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.declarations import Declarations
-from meshdsl.named.ir import F64, Dim, Goal, Init, Output, Param, Program, TensorType, Value
+from meshdsl.named.ir import Goal, Init, Output, Param, Program, Value
 from meshdsl.named.optimizers import Optimizer
 from meshdsl.named.prelude import prelude
 from meshdsl.ops.opdef import Sample, Signature, load_all, lookup

@@ -19,8 +19,9 @@ from meshdsl.backends.runtime import softmax, updates
 from meshdsl.backends.runtime.values import Array
 from meshdsl.backends.torch.text import emit
 from meshdsl.diagnostics import Diagnostics
+from meshdsl.ir.types import F64, Dim, TensorType
 from meshdsl.named.builder import Builder, Scope
-from meshdsl.named.ir import F64, Dim, TensorType, Value
+from meshdsl.named.ir import Value
 from meshdsl.named.prelude import prelude
 from tests.training.registry import SPAN, placed_on, step_of
 

@@ -1,0 +1,196 @@
+"""The program, whatever its stage: operators and loops over values.
+
+`V` is what is known of a value: a tensor of the named program, one with a placement, a variable of
+one device. `N` are the nodes of a stage: its operators, whatever else it has, and its loops. Nodes
+and values are compared by identity; programs are in SSA form: each value is made once, before it
+is read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
+
+from meshdsl.diagnostics import Span
+from meshdsl.ir.types import Dim
+
+V = TypeVar("V")
+N = TypeVar("N", bound="Node")
+
+
+class Node(Protocol):
+    """One statement of a program: what it reads and makes, and whence it comes.
+
+    `phase` is `forward`, `backward` or `update`.
+    """
+
+    @property
+    def reads(self) -> tuple[Any, ...]:
+        """Values from before that it reads; of a loop those that it is given, not its body."""
+
+    @property
+    def makes(self) -> tuple[Any, ...]:
+        """Values that are there once it is done."""
+
+    @property
+    def span(self) -> Span:
+        """The source it comes from."""
+
+    @property
+    def phase(self) -> str:
+        """The part of a training step that it belongs to."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op(Generic[V]):
+    """One operator of the registry applied to values; `attrs` are known at compile time.
+
+    `block` numbers the `recompute` it is in: what the backward pass needs of it is computed again.
+    """
+
+    name: str
+    ins: tuple[V, ...]
+    outs: tuple[V, ...]
+    attrs: tuple[tuple[str, Any], ...]
+    span: Span
+    phase: str = "forward"
+    block: int | None = None
+
+    @property
+    def out(self) -> V:
+        """The only output."""
+        assert len(self.outs) == 1, f"{self.name} has {len(self.outs)} outputs"
+        return self.outs[0]
+
+    def attr(self, name: str) -> Any:
+        """The attribute `name`; it must be there."""
+        return dict(self.attrs)[name]
+
+    @property
+    def reads(self) -> tuple[V, ...]:
+        """The operands."""
+        return self.ins
+
+    @property
+    def makes(self) -> tuple[V, ...]:
+        """The results."""
+        return self.outs
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Carry(Generic[V]):
+    """A name assigned inside a loop that existed before: four values of one type.
+
+    `init` enters the first iteration as `inside`; `next` enters the next one; `result` is the last.
+    """
+
+    init: V
+    inside: V
+    next: V
+    result: V
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stacked(Generic[V]):
+    """A tensor from outside that has the loop's dim, and its slice at the current index inside."""
+
+    outer: V
+    inside: V
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Collected(Generic[V]):
+    """A tensor made in every iteration, and all of them in one that has the loop's dim first."""
+
+    inside: V
+    outer: V
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loop(Generic[V, N]):
+    """`repeat dim { body }`; values from outside without the dim are read inside as they are.
+
+    A loop of the backward pass is `reverse`: its index runs from the last to the first.
+    """
+
+    dim: Dim
+    carries: tuple[Carry[V], ...]
+    stacked: tuple[Stacked[V], ...]
+    body: tuple[N, ...]
+    span: Span
+    collected: tuple[Collected[V], ...] = ()
+    reverse: bool = False
+    phase: str = "forward"
+    block: int | None = None
+
+    @property
+    def reads(self) -> tuple[V, ...]:
+        """Stacks, and what carries begin with; the body reads more."""
+        return (*(c.init for c in self.carries), *(s.outer for s in self.stacked))
+
+    @property
+    def enters(self) -> tuple[V, ...]:
+        """What an iteration begins with."""
+        return (*(c.inside for c in self.carries), *(s.inside for s in self.stacked))
+
+    @property
+    def ends(self) -> tuple[V, ...]:
+        """What an iteration hands on: to the next one, and to what is collected."""
+        return (*(c.next for c in self.carries), *(c.inside for c in self.collected))
+
+    @property
+    def makes(self) -> tuple[V, ...]:
+        """What was carried, as it is after the last iteration, and what was collected."""
+        return (*(c.result for c in self.carries), *(c.outer for c in self.collected))
+
+
+def every(nodes: Iterable[N]) -> Iterator[N]:
+    """Every node in program order, a loop before its body."""
+    for node in nodes:
+        yield node
+        if isinstance(node, Loop):
+            yield from every(node.body)
+
+
+def counted(nodes: Iterable[N], trips: int = 1) -> Iterator[tuple[N, int]]:
+    """Every node in program order, a loop before its body, with how often it runs."""
+    for node in nodes:
+        yield node, trips
+        if isinstance(node, Loop):
+            yield from counted(node.body, trips * node.dim.size)
+
+
+def uses(nodes: Iterable[Any]) -> Counter[Any]:
+    """How often each value is read by nodes, carried on or collected."""
+    found: Counter[Any] = Counter()
+    for node in every(nodes):
+        found.update(node.reads)
+        if isinstance(node, Loop):
+            found.update(node.ends)
+    return found
+
+
+def substitute(nodes: Iterable[N], new: Mapping[Any, Any]) -> tuple[N, ...]:
+    """`nodes` with every mention of a value in `new`, its definition included, replaced."""
+    return tuple(_with(node, new) for node in nodes)
+
+
+def _with(node: Any, new: Mapping[Any, Any]) -> Any:
+    def of(value: Any) -> Any:
+        return new.get(value, value)
+
+    if isinstance(node, Loop):
+        return replace(
+            node,
+            carries=tuple(
+                Carry(of(c.init), of(c.inside), of(c.next), of(c.result)) for c in node.carries
+            ),
+            stacked=tuple(Stacked(of(s.outer), of(s.inside)) for s in node.stacked),
+            collected=tuple(Collected(of(c.inside), of(c.outer)) for c in node.collected),
+            body=substitute(node.body, new),
+        )
+    if new.keys().isdisjoint((*node.ins, *node.outs)):
+        return node
+    return replace(node, ins=tuple(map(of, node.ins)), outs=tuple(map(of, node.outs)))
