@@ -17,9 +17,9 @@ from meshdsl.backends.torch.lines import Lines
 from meshdsl.device.from_placed import lower
 from meshdsl.device.ir import Collected, Compute, Loop, Move, Node, Program, Var
 from meshdsl.diagnostics import Span
+from meshdsl.ir.printer import attribute
 from meshdsl.ir.program import Carry
 from meshdsl.ir.types import Dim, DType, TensorType
-from meshdsl.named.printer import attribute
 from meshdsl.ops.einsum_text import letters_for
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed import ir as placed

@@ -1,10 +1,10 @@
-"""The device program as text: variables with local shapes, FLOPs of operators, bytes of moves.
+"""The device program as text: variables with local sizes, FLOPs of operators, bytes of moves.
 
 ```
 program mlp on each of 4 devices, mesh square (rows 2, cols 2)
   # 18 | y = einsum(h, v -> [batch, io])
-  y_part = einsum h v : f32[batch 32, io 512]  33,554,432 FLOP
-  y = all_reduce sum over cols y_part : f32[batch 32, io 512]  65,536 B held, 65,536 B sent
+  y_part = einsum h v : f32[batch@rows 32, io 512] partial sum over cols  33,554,432 FLOP
+  y = all_reduce sum over cols: y_part : f32[batch@rows 32, io 512]  65,536 B held, 65,536 B sent
 ```
 """
 
@@ -15,23 +15,24 @@ from collections.abc import Iterator
 
 from meshdsl.device.ir import (
     Bucket,
+    Collected,
     Collective,
     Compute,
     Loop,
     Move,
-    Node,
     Program,
     Start,
     Var,
     Wait,
 )
-from meshdsl.named.printer import INDENT, SourceLines, attributes, type_text
-from meshdsl.placed.printer import mesh_text, step_text
+from meshdsl.ir.printer import INDENT, Printer, phase_text
+from meshdsl.ir.program import Op
+from meshdsl.placed.printer import mesh_text, placed_type_text, step_text
 
 
 def print_program(program: Program) -> str:
     """The text of a device program."""
-    return "\n".join(_Printer().program(program)) + "\n"
+    return "\n".join(_Device().program(program)) + "\n"
 
 
 def fingerprint(program: Program) -> str:
@@ -41,94 +42,76 @@ def fingerprint(program: Program) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-class _Printer:
-    def __init__(self) -> None:
-        self.sources = SourceLines()
-
+class _Device(Printer[Var]):
     def program(self, program: Program) -> Iterator[str]:
         devices, mesh = program.mesh.devices, mesh_text(program.mesh)
         yield f"program {program.placed.named.name} on each of {devices} devices, mesh {mesh}"
         for var in program.inputs:
-            yield f"{INDENT}input  {_var(var)} = {var.value.name}"
+            yield f"{INDENT}input  {self.typed(var)} = {var.value.name}"
         for var in program.params:
-            yield f"{INDENT}param  {_var(var)} = {var.value.name}"
+            yield f"{INDENT}param  {self.typed(var)} = {var.value.name}"
         for var in program.states:
-            yield f"{INDENT}state  {_var(var)} = {var.value.name}"
-        yield from self._nodes(program.body, 1)
+            yield f"{INDENT}state  {self.typed(var)} = {var.value.name}"
+        yield from self.nodes(program.body, 1)
         for name, var in program.outputs:
             yield f"{INDENT}return {name} = {var.name}"
         for old, new in program.updates:
             yield f"{INDENT}update {old.name} = {new.name}"
 
-    def _nodes(self, nodes: tuple[Node, ...], depth: int) -> Iterator[str]:
-        for node in nodes:
-            if not isinstance(node, Wait):
-                yield from self.sources.at(node.span, depth)
-            match node:
-                case Compute():
-                    yield INDENT * depth + _compute(node)
-                case Move() | Bucket():
-                    yield from (INDENT * depth + line for line in _collective(node))
-                case Start():
-                    yield from (INDENT * depth + line for line in _start(node))
-                case Wait():
-                    targets = ", ".join(m.target.name for m in node.collective.moves)
-                    yield f"{INDENT * depth}{targets} = wait {node.work}"
-                case Loop():
-                    yield from self._loop(node, depth)
+    def name(self, value: Var) -> str:
+        return value.name
 
-    def _loop(self, node: Loop, depth: int) -> Iterator[str]:
-        pad = INDENT * (depth + 1)
-        backwards = " from the last" if node.reverse else ""
-        yield f"{INDENT * depth}repeat {node.dim.name} {node.dim.size} as {node.index}{backwards}"
-        for item in node.stacked:
-            yield f"{pad}slice {_var(item.inside)} = {item.outer.name}[{node.index}]"
+    def type(self, value: Var) -> str:
+        return placed_type_text(value.local, value.placement)
+
+    def after(self, op: Op[Var]) -> str:
+        assert isinstance(op, Compute)
+        return f"  {op.flops:,} FLOP" if op.flops else ""
+
+    def shows_source(self, node: Move | Bucket | Start | Wait) -> bool:
+        return not isinstance(node, Wait) and not (isinstance(node, Start) and node.ahead)
+
+    def repeat(self, node: Loop) -> str:
+        return f" as {node.index}"
+
+    def first(self, node: Loop, depth: int) -> Iterator[str]:
         for ahead in node.ahead:
+            yield f"{INDENT * depth}ahead {ahead.work}"
+            pad = INDENT * (depth + 1)
             for item in ahead.slices:
-                yield f"{pad}slice {_var(item.inside)} = {item.outer.name}[{node.index}], ahead"
-            yield from (pad + line for line in _start(Start(ahead.collective, ahead.work)))
-        for carry in node.carries:
-            yield f"{pad}carry {_var(carry.inside)} = {carry.init.name}"
-        yield from self._nodes(node.body, depth + 1)
-        for carry in node.carries:
-            yield f"{pad}next  {carry.inside.name} = {carry.next.name}"
-        for made in node.collected:
-            what = "list" if made.is_list else "stack" if made.stack is None else "onto"
-            yield f"{pad}{what}  {_var(made.outer)} = {made.inside.name}"
+                source = f"{item.outer.name}[{node.dim.name}]"
+                yield f"{pad}slice {self.typed(item.inside)} = {source}"
+            yield from (pad + line for line in self._collective(ahead.collective))
 
+    def collect(self, node: Loop, made: Collected) -> str:
+        how = " as list" if made.is_list else ""
+        how = how if made.stack is None else f" onto {made.stack.name}"
+        return f"{super().collect(node, made)}{how}"
 
-def _var(var: Var) -> str:
-    return f"{var.name} : {type_text(var.local)}"
+    def leaf(self, node: Move | Bucket | Start | Wait) -> Iterator[str]:
+        match node:
+            case Start() if node.ahead:
+                yield f"{node.work} = start for the next trip"
+            case Start():
+                first, *rest = self._collective(node.collective)
+                yield f"{node.work} = start {first}"
+                yield from rest
+            case Wait():
+                targets = ", ".join(m.target.name for m in node.collective.moves)
+                yield f"{targets} = wait {node.work}"
+            case _:
+                yield from self._collective(node)
 
+    def _collective(self, node: Collective) -> Iterator[str]:
+        """A move on a line; of a bucket a line for the buffer, and one for each part."""
+        if isinstance(node, Move):
+            yield self._move(node)
+            return
+        size = f"  {node.payload:,} B held, {node.wire:,} B sent"
+        yield f"bucket of {len(node.moves)}, {node.step.kind}{size}"
+        yield from (INDENT + self._move(move) for move in node.moves)
 
-def _compute(node: Compute) -> str:
-    ins = "".join(f" {v.name}" for v in node.ins)
-    outs = ", ".join(v.name for v in node.outs)
-    types = ", ".join(type_text(v.local) for v in node.outs)
-    flops = f"  {node.flops:,} FLOP" if node.flops else ""
-    return f"{outs} = {node.name}{ins}{attributes(node)} : {types}{flops}"
-
-
-def _collective(node: Collective) -> Iterator[str]:
-    """A move on a line; of a bucket a line for the buffer, and one for each part."""
-    if isinstance(node, Move):
-        yield _move(node)
-        return
-    size = f"{node.payload:,} B held, {node.wire:,} B sent"
-    yield f"bucket of {len(node.moves)}, {node.step.kind}: {size}"
-    yield from (INDENT + _move(move) for move in node.moves)
-
-
-def _start(node: Start) -> Iterator[str]:
-    if node.ahead:
-        yield f"{node.work} = start for the next trip"
-        return
-    first, *rest = _collective(node.collective)
-    yield f"{node.work} = start {first}"
-    yield from rest
-
-
-def _move(node: Move) -> str:
-    step = f"{step_text(node.step)}: {node.source.name}"
-    size = f"  {node.payload:,} B held, {node.wire:,} B sent" if node.step.moves else ""
-    return f"{node.target.name} = {step} : {type_text(node.target.local)}{size}"
+    def _move(self, node: Move) -> str:
+        step = f"{step_text(node.step)}: {node.source.name}{phase_text(node.phase)}"
+        size = f"  {node.payload:,} B held, {node.wire:,} B sent" if node.step.moves else ""
+        return f"{node.target.name} = {step} : {self.type(node.target)}{size}"

@@ -1,22 +1,15 @@
-"""What is legal in a device program. A violation is our mistake, hence an assert with a message."""
+"""What is legal in a device program: names, shapes, and collectives under way.
+
+A violation is our mistake, hence an assert with a message.
+"""
 
 from __future__ import annotations
 
-from meshdsl.device.ir import (
-    Bucket,
-    Collective,
-    Compute,
-    Loop,
-    Move,
-    Node,
-    Program,
-    Start,
-    Var,
-    Wait,
-)
+from collections.abc import Iterable
+from typing import Any
 
-Works = dict[str, Collective]
-"""The collectives under way, by the variables that stand for them."""
+from meshdsl.device.ir import Bucket, Collective, Compute, Loop, Move, Program, Start, Var, Wait
+from meshdsl.ir.verify import Verifier
 
 
 def verify(program: Program) -> None:
@@ -24,117 +17,107 @@ def verify(program: Program) -> None:
 
     A variable may take over the name of another, which nobody reads from there on.
     """
-    names: set[str] = set(program.coordinates.values())
-    known: set[Var] = set()
-    for var in (*program.inputs, *program.params, *program.states):
-        _define(var, known, names, program)
-    _verify_block(program.body, known, names, program, {})
-    for name, var in program.outputs:
-        assert var in known, f"output {name} is not assigned"
+    check = _Device(program)
+    check.define((*program.inputs, *program.params, *program.states))
+    check.nodes(program.body)
+    check.need((var for _, var in program.outputs), "an output")
+    check.need((new for _, new in program.updates), "an update")
     for old, new in program.updates:
-        assert new in known, f"the update of {old.name} is not assigned"
         assert new.local == old.local, f"{old.name} changes its shape"
 
 
-def _define(
-    var: Var, known: set[Var], names: set[str], program: Program, before: Var | None = None
-) -> None:
-    """`var` is known from here on; where it has the name of `before`, that one no longer is."""
-    if before is not None and before.name == var.name:
-        known.discard(before)
-    else:
-        assert var.name not in names, f"{var.name} is assigned twice"
-    assert var.name.isidentifier(), f"{var.name!r} is no identifier"
-    assert var.local == var.placement.local(var.value.type, program.mesh), f"shape of {var.name}"
-    names.add(var.name)
-    known.add(var)
+class _Device(Verifier[Var]):
+    """`works` are the collectives under way, by the variables that stand for them."""
 
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.program = program
+        self.names: set[str] = set(program.coordinates.values())
+        self.works: dict[str, Collective] = {}
 
-def _verify_block(
-    nodes: tuple[Node, ...],
-    known: set[Var],
-    names: set[str],
-    program: Program,
-    works: Works,
-) -> None:
-    """Check the nodes of a block. `works` are under way when it begins, and when it ends."""
-    before = dict(works)
-    for node in nodes:
+    def label(self, value: Var) -> str:
+        return value.name
+
+    def check_value(self, value: Var) -> None:
+        local = value.placement.local(value.value.type, self.program.mesh)
+        assert value.local == local, f"shape of {value.name}"
+        assert value.name not in self.names, f"{value.name} is assigned twice"
+        self._name(value.name)
+
+    def _name(self, name: str) -> None:
+        assert name.isidentifier(), f"{name!r} is no identifier"
+        self.names.add(name)
+
+    def define_over(self, var: Var, before: Var | None) -> None:
+        """`var` is there; where it has the name of `before`, that one no longer is."""
+        if before is not None and before.name == var.name:
+            self.known.discard(before)
+            self.names.discard(var.name)
+        self.define((var,))
+
+    # --- operators and collectives ------------------------------------------------------------
+
+    def nodes(self, nodes: Iterable[Any]) -> None:
+        before = dict(self.works)
+        super().nodes(nodes)
+        missing = ", ".join(self.works.keys() - before.keys())
+        assert self.works == before, f"nobody waits for {missing}"
+
+    def node(self, node: Compute | Move | Bucket | Start | Wait) -> None:
         match node:
             case Compute():
-                assert known.issuperset(node.ins), f"{node.name} reads what is not assigned"
+                self.need(node.ins, node.name)
                 over = None if node.onto is None else node.ins[node.onto]
                 for var in node.outs:
-                    _define(var, known, names, program, over)
-            case Move() | Bucket():
-                _verify_sources(node, known)
-                _define_targets(node, known, names, program)
+                    self.define_over(var, over)
             case Start():
-                _verify_start(node, known, names, works)
+                self._start(node)
             case Wait():
-                assert works.pop(node.work, None) is node.collective, f"nothing is in {node.work}"
-                _define_targets(node.collective, known, names, program)
-            case Loop():
-                _verify_loop(node, known, names, program)
-    assert works == before, f"nobody waits for {', '.join(works.keys() - before.keys())}"
+                waited = self.works.pop(node.work, None)
+                assert waited is node.collective, f"nothing is in {node.work}"
+                self.define(node.makes)
+            case _:
+                super().node(node)
 
+    def check(self, node: Collective) -> None:
+        if isinstance(node, Bucket):
+            flat = {(m.step.kind, m.step.axes, m.step.op, m.source.local.dtype) for m in node.moves}
+            assert len(flat) == 1, f"one bucket for {flat}"
 
-def _verify_sources(node: Collective, known: set[Var]) -> None:
-    for move in node.moves:
-        assert move.source in known, f"{move.source.name} is not assigned"
-    if isinstance(node, Bucket):
-        flat = {(m.step.kind, m.step.axes, m.step.op, m.source.local.dtype) for m in node.moves}
-        assert len(flat) == 1, f"one bucket for {flat}"
+    def _start(self, node: Start) -> None:
+        assert node.work not in self.works, f"{node.work} is already under way"
+        if not node.ahead:
+            self.need(node.reads, node.work)
+            self.check(node.collective)
+            assert node.work not in self.names, f"{node.work} is assigned twice"
+            self._name(node.work)
+        self.works[node.work] = node.collective
 
+    # --- loops --------------------------------------------------------------------------------
 
-def _define_targets(node: Collective, known: set[Var], names: set[str], program: Program) -> None:
-    for move in node.moves:
-        _define(move.target, known, names, program)
+    def loop(self, node: Loop) -> None:  # type: ignore[override]
+        self.need(node.reads, node.index)
+        taken = {c.init for c in node.carries if c.init.name == c.inside.name}
+        outside = self.known - taken
+        for carry in node.carries:
+            self.define_over(carry.inside, carry.init)
+        self.define(s.inside for s in node.stacked)
+        under_way, self.works = self.works, {}
+        for ahead in node.ahead:
+            self._ahead(ahead.collective, ahead.work, tuple(s.inside for s in ahead.slices))
+        self.nodes(node.body)
+        self.works = under_way
+        self.need(node.ends, node.index)
+        self.known = outside
+        for carry in node.carries:
+            assert carry.result.name == carry.inside.name, "a carry changes its name"
+            self.known.add(carry.result)
+        for made in node.collected:
+            self.define_over(made.outer, made.stack)
 
-
-def _verify_start(node: Start, known: set[Var], names: set[str], works: Works) -> None:
-    assert node.work not in works, f"{node.work} is already under way"
-    if not node.ahead:
-        _verify_sources(node.collective, known)
-        assert node.work not in names, f"{node.work} is assigned twice"
-        assert node.work.isidentifier(), f"{node.work!r} is no identifier"
-        names.add(node.work)
-    works[node.work] = node.collective
-
-
-def _verify_loop(node: Loop, known: set[Var], names: set[str], program: Program) -> None:
-    for carry in node.carries:
-        assert carry.init in known, f"{carry.init.name} is not assigned"
-    known.difference_update(c.init for c in node.carries if c.init.name == c.inside.name)
-    inner = set(known)
-    for carry in node.carries:
-        assert carry.init in known or carry.init.name == carry.inside.name, "an init is gone"
-        _define(carry.inside, inner, names, program, carry.init)
-    for item in node.stacked:
-        assert item.outer in known, f"{item.outer.name} is not assigned"
-        _define(item.inside, inner, names, program)
-    works = _verify_ahead(node, known, inner, names, program)
-    _verify_block(node.body, inner, names, program, works)
-    for carry in node.carries:
-        assert carry.next in inner, f"{carry.next.name} is not assigned"
-        assert carry.result.name == carry.inside.name, "a carry changes its name"
-        known.add(carry.result)
-    for made in node.collected:
-        assert made.inside in inner, f"{made.inside.name} is not assigned"
-        _define(made.outer, known, names, program, made.stack)
-
-
-def _verify_ahead(
-    node: Loop, known: set[Var], inner: set[Var], names: set[str], program: Program
-) -> Works:
-    """What is under way when a trip begins."""
-    works: Works = {}
-    for ahead in node.ahead:
-        sources = tuple(m.source for m in ahead.collective.moves)
-        assert sources == tuple(s.inside for s in ahead.slices), "issued ahead of a slice"
-        for item in ahead.slices:
-            assert item.outer in known, f"{item.outer.name} is not assigned"
-            if item.inside not in inner:
-                _define(item.inside, inner, names, program)
-        _verify_start(Start(ahead.collective, ahead.work), inner, names, works)
-    return works
+    def _ahead(self, collective: Collective, work: str, slices: tuple[Var, ...]) -> None:
+        """What is under way when a trip begins."""
+        sources = tuple(m.source for m in collective.moves)
+        assert sources == slices, "issued ahead of a slice"
+        self.define(inside for inside in slices if inside not in self.known)
+        self._start(Start(collective, work))

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshdsl.diagnostics import did_you_mean, fail
+from meshdsl.ir.printer import attribute
 from meshdsl.ir.types import F32, Dim, TensorType
-from meshdsl.named.printer import attribute
 from meshdsl.ops.build import listed
 from meshdsl.ops.opdef import Factors, OpDef, Sample, Signature, load_all, signs
 from meshdsl.placed.signatures import Row, rows

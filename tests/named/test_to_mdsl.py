@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,10 @@ CASES = int(os.environ.get("MESHDSL_CASES", "120"))
 
 
 def lines(program: Program) -> list[str]:
-    """The printed program without the source lines."""
+    """The printed program without the source lines, and without the dims that rules know."""
     text = print_program(program).splitlines()
-    return [line for line in text if not line.strip().startswith("# ")]
+    known_by = re.compile(r" as \[[^]]*\]")
+    return [known_by.sub("", line) for line in text if not line.strip().startswith("# ")]
 
 
 def unsimplified(text: str) -> Program:

@@ -58,6 +58,16 @@ def layouts(example: str) -> list[str]:
 EXAMPLES = [path.stem for path in matching("examples/*.mdsl")]
 CASES = [Case(example, layout) for example in EXAMPLES for layout in layouts(example)]
 
+_MOST = dict(
+    digits="megatron",
+    lm="megatron_zero3",
+    matmul="inner_cols",
+    mlp="hybrid",
+    transformer="megatron",
+)
+WHOLE = [case for case in CASES if case.layout == _MOST.get(case.example, case.layout)]
+"""The cases whose texts are golden files: of each example the layout that has most to say."""
+
 
 @functools.cache
 def made(case: Case) -> Compilation:

@@ -1,4 +1,4 @@
-"""Every printed stage, the emitted program and the report of each example under each layout."""
+"""Every printed stage, the emitted program and the report of each example under one layout."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshdsl.placed.printer import print_program as print_placed
 from meshdsl.report.explain import explain
 from meshdsl.report.terminal import print_report
 from tests.project import matching
-from tests.report.golden import CASES, EXAMPLES, GOLDEN, UPDATE, Case, made, same_as_golden
+from tests.report.golden import EXAMPLES, GOLDEN, UPDATE, WHOLE, Case, made, same_as_golden
 
 KINDS = ("placed", "device", "program", "report")
 OWN = {"MESH", "GROUPS", "INPUTS", "PARAMS", "OUTPUTS", "device"}
@@ -54,7 +54,7 @@ def text_of(case: Case, kind: str) -> str:
     return report_text(case, 100)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", WHOLE, ids=lambda case: case.name)
 @pytest.mark.parametrize("kind", KINDS)
 def test_printed_as_before(case: Case, kind: str) -> None:
     same_as_golden(f"{case.example}/{case.layout}.{kind}.txt", text_of(case, kind))
@@ -62,12 +62,12 @@ def test_printed_as_before(case: Case, kind: str) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_named_program_is_printed_as_before(example: str) -> None:
-    first = next(case for case in CASES if case.example == example)
+    first = next(case for case in WHOLE if case.example == example)
     same_as_golden(f"{example}/named.txt", print_named(made(first).named))
 
 
 def test_no_golden_file_is_an_orphan() -> None:
-    wanted = {f"{case.example}/{case.layout}.{kind}.txt" for case in CASES for kind in KINDS}
+    wanted = {f"{case.example}/{case.layout}.{kind}.txt" for case in WHOLE for kind in KINDS}
     wanted |= {f"{example}/named.txt" for example in EXAMPLES}
     there = {p.relative_to(GOLDEN).as_posix(): p for p in matching("tests/golden/*/*")}
     orphans = {name: path for name, path in there.items() if name not in wanted}

@@ -1,0 +1,180 @@
+"""Reads the text of a device program, as `printer.py` writes it: for tests of passes.
+
+FLOPs and bytes are counted anew. Why a collective is there is in no text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from meshdsl.device.buckets import bucket
+from meshdsl.device.ir import (
+    Ahead,
+    Collected,
+    Collective,
+    Compute,
+    Loop,
+    Move,
+    Node,
+    Program,
+    Start,
+    Var,
+    Wait,
+)
+from meshdsl.ir import parser as ir
+from meshdsl.ir import program as generic
+from meshdsl.ir.parser import Fields, Line, Scanner
+from meshdsl.named import ir as named
+from meshdsl.ops.opdef import Signature, lookup
+from meshdsl.placed import ir as placed
+from meshdsl.placed.choose import flops
+from meshdsl.placed.parser import parse_mesh, parse_placed_type, parse_step
+
+_HEAD = re.compile(r"program (\w+) on each of \d+ devices, mesh (.*)")
+_COUNTS = re.compile(r"  [\d,]+ (FLOP|B held, [\d,]+ B sent)$")
+_MOVE = re.compile(r"(\w+) = (\w+ .* over [\w, ]+): (.*)")
+
+
+def parse_program(text: str) -> Program:
+    """The program that a text is of. Raises IRSyntaxError."""
+    lines = (_COUNTS.sub("", line) for line in text.splitlines())
+    return _Device("\n".join(lines)).program()
+
+
+class _Device(ir.Parser[Var]):
+    def begin(self, head: str) -> None:
+        found = _HEAD.fullmatch(head)
+        if found is None:
+            raise ir.IRSyntaxError(f"no head of a device program: {head}")
+        self.title, self.mesh = found[1], parse_mesh(found[2])
+        self.lists: set[Var] = set()
+        self.works: dict[str, Collective] = {}
+
+    def whole(self, size: int, axes: tuple[str, ...]) -> int:
+        return size * self.mesh.size(*axes)
+
+    def program(self) -> Program:
+        parts = ir.parts(self.top.inner, ("input", "param", "state", "return", "update"))
+        inputs, params, states = (
+            tuple(self._entered(line, word) for line in parts[word])
+            for word in ("input", "param", "state")
+        )
+        body: tuple[Node, ...] = self.nodes(parts[""])
+        outputs = tuple(self.output(line) for line in parts["return"])
+        updates = tuple(self.pair(line) for line in parts["update"])
+        source = named.Program(self.title, (), (), (), (), self.top.span)
+        before = placed.Program(source, self.mesh, "", "", (), (), (), (), (), {})
+        coordinates = {axis: axis for axis in self.mesh.names}
+        made = (inputs, params, body, outputs, coordinates, states, updates)
+        return Program(before, self.mesh, *made, frozenset(self.lists))
+
+    def _entered(self, line: Line, role: str) -> Var:
+        var, scan = self.entry(line, role)
+        scan.expect("=")
+        label = scan.next()
+        return self._known(replace(var, value=replace(var.value, name=label)))
+
+    def _known(self, var: Var) -> Var:
+        self.scope[var.name] = var
+        return var
+
+    # --- variables and nodes ------------------------------------------------------------------
+
+    def value(self, scan: Scanner, line: Line) -> Callable[[Fields], Var]:
+        name = scan.next()
+
+        def make(fields: Fields) -> Var:
+            plain = named.Value(
+                fields["type"], line.span, name, role=fields.get("role", "activation")
+            )
+            value, where = fields.get("value", plain), fields["placement"]
+            return self._known(Var(name, value, where, where.local(value.type, self.mesh)))
+
+        return make
+
+    def type(self, scan: Scanner) -> Fields:
+        local, where = parse_placed_type(self, scan, self.mesh)
+        sizes = {d: local.size(d) * self.mesh.size(*axes) for d, axes in where.splits}
+        return {"type": local.resized(sizes), "placement": where}
+
+    def type_of(self, value: Var) -> Fields:
+        return {"type": value.type, "placement": value.placement}
+
+    def make_op(self, op: generic.Op[Var], scan: Scanner) -> Compute:
+        ins, outs = (tuple(v.local for v in vs) for vs in (op.ins, op.outs))
+        cost = flops(lookup(op.name), Signature(ins, outs, dict(op.attrs)))
+        names = [v.name for v in op.ins]
+        onto = names.index(op.outs[0].name) if op.outs[0].name in names else None
+        about = (op.attrs, op.span, op.phase, op.block)
+        return Compute(op.name, op.ins, op.outs, *about, flops=cost, onto=onto)
+
+    def leaf(self, line: Line) -> Node | None:
+        words = line.text.split(" ")
+        if words[-2] == "wait":
+            collective = self.works[words[-1]]
+            self.scope.update({m.target.name: m.target for m in collective.moves})
+            return Wait(collective, words[-1])
+        if words[1:3] == ["=", "start"]:
+            ahead = words[3:] == ["for", "the", "next", "trip"]
+            rest = Line(line.text.split(" ", 3)[-1], line.span, line.inner)
+            found = self.works[words[0]] if ahead else self._collective(rest)
+            assert found is not None, f"nothing is started: {line.text}"
+            self.works[words[0]] = found
+            return Start(found, words[0], ahead)
+        return self._collective(line)
+
+    def _collective(self, line: Line) -> Collective | None:
+        if line.text.startswith("bucket of "):
+            moves = tuple(m for m in map(self._move, line.inner) if m is not None)
+            return bucket(moves, self.mesh)
+        return self._move(line)
+
+    def _move(self, line: Line) -> Move | None:
+        found = _MOVE.fullmatch(line.text)
+        if found is None:
+            return None
+        scan = Scanner(found[3])
+        source = self.scope[scan.next()]
+        phase, _ = self.phase(scan)
+        scan.expect(":")
+        fields = {**self.type(scan), "value": source.value}
+        step = parse_step(found[2], self.mesh, source.placement)
+        target = self.value(Scanner(found[1]), line)(fields)
+        payload, wire, cluster = (
+            count(source.type, self.mesh) for count in (step.payload, step.wire, step.cluster_wire)
+        )
+        return Move(step, source, target, payload, wire, cluster, line.span, "", "", phase)
+
+    # --- loops --------------------------------------------------------------------------------
+
+    def first(self, lines: list[Line], outside: dict[str, Var]) -> tuple[Ahead, ...]:
+        return tuple(self._ahead(line, outside) for line in lines)
+
+    def _ahead(self, line: Line, outside: dict[str, Var]) -> Ahead:
+        parts = ir.parts(line.inner, ("slice",))
+        slices = tuple(self.slice(part, outside) for part in parts["slice"])
+        collective = self._collective(parts[""][0])
+        assert collective is not None, f"nothing is issued ahead: {line.text}"
+        work = line.text.split(" ")[1]
+        self.works[work] = collective
+        return Ahead(collective, work, slices)
+
+    def collected(self, scan: Scanner, line: Line, inside: dict[str, Var]) -> Collected:
+        plain = super().collected(scan, line, inside)
+        is_list = scan.accept("as", "list")
+        if is_list:
+            self.lists.add(plain.outer)
+        stack = inside[scan.next()] if scan.accept("onto") else None
+        return Collected(plain.inside, plain.outer, is_list, stack)
+
+    def make_loop(self, loop: generic.Loop[Var, Any], scan: Scanner, begun: Any) -> Loop:
+        scan.expect("as")
+        index = scan.next()
+        reverse = scan.accept("from", "the", "last")
+        collected = tuple(c for c in loop.collected if isinstance(c, Collected))
+        parts = (loop.carries, loop.stacked, loop.body, loop.span, collected)
+        about = (reverse, *self.phase(scan))
+        return Loop(loop.dim, *parts, *about, index=index, ahead=begun)

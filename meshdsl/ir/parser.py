@@ -1,0 +1,349 @@
+"""Reads the text of a program, of any stage: what `printer.py` writes.
+
+For tests of passes, which are ten lines of text and the ten lines expected of them. A comment
+`# 17 | …` is the source line of what follows it. What cannot be read raises IRSyntaxError.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+from meshdsl.diagnostics import Source, Span
+from meshdsl.ir.program import Carry, Collected, Loop, Op, Stacked
+from meshdsl.ir.types import DTYPES, Dim, TensorType
+
+V = TypeVar("V")
+T = TypeVar("T")
+
+Fields = dict[str, Any]
+"""What is known of a value, by name."""
+
+_TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[%\w.+-]+|[][(){}=,:;@|])')
+_COMMENT = re.compile(r"# (\d+) \| (.*)")
+_DIM = re.compile(r"([\w.]+)(@\([^)]*\)|@\w+)? (\d+)(?=[],])")
+_NUMBER = re.compile(r"-?(\d|inf\b|nan\b)")
+
+
+class IRSyntaxError(ValueError):
+    """A line that is no line of a program."""
+
+
+@dataclass(slots=True)
+class Line:
+    """One line, the lines indented below it, and the source line it comes from."""
+
+    text: str
+    span: Span
+    inner: list[Line] = field(default_factory=list)
+
+
+class Scanner:
+    """The tokens of one line, from the first to the last."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tokens = _TOKEN.findall(text)
+        if "".join(self.tokens) != re.sub(r"\s+(?=(?:[^\"]*\"[^\"]*\")*[^\"]*$)", "", text):
+            raise IRSyntaxError(f"cannot read: {text}")
+        self.at = 0
+
+    def peek(self, ahead: int = 0) -> str:
+        """The next token, or nothing at the end."""
+        at = self.at + ahead
+        return self.tokens[at] if at < len(self.tokens) else ""
+
+    def next(self) -> str:
+        """The next token, which is read."""
+        token = self.peek()
+        if not token:
+            raise IRSyntaxError(f"ends too early: {self.text}")
+        self.at += 1
+        return token
+
+    def accept(self, *tokens: str) -> bool:
+        """Whether `tokens` are next; then they are read."""
+        if any(self.peek(i) != token for i, token in enumerate(tokens)):
+            return False
+        self.at += len(tokens)
+        return True
+
+    def expect(self, *tokens: str) -> None:
+        """Read `tokens`, which must be next."""
+        if not self.accept(*tokens):
+            wanted = " ".join(tokens)
+            raise IRSyntaxError(f"`{wanted}` is missing before `{self.peek()}`: {self.text}")
+
+    def listed(self, item: Callable[[], T], end: str) -> list[T]:
+        """Items separated by commas, up to `end`, which is read."""
+        found: list[T] = []
+        while not self.accept(end):
+            if found:
+                self.expect(",")
+            found.append(item())
+        return found
+
+
+class Parser(Generic[V]):
+    """Reads blocks; a stage says how its values are made, and reads nodes that only it has.
+
+    `scope` has the values by the names they are referred to.
+    """
+
+    def __init__(self, text: str) -> None:
+        (self.top,) = _tree(text)
+        self.scope: dict[str, V] = {}
+        self.begin(self.top.text)
+        self.dims = {
+            name: self.whole(int(size), tuple(re.findall(r"\w+", axes)))
+            for name, axes, size in _DIM.findall(text)
+        }
+
+    # --- what a stage says --------------------------------------------------------------------
+
+    def begin(self, head: str) -> None:
+        """Reads the first line, before anything else."""
+
+    def whole(self, size: int, axes: tuple[str, ...]) -> int:
+        """The size of a dim that is written with `size` and split over `axes`."""
+        return size
+
+    def value(self, scan: Scanner, line: Line) -> Callable[[Fields], V]:
+        """Reads how a value is called where it is made; yields what makes it of its type."""
+        raise NotImplementedError
+
+    def type(self, scan: Scanner) -> Fields:
+        """Reads the type of a value, and whatever else a stage knows of it."""
+        raise NotImplementedError
+
+    def make_op(self, op: Op[V], scan: Scanner) -> Any:
+        """The operator of the stage; `scan` is at what follows the types."""
+        raise NotImplementedError
+
+    def make_loop(self, loop: Loop[V, Any], scan: Scanner, begun: Any) -> Any:
+        """The loop of the stage; `scan` is at what follows the dim, `begun` is from `first`."""
+        raise NotImplementedError
+
+    def type_of(self, value: V) -> Fields:
+        """What `type` reads of a value that is there."""
+        raise NotImplementedError
+
+    def first(self, lines: list[Line], outside: dict[str, V]) -> Any:
+        """More that a stage has at the beginning of a loop."""
+        return None
+
+    def leaf(self, line: Line) -> Any:
+        """A node that only this stage has, or None."""
+        return None
+
+    def collected(self, scan: Scanner, line: Line, inside: dict[str, V]) -> Collected[V]:
+        """A value that a loop collects."""
+        scan.expect("collect")
+        outer = self.typed(scan, line)
+        scan.expect("[")
+        scan.next()
+        scan.expect("]", "=")
+        return Collected(inside[scan.next()], outer)
+
+    # --- what is the same everywhere ----------------------------------------------------------
+
+    def typed(self, scan: Scanner, line: Line) -> V:
+        """A value where it is made, with its type."""
+        make = self.value(scan, line)
+        scan.expect(":")
+        return make(self.type(scan))
+
+    def tensor_type(self, scan: Scanner) -> tuple[TensorType, dict[str, tuple[str, ...]]]:
+        """`f32[batch@rows 64, io 512]`: the type, and the axes that split its dims."""
+        dtype, splits = DTYPES[scan.next()], {}
+        scan.expect("[")
+
+        def dim() -> Dim:
+            name = scan.next()
+            if scan.accept("@"):
+                splits[name] = tuple(self.axes(scan))
+            return Dim(name, int(scan.next()))
+
+        return TensorType(tuple(scan.listed(dim, "]")), dtype), splits
+
+    def axes(self, scan: Scanner) -> list[str]:
+        """`rows`, or `(x, y)`."""
+        return scan.listed(scan.next, ")") if scan.accept("(") else [scan.next()]
+
+    def nodes(self, lines: Iterable[Line]) -> tuple[Any, ...]:
+        """The nodes of a block."""
+        return tuple(self.node(line) for line in lines)
+
+    def node(self, line: Line) -> Any:
+        """One node of a block."""
+        try:
+            if line.text.startswith("repeat "):
+                return self.loop(line)
+            found = self.leaf(line)
+            return self.op(line) if found is None else found
+        except KeyError as error:
+            raise IRSyntaxError(f"{error} is not known: {line.text}") from None
+        except ValueError as error:
+            raise IRSyntaxError(f"{error}: {line.text}") from error
+
+    def op(self, line: Line) -> Any:
+        """`%5 h = relu %4 {…} [backward] : f32[batch 64]`."""
+        scan = Scanner(line.text)
+        makers = scan.listed(lambda: self.value(scan, line), "=")
+        name, ins = scan.next(), []
+        while scan.peek() not in ("{", "[", ":"):
+            ins.append(self.scope[scan.next()])
+        attrs = self.attributes(scan)
+        phase, block = self.phase(scan)
+        scan.expect(":")
+        outs: list[V] = []
+        for make in makers:
+            if outs:
+                scan.expect(",")
+            outs.append(make(self.type(scan)))
+        return self.make_op(Op(name, tuple(ins), tuple(outs), attrs, line.span, phase, block), scan)
+
+    def phase(self, scan: Scanner) -> tuple[str, int | None]:
+        """`[backward]`, `[recompute 1]`, `[backward, recompute 1]` or nothing."""
+        phase, block = "forward", None
+        if scan.accept("["):
+            if scan.peek() != "recompute":
+                phase = scan.next()
+                scan.accept(",")
+            if scan.accept("recompute"):
+                block = int(scan.next())
+            scan.expect("]")
+        return phase, block
+
+    def attributes(self, scan: Scanner) -> tuple[tuple[str, Any], ...]:
+        """`{dims=(batch hidden)}` or nothing."""
+
+        def pair() -> tuple[str, Any]:
+            name = scan.next()
+            scan.expect("=")
+            return name, self.constant(scan)
+
+        return tuple(scan.listed(pair, "}")) if scan.accept("{") else ()
+
+    def constant(self, scan: Scanner) -> Any:
+        """One constant of an operator."""
+        if scan.accept("("):
+            found = []
+            while not scan.accept(")"):
+                found.append(self.constant(scan))
+            return tuple(found)
+        if scan.peek(1) == "[" and scan.peek() in DTYPES:
+            return self.tensor_type(scan)[0]
+        word = scan.next()
+        if word.startswith('"'):
+            return json.loads(word)
+        if _NUMBER.match(word):
+            return int(word) if re.fullmatch(r"-?\d+", word) else float(word)
+        if word in ("True", "False", "None"):
+            return {"True": True, "False": False, "None": None}[word]
+        return DTYPES[word] if word in DTYPES else Dim(word, self.dims[word])
+
+    def entry(self, line: Line, role: str) -> tuple[V, Scanner]:
+        """`input  %0 x : f32[batch 4]`: the value, and what follows its type."""
+        scan = Scanner(line.text)
+        scan.expect(role)
+        make = self.value(scan, line)
+        scan.expect(":")
+        return make({**self.type(scan), "role": role}), scan
+
+    def output(self, line: Line) -> tuple[str, V]:
+        """`return loss = %11`."""
+        scan = Scanner(line.text)
+        scan.expect("return")
+        name = scan.next()
+        scan.expect("=")
+        return name, self.scope[scan.next()]
+
+    def pair(self, line: Line) -> tuple[V, V]:
+        """`update %2 = %9`: both values."""
+        scan = Scanner(line.text)
+        scan.next()
+        one = self.scope[scan.next()]
+        scan.expect("=")
+        return one, self.scope[scan.next()]
+
+    def loop(self, line: Line) -> Any:
+        """`repeat layers 4`, and the lines below it."""
+        head = Scanner(line.text)
+        head.expect("repeat")
+        dim, outside = Dim(head.next(), int(head.next())), dict(self.scope)
+        found = parts(line.inner, ("slice", "carry", "next", "collect", "ahead"))
+        stacked = tuple(self.slice(part, outside) for part in found["slice"])
+        carried = [self._carry(part, outside) for part in found["carry"]]
+        begun = self.first(found["ahead"], outside)
+        body = self.nodes(found[""])
+        inside, self.scope = self.scope, outside
+        nexts = zip(carried, found["next"], strict=True)
+        carries = tuple(self._next(*values, part, inside) for values, part in nexts)
+        collected = tuple(
+            self.collected(Scanner(part.text), part, inside) for part in found["collect"]
+        )
+        loop = Loop(dim, carries, stacked, body, line.span, collected)
+        return self.make_loop(loop, head, begun)
+
+    def slice(self, line: Line, outside: dict[str, V]) -> Stacked[V]:
+        """`slice %6 u : f32[hidden 8] = %3[layers]`."""
+        scan = Scanner(line.text)
+        scan.expect("slice")
+        inside = self.typed(scan, line)
+        scan.expect("=")
+        return Stacked(outside[scan.next()], inside)
+
+    def _carry(self, line: Line, outside: dict[str, V]) -> tuple[V, V]:
+        """`carry %7 h : f32[batch 4] = %5`: what it begins with, and what it is inside."""
+        scan = Scanner(line.text)
+        scan.expect("carry")
+        inside = self.typed(scan, line)
+        scan.expect("=")
+        return outside[scan.next()], inside
+
+    def _next(self, init: V, inside: V, line: Line, known: dict[str, V]) -> Carry[V]:
+        """`next  %7 = %8; at the end %9`."""
+        scan = Scanner(line.text)
+        scan.expect("next")
+        scan.next()
+        scan.expect("=")
+        next_ = known[scan.next()]
+        scan.expect(";", "at", "the", "end")
+        return Carry(init, inside, next_, self.value(scan, line)(self.type_of(inside)))
+
+
+def parts(lines: Iterable[Line], words: Iterable[str]) -> dict[str, list[Line]]:
+    """Lines by their first word; under nothing those that begin with another."""
+    found: dict[str, list[Line]] = {word: [] for word in ("", *words)}
+    for line in lines:
+        word = line.text.split(" ", 1)[0]
+        found[word if word in found else ""].append(line)
+    return found
+
+
+def _tree(text: str) -> list[Line]:
+    """The lines by their indentation. Comments say which source line follows."""
+    rows = [row for row in text.splitlines() if row.strip()]
+    comments = [_COMMENT.match(row.strip()) for row in rows]
+    numbered = {int(found[1]): found[2] for found in comments if found}
+    source = Source(
+        "program", "\n".join(numbered.get(n + 1, "") for n in range(max(numbered, default=0)))
+    )
+    here, top = Span(source, len(source.text), len(source.text)), Line("", Span(source, 0, 0))
+    levels = [(-1, top)]
+    for row, comment in zip(rows, comments, strict=True):
+        if comment:
+            start, end = source.bounds(int(comment[1]))
+            here = Span(source, start, end)
+            continue
+        depth = len(row) - len(row.lstrip())
+        while levels[-1][0] >= depth:
+            levels.pop()
+        line = Line(row.strip(), here)
+        levels[-1][1].inner.append(line)
+        levels.append((depth, line))
+    return top.inner

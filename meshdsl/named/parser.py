@@ -1,0 +1,102 @@
+"""Reads the text of a named program, as `printer.py` writes it: for tests of passes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from meshdsl.diagnostics import Span
+from meshdsl.ir import parser as ir
+from meshdsl.ir import program as generic
+from meshdsl.ir.parser import Fields, Line, Scanner
+from meshdsl.named.ir import Init, Loop, Op, Output, Param, Pin, Program, State, Update, Value
+
+
+def parse_program(text: str) -> Program:
+    """The program that a text is of. Raises IRSyntaxError."""
+    return _Named(text).program()
+
+
+class _Named(ir.Parser[Value]):
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        # Whose rules bind a value may be inside of a loop that is over.
+        self.known: dict[str, Value] = {}
+
+    def program(self) -> Program:
+        parts = ir.parts(self.top.inner, ("input", "param", "state", "return", "update"))
+        inputs = tuple(self.entry(line, "input")[0] for line in parts["input"])
+        params = tuple(map(self._param, parts["param"]))
+        states = tuple(map(self._state, parts["state"]))
+        body = self.nodes(parts[""])
+        outputs = tuple(Output(*self.output(line), line.span) for line in parts["return"])
+        updates = tuple(Update(*self.pair(line)) for line in parts["update"])
+        name = self.top.text.removeprefix("program ")
+        made = (inputs, params, body, outputs, self.top.span)
+        return Program(name, *made, states=states, updates=updates)
+
+    def _param(self, line: Line) -> Param:
+        value, scan = self.entry(line, "param")
+        scan.expect("=")
+        kind = scan.next()
+        args = scan.listed(lambda: float(scan.next()), ")") if scan.accept("(") else []
+        scan.expect(",", "fan")
+        fan_in = int(scan.next())
+        scan.expect("to")
+        return Param(value, Init(kind, tuple(args)), fan_in, int(scan.next()))
+
+    def _state(self, line: Line) -> State:
+        value, scan = self.entry(line, "state")
+        scan.expect("=")
+        copies = self.scope[scan.next()] if scan.accept("a", "copy", "of") else None
+        return State(value, copies)
+
+    # --- values and nodes ---------------------------------------------------------------------
+
+    def value(self, scan: Scanner, line: Line) -> Callable[[Fields], Value]:
+        number = scan.next()
+        name = scan.next() if scan.peek() not in (":", "=", ",", "") else None
+
+        def make(fields: Fields) -> Value:
+            path = tuple(name.split(".")[:-1]) if name else ()
+            functions = tuple(re.sub(r"_\d+$", "", part) for part in path)
+            made = Value(span=line.span, name=name, path=path, functions=functions, **fields)
+            self.scope[number] = self.known[number] = made
+            return made
+
+        return make
+
+    def type(self, scan: Scanner) -> Fields:
+        fields: Fields = {"type": self.tensor_type(scan)[0]}
+        pins = []
+        while scan.accept("@"):
+            dim = scan.next()
+            scan.expect(":")
+            axes = scan.next()
+            pins.append(Pin(dim, () if axes == "none" else tuple(axes.split("+")), _nowhere(scan)))
+        fields["pins"] = tuple(pins)
+        if scan.accept("as", "["):
+            fields["declared"] = tuple(scan.listed(scan.next, "]"))
+        if scan.peek() in ("grad", "state", "param"):
+            fields["role"] = scan.next()
+        if scan.accept("of"):
+            fields["follows"] = self.known[scan.next()]
+        return fields
+
+    def type_of(self, value: Value) -> Fields:
+        return {"type": value.type}
+
+    def make_op(self, op: generic.Op[Value], scan: Scanner) -> Op:
+        return Op(op.name, op.ins, op.outs, op.attrs, op.span, op.phase, op.block)
+
+    def make_loop(self, loop: generic.Loop[Value, Any], scan: Scanner, begun: Any) -> Loop:
+        reverse = scan.accept("from", "the", "last")
+        parts = (loop.carries, loop.stacked, loop.body, loop.span, loop.collected)
+        return Loop(loop.dim, *parts, reverse, *self.phase(scan))
+
+
+def _nowhere(scan: Scanner) -> Span:
+    from meshdsl.diagnostics import Source
+
+    return Span(Source("program", scan.text), 0, 0)

@@ -1,0 +1,180 @@
+"""Reads the text of a placed program, as `printer.py` writes it: for tests of passes.
+
+Costs are those of the steps. Which rule split which dim, and why a tensor is resharded, is in no
+text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from meshdsl.ir import parser as ir
+from meshdsl.ir import program as generic
+from meshdsl.ir.parser import Fields, Line, Scanner
+from meshdsl.ir.types import TensorType
+from meshdsl.named import ir as named
+from meshdsl.placed import collectives as c
+from meshdsl.placed.ir import Apply, Loop, Node, Parameter, Program, Reshard, Tensor
+from meshdsl.placed.plan import as_rewritten
+from meshdsl.placed.reshard import Route
+from meshdsl.placed.sbp import Mesh, Placement, placement
+
+_HEAD = re.compile(r"program (\w+), mesh (.*\)), layout (.*), reduce (\w+)")
+_MESH = re.compile(r"(\S+) \((.*)\)")
+
+
+def parse_program(text: str) -> Program:
+    """The program that a text is of. Raises IRSyntaxError."""
+    return _Placed(text).program()
+
+
+def parse_mesh(text: str) -> Mesh:
+    """`square (rows 2, cols 2)`."""
+    found = _MESH.fullmatch(text)
+    assert found, f"no mesh: {text}"
+    pairs = (axis.split(" ") for axis in found[2].split(", "))
+    return Mesh(found[1], tuple((name, int(size)) for name, size in pairs))
+
+
+def parse_placed_type(
+    parser: ir.Parser[Any], scan: Scanner, mesh: Mesh
+) -> tuple[TensorType, Placement]:
+    """`f32[batch@rows 64, io 512] partial sum over cols`."""
+    type_, splits = parser.tensor_type(scan)
+    if not scan.accept("partial"):
+        return type_, placement(mesh, splits)
+    op: Any = scan.next()
+    return type_, placement(mesh, splits, _over(scan), op)
+
+
+def parse_step(text: str, mesh: Mesh, before: Placement) -> c.Step:
+    """`all_to_all heads to seq over tp`, of what is placed as `before`."""
+    scan = Scanner(text)
+    kind, words = scan.next(), list[Any]()
+    while scan.peek() != "over":
+        words.append(_split(scan) if kind == "permute" else scan.next())
+    axes = _over(scan)
+    match kind:
+        case "all_gather":
+            return c.all_gather(mesh, before, words[0], axes)
+        case "all_reduce":
+            return c.all_reduce(mesh, before, axes)
+        case "reduce_scatter":
+            return c.reduce_scatter(mesh, before, words[1], axes)
+        case "all_to_all":
+            return c.all_to_all(mesh, before, words[0], words[2], axes)
+        case "permute":
+            return c.permute(mesh, before, dict(words[1:]))
+        case "slice":
+            return c.slice_(mesh, before, words[0], axes[0])
+        case "zero_fill":
+            return c.zero_fill(mesh, before, axes[0], words[0], (*words[1:], None)[0])
+    raise ir.IRSyntaxError(f"no step: {text}")
+
+
+def _over(scan: Scanner) -> tuple[str, ...]:
+    scan.expect("over")
+    axes = [scan.next()]
+    # In a list of types the next one follows behind a comma as well.
+    while scan.peek() == "," and scan.peek(2) != "[":
+        scan.next()
+        axes.append(scan.next())
+    return tuple(axes)
+
+
+def _split(scan: Scanner) -> Any:
+    dim = scan.next()
+    if not scan.accept("@"):
+        return dim
+    return dim, tuple(scan.listed(scan.next, ")")) if scan.accept("(") else (scan.next(),)
+
+
+class _Placed(ir.Parser[Tensor]):
+    def begin(self, head: str) -> None:
+        found = _HEAD.fullmatch(head)
+        if found is None:
+            raise ir.IRSyntaxError(f"no head of a placed program: {head}")
+        self.title, self.layout, self.policy = found[1], found[3], found[4]
+        self.mesh = parse_mesh(found[2])
+        self.made: list[Tensor] = []
+
+    def program(self) -> Program:
+        parts = ir.parts(self.top.inner, ("input", "param", "state", "return", "update"))
+        inputs, params, states = (
+            tuple(self.entry(line, word)[0] for line in parts[word])
+            for word in ("input", "param", "state")
+        )
+        body: tuple[Node, ...] = self.nodes(parts[""])
+        outputs = tuple(self.output(line) for line in parts["return"])
+        updates = tuple(self.pair(line) for line in parts["update"])
+        learned = tuple(named.Param(t.value, named.Init("zeros"), 1, 1) for t in params)
+        before = named.Program(
+            self.title,
+            tuple(t.value for t in inputs),
+            learned,
+            (),
+            tuple(named.Output(name, t.value, self.top.span) for name, t in outputs),
+            self.top.span,
+            tuple(named.State(t.value) for t in states),
+            tuple(named.Update(old.value, new.value) for old, new in updates),
+        )
+        made = Program(
+            before, self.mesh, self.layout, self.policy, inputs,
+            tuple(map(Parameter, learned, params)), body, outputs, tuple(self.made), {},
+            states, updates,
+        )  # fmt: skip
+        return replace(made, named=as_rewritten(made))
+
+    # --- values and nodes ---------------------------------------------------------------------
+
+    def value(self, scan: Scanner, line: Line) -> Callable[[Fields], Tensor]:
+        number = scan.next()
+        name = scan.next() if scan.peek() not in (":", "=", ",", "") else None
+
+        def make(fields: Fields) -> Tensor:
+            path = tuple(name.split(".")[:-1]) if name else ()
+            about = (fields["type"], line.span, name, path, path, ())
+            value = named.Value(*about, role=fields.get("role", "activation"))
+            if fields.get("loaded"):
+                value = replace(value, role="param", follows=value)
+            self.made.append(Tensor(fields.get("value", value), fields["placement"]))
+            self.scope[number] = self.made[-1]
+            return self.made[-1]
+
+        return make
+
+    def type(self, scan: Scanner) -> Fields:
+        type_, where = parse_placed_type(self, scan, self.mesh)
+        return {"type": type_, "placement": where, "loaded": scan.accept("param")}
+
+    def type_of(self, value: Tensor) -> Fields:
+        return {"type": value.type, "placement": value.placement}
+
+    def make_op(self, op: generic.Op[Tensor], scan: Scanner) -> Apply:
+        return Apply(op.name, op.ins, op.outs, op.attrs, op.span, op.phase, op.block)
+
+    def make_loop(self, loop: generic.Loop[Tensor, Any], scan: Scanner, begun: Any) -> Loop:
+        reverse = scan.accept("from", "the", "last")
+        parts = (loop.carries, loop.stacked, loop.body, loop.span, loop.collected)
+        return Loop(loop.dim, *parts, reverse, *self.phase(scan))
+
+    def leaf(self, line: Line) -> Reshard | None:
+        if " = reshard " not in line.text:
+            return None
+        scan = Scanner(line.text)
+        make = self.value(scan, line)
+        scan.expect("=", "reshard")
+        source = self.scope[scan.next()]
+        phase, _ = self.phase(scan)
+        scan.expect(":")
+        target = make({**self.type(scan), "value": source.value})
+        here, steps = source.placement, list[c.Step]()
+        for inner in line.inner:
+            steps.append(parse_step(inner.text, self.mesh, here))
+            here = steps[-1].after
+        sent = sum(step.wire(source.type, self.mesh) for step in steps)
+        route = Route(tuple(steps), sent, sum(step.moves for step in steps))
+        return Reshard(source, target, route, line.span, lambda: ("", ""), phase)
