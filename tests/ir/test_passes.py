@@ -1,0 +1,191 @@
+"""Passes on ten lines of text, each with the lines expected of it: `tests/ir/passes/*.txt`.
+
+A case is a title, a pass with its argument, a program, and after `---` what becomes of it:
+
+```
+=== a sum of a product is one einsum
+> simplify
+program p
+  …
+---
+program p
+  …
+```
+
+`MESHDSL_UPDATE_GOLDEN=1 pytest tests/ir` writes what is expected anew: read it before it is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshdsl.device import parser as device_parser
+from meshdsl.device import printer as device_printer
+from meshdsl.device.buckets import in_buckets
+from meshdsl.device.overlap import overlapped
+from meshdsl.device.sums import summed_in_place
+from meshdsl.device.verify import verify as verify_device
+from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.ir.types import DTYPES
+from meshdsl.named import ir as named
+from meshdsl.named import parser as named_parser
+from meshdsl.named import printer as named_printer
+from meshdsl.named import simplify
+from meshdsl.named.merge import merge
+from meshdsl.named.mixed import mixed
+from meshdsl.named.optimizers import resolve
+from meshdsl.named.retype import retype
+from meshdsl.named.training import training_step
+from meshdsl.named.verify import verify as verify_named
+from meshdsl.named.vjp import with_vjp
+from meshdsl.pipeline import Options, front, lower_placed, place_named
+from meshdsl.placed import parser as placed_parser
+from meshdsl.placed import printer as placed_printer
+from meshdsl.placed.verify import verify as verify_placed
+from meshdsl.syntax import ast
+from meshdsl.syntax.parse import parse
+from tests.project import matching
+from tests.report.golden import AGAIN, UPDATE
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """How programs of one stage are read, printed and verified."""
+
+    read: Callable[[str], Any]
+    text: Callable[[Any], str]
+    verify: Callable[[Any], None]
+
+
+NAMED = Stage(named_parser.parse_program, named_printer.print_program, verify_named)
+PLACED = Stage(placed_parser.parse_program, placed_printer.print_program, verify_placed)
+DEVICE = Stage(device_parser.parse_program, device_printer.print_program, verify_device)
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """A pass from one stage to another; `run` takes a program and the argument as it is written."""
+
+    before: Stage
+    after: Stage
+    run: Callable[[Any, str], Any]
+
+
+def gradient(program: named.Program, names: str) -> named.Program:
+    """The vector-Jacobian product by the parameters and inputs `names`."""
+    wanted = names.split()
+    return simplify.simplify(with_vjp(program, wanted, wanted).program)
+
+
+def train(program: named.Program, optimizer: str) -> named.Program:
+    """The training step that minimises the first output: `sgd(lr=0.5)`."""
+    text = f"program p(x[]) {{ return x\n minimize x with {optimizer} }}\n"
+    tree, problems = parse(Source("optimizer", text))
+    assert not list(problems), list(problems)
+    (written,) = (item for item in tree.declarations if isinstance(item, ast.Program))
+    (goal,) = (s for s in written.body if isinstance(s, ast.Minimize))
+    found = named.Goal(program.outputs[0].value, resolve(goal.optimizer), program.span)
+    return simplify.simplify(training_step(replace(program, goal=found)))
+
+
+def place(program: named.Program, layout: str) -> Any:
+    """The program placed under `rows: 2, cols: 2; batch -> rows`, by default `deferred`."""
+    mesh, rules, *policy = (part.strip() for part in layout.split(";"))
+    dims = {d for op in named.walk(program.body) for v in (*op.ins, *op.outs) for d in v.type.dims}
+    sizes = "".join(f"dim {d.name} = {d.size}\n" for d in dims)
+    text = f"{sizes}mesh m = {{ {mesh} }}\nlayout l {{ {rules} }}\n"
+    diagnostics = Diagnostics()
+    declared = front(Source("layout", text), {}, diagnostics)
+    options = Options(layout="l", mesh="m", reduce=(*policy, "deferred")[0], cache=False)
+    found = place_named(program, declared, options, diagnostics)
+    diagnostics.raise_errors()
+    return found
+
+
+PASSES: dict[str, Pass] = {
+    "simplify": Pass(NAMED, NAMED, lambda p, _: simplify.simplify(p)),
+    "drop_unused": Pass(NAMED, NAMED, lambda p, _: simplify.drop_unused(p)),
+    "cse": Pass(NAMED, NAMED, lambda p, _: merge(p, lambda one, other: True)),
+    "gradient": Pass(NAMED, NAMED, gradient),
+    "train": Pass(NAMED, NAMED, train),
+    "mixed": Pass(NAMED, NAMED, lambda p, dtype: mixed(p, DTYPES[dtype])),
+    "retype": Pass(NAMED, NAMED, lambda p, dtype: retype(p, DTYPES[dtype])),
+    "place": Pass(NAMED, PLACED, place),
+    "lower": Pass(PLACED, DEVICE, lambda p, _: lower_placed(p)),
+    "buckets": Pass(DEVICE, DEVICE, lambda p, _: in_buckets(p)),
+    "sums_in_place": Pass(DEVICE, DEVICE, lambda p, _: summed_in_place(p)),
+    "overlap": Pass(DEVICE, DEVICE, lambda p, _: overlapped(p)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One case of a file."""
+
+    file: Path
+    title: str
+    name: str
+    argument: str
+    program: str
+    expected: str
+
+    @property
+    def text(self) -> str:
+        """The case as it is in its file."""
+        head = f"=== {self.title}\n> {self.name} {self.argument}".rstrip()
+        return f"{head}\n{self.program}---\n{self.expected}"
+
+
+_CASE = re.compile(r"> (\w+) ?(.*)\n((?:.*\n)*?)---\n((?:.*\n)*)")
+
+
+def cases_of(file: Path) -> Iterator[Case]:
+    """The cases of a file, in order."""
+    _, *parts = re.split(r"^=== ", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    for part in parts:
+        title, _, rest = part.partition("\n")
+        found = _CASE.fullmatch(rest)
+        assert found, f"{file.name}: no case is written like {title!r}"
+        yield Case(file, title, *found.groups())
+
+
+FILES = matching("tests/ir/passes/*.txt")
+CASES = [case for file in FILES for case in cases_of(file)]
+
+
+def becomes(case: Case) -> str:
+    """What the pass makes of a program, verified."""
+    it = PASSES[case.name]
+    program = it.before.read(case.program)
+    it.before.verify(program)
+    made = it.run(program, case.argument)
+    it.after.verify(made)
+    return it.after.text(made)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.file.stem}: {c.title}")
+def test_pass(case: Case) -> None:
+    found = becomes(case)
+    if UPDATE:
+        text = case.file.read_text(encoding="utf-8")
+        text = text.replace(case.text, replace(case, expected=f"{found}\n").text)
+        case.file.write_text(f"{text.rstrip()}\n", encoding="utf-8", newline="\n")
+        return
+    assert found.rstrip() == case.expected.rstrip(), f"{case.file.name}: {AGAIN}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_case_of_a_file_is_tried(file: Path) -> None:
+    titles = [case.title for case in CASES if case.file == file]
+    assert len(set(titles)) == len(titles)
+    assert file.read_text(encoding="utf-8").count("\n---\n") == len(titles)
+
+
+def test_every_pass_has_a_case() -> None:
+    assert {case.name for case in CASES} == set(PASSES)
