@@ -1,0 +1,313 @@
+"""A syntax tree as text in canonical form: parsed again, it is the same tree but for its places.
+
+Brackets stand where the grammar needs them. Lines longer than `WIDTH` are broken inside theirs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+from meshdsl.syntax import ast
+
+WIDTH = 100
+INDENT = "  "
+
+OR, AND, NOT, COMPARE, SUM, PRODUCT, NEGATION, POWER, ATOM = range(9)
+"""How tightly an expression binds, loosest first: the levels of the grammar."""
+
+_SIDES = {
+    "or": (OR, OR, AND),
+    "and": (AND, AND, NOT),
+    "+": (SUM, SUM, PRODUCT),
+    "-": (SUM, SUM, PRODUCT),
+    "*": (PRODUCT, PRODUCT, NEGATION),
+    "/": (PRODUCT, PRODUCT, NEGATION),
+    "^": (POWER, ATOM, NEGATION),
+}
+"""The level of a binary operator, and those that its operands need at least."""
+
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\t": r"\t"})
+
+
+def print_file(tree: ast.File) -> str:
+    """The text of a whole file; declarations of one kind stand together where they follow."""
+    parts = []
+    for kind, group in itertools.groupby(tree.declarations, type):
+        nodes = list(group)
+        texts = [_dims(nodes)] if kind is ast.Dim else [_declaration(node) for node in nodes]
+        apart = "\n\n" if kind in (ast.Function, ast.Program) else "\n"
+        parts.append(apart.join("\n".join(_wrapped(text)) for text in texts))
+    return "".join(f"{part}\n" for part in "\n\n".join(parts).splitlines())
+
+
+# --- declarations ----------------------------------------------------------------------------
+
+
+def _dims(nodes: Iterable[ast.Declaration]) -> str:
+    found = [f"{n.name.text} = {expression(n.value)}" for n in nodes if isinstance(n, ast.Dim)]
+    return f"dim {', '.join(found)}"
+
+
+def _declaration(node: ast.Declaration) -> str:
+    match node:
+        case ast.Mesh():
+            axes = [f"{a.name.text}: {expression(a.size)}" for a in node.axes]
+            profile = f" on {node.profile.text}" if node.profile else ""
+            return _braces(f"mesh {node.name.text} =", axes, profile)
+        case ast.Layout():
+            base = f" extends {node.base.text}" if node.base else ""
+            return _braces(f"layout {node.name.text}{base}", [_rule(r) for r in node.rules])
+        case ast.Sbp():
+            return _braces(f"sbp {node.name.text}", [_sbp_entry(e) for e in node.entries])
+        case ast.Expect():
+            return _expect(node)
+        case ast.Function():
+            return _function(node)
+        case ast.Program():
+            params = ", ".join(_tensor(p, "[]") for p in node.params)
+            return "\n".join(_block(f"program {node.name.text}({params})", node.body))
+    raise AssertionError(f"dims are printed together: {node}")
+
+
+def _rule(rule: ast.Rule) -> str:
+    selector = f"{_path(rule.selector)}: " if rule.selector else ""
+    keep = " keep" if rule.keep else ""
+    return f"{selector}{rule.dim.text} -> {_group(rule.axes) or 'none'}{keep}"
+
+
+def _sbp_entry(entry: ast.SbpEntry) -> str:
+    use = f" at {_path(entry.at)}" if entry.at else ""
+    return f"{_path(entry.tensor)}{use}: ({_listed(entry.components)})"
+
+
+def _expect(node: ast.Expect) -> str:
+    mesh = f" on {node.mesh.text}" if node.mesh else ""
+    policy = f" with {node.policy.text}" if node.policy else ""
+    return _braces(f"expect {node.layout.text}{mesh}{policy}", [_expected(e) for e in node.entries])
+
+
+def _expected(entry: ast.ExpectPlacement | ast.ExpectCount) -> str:
+    if isinstance(entry, ast.ExpectPlacement):
+        return f"{_path(entry.tensor)}: {_dim_refs(entry.dims)}"
+    over = "" if entry.axes is None else f" over {_group(entry.axes)}"
+    return f"{entry.what.text}{over}: {expression(entry.value)}"
+
+
+def _function(node: ast.Function) -> str:
+    dims = f"[{', '.join(d.text for d in node.dims)}]" if node.dims else ""
+    result = "" if node.result is None else f" -> {_dim_refs(node.result)}"
+    params = ", ".join(map(_tensor, node.params))
+    return "\n".join(_block(f"def {node.name.text}{dims}({params}){result}", node.body))
+
+
+def _tensor(node: ast.TensorParam, scalar: str = "") -> str:
+    """A tensor that is taken in; `scalar` stands behind the name of one without dims."""
+    dims = _dim_refs(node.dims) if node.dims else scalar
+    dtype = f": {node.dtype.text}" if node.dtype else ""
+    default = "" if node.default is None else f" = {expression(node.default)}"
+    return f"{node.name.text}{dims}{dtype}{default}"
+
+
+def _braces(head: str, entries: Sequence[str], tail: str = "") -> str:
+    """A block on one line, or one entry per line where that is too long."""
+    line = f"{head} {{ {', '.join(entries)} }}{tail}" if entries else f"{head} {{}}{tail}"
+    if len(line) <= WIDTH:
+        return line
+    return "\n".join([f"{head} {{", *(INDENT + entry for entry in entries), f"}}{tail}"])
+
+
+# --- statements ------------------------------------------------------------------------------
+
+
+def _block(head: str, body: Sequence[ast.Statement]) -> Iterator[str]:
+    if not body:
+        yield f"{head} {{}}"
+        return
+    yield f"{head} {{"
+    for statement in body:
+        yield from (INDENT + line for line in _statement(statement))
+    yield "}"
+
+
+def _statement(node: ast.Statement) -> Iterator[str]:
+    match node:
+        case ast.Assign():
+            yield f"{', '.join(map(_target, node.targets))} = {expression(node.value)}"
+        case ast.Param():
+            dtype = f": {node.dtype.text}" if node.dtype else ""
+            init = "" if node.init is None else f" = {expression(node.init)}"
+            yield f"param {_target(node.target)}{dtype}{init}"
+        case ast.Repeat():
+            yield from _block(f"repeat {node.dim.text}", node.body)
+        case ast.Recompute():
+            yield from _block("recompute", node.body)
+        case ast.Return():
+            yield f"return {_listed(node.values)}"
+        case ast.Minimize():
+            yield f"minimize {expression(node.value)} with {expression(node.optimizer)}"
+
+
+def _target(node: ast.Target) -> str:
+    return node.name.text + ("" if node.dims is None else _dim_refs(node.dims))
+
+
+def _dim_refs(dims: Sequence[ast.DimRef]) -> str:
+    return f"[{', '.join(map(_dim_ref, dims))}]"
+
+
+def _dim_ref(node: ast.DimRef) -> str:
+    return node.dim.text + ("" if node.axes is None else f"@{_group(node.axes) or 'none'}")
+
+
+# --- expressions -----------------------------------------------------------------------------
+
+
+def expression(node: ast.Expr, level: int = OR) -> str:
+    """The text of an expression for a place that takes what binds at least as tightly as `level`.
+
+    `level` counts those of the grammar, from `OR` to `ATOM`.
+    """
+    own, text = _leveled(node)
+    return text if own >= level else f"({text})"
+
+
+def _leveled(node: ast.Expr) -> tuple[int, str]:
+    match node:
+        case ast.Number():
+            return ATOM, number(node.value)
+        case ast.String():
+            return ATOM, f'"{node.value.translate(_ESCAPES)}"'
+        case ast.Ref():
+            return ATOM, node.name.text
+        case ast.Unary(op="-"):
+            return NEGATION, f"-{expression(node.operand, NEGATION)}"
+        case ast.Unary():
+            return NOT, f"not {expression(node.operand, NOT)}"
+        case ast.Binary():
+            return _binary(node)
+        case ast.Call():
+            return ATOM, _call(node)
+        case ast.View():
+            return ATOM, f"{expression(node.tensor, ATOM)}[{', '.join(map(_item, node.items))}]"
+    raise AssertionError(node)
+
+
+def _binary(node: ast.Binary) -> tuple[int, str]:
+    own, left, right = _SIDES.get(node.op, (COMPARE, SUM, SUM))
+    sign = node.op if node.op == "^" else f" {node.op} "
+    return own, f"{expression(node.left, left)}{sign}{expression(node.right, right)}"
+
+
+def number(value: int | float) -> str:
+    """A number as one would write it: digits, or the shorter form with an exponent."""
+    text = repr(value)
+    if isinstance(value, int):
+        return text
+    mantissa, _, exponent = f"{value:e}".partition("e")
+    short = f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}" if exponent else text
+    is_shorter = "e" in text or len(short) + 3 < len(text)
+    return short if is_shorter and float(short) == value else text
+
+
+def _call(node: ast.Call) -> str:
+    items = "" if node.items is None else f"[{', '.join(map(_item, node.items))}]"
+    arguments = [expression(a) for a in node.args]
+    arguments += [f"{k.name.text}={expression(k.value)}" for k in node.keywords]
+    out = "" if node.out is None else f" -> [{', '.join(n.text for n in node.out)}]"
+    return f"{node.function.text}{items}({', '.join(arguments)}{out})"
+
+
+def _item(node: ast.Item) -> str:
+    match node:
+        case ast.DimItem():
+            return node.dim.text
+        case ast.ArrowItem():
+            return f"{_group(node.sources)} -> {_group(node.targets)}"
+        case ast.ByItem():
+            return f"{node.dim.text} by {node.window.text}"
+        case ast.PickItem():
+            return f"{node.dim.text} = {expression(node.index)}"
+        case ast.SliceItem():
+            start, stop = ("" if n is None else expression(n) for n in (node.start, node.stop))
+            target = "" if node.target is None else f" -> {node.target.text}"
+            return f"{node.dim.text} = {start}:{stop}{target}"
+    raise AssertionError(node)
+
+
+def _listed(nodes: Sequence[ast.Expr]) -> str:
+    return ", ".join(map(expression, nodes))
+
+
+def _group(names: Sequence[ast.Name]) -> str:
+    text = ", ".join(n.text for n in names)
+    return f"({text})" if len(names) > 1 else text
+
+
+def _path(names: Sequence[ast.Name]) -> str:
+    return ".".join(n.text for n in names)
+
+
+# --- long lines --------------------------------------------------------------------------------
+def _wrapped(text: str) -> Iterator[str]:
+    """The lines of `text`; of one that is too long, the widest bracket is written over several.
+
+    What stands between its commas gets a line of its own, broken further if it must be.
+    """
+    for line in text.split("\n"):
+        yield from _broken(line) if len(line) > WIDTH else [line]
+
+
+def _broken(line: str) -> Iterator[str]:
+    indent = line[: len(line) - len(line.lstrip())]
+    if line.startswith("dim "):
+        yield from _filled(line)
+        return
+    found = _widest(line)
+    if found is None:
+        yield line
+        return
+    start, end = found
+    yield line[: start + 1]
+    parts = list(_parts(line[start + 1 : end]))
+    for index, part in enumerate(parts):
+        comma = "," if index < len(parts) - 1 else ""
+        yield from _wrapped(f"{indent}{INDENT}{part}{comma}")
+    yield from _wrapped(f"{indent}{line[end:]}")
+
+
+def _filled(line: str) -> Iterator[str]:
+    """A long `dim` declaration as several that fill their lines."""
+    current = ""
+    for entry in line.removeprefix("dim ").split(", "):
+        longer = f"{current}, {entry}" if current else f"dim {entry}"
+        if len(longer) > WIDTH and current:
+            yield current
+            longer = f"dim {entry}"
+        current = longer
+    yield current
+
+
+def _widest(line: str) -> tuple[int, int] | None:
+    """The places of the outermost parentheses that hold the most."""
+    pairs: list[tuple[int, int]] = []
+    opened: list[int] = []
+    for at, char in enumerate(line):
+        if char in "([":
+            opened.append(at)
+        elif char in ")]" and opened:
+            start = opened.pop()
+            if not opened and char == ")":
+                pairs.append((start, at))
+    return max(pairs, key=lambda p: p[1] - p[0], default=None)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """What stands between the outermost commas."""
+    depth, start = 0, 0
+    for at, char in enumerate(text):
+        depth += (char in "([") - (char in ")]")
+        if char == "," and not depth:
+            yield text[start:at].strip()
+            start = at + 1
+    yield text[start:].strip()
