@@ -57,8 +57,9 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Stages that are there before: of a program that Python wrote, or of one placed otherwise."""
+    """Stages that are there before: the tree that Python recorded, all of one placed otherwise."""
 
+    tree: ast.File | None = None
     declarations: Declarations | None = None
     written: NamedProgram | None = None
     named: NamedProgram | None = None
@@ -79,6 +80,8 @@ class Compilation:
     @cached_property
     def tree(self) -> ast.File:
         """The syntax tree of what could be read."""
+        if self.known.tree is not None:
+            return self.known.tree
         return parsed(self.source, self.diagnostics)
 
     @cached_property
@@ -160,7 +163,8 @@ class Compilation:
         before, now = self.options, options
         assert (before.program, before.set_dims) == (now.program, now.set_dims)
         same = (before.dtype, before.evaluate) == (now.dtype, now.evaluate)
-        known = Known(declarations or self.declarations, self.written, self.named if same else None)
+        named = self.named if same else None
+        known = Known(self.tree, declarations or self.declarations, self.written, named)
         return Compilation(self.source, options, diagnostics, known)
 
     def checked(self, until: str = "device") -> Compilation:

@@ -12,12 +12,14 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 from meshdsl.api.dims import TensorType, as_tuple, check_name
 from meshdsl.api.errors import ProgramError, told
 from meshdsl.api.places import Site, file_of, here, key_of, user_frame
+from meshdsl.api.recorded import Argument, Call, Variable
 from meshdsl.api.tensor import Tensor, tracing
 from meshdsl.api.tracer import Tracer
 from meshdsl.diagnostics import Diagnostic, Related, Span, fail
 from meshdsl.named.builder import Scope
 from meshdsl.named.calls import MAX_CALL_DEPTH
 from meshdsl.named.from_syntax import _Returned
+from meshdsl.named.ir import Value
 from meshdsl.syntax import ast
 
 P = ParamSpec("P")
@@ -51,18 +53,18 @@ class Function(Generic[P, R]):
         tracer = tracing(site)
         self._guard_depth(tracer, site)
         outer = tracer.scope
-        bound = self._bound(args, kwargs, tracer, site)
+        call = Call(self.name, tracer.inner, site.span, place_of(self.function))
+        bound = self._bound(args, kwargs, tracer, call, site)
         inner = Scope(tracer.known, {}, tracer.declarations, *outer.enter(self.name))
-        with tracer.inside(inner):
+        with tracer.calling(call, inner):
             self._check(bound, tracer, site)
-            for name, found in bound.arguments.items():
-                if isinstance(found, Tensor):
-                    tracer.builder.give(inner, name, tracer.value(found, site.span))
             found = self._run(bound, site)
-            results = self._results(found, tracer, site)
+            results = self._results(found, tracer, call, site)
+        call.results = tuple(tracer.variable(site.span) for _ in results)
+        tracer.block.append(call)
         if not results:
             return typing.cast(R, found)
-        made = tracer.finish(results, site)
+        made = tracer.finished(call.results, results, site)
         return typing.cast(R, made if len(results) > 1 or isinstance(found, Tensor) else (made,))
 
     def _guard_depth(self, tracer: Tracer, site: Site) -> None:
@@ -71,15 +73,27 @@ class Function(Generic[P, R]):
             help = "functions are inlined; use `md.repeat` for a loop"
             fail("MD0110", message, site.span, help=help)
 
-    def _bound(self, args: Any, kwargs: Any, tracer: Tracer, site: Site) -> inspect.BoundArguments:
+    def _bound(
+        self, args: Any, kwargs: Any, tracer: Tracer, call: Call, site: Site
+    ) -> inspect.BoundArguments:
         """The arguments, tensors as the innermost loop sees them."""
         bound = inspect.signature(self.function).bind(*args, **kwargs)
         for name, found in bound.arguments.items():
             if isinstance(found, Tensor):
-                value = tracer.value(found, site.argument(name))
-                reached = tracer.builder.reach(value)
-                bound.arguments[name] = found if reached is value else tracer.tensor(reached)
+                given = tracer.given(found, site.argument(name))
+                reached = tracer.expressions.tensor(given, tracer.scope)
+                inside = Variable(call.place, call, name)
+                bound.arguments[name] = tracer.tensor(reached, inside)
+                param = self._param(name, reached, tracer, call.place)
+                call.arguments.append(Argument(param, inside, given))
         return bound
+
+    def _param(self, name: str, value: Value, tracer: Tracer, span: Span) -> ast.TensorParam:
+        """A tensor that it takes: as it declares it, or else with the dims that it is given."""
+        if name in self.types:
+            return tracer.tensor_param(name, self.types[name], self._span(name, span))
+        dims = tuple(ast.DimRef(ast.Name(d, span), None, span) for d in value.type.names)
+        return ast.TensorParam(ast.Name(name, span), dims, None, None, span)
 
     def _check(self, bound: inspect.BoundArguments, tracer: Tracer, site: Site) -> None:
         for index, (name, found) in enumerate(bound.arguments.items()):
@@ -105,23 +119,18 @@ class Function(Generic[P, R]):
         note = Related(site.span, f"in this call of `{self.name}`")
         return replace(diagnostic, related=(*diagnostic.related, note))
 
-    def _results(self, found: Any, tracer: Tracer, site: Site) -> tuple[Any, ...]:
+    def _results(self, found: Any, tracer: Tracer, call: Call, site: Site) -> tuple[Any, ...]:
         """The values of what was returned; checked, and brought into the declared order."""
         listed = tracer.results(found, site.span)
         if not all(isinstance(x, Tensor) for x in listed):
             return ()
         values = tuple(tracer.value(x, site.span) for x in listed)
+        call.returned = tuple(tracer.given(x, call.place) for x in listed)
         if "return" not in self.types:
             return values
         span = self._span("return", site.span)
-        declared = ast.Function(
-            ast.Name(self.name, span),
-            (),
-            (),
-            tracer.dim_refs(self.types["return"].dims, span),
-            (),
-            span,
-        )
+        call.result = tracer.dim_refs(self.types["return"].dims, span)
+        declared = ast.Function(ast.Name(self.name, span), (), (), call.result, (), span)
         returned = _Returned((), site.span)
         return tuple(tracer._result_type(declared, v, returned, tracer.scope) for v in values)
 

@@ -52,7 +52,7 @@ class Operator:
         surface = load_all()[self.__name__].surface
         if surface.arity[1] == 0 and not surface.options:
             site = here()
-            return tracing(site).call(self.__name__, listed, (), {}, site)
+            return tracing(site).call(self.__name__, listed, None, {}, site)
         return Applied(self.__name__, listed)
 
 

@@ -9,6 +9,7 @@ expression is looked up in the syntax tree of the file. Without source text (an 
 from __future__ import annotations
 
 import ast
+import contextlib
 import linecache
 import os
 import re
@@ -28,6 +29,7 @@ Names = str | tuple[str | None, ...] | None
 """The variable that a result is assigned to, or one per result; None where there is none."""
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
+_NOT_USERS = (_PACKAGE, contextlib.__file__)
 _CELL = re.compile(r"ipykernel_\d+")
 
 
@@ -140,9 +142,9 @@ def here() -> Site:
 
 
 def user_frame() -> FrameType:
-    """The innermost frame that is not of this package."""
+    """The innermost frame that is not of this package, nor of a `with` on its behalf."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+    while frame is not None and frame.f_code.co_filename.startswith(_NOT_USERS):
         frame = frame.f_back
     assert frame is not None, "called from nowhere"
     return frame

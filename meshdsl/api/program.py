@@ -6,7 +6,7 @@ import ast as python
 import inspect
 import linecache
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import index
 from pathlib import Path
 from types import FrameType
@@ -16,14 +16,15 @@ from meshdsl.api.dims import TensorType, check_name, is_name
 from meshdsl.api.errors import told
 from meshdsl.api.functions import declared_at, place_of, types_of
 from meshdsl.api.places import file_of, here, key_of, user_frame
+from meshdsl.api.recorded import Variable
 from meshdsl.api.sizes import sizes_of, unsayable, with_makers
 from meshdsl.api.tensor import Tensor, tracing_in
 from meshdsl.api.tracer import PythonBody, Tracer
+from meshdsl.api.written import Writer
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, Span, fail
 from meshdsl.named import ir
-from meshdsl.named.builder import Scope
+from meshdsl.named.builder import Operand, Scope
 from meshdsl.named.declarations import RESERVED_TENSORS, Declarations
-from meshdsl.named.expressions import Given
 from meshdsl.named.from_syntax import _Returned
 from meshdsl.placed.reshard import MESSAGE_BYTES
 from meshdsl.syntax import ast
@@ -41,35 +42,37 @@ class Program:
     is a `ProgramError` at the line of Python (or of the file).
     """
 
-    def __init__(self, name: str, made: Callable[[], tuple[Declarations, ir.Program]]) -> None:
+    def __init__(self, name: str, made: Callable[[], Compilation]) -> None:
         self.name = name
         self._made = made
-        self._found: tuple[Declarations, ir.Program] | None = None
-        self._named: dict[tuple[str | None, bool], ir.Program] = {}
+        self._found: Compilation | None = None
+        self._versions: dict[tuple[str | None, bool], Compilation] = {}
+        self._lost: Diagnostic | None = None
         self._unsayable: Diagnostic | None = None
         self._read_from: tuple[Source, str | None, Mapping[str, int]] | None = None
 
     @property
     def declarations(self) -> Declarations:
         """The dims of the program, and of a file its meshes and layouts too."""
-        return self._traced()[0]
-
-    def _keep(self, traced: Traced) -> tuple[Declarations, ir.Program]:
-        """What a trace has made; what no text can say of it is kept for `to_mdsl`."""
-        self._unsayable = traced.unsayable
-        return traced.declarations, traced.program
+        return self._written().declarations
 
     @told
-    def _traced(self) -> tuple[Declarations, ir.Program]:
+    def _written(self) -> Compilation:
+        """The program on its way through the compiler, as far as it is written."""
         if self._found is None:
-            self._found = self._made()
+            made = self._made()
+            assert made.written, "a program without errors is built"
+            self._found = made
         return self._found
 
     def retrace(self) -> None:
         """Trace it anew: names that the function reads may mean something else by now."""
+        self._forget()
+        self._written()
+
+    def _forget(self) -> None:
         self._found = None
-        self._named.clear()
-        self._traced()
+        self._versions.clear()
 
     @told
     def named(self, dtype: str | None = None, *, evaluate: bool = True) -> ir.Program:
@@ -77,22 +80,24 @@ class Program:
 
         Of one that minimises a loss it is the forward pass, or else (not `evaluate`) the step.
         """
-        key = (dtype, evaluate)
-        if key not in self._named:
-            from meshdsl.pipeline import finish_named
+        return self._version(dtype, evaluate).named
 
-            self._named[key] = finish_named(self._traced()[1], dtype, evaluate)
-        return self._named[key]
+    def _version(self, dtype: str | None, evaluate: bool) -> Compilation:
+        """The program with every float of a type, and with or without what `minimize` adds."""
+        key = (dtype, evaluate)
+        if key not in self._versions:
+            made = self._written()
+            options = replace(made.options, dtype=dtype, evaluate=evaluate)
+            self._versions[key] = made.under(options, Diagnostics())
+        return self._versions[key]
 
     def compilation(
         self, declarations: Declarations, options: Options, diagnostics: Diagnostics | None = None
     ) -> Compilation:
         """The program on its way through the compiler; `declarations` may hold more layouts."""
-        from meshdsl.pipeline import Compilation, Known
-
-        named = self.named(options.dtype, evaluate=options.evaluate)
-        known = Known(declarations, self._traced()[1], named)
-        return Compilation(declarations.source, options, diagnostics or Diagnostics(), known)
+        made = self._version(options.dtype, options.evaluate)
+        same = replace(options, program=made.options.program, set_dims=made.options.set_dims)
+        return made.under(same, diagnostics or Diagnostics(), declarations)
 
     @property
     def inputs(self) -> dict[str, str]:
@@ -112,20 +117,20 @@ class Program:
     def __reduce__(self) -> tuple[Any, ...]:
         """A program is pickled as text: that of its file, or what `to_mdsl` writes.
 
-        Raises TypeError where no text could say it: `md.grad` in it.
+        Raises TypeError where no text could say it, at its own sizes either.
         """
-        text = self._read_from or (Source(f"{self.name}.mdsl", self._as_text()), None, {})
-        return read, text, {"_unsayable": self._unsayable}
-
-    def _as_text(self) -> str:
-        from meshdsl.named.to_mdsl import Unwritable, to_mdsl
-
-        try:
-            return to_mdsl(self._traced()[1], sizes=self.declarations.sizes)
-        except Unwritable as reason:
+        text = self._read_from or (Source(f"{self.name}.mdsl", self._text()), None, {})
+        if self._unsayable is not None:
             way_out = "pickle what makes it: the function, or the name of its file"
-            message = f"the program `{self.name}` cannot be pickled: {reason}; {way_out}"
-            raise TypeError(message) from None
+            message = f"the program `{self.name}` cannot be pickled: {self._unsayable.message}"
+            raise TypeError(f"{message}; {way_out}")
+        return read, text, {"_lost": self._lost}
+
+    def _text(self) -> str:
+        from meshdsl.syntax.printer import print_file
+
+        made = self._written()
+        return print_file(_needed(made.tree, self.name, made.options.set_dims))
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{name}: {type_}" for name, type_ in self.inputs.items())
@@ -136,17 +141,13 @@ class Program:
         """The program as readable `.mdsl` text that means the same.
 
         Sizes stay what they were made of, so that the text with `--set` means what it says. Raises
-        ProgramError (MD0821) where no text could: `md.grad`, or `math.sqrt(key)` of Python.
+        ProgramError (MD0821) where no text could: `math.sqrt(key)` of Python.
         """
-        from meshdsl.named.to_mdsl import Unwritable, to_mdsl
-
-        declarations, program = self._traced()
-        if self._unsayable is not None:
-            raise DiagnosticError(self._unsayable)
-        try:
-            return to_mdsl(program, sizes=declarations.sizes)
-        except Unwritable as reason:
-            fail("MD0821", str(reason), program.span, help=reason.help)
+        text = self._text()
+        reason = self._lost or self._unsayable
+        if reason is not None:
+            raise DiagnosticError(reason)
+        return text
 
     @told
     def compile(
@@ -229,23 +230,38 @@ def _program(function: Callable[..., Any], name: str | None, frame: FrameType) -
     called = name or function.__name__
     check_name("program", called, place_of(function))
     types = types_of(function, frame)
-    made = Program(called, lambda: made._keep(trace(function, called, types)))
+    made = Program(called, lambda: _traced(made, function, types))
     made.__doc__ = function.__doc__
     made.__module__ = function.__module__
     return made
 
 
+def _traced(
+    program: Program, function: Callable[..., Any], types: Mapping[str, TensorType]
+) -> Compilation:
+    """A trace on its way through the compiler; what no text says of it is kept by `program`."""
+    from meshdsl.pipeline import Compilation, Known, Options
+
+    traced = trace(function, program.name, types)
+    program._lost, program._unsayable = traced.lost, traced.unsayable
+    source, options = traced.tree.span.source, Options(program=program.name)
+    return Compilation(source, options, known=Known(traced.tree))
+
+
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """What a trace has made: dims, the program, and what of it no text can say."""
+    """What a trace has made: the syntax tree; what of it no text says.
 
-    declarations: Declarations
-    program: ir.Program
+    `lost` is why a text could not say it at other sizes, `unsayable` why not even at these.
+    """
+
+    tree: ast.File
+    lost: Diagnostic | None
     unsayable: Diagnostic | None
 
 
 def trace(function: Callable[..., Any], name: str, types: Mapping[str, TensorType]) -> Traced:
-    """The named program that a Python function computes, and its dims."""
+    """The syntax tree of what a Python function computes."""
     code = function.__code__
     linecache.checkcache(code.co_filename)
     diagnostics = Diagnostics()
@@ -253,20 +269,38 @@ def trace(function: Callable[..., Any], name: str, types: Mapping[str, TensorTyp
     tracer = Tracer(Declarations(place.source), diagnostics)
     tracer.root_dims = tracer.known
     inputs = tuple(_input(tracer, function, types, p) for p in _parameters(function))
+    variables = [Variable(node.span, None, node.name.text) for node in inputs]
+    returned: list[tuple[str | None, ast.Expr]] = []
 
     def run(scope: Scope) -> _Returned | None:
-        given = [tracer.tensor(v) for v in tracer.inputs]
-        return _returned(tracer, function, function(*given), place)
+        given = [tracer.tensor(*pair) for pair in zip(tracer.inputs, variables, strict=True)]
+        returned.extend(_returned(tracer, function, function(*given), place))
+        return _Returned(tuple(_output(tracer, scope, *r) for r in returned), place)
 
+    called = ast.Name(name, place)
     body = PythonBody((), ast.Number(0, place), place, run)
     with tracing_in(tracer):
-        built = tracer.build(ast.Program(ast.Name(name, place), inputs, (body,), place))
+        tracer.build(ast.Program(called, inputs, (body,), place))
     diagnostics.raise_errors()
-    spans = {n: d.span for n, d in tracer.dims.items()}
+    writer = Writer(frozenset(tracer.sizes), frozenset(tracer.called))
+    pairs = list(zip(inputs, variables, strict=True))
+    program = writer.program(called, pairs, tracer.block, returned)
     dims = with_makers(tracer.dims)
-    declarations = Declarations(place.source, tracer.known, spans, sizes=sizes_of(dims))
+    made = sizes_of(dims)
+    sizes = tuple(writer.size(n, d._size, made.get(n), d.span) for n, d in dims.items())
+    tree = ast.File((*sizes, *writer.defined(), program), place)
     given = [*tracer.computed, *(d._computed for d in dims.values() if d._computed)]
-    return Traced(declarations, built, unsayable(tracer.started, given, dims.values()))
+    lost = unsayable(tracer.started, given, dims.values())
+    return Traced(tree, lost, next(iter(writer.unsayable), None))
+
+
+def _output(
+    tracer: Tracer, scope: Scope, name: str | None, node: ast.Expr
+) -> tuple[ast.Expr, Operand]:
+    """What is returned, under its name, with its value."""
+    span = node.span
+    shown = ast.Ref(ast.Name(name, span), span) if name else ast.String("", span)
+    return shown, tracer.expressions.evaluate(node, scope)
 
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
@@ -286,7 +320,7 @@ def _input(
 
 def _returned(
     tracer: Tracer, function: Callable[..., Any], found: Any, place: Span
-) -> _Returned | None:
+) -> list[tuple[str | None, ast.Expr]]:
     """What the function returned, each under the name that stands behind `return`."""
     if found is None:
         fail("MD0113", "this program returns nothing", place, help="end it with `return NAME, …`")
@@ -297,12 +331,8 @@ def _returned(
         names = [_key(tracer, *pair) for pair in zip(found, places.keys, strict=True)]
     else:
         names = places.names or [_label(result) for result in listed]
-    values: list[tuple[ast.Expr, Any]] = []
-    for result, name, span in zip(listed, names, places.values, strict=True):
-        operand = tracer.operand(result, span)
-        expr = Given(ast.Name(name, span), span, operand) if name else ast.String("", span)
-        values.append((expr, operand))
-    return _Returned(tuple(values), place)
+    given = zip(listed, names, places.values, strict=True)
+    return [(name, tracer.given(result, span)) for result, name, span in given]
 
 
 def _key(tracer: Tracer, name: Any, span: Span) -> str:
@@ -385,16 +415,32 @@ def load(
 
 def read(source: Source, program: str | None, dims: Mapping[str, int]) -> Program:
     """A program of a text; raises DiagnosticError."""
-    from meshdsl.named.from_syntax import build
-    from meshdsl.pipeline import choose_program, front
+    from meshdsl.pipeline import Compilation, Options
 
-    diagnostics = Diagnostics()
-    declarations = front(source, dims, diagnostics)
-    diagnostics.raise_errors()
-    node = choose_program(declarations, program)
-    built = build(declarations, node, diagnostics)
-    diagnostics.raise_errors()
-    assert built is not None, "a program without errors was built"
-    made = Program(node.name.text, lambda: (declarations, built))
+    found = Compilation(source, Options(program=program, set_dims=dims))
+    made = Program(found.written.name, lambda: found)
     made._read_from = (source, program, dims)
     return made
+
+
+def _needed(tree: ast.File, name: str, sizes: Mapping[str, int]) -> ast.File:
+    """What a program of a file is made of: itself, the `def`s it calls and the dims it names.
+
+    `sizes` are those that dims were given from outside.
+    """
+    nodes = [_sized(d, sizes) for d in tree.declarations]
+    found: list[ast.Declaration] = []
+    found += [d for d in nodes if isinstance(d, ast.Program) and d.name.text == name][:1]
+    parts = [d for d in nodes if isinstance(d, ast.Dim | ast.Function)]
+    for node in found:
+        inside = {n.text for n in ast.walk(node) if isinstance(n, ast.Name)}
+        found += [d for d in parts if d.name.text in inside and all(d is not f for f in found)]
+    kept = set(map(id, found))
+    return ast.File(tuple(d for d in nodes if id(d) in kept), tree.span)
+
+
+def _sized(node: ast.Declaration, sizes: Mapping[str, int]) -> ast.Declaration:
+    """A declaration; that of a dim in `sizes` says its size."""
+    if isinstance(node, ast.Dim) and node.name.text in sizes:
+        return replace(node, value=ast.Number(sizes[node.name.text], node.span))
+    return node

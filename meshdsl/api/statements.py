@@ -9,6 +9,16 @@ from typing import Any, overload
 from meshdsl.api.dims import Dim, DType, Pinned, check_name, kind_of
 from meshdsl.api.errors import told
 from meshdsl.api.places import here
+from meshdsl.api.recorded import (
+    Block,
+    Carried,
+    Declared,
+    Made,
+    Minimized,
+    Recomputed,
+    Repeated,
+    Variable,
+)
 from meshdsl.api.tensor import Operand, Tensor, tracing
 from meshdsl.api.tracer import Form, PythonBody, Tracer
 from meshdsl.diagnostics import Span, fail
@@ -58,7 +68,9 @@ def param(
     tracer._param(node, tracer.scope)
     value = tracer.scope.names[name]
     assert isinstance(value, ir.Value), "a parameter is a tensor"
-    return Tensor(tracer, value, tracer.builder.frames[0])
+    variable = tracer.variable(site.span, name)
+    tracer.block.append(Declared(node, variable))
+    return Tensor(tracer, value, tracer.builder.frames[0], variable)
 
 
 def _listed(dims: Any, message: str, span: Span) -> tuple[Any, ...]:
@@ -90,13 +102,24 @@ def name(name: str, value: Operand, dims: Dims | None = None) -> Tensor:
     site = here()
     tracer = tracing(site)
     check_name("tensor", name, site.operand(0))
-    operand = tracer.operand(value, site.operand(1))
-    if not isinstance(operand, ir.Value):
-        operand = tracer.expressions.tensor(tracer.given(value, site.operand(1)), tracer.scope)
+    place = site.operand(1)
+    if not isinstance(value, Tensor):
+        value = _tensor(tracer, tracer.given(value, place), place)
     span = site.argument("dims", 2) if dims is not None else site.span
     listed = None if dims is None else _listed(dims, "a tensor has dims", span)
-    reached = tracer.builder.reach(operand)
-    return tracer.tensor(tracer.assign(reached, name, span, listed))
+    return tracer.assign(value, name, span, listed)
+
+
+def _tensor(tracer: Tracer, node: ast.Expr, span: Span) -> Tensor:
+    """A number as a tensor without dims."""
+    if not isinstance(node, ast.Number):
+        tracer.expressions.tensor(node, tracer.scope)
+    dtype = ast.Keyword(ast.Name("dtype", span), ast.String("f32", span), span)
+    call = ast.Call(ast.Name("cast", span), None, (node,), (dtype,), None, span)
+    value = tracer.expressions.tensor(call, tracer.scope)
+    variable = tracer.variable(span)
+    tracer.block.append(Made(call, (variable,)))
+    return tracer.tensor(value, variable)
 
 
 # --- loops -------------------------------------------------------------------------------------
@@ -121,10 +144,14 @@ def repeat(dim: Dim, body: Callable[..., Any], *carries: Operand) -> Any:
     tracer = tracing(site)
     scope = tracer.scope
     names = _carried_names(body, len(carries))
-    inits = [tracer.operand(x, site.operand(i + 2)) for i, x in enumerate(carries)]
+    given = [tracer.given(x, site.operand(i + 2)) for i, x in enumerate(carries)]
+    inits = [tracer.expressions.evaluate(x, scope) for x in given]
     outer, scope.names = scope.names, {**scope.names, **dict(zip(names, inits, strict=True))}
     targets = tuple(ast.Target(ast.Name(n, site.span), None, site.span) for n in names)
-    run = _body(tracer, body, names, site.span)
+    inside = [tracer.variable(site.span) for _ in names]
+    block: Block = []
+    nexts: list[ast.Expr] = []
+    run = _body(tracer, body, names, inside, block, nexts, site.span)
     statement = PythonBody(targets, ast.Number(0, site.span), site.span, run)
     dim_name = tracer.dim_name(dim, site.operand(0))
     try:
@@ -132,7 +159,11 @@ def repeat(dim: Dim, body: Callable[..., Any], *carries: Operand) -> Any:
         results = [scope.names[n] for n in names]
     finally:
         scope.names = outer
-    found = [tracer.tensor(r) for r in results if isinstance(r, ir.Value)]
+    made = [tracer.variable(site.span) for _ in names]
+    carried = tuple(map(Carried, names, given, inside, nexts, made))
+    tracer.block.append(Repeated(dim_name, carried, block, site.span))
+    pairs = zip(results, made, strict=True)
+    found = [tracer.tensor(r, v) for r, v in pairs if isinstance(r, ir.Value)]
     return None if not found else found[0] if len(found) == 1 else tuple(found)
 
 
@@ -144,13 +175,21 @@ def _carried_names(body: Callable[..., Any], count: int) -> list[str]:
 
 
 def _body(
-    tracer: Tracer, body: Callable[..., Any], names: list[str], span: Span
+    tracer: Tracer,
+    body: Callable[..., Any],
+    names: list[str],
+    inside: list[Variable],
+    block: Block,
+    nexts: list[ast.Expr],
+    span: Span,
 ) -> Callable[[Scope], None]:
     def run(scope: Scope) -> None:
-        inside = [scope.names[n] for n in names]
-        found = body(*(tracer.tensor(v) for v in inside if isinstance(v, ir.Value)))
-        nexts = tracer.carried(found, names, span)
-        scope.names.update(zip(names, nexts, strict=True))
+        pairs = [(scope.names[n], v) for n, v in zip(names, inside, strict=True)]
+        with tracer.recording(block):
+            found = body(*(tracer.tensor(x, v) for x, v in pairs if isinstance(x, ir.Value)))
+            nexts.extend(tracer.carried(found, names, span))
+        operands = [tracer.expressions.evaluate(node, scope) for node in nexts]
+        scope.names.update(zip(names, operands, strict=True))
 
     return run
 
@@ -164,14 +203,18 @@ def recompute() -> Iterator[None]:
         with md.recompute():
             h = md.gelu(md.einsum(x, w, out=[batch, hidden]))
     """
-    tracer = tracing(here())
+    site = here()
+    tracer = tracing(site)
     builder = tracer.builder
     outer = builder.block
+    block: Block = []
     if outer is None:
         tracer.goals.blocks += 1
         builder.block = tracer.goals.blocks
+    tracer.block.append(Recomputed(block, site.span))
     try:
-        yield
+        with tracer.recording(block):
+            yield
     finally:
         builder.block = outer
 
@@ -206,7 +249,9 @@ def minimize(loss: Tensor, optimizer: Form) -> None:
         message = f"{kind_of(optimizer)} is no optimizer"
         fail("MD0815", message, site.argument("optimizer", 1), help=help)
     given = tracer.given(loss, site.operand(0))
-    tracer.goals.minimize(ast.Minimize(given, tracer.form(optimizer), site.span), tracer.scope)
+    node = ast.Minimize(given, tracer.form(optimizer), site.span)
+    tracer.goals.minimize(node, tracer.scope)
+    tracer.block.append(Minimized(node))
 
 
 __all__ = ["grad", "minimize", "name", "param", "recompute", "repeat"]

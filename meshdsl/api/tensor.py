@@ -13,6 +13,7 @@ from meshdsl.api.places import Site, here
 from meshdsl.diagnostics import fail
 
 if TYPE_CHECKING:
+    from meshdsl.api.recorded import Variable
     from meshdsl.api.tracer import Tracer
     from meshdsl.named.builder import Frame
     from meshdsl.named.ir import Value
@@ -39,10 +40,10 @@ class Tensor:
     In annotations `md.Tensor[batch, io]` is a tensor with these dims.
     """
 
-    __slots__ = ("_frame", "_tracer", "_value")
+    __slots__ = ("_frame", "_tracer", "_value", "_variable")
 
-    def __init__(self, tracer: Tracer, value: Value, frame: Frame) -> None:
-        self._tracer, self._value, self._frame = tracer, value, frame
+    def __init__(self, tracer: Tracer, value: Value, frame: Frame, variable: Variable) -> None:
+        self._tracer, self._value, self._frame, self._variable = tracer, value, frame, variable
 
     def __class_getitem__(cls, dims: Any) -> TensorType:
         return TensorType(as_tuple(dims))

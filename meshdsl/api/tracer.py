@@ -1,8 +1,8 @@
 """The program under construction while a Python function of it runs.
 
-A `Tracer` is the builder that the parser's programs are built with; what stands where a name or an
-expression would is a `Given`: a value at hand. So types, checks and the order of operators are the
-same as for a `.mdsl` file.
+A `Tracer` records the syntax of what Python does (`recorded.py`). It builds it at once, too, by the
+builder that all programs are built with: so Python knows the type of every tensor, and what is
+wrong is told at its line. A value at hand takes the place of a name (`Read`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from meshdsl.api.dims import Arrow, By, Dim, DType, Pinned, TensorType, is_name, kind_of, need_dim
 from meshdsl.api.places import Names, Site
+from meshdsl.api.recorded import Block, Call, Made, Read, Variable, note_read
 from meshdsl.api.sizes import Arithmetic, Moment, Size, computed, number_of, tick
 from meshdsl.api.tensor import Tensor
 from meshdsl.diagnostics import Diagnostics, Related, Span, counted, fail
@@ -23,7 +24,7 @@ from meshdsl.named.builder import Operand, Scope
 from meshdsl.named.declarations import RESERVED_TENSORS, Declarations
 from meshdsl.named.expressions import Given
 from meshdsl.named.from_syntax import ProgramBuilder, _Returned
-from meshdsl.named.sizes import dims_of
+from meshdsl.named.sizes import dims_of, operators_of
 from meshdsl.syntax import ast
 
 
@@ -86,7 +87,10 @@ class Tracer(ProgramBuilder):
         self.dims: dict[str, Dim] = {}
         self.known: dict[str, types.Dim] = {}
         self.scopes: list[Scope] = []
-        self.renamed: dict[ir.Value, ir.Value] = {}
+        self.blocks: list[Block] = [[]]
+        self.inner: Call | None = None
+        self.called: set[str] = set()
+        self.sizes: set[str] = set()
         self.started = tick()
         self.computed: list[Moment] = []
 
@@ -113,11 +117,41 @@ class Tracer(ProgramBuilder):
         finally:
             self.scopes.pop()
 
+    # --- what is recorded --------------------------------------------------------------------
+
+    @property
+    def block(self) -> Block:
+        """What is recorded of the innermost block."""
+        return self.blocks[-1]
+
+    @contextmanager
+    def recording(self, block: Block) -> Iterator[None]:
+        """Record in `block`."""
+        self.blocks.append(block)
+        try:
+            yield
+        finally:
+            self.blocks.pop()
+
+    @contextmanager
+    def calling(self, call: Call, scope: Scope) -> Iterator[None]:
+        """Run the function that is called, in its `scope`, and record it in the call."""
+        self.inner = call
+        try:
+            with self.inside(scope), self.recording(call.block):
+                yield
+        finally:
+            self.inner = call.caller
+
+    def variable(self, span: Span, label: str | None = None) -> Variable:
+        """A new variable of the innermost function."""
+        return Variable(span, self.inner, label)
+
     # --- what Python passes ------------------------------------------------------------------
 
-    def tensor(self, value: ir.Value) -> Tensor:
+    def tensor(self, value: ir.Value, variable: Variable) -> Tensor:
         """A value as Python sees it."""
-        return Tensor(self, value, self.builder.frames[-1])
+        return Tensor(self, value, self.builder.frames[-1], variable)
 
     def operand(self, found: Any, span: Span) -> Operand:
         """What a Python value means in an expression."""
@@ -130,8 +164,7 @@ class Tracer(ProgramBuilder):
         number = number_of(found)
         if number is not None:
             self.note(computed(found, span))
-            for dim in found._dims() if isinstance(found, Arithmetic) else ():
-                self.dim(dim, span)
+            self._note_sizes(found, span)
             return number
         help = "operators take tensors, numbers and dims"
         what = kind_of(found)
@@ -139,6 +172,12 @@ class Tracer(ProgramBuilder):
             help = "give arrays to the program as inputs, or as its parameters"
             what = f"an array ({type(found).__name__})"
         fail("MD0815", f"{what} is no tensor of the program", span, help=help)
+
+    def _note_sizes(self, found: Any, span: Span) -> None:
+        """Remember the dims that a number is made of, and the operators that make it."""
+        if isinstance(found, Arithmetic):
+            self.sizes.update(self.dim(dim, span).name for dim in found._dims())
+            self.called.update(operators_of(found._number()))
 
     def note(self, *found: Moment | None) -> None:
         """Remember numbers that Python has computed."""
@@ -148,8 +187,7 @@ class Tracer(ProgramBuilder):
         """A call that was written down, as the parser would have read it."""
         for part in form.inside():
             self.note(*(part.computed if isinstance(part, Form) else ()))
-            for dim in part._dims() if isinstance(part, Arithmetic) else ():
-                self.dim(dim, form.span)
+            self._note_sizes(part, form.span)
         return form.syntax()
 
     def value(self, tensor: Tensor, span: Span) -> ir.Value:
@@ -163,16 +201,21 @@ class Tracer(ProgramBuilder):
             message = f"`{tensor._value.label}` exists only inside the `repeat`"
             help = "let the body return it: what is carried comes out of the loop"
             fail("MD0112", message, span, made, help=help)
-        value = tensor._value
-        while value in self.renamed:
-            value = self.renamed[value]
-        return value
+        return self.builder.current(tensor._value)
 
     def given(self, found: Any, span: Span) -> ast.Expr:
         """A Python value as an expression."""
         operand = self.operand(found, span)
-        label = operand.label if isinstance(operand, ir.Value) else "_"
-        return Given(ast.Name(label, span), span, operand)
+        if isinstance(found, Tensor):
+            assert isinstance(operand, ir.Value), "a tensor is a value"
+            read = Read(ast.Name(operand.label, span), span, operand, found._variable)
+            note_read(read, self.inner)
+            return read
+        if isinstance(operand, int | float):
+            return ast.Number(operand, span)
+        if isinstance(operand, str):
+            return ast.String(operand, span)
+        return Given(ast.Name("_", span), span, operand)
 
     def dim(self, found: Any, span: Span) -> types.Dim:
         """A dim as the program knows it; it has one size in all of it."""
@@ -234,7 +277,7 @@ class Tracer(ProgramBuilder):
 
     def _one(self, node: ast.Expr, site: Site) -> Tensor:
         """The tensor of an expression."""
-        found = self.finish((self.expressions.evaluate(node, self.scope),), site)
+        found = self.finish(node, (self.expressions.evaluate(node, self.scope),), site)
         assert isinstance(found, Tensor), "operators and views of tensors are tensors"
         return found
 
@@ -263,53 +306,79 @@ class Tracer(ProgramBuilder):
         self,
         name: str,
         items: tuple[Any, ...] | None,
-        args: tuple[Any, ...],
+        args: tuple[Any, ...] | None,
         options: Mapping[str, Any],
         site: Site,
         out: Sequence[Any] | None = None,
     ) -> Any:
-        """`name[items](args, options -> [out])`: a number, a tensor, or one per result."""
+        """`name[items](args, options -> [out])`: a number, a tensor, or one per result.
+
+        Without `args`, it is written without parentheses.
+        """
         span = site.span
         brackets = None if items is None else tuple(self.bracket_item(i, span) for i in items)
-        given = tuple(self.given(a, site.operand(i)) for i, a in enumerate(args))
+        given = tuple(self.given(a, site.operand(i)) for i, a in enumerate(args or ()))
         keywords = tuple(
             ast.Keyword(ast.Name(n, span), self.given(v, site.argument(n)), span)
             for n, v in options.items()
         )
         dims = None if out is None else tuple(self.dim_name(d, site.argument("out")) for d in out)
-        node = ast.Call(ast.Name(name, span), brackets, given, keywords, dims, span)
-        return self.finish(self.calls.call(node, self.scope), site)
+        function = ast.Name(name, span)
+        node = ast.Call(function, brackets, given, keywords, dims, span)
+        results = self.calls.call(node, self.scope)
+        self.called.add(name)
+        if args is None:
+            return self.finish(
+                ast.View(ast.Ref(function, span), brackets or (), span), results, site
+            )
+        return self.finish(node, results, site)
 
     # --- results -----------------------------------------------------------------------------
 
-    def finish(self, results: tuple[Operand, ...], site: Site) -> Any:
-        """Results for Python, under the names of the variables they are assigned to."""
+    def finish(self, node: ast.Expr, results: tuple[Operand, ...], site: Site) -> Any:
+        """Results of an expression for Python, under the names of what they are assigned to."""
+        made = tuple(self.variable(site.span) for _ in results)
+        if any(isinstance(x, ir.Value) for x in results):
+            self.block.append(Made(node, made))
+        return self.finished(made, results, site)
+
+    def finished(self, made: tuple[Variable, ...], results: tuple[Operand, ...], site: Site) -> Any:
+        """Results that are recorded as the variables `made`."""
         names = (site.names,) if len(results) == 1 else _spread(site.names, len(results))
-        found = [self._finished(x, n, site) for x, n in zip(results, names, strict=True)]
+        given = zip(made, results, names, strict=True)
+        found = [self._finished(v, x, n, site) for v, x, n in given]
         return found[0] if len(found) == 1 else tuple(found)
 
-    def _finished(self, result: Operand, name: Names, site: Site) -> Any:
+    def _finished(self, variable: Variable, result: Operand, name: Names, site: Site) -> Any:
         if not isinstance(result, ir.Value):
             return self.number(result)
+        tensor = self.tensor(result, variable)
         if isinstance(name, str) and is_name(name) and name not in RESERVED_TENSORS:
-            result = self.assign(result, name, site.span)
-        return self.tensor(result)
+            return self.assign(tensor, name, site.span)
+        return tensor
 
     def number(self, found: Operand) -> Any:
         """A number as Python sees it: one made of sizes stays one."""
         dims = tuple(self.dims[d.name] for d in dims_of(found))
         return Size(found, dims) if dims and isinstance(found, int | float) else found
 
-    def assign(self, value: ir.Value, name: str, span: Span, dims: Any = None) -> ir.Value:
-        """Name a value as a statement does; with `dims`, check, transpose and pin it too."""
+    def assign(self, tensor: Tensor, name: str, span: Span, dims: Any = None) -> Tensor:
+        """Name a tensor as a statement does; with `dims`, check, transpose and pin it too.
+
+        One that has no name yet gets it where it was made.
+        """
+        given = self.given(tensor, span)
+        value = self.expressions.tensor(given, self.scope)
         refs = None if dims is None else self.dim_refs(dims, span)
         target = ast.Target(ast.Name(name, span), refs, span)
         named = self._bind(target, value, span, self.scope)
         assert isinstance(named, ir.Value), "a tensor stays one"
-        last = self.builder.frames[-1].body[-1]
-        if isinstance(last, ir.Op) and value not in last.ins:
-            self.renamed[value] = named
-        return named
+        variable = tensor._variable
+        if self.builder.current(value) is not named or not variable.is_made_in(self.inner):
+            variable = self.variable(span)
+            self.block.append(Made(given, (variable,)))
+        variable.label, variable.dims, variable.span = name, refs, span
+        return self.tensor(named, variable)
 
     def results(self, found: Any, span: Span) -> tuple[Any, ...]:
         """What a Python function returned, one by one."""
@@ -317,7 +386,7 @@ class Tracer(ProgramBuilder):
             return ()
         return tuple(found) if isinstance(found, tuple | list) else (found,)
 
-    def carried(self, found: Any, names: list[str], span: Span) -> list[Operand]:
+    def carried(self, found: Any, names: list[str], span: Span) -> list[ast.Expr]:
         """What the body of a loop returned: as much as it carries."""
         results = self.results(found, span)
         if len(results) != len(names):
@@ -325,7 +394,7 @@ class Tracer(ProgramBuilder):
             message = f"the body returns {gives} and carries {len(names)}"
             help = f"return what it takes, in order: `return {', '.join(names)}`"
             fail("MD0816", message, span, help=help)
-        return [self.operand(x, span) for x in results]
+        return [self.given(x, span) for x in results]
 
 
 def _spread(names: Names, count: int) -> tuple[str | None, ...]:

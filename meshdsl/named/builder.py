@@ -12,7 +12,7 @@ from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Relate
 from meshdsl.ir.program import Stacked, substitute
 from meshdsl.ir.types import LARGEST, Dim, DType, TensorType
 from meshdsl.named.declarations import Declarations
-from meshdsl.named.ir import Argument, Init, Node, Op, Pin, Program, Value
+from meshdsl.named.ir import Init, Node, Op, Pin, Program, Value
 from meshdsl.named.sizes import as_float
 from meshdsl.ops.opdef import OpError, lookup
 
@@ -80,7 +80,8 @@ class PendingParam:
 class Builder:
     """The program under construction. All operators pass through `emit`.
 
-    `originals` are the forward values that copies made for a backward pass stand for.
+    `originals` are the forward values that copies made for a backward pass stand for; `renamed` has
+    the named value of each that got its name after others had taken hold of it.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -91,7 +92,7 @@ class Builder:
         self.block: int | None = None
         self.nameless: set[Value] = set()
         self.originals: dict[Value, Value] = {}
-        self.arguments: list[Argument] = []
+        self.renamed: dict[Value, Value] = {}
         self._depth: dict[Value, int] = {}
         self._born: dict[Value, int] = {}
         self._operators = 0
@@ -140,8 +141,15 @@ class Builder:
                 return value
         return None
 
+    def current(self, value: Value) -> Value:
+        """`value`, or what it was renamed to."""
+        while value in self.renamed:
+            value = self.renamed[value]
+        return value
+
     def reach(self, value: Value) -> Value:
         """`value` as it is seen in the innermost loop: sliced by the loops it comes into."""
+        value = self.current(value)
         for depth in range(self._depth[value] + 1, len(self.frames)):
             frame = self.frames[depth]
             assert frame.dim is not None
@@ -158,11 +166,6 @@ class Builder:
             self.place(inside, depth)
             frame.stacked[outer] = inside
         return frame.stacked[outer]
-
-    def give(self, scope: Scope, name: str, operand: Operand) -> None:
-        """Note what the call that `scope` is the inside of was given as `name`."""
-        if isinstance(operand, Value):
-            self.arguments.append(Argument(scope.path, name, operand))
 
     def stacks(self, frame: Frame) -> tuple[Stacked[Value], ...]:
         """The slices that a finished loop takes of tensors from outside."""
@@ -224,10 +227,12 @@ class Builder:
         Those in `nameless` are renamed wherever they were made in this block.
         """
         body = self.frames[-1].body
+        value = self.current(value)
         if value in self.nameless:
             self.nameless.remove(value)
             named = replace(value, name=".".join((*scope.path, name)), pins=pins)
             self.place(named, self._depth[value])
+            self.renamed[value] = named
             body[:] = substitute(body, {value: named})
             return named
         last = body[-1] if body else None
@@ -238,6 +243,7 @@ class Builder:
         assert isinstance(last, Op)
         named = replace(value, name=".".join((*scope.path, name)), pins=pins)
         self.place(named, self._depth[value])
+        self.renamed[value] = named
         body[-1] = replace(last, outs=(named,))
         return named
 

@@ -44,6 +44,7 @@ class Calls:
     def __init__(self, program: ProgramBuilder) -> None:
         self.program = program
         self.builder = program.builder
+        self.open: list[ast.Function] = []
 
     def call(self, node: ast.Call, scope: Scope) -> tuple[Operand, ...]:
         """The values that `node` yields."""
@@ -198,12 +199,15 @@ class Calls:
         inner = self._enter(function, node, scope)
         self._bind_dims(function, node, scope, inner)
         self._bind_tensors(function, node, given, matched, inner)
+        self.open.append(function)
         try:
             return self.program.function_body(function, inner)
         except TooLarge:
             raise
         except DiagnosticError as error:
             raise _at_call(error, node) from None
+        finally:
+            self.open.pop()
 
     def _guard_recursion(self, function: ast.Function, node: ast.Call, scope: Scope) -> None:
         name = function.name.text
@@ -211,7 +215,7 @@ class Calls:
             message = f"calls nest more than {MAX_CALL_DEPTH} deep"
             help = "functions are inlined; use `repeat` for a loop"
             fail("MD0110", message, node.function.span, help=help)
-        if name in scope.functions:
+        if any(caller is function for caller in self.open):
             where = Related(function.name.span, "defined here")
             message = f"`{name}` calls itself"
             help = "functions are inlined; use `repeat` for a loop"
@@ -220,7 +224,7 @@ class Calls:
     def _enter(self, function: ast.Function, node: ast.Call, scope: Scope) -> Scope:
         own = function is not prelude().functions.get(function.name.text)
         declarations = scope.declarations if own else prelude()
-        path, functions = scope.enter(function.name.text)
+        path, functions = scope.enter(function.name.label)
         root = self.program.root_dims if own else {}
         return Scope(dict(root), {}, declarations, path, functions)
 
@@ -261,7 +265,6 @@ class Calls:
                 help = f"write `{_form(function)}`"
                 fail("MD0251", message, node.span, where, help=help)
             inner.names[param.name.text] = value
-            self.builder.give(inner, param.name.text, value)
 
     def _match(self, function: ast.Function, node: ast.Call) -> dict[str, ast.Expr]:
         names = [p.name.text for p in function.params]

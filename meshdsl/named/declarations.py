@@ -17,7 +17,6 @@ from meshdsl.diagnostics import (
     fail,
 )
 from meshdsl.ir.types import Dim
-from meshdsl.named.sizes import how_of, made, size_of
 from meshdsl.syntax import ast
 
 T = TypeVar("T")
@@ -31,11 +30,7 @@ RESERVED_TENSORS = ("params", "grads", "state")
 
 @dataclass(frozen=True, slots=True)
 class Declarations:
-    """What a file declares, by name.
-
-    `sizes` has the sizes that are made of those of other dims, as they are made (`sizes.py`); those
-    given from outside (`--set`) are not.
-    """
+    """What a file declares, by name."""
 
     source: Source
     dims: Mapping[str, Dim] = field(default_factory=dict)
@@ -46,7 +41,6 @@ class Declarations:
     functions: Mapping[str, ast.Function] = field(default_factory=dict)
     programs: Mapping[str, ast.Program] = field(default_factory=dict)
     expects: tuple[ast.Expect, ...] = ()
-    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 def declare(
@@ -69,7 +63,6 @@ def declare(
         _of(entries["def"], ast.Function),
         _of(entries["program"], ast.Program),
         expects,
-        sizes.made,
     )
 
 
@@ -86,11 +79,6 @@ def constant_integer(node: ast.Expr, sizes: Mapping[str, int], largest: int = MA
 
     The result must lie in 1 … `largest`. Nothing larger than 64 bits is computed on the way.
     """
-    return int(sized_integer(node, sizes, largest))
-
-
-def sized_integer(node: ast.Expr, sizes: Mapping[str, int], largest: int = MAX_DIM) -> int:
-    """`constant_integer` as a number that knows which sizes it is made of."""
     value = _integer(node, sizes)
     if value < 1:
         help = "give a whole number of 1 or more"
@@ -163,7 +151,6 @@ class _DimSizes:
         self.set_dims = set_dims
         self.diagnostics = diagnostics
         self.sizes: dict[str, int] = {}
-        self.made: dict[str, int] = {}
         self.failed: set[str] = set()
 
     def resolve(self) -> dict[str, Dim]:
@@ -218,10 +205,7 @@ class _DimSizes:
             if any(r in self.failed for r in _references(node)):
                 self.failed.add(name)
             else:
-                size = sized_integer(node, self.sizes)
-                self.sizes[name] = int(size)
-                if how_of(size) is not None:
-                    self.made[name] = size
+                self.sizes[name] = constant_integer(node, self.sizes)
         except DiagnosticError as error:
             self.diagnostics.add(*error.diagnostics)
             self.failed.add(name)
@@ -259,23 +243,18 @@ def _integer(node: ast.Expr, sizes: Mapping[str, int]) -> int:
         case ast.Ref():
             if node.name.text not in sizes:
                 raise DiagnosticError(unknown("MD0101", "dim", node.name, list(sizes)))
-            return size_of(Dim(node.name.text, sizes[node.name.text]))
+            return sizes[node.name.text]
         case ast.Unary(op="-"):
-            operand = _integer(node.operand, sizes)
-            return made(-operand, "neg", operand)
+            return -_integer(node.operand, sizes)
         case ast.Binary(op="+" | "-" | "*" | "/" | "^"):
             left, right = _integer(node.left, sizes), _integer(node.right, sizes)
-            value = _bounded(_arithmetic(node, left, right), node.span)
-            return made(value, _OPERATORS[node.op], left, right)
+            return _bounded(_arithmetic(node, left, right), node.span)
     fail(
         "MD0105",
         "a size is constant integer arithmetic over numbers and dims",
         node.span,
         help="use integers, dims, `+ - * / ^` and parentheses",
     )
-
-
-_OPERATORS = {"+": "add", "-": "sub", "*": "mul", "/": "div", "^": "pow"}
 
 
 def _arithmetic(node: ast.Binary, left: int, right: int) -> int:

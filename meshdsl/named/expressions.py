@@ -126,12 +126,12 @@ class Expressions:
 
     def power(self, node: ast.Binary, scope: Scope) -> Operand:
         """`x ^ n`, as a square or a root where it is one: they are exact or cheaper."""
-        exponent = self.evaluate(node.right, scope)
+        base, exponent = (self.evaluate(n, scope) for n in (node.left, node.right))
         special = {2: "square", 0.5: "sqrt", 1: "identity"}
-        is_number = isinstance(exponent, int | float) and how_of(exponent) is None
-        if is_number and exponent in special:
-            return self.pointwise(special[exponent], (node.left,), node.span, scope)
-        return self.pointwise("pow", (node.left, node.right), node.span, scope)
+        spans = (node.left.span, node.right.span)
+        if isinstance(exponent, int | float) and how_of(exponent) is None and exponent in special:
+            return self.apply(special[exponent], [base], spans[:1], node.span, scope)
+        return self.apply("pow", [base, exponent], spans, node.span, scope)
 
     def pointwise(
         self, name: str, nodes: tuple[ast.Expr, ...], span: Span, scope: Scope

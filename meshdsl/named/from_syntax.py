@@ -89,8 +89,7 @@ class ProgramBuilder:
         body = tuple(frame.body)
         finished = finish_params(params, body)
         made = (tuple(self.inputs), finished, body, outputs, node.name.span)
-        given = tuple(self.builder.arguments)
-        return Program(node.name.text, *made, goal=self.goals.goal, arguments=given)
+        return Program(node.name.text, *made, goal=self.goals.goal)
 
     # --- inputs and outputs ------------------------------------------------------------------
 
@@ -231,7 +230,9 @@ class ProgramBuilder:
         if target.dims is not None:
             operand = self._declared(target, operand, span, scope)
             pins = self.pins(target.dims, scope)
-        return self.builder.assign(operand, target.name.text, pins, target.span, scope)
+        if not target.name.label:
+            return operand
+        return self.builder.assign(operand, target.name.label, pins, target.span, scope)
 
     def _declared(self, target: ast.Target, value: Value, span: Span, scope: Scope) -> Value:
         assert target.dims is not None
@@ -272,7 +273,7 @@ class ProgramBuilder:
             type_,
             node.target.span,
             scope,
-            name=".".join((*scope.path, name.text)),
+            name=".".join((*scope.path, name.label)),
             pins=self.pins(node.target.dims, scope),
             role="param",
             declared=tuple(d.name for d in dims),

@@ -140,21 +140,11 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Argument:
-    """What a call, by its path, was given under the name of a parameter of its `def`."""
-
-    path: tuple[str, ...]
-    name: str
-    value: Value
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Program:
     """A whole named program. `inputs`, `params` and `outputs` are in order of declaration.
 
     One with a `goal` becomes a training step (`training.py`): `states` are the optimizer's,
-    `updates` what becomes of them and of the parameters. `arguments` of calls are noted for who
-    writes the program down; what has been rewritten since is in none.
+    `updates` what becomes of them and of the parameters.
     """
 
     name: str
@@ -166,7 +156,6 @@ class Program:
     states: tuple[State, ...] = ()
     updates: tuple[Update, ...] = ()
     goal: Goal | None = None
-    arguments: tuple[Argument, ...] = ()
 
 
 def walk(nodes: Iterable[Node]) -> Iterator[Op]:

@@ -82,6 +82,15 @@ def dims_of(number: object) -> Iterator[Dim]:
             yield from dims_of(operand)
 
 
+def operators_of(number: object) -> Iterator[str]:
+    """The operators that make a number of sizes, some more than once."""
+    how = how_of(number)
+    if how is not None and how.operator != "size":
+        yield how.operator
+        for operand in how.operands:
+            yield from operators_of(operand)
+
+
 @overload
 def _with(value: int, how: How) -> int: ...
 @overload

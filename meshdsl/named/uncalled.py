@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable
 
 from meshdsl.diagnostics import DiagnosticError, Diagnostics
 from meshdsl.ir.types import Dim, TensorType
@@ -36,24 +35,12 @@ def uncalled(declarations: Declarations) -> list[ast.Function]:
     waiting: list[ast.Program | ast.Function] = list(declarations.programs.values())
     reached: set[str] = set()
     while waiting:
-        names = {call.function.text for call in calls(waiting.pop())}
+        inside = ast.walk(waiting.pop())
+        names = {node.function.text for node in inside if isinstance(node, ast.Call)}
         new = {name for name in names if name in known} - reached
         reached |= new
         waiting += [known[name] for name in new]
     return [f for name, f in known.items() if name not in reached]
-
-
-def calls(node: object) -> Iterator[ast.Call]:
-    """Every call inside a syntax tree."""
-    waiting = [node]
-    while waiting:
-        current = waiting.pop()
-        if isinstance(current, ast.Call):
-            yield current
-        if isinstance(current, tuple):
-            waiting += current
-        elif is_dataclass(current) and type(current).__module__ == ast.__name__:
-            waiting += [getattr(current, f.name) for f in fields(current)]
 
 
 def _is_open(dims: Iterable[ast.DimRef]) -> bool:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from meshdsl.api.program import Program
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, Span, fail
-from meshdsl.named import ir
 from meshdsl.named.declarations import Declarations, declare
-from meshdsl.named.from_syntax import build
 from meshdsl.named.uncalled import check_uncalled
-from meshdsl.pipeline import finish_named
+from meshdsl.pipeline import Compilation, Known, Options, finish_named
 from meshdsl.report.check import CONSEQUENCES, _check_declared, with_errors
 from meshdsl.report.expect import check_expect
 from meshdsl.syntax import ast
@@ -29,22 +27,37 @@ class CellProgram(Program):
     defined anew leaves this one as it was.
     """
 
-    def __init__(self, node: ast.Program, declarations: Declarations) -> None:
+    def __init__(self, node: ast.Program, defined: Defined) -> None:
         super().__init__(node.name.text, self._build)
-        self._node, self._declared = node, declarations
+        self._node, self._defined = node, defined
 
-    def _build(self) -> tuple[Declarations, ir.Program]:
-        diagnostics = Diagnostics()
-        built = build(self._declared, self._node, diagnostics)
-        diagnostics.raise_errors()
-        assert built is not None, "a program without errors was built"
-        return replace(self._declared, source=self._node.span.source), built
+    def _build(self) -> Compilation:
+        source = self._node.span.source
+        declarations = replace(self._defined.declarations, source=source)
+        known = Known(self._defined.tree, declarations)
+        options = Options(program=self.name, set_dims=self._defined.sizes)
+        return Compilation(source, options, known=known)
 
-    def renew(self, declarations: Declarations) -> None:
+    def renew(self, defined: Defined) -> None:
         """Take what is defined now."""
-        self._declared = declarations
-        self._found = None
-        self._named.clear()
+        self._defined = defined
+        self._forget()
+
+
+@dataclass(frozen=True, slots=True)
+class Defined:
+    """All that cells have defined: as one file, and by name; `sizes` are other ones for dims."""
+
+    tree: ast.File
+    declarations: Declarations
+    sizes: Mapping[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls, tree: ast.File, diagnostics: Diagnostics, sizes: Mapping[str, int] | None = None
+    ) -> Defined:
+        """What a file defines; errors go to `diagnostics`."""
+        return cls(tree, declare(tree, diagnostics, sizes), sizes or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,38 +87,39 @@ class Session:
         tree, problems = parse(source)
         diagnostics.add(*problems)
         new = {_key(node): node for node in tree.declarations if not isinstance(node, ast.Expect)}
-        declarations = self._declared(tree, {**self.nodes, **new}, diagnostics)
-        programs = self._checked(tree, declarations, diagnostics)
+        defined = self._with(tree, {**self.nodes, **new}, diagnostics)
+        declarations = defined.declarations
+        programs = self._checked(tree, defined, diagnostics)
         _raise(diagnostics, broken=bool(problems))
-        self._keep(new, programs, declarations)
+        self._keep(new, programs, defined)
         asked = programs or [self.program(None)] if declarations.expects else []
         for expect in declarations.expects:
-            named = [finish_named(p._traced()[1], None, False) for p in asked]
+            named = [finish_named(p._written().written, None, False) for p in asked]
             with_errors(
                 diagnostics, partial(check_expect, expect, named, declarations, diagnostics)
             )
-        defined = tuple(name for _, name in new)
-        return Cell(defined, tuple(programs), tuple(diagnostics))
+        return Cell(tuple(name for _, name in new), tuple(programs), tuple(diagnostics))
 
-    def _declared(
+    def _with(
         self, tree: ast.File, nodes: Mapping[Key, ast.Declaration], diagnostics: Diagnostics
-    ) -> Declarations:
+    ) -> Defined:
         """Everything that would be defined with the cell; two of a name in it are told."""
         fresh = {id(node) for node in tree.declarations}
         kept = tuple(node for node in nodes.values() if id(node) not in fresh)
-        return declare(ast.File((*kept, *tree.declarations), tree.span), diagnostics)
+        return Defined.of(ast.File((*kept, *tree.declarations), tree.span), diagnostics)
 
     def _checked(
-        self, tree: ast.File, declarations: Declarations, diagnostics: Diagnostics
+        self, tree: ast.File, defined: Defined, diagnostics: Diagnostics
     ) -> list[CellProgram]:
         """The programs of the cell, built; what else it defines is looked through."""
         names = {node.name.text for node in tree.declarations if not isinstance(node, ast.Expect)}
+        declarations = defined.declarations
         _check_declared(declarations, diagnostics)
         programs = []
         for node in tree.declarations:
             if isinstance(node, ast.Program):
-                program = CellProgram(node, declarations)
-                with_errors(diagnostics, program._traced)
+                program = CellProgram(node, defined)
+                with_errors(diagnostics, program._written)
                 programs.append(program)
         functions = {n: f for n, f in declarations.functions.items() if n in names}
         check_uncalled(replace(declarations, functions=functions), diagnostics)
@@ -115,7 +129,7 @@ class Session:
         self,
         new: Mapping[Key, ast.Declaration],
         programs: list[CellProgram],
-        declarations: Declarations,
+        defined: Defined,
     ) -> None:
         for key, node in new.items():
             self.nodes.pop(key, None)
@@ -123,9 +137,9 @@ class Session:
         for program in programs:
             self.programs.pop(program.name, None)
             self.programs[program.name] = program
-        self.declarations = declarations
+        self.declarations = defined.declarations
         for program in self.programs.values():
-            program.renew(declarations)
+            program.renew(defined)
 
     # --- looking -----------------------------------------------------------------------------
 
@@ -152,9 +166,9 @@ class Session:
         diagnostics = Diagnostics()
         span = Span(program._node.span.source, 0, 0)
         tree = ast.File(tuple(self.nodes.values()), span)
-        declarations = declare(tree, diagnostics, sizes)
+        defined = Defined.of(tree, diagnostics, sizes)
         diagnostics.raise_errors()
-        return CellProgram(program._node, declarations)
+        return CellProgram(program._node, defined)
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         """Pairs of a kind and a name, in the order of the cells."""

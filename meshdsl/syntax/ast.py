@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, cast
 
 from meshdsl.diagnostics import Span
 
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """An identifier where it stands."""
+    """An identifier where it stands.
+
+    `known` is the name of the tensor or function where that is not the identifier, and empty where
+    it has none. No text says so: it is of trees that Python recorded, whose variables may be called
+    alike.
+    """
 
     text: str
     span: Span
+    known: str | None = None
+
+    @property
+    def label(self) -> str:
+        """The name of the tensor or function that it stands for; empty for none."""
+        return self.text if self.known is None else self.known
 
 
 # --- expressions -----------------------------------------------------------------------------
@@ -378,3 +391,16 @@ class File:
 
     declarations: tuple[Declaration, ...]
     span: Span
+
+
+def walk(node: object) -> Iterator[object]:
+    """`node` and every node inside it, in the order of the text."""
+    waiting = [node]
+    while waiting:
+        current = waiting.pop()
+        if isinstance(current, tuple):
+            waiting += reversed(current)
+        elif type(current).__module__ == __name__ or isinstance(current, Ref):
+            yield current
+            names = [f.name for f in fields(cast(Any, current))]
+            waiting += [getattr(current, name) for name in reversed(names)]

@@ -252,8 +252,8 @@ def test_a_wrong_program(code: str, text: str, function: Callable[..., Any]) -> 
 
 
 @md.program
-def differentiated(x: T[batch, io]):
-    return md.grad(md.sum(md.square(x)), x)
+def sized(x: T[batch, io]):
+    return x / int(io)
 
 
 PLAN = keeper.compile({"d": 2}, {"batch": "d"})
@@ -292,7 +292,7 @@ CALLS: dict[str, tuple[str, str, Callable[[], object]]] = {
     "not divisible": ("MD0301", '"io": "d"', lambda: keeper.compile({"d": 4}, {"io": "d"})),
     "a policy": ("MD0108", '"late"', lambda: keeper.compile({"d": 2}, reduce="late")),
     "a float type": ("MD0602", '"f31"', lambda: keeper.compile({"d": 2}, dtype="f31")),
-    "gradients as text": ("MD0821", "differentiated", lambda: differentiated.to_mdsl()),
+    "a lost size as text": ("MD0821", "int(io)", lambda: sized.to_mdsl()),
     "missing": ("MD0820", "PLAN()", lambda: PLAN()),
     "unknown": ("MD0820", "X", lambda: PLAN(y=X)),
     "too many": ("MD0820", "PLAN(X, X)", lambda: PLAN(X, X)),

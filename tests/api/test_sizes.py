@@ -13,6 +13,7 @@ import pytest
 
 import meshdsl as md
 from meshdsl.named.printer import print_program
+from meshdsl.named.sizes import LONGEST
 from tests.compiling import named
 
 SIZES = {"batch": 2, "seq": 6, "heads": 3, "key": 16}
@@ -245,6 +246,20 @@ def test_a_size_that_declarations_cannot_say() -> None:
         program_of(lambda x, d: x * md.ones[odd](), d).to_mdsl()
     (diagnostic,) = found.value.diagnostics
     assert diagnostic.help == "make it of the dims by these, or write the number out"
+
+
+def test_a_number_that_is_too_long_to_be_written() -> None:
+    def doubled(x: Any, d: SimpleNamespace) -> Any:
+        scale: Any = md.sqrt(d.key)
+        for _ in range(40):
+            scale = scale + scale
+        return x * scale
+
+    assert LONGEST < 2**40
+    program = program_of(doubled, dims_of(SIZES))
+    program.compile()
+    with pytest.raises(md.ProgramError, match="is made by of `key`"):
+        program.to_mdsl()
 
 
 def test_a_dim_defined_anew_is_no_maker() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import meshdsl as md
-from meshdsl.api.program import Program
+from meshdsl.api.program import Program, read
 from meshdsl.notebook import look
 from meshdsl.notebook.code import Code
 from meshdsl.notebook.html import TINTS
@@ -177,14 +177,7 @@ def test_unknown_tensors_are_told() -> None:
 
 
 def evil() -> Program:
-    from meshdsl.diagnostics import Diagnostics
-    from meshdsl.named.from_syntax import build
-    from meshdsl.pipeline import front
-
-    declarations = front(EVIL, {}, Diagnostics())
-    built = build(declarations, declarations.programs["p"], Diagnostics())
-    assert built is not None
-    return Program("p", lambda: (declarations, built))
+    return read(EVIL, "p", {})
 
 
 def test_a_file_that_does_its_worst_is_text() -> None:

@@ -150,7 +150,7 @@ def engine(
     declarations = front(source, {}, diagnostics)
     diagnostics.raise_errors()
     options = Options(mesh=mesh, layout="chosen", reduce=reduce)
-    known = Known(declarations, program, program)
+    known = Known(None, declarations, program, program)
     return PersistentEngine(Compilation(source, options, known=known).emitted)
 
 

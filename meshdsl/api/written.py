@@ -1,0 +1,645 @@
+"""From what a trace has recorded to the syntax tree that the program is.
+
+Tensors without a name stand where they are read, if that is once and in the order of evaluation;
+else they get a variable that names nothing (`ast.Name.known`). A variable has the name of its
+tensor wherever that is free: two tensors of one name may both be in use. Each call becomes a `def`;
+calls that are alike share it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from meshdsl.api.dims import is_name
+from meshdsl.api.recorded import (
+    Block,
+    Call,
+    Declared,
+    Item,
+    Made,
+    Minimized,
+    Read,
+    Recomputed,
+    Repeated,
+    Variable,
+    reads_of,
+)
+from meshdsl.diagnostics import Diagnostic, Related, Span, fail
+from meshdsl.ir.types import DTYPES, Dim, DType
+from meshdsl.named.declarations import RESERVED_TENSORS
+from meshdsl.named.expressions import Given
+from meshdsl.named.sizes import How, dims_of, how_of, operators_of
+from meshdsl.ops.opdef import load_all, lookup
+from meshdsl.syntax import ast
+
+DEEPEST = 10
+"""Expressions inside each other; what is deeper gets a variable."""
+
+STEM = "t"
+"""What variables are called that name nothing."""
+
+Number = int | float
+
+
+class Writer:
+    """The `def`s of one program, and why some number of it cannot be written.
+
+    `sizes` are the dims whose sizes are used as numbers; `called` the operators called by name.
+    """
+
+    def __init__(self, sizes: frozenset[str], called: frozenset[str]) -> None:
+        self.sizes, self.called = sizes, called
+        self.functions: dict[str, ast.Function] = {}
+        self.unsayable: list[Diagnostic] = []
+
+    def program(
+        self,
+        name: ast.Name,
+        inputs: Sequence[tuple[ast.TensorParam, Variable]],
+        block: Block,
+        returned: Sequence[tuple[str | None, ast.Expr]],
+    ) -> ast.Program:
+        """The program, whose `def`s are then in `functions`."""
+        scope = _Scope(self, None, block, [e for _, e in returned])
+        for node, variable in inputs:
+            scope.put(variable, node.name.text)
+        scope.items(block)
+        scope.outputs(returned, name.span)
+        return ast.Program(name, tuple(n for n, _ in inputs), tuple(scope.out), name.span)
+
+    def function(self, call: Call, number: int, counts: Counter[str]) -> str:
+        """The name of the `def` of a call, under which the call has the name that it has in Python.
+
+        It is the `number`-th of its name in its caller; `counts` are the calls there of each `def`.
+        """
+        made = self._function(call)
+        again = call.label if number == 1 else f"{call.label}_{number}"
+        wanted = [call.label] * (counts[call.label] + 1 == number)
+        wanted += [again] * (counts[again] == 0)
+        others = (f"{again}_{n}" for n in itertools.count(2))
+        free = (n for n in itertools.chain(wanted, others) if self._is_free(n, made))
+        name = next(free)
+        counts[name] += 1
+        if name not in wanted:
+            message = f"two functions, or one and an operator, are both called `{again}`"
+            self.refuse(message, "give one of them another name", call.span)
+        self.functions[name] = made
+        return name
+
+    def _is_free(self, name: str, made: ast.Function) -> bool:
+        """Whether a `def` may be called `name`, or is."""
+        return name not in self.called and self.functions.get(name, made) == made
+
+    def refuse(self, message: str, help: str, span: Span) -> None:
+        """Note what no text says."""
+        self.unsayable.append(Diagnostic("MD0821", message, span, help=help))
+
+    def _function(self, call: Call) -> ast.Function:
+        returned = (*call.returned, *(_reading(v) for v in call.escapes))
+        scope = _Scope(self, call, call.block, returned)
+        params = [replace(a.node, name=scope.param(a.inside, a.node.name)) for a in call.arguments]
+        for variable in call.free:
+            name = scope.param(variable, ast.Name(variable.label or STEM, variable.span))
+            rest = ast.DimRef(ast.Name("...", variable.span), None, variable.span)
+            params.append(ast.TensorParam(name, (rest,), None, None, variable.span))
+        scope.items(call.block)
+        result = scope.returned(call, returned)
+        name = ast.Name(call.label, call.place)
+        return ast.Function(name, (), tuple(params), result, tuple(scope.out), call.place)
+
+    def defined(self) -> tuple[ast.Function, ...]:
+        """All `def`s, those that others call first."""
+        return tuple(
+            replace(made, name=_known(name, made.name.text, made.name.span))
+            for name, made in self.functions.items()
+        )
+
+    # --- numbers -----------------------------------------------------------------------------
+
+    def number(self, node: ast.Number, taken: Iterable[str] = ()) -> ast.Expr:
+        """A number as a text says it; one that no text says as it is, and why not.
+
+        `taken` are names of tensors, behind which dims of the same name cannot be seen.
+        """
+        reason, help = self._reason(node.value, taken)
+        if not reason:
+            return _amount(node.value, node.span)
+        self.refuse(reason, help, node.span)
+        return node
+
+    def _reason(self, value: Number, taken: Iterable[str]) -> tuple[str, str]:
+        names = list(dict.fromkeys(d.name for d in dims_of(value)))
+        if not all(operators_of(value)):
+            listed = ", ".join(f"`{n}`" for n in names)
+            message = f"the language cannot write what {value!r} is made by of {listed}"
+            return message, "make it by other operators, or in fewer steps"
+        hidden = next((n for n in names if n in taken), None)
+        if hidden is not None:
+            message = f"a tensor and the dim whose size makes {value!r} are both called `{hidden}`"
+            return message, "give one of them another name"
+        if not math.isfinite(value):
+            return f"the language has no number {value!r}", "use a finite number"
+        return "", ""
+
+    def size(self, name: str, size: int, made: Number | None, span: Span) -> ast.Dim:
+        """The declaration of a dim; its size is `made` of those of others, if not None."""
+        literal = ast.Number(size, span)
+        value = literal if made is None else _arithmetic(made, span)
+        if value is None:
+            message = f"a size is made by whole numbers, dims and `+ - * / ^`, and {size} is not"
+            help = "make it of the dims by these, or write the number out"
+            self.refuse(message, help, span)
+        return ast.Dim(ast.Name(name, span), value or literal, span)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """An expression that waits for the only one that reads it, and how deep it is."""
+
+    variable: Variable
+    node: ast.Expr
+    depth: int
+
+
+class _Scope:
+    """The body of a program, or of the `def` of one call: what names mean, statement by statement.
+
+    `out` are the statements so far, `calls` and `counts` those by the names that functions have in
+    Python and here. Positions count the items of the body in order. `outside` are
+    the names from outside of the loops around, which these would carry if they were assigned.
+    """
+
+    def __init__(
+        self, writer: Writer, home: Call | None, block: Block, finals: Sequence[ast.Expr]
+    ) -> None:
+        self.writer, self.home = writer, home
+        self.out: list[ast.Statement] = []
+        self.names: dict[Variable, str] = {}
+        self.meaning: dict[str, Variable] = {}
+        self.outside: frozenset[str] = frozenset()
+        self.pending: list[_Pending] = []
+        self.depth = 0
+        self.calls: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
+        self.uses = _Uses(block, finals)
+        self.block = block
+        self.used = {*self.uses.labels, *writer.sizes}
+        self.hoisted: set[Declared] = set()
+
+    # --- names -------------------------------------------------------------------------------
+
+    def put(self, variable: Variable, name: str) -> None:
+        """Let `name` mean `variable` from here on."""
+        self.names[variable], self.meaning[name] = name, variable
+        self.used.add(name)
+
+    def param(self, variable: Variable, wanted: ast.Name) -> ast.Name:
+        """The name of a tensor that the `def` takes."""
+        name = self._bind(variable, wanted.text, -1)
+        return ast.Name(name, wanted.span)
+
+    def _bind(self, variable: Variable, wanted: str | None, at: int) -> str:
+        """A name for what is made at `at`: the one that is `wanted` if it is free."""
+        if wanted is None or not self._is_free(wanted, at, self.uses.last(variable)):
+            wanted = self._fresh(wanted or STEM)
+        self.put(variable, wanted)
+        return wanted
+
+    def _is_free(self, name: str, at: int, last: int) -> bool:
+        """Whether a tensor made at `at` and read until `last` may have this name."""
+        declared, in_loop = self.uses.params.get(name, (-1, False))
+        if at < declared and (in_loop or last >= declared):
+            return False
+        return name not in self.writer.sizes and self._is_unbound(name, at)
+
+    def _is_unbound(self, name: str, at: int) -> bool:
+        """Whether nobody needs the name for what it has meant until `at`."""
+        if not _is_speakable(name) or name in self.outside:
+            return False
+        return name not in self.meaning or self.uses.last(self.meaning[name]) <= at
+
+    def _fresh(self, wanted: str) -> str:
+        stem = wanted if _is_speakable(wanted) else STEM
+        names = itertools.chain([stem], (f"{stem}_{n}" for n in itertools.count(2)))
+        return next(n for n in names if n not in self.used)
+
+    def _target(self, variable: Variable, at: int) -> ast.Target:
+        """A variable on the left of an assignment; it names the tensor only where that is made."""
+        own = variable.home is self.home
+        label = variable.label if own else None
+        name = self._bind(variable, variable.label, at)
+        known = _known(name, label or "", variable.span)
+        return ast.Target(known, variable.dims if own else None, variable.span)
+
+    # --- statements --------------------------------------------------------------------------
+
+    def items(self, block: Block) -> None:
+        """Write the items of a block."""
+        for item in block:
+            at = self.uses.at[item]
+            match item:
+                case Made():
+                    (node,) = self._filled(item.reads())
+                    self._yield(item.results, node, at, item.node.span)
+                case Call():
+                    self._call(item, at)
+                case Declared() if item not in self.hoisted:
+                    self._flush()
+                    self._param(item.node, item.result, at)
+                case Repeated():
+                    self._repeat(item, at)
+                case Recomputed():
+                    self._flush()
+                    body = self._inside(item.block)
+                    self.out.append(ast.Recompute(body, item.span))
+                case Minimized():
+                    (loss,) = self._filled(item.reads())
+                    self._flush()
+                    optimizer = self._closed(item.node.optimizer, flags=True)
+                    self.out.append(ast.Minimize(loss, optimizer, item.node.span))
+
+    def _inside(self, block: Block, then: Any = None) -> tuple[ast.Statement, ...]:
+        """The statements of a block inside this one; `then` is done at its end."""
+        before, self.out = (self.block, self.out), []
+        self.block = block
+        self.items(block)
+        if then is not None:
+            then()
+        self._flush()
+        found = tuple(self.out)
+        self.block, self.out = before
+        return found
+
+    def _yield(self, results: Sequence[Variable], node: ast.Expr, at: int, span: Span) -> None:
+        """Put down what an expression yields, or keep it for the one that reads it."""
+        variable = results[0]
+        if len(results) == 1 and (variable.label is None or variable.home is not self.home):
+            depth = 1 + self.depth
+            if self.uses.is_for_one(variable, self.block) and depth < DEEPEST:
+                self.pending.append(_Pending(variable, node, depth))
+                return
+            if self.uses.last(variable) < 0 and not self._has_calls(node):
+                return
+        self._flush()
+        targets = tuple(self._target(v, at) for v in results)
+        self.out.append(ast.Assign(targets, node, span))
+
+    def _has_calls(self, node: ast.Expr) -> bool:
+        calls = (n for n in ast.walk(node) if isinstance(n, ast.Call))
+        return any(c.function.text in self.writer.functions for c in calls)
+
+    def _call(self, item: Call, at: int) -> None:
+        args = tuple(self._filled(item.reads()))
+        self.calls[item.label] += 1
+        function = self.writer.function(item, self.calls[item.label], self.counts)
+        name = ast.Name(function, item.span)
+        node = ast.Call(name, None, args, (), None, item.span)
+        nothing = [] if item.results or item.escapes else [Variable(item.span, self.home)]
+        self._yield([*item.results, *item.escapes, *nothing], node, at, item.span)
+
+    def _param(
+        self, node: ast.Param, result: Variable, at: int, loops: Sequence[ast.Name] = ()
+    ) -> None:
+        name = node.target.name
+        text = name.text
+        if not self._is_unbound(text, at):
+            message = f"the parameter `{text}` has the name of another tensor that is read later"
+            self.writer.refuse(message, "give one of them another name", name.span)
+            text = self._fresh(text)
+        self.put(result, text)
+        around = tuple(ast.DimRef(n, None, n.span) for n in loops)
+        dims = (*around, *(node.target.dims or ()))
+        target = replace(node.target, name=_known(text, name.text, name.span), dims=dims)
+        init = None if node.init is None else self._closed(node.init)
+        self.out.append(replace(node, target=target, init=init))
+
+    # --- loops -------------------------------------------------------------------------------
+
+    def _repeat(self, item: Repeated, at: int) -> None:
+        inits = self._filled(item.reads())
+        self._flush()
+        for declared, loops in self.uses.hoisted.get(item, ()):
+            self.hoisted.add(declared)
+            self._param(declared.node, declared.result, at, loops)
+        names = self._carried_names(item, at)
+        given = zip(names, inits, strict=True)
+        self._assign_all([(n, v) for n, v in given if not _is_called(v, n)], item.span)
+        before = self.meaning, self.outside
+        self.outside |= frozenset(self.meaning).difference(names)
+        self.meaning = dict(self.meaning)
+        for name, carry in zip(names, item.carries, strict=True):
+            self.put(carry.inside, name)
+        body = self._inside(item.block, lambda: self._next(item, names))
+        self.out.append(ast.Repeat(item.dim, body, item.span))
+        self.meaning, self.outside = before
+        for name, carry in zip(names, item.carries, strict=True):
+            self.put(carry.result, name)
+
+    def _carried_names(self, item: Repeated, at: int) -> list[str]:
+        """What the loop calls what it carries: as what it makes of it, or as Python does."""
+        found: list[str] = []
+        for carry in item.carries:
+            made = carry.next.variable if isinstance(carry.next, Read) else None
+            is_made_here = made is not None and made in self.uses.made_in(item.block)
+            label = made.label if made is not None and is_made_here else None
+            last = max(self.uses.last(carry.result), self.uses.ends[item])
+            wanted = [n for n in (label, carry.name) if n and n not in found]
+            free = (n for n in wanted if self._is_free(n, at, last))
+            found.append(next(free, "") or self._fresh(carry.name))
+            self.used.add(found[-1])
+        return found
+
+    def _next(self, item: Repeated, names: list[str]) -> None:
+        """Assign what the next iteration begins with; what is carried must be assigned."""
+        nexts = self._filled([c.next for c in item.carries])
+        self._flush()
+        given = zip(names, nexts, item.carries, strict=True)
+        pairs = [
+            (n, v)
+            for n, v, carry in given
+            if not _is_called(v, n) or self.meaning[n] is carry.inside
+        ]
+        self._assign_all(pairs, item.span)
+
+    def _assign_all(self, pairs: Sequence[tuple[str, ast.Expr]], span: Span) -> None:
+        """Assign values to names, all at once."""
+        texts = [_texts(v) for _, v in pairs]
+        for index, (name, _) in enumerate(pairs):
+            if any(name in later for later in texts[index + 1 :]):
+                copies = [self._copy(v, span) for _, v in pairs]
+                pairs = [(n, c) for (n, _), c in zip(pairs, copies, strict=True)]
+                break
+        for name, value in pairs:
+            self.out.append(_nameless(name, value, span))
+            self.used.add(name)
+
+    def _copy(
+        self, value: ast.Expr, span: Span, dims: tuple[ast.DimRef, ...] | None = None
+    ) -> ast.Expr:
+        name = self._fresh(STEM)
+        self.used.add(name)
+        self.out.append(_nameless(name, value, span, dims))
+        return ast.Ref(ast.Name(name, span), span)
+
+    # --- results -----------------------------------------------------------------------------
+
+    def returned(self, call: Call, returned: Sequence[ast.Expr]) -> tuple[ast.DimRef, ...] | None:
+        """Write the `return` of a `def`; the dims that it declares for its results."""
+        values = self._filled(returned) or [ast.Number(0.0, call.place)]
+        self._flush()
+        own = len(call.returned)
+        result = None if call.escapes else call.result
+        if result is not call.result:
+            copies = [self._copy(v, call.place, call.result) for v in values[:own]]
+            values = [*copies, *values[own:]]
+        self.out.append(ast.Return(tuple(values), call.place))
+        return result
+
+    def outputs(self, returned: Sequence[tuple[str | None, ast.Expr]], span: Span) -> None:
+        """Write the `return` of a program: every output is a variable of its name.
+
+        One that is to be called `out0` or the like may be an expression.
+        """
+        values = self._filled([e for _, e in returned])
+        self._flush()
+        names = [n or f"out{i}" for i, (n, _) in enumerate(returned)]
+        given = list(zip(names, values, strict=True))
+        wrong = [(n, v) for n, v in given if not _is_called(v, n)]
+        nested = [i for i, v in enumerate(values) if not isinstance(v, ast.Ref)]
+        pairs = [pair for pair in wrong if isinstance(pair[1], ast.Ref)]
+        read = set[str]().union(*(_texts(values[i]) for i in nested))
+        if any(names[i] != f"out{i}" for i in nested) or any(n in read for n, _ in pairs):
+            pairs = wrong
+        self._assign_all(pairs, span)
+        assigned = {n for n, _ in pairs}
+        outputs = [ast.Ref(ast.Name(n, v.span), v.span) if n in assigned else v for n, v in given]
+        self.out.append(ast.Return(tuple(outputs), span))
+
+    # --- expressions -------------------------------------------------------------------------
+
+    def _filled(self, nodes: Sequence[ast.Expr]) -> list[ast.Expr]:
+        """Expressions with what they read, which was waiting last and in this order, or by name."""
+        reads = [r.variable for node in nodes for r in reads_of(node)]
+        waiting = {p.variable for p in self.pending}
+        wanted = [v for v in reads if v in waiting]
+        start = len(self.pending) - len(wanted)
+        if [p.variable for p in self.pending[start:]] != wanted:
+            self._flush()
+            start = 0
+        taken = self.pending[start:]
+        del self.pending[start:]
+        self.depth = max((p.depth for p in taken), default=0)
+        inside = {p.variable: p.node for p in taken}
+        return [self._closed(node, inside) for node in nodes]
+
+    def _flush(self) -> None:
+        """Give what waits a variable."""
+        waiting, self.pending = self.pending, []
+        for item in waiting:
+            span = item.variable.span
+            name = self._bind(item.variable, None, -1)
+            self.out.append(_nameless(name, item.node, span))
+
+    def _closed(
+        self, node: Any, inside: Mapping[Variable, ast.Expr] | None = None, flags: bool = False
+    ) -> Any:
+        """A node without values of Python: variables by name, numbers as text says them."""
+        match node:
+            case Read():
+                return (inside or {}).get(node.variable) or self._ref(node)
+            case Given():
+                assert isinstance(node.operand, DType), "what is given is a tensor or a dtype"
+                if node.operand.name in self.meaning:
+                    return ast.String(node.operand.name, node.span)
+                return ast.Ref(ast.Name(node.operand.name, node.span), node.span)
+            case ast.Number(value=bool()) if flags:
+                return ast.Ref(ast.Name(str(node.value).lower(), node.span), node.span)
+            case ast.Number():
+                return self.writer.number(node, self.meaning)
+            case ast.View(tensor=ast.Ref(name=name)) if type(node.tensor) is ast.Ref:
+                if name.text in self.meaning:
+                    return ast.Call(name, node.items, (), (), None, node.span)
+                return node
+            case tuple():
+                return tuple(self._closed(n, inside, flags) for n in node)
+        if type(node).__module__ != ast.__name__:
+            return node
+        parts = {f.name: getattr(node, f.name) for f in fields(node)}
+        return replace(node, **{n: self._closed(p, inside, flags) for n, p in parts.items()})
+
+    def _ref(self, node: Read) -> ast.Ref:
+        if self.meaning.get(self.names.get(node.variable, "")) is not node.variable:
+            message = "this tensor exists only inside the `repeat`"
+            where = Related(node.variable.span, "made here")
+            fail("MD0112", message, node.span, where, help="make it outside of the loop")
+        return ast.Ref(ast.Name(self.names[node.variable], node.span), node.span)
+
+
+class _Uses:
+    """Who reads what in one body: positions of items, and of what they read.
+
+    `params` are those of the body by name: position, and whether a loop is around. `hoisted` are
+    those that are read after a loop that they are declared in, and must stand before it.
+    """
+
+    def __init__(self, block: Block, finals: Sequence[ast.Expr]) -> None:
+        self.at: dict[Item, int] = {}
+        self.ends: dict[Repeated, int] = {}
+        self.params: dict[str, tuple[int, bool]] = {}
+        self.labels: set[str] = set()
+        self.hoisted: dict[Repeated, list[tuple[Declared, list[ast.Name]]]] = {}
+        self._reads: dict[Variable, list[tuple[int, int]]] = {}
+        self._loops: dict[Variable, tuple[Declared, tuple[Repeated, ...]]] = {}
+        self._count = itertools.count()
+        self._read_block(block, ())
+        for node in finals:
+            self._note(node, next(self._count), block, ())
+
+    def last(self, variable: Variable) -> int:
+        """The position of the last that reads a variable; -1 where nobody does."""
+        return max((at for at, _ in self._reads.get(variable, ())), default=-1)
+
+    def is_for_one(self, variable: Variable, block: Block) -> bool:
+        """Whether only one expression reads a variable, and in this block."""
+        found = self._reads.get(variable, ())
+        return len(found) == 1 and found[0][1] == id(block)
+
+    def made_in(self, block: Block) -> set[Variable]:
+        """What the items of a block make, but for those of loops inside."""
+        found: set[Variable] = set()
+        for item in block:
+            match item:
+                case Made() | Call():
+                    found.update(item.results)
+                case Recomputed():
+                    found |= self.made_in(item.block)
+        return found
+
+    def _read_block(self, block: Block, loops: tuple[Repeated, ...]) -> None:
+        for item in block:
+            at = self.at[item] = next(self._count)
+            for node in item.reads():
+                self._note(node, at, block, loops)
+            match item:
+                case Made() | Call():
+                    self.labels.update(v.label for v in item.results if v.label)
+                case Declared():
+                    name = item.node.target.name.text
+                    self.params[name] = at, bool(loops)
+                    self.labels.add(name)
+                    self._loops[item.result] = item, loops
+                case Recomputed():
+                    self._read_block(item.block, loops)
+                case Repeated():
+                    self._read_loop(item, loops)
+
+    def _read_loop(self, item: Repeated, loops: tuple[Repeated, ...]) -> None:
+        self._read_block(item.block, (*loops, item))
+        end = self.ends[item] = next(self._count)
+        for carry in item.carries:
+            self._note(carry.next, end, item.block, (*loops, item))
+
+    def _note(self, node: ast.Expr, at: int, block: Block, loops: tuple[Repeated, ...]) -> None:
+        for read in reads_of(node):
+            self._reads.setdefault(read.variable, []).append((at, id(block)))
+            declared, around = self._loops.get(read.variable, (None, ()))
+            left = [loop for loop in around if loop not in loops]
+            if declared is not None and left:
+                entry = declared, [loop.dim for loop in left]
+                known = self.hoisted.setdefault(left[0], [])
+                known += [entry] * all(d is not declared for d, _ in known)
+
+
+# --- names and numbers ---------------------------------------------------------------------------
+
+
+def _known(text: str, label: str, span: Span) -> ast.Name:
+    """The identifier `text` for what is called `label`."""
+    return ast.Name(text, span, None if text == label else label)
+
+
+def _nameless(
+    name: str, value: ast.Expr, span: Span, dims: tuple[ast.DimRef, ...] | None = None
+) -> ast.Assign:
+    """A variable for a tensor that it does not name."""
+    return ast.Assign((ast.Target(_known(name, "", span), dims, span),), value, span)
+
+
+def _reading(variable: Variable) -> Read:
+    return Read(ast.Name("_", variable.span), variable.span, 0, variable)
+
+
+def _is_called(node: ast.Expr, name: str) -> bool:
+    return isinstance(node, ast.Ref) and node.name.text == name
+
+
+def _texts(node: ast.Expr) -> set[str]:
+    """The variables in an expression."""
+    return {n.name.text for n in ast.walk(node) if isinstance(n, ast.Ref)}
+
+
+def _is_speakable(name: str) -> bool:
+    """Whether a variable may have this name: nothing else of the language has it."""
+    if not is_name(name) or name in RESERVED_TENSORS or name in DTYPES:
+        return False
+    record = load_all().get(name)
+    return record is None or record.surface.arity[1] != 0
+
+
+def _numbers(how: How) -> list[Number]:
+    return [o for o in how.operands if not isinstance(o, Dim)]
+
+
+def _amount(value: Number, span: Span) -> ast.Expr:
+    """A number as an expression: a literal, or what it is made of: `4 * io`, `sqrt(key)`."""
+    how = how_of(value)
+    if how is None:
+        return _literal(value, span)
+    if how.operator == "size":
+        (dim,) = dims_of(value)
+        return ast.Ref(ast.Name(dim.name, span), span)
+    return _applied(how.operator, [_amount(o, span) for o in _numbers(how)], span)
+
+
+def _literal(value: Number, span: Span) -> ast.Expr:
+    if math.copysign(1, value) < 0:
+        return ast.Unary("-", ast.Number(-value, span), span)
+    return ast.Number(int(value) if isinstance(value, bool) else value, span)
+
+
+def _applied(operator: str, operands: list[ast.Expr], span: Span) -> ast.Expr:
+    """An operator of numbers, by its sign where it has one."""
+    if operator in ("identity", "square"):
+        operands = [*operands, ast.Number(1 if operator == "identity" else 2, span)]
+        operator = "pow"
+    sign = "^" if operator == "pow" else lookup(operator).infix
+    if operator == "neg":
+        return ast.Unary("-", operands[0], span)
+    if sign is None:
+        return ast.Call(ast.Name(operator, span), None, tuple(operands), (), None, span)
+    return ast.Binary(sign, operands[0], operands[1], span, span)
+
+
+_ARITHMETIC = ("add", "sub", "mul", "div", "pow", "neg")
+
+
+def _arithmetic(size: Number, span: Span) -> ast.Expr | None:
+    """A size by `+ - * / ^` alone, where `/` leaves nothing over: Python's `//` may be one."""
+    how = how_of(size)
+    if isinstance(size, int) and (how is None or how.operator == "size"):
+        return _amount(size, span)
+    if how is not None and how.operator == "floor":
+        quotient = how_of(_numbers(how)[0])
+        operands = [] if quotient is None else _numbers(quotient)
+        if quotient is not None and quotient.operator == "div" and not operands[0] % operands[1]:
+            how = quotient
+    if how is None or how.operator not in _ARITHMETIC:
+        return None
+    parts = [_arithmetic(o, span) for o in _numbers(how)]
+    found = [p for p in parts if p is not None]
+    return _applied(how.operator, found, span) if len(found) == len(parts) else None
