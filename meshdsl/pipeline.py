@@ -273,23 +273,22 @@ def place_named(
     program: NamedProgram, declarations: Declarations, options: Options, diagnostics: Diagnostics
 ) -> PlacedProgram:
     """The placed program under the chosen mesh, layout and policy, verified."""
-    from meshdsl.placed.layout import resolve_layout, resolve_mesh
-    from meshdsl.placed.lint import lint
-    from meshdsl.placed.place import place, place_annotated
-    from meshdsl.placed.sbp_block import lint_sbp, resolve_sbp
+    from meshdsl.placed.layout import Layout, resolve_layout, resolve_mesh
+    from meshdsl.placed.lint import lint, lint_sbp
+    from meshdsl.placed.place import place
+    from meshdsl.placed.sbp_block import Annotations, resolve_sbp
     from meshdsl.placed.verify import verify
 
     check_policy(options.reduce)
     mesh = resolve_mesh(declarations, options.mesh, options.layout, options.sbp)
+    asked: Layout | Annotations
     if options.sbp is not None:
-        annotations = resolve_sbp(declarations, options.sbp, mesh)
-        lint_sbp(program, annotations, diagnostics)
-        annotated = place_annotated(program, annotations, options.reduce, options.search)
-        verify(annotated)
-        return annotated
-    layout = resolve_layout(declarations, options.layout, mesh)
-    lint(program, layout, diagnostics)
-    result = place(program, layout, options.reduce, options.search)
+        asked = resolve_sbp(declarations, options.sbp, mesh)
+        lint_sbp(program, asked, diagnostics)
+    else:
+        asked = resolve_layout(declarations, options.layout, mesh)
+        lint(program, asked, diagnostics)
+    result = place(program, asked, options.reduce, options.search)
     verify(result)
     return result
 

@@ -26,8 +26,8 @@ from meshdsl.ops.einsum_text import einsum_text
 from meshdsl.ops.opdef import load_all, lookup
 from meshdsl.ops.text import tuple_text
 from meshdsl.placed.ir import Program
+from meshdsl.placed.rows import Row
 from meshdsl.placed.sbp import Placement, Split
-from meshdsl.placed.signatures import Row
 
 NAMES = "torch init_device_mesh DTensor Partial Replicate Shard distribute_tensor mesh as_partial"
 REDUCE_OPS = {"sum": "sum", "max": "max", "min": "min", "prod": "product"}

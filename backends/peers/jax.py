@@ -25,8 +25,8 @@ from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import lookup
 from meshdsl.ops.text import tuple_text
 from meshdsl.placed.ir import Program
+from meshdsl.placed.rows import Row
 from meshdsl.placed.sbp import Placement, Split
-from meshdsl.placed.signatures import Row
 
 UNREDUCED = ("add", "mul")
 """Operators that are written otherwise where an operand is unreduced."""

@@ -24,8 +24,8 @@ from meshdsl.device.ir import Compute, Var
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.text import tuple_text
 from meshdsl.placed.ir import Program
+from meshdsl.placed.rows import Row
 from meshdsl.placed.sbp import Mesh, Placement
-from meshdsl.placed.signatures import Row
 
 NAMES = "flow F placement rms_norm logsumexp"
 

@@ -15,12 +15,11 @@ from typing import Any
 from meshdsl.kept import read, write
 from meshdsl.named import ir as named
 from meshdsl.named.ir import Op, Value
-from meshdsl.placed.choose import is_legal
-from meshdsl.placed.demands import Demands
-from meshdsl.placed.optimal import SOLVER
-from meshdsl.placed.plan import Decision, Plan
+from meshdsl.placed.choose import Choice, is_legal
+from meshdsl.placed.optimal import SOLVER, Plan
+from meshdsl.placed.request import Request
 from meshdsl.placed.reshard import Price
-from meshdsl.placed.sbp import Mesh, Placement, placement
+from meshdsl.placed.sbp import Placement, placement
 from meshdsl.version import __version__
 
 FORMAT = 2
@@ -31,10 +30,10 @@ KIND = "plans"
 class Problem:
     """A search with its values and operators numbered, so that it can be compared with others."""
 
-    def __init__(self, program: named.Program, demands: Demands, price: Price) -> None:
-        self.program, self.demands, self.price = program, demands, price
-        self.mesh: Mesh = demands.mesh
-        self.ops: tuple[Op, ...] = tuple(named.walk(program.body))
+    def __init__(self, request: Request, price: Price) -> None:
+        self.request, self.price = request, price
+        self.program, self.mesh = request.program, request.mesh
+        self.ops: tuple[Op, ...] = tuple(named.walk(self.program.body))
         self.numbers: dict[Value, int] = {}
         self.loops: list[named.Loop] = []
         self.key = hashlib.sha256(json.dumps([*self._described()]).encode()).hexdigest()
@@ -57,13 +56,13 @@ class Problem:
     def _described(self) -> Iterator[Any]:
         """All that the search depends on, as JSON."""
         yield [FORMAT, __version__, SOLVER, self.mesh.axes, self.price.message, self.price.scatter]
-        yield sorted(self.demands.known)
+        yield sorted(self.request.known)
         stored = (*self.program.inputs, *(p.value for p in self.program.params))
         stored += tuple(s.value for s in self.program.states)
         yield [self._value(v) for v in stored]
         yield [self._node(node) for node in self.program.body]
         outputs = [o.value for o in self.program.outputs]
-        yield [[self._value(v), _json(self.demands.output(v))] for v in outputs]
+        yield [[self._value(v), (p := self.request.output(v)) and _json(p)] for v in outputs]
         yield [[self._value(u.old), self._value(u.new)] for u in self.program.updates]
 
     def _value(self, value: Value) -> Any:
@@ -71,7 +70,7 @@ class Problem:
         if value in self.numbers:
             return self.numbers[value]
         self.numbers[value] = len(self.numbers)
-        asks = self.demands
+        asks = self.request
         dims = [(d.name, d.size) for d in value.type.dims]
         flags = [asks.is_settled(value), asks.is_known(value), asks.waits(value), value.role]
         about = [asks.may_split(value), _json(asks.ruled(value))]
@@ -80,8 +79,8 @@ class Problem:
     def _node(self, node: named.Node) -> Any:
         if isinstance(node, Op):
             ins = [self._value(v) for v in node.ins]
-            pins = [p and _json(p) for p in self.demands.pins(node)]
-            outs = [[self._value(v), self.demands.summed(v, node)] for v in node.outs]
+            pins = [p and _json(p) for p in self.request.pins(node)]
+            outs = [[self._value(v), self.request.layout.summed(v, node)] for v in node.outs]
             return [node.name, repr(node.attrs), ins, pins, outs]
         self.loops.append(node)
         before = [[self._value(c.init), self._value(c.inside)] for c in node.carries]
@@ -94,11 +93,11 @@ class Problem:
     # --- its plan ----------------------------------------------------------------------------
 
     def _written(self, plan: Plan) -> dict[str, Any]:
-        decisions = (plan.decisions[op] for op in self.ops)
+        choices = (plan.choices[op] for op in self.ops)
         return {
-            "decisions": [[_all(d.needs), _all(d.yields), _all(d.targets)] for d in decisions],
-            "carries": [[self.numbers[v], _json(p)] for v, p in plan.carries.items()],
-            "versions": [[self.numbers[v], _all(ps)] for v, ps in plan.versions.items() if ps],
+            "decisions": [[_all(d.needs), _all(d.yields), _all(d.targets)] for d in choices],
+            "carries": [[self.numbers[v], _json(p)] for v, p in plan.carried.items()],
+            "versions": [[self.numbers[v], _all(ps)] for v, ps in plan.sent.items() if ps],
             "cost": plan.cost,
             "least": plan.least,
             "searched": plan.searched,
@@ -106,23 +105,23 @@ class Problem:
 
     def _plan(self, written: Any) -> Plan | None:
         """The plan as it was kept; None where it does not fit the program."""
-        decisions = {}
+        choices = {}
         for op, (needs, yields, targets) in zip(self.ops, written["decisions"], strict=True):
-            made = Decision(
+            made = Choice(
                 self._placements(op.ins, needs),
                 self._placements(op.outs, yields),
                 self._placements(op.outs, targets),
             )
             if not is_legal(op, made.needs, made.yields, self.mesh):
                 return None
-            decisions[op] = made
-        carries = {
+            choices[op] = made
+        carried = {
             self.values[n]: self._placement(self.values[n], p) for n, p in written["carries"]
         }
         kept = ((self.values[n], ps) for n, ps in written["versions"])
-        versions = {v: self._placements((v,) * len(ps), ps) for v, ps in kept}
+        sent = {v: self._placements((v,) * len(ps), ps) for v, ps in kept}
         ending = (int(written["cost"]), bool(written["least"]), str(written["searched"]))
-        return Plan(decisions, carries, versions, *ending)
+        return Plan(choices, carried, sent, self.price, *ending)
 
     def _placements(self, values: tuple[Value, ...], written: Any) -> tuple[Placement, ...]:
         return tuple(self._placement(v, p) for v, p in zip(values, written, strict=True))

@@ -12,14 +12,13 @@ import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import Op
 from meshdsl.ops.opdef import OpDef, ReduceOp, Signature, lookup
 from meshdsl.placed.reshard import BYTES, Price, Route, route
+from meshdsl.placed.rows import Call, Row, call_of, legal_rows
 from meshdsl.placed.sbp import Component, Mesh, Partial, Placement, Split, placement
-from meshdsl.placed.signatures import Row, rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,29 +31,8 @@ class Choice:
     needs: tuple[Placement, ...]
     yields: tuple[Placement, ...]
     targets: tuple[Placement, ...]
-    cost: int
-    rank: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """What an operator's placement depends on; `same` numbers the operands, one value once."""
-
-    name: str
-    attrs: tuple[tuple[str, Any], ...]
-    ins: tuple[TensorType, ...]
-    outs: tuple[TensorType, ...]
-    same: tuple[int, ...]
-
-    @property
-    def opdef(self) -> OpDef:
-        """The operator's record."""
-        return lookup(self.name)
-
-    @property
-    def signature(self) -> Signature:
-        """Global types and attributes."""
-        return Signature(self.ins, self.outs, dict(self.attrs))
+    cost: int = 0
+    rank: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +67,6 @@ def allowed_rows(rows: Iterable[Row], wants: Iterable[Want], axis: str) -> list[
 
 
 @functools.lru_cache(maxsize=65536)
-def legal_rows(call: Call) -> tuple[Row, ...]:
-    """The rows of a call along one axis."""
-    return rows(call.opdef.factors(call.signature), len(call.ins), len(call.outs))
-
-
-@functools.lru_cache(maxsize=65536)
 def _candidates(chooser: Chooser) -> tuple[Choice, ...]:
     found = chooser.combined(standing=True)
     if not found:
@@ -120,30 +92,23 @@ def _legal_pairs(call: Call) -> frozenset[tuple[object, object]]:
     return frozenset((r.ins, r.outs) for r in legal_rows(call))
 
 
-def call_of(op: Op) -> Call:
-    """`op` less its identity: calls alike are placed alike."""
-    ins, outs = (tuple(v.type for v in vs) for vs in (op.ins, op.outs))
-    return Call(op.name, op.attrs, ins, outs, tuple(op.ins.index(v) for v in op.ins))
-
-
 @dataclass(frozen=True, slots=True)
 class Chooser:
     """Chooses for one operator.
 
     `versions` are the placements each operand is to be had in; `wants` what is demanded of the
-    outputs; `price` what a reshard costs. Under `immediate`, or where it is `forced`, no result
-    stays partial unless that is wanted. `pins` are placements in which single operands must be
-    read.
+    outputs; `pins` the placements in which single operands must be read; `price` that of a reshard.
+    Under `immediate`, or where it is `forced`, no result stays partial unless that is wanted.
     """
 
     call: Call
     versions: tuple[tuple[Placement, ...], ...]
     wants: tuple[Want, ...]
+    pins: tuple[Placement | None, ...]
     mesh: Mesh
     policy: str
     price: Price = BYTES
     forced: bool = False
-    pins: tuple[Placement | None, ...] = ()
 
     def candidates(self) -> tuple[Choice, ...]:
         """The legal combinations, the cheapest first; none only where `pins` allow none."""
@@ -198,8 +163,7 @@ class Chooser:
     @property
     def _read(self) -> tuple[tuple[Placement, ...], ...]:
         """The placements that operands may be read in as they are."""
-        pins = self.pins or (None,) * len(self.versions)
-        return tuple((p,) if p else v for p, v in zip(pins, self.versions, strict=True))
+        return tuple((p,) if p else v for p, v in zip(self.pins, self.versions, strict=True))
 
     def _called_for(self, row: Row, axis: str) -> bool:
         """Whether an operand already is what the row takes, or a rule wants what it yields."""
@@ -214,7 +178,7 @@ class Chooser:
 
     def _choice(self, combination: dict[str, Row]) -> Choice | None:
         made = self.placements(combination)
-        if made is None or not self._pinned(made[0]):
+        if made is None:
             return None
         yields = made[1]
         targets = tuple(self._target(y, w) for y, w in zip(yields, self.wants, strict=True))
@@ -227,28 +191,23 @@ class Chooser:
         partial = sum(len(t.partial) for t in targets)
         return Choice(*made, targets, cost, (collectives, partial, self.flops(*made)))
 
-    def _pinned(self, needs: tuple[Placement, ...]) -> bool:
-        return not self.pins or all(
-            p is None or p == need for p, need in zip(self.pins, needs, strict=True)
-        )
-
     def placements(
         self, combination: dict[str, Row]
     ) -> tuple[tuple[Placement, ...], tuple[Placement, ...]] | None:
-        """What a combination of rows needs and yields; None where it is not legal."""
-        needs = [self._needed(i, combination) for i in range(len(self.call.ins))]
-        yields = [self._yielded(i, combination) for i in range(len(self.call.outs))]
-        if not self._legal(needs, yields):
+        """What a combination of rows needs and yields; None where that is not legal, or pinned."""
+        picked = combination.items()
+        needs = [
+            self._compose(type_, {a: row.ins[i] for a, row in picked}, combination)
+            for i, type_ in enumerate(self.call.ins)
+        ]
+        yields = [
+            self._compose(type_, {a: row.outs[i] for a, row in picked}, combination)
+            for i, type_ in enumerate(self.call.outs)
+        ]
+        pinned = all(pin in (None, need) for pin, need in zip(self.pins, needs, strict=True))
+        if not pinned or not self._legal(needs, yields):
             return None
         return tuple(p for p in needs if p is not None), tuple(p for p in yields if p is not None)
-
-    def _needed(self, index: int, combination: dict[str, Row]) -> Placement | None:
-        components = {a: row.ins[index] for a, row in combination.items()}
-        return self._compose(self.call.ins[index], components, combination)
-
-    def _yielded(self, index: int, combination: dict[str, Row]) -> Placement | None:
-        components = {a: row.outs[index] for a, row in combination.items()}
-        return self._compose(self.call.outs[index], components, combination)
 
     def _compose(
         self, type_: TensorType, components: Mapping[str, Component], combination: dict[str, Row]
@@ -349,8 +308,7 @@ class Chooser:
             new = tuple(a for a in target.partial if a not in carried)
             if new and want.kind != "exact":
                 source = placement(self.mesh, dict(target.splits), new, target.op)
-                whole = placement(self.mesh, dict(target.splits))
-                reduced = route(type_, source, whole, self.mesh, self.price)
+                reduced = route(type_, source, target.reduced, self.mesh, self.price)
                 assert reduced is not None
                 found.append(reduced)
         return found

@@ -1,15 +1,20 @@
-"""From the named program and a layout to the placed program.
+"""From the named program to the placed program, in one walk in program order.
 
-One walk in program order. Rules bind what they name; operators get the placement whose reshards
-send the fewest bytes (`choose.py`); on axes no rule speaks of, a value is whole, or partial for as
-long as the policy allows. Once a consumer has forced a reduction, later ones read the result.
+What placement is asked of a value is the `Request`'s to answer (`request.py`: a layout, or an `sbp`
+block). What it leaves open a `Decider` decides: a `Walk`, as it comes to each operator, or the
+`Plan` of a search (`optimal.py`). The `Placer` asks both, and makes the reshards that follow.
+
+A walk gives an operator the placement whose reshards send the fewest bytes (`choose.py`); on axes
+nothing is asked for, a value is whole, or partial for as long as the policy allows. Once a consumer
+has forced a reduction, later ones read the result.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
 from meshdsl.diagnostics import Span
 from meshdsl.ir import program as ir
@@ -19,13 +24,66 @@ from meshdsl.named.expand import expand
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed import why
-from meshdsl.placed.choose import Choice, Chooser, Want, call_of, cheapest
+from meshdsl.placed.choose import Choice, Chooser, cheapest
 from meshdsl.placed.contraction import pairwise
 from meshdsl.placed.ir import Apply, Loop, Node, Parameter, Program, Reshard, Tensor, walk
-from meshdsl.placed.layout import Layout
+from meshdsl.placed.request import Request
 from meshdsl.placed.reshard import Price, route
-from meshdsl.placed.sbp import Mesh, Placement, placement
+from meshdsl.placed.rows import call_of
+from meshdsl.placed.sbp import Mesh, Placement
 from meshdsl.placed.storage import is_load, is_loaded
+
+
+class Decider(Protocol):
+    """Decides what a request leaves open: operator by operator, or for the whole program.
+
+    `foresees`: whether every reader was known when it was decided where a value settles. Then each
+    reads the version decided for it; else what was reduced for one is read so by later ones.
+    """
+
+    foresees: ClassVar[bool]
+
+    @property
+    def policy(self) -> str:
+        """One of `place.POLICIES`."""
+
+    @property
+    def price(self) -> Price:
+        """The price of reshards, of which the least is looked for."""
+
+    def choice(self, op: named.Op, chooser: Chooser) -> Choice | None:
+        """The placements of an operator; None where what is pinned leaves none."""
+
+    def carries(self, loop: named.Loop) -> Mapping[Value, Placement] | None:
+        """Placements of what a loop carries and collects, where not as asked; None: by trial."""
+
+    def versions(self, value: Value) -> tuple[Placement, ...]:
+        """The versions of a value that something may be sent for; others are had from them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """Decides for each operator when it comes to it; `policy` is one of `place.WALKS`."""
+
+    policy: str
+    foresees: ClassVar[bool] = False
+
+    @property
+    def price(self) -> Price:
+        """Bytes alone; Mesh-TensorFlow has no reduce_scatter."""
+        return Price(scatter=self.policy != "mesh-tf")
+
+    def choice(self, op: named.Op, chooser: Chooser) -> Choice | None:
+        """The cheapest."""
+        return next(iter(chooser.candidates()), None)
+
+    def carries(self, loop: named.Loop) -> Mapping[Value, Placement] | None:
+        """As asked where partial values are reduced at once."""
+        return {} if self.policy == "immediate" else None
+
+    def versions(self, value: Value) -> tuple[Placement, ...]:
+        """None ahead of a reader."""
+        return ()
 
 
 @dataclass(slots=True)
@@ -49,65 +107,52 @@ class _State:
 
 
 class Placer:
-    """One walk over a program. `policy` is one of `place.WALKS`, or `optimal` with a plan.
+    """One walk over the program of a request, which comes to know the dims made up on the way."""
 
-    Where it `reduces_once`, what has been reduced for one reader is read so by all later ones.
-    """
-
-    reduces_once = True
-
-    def __init__(self, program: named.Program, layout: Layout, policy: str) -> None:
-        self.source = program
-        self.layout = layout
-        self.mesh: Mesh = layout.mesh
-        self.deferred = policy in ("deferred", "mesh-tf")
-        self.price = Price(scatter=policy != "mesh-tf")
-        self.policy = policy
+    def __init__(self, request: Request, decider: Decider) -> None:
+        self.source, self.request, self.decider = request.program, request, decider
+        self.mesh: Mesh = request.mesh
+        self.price = decider.price
+        self.returned = request.returned
         self.state = _State()
-        self.returned = {o.value for o in program.outputs}
-        self.phase = "forward"
         self.causes: dict[Value, dict[str, tuple[str, Span]]] = {}
 
     def program(self) -> Program:
         """The placed program."""
         inputs = tuple(self._entering(v) for v in self.source.inputs)
-        params = tuple(Parameter(p, self._stored(p.value)) for p in self.source.params)
-        states = tuple(self._stored(s.value) for s in self.source.states)
+        params = tuple(Parameter(p, self._entering(p.value)) for p in self.source.params)
+        states = tuple(self._entering(s.value) for s in self.source.states)
         stored = {t.value: t for t in (*(p.tensor for p in params), *states)}
         for node in self.source.body:
             self._node(node)
         outputs = tuple((o.name, self._output(o)) for o in self.source.outputs)
         updates = tuple(self._update(u, stored[u.old]) for u in self.source.updates)
         body = tuple(self.state.blocks[0])
-        name = self.layout.name
+        name, policy = self.request.layout.name, self.decider.policy
         tensors = tuple(t for v, t in self.state.settled.items() if not is_loaded(v))
         made = (inputs, params, body, outputs, tensors, self.causes, states, updates)
-        return Program(self.source, self.mesh, name, self.policy, *made)
-
-    def alike(self, first: named.Op, second: named.Op) -> bool:
-        """Whether the results of two operators are asked for in one placement."""
-        pairs = zip(first.outs, second.outs, strict=True)
-        return all(self._demanded(a) == self._demanded(b) for a, b in pairs)
-
-    def _demanded(self, value: Value) -> Placement:
-        return self.layout.demand(value).placement(self.mesh)
+        return Program(self.source, self.mesh, name, policy, *made)
 
     # --- versions ----------------------------------------------------------------------------
 
-    def _wanted(self, value: Value) -> Placement:
-        """What rules demand of a value, with the causes noted."""
-        binding = self.layout.demand(value, value in self.returned)
-        causes = {d: (str(r), r.span) for d, r in binding.causes.items() if binding.splits.get(d)}
-        self.causes[value] = causes
-        return binding.placement(self.mesh)
+    def _asked(self, value: Value) -> Placement:
+        """The placement asked of a value, with the causes noted."""
+        asked = self.request.asked(value)
+        self.causes[value] = asked.causes
+        return asked.placement
 
     def _entering(self, value: Value) -> Tensor:
-        """An input as the devices are given it."""
-        return self._enter(value, self._wanted(value), 0)
+        """An input as the devices are given it, a parameter or a state as it is stored: in blocks.
 
-    def _stored(self, value: Value) -> Tensor:
-        """A parameter or a state as it is stored."""
-        return self._enter(value, self._wanted(value), 0)
+        Where it is to be partial, all devices but one drop theirs.
+        """
+        asked = self._asked(value)
+        entered = self._enter(value, asked.reduced, 0)
+        if asked.partial:
+            self.state.partial_why[value] = why.ANNOTATED
+            made = self._version(value, asked, why.Ask("rule", "", value.span))
+            self.state.versions[value] = [made]
+        return entered
 
     def _enter(self, value: Value, placed: Placement, depth: int) -> Tensor:
         tensor = Tensor(value, placed)
@@ -126,6 +171,19 @@ class Placer:
         self.state.blocks[depth].append(node)
 
     def _version(self, value: Value, need: Placement, ask: why.Ask) -> Tensor:
+        """The version for a reader; a decided one that gives it for nothing is made first."""
+        here, decided = self._placements(value), self.decider.versions(value)
+        if need not in (*here, *decided):
+            missing = (p for p in decided if p not in here and self._is_free(value, p, need))
+            if (first := next(missing, None)) is not None:
+                self._made(value, first, ask)
+        return self._made(value, need, ask)
+
+    def _is_free(self, value: Value, source: Placement, need: Placement) -> bool:
+        way = route(value.type, source, need, self.mesh, self.price)
+        return way is not None and not way.wire_bytes
+
+    def _made(self, value: Value, need: Placement, ask: why.Ask) -> Tensor:
         """The version of `value` placed as `need`, made by the cheapest reshard if there is none.
 
         It is made where the value lives: a tensor from outside a loop is resharded before the loop.
@@ -147,14 +205,11 @@ class Placer:
         words = functools.partial(why.explain, value, best, ask, facts)
         node = Reshard(source, target, best, ask.span, words, ask.phase)
         self._emit(node, self.state.depth[value])
-        if best.reduces and self.reduces_once:
+        if best.reduces and not self.decider.foresees:
             versions[:] = [t for t in versions if not t.placement.partial]
             self.state.partial_why.pop(value, None)
         versions.append(target)
         return target
-
-    def _computed(self, value: Value) -> Placement:
-        return self.layout.bind(value).placement(self.mesh)
 
     # --- nodes -------------------------------------------------------------------------------
 
@@ -162,7 +217,6 @@ class Placer:
         if isinstance(node, named.Loop):
             self._repeat(node)
             return
-        self.phase = node.phase
         if is_load(node):
             self._load(node)
             return
@@ -171,7 +225,7 @@ class Placer:
 
     def _load(self, op: named.Op) -> None:
         """What is stored, brought to what the computation uses; the stored version stays alone."""
-        stored, want = self._latest(op.ins[0]), self._wanted(op.out)
+        stored, want = self._latest(op.ins[0]), self._asked(op.out)
         made = self._enter(op.out, stored.placement, len(self.state.blocks) - 1)
         self._emit(Apply.of(op, (stored,), (made,)))
         used, self.causes[op.out] = self.causes[op.out], self.causes[op.ins[0]]
@@ -180,7 +234,12 @@ class Placer:
         self.causes[op.out] = used
 
     def _rewritten(self, op: named.Op) -> tuple[named.Op, ...]:
-        """The operator; an n-ary einsum in pairs; a composite whose own dim is split, expanded."""
+        """The operator; an n-ary einsum in pairs; a composite whose own dim is split, expanded.
+
+        A plan is made of a program that has been rewritten.
+        """
+        if self.decider.foresees:
+            return (op,)
         if op.name == "einsum" and len(op.ins) > 2:
             placed = tuple(self._latest(v).placement for v in op.ins)
             return pairwise(op, placed, self.mesh)
@@ -192,7 +251,7 @@ class Placer:
         if expanded is None:
             return (op,)
         for dim, axes in expanded.rules:
-            self.layout.also(dim, axes, op.span)
+            self.request = self.request.also(dim, axes, op.span)
         return expanded.ops
 
     def _split_own_dims(self, op: named.Op) -> dict[str, tuple[str, ...]]:
@@ -209,9 +268,8 @@ class Placer:
         return found
 
     def _apply(self, op: named.Op) -> None:
-        wants = (replace(self._want(v), summed=self.layout.summed(v, op)) for v in op.outs)
-        chooser = self._chooser(op, tuple(wants))
-        best = self._choose(op, chooser)
+        chooser = self._chooser(op)
+        best = self.decider.choice(op, chooser) or self.request.refuse(op)
         instead = functools.partial(chooser.next_best, best)
         ask = why.Ask("operand", why.operator(op), op.span, instead, op.phase)
         needs = zip(op.ins, best.needs, strict=True)
@@ -223,31 +281,26 @@ class Placer:
         for value, target in zip(op.outs, best.targets, strict=True):
             self._settle(value, target, self._ask_result(value, op, instead))
 
-    def _want(self, value: Value) -> Want:
-        """What is demanded of a result."""
-        return Want(self._wanted(value))
-
-    def _chooser(self, op: named.Op, wants: tuple[Want, ...]) -> Chooser:
+    def _chooser(self, op: named.Op) -> Chooser:
         """Everything that `op` may do."""
+        wants, pins = self.request.wants(op), self.request.pins(op)
+        self.causes.update((v, self.request.asked(v).causes) for v in op.outs)
         versions = tuple(self._placements(v) for v in op.ins)
         # Outputs force: what is returned is reduced as it appears, and everyone reads the result.
         forced = not self.returned.isdisjoint(op.outs)
-        return Chooser(call_of(op), versions, wants, self.mesh, self.policy, self.price, forced)
-
-    def _choose(self, op: named.Op, chooser: Chooser) -> Choice:
-        """What `op` does."""
-        return chooser.candidates()[0]
+        by = (self.mesh, self.decider.policy, self.price, forced)
+        return Chooser(call_of(op), versions, wants, pins, *by)
 
     def _ask_result(self, value: Value, op: named.Op, instead: Callable[[], int | None]) -> why.Ask:
         if value in self.returned:
             who = f"`{value.label}` is returned"
             return why.Ask("output", who, op.span, instead, op.phase)
-        kind = {"immediate": "policy", "optimal": "plan"}.get(self.policy, "rule")
+        kind = {"immediate": "policy", "optimal": "plan"}.get(self.decider.policy, "rule")
         return why.Ask(kind, "", op.span, instead, op.phase)
 
     def _settle(self, value: Value, target: Placement, ask: why.Ask) -> None:
         """Bring a result to where it settles; what it came about as is gone."""
-        Placer._version(self, value, target, ask)
+        self._made(value, target, ask)
         self._keep_only(value, target)
 
     def _keep_only(self, value: Value, target: Placement) -> None:
@@ -269,25 +322,31 @@ class Placer:
     # --- loops -------------------------------------------------------------------------------
 
     def _repeat(self, node: named.Loop) -> None:
-        """The loop with its carries whole, or partial where that sends fewer bytes in all."""
+        """The loop with its carries as decided; by trial, partial where that sends fewer bytes."""
+        decided = self.decider.carries(node)
+        if decided is not None:
+            self._loop(node, decided)
+            return
         before = self.state.copy()
         plain, natural = self._loop(node, {})
-        if not self.deferred or not any(p.partial for p in natural.values()):
-            return
         wait = {v: p for v, p in natural.items() if p.partial}
+        if not wait:
+            return
         first, self.state = self.state, before
         partial, _ = self._loop(node, wait)
         if plain <= partial:
             self.state = first
 
     def _loop(
-        self, node: named.Loop, partial: dict[Value, Placement]
+        self, node: named.Loop, decided: Mapping[Value, Placement]
     ) -> tuple[int, dict[Value, Placement]]:
-        """Place one loop with the carries in `partial` held so; its bytes, and what came out."""
+        """One loop with its carries as `decided`, others as asked; its bytes, and what came out."""
         entry = len(self.state.blocks[-1])
-        wants = {c.inside: partial.get(c.inside, self._carried(c)) for c in node.carries}
-        inits = [self._carry_in(c, wants[c.inside], node) for c in node.carries]
-        self.phase = node.phase
+        wants = {c.inside: decided.get(c.inside, self._carried(c)) for c in node.carries}
+        inits = [
+            self._carry(c.init, f"`{c.inside.label}` enters", wants[c.inside], node)
+            for c in node.carries
+        ]
         self.state.blocks.append([])
         depth = len(self.state.blocks) - 1
         stacked = tuple(self._stack(s, node, depth) for s in node.stacked)
@@ -298,35 +357,51 @@ class Placer:
         for inner in node.body:
             self._node(inner)
         natural = {c.inside: self._placements(c.next)[0] for c in node.carries}
-        nexts = [self._carry_out(c, wants[c.inside], node) for c in node.carries]
-        kept = [self._kept(c, node) for c in node.collected]
+        nexts = [
+            self._carry(c.next, f"`{c.next.label}` goes round", wants[c.inside], node)
+            for c in node.carries
+        ]
+        kept = [self._kept(c.inside, decided.get(c.outer), node) for c in node.collected]
         body = self.state.blocks.pop()
-        results = [self._carry_result(c, wants[c.inside]) for c in node.carries]
-        versions = zip(inits, insides, nexts, results, strict=True)
-        carries = tuple(Carry(*v) for v in versions)
-        pairs = zip(kept, node.collected, strict=True)
-        collected = tuple(Collected(inside, self._collect(inside, item)) for inside, item in pairs)
+        results = [self._leave(c.result, c.inside, c.next, wants[c.inside]) for c in node.carries]
+        carries = tuple(Carry(*v) for v in zip(inits, insides, nexts, results, strict=True))
+        collected = tuple(
+            Collected(part, self._leave(c.outer, c.inside, c.inside, part.placement))
+            for part, c in zip(kept, node.collected, strict=True)
+        )
         about = (node.span, collected, node.reverse, node.phase, node.block)
         self._emit(Loop(node.dim, carries, stacked, tuple(body), *about))
         for item in node.collected:
             self._settle_collected(item.outer, node)
         return self._bytes(entry, results), natural
 
-    def _kept(self, item: ir.Collected[Value], node: named.Loop) -> Tensor:
-        """The version that a loop collects."""
-        return self.state.versions[item.inside][0]
+    def _carry(self, value: Value, who: str, want: Placement, node: named.Loop) -> Tensor:
+        """The version of a value with which an iteration begins, or ends."""
+        ask = why.Ask("carry", f"{who} `repeat {node.dim}` so", node.span, phase=node.phase)
+        return self._version(value, want, ask)
 
-    def _collect(self, inside: Tensor, item: ir.Collected[Value]) -> Tensor:
-        """What a loop collects is placed as each part of it."""
-        self.causes[item.outer] = self.causes.get(item.inside, {})
-        if inside.placement.partial:
-            reasons = self.state.partial_why.get(item.inside, why.CARRIED)
-            self.state.partial_why[item.outer] = reasons
-        return self._enter(item.outer, inside.placement, len(self.state.blocks) - 1)
+    def _kept(self, value: Value, decided: Placement | None, node: named.Loop) -> Tensor:
+        """The version of a value that a loop collects."""
+        if decided is None:
+            return self.state.versions[value][0]
+        who = f"all of `{value.label}` are kept so"
+        return self._version(value, decided, why.Ask("plan", who, node.span, phase=node.phase))
+
+    def _leave(self, value: Value, inside: Value, last: Value, placed: Placement) -> Tensor:
+        """A value that a loop leaves, placed as each part of it: for the same reasons."""
+        self.causes[value] = self.causes.get(inside, {})
+        if placed.partial:
+            self.state.partial_why[value] = self.state.partial_why.get(last, why.CARRIED)
+        return self._enter(value, placed, len(self.state.blocks) - 1)
 
     def _settle_collected(self, value: Value, node: named.Loop) -> None:
-        """Bring what was collected to what rules demand of the whole."""
-        want = self._wanted(value)
+        """Bring what was collected to what is asked of the whole.
+
+        Where readers are foreseen they do that, unless the dim of the loop is to be split.
+        """
+        if self.decider.foresees and not self.request.demanded(value).axes_of(node.dim.name):
+            return
+        want = self._asked(value)
         here = self._latest(value).placement
         if all(here.axes_of(d) == axes for d, axes in want.splits):
             return
@@ -334,34 +409,19 @@ class Placer:
         self._keep_only(value, want)
 
     def _carried(self, carry: ir.Carry[Value]) -> Placement:
-        """How a carried value is held when nothing speaks for holding it partial."""
-        return self._wanted(carry.inside)
-
-    def _carry_in(self, carry: ir.Carry[Value], want: Placement, node: named.Loop) -> Tensor:
-        who = f"`{carry.inside.label}` enters `repeat {node.dim}` so"
-        ask = why.Ask("carry", who, node.span, phase=node.phase)
-        return self._version(carry.init, want, ask)
-
-    def _carry_out(self, carry: ir.Carry[Value], want: Placement, node: named.Loop) -> Tensor:
-        who = f"`{carry.next.label}` goes round `repeat {node.dim}` so"
-        ask = why.Ask("carry", who, node.span, phase=node.phase)
-        return self._version(carry.next, want, ask)
-
-    def _carry_result(self, carry: ir.Carry[Value], want: Placement) -> Tensor:
-        self.causes[carry.result] = self.causes.get(carry.inside, {})
-        if want.partial:
-            reasons = self.state.partial_why.get(carry.next, why.CARRIED)
-            self.state.partial_why[carry.result] = reasons
-        return self._enter(carry.result, want, len(self.state.blocks) - 1)
+        """The placement asked of a carried value, or the one it enters in."""
+        value = self.request.carried(carry)
+        return self._latest(carry.init).placement.reduced if value is None else self._asked(value)
 
     def _stack(self, item: ir.Stacked[Value], node: named.Loop, depth: int) -> Stacked[Tensor]:
         """A stack that is whole along the dim of its loop, and a slice of it."""
         loop = node.dim.name
         # Some operator may have wanted a version of it that is split along the loop.
-        versions = _settled_first(self.state.versions[item.outer])
+        settled, *later = self.state.versions[item.outer]
+        versions = [settled, *reversed(later)]
         whole = [t for t in versions if not t.placement.axes_of(loop)]
         ask = why.Ask("operand", f"`repeat {loop}`", node.span, phase=node.phase)
-        need = versions[0].placement.without_dim(loop)
+        need = settled.placement.without_dim(loop)
         outer = whole[0] if whole else self._version(item.outer, need, ask)
         inside = self._enter(item.inside, outer.placement.without_dim(loop), depth)
         self.causes[item.inside] = self.causes.get(item.outer, {})
@@ -372,8 +432,8 @@ class Placer:
         nodes = tuple(self.state.blocks[-1][entry:])
         total = sum(n.route.wire_bytes * k for n, k in walk(nodes) if isinstance(n, Reshard))
         for tensor in results:
-            whole = placement(self.mesh, dict(tensor.placement.splits))
-            reduced = route(tensor.value.type, tensor.placement, whole, self.mesh)
+            here = tensor.placement
+            reduced = route(tensor.value.type, here, here.reduced, self.mesh)
             assert reduced is not None
             total += reduced.wire_bytes
         return total
@@ -382,7 +442,11 @@ class Placer:
 
     def _output(self, output: named.Output) -> Tensor:
         value = output.value
-        want = self._computed(value) if value.role == "param" else self._wanted(value)
+        want = self.request.output(value)
+        if want is None:
+            want = self.state.settled[value].placement.reduced
+        else:
+            self._asked(value)
         ask = why.Ask("output", f"`{output.name}` is returned", output.span)
         return self._version(value, want, ask)
 
@@ -391,8 +455,3 @@ class Placer:
         who = f"the new `{update.old.label}` is stored so"
         ask = why.Ask("update", who, update.new.span, phase="update")
         return old, self._version(update.new, old.placement, ask)
-
-
-def _settled_first(versions: list[Tensor]) -> list[Tensor]:
-    """The version that a value settled in, then the latest ones."""
-    return [versions[0], *reversed(versions)]

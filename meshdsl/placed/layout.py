@@ -14,11 +14,10 @@ from typing import NoReturn
 
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Source, Span, fail
 from meshdsl.ir.types import Dim
-from meshdsl.named.declarations import Declarations, unknown
+from meshdsl.named.declarations import Declarations, constant_integer, unknown
 from meshdsl.named.ir import Op, Value
-from meshdsl.placed.choose import call_of, legal_rows
+from meshdsl.placed.rows import call_of, legal_rows
 from meshdsl.placed.sbp import Mesh, Placement, placement
-from meshdsl.placed.selectors import GENERAL, PIN, ROLE, STORED, TENSOR, selects
 from meshdsl.syntax import ast
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -30,6 +29,28 @@ STORAGE = tuple((role,) for role in ROLES)
 
 _ROLE_OF = {"grad": ("grads",), "state": ("state",)}
 """The selector of what is kept in a role, beside that of parameters."""
+
+GENERAL, STORED, ROLE, FUNCTION, TENSOR, PIN = range(6)
+"""How narrowly a rule speaks of a tensor: the narrowest wins."""
+
+
+def selects(selector: tuple[str, ...], value: Value) -> int | None:
+    """How a dotted selector means this value: as TENSOR, as one in a FUNCTION, or not (None)."""
+    parts = tuple((value.name or "").split("."))
+    # `w.m` is a state of `w`; `m` alone is a tensor that the program calls so.
+    alone = parts if value.role == "state" else (value.label,)
+    if value.name is not None and selector in (parts, alone):
+        return TENSOR
+    for names in (value.path, value.functions):
+        for start in range(len(names) - len(selector) + 1):
+            if names[start : start + len(selector)] == selector:
+                return FUNCTION
+    inner = (*value.functions, value.label)
+    if value.name is not None and len(selector) > 1:
+        for names in (parts, inner):
+            if names[-len(selector) :] == selector:
+                return TENSOR
+    return None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +84,7 @@ class Binding:
         return placement(mesh, self.splits)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Layout:
     """A resolved layout on a mesh.
 
@@ -74,7 +95,11 @@ class Layout:
     rules: tuple[Rule, ...]
     mesh: Mesh
     declared: Mapping[tuple[str, str], Related] = field(default_factory=dict)
-    extra: dict[str, Rule] = field(default_factory=dict)
+
+    @property
+    def known(self) -> frozenset[tuple[str, str]]:
+        """The pairs (dim, axis) that some rule splits so."""
+        return frozenset((rule.dim, axis) for rule in self.rules for axis in rule.axes)
 
     def bind(self, value: Value, stored: bool = False) -> Binding:
         """The splits that rules demand of `value`; with `stored`, of one that is kept.
@@ -136,12 +161,13 @@ class Layout:
             for rule in self.rules
         )
 
-    def also(self, dim: Dim, axes: tuple[str, ...], span: Span) -> None:
-        """Rule a dim that the compiler made up (the blocks of a split dim)."""
-        self.extra[dim.name] = Rule((), dim.name, axes, False, span)
+    def also(self, dim: Dim, axes: tuple[str, ...], span: Span) -> Layout:
+        """The layout with a rule for a dim that the compiler made up: the blocks of a split dim."""
+        others = (rule for rule in self.rules if rule.dim != dim.name)
+        return replace(self, rules=(*others, Rule((), dim.name, axes, False, span)))
 
     def _applying(self, value: Value, stored: bool) -> Iterable[tuple[int, Rule]]:
-        for rule in (*self.rules, *self.extra.values()):
+        for rule in self.rules:
             if value.type.has(rule.dim) and self._exists(rule.axes):
                 level = self._level(rule, value, stored)
                 if level is not None:
@@ -273,8 +299,6 @@ def _suiting_mesh(declarations: Declarations, layout: str | None, sbp: str | Non
 
 def mesh_of(node: ast.Mesh, declarations: Declarations) -> Mesh:
     """A declared mesh with its sizes computed."""
-    from meshdsl.named.declarations import constant_integer
-
     sizes = {name: dim.size for name, dim in declarations.dims.items()}
     axes: dict[str, int] = {}
     for axis in node.axes:
@@ -328,24 +352,24 @@ def resolve_layout(declarations: Declarations, layout: str | None, mesh: Mesh) -
 
     Raises a diagnostic when there is no such layout.
     """
+    places = _places(declarations, mesh)
     if layout is None:
-        if not declarations.layouts:
-            return Layout("none", (), mesh, declared=_places(declarations, mesh))
-        layout = next(iter(declarations.layouts))
-    if layout not in declarations.layouts:
-        if ":" in layout:
-            rules = tuple(_rules_of_text(layout))
-            return Layout(layout, rules, mesh, declared=_places(declarations, mesh))
-        if layout in declarations.sbps:
-            message = f"`{layout}` is an `sbp` block, not a layout"
-            where = Related(declarations.sbps[layout].name.span, "declared here")
-            span = Span(Source("--layout", layout), 0, len(layout))
-            fail("MD0108", message, span, where, help=f"choose it with `--sbp {layout}`")
-        name = ast.Name(layout, Span(Source("--layout", layout), 0, len(layout)))
-        help = "or write the rules: `--layout batch:data,hidden:model`"
-        raise DiagnosticError(unknown("MD0108", "layout", name, list(declarations.layouts), help))
-    rules = inherited_rules(declarations.layouts[layout], declarations)
-    return Layout(layout, rules, mesh, declared=_places(declarations, mesh))
+        layout = next(iter(declarations.layouts), None)
+    if layout is None:
+        return Layout("none", (), mesh, places)
+    if layout in declarations.layouts:
+        rules = inherited_rules(declarations.layouts[layout], declarations)
+        return Layout(layout, rules, mesh, places)
+    if ":" in layout:
+        return Layout(layout, tuple(_rules_of_text(layout)), mesh, places)
+    span = Span(Source("--layout", layout), 0, len(layout))
+    if layout in declarations.sbps:
+        message = f"`{layout}` is an `sbp` block, not a layout"
+        where = Related(declarations.sbps[layout].name.span, "declared here")
+        fail("MD0108", message, span, where, help=f"choose it with `--sbp {layout}`")
+    help = "or write the rules: `--layout batch:data,hidden:model`"
+    name, known = ast.Name(layout, span), list(declarations.layouts)
+    raise DiagnosticError(unknown("MD0108", "layout", name, known, help))
 
 
 def _places(declarations: Declarations, mesh: Mesh) -> dict[tuple[str, str], Related]:

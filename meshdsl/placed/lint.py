@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from meshdsl.diagnostics import Diagnostic, Diagnostics, did_you_mean
-from meshdsl.named.ir import Loop, Node, Program, Value, walk
-from meshdsl.placed.layout import ROLES, Layout, Rule
-from meshdsl.placed.selectors import TENSOR, selects
+from meshdsl.named.ir import Program, Value, walk
+from meshdsl.placed.layout import ROLES, TENSOR, Layout, Rule, selects
+from meshdsl.placed.request import loops
+from meshdsl.placed.sbp_block import Annotations, means
 
 
 def values_of(program: Program) -> Iterator[Value]:
@@ -17,24 +18,16 @@ def values_of(program: Program) -> Iterator[Value]:
     yield from (s.value for s in program.states)
     for op in walk(program.body):
         yield from op.outs
-    for loop in _loops(program.body):
+    for loop in loops(program):
         yield from (c.inside for c in loop.carries)
         yield from (c.outer for c in loop.collected)
-
-
-def _loops(nodes: Iterable[Node]) -> Iterator[Loop]:
-    """Every loop, those inside loops too."""
-    for node in nodes:
-        if isinstance(node, Loop):
-            yield node
-            yield from _loops(node.body)
 
 
 def lint(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
     """Warn of rules that cannot have an effect, each with a way out."""
     values = tuple(values_of(program))
     # Rules for the dims that `repeat` runs over are answered elsewhere.
-    dims = {d for v in values for d in v.type.names} | {n.dim.name for n in _loops(program.body)}
+    dims = {d for v in values for d in v.type.names} | {n.dim.name for n in loops(program)}
     for rule in layout.rules:
         for axis in rule.axes:
             if axis not in layout.mesh.names:
@@ -94,3 +87,16 @@ def _selects_nothing(rule: Rule, values: tuple[Value, ...]) -> Diagnostic:
     help = meant or "remove the rule"
     message = f"`{selector}` selects no tensor with the dim `{rule.dim}`"
     return Diagnostic("MD0306", message, rule.span, "warning", help=help)
+
+
+def lint_sbp(program: Program, annotations: Annotations, diagnostics: Diagnostics) -> None:
+    """Warn of entries that name no tensor."""
+    values = tuple(values_of(program))
+    labels = sorted({v.label for v in values if v.name})
+    for entry in annotations.entries:
+        for path in (entry.tensor, entry.at):
+            if path and not any(means(path, v) for v in values):
+                name = ".".join(n.text for n in path)
+                help = did_you_mean(path[-1].text, labels) or "remove the entry"
+                message = f"`{name}` names no tensor of the program"
+                diagnostics.add(Diagnostic("MD0306", message, entry.span, "warning", help=help))

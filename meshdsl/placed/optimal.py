@@ -1,50 +1,71 @@
-"""When to reduce, decided for the whole program at once: the least cost, by integer programming.
+"""The optimal plan: all placements of a program at once, by 0-1 integer programming.
 
-Every operator o picks a combination c: a legal row per mesh axis, hence the placements it needs its
-operands in and those it yields. Every value v settles in a placement s, at the price of getting
-there from what was yielded. Every reader takes a version n: the settled one, one that was made from
-it, or what is had from such a version unsent (a slice, a zero-fill). A version is paid for once,
-however many read it. With 0-1 quantities
+The model is that of Alpa's intra-operator parallelism (Zheng et al., OSDI 2022, section 4): each
+operator chooses one strategy, and the cost of resharding between two choices is linearised by
+variables for the edges. Ours are the partial values, loops, and versions that readers share.
 
-    x[o,c]    o picks c                        sum over c of x = 1
-    z[v,y,s]  v comes about as y, settles in s sum over s of z = sum of the x that yield y
-    S[v,s]    v settles in s                   = sum over y of z
-    f[r,s,n]  reader r of v needs n            sum over n of f = S[v,s], over s = the x that need n
-    m[v,s,n]  version n is made from s         what r takes of it (its f, or a part of the f of
-                                               what is had from n) <= m
+Variables, 0 or 1. A combination c of operator o is a legal row per mesh axis, hence the placements
+it needs its operands in and those it yields. Value v is yielded in placement y and settles in s; a
+reader r of v (an operator, a loop, an output, an update) needs it in n:
 
-the cost is the sum, over all z and m, of the `Price` of the reshard, bytes first of all, times the
-trips of the loops it stands in. Each reader's f is a transport problem:
-the relaxation is tight, and nearly every program is solved without branching. Ties go to fewer
-collectives, then fewer local steps and FLOPs; all of them together weigh less than a byte.
+    x[o,c]    o chooses c
+    z[v,y,s]  v is yielded in y and settles in s
+    S[v,s]    v settles in s; no variable, but the sum over y of z[v,y,s]
+    f[r,s,n]  r needs in n what settled in s
+    g[r,k,n]  the part of f[r,s,n] that r has from version k of the same s, with nothing sent: a
+              slice of it, or itself among zeros
+    m[v,s,n]  version n of v is made from s
 
-What has one option is a constant, and placements that are nowhere better than another are left out.
-Values keep the splits that rules demand. On axes no rule speaks of they may be whole, partial, or
-split; where that is too much, split only as some rule splits that dim elsewhere, or not at all.
-(Per-operator choices and reshards as one integer program: Alpa, Zheng et al. 2022, section 4;
-partial values and shared versions are ours.)
+Constraints, for all indices that are not summed over:
+
+    sum over c of x[o,c] = 1
+    sum over s of z[v,y,s] = sum of the x[o,c] that yield y    what is yielded settles somewhere
+    sum over n of f[r,s,n] = S[v,s]                            the flow of a reader is a transport
+    sum over s of f[r,s,n] = sum of the x[o,c] that need n     problem, from s to n
+    sum over k of g[r,k,n] <= f[r,s,n]
+    f[r,s,n] - sum over k of g[r,k,n] + sum over k of g[r,n,k] <= m[v,s,n]
+
+The last says that a reader takes one version at a time: halves of a version do not serve two of its
+needs at once. What a loop carries has one S inside and outside, that its entry and its end need.
+
+Objective: the least sum, over z, g and m, of the `Price` of the reshard times its trips (how often
+the loops around it run). So a version is paid for once, however many read it. Price counts bytes
+first of all, along the cheapest route (`reshard.py`); ties go to fewer collectives, then fewer
+local steps and FLOPs; all of them together weigh less than a byte.
+
+HiGHS (Huangfu and Hall, 2018) solves the relaxation first, and branches on x, z, carried S and m
+with parts only where that leaves fractions. Nearly every relaxation is tight: given x and S, the
+flows are transport problems. What has one option is a constant, and placements that are nowhere
+cheaper than another are left out.
+
+Proven, as `Plan.least`: of the space that was searched, no plan costs less, by the solver's bound.
+That is the widest of three spaces that is small enough. Values keep the splits that rules demand,
+and operators the rows that keep them (`Space._rows`); on axes no rule speaks of, values may be
+whole, partial or split; else split only as some rule splits that dim elsewhere; else not split.
+Not proven: other orders of products of many operands (one is given), and what a stack that is split
+along its loop might have become before it.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from meshdsl.ir import program as ir
 from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as named
 from meshdsl.named.ir import Op, Value
 from meshdsl.ops.opdef import ReduceOp
-from meshdsl.placed.choose import Chooser, Want, allowed_rows, call_of, flops, legal_rows
-from meshdsl.placed.demands import Demands
+from meshdsl.placed.choose import Choice, Chooser, Want, allowed_rows, flops
 from meshdsl.placed.ir import EVERY
-from meshdsl.placed.plan import Decision, Plan
+from meshdsl.placed.request import Request, loops
 from meshdsl.placed.reshard import Price, Route, route
-from meshdsl.placed.sbp import B, Component, Mesh, Partial, Placement, Split, placement
-from meshdsl.placed.signatures import Row
+from meshdsl.placed.rows import Row, call_of, legal_rows
+from meshdsl.placed.sbp import B, Component, Partial, Placement, Split, placement
 from meshdsl.placed.storage import is_load
 
 if TYPE_CHECKING:
@@ -245,16 +266,50 @@ LIGHT = 8
 """An operator of fewer FLOPs per element that it reads or writes may be done on every device."""
 
 
-def solve(program: named.Program, demands: Demands, price: Price) -> Plan | None:
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The placements of a whole program, decided at once: a `Decider`.
+
+    choices: what each operator reads and yields, and where its results settle. carried: the
+    placements of what loops carry and collect. sent: per value, the versions that something is sent
+    for. `cost` is that of all reshards by `price`, in all trips. `least`: no other plan costs less,
+    of those that were `searched`.
+    """
+
+    choices: dict[Op, Choice]
+    carried: dict[Value, Placement]
+    sent: dict[Value, tuple[Placement, ...]]
+    price: Price
+    cost: int
+    least: bool
+    searched: str = ""
+    policy: str = "optimal"
+    foresees: ClassVar[bool] = True
+
+    def choice(self, op: Op, chooser: Chooser) -> Choice | None:
+        """The choice for an operator, whatever the chooser would have taken."""
+        return self.choices[op]
+
+    def carries(self, loop: named.Loop) -> Mapping[Value, Placement] | None:
+        """The placements of all that loops carry and collect."""
+        return self.carried
+
+    def versions(self, value: Value) -> tuple[Placement, ...]:
+        """The versions that something is sent for."""
+        return self.sent.get(value, ())
+
+
+def solve(request: Request, price: Price) -> Plan | None:
     """The plan of least cost; None where the search is too large.
 
-    `program` is rewritten: it has no composite whose own dim is split, and no n-ary einsum. What is
-    searched is the widest space that is not too large; its answer is the least of that space.
+    The program of `request` is rewritten: it has no composite whose own dim is split, and no n-ary
+    einsum. What is searched is the widest space that is not too large; its answer is the least of
+    that space.
     """
-    spaces: dict[str, Splits | None] = {EVERY: None, KNOWN: demands.known, NONE: frozenset()}
+    spaces: dict[str, Splits | None] = {EVERY: None, KNOWN: request.known, NONE: frozenset()}
     for searched, splits in spaces.items():
         try:
-            plan = Model(Space(program, demands, price, splits)).plan()
+            plan = Model(Space(request, price, splits)).plan()
         except NoPlan:
             continue
         if plan is not None:
@@ -282,27 +337,25 @@ class Space:
     """What there is to choose: combinations of every operator, and where values may settle.
 
     readers: every placement that somebody may need a value in. trips: how often a value is made.
-    splits: those that are considered on axes no rule speaks of; None for all.
+    sliced: the dims of loops that slice or collect a value. splits: those that are considered on
+    axes no rule speaks of; None for all.
     """
 
-    def __init__(
-        self, program: named.Program, demands: Demands, price: Price, splits: Splits | None
-    ) -> None:
-        self.program, self.demands, self.price, self.splits = program, demands, price, splits
-        self.mesh: Mesh = demands.mesh
-        self.trips: dict[Value, int] = {}
+    def __init__(self, request: Request, price: Price, splits: Splits | None) -> None:
+        self.request, self.price, self.splits = request, price, splits
+        self.program = program = request.program
+        self.mesh = request.mesh
         self.combinations: dict[Op, tuple[Combination, ...]] = {}
         self.readers: dict[Value, dict[Placement, None]] = {}
-        self.sliced: dict[Value, set[str]] = {}
-        self.loops: list[named.Loop] = []
+        self.loops = tuple(loops(program))
         self.pairs = 0
         self.stored = (*program.inputs, *(p.value for p in program.params))
         self.stored += tuple(s.value for s in program.states)
         self._combined = 0
-        self._collect_trips(program.body, 1)
-        # What an inner loop slices further lies, outside of the outer one, as it does inside.
-        for item in (s for loop in reversed(self.loops) for s in loop.stacked):
-            self.sliced.setdefault(item.outer, set()).update(self.sliced.get(item.inside, ()))
+        left = {o.value: request.output(o.value) for o in program.outputs}
+        self.outputs = {value: p for value, p in left.items() if p is not None}
+        self.trips = self._trips()
+        self.sliced = self._sliced()
         # Where nothing is demanded nothing is partial either: such axes are left alone.
         asked = self._asked_axes()
         self.axes = tuple(a for a, n in self.mesh.axes if n > 1 and a in asked)
@@ -317,26 +370,28 @@ class Space:
 
     # --- the program -------------------------------------------------------------------------
 
-    def _collect_trips(self, nodes: tuple[named.Node, ...], trips: int) -> None:
-        if trips == 1:
-            self.trips.update(dict.fromkeys(self.stored, 1))
-        for node in nodes:
-            self.trips.update(dict.fromkeys(node.makes, trips))
+    def _trips(self) -> dict[Value, int]:
+        found = dict.fromkeys(self.stored, 1)
+        for node, trips in ir.counted(self.program.body):
+            found.update(dict.fromkeys(node.makes, trips))
             if isinstance(node, named.Loop):
-                self._collect_loop(node, trips * node.dim.size)
+                found.update(dict.fromkeys(node.enters, trips * node.dim.size))
+        return found
 
-    def _collect_loop(self, node: named.Loop, trips: int) -> None:
-        self.loops.append(node)
-        inner = (*(s.inside for s in node.stacked), *(c.inside for c in node.carries))
-        self.trips.update(dict.fromkeys(inner, trips))
-        for outer in (*(s.outer for s in node.stacked), *(c.outer for c in node.collected)):
-            self.sliced.setdefault(outer, set()).add(node.dim.name)
-        self._collect_trips(node.body, trips)
+    def _sliced(self) -> dict[Value, set[str]]:
+        found: dict[Value, set[str]] = defaultdict(set)
+        # What an inner loop slices further lies, outside of the outer one, as it does inside.
+        for loop in reversed(self.loops):
+            for made in loop.collected:
+                found[made.outer].add(loop.dim.name)
+            for item in loop.stacked:
+                found[item.outer] |= {loop.dim.name} | found[item.inside]
+        return found
 
     def _asked_axes(self) -> set[str]:
         made = [v for op in named.walk(self.program.body) for v in op.outs]
-        asked = [self.demands.ruled(v) for v in (*self.stored, *made)]
-        pins = (p for op in named.walk(self.program.body) for p in self.demands.pins(op))
+        asked = [self.request.ruled(v) for v in (*self.stored, *made)]
+        pins = (p for op in named.walk(self.program.body) for p in self.request.pins(op))
         asked += [p for p in pins if p is not None]
         return {a for p in asked for a in (*p.partial, *(a for _, axes in p.splits for a in axes))}
 
@@ -344,7 +399,7 @@ class Space:
         """Operations of the partial values that can come about: sums, and what reduces here."""
         calls = {call_of(op) for op in named.walk(self.program.body)}
         made = [r for c in calls for r in legal_rows(c) if not _partial_ops(r.ins)]
-        asked = {self.demands.ruled(v).op for v in self.trips}
+        asked = {self.request.ruled(v).op for v in self.trips}
         sums: set[ReduceOp] = {"sum"}
         return sums.union(*(_partial_ops(row.outs) for row in made), {op for op in asked if op})
 
@@ -353,10 +408,10 @@ class Space:
         for op, combinations in self.combinations.items():
             for index, value in enumerate(op.ins):
                 self.need(value, (c.needs[index] for c in combinations))
-        for output in self.program.outputs:
-            self.need(output.value, [self.demands.output(output.value)])
+        for value, placed in self.outputs.items():
+            self.need(value, [placed])
         for update in self.program.updates:
-            self.need(update.new, [self.demands.stored(update.old)])
+            self.need(update.new, [self.request.stored(update.old)])
 
     def need(self, value: Value, placements: Iterable[Placement]) -> None:
         """Somebody may need a value so."""
@@ -366,23 +421,21 @@ class Space:
 
     def _of(self, op: Op) -> tuple[Combination, ...]:
         """The legal combinations of rows over the axes."""
-        pins = self.demands.pins(op)
-        asked = ((self.demands.ruled(v), self.demands.summed(v, op)) for v in op.outs)
-        wants = tuple(Want(placed, summed=summed) for placed, summed in asked)
-        ruled = tuple(p or self.demands.ruled(v) for p, v in zip(pins, op.ins, strict=True))
+        pins = self.request.pins(op)
+        wants = self.request.wants(op)
+        ruled = tuple(p or self.request.ruled(v) for p, v in zip(pins, op.ins, strict=True))
         options = [self._rows(op, axis, ruled, wants) for axis in self.axes]
         self._combined += math.prod(map(len, options))
         if self._combined > MOST_COMBINATIONS:
             raise NoPlan
         versions = tuple((p,) for p in ruled)
-        chooser = Chooser(call_of(op), versions, wants, self.mesh, "deferred")
+        chooser = Chooser(call_of(op), versions, wants, pins, self.mesh, "deferred")
         found: dict[tuple[object, ...], Combination] = {}
         for rows in itertools.product(*options):
             made = chooser.placements(dict(zip(self.axes, rows, strict=True)))
             if made is None or (is_load(op) and made[0] != ruled):
                 continue
-            if all(pin in (None, need) for pin, need in zip(pins, made[0], strict=True)):
-                found.setdefault(made, Combination(*made, chooser.flops(*made)))
+            found.setdefault(made, Combination(*made, chooser.flops(*made)))
         if not found:
             raise NoPlan
         return tuple(found.values())
@@ -400,7 +453,7 @@ class Space:
         split_here = any(isinstance(p.component(axis), Split) for p in ruled)
         standing = [row for row in every if split_here and _stands(row, axis, ruled)]
         suiting = [row for row in every if _agrees(row, axis, wants)]
-        known = all(map(self.demands.is_known, op.ins))
+        known = all(map(self.request.is_known, op.ins))
         both = [row for row in standing if row in suiting and known]
         if both:
             return both + [r for r in every[:1] if r not in both and _spares(op, both)]
@@ -424,17 +477,16 @@ class Space:
 
         The dim `without` stays whole, whatever rules say of it.
         """
-        ruled = self.demands.ruled(value).without_dim(without)
-        if self.demands.is_settled(value):
-            settled = self.demands.output(value) if value in self._outputs else ruled
-            return [settled.without_dim(without)]
+        ruled = self.request.ruled(value).without_dim(without)
+        if self.request.is_settled(value):
+            return [self.outputs.get(value, ruled).without_dim(without)]
         found = list(dict.fromkeys(self._completed(value, ruled, yields, splits=True)))
         if len(found) > MOST_PLACEMENTS:
             found = list(dict.fromkeys(self._completed(value, ruled, yields, splits=False)))
         self.pairs += len(found) * (len(yields) + len(self.readers.get(value, ())))
         if self.pairs * len(self.axes) ** 2 > MOST_PAIRS:
             raise NoPlan
-        if self.demands.waits(value):
+        if self.request.waits(value):
             # A gradient stays as it came about until the update asks for it.
             return [p for p in found if p in yields] or found
         return found
@@ -443,10 +495,6 @@ class Space:
         """Where a result of an operator may settle."""
         yields = dict.fromkeys(c.yields[index] for c in self.combinations[op])
         return self.targets(op.outs[index], tuple(yields))
-
-    @property
-    def _outputs(self) -> set[Value]:
-        return {o.value for o in self.program.outputs}
 
     def _completed(
         self, value: Value, ruled: Placement, yields: tuple[Placement, ...], splits: bool
@@ -471,8 +519,8 @@ class Space:
         came = {p.component(axis) for p in yields}
         if came and not _partial_ops(came):
             return [B, *sorted((c for c in came if isinstance(c, Split)), key=str)]
-        sliced = self.sliced.get(value, ())
-        dims = [d for d in self.demands.may_split(value) if splits and d not in sliced]
+        sliced = self.sliced[value]
+        dims = [d for d in self.request.may_split(value) if splits and d not in sliced]
         return [B, Partial(op), *(Split(d) for d in dims if self._may_split(d, axis))]
 
     def _with(
@@ -503,7 +551,7 @@ class Model:
     """
 
     def __init__(self, space: Space) -> None:
-        self.space, self.demands, self.price = space, space.demands, space.price
+        self.space, self.request, self.price = space, space.request, space.price
         self.lp = ZeroOne(MOST_COEFFICIENTS)
         self.costs: dict[Value, dict[Pair, float]] = {}
         self.picks: dict[Op, list[Terms]] = {}
@@ -527,7 +575,7 @@ class Model:
 
     def _settle_all(self) -> None:
         for value in self.space.stored:
-            self.settled[value] = {self.demands.ruled(value): ALWAYS}
+            self.settled[value] = {self.request.ruled(value): ALWAYS}
         for loop in self.space.loops:
             for carry in loop.carries:
                 self._settle_carry(carry, loop.dim.name)
@@ -554,7 +602,7 @@ class Model:
         found = self.space.targets(item.outer, (), without=loop)
         self.kept[item.outer] = dict(zip(found, self.lp.choice(len(found)), strict=True))
         self.space.need(item.inside, found)
-        ruled = self.demands.ruled(item.outer)
+        ruled = self.request.ruled(item.outer)
         if ruled.axes_of(loop):
             self._move(item.outer, self.kept[item.outer], [ruled])
         else:
@@ -562,7 +610,7 @@ class Model:
 
     def _settles_alike(self, item: ir.Collected[Value]) -> bool:
         """Whether all of a gradient waits as each part of it came about."""
-        return item.inside.role == "grad" and self.demands.waits(item.outer)
+        return item.inside.role == "grad" and self.request.waits(item.outer)
 
     def _sliced(self, item: ir.Stacked[Value]) -> dict[Placement, Terms]:
         """A slice lies as the stack does, made whole along the dim of the loop."""
@@ -581,10 +629,10 @@ class Model:
     def _settle_carry(self, carry: ir.Carry[Value], loop: str) -> None:
         """One placement for the value inside a loop and for what the loop leaves."""
         found = self.space.targets(carry.inside, ())
-        ruled = self.demands.ruled(carry.next)
-        if self.demands.is_settled(carry.next) and ruled in found:
+        ruled = self.request.ruled(carry.next)
+        if self.request.is_settled(carry.next) and ruled in found:
             found = [ruled]
-        sliced = self.space.sliced.get(carry.result, ())
+        sliced = self.space.sliced[carry.result]
         found = [p for p in found if not any(p.axes_of(d) for d in (loop, *sliced))]
         self._settle_among(carry.inside, found)
         self.settled[carry.result] = self.settled[carry.inside]
@@ -669,9 +717,9 @@ class Model:
         for loop in self.space.loops:
             self._read_loop(loop)
         for output in self.space.program.outputs:
-            self._read(output.value, {self.demands.output(output.value): ALWAYS})
+            self._read(output.value, {self.space.outputs[output.value]: ALWAYS})
         for update in self.space.program.updates:
-            self._read(update.new, {self.demands.stored(update.old): ALWAYS})
+            self._read(update.new, {self.request.stored(update.old): ALWAYS})
 
     def _read_loop(self, loop: named.Loop) -> None:
         for carry in loop.carries:
@@ -781,7 +829,7 @@ class Model:
     # --- the answer --------------------------------------------------------------------------
 
     def _plan(self, answer: Answer) -> Plan:
-        decisions = {op: self._decision(op, answer) for op in self.picks}
+        choices = {op: self._choice(op, answer) for op in self.picks}
         loops = self.space.loops
         carried = {c.inside: self.settled[c.inside] for loop in loops for c in loop.carries}
         collected = (c.outer for loop in loops for c in loop.collected)
@@ -796,13 +844,13 @@ class Model:
         )
         # All ties together weigh less than one.
         cost, proven = math.floor(answer.cost), answer.proven and not split
-        return Plan(decisions, carries, versions, cost, proven)
+        return Plan(choices, carries, versions, self.price, cost, proven)
 
-    def _decision(self, op: Op, answer: Answer) -> Decision:
+    def _choice(self, op: Op, answer: Answer) -> Choice:
         picks = zip(self.picks[op], self.space.combinations[op], strict=True)
         picked = next(c for pick, c in picks if answer.of(pick))
         targets = tuple(self._settled_in(v, answer) for v in op.outs)
-        return Decision(picked.needs, picked.yields, targets)
+        return Choice(picked.needs, picked.yields, targets)
 
     def _settled_in(self, value: Value, answer: Answer) -> Placement:
         return _picked(self.settled[value], answer)

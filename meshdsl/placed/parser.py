@@ -18,7 +18,7 @@ from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as named
 from meshdsl.placed import collectives as c
 from meshdsl.placed.ir import Apply, Loop, Node, Parameter, Program, Reshard, Tensor
-from meshdsl.placed.plan import as_rewritten
+from meshdsl.placed.place import as_rewritten
 from meshdsl.placed.reshard import Route
 from meshdsl.placed.sbp import Mesh, Placement, placement
 

@@ -138,6 +138,11 @@ class Placement:
         gone = (a for d, axes in self.splits for a in axes if a not in other.axes_of(d))
         return set(self.partial).union(gone) <= set(other.partial)
 
+    @property
+    def reduced(self) -> Placement:
+        """The same splits with nothing partial."""
+        return Placement(self.splits)
+
     def without_dim(self, dim: str) -> Placement:
         """The same placement for the tensor less `dim`."""
         return Placement(tuple(s for s in self.splits if s[0] != dim), self.partial, self.op)

@@ -5,52 +5,47 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from meshdsl.diagnostics import (
-    Diagnostic,
-    Diagnostics,
-    Related,
-    Source,
-    Span,
-    counted,
-    did_you_mean,
-    fail,
-)
-from meshdsl.named.declarations import Declarations
-from meshdsl.named.ir import Program, Value
+from meshdsl.diagnostics import DiagnosticError, Related, Source, Span, counted, fail
+from meshdsl.named.declarations import Declarations, unknown
+from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import ReduceOp
-from meshdsl.placed.layout import indivisible
-from meshdsl.placed.lint import values_of
+from meshdsl.placed.layout import TENSOR, indivisible, selects
 from meshdsl.placed.sbp import Mesh, Placement, placement
-from meshdsl.placed.selectors import TENSOR, selects
 from meshdsl.syntax import ast
 
 OPS: tuple[ReduceOp, ...] = ("sum", "max", "min", "prod")
 
 
 @dataclass(frozen=True, slots=True)
+class Annotation:
+    """The placement that an entry of a block gives a tensor."""
+
+    placement: Placement
+    entry: ast.SbpEntry
+
+
+@dataclass(frozen=True, slots=True)
 class Annotations:
-    """A resolved block. Entries with `at` hold where the tensor is read on the way to that one."""
+    """A resolved block. Entries with `at` bind a tensor where it is read on the way to that one."""
 
     name: str
     mesh: Mesh
     entries: tuple[ast.SbpEntry, ...]
 
-    def of(self, value: Value) -> tuple[Placement, ast.SbpEntry] | None:
-        """What the block says of a tensor, wherever it is read. Raises MD0308 or MD0301."""
+    def of(self, value: Value) -> Annotation | None:
+        """The annotation of a tensor, wherever it is read. Raises MD0308 or MD0301."""
         return self._first(value, (e for e in self.entries if not e.at))
 
-    def at(self, value: Value, reader: Value | None) -> tuple[Placement, ast.SbpEntry] | None:
-        """What the block says of a tensor where it is read on the way to `reader`."""
+    def at(self, value: Value, reader: Value | None) -> Annotation | None:
+        """The annotation of a tensor where it is read on the way to `reader`."""
         if reader is None:
             return None
-        return self._first(value, (e for e in self.entries if e.at and _means(e.at, reader)))
+        return self._first(value, (e for e in self.entries if e.at and means(e.at, reader)))
 
-    def _first(
-        self, value: Value, entries: Iterable[ast.SbpEntry]
-    ) -> tuple[Placement, ast.SbpEntry] | None:
+    def _first(self, value: Value, entries: Iterable[ast.SbpEntry]) -> Annotation | None:
         for entry in entries:
-            if _means(entry.tensor, value):
-                return self._placement(value, entry), entry
+            if means(entry.tensor, value):
+                return Annotation(self._placement(value, entry), entry)
         return None
 
     def _placement(self, value: Value, entry: ast.SbpEntry) -> Placement:
@@ -109,23 +104,19 @@ class Annotations:
         return names[index]
 
     def _check_divides(self, value: Value, splits: dict[str, tuple[str, ...]], span: Span) -> None:
-        from meshdsl.diagnostics import DiagnosticError
-
         for dim, axes in splits.items():
             if value.type.size(dim) % self.mesh.size(*axes):
                 size = value.type.size(dim)
                 raise DiagnosticError(indivisible(dim, size, axes, self.mesh, span))
 
 
-def _means(path: tuple[ast.Name, ...], value: Value) -> bool:
+def means(path: tuple[ast.Name, ...], value: Value) -> bool:
+    """Whether a dotted path means a tensor."""
     return selects(tuple(n.text for n in path), value) == TENSOR
 
 
 def resolve_sbp(declarations: Declarations, name: str, mesh: Mesh) -> Annotations:
     """The block called `name`. Raises a diagnostic when there is none, or it says a thing twice."""
-    from meshdsl.diagnostics import DiagnosticError
-    from meshdsl.named.declarations import unknown
-
     if name not in declarations.sbps:
         wrong = ast.Name(name, Span(Source("--sbp", name), 0, len(name)))
         raise DiagnosticError(unknown("MD0108", "sbp block", wrong, list(declarations.sbps)))
@@ -138,16 +129,3 @@ def resolve_sbp(declarations: Declarations, name: str, mesh: Mesh) -> Annotation
             label = ".".join(key[0])
             fail("MD0303", f"`{label}` is annotated twice", entry.span, where, help="keep one")
     return Annotations(name, mesh, declarations.sbps[name].entries)
-
-
-def lint_sbp(program: Program, annotations: Annotations, diagnostics: Diagnostics) -> None:
-    """Warn of entries that name no tensor."""
-    values = tuple(values_of(program))
-    labels = sorted({v.label for v in values if v.name})
-    for entry in annotations.entries:
-        for path in (entry.tensor, entry.at):
-            if path and not any(_means(path, v) for v in values):
-                name = ".".join(n.text for n in path)
-                help = did_you_mean(path[-1].text, labels) or "remove the entry"
-                message = f"`{name}` names no tensor of the program"
-                diagnostics.add(Diagnostic("MD0306", message, entry.span, "warning", help=help))

@@ -50,6 +50,7 @@ def _runner_up(ask: Ask) -> str:
 
 
 CARRIED = ("it is carried partial through the loop",)
+ANNOTATED = ("the `sbp` block says so",)
 
 
 def summed(op: Op, choice: Choice, causes: Mapping[str, tuple[str, Span]]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from meshdsl.named.declarations import Declarations, constant_integer, unknown
 from meshdsl.pipeline import Options, check_policy, lower_placed, place_named
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import COLLECTIVES
-from meshdsl.placed.selectors import TENSOR, selects
+from meshdsl.placed.layout import TENSOR, selects
 from meshdsl.report.explain import explain
 from meshdsl.syntax import ast
 

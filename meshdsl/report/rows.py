@@ -14,7 +14,7 @@ from meshdsl.ir.printer import attribute
 from meshdsl.ir.types import F32, Dim, TensorType
 from meshdsl.ops.build import listed
 from meshdsl.ops.opdef import Factors, OpDef, Sample, Signature, load_all, signs
-from meshdsl.placed.signatures import Row, rows
+from meshdsl.placed.rows import Row, rows
 
 VERSION = 1
 _M, _K, _N = Dim("m", 4), Dim("k", 6), Dim("n", 8)

@@ -19,8 +19,8 @@ import numpy as np
 
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, OpError, Sample, Signature
+from meshdsl.placed.rows import Row, rows
 from meshdsl.placed.sbp import B, Component, Partial, Split
-from meshdsl.placed.signatures import Row, rows
 
 RANKS = 2
 MOST_ROWS = 20_000

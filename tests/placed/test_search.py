@@ -13,7 +13,7 @@ from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source, front
 from meshdsl.placed import optimal, place, reshard
 from meshdsl.placed.ir import EVERY, Reshard, walk
-from meshdsl.placed.plan import Plan
+from meshdsl.placed.optimal import Plan
 from meshdsl.placed.reshard import Price
 from meshdsl.report.explain import explain
 from tests.compiling import compile_text, run_text
@@ -53,15 +53,37 @@ def moved(found: dict[str, Any], *phases: str) -> list[tuple[str, str]]:
 def test_a_plan_costs_what_it_predicts(
     path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    source = Source(path.name, path.read_text(encoding="utf-8"))
+    options = Options(layout=layout, message_bytes=1000, cache=False, set_dims=SIZES[path.stem])
+    hold_to_prediction(source, options, monkeypatch)
+
+
+RETURNED = """
+dim b = 8, m = 16, h = 32
+layout zero { b -> x, params: m -> x }
+program p(x[b, m]) {
+  param w[m, h]
+  y = einsum(x, w -> [b, h])
+  return y, w
+}
+"""
+
+
+def test_so_does_one_that_returns_what_is_stored_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parameter is returned in the form in which the program uses it: that is a gather."""
+    options = Options(mesh="x:4", layout="zero", message_bytes=1000, cache=False)
+    hold_to_prediction(Source("returned.mdsl", RETURNED), options, monkeypatch)
+
+
+def hold_to_prediction(source: Source, options: Options, patch: pytest.MonkeyPatch) -> None:
+    """A plan costs what it predicts."""
     found: list[Plan | None] = []
 
     def watched(*about: Any) -> Plan | None:
         found.append(optimal.solve(*about))
         return found[-1]
 
-    monkeypatch.setattr(place, "solve", watched)
-    source = Source(path.name, path.read_text(encoding="utf-8"))
-    options = Options(layout=layout, message_bytes=1000, cache=False, set_dims=SIZES[path.stem])
+    patch.setattr(place, "solve", watched)
     placed = compile_source(source, options, Diagnostics(), "placed").placed
     moves = [(n.route, k) for n, k in walk(placed.body) if isinstance(n, Reshard)]
     cost = sum(Price(1000).of(route) * trips for route, trips in moves)

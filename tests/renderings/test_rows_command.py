@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from meshdsl.cli.app import app
 from meshdsl.ops.opdef import Signature, load_all
-from meshdsl.placed.signatures import rows
+from meshdsl.placed.rows import rows
 from meshdsl.report.rows import describe, find, rows_text
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import Any
 
-from meshdsl.ops.opdef import Factor, Factors, ReduceOp
+from meshdsl.ir.types import TensorType
+from meshdsl.named.ir import Op
+from meshdsl.ops.opdef import Factor, Factors, OpDef, ReduceOp, Signature, lookup
 from meshdsl.placed.sbp import B, Component, Partial, Split
 
 
@@ -45,3 +49,36 @@ def _split_row(factor: Factor) -> Row:
 def _partial_row(group: frozenset[int], op: ReduceOp, ins: int, outs: int) -> Row:
     part = Partial(op)
     return Row(tuple(part if i in group else B for i in range(ins)), (part,) * outs)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What an operator's placement depends on; `same` numbers the operands, one value once."""
+
+    name: str
+    attrs: tuple[tuple[str, Any], ...]
+    ins: tuple[TensorType, ...]
+    outs: tuple[TensorType, ...]
+    same: tuple[int, ...]
+
+    @property
+    def opdef(self) -> OpDef:
+        """The operator's record."""
+        return lookup(self.name)
+
+    @property
+    def signature(self) -> Signature:
+        """Global types and attributes."""
+        return Signature(self.ins, self.outs, dict(self.attrs))
+
+
+def call_of(op: Op) -> Call:
+    """`op` less its identity: calls alike are placed alike."""
+    ins, outs = (tuple(v.type for v in vs) for vs in (op.ins, op.outs))
+    return Call(op.name, op.attrs, ins, outs, tuple(op.ins.index(v) for v in op.ins))
+
+
+@functools.lru_cache(maxsize=65536)
+def legal_rows(call: Call) -> tuple[Row, ...]:
+    """The rows of a call along one axis."""
+    return rows(call.opdef.factors(call.signature), len(call.ins), len(call.outs))

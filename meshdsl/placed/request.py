@@ -1,0 +1,309 @@
+"""The placements that are asked of a program's values: by the rules of a layout, or an `sbp` block.
+
+`Request` answers for a layout; `BlockRequest` for a block, where tensors without an annotation are
+free. A walk (`from_named.py`) and the search for the optimum (`optimal.py`) put the same questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NoReturn, Self
+
+from meshdsl.diagnostics import Related, Span, fail
+from meshdsl.ir import program as ir
+from meshdsl.ir.types import Dim
+from meshdsl.named import ir as named
+from meshdsl.named.ir import Op, Value
+from meshdsl.placed.choose import Want
+from meshdsl.placed.layout import Layout
+from meshdsl.placed.rows import Row, call_of, legal_rows
+from meshdsl.placed.sbp import WHOLE, Mesh, Partial, Placement
+from meshdsl.placed.sbp_block import Annotation, Annotations
+
+Pins = tuple[Placement | None, ...]
+"""Placements in which single operands of an operator must be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The placement asked of a value; per split dim the text that asks for it, and its place."""
+
+    placement: Placement
+    causes: dict[str, tuple[str, Span]]
+
+
+@dataclass(frozen=True, eq=False)
+class Request:
+    """The placements that the rules of a layout ask of the values of a program.
+
+    `left` are the placements in which a walk has left the outputs.
+    """
+
+    program: named.Program
+    layout: Layout
+    left: Mapping[Value, Placement] = field(default_factory=dict)
+
+    def on(self, program: named.Program, left: Mapping[Value, Placement] | None = None) -> Self:
+        """The same request of a program that has been rewritten."""
+        return replace(self, program=program, left=left or {})
+
+    def also(self, dim: Dim, axes: tuple[str, ...], span: Span) -> Self:
+        """The same request with a rule for a dim that the compiler made up."""
+        return replace(self, layout=self.layout.also(dim, axes, span))
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh that values are placed on."""
+        return self.layout.mesh
+
+    @cached_property
+    def returned(self) -> frozenset[Value]:
+        """The outputs of the program."""
+        return frozenset(o.value for o in self.program.outputs)
+
+    # --- of a value --------------------------------------------------------------------------
+
+    def asked(self, value: Value) -> Asked:
+        """The placement asked of a value where it is made, and why; on other axes it is free."""
+        if value not in self._asked:
+            self._asked[value] = self._ask(value)
+        return self._asked[value]
+
+    @cached_property
+    def _asked(self) -> dict[Value, Asked]:
+        return {}
+
+    def _ask(self, value: Value) -> Asked:
+        found = self.layout.demand(value, value in self.returned)
+        causes = {d: (str(r), r.span) for d, r in found.causes.items() if found.splits.get(d)}
+        return Asked(found.placement(self.mesh), causes)
+
+    def ruled(self, value: Value) -> Placement:
+        """The placement asked of a value."""
+        return self.asked(value).placement
+
+    def demanded(self, value: Value) -> Placement:
+        """The placement asked of a value if it is not returned."""
+        return self.layout.demand(value).placement(self.mesh)
+
+    def stored(self, value: Value) -> Placement:
+        """The placement a parameter or a state is kept in; what is read in parts is kept whole."""
+        return self.ruled(value).reduced
+
+    def output(self, value: Value) -> Placement | None:
+        """The placement a value is returned in; None where it is as it settles, reduced."""
+        if value.role == "param":
+            return self.layout.bind(value).placement(self.mesh)
+        return self.ruled(value)
+
+    def carried(self, carry: ir.Carry[Value]) -> Value | None:
+        """The value whose placement a loop carries; None where it is as it enters, reduced."""
+        return carry.inside
+
+    # --- of an operator ----------------------------------------------------------------------
+
+    def wants(self, op: Op) -> tuple[Want, ...]:
+        """The demands on the results of an operator. Raises MD0309 for one it cannot yield."""
+        return tuple(Want(self.ruled(v), summed=self.layout.summed(v, op)) for v in op.outs)
+
+    def pins(self, op: Op) -> Pins:
+        """The placements that `op` must read its operands in; rules do not tell readers apart."""
+        return (None,) * len(op.ins)
+
+    def refuse(self, op: Op) -> NoReturn:
+        """Raise MD0309: no row of `op` has its operands as `pins` wants them."""
+        raise AssertionError(f"{op.name} has no legal placement, and nothing is pinned")
+
+    def alike(self, first: Op, second: Op) -> bool:
+        """Whether the results of two operators are asked for in one placement."""
+        pairs = zip(first.outs, second.outs, strict=True)
+        return all(self.demanded(a) == self.demanded(b) for a, b in pairs)
+
+    # --- of a search -------------------------------------------------------------------------
+
+    @cached_property
+    def known(self) -> frozenset[tuple[str, str]]:
+        """The pairs (dim, axis) that are split so somewhere."""
+        return self.layout.known
+
+    def is_settled(self, value: Value) -> bool:
+        """Whether a value is to be just as it is ruled, on all axes."""
+        return value in self.returned or value.role == "param"
+
+    def is_known(self, value: Value) -> bool:
+        """Whether `ruled` tells along which dims a value is split wherever it is read."""
+        return True
+
+    def may_split(self, value: Value) -> tuple[str, ...]:
+        """The dims that may be split on axes no rule speaks of; a rule to `none` speaks of all."""
+        causes = self.layout.bind(value).causes
+        return tuple(d for d in value.type.names if d not in causes or causes[d].axes)
+
+    def waits(self, value: Value) -> bool:
+        """Whether a value is a gradient that stays as it came about until the update asks."""
+        return value.role == "grad" and not self.layout.is_stored(value, value in self.returned)
+
+
+@dataclass(frozen=True, eq=False)
+class BlockRequest(Request):
+    """The placements that an `sbp` block asks for: just what it says of a tensor, or anything.
+
+    Inputs, parameters and states without an annotation are whole. `layout` has no rules but those
+    for dims that were made up. When to reduce does not change where the outputs lie.
+    """
+
+    annotations: Annotations = field(kw_only=True)
+
+    @cached_property
+    def _slices(self) -> dict[Value, tuple[Value, str]]:
+        """The stack of every slice, and the dim of its loop."""
+        every = loops(self.program)
+        return {s.inside: (s.outer, loop.dim.name) for loop in every for s in loop.stacked}
+
+    @cached_property
+    def _readers(self) -> dict[Op, Value]:
+        return dict(_readers(self.program.body))
+
+    def _annotated(self, value: Value) -> Annotation | None:
+        return None if value in self._slices else self.annotations.of(value)
+
+    def _ask(self, value: Value) -> Asked:
+        """A slice is placed as its stack is: positions count the dims of the stack."""
+        if value in self._slices:
+            stack, loop = self._slices[value]
+            whole = self.asked(stack)
+            return Asked(whole.placement.without_dim(loop), whole.causes)
+        if (found := self._annotated(value)) is None:
+            return super()._ask(value)
+        span = found.entry.span
+        return Asked(found.placement, {d: (span.text, span) for d, _ in found.placement.splits})
+
+    def demanded(self, value: Value) -> Placement:
+        """As annotated, returned or not."""
+        found = self.annotations.of(value)
+        return super().demanded(value) if found is None else found.placement
+
+    def output(self, value: Value) -> Placement | None:
+        """As a walk has left it."""
+        return self.left.get(value)
+
+    def carried(self, carry: ir.Carry[Value]) -> Value | None:
+        """The first that is annotated."""
+        return next((v for v in (carry.inside, carry.next) if self.annotations.of(v)), None)
+
+    # --- of an operator ----------------------------------------------------------------------
+
+    def wants(self, op: Op) -> tuple[Want, ...]:
+        """Just as annotated, or anything. Raises MD0309."""
+        found = tuple(self._want(v, op) for v in op.outs)
+        for value, want in zip(op.outs, found, strict=True):
+            self._check_yields(op, value, want)
+        return found
+
+    def _want(self, value: Value, op: Op) -> Want:
+        if self._annotated(value) is not None:
+            placed = self.ruled(value)
+            return Want(placed.reduced if value in self.returned else placed, "exact")
+        if self.layout.bind(value).causes:
+            return Want(self.ruled(value))
+        # What is made from nothing is made whole: to split it later costs nothing.
+        return Want(WHOLE, "free" if op.ins else "exact")
+
+    def _check_yields(self, op: Op, value: Value, want: Want) -> None:
+        """MD0309 where a result is to be partial and no row of the operator yields that.
+
+        What is made from nothing may begin a sum in parts: all but one device hold zeros.
+        """
+        found = self._annotated(value)
+        if found is None or not want.placement.op or not op.ins:
+            return
+        legal = legal_rows(call_of(op))
+        wanted, axis = Partial(want.placement.op), want.placement.partial[0]
+        if all(wanted not in row.outs for row in legal):
+            fail(
+                "MD0309",
+                f"`{op.name}` cannot yield `{value.label}` as {wanted} over mesh axis `{axis}`",
+                found.entry.span,
+                Related(op.span, "it is computed here"),
+                help=f"its legal rows: {'; '.join(map(str, legal))}",
+            )
+
+    def pins(self, op: Op) -> Pins:
+        """The annotations for single readers."""
+        found = (self._pin(v, op) for v in op.ins)
+        return tuple(None if pin is None else pin.placement for pin in found)
+
+    def _pin(self, value: Value, op: Op) -> Annotation | None:
+        return self.annotations.at(value, self._readers.get(op))
+
+    def refuse(self, op: Op) -> NoReturn:
+        """MD0309: the operator, the axis, and the rows there are."""
+        pin = next(found for v in op.ins if (found := self._pin(v, op)))
+        legal = legal_rows(call_of(op))
+        for axis in self.mesh.names:
+            parts = tuple(p and p.component(axis) for p in self.pins(op))
+            if not any(_fits(row, parts) for row in legal):
+                break
+        asked = ", ".join("?" if c is None else str(c) for c in parts)
+        fail(
+            "MD0309",
+            f"`{op.name}` cannot read its operands as ({asked}) over mesh axis `{axis}`",
+            pin.entry.span,
+            Related(op.span, "it is applied here"),
+            help=f"its legal rows: {'; '.join(map(str, legal))}",
+        )
+
+    def alike(self, first: Op, second: Op) -> bool:
+        """Annotations for one reader tell all operators apart."""
+        if any(entry.at for entry in self.annotations.entries):
+            return False
+        return super().alike(first, second)
+
+    # --- of a search -------------------------------------------------------------------------
+
+    @cached_property
+    def known(self) -> frozenset[tuple[str, str]]:
+        """Those of annotations, beside those of made-up dims."""
+        ops = list(named.walk(self.program.body))
+        values = [*self.program.inputs, *(p.value for p in self.program.params)]
+        ruled = [self.ruled(v) for v in (*values, *(v for op in ops for v in op.outs))]
+        ruled += [p for op in ops for p in self.pins(op) if p is not None]
+        return self.layout.known | {(d, a) for p in ruled for d, axes in p.splits for a in axes}
+
+    def is_settled(self, value: Value) -> bool:
+        """What is annotated or returned has no freedom."""
+        return value in self.returned or self._annotated(value) is not None
+
+    def is_known(self, value: Value) -> bool:
+        """What is stored, annotated, or a slice of it."""
+        stored = value.role in ("param", "state", "input")
+        return stored or value in self._slices or self._annotated(value) is not None
+
+    def may_split(self, value: Value) -> tuple[str, ...]:
+        """Every dim."""
+        return value.type.names
+
+
+def loops(program: named.Program) -> Iterator[named.Loop]:
+    """Every loop, those inside loops too."""
+    return (node for node in ir.every(program.body) if isinstance(node, named.Loop))
+
+
+def _fits(row: Row, parts: tuple[object, ...]) -> bool:
+    return all(part in (None, c) for part, c in zip(parts, row.ins, strict=True))
+
+
+def _readers(nodes: tuple[named.Node, ...]) -> Iterator[tuple[Op, Value]]:
+    """The named tensor that each operator is on the way to, within one statement."""
+    towards: dict[Value, Value] = {}
+    for node in reversed(nodes):
+        if isinstance(node, named.Loop):
+            yield from _readers(node.body)
+            continue
+        out = node.outs[0]
+        reader = out if out.name else towards.get(out)
+        if reader is not None:
+            yield node, reader
+            towards.update({v: reader for v in node.ins if v.name is None})
