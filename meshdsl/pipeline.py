@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from meshdsl.device.ir import Program as DeviceProgram
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Related, Source, Span
 from meshdsl.ir.types import DTYPES
+from meshdsl.named.build import build
 from meshdsl.named.declarations import Declarations, declare, unknown
-from meshdsl.named.from_syntax import build
 from meshdsl.named.ir import Program as NamedProgram
 from meshdsl.placed.ir import Program as PlacedProgram
 from meshdsl.placed.place import POLICIES, Search

@@ -13,7 +13,7 @@ from typing import Any
 
 from meshdsl.ir.program import Carry, Collected, Stacked
 from meshdsl.ir.types import F32, Dim, DType, TensorType
-from meshdsl.named.autodiff import about, gradients, in_phase
+from meshdsl.named.autodiff import gradients, in_phase
 from meshdsl.named.builder import Builder, Frame, Scope
 from meshdsl.named.ir import Loop, Output, Program, Value, walk
 from meshdsl.named.prelude import prelude
@@ -93,7 +93,7 @@ class _Loop:
 
     def _sum(self, of: Value, part: Value, role: str) -> Value:
         """The sum of `part` over the iterations; `of` is what it is the gradient of, or itself."""
-        fields = about(of) if role == "grad" else {"name": None}
+        fields = of.as_gradient if role == "grad" else {"name": None}
         type_ = replace(part.type, dtype=summed(part.type.dtype))
         inside = replace(part, type=type_, role="activation", **fields)
         self.builder.place(inside, 1)

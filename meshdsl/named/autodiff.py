@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NoReturn
 
+from meshdsl.diagnostics import DiagnosticError, Diagnostics, Related, Span, fail
 from meshdsl.ir.program import Carry, Collected, substitute
 from meshdsl.ir.types import BOOL, Dim, DType, TensorType
 from meshdsl.named.builder import Builder, Frame, Scope
 from meshdsl.named.expand import expand
-from meshdsl.named.ir import Loop, Node, Op, Value, walk
+from meshdsl.named.ir import Loop, Node, Op, Program, Value, walk
 from meshdsl.named.prelude import prelude
 from meshdsl.ops.opdef import Attrs, lookup
 
@@ -63,7 +64,7 @@ def _distinct(tape: Tape, found: list[Value | None], wrt: Sequence[Value]) -> li
     taken: set[Value] = set()
     for index, (grad, value) in enumerate(zip(found, wrt, strict=True)):
         if grad is not None and (grad in taken or grad in tape.builder.originals):
-            (grad,) = tape.emitter(value, source(value)).apply("identity", (grad,), {})
+            (grad,) = tape.emitter(value, value.source).apply("identity", (grad,), {})
         found[index] = grad
         taken.update([grad] if grad is not None else [])
     return found
@@ -84,7 +85,7 @@ def _marked(
                 scope = Scope({}, {}, prelude(), value.path, value.functions)
                 grad = builder.emit("identity", (grad,), {}, grad.span, scope)[0]
         for part in (grad, *_parts(body, grad)):
-            new[part] = replace(part, role="grad", **about(source(value)))
+            new[part] = replace(part, role="grad", **value.source.as_gradient)
             builder.place(new[part], len(builder.frames) - 1)
         found[index] = new[grad]
     body[start:] = substitute(body[start:], new)
@@ -108,6 +109,110 @@ def in_phase(builder: Builder, phase: str) -> Iterator[None]:
         yield
     finally:
         builder.phase, builder.block = before
+
+
+# --- `grad` in a program ------------------------------------------------------------------------
+
+
+def with_gradients(program: Program, diagnostics: Diagnostics) -> Program:
+    """The program with each `grad` written out, in order: one may be of the result of another.
+
+    A loss that does not depend on a tensor is MD0292, one that may do so through an earlier
+    iteration of a loop MD0293.
+    """
+    if not any(op.name == "grad" for op in walk(program.body)):
+        return program
+    return _Gradients(diagnostics).program(program)
+
+
+class _Gradients:
+    """Builds the program anew; `new` are values in place of those of the `grad` nodes."""
+
+    def __init__(self, diagnostics: Diagnostics) -> None:
+        self.builder = Builder(diagnostics)
+        self.new: dict[Value, Value] = {}
+
+    def program(self, program: Program) -> Program:
+        for value in (*program.inputs, *(p.value for p in program.params)):
+            self.builder.place(value, 0)
+        self._block(program.body)
+        outputs = tuple(replace(o, value=self.new.get(o.value, o.value)) for o in program.outputs)
+        goal = program.goal
+        goal = goal and replace(goal, loss=self.new.get(goal.loss, goal.loss))
+        body = tuple(self.builder.frames[0].body)
+        return replace(program, body=body, outputs=outputs, goal=goal)
+
+    def _block(self, nodes: tuple[Node, ...]) -> None:
+        for old in nodes:
+            (node,) = substitute((old,), self.new)
+            if isinstance(node, Loop):
+                self._loop(node)
+            elif node.name == "grad":
+                self._grad(node)
+            else:
+                self.builder.append(node)
+
+    def _loop(self, loop: Loop) -> None:
+        if not any(op.name == "grad" for op in walk(loop.body)):
+            self.builder.append(loop)
+            return
+        frame = Frame(loop.dim, stacked={s.outer: s.inside for s in loop.stacked})
+        self.builder.frames.append(frame)
+        for value in loop.enters:
+            self.builder.place(value, len(self.builder.frames) - 1)
+        self._block(loop.body)
+        self.builder.frames.pop()
+        body, stacked = tuple(frame.body), self.builder.stacks(frame)
+        (made,) = substitute((replace(loop, body=(), stacked=stacked),), self.new)
+        assert isinstance(made, Loop)
+        self.builder.append(replace(made, body=body))
+
+    def _grad(self, node: Op) -> None:
+        """The gradients of the first operand by the others, named as the program names them."""
+        (loss, *wrt), places = node.ins, node.attr("places")
+        try:
+            for value, place in zip(wrt, places[1:], strict=True):
+                self._need_clear(loss, value, place)
+            body = self.builder.frames[-1].body
+            start, found = len(body), gradients(self.builder, loss, wrt)
+            made = {v for n in body[start:] for v in n.makes}
+            for value, grad, place, out in zip(wrt, found, places[1:], node.outs, strict=True):
+                if grad is None:
+                    _refuse(value, place, places[0])
+                self._named(grad, out, value, start if grad in made else None)
+        except DiagnosticError as error:
+            self.builder.diagnostics.add(*error.diagnostics)
+            for out in node.outs:
+                self.builder.place(out, len(self.builder.frames) - 1)
+
+    def _named(self, grad: Value, out: Value, value: Value, start: int | None) -> None:
+        """`grad` takes the place of `out`, with the name that has; `start`: where it is made."""
+        body = self.builder.frames[-1].body
+        if (out.name, out.pins) == (value.source.as_gradient["name"], ()):
+            self.new[out] = grad
+        elif start is not None and grad.follows is not None:
+            self.new[out] = replace(grad, name=out.name, pins=out.pins)
+            self.builder.place(self.new[out], len(self.builder.frames) - 1)
+            body[start:] = substitute(body[start:], {grad: self.new[out]})
+        else:
+            self.builder.append(Op("identity", (grad,), (out,), (), out.span))
+
+    def _need_clear(self, loss: Value, value: Value, span: Span) -> None:
+        """MD0293 where earlier iterations of a loop may lead from a value outside to the loss."""
+        carried = self.builder.carried(feeding(self.builder.frames[-1].body, {loss}), value)
+        if carried is None:
+            return
+        message = (
+            f"`{value.label}` is made outside of this `repeat`, which carries `{carried.label}`"
+        )
+        help = "let the loop carry it too (assign to it inside), or take the gradient after it"
+        fail("MD0293", message, span, Related(value.span, "made here"), help=help)
+
+
+def _refuse(value: Value, place: Span, loss: Span) -> NoReturn:
+    help = "integers, comparisons and `stop_gradient` pass no gradient on; leave it out"
+    message = f"the loss does not depend on `{value.label}`"
+    fail("MD0292", message, place, Related(loss, "this loss"), help=help)
 
 
 # --- blocks and loops ---------------------------------------------------------------------------
@@ -152,7 +257,7 @@ class Block:
         parts = self.grads.pop(value, [])
         if not parts:
             return None
-        emit = self.tape.emitter(value, source(value))
+        emit = self.tape.emitter(value, value.source)
         total = parts[0]
         for part in parts[1:]:
             total = emit.emit("add", total, part)
@@ -162,7 +267,7 @@ class Block:
 
     def whole(self, value: Value) -> Value:
         """The sum of all contributions, of the type of `value`; zeros where there are none."""
-        emit = self.tape.emitter(value, source(value))
+        emit = self.tape.emitter(value, value.source)
         total = self.total(value)
         if total is None:
             return emit.zeros(value.type)
@@ -302,7 +407,7 @@ class Block:
             collected.append(Collected(inside, outer))
             self.add(item.outer, outer)
         for value, (inside, next_) in sums:
-            init = self.tape.emitter(value, source(value)).zeros(inside.type)
+            init = self.tape.emitter(value, value.source).zeros(inside.type)
             result = self._gradient(value, inside.type.dims)
             carries.append(Carry(init, inside, next_, result))
             self.add(value, result)
@@ -321,14 +426,14 @@ class Block:
         grad = self.total(value)
         assert grad is not None
         inside = self._gradient(value, grad.type.dims)
-        emit = self.tape.emitter(value, source(value))
+        emit = self.tape.emitter(value, value.source)
         return inside, emit.full(emit.emit("add", inside, grad), inside.type.dims)
 
     def _gradient(self, value: Value, dims: tuple[Dim, ...] | None = None) -> Value:
         """A new value for a gradient of `value`."""
         type_ = TensorType(value.type.dims if dims is None else dims, value.type.dtype)
         plain = Value(type_, value.span, path=value.path, functions=value.functions)
-        grad = replace(plain, **about(source(value)))
+        grad = replace(plain, **value.source.as_gradient)
         self.builder.place(grad, len(self.builder.frames) - 1)
         return grad
 
@@ -345,11 +450,6 @@ class Block:
 
 
 # --- one operator -------------------------------------------------------------------------------
-
-
-def source(value: Value) -> Value:
-    """The tensor whose rules bind what stands for `value`."""
-    return value.follows or value
 
 
 class Emitter:
@@ -370,7 +470,7 @@ class Emitter:
         self, name: str, ins: tuple[Value, ...], attrs: Mapping[str, Any]
     ) -> tuple[Value, ...]:
         """Emit an operator as it stands."""
-        fields = {} if self.follows is None else about(self.follows)
+        fields = {} if self.follows is None else self.follows.as_gradient
         return self.builder.emit(name, ins, attrs, self.span, self.scope, fields=fields)
 
     def number(self, number: float, dtype: DType) -> Value:
@@ -447,21 +547,10 @@ class Emitter:
         made = {v for n in body[self.start :] if isinstance(n, Op) for v in n.outs}
         if value not in made or value.follows is not None or value in self.numbers:
             return value
-        labelled = replace(value, **about(source(target)))
+        labelled = replace(value, **target.source.as_gradient)
         self.builder.place(labelled, len(self.builder.frames) - 1)
         body[self.start :] = substitute(body[self.start :], {value: labelled})
         return labelled
-
-
-def about(target: Value) -> dict[str, Any]:
-    """The fields of a value that is the gradient of `target`.
-
-    It stands where the target does, also where it is made inside a function that reads the target:
-    selectors of that function do not mean it.
-    """
-    name = ".".join((*target.path, f"d_{target.label}")) if target.name else None
-    where = {"path": target.path, "functions": target.functions}
-    return {"follows": target, "name": name, **where}
 
 
 _ARITHMETIC: dict[str, Callable[..., float]] = {
@@ -557,7 +646,7 @@ class Tape:
         known = self.collected.setdefault(self.twins.get(loop, loop), {})
         if value not in known:
             type_ = TensorType((loop.dim, *value.type.dims), value.type.dtype)
-            known[value] = replace(value, type=type_, role="activation", follows=source(value))
+            known[value] = replace(value, type=type_, role="activation", follows=value.source)
             self.builder.place(known[value], depth)
         return known[value]
 
@@ -653,7 +742,7 @@ def copied_loop(tape: Tape, loop: Loop, read: Read) -> dict[Value, Value]:
 
 def _copy(tape: Tape, value: Value) -> Value:
     """A new value under the same rules, made in the current block."""
-    copy = replace(value, role="activation", follows=source(value))
+    copy = replace(value, role="activation", follows=value.source)
     tape.builder.originals[copy] = tape.builder.originals.get(value, value)
     tape.builder.place(copy, len(tape.builder.frames) - 1)
     return copy

@@ -12,7 +12,7 @@ from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Relate
 from meshdsl.ir.program import Stacked, substitute
 from meshdsl.ir.types import LARGEST, Dim, DType, TensorType
 from meshdsl.named.declarations import Declarations
-from meshdsl.named.ir import Init, Node, Op, Pin, Program, Value
+from meshdsl.named.ir import Init, Node, Op, Pin, Program, Value, walk
 from meshdsl.named.sizes import as_float
 from meshdsl.ops.opdef import OpError, lookup
 
@@ -174,6 +174,13 @@ class Builder:
 
     # --- operators ---------------------------------------------------------------------------
 
+    def append(self, node: Node) -> None:
+        """Append a node that is there already, and what it makes."""
+        self._count(node.span, sum(1 for _ in walk((node,))))
+        for value in node.makes:
+            self.place(value, len(self.frames) - 1)
+        self.frames[-1].body.append(node)
+
     def emit(
         self,
         name: str,
@@ -200,8 +207,8 @@ class Builder:
         self.frames[-1].body.append(op)
         return outs
 
-    def _count(self, span: Span) -> None:
-        self._operators += 1
+    def _count(self, span: Span, operators: int = 1) -> None:
+        self._operators += operators
         if self._operators > MAX_OPERATORS:
             message = (
                 f"the program has more than {MAX_OPERATORS:,} operators once calls are inlined"
@@ -224,7 +231,7 @@ class Builder:
     ) -> Value:
         """Give `value` a name: the one just made is renamed, any other gets an identity.
 
-        Those in `nameless` are renamed wherever they were made in this block.
+        Those in `nameless`, which are gradients, lose the name they have by themselves.
         """
         body = self.frames[-1].body
         value = self.current(value)

@@ -40,19 +40,6 @@ INITS = {"zeros": 0, "ones": 0, "normal": 1, "uniform": 2, "glorot": 0, "he": 0}
 """How parameters may be initialised, and with how many numbers."""
 
 
-def build(
-    declarations: Declarations, program: ast.Program, diagnostics: Diagnostics
-) -> Program | None:
-    """The named program, or None when it has errors; those go to `diagnostics`."""
-    before = len(diagnostics.errors)
-    try:
-        built = ProgramBuilder(declarations, diagnostics).build(program)
-    except TooLarge as error:
-        diagnostics.add(*error.diagnostics)
-        return None
-    return built if len(diagnostics.errors) == before else None
-
-
 @dataclass(slots=True)
 class _Returned:
     """What a body returned: expressions with their values, and where."""

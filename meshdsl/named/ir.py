@@ -53,13 +53,27 @@ class Value:
     @property
     def positions(self) -> tuple[str, ...]:
         """The names of its dims in the order in which the program speaks of them."""
-        source = self.follows or self
-        return source.type.names if source.declared is None else source.declared
+        return self.source.type.names if self.source.declared is None else self.source.declared
 
     @property
     def label(self) -> str:
         """The last part of the name, or `_` for a subexpression."""
         return self.name.rsplit(".", 1)[-1] if self.name else "_"
+
+    @property
+    def source(self) -> Value:
+        """The tensor whose rules bind what stands for this one."""
+        return self.follows or self
+
+    @property
+    def as_gradient(self) -> dict[str, Any]:
+        """The fields of a value that is the gradient of this one.
+
+        It belongs where this one does, also where it is made inside a function that reads it:
+        selectors of that function do not mean it.
+        """
+        name = ".".join((*self.path, f"d_{self.label}")) if self.name else None
+        return {"follows": self, "name": name, "path": self.path, "functions": self.functions}
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Related, Span, did_you_mean, fail
 from meshdsl.ir.types import DTYPES, DType, TensorType
-from meshdsl.named.autodiff import feeding, gradients
 from meshdsl.named.builder import Operand, Scope, kind_of, need_tensor
-from meshdsl.named.ir import Goal, Value
+from meshdsl.named.ir import Goal, Op, Value
 from meshdsl.ops.opdef import load_all
 from meshdsl.syntax import ast
 
@@ -461,20 +460,18 @@ class Goals:
         """The gradients of the first operand by the others; `spans` are where they stand."""
         loss = need_loss("grad", operands[0], spans[0])
         wrt = [self._variable(x, s) for x, s in zip(operands[1:], spans[1:], strict=True)]
-        for value, place in zip(wrt, spans[1:], strict=True):
-            self._need_clear(loss, value, place)
-        start = len(self.builder.frames[-1].body)
-        found = gradients(self.builder, loss, wrt)
-        for value, grad, place in zip(wrt, found, spans[1:], strict=True):
-            if grad is None:
-                message = f"the loss does not depend on `{value.label}`"
-                where = Related(spans[0], "this loss")
-                help = "integers, comparisons and `stop_gradient` pass no gradient on; leave it out"
-                fail("MD0292", message, place, where, help=help)
-        grads = tuple(g for g in found if g is not None)
-        made = {v for node in self.builder.frames[-1].body[start:] for v in node.makes}
-        self.builder.nameless.update(made.intersection(g for g in grads if g.follows is not None))
-        return grads
+        outs = tuple(map(self._gradient, wrt))
+        places = (("places", tuple(spans)),)
+        node = Op("grad", (loss, *wrt), outs, places, span, block=self.builder.block)
+        self.builder.append(node)
+        self.builder.nameless.update(outs)
+        return outs
+
+    def _gradient(self, value: Value) -> Value:
+        """The gradient by `value`, which `autodiff.py` writes out later."""
+        target = value.source
+        role = "grad" if value.role == "param" else "activation"
+        return Value(value.type, value.span, role=role, **target.as_gradient)
 
     def _variable(self, operand: Operand, span: Span) -> Value:
         if not isinstance(operand, Value):
@@ -483,16 +480,6 @@ class Goals:
             message = f"there is no gradient with respect to {operand.type}"
             fail("MD0291", message, span, help="gradients are of floats: `cast(x, f32)` first")
         return operand
-
-    def _need_clear(self, loss: Value, value: Value, span: Span) -> None:
-        """MD0293 where earlier iterations of a loop may lead from a value outside to the loss."""
-        carried = self.builder.carried(feeding(self.builder.frames[-1].body, {loss}), value)
-        if carried is not None:
-            message = (
-                f"`{value.label}` is made outside of this `repeat`, which carries `{carried.label}`"
-            )
-            help = "let the loop carry it too (assign to it inside), or take the gradient after it"
-            fail("MD0293", message, span, Related(value.span, "made here"), help=help)
 
     # --- minimize ------------------------------------------------------------------------------
 

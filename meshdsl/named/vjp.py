@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from meshdsl.diagnostics import Diagnostics
-from meshdsl.named.autodiff import about, active, in_phase, pulled_back, source
+from meshdsl.named.autodiff import active, in_phase, pulled_back
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.ir import Output, Program, Value
 from meshdsl.named.prelude import prelude
@@ -93,7 +93,7 @@ def _computed(builder: Builder, output: Output) -> Output:
 def _cotangent(builder: Builder, value: Value) -> Value:
     """The gradient of an output as an input: it lies where the output does."""
     plain = Value(value.type, value.span, path=value.path, functions=value.functions, role="input")
-    named = about(source(value))
+    named = value.source.as_gradient
     made = replace(plain, **{**named, "name": named["name"] or "d_out"})
     builder.place(made, 0)
     return made
@@ -105,4 +105,4 @@ def _own(builder: Builder, grad: Value, value: Value, taken: set[Value]) -> Valu
         return grad
     scope = Scope({}, {}, prelude(), value.path, value.functions)
     with in_phase(builder, "backward"):
-        return builder.emit("identity", (grad,), {}, grad.span, scope, fields=about(value))[0]
+        return builder.emit("identity", (grad,), {}, grad.span, scope, fields=value.as_gradient)[0]

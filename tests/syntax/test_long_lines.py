@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source
-from meshdsl.named.from_syntax import build
+from meshdsl.named.build import build
 from meshdsl.pipeline import choose_program, front
 from meshdsl.render import render
 from meshdsl.report.terminal import source_line
