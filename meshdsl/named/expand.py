@@ -8,14 +8,17 @@ squares soon overflows.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from meshdsl.diagnostics import Diagnostics
-from meshdsl.ir.types import F32, Dim
+from meshdsl.ir.program import substitute
+from meshdsl.ir.types import F32, Dim, TensorType
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.declarations import Declarations
+from meshdsl.named.from_syntax import ProgramBuilder
 from meshdsl.named.ir import Op, Value
 from meshdsl.named.prelude import prelude
 from meshdsl.ops.opdef import lookup
@@ -44,23 +47,40 @@ def expand(op: Op, split: Mapping[str, Axes]) -> Expansion | None:
 
 
 def _from_prelude(op: Op) -> tuple[Op, ...]:
-    from meshdsl.named.from_syntax import ProgramBuilder
+    """The definition of `op` on its operands, where it is called."""
+    types = tuple(v.type for v in op.ins)
+    body, operands, result = _definition(op.name, op.attrs, types, op.out.type)
+    path, functions = op.out.path, op.out.functions
+    new = {**dict(zip(operands, op.ins, strict=True)), result: op.out}
+    for value in (v for inner in body for v in inner.outs if v not in new):
+        name = ".".join((*path, value.name)) if value.name else None
+        inside = {"path": (*path, *value.path), "functions": (*functions, *value.functions)}
+        new[value] = replace(value, name=name, **inside)
+    placed = (replace(o, span=op.span, phase=op.phase, block=op.block) for o in body)
+    return substitute(placed, new)
 
-    function = prelude().functions[op.name]
-    empty = Declarations(op.span.source)
-    program = ProgramBuilder(empty, Diagnostics())
-    scope = _scope(op, prelude())
-    attrs = dict(op.attrs)
-    own = attrs["dims"] if "dims" in attrs else (attrs["dim"],)
+
+@functools.lru_cache(maxsize=1024)
+def _definition(
+    name: str, attrs: tuple[tuple[str, Any], ...], ins: tuple[TensorType, ...], out: TensorType
+) -> tuple[tuple[Op, ...], tuple[Value, ...], Value]:
+    """The operators of a definition in the prelude, its operands and its result: built once."""
+    function = prelude().functions[name]
+    span = function.name.span
+    operands, result = tuple(Value(t, span) for t in ins), Value(out, span)
+    op = Op(name, operands, (result,), attrs, span)
+    program = ProgramBuilder(Declarations(span.source), Diagnostics())
+    scope, known = _scope(op, prelude()), dict(attrs)
+    own = known["dims"] if "dims" in known else (known["dim"],)
     scope.dims.update({d.text: dim for d, dim in zip(function.dims, own, strict=True)})
     for param, value in zip(function.params, _operands(op, program.builder, scope), strict=False):
         scope.names[param.name.text] = value
-    for param in function.params[len(op.ins) :]:
+    for param in function.params[len(ins) :]:
         assert param.default is not None
         scope.names[param.name.text] = program.expressions.evaluate(param.default, scope)
-    (result,) = program.function_body(function, scope)
+    (made,) = program.function_body(function, scope)
     assert not program.diagnostics.errors, list(program.diagnostics)
-    return _yield(program.builder, result, op, scope)
+    return _yield(program.builder, made, op, scope), operands, result
 
 
 def _in_blocks(op: Op, split: Mapping[str, Axes]) -> Expansion:
