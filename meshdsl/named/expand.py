@@ -54,7 +54,10 @@ def _from_prelude(op: Op) -> tuple[Op, ...]:
     new = {**dict(zip(operands, op.ins, strict=True)), result: op.out}
     for value in (v for inner in body for v in inner.outs if v not in new):
         name = ".".join((*path, value.name)) if value.name else None
-        inside = {"path": (*path, *value.path), "functions": (*functions, *value.functions)}
+        inside: dict[str, Any] = {
+            "path": (*path, *value.path),
+            "functions": (*functions, *value.functions),
+        }
         new[value] = replace(value, name=name, **inside)
     placed = (replace(o, span=op.span, phase=op.phase, block=op.block) for o in body)
     return substitute(placed, new)

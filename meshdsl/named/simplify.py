@@ -1,4 +1,4 @@
-"""Passes over the named program: sums of products become contractions, unused operators go."""
+"""Passes over the named program: contractions, loop-invariant code motion, dead code."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections import Counter
 from dataclasses import replace
 
 from meshdsl.named.ir import Loop, Node, Op, Program, Value
+from meshdsl.ops.opdef import lookup
 
 
 def simplify(program: Program) -> Program:
-    """The same program with products that are only summed contracted, and nothing unused."""
-    return drop_unused(name_transposes(contract_products(program)))
+    """The same program: summed products contracted, invariants before loops, nothing unused."""
+    return drop_unused(hoist_invariants(name_transposes(contract_products(program))))
 
 
 # --- sum[k](a * b) is einsum(a, b -> …) -------------------------------------------------------
@@ -106,6 +107,53 @@ def _transposed(op: Op) -> Op:
     if not reorders or len(op.ins[0].type.dims) != len(op.out.type.dims):
         return op
     return replace(op, name="transpose")
+
+
+# --- loop-invariant code motion -----------------------------------------------------------------
+
+
+def hoist_invariants(program: Program) -> Program:
+    """What every iteration of a loop would compute alike is computed once, before it.
+
+    What reads a parameter stays: it is gathered where it is used, and a copy of it would be held as
+    long as the loop runs. So does what only makes numbers and feeds nothing that moves.
+    """
+    return replace(program, body=_hoisted(program.body))
+
+
+def _hoisted(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    found: list[Node] = []
+    for node in nodes:
+        found.extend(_out_of(node) if isinstance(node, Loop) else (node,))
+    return tuple(found)
+
+
+def _out_of(loop: Loop) -> tuple[Node, ...]:
+    """The operators that leave a loop, and the loop without them."""
+    body = _hoisted(loop.body)
+    inside = {*loop.enters, *(v for node in body for v in node.makes)}
+    moved: list[Op] = []
+    for node in body:
+        if isinstance(node, Op) and _may_leave(node, loop) and inside.isdisjoint(node.ins):
+            moved.append(node)
+            inside.difference_update(node.outs)
+    # Makers cost nothing where they are.
+    read: set[Value] = set()
+    leaving: list[Op] = []
+    for op in reversed(moved):
+        if op.ins or not read.isdisjoint(op.outs):
+            read.update(op.ins)
+            leaving.append(replace(op, block=None))
+    gone = {v for op in leaving for v in op.outs}
+    stay = tuple(node for node in body if gone.isdisjoint(node.makes))
+    return (*reversed(leaving), replace(loop, body=stay))
+
+
+def _may_leave(op: Op, loop: Loop) -> bool:
+    """Whether an operator may be done before a loop, if it reads nothing that is made in it."""
+    plain = op.phase == "forward" and not lookup(op.name).overwrites
+    reads_param = any(v.role == "param" for v in op.ins)
+    return plain and not reads_param and not any(v.type.has(loop.dim.name) for v in op.outs)
 
 
 # --- unused ----------------------------------------------------------------------------------

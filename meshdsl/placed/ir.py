@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshdsl.diagnostics import Span
 from meshdsl.ir import program as ir
@@ -133,6 +133,32 @@ class Program:
     states: tuple[Tensor, ...] = ()
     updates: tuple[tuple[Tensor, Tensor], ...] = ()
     plan: Found | None = None
+
+    @property
+    def rewritten(self) -> names.Program:
+        """The named program with the operators that placing it has made: expanded, in pairs."""
+        return replace(self.named, body=_named_nodes(self.body))
+
+
+def _named_nodes(nodes: tuple[Node, ...]) -> tuple[names.Node, ...]:
+    found: list[names.Node] = []
+    for node in nodes:
+        if isinstance(node, Loop):
+            found.append(_named_loop(node))
+        elif isinstance(node, Apply):
+            found.append(node.named)
+    return tuple(found)
+
+
+def _named_loop(node: Loop) -> names.Loop:
+    carries = (
+        ir.Carry(c.init.value, c.inside.value, c.next.value, c.result.value) for c in node.carries
+    )
+    stacked = (ir.Stacked(s.outer.value, s.inside.value) for s in node.stacked)
+    collected = (ir.Collected(c.inside.value, c.outer.value) for c in node.collected)
+    about = (node.span, tuple(collected), node.reverse, node.phase, node.block)
+    body = _named_nodes(node.body)
+    return names.Loop(node.dim, tuple(carries), tuple(stacked), body, *about)
 
 
 def walk(nodes: tuple[Node, ...]) -> Iterator[tuple[Apply | Reshard, int]]:

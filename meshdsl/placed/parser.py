@@ -18,7 +18,6 @@ from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as named
 from meshdsl.placed import collectives as c
 from meshdsl.placed.ir import Apply, Loop, Node, Parameter, Program, Reshard, Tensor
-from meshdsl.placed.place import as_rewritten
 from meshdsl.placed.reshard import Route
 from meshdsl.placed.sbp import Mesh, Placement, placement
 
@@ -126,7 +125,7 @@ class _Placed(ir.Parser[Tensor]):
             tuple(map(Parameter, learned, params)), body, outputs, tuple(self.made), {},
             states, updates,
         )  # fmt: skip
-        return replace(made, named=as_rewritten(made))
+        return replace(made, named=made.rewritten)
 
     # --- values and nodes ---------------------------------------------------------------------
 

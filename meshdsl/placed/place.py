@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from meshdsl.diagnostics import fail
-from meshdsl.ir.program import Carry, Collected, Stacked
 from meshdsl.named import ir as named
-from meshdsl.named.merge import merge
-from meshdsl.placed import ir as placed
+from meshdsl.named.cse import cse
 from meshdsl.placed.cache import Problem
 from meshdsl.placed.from_named import Placer, Walk
 from meshdsl.placed.ir import EVERY, Found, Program, Reshard, walk
@@ -85,39 +83,14 @@ def _walked(request: Request, policy: str) -> tuple[Program, Request]:
 
     And the request, which has rules for the dims that rewriting made up.
     """
-    placer = Placer(request.on(merge(request.program, request.alike)), Walk(policy))
+    placer = Placer(request.on(cse(request.program, request.alike)), Walk(policy))
     made = placer.program()
-    rewritten = as_rewritten(made)
-    merged = merge(rewritten, placer.request.alike)
+    rewritten = made.rewritten
+    merged = cse(rewritten, placer.request.alike)
     if merged is rewritten:
         return made, placer.request
     again = Placer(placer.request.on(merged), Walk(policy))
     return again.program(), again.request
-
-
-def as_rewritten(program: Program) -> named.Program:
-    """The named program with the operators that placing it came to: expanded, in pairs."""
-    return replace(program.named, body=_nodes(program.body))
-
-
-def _nodes(nodes: tuple[placed.Node, ...]) -> tuple[named.Node, ...]:
-    found: list[named.Node] = []
-    for node in nodes:
-        if isinstance(node, placed.Loop):
-            found.append(_loop(node))
-        elif isinstance(node, placed.Apply):
-            found.append(node.named)
-    return tuple(found)
-
-
-def _loop(node: placed.Loop) -> named.Loop:
-    carries = (
-        Carry(c.init.value, c.inside.value, c.next.value, c.result.value) for c in node.carries
-    )
-    stacked = (Stacked(s.outer.value, s.inside.value) for s in node.stacked)
-    collected = (Collected(c.inside.value, c.outer.value) for c in node.collected)
-    about = (node.span, tuple(collected), node.reverse, node.phase, node.block)
-    return named.Loop(node.dim, tuple(carries), tuple(stacked), _nodes(node.body), *about)
 
 
 def _least(request: Request, search: Search) -> Program:
@@ -144,7 +117,7 @@ def _least(request: Request, search: Search) -> Program:
 def _planned(request: Request, known: Request, last: Program, search: Search) -> Program | None:
     """The program under a plan for what the last walk made of it, products in its order."""
     left = {tensor.value: tensor.placement for _, tensor in last.outputs}
-    rewritten = known.on(as_rewritten(last), left)
+    rewritten = known.on(last.rewritten, left)
     plan = search.plan(rewritten)
     if plan is None:
         return None

@@ -37,7 +37,7 @@ from meshdsl.named import ir as named
 from meshdsl.named import parser as named_parser
 from meshdsl.named import printer as named_printer
 from meshdsl.named import simplify
-from meshdsl.named.merge import merge
+from meshdsl.named.cse import cse
 from meshdsl.named.mixed import mixed
 from meshdsl.named.optimizers import resolve
 from meshdsl.named.retype import retype
@@ -111,7 +111,8 @@ def place(program: named.Program, layout: str) -> Any:
 PASSES: dict[str, Pass] = {
     "simplify": Pass(NAMED, NAMED, lambda p, _: simplify.simplify(p)),
     "drop_unused": Pass(NAMED, NAMED, lambda p, _: simplify.drop_unused(p)),
-    "cse": Pass(NAMED, NAMED, lambda p, _: merge(p, lambda one, other: True)),
+    "hoist_invariants": Pass(NAMED, NAMED, lambda p, _: simplify.hoist_invariants(p)),
+    "cse": Pass(NAMED, NAMED, lambda p, _: cse(p, lambda one, other: True)),
     "gradient": Pass(NAMED, NAMED, gradient),
     "train": Pass(NAMED, NAMED, train),
     "mixed": Pass(NAMED, NAMED, lambda p, dtype: mixed(p, DTYPES[dtype])),

@@ -1,4 +1,4 @@
-"""Operators that compute the same from the same values are done once.
+"""Common subexpression elimination: what computes the same from the same values is done once.
 
 After expansion a backward pass finds again what its forward pass has found: the maximum and the sum
 of a softmax over a split dim, each behind a collective. Nothing large is held longer for it: one
@@ -24,7 +24,7 @@ SAME_NUMBERS = ("identity", "stop_gradient")
 """Operators whose result is their operand: gradients have been taken before anything is merged."""
 
 
-def merge(program: Program, alike: Alike) -> Program:
+def cse(program: Program, alike: Alike) -> Program:
     """The program with equal operators of a block done once; itself where there are none.
 
     What has a name or a pin, is returned, stored, carried or collected stays a value of its own: an
