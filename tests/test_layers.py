@@ -31,6 +31,7 @@ LATER = {
 }
 """Imports of what comes later, and why."""
 
+
 @functools.cache
 def imports() -> tuple[tuple[str, str], ...]:
     """Every import of one module by another, less those for types alone."""
