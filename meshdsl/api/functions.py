@@ -85,7 +85,7 @@ class Function(Generic[P, R]):
                 inside = Variable(call.place, call, name)
                 bound.arguments[name] = tracer.tensor(reached, inside)
                 param = self._param(name, reached, tracer, call.place)
-                call.arguments.append(Argument(param, inside, given))
+                call.arguments.append(Argument(param, inside, given, name not in self.types))
         return bound
 
     def _param(self, name: str, value: Value, tracer: Tracer, span: Span) -> ast.TensorParam:

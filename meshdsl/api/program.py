@@ -20,7 +20,7 @@ from meshdsl.api.recorded import Variable
 from meshdsl.api.sizes import sizes_of, unsayable, with_makers
 from meshdsl.api.tensor import Tensor, tracing_in
 from meshdsl.api.tracer import PythonBody, Tracer
-from meshdsl.api.written import Writer
+from meshdsl.api.written import Shared, Writer
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, Span, fail
 from meshdsl.named import ir
 from meshdsl.named.builder import Operand, Scope
@@ -250,7 +250,7 @@ def _traced(
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """What a trace has made: the syntax tree; what of it no text says.
+    """The result of a trace: the syntax tree, and what of it no text says.
 
     `lost` is why a text could not say it at other sizes, `unsayable` why not even at these.
     """
@@ -282,9 +282,8 @@ def trace(function: Callable[..., Any], name: str, types: Mapping[str, TensorTyp
     with tracing_in(tracer):
         tracer.build(ast.Program(called, inputs, (body,), place))
     diagnostics.raise_errors()
-    writer = Writer(frozenset(tracer.sizes), frozenset(tracer.called))
     pairs = list(zip(inputs, variables, strict=True))
-    program = writer.program(called, pairs, tracer.block, returned)
+    writer, program = _tree_of(tracer, called, pairs, returned)
     dims = with_makers(tracer.dims)
     made = sizes_of(dims)
     sizes = tuple(writer.size(n, d._size, made.get(n), d.span) for n, d in dims.items())
@@ -294,10 +293,27 @@ def trace(function: Callable[..., Any], name: str, types: Mapping[str, TensorTyp
     return Traced(tree, lost, next(iter(writer.unsayable), None))
 
 
+def _tree_of(
+    tracer: Tracer,
+    name: ast.Name,
+    inputs: Sequence[tuple[ast.TensorParam, Variable]],
+    returned: Sequence[tuple[str | None, ast.Expr]],
+) -> tuple[Writer, ast.Program]:
+    """The program that was recorded; it is written until its `def`s take all dims they must."""
+    sizes, called = frozenset(tracer.sizes), frozenset(tracer.called)
+    shared: Mapping[str, Shared] = {}
+    while True:
+        writer = Writer(sizes, called, shared)
+        program = writer.program(name, inputs, tracer.block, returned)
+        if not writer.grown:
+            return writer, program
+        shared = writer.shared
+
+
 def _output(
     tracer: Tracer, scope: Scope, name: str | None, node: ast.Expr
 ) -> tuple[ast.Expr, Operand]:
-    """What is returned, under its name, with its value."""
+    """A returned tensor under its name, with its value."""
     span = node.span
     shown = ast.Ref(ast.Name(name, span), span) if name else ast.String("", span)
     return shown, tracer.expressions.evaluate(node, scope)
@@ -424,7 +440,7 @@ def read(source: Source, program: str | None, dims: Mapping[str, int]) -> Progra
 
 
 def _needed(tree: ast.File, name: str, sizes: Mapping[str, int]) -> ast.File:
-    """What a program of a file is made of: itself, the `def`s it calls and the dims it names.
+    """The declarations of a program: its own, the `def`s it calls and the dims it names.
 
     `sizes` are those that dims were given from outside.
     """

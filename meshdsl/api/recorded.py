@@ -1,4 +1,4 @@
-"""What a trace has recorded: statements on variables, in blocks.
+"""The record of a trace: statements on variables, in blocks.
 
 A `Variable` is a tensor of Python. What it is called in the syntax tree is known when the trace is
 over and all that reads it is (`written.py`).
@@ -87,7 +87,7 @@ class Repeated:
     span: Span
 
     def reads(self) -> tuple[ast.Expr, ...]:
-        """What enters the first iteration."""
+        """The tensors that enter the first iteration."""
         return tuple(c.init for c in self.carries)
 
 
@@ -116,11 +116,15 @@ class Minimized:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A tensor that a function is given: as it declares it, inside of it, and in its caller."""
+    """A tensor that a function is given: as the function takes it, inside, and in its caller.
+
+    It is `open` where the function itself does not declare the dims.
+    """
 
     node: ast.TensorParam
     inside: Variable
     given: ast.Expr
+    open: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -145,7 +149,7 @@ class Call:
     escapes: dict[Variable, None] = field(default_factory=dict)
 
     def reads(self) -> tuple[ast.Expr, ...]:
-        """What it is given, and what it reads without."""
+        """Its arguments and its free variables."""
         return (*(a.given for a in self.arguments), *self.free.values())
 
 

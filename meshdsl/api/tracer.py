@@ -121,7 +121,7 @@ class Tracer(ProgramBuilder):
 
     @property
     def block(self) -> Block:
-        """What is recorded of the innermost block."""
+        """The record of the innermost block."""
         return self.blocks[-1]
 
     @contextmanager
@@ -352,10 +352,10 @@ class Tracer(ProgramBuilder):
     def _finished(self, variable: Variable, result: Operand, name: Names, site: Site) -> Any:
         if not isinstance(result, ir.Value):
             return self.number(result)
-        tensor = self.tensor(result, variable)
         if isinstance(name, str) and is_name(name) and name not in RESERVED_TENSORS:
-            return self.assign(tensor, name, site.span)
-        return tensor
+            variable.label = name
+            result = self._named(result, name, site.span, None)
+        return self.tensor(result, variable)
 
     def number(self, found: Operand) -> Any:
         """A number as Python sees it: one made of sizes stays one."""
@@ -370,15 +370,21 @@ class Tracer(ProgramBuilder):
         given = self.given(tensor, span)
         value = self.expressions.tensor(given, self.scope)
         refs = None if dims is None else self.dim_refs(dims, span)
-        target = ast.Target(ast.Name(name, span), refs, span)
-        named = self._bind(target, value, span, self.scope)
-        assert isinstance(named, ir.Value), "a tensor stays one"
+        named = self._named(value, name, span, refs)
         variable = tensor._variable
         if self.builder.current(value) is not named or not variable.is_made_in(self.inner):
             variable = self.variable(span)
             self.block.append(Made(given, (variable,)))
         variable.label, variable.dims, variable.span = name, refs, span
         return self.tensor(named, variable)
+
+    def _named(
+        self, value: ir.Value, name: str, span: Span, dims: tuple[ast.DimRef, ...] | None
+    ) -> ir.Value:
+        target = ast.Target(ast.Name(name, span), dims, span)
+        named = self._bind(target, value, span, self.scope)
+        assert isinstance(named, ir.Value), "a tensor stays one"
+        return named
 
     def results(self, found: Any, span: Span) -> tuple[Any, ...]:
         """What a Python function returned, one by one."""

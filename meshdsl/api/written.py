@@ -3,7 +3,7 @@
 Tensors without a name stand where they are read, if that is once and in the order of evaluation;
 else they get a variable that names nothing (`ast.Name.known`). A variable has the name of its
 tensor wherever that is free: two tensors of one name may both be in use. Each call becomes a `def`;
-calls that are alike share it.
+calls that differ in nothing but dims share it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -46,15 +46,39 @@ STEM = "t"
 Number = int | float
 
 
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The disagreements of calls of one `def`: dims, as in the first one, and types of tensors.
+
+    Where they disagree about types, it takes tensors with any dims (`is_open`).
+    """
+
+    dims: frozenset[str] = frozenset()
+    is_open: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """The `def` of a call, and the same where tensors may have any dims if it declares none."""
+
+    function: ast.Function
+    open: ast.Function
+
+
 class Writer:
     """The `def`s of one program, and why some number of it cannot be written.
 
     `sizes` are the dims whose sizes are used as numbers; `called` the operators called by name.
+    `shared` is what calls of one `def` were found to disagree about. Where that has `grown`, all
+    is to be written once more.
     """
 
-    def __init__(self, sizes: frozenset[str], called: frozenset[str]) -> None:
-        self.sizes, self.called = sizes, called
-        self.functions: dict[str, ast.Function] = {}
+    def __init__(
+        self, sizes: frozenset[str], called: frozenset[str], shared: Mapping[str, Shared]
+    ) -> None:
+        self.sizes, self.called, self.shared = sizes, called, dict(shared)
+        self.grown = False
+        self.functions: dict[str, _Made] = {}
         self.unsayable: list[Diagnostic] = []
 
     def program(
@@ -72,8 +96,10 @@ class Writer:
         scope.outputs(returned, name.span)
         return ast.Program(name, tuple(n for n, _ in inputs), tuple(scope.out), name.span)
 
-    def function(self, call: Call, number: int, counts: Counter[str]) -> str:
-        """The name of the `def` of a call, under which the call has the name that it has in Python.
+    def function(
+        self, call: Call, number: int, counts: Counter[str]
+    ) -> tuple[str, tuple[ast.Name, ...]]:
+        """The `def` of a call, by which the call has the name that it has in Python, and its dims.
 
         It is the `number`-th of its name in its caller; `counts` are the calls there of each `def`.
         """
@@ -88,36 +114,77 @@ class Writer:
         if name not in wanted:
             message = f"two functions, or one and an operator, are both called `{again}`"
             self.refuse(message, "give one of them another name", call.span)
-        self.functions[name] = made
-        return name
+        known = self.functions.setdefault(name, made)
+        pairs = zip(self._dims(made), self._dims(known), strict=True)
+        return name, tuple(new for new, old in pairs if old.text in self._shared(name).dims)
 
-    def _is_free(self, name: str, made: ast.Function) -> bool:
-        """Whether a `def` may be called `name`, or is."""
-        return name not in self.called and self.functions.get(name, made) == made
+    def _shared(self, name: str) -> Shared:
+        return self.shared.get(name, Shared())
+
+    def _is_free(self, name: str, made: _Made) -> bool:
+        """Whether a `def` may be called `name`, or is one that differs at most in its dims."""
+        if name in self.called:
+            return False
+        known = self.functions.get(name, made)
+        pairs = list(itertools.zip_longest(self._dims(made), self._dims(known)))
+        names = {new.text: old.text for new, old in pairs if new and old}
+        if len(names) < len(pairs) or known.open != self._on(made.open, names):
+            return False
+        others = frozenset(old for new, old in names.items() if new != old)
+        before = self._shared(name)
+        is_open = before.is_open or known.function != self._on(made.function, names)
+        self.shared[name] = Shared(before.dims | others, is_open)
+        self.grown = self.grown or self.shared[name] != before
+        return True
+
+    def _dims(self, made: _Made) -> list[ast.Name]:
+        """The dims of a `def`, each once, in order of appearance."""
+        found: dict[str, ast.Name] = {}
+
+        def note(name: ast.Name) -> ast.Name:
+            return found.setdefault(name.text, name) and name
+
+        _with_dims(made.open, note, self.sizes)
+        return list(found.values())
+
+    def _on(self, made: ast.Function, names: Mapping[str, str]) -> ast.Function:
+        """A `def` on dims of other names."""
+
+        def of(dim: ast.Name) -> ast.Name:
+            return replace(dim, text=names.get(dim.text, dim.text))
+
+        found = _with_dims(made, of, self.sizes)
+        assert isinstance(found, ast.Function), "it stays a `def`"
+        return found
 
     def refuse(self, message: str, help: str, span: Span) -> None:
         """Note what no text says."""
         self.unsayable.append(Diagnostic("MD0821", message, span, help=help))
 
-    def _function(self, call: Call) -> ast.Function:
+    def _function(self, call: Call) -> _Made:
         returned = (*call.returned, *(_reading(v) for v in call.escapes))
         scope = _Scope(self, call, call.block, returned)
         params = [replace(a.node, name=scope.param(a.inside, a.node.name)) for a in call.arguments]
         for variable in call.free:
             name = scope.param(variable, ast.Name(variable.label or STEM, variable.span))
-            rest = ast.DimRef(ast.Name("...", variable.span), None, variable.span)
-            params.append(ast.TensorParam(name, (rest,), None, None, variable.span))
+            params.append(_open(ast.TensorParam(name, (), None, None, variable.span)))
         scope.items(call.block)
         result = scope.returned(call, returned)
         name = ast.Name(call.label, call.place)
-        return ast.Function(name, (), tuple(params), result, tuple(scope.out), call.place)
+        made = ast.Function(name, (), tuple(params), result, tuple(scope.out), call.place)
+        is_open = [*(a.open for a in call.arguments), *(False for _ in call.free)]
+        given = zip(params, is_open, strict=True)
+        return _Made(made, replace(made, params=tuple(_open(p) if o else p for p, o in given)))
 
     def defined(self) -> tuple[ast.Function, ...]:
         """All `def`s, those that others call first."""
-        return tuple(
-            replace(made, name=_known(name, made.name.text, made.name.span))
-            for name, made in self.functions.items()
-        )
+        return tuple(self._defined(name, made) for name, made in self.functions.items())
+
+    def _defined(self, text: str, made: _Made) -> ast.Function:
+        shared, dims = self._shared(text), self._dims(made)
+        found = made.open if shared.is_open else made.function
+        name = _known(text, found.name.text, found.name.span)
+        return replace(found, name=name, dims=tuple(d for d in dims if d.text in shared.dims))
 
     # --- numbers -----------------------------------------------------------------------------
 
@@ -296,9 +363,10 @@ class _Scope:
     def _call(self, item: Call, at: int) -> None:
         args = tuple(self._filled(item.reads()))
         self.calls[item.label] += 1
-        function = self.writer.function(item, self.calls[item.label], self.counts)
+        function, dims = self.writer.function(item, self.calls[item.label], self.counts)
+        items = tuple(ast.DimItem(d, d.span) for d in dims)
         name = ast.Name(function, item.span)
-        node = ast.Call(name, None, args, (), None, item.span)
+        node = ast.Call(name, items or None, args, (), None, item.span)
         nothing = [] if item.results or item.escapes else [Variable(item.span, self.home)]
         self._yield([*item.results, *item.escapes, *nothing], node, at, item.span)
 
@@ -341,7 +409,7 @@ class _Scope:
             self.put(carry.result, name)
 
     def _carried_names(self, item: Repeated, at: int) -> list[str]:
-        """What the loop calls what it carries: as what it makes of it, or as Python does."""
+        """The names of carried tensors: as the body gives them, or its parameters."""
         found: list[str] = []
         for carry in item.carries:
             made = carry.next.variable if isinstance(carry.next, Read) else None
@@ -510,7 +578,7 @@ class _Uses:
         return len(found) == 1 and found[0][1] == id(block)
 
     def made_in(self, block: Block) -> set[Variable]:
-        """What the items of a block make, but for those of loops inside."""
+        """The variables that the items of a block make, but for those of loops inside."""
         found: set[Variable] = set()
         for item in block:
             match item:
@@ -553,6 +621,49 @@ class _Uses:
                 entry = declared, [loop.dim for loop in left]
                 known = self.hoisted.setdefault(left[0], [])
                 known += [entry] * all(d is not declared for d, _ in known)
+
+
+# --- dims -----------------------------------------------------------------------------------------
+
+
+_DIMS: Mapping[type, tuple[str, ...]] = {
+    ast.Repeat: ("dim",),
+    ast.DimRef: ("dim",),
+    ast.DimItem: ("dim",),
+    ast.ArrowItem: ("sources", "targets"),
+    ast.ByItem: ("dim", "window"),
+    ast.PickItem: ("dim",),
+    ast.SliceItem: ("dim", "target"),
+    ast.Call: ("out",),
+}
+"""The fields of a node that are dims."""
+
+
+def _with_dims(node: Any, of: Callable[[ast.Name], ast.Name], sizes: frozenset[str]) -> Any:
+    """A node with `of` for every dim in it; `sizes` are the dims that stand for numbers."""
+    if isinstance(node, tuple):
+        return tuple(_with_dims(n, of, sizes) for n in node)
+    if type(node).__module__ != ast.__name__:
+        return node
+    if isinstance(node, ast.Ref):
+        return replace(node, name=of(node.name)) if node.name.text in sizes else node
+    known = _DIMS.get(type(node), ())
+    parts = {f.name: getattr(node, f.name) for f in fields(node)}
+    made = {n: _named(p, of) if n in known else _with_dims(p, of, sizes) for n, p in parts.items()}
+    return replace(node, **made)
+
+
+def _open(param: ast.TensorParam) -> ast.TensorParam:
+    """A tensor that is taken in with any dims."""
+    rest = ast.DimRef(ast.Name("...", param.span), None, param.span)
+    return replace(param, dims=(rest,))
+
+
+def _named(part: Any, of: Callable[[ast.Name], ast.Name]) -> Any:
+    """The dims in a field of a node."""
+    if isinstance(part, tuple):
+        return tuple(map(of, part))
+    return part if part is None or part.text == "..." else of(part)
 
 
 # --- names and numbers ---------------------------------------------------------------------------

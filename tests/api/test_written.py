@@ -162,6 +162,26 @@ def calls_on_other_dims(x: T[a, b]):
     return y
 
 
+@hard
+def functions_of_functions_on_other_dims(x: T[a, b]):
+    @md.function
+    def two(y, i):
+        h = md.relu(linear(y, i, n))
+        h = md.repeat(i, lambda h: h * md.param("v", [n]), h)
+        return linear(h, n, i) / md.sqrt(i)
+
+    return two(x, a), two(x, b), linear(md.sum[b](x), a, n)
+
+
+@hard
+def a_function_of_tensors_of_other_dims(x: T[a, b]):
+    @md.function
+    def half(y):
+        return y * 0.5
+
+    return half(x), half(md.sum[b](x)), half(md.sum(x))
+
+
 @md.function
 def depth(x, times):
     w = md.param([a])
@@ -582,6 +602,18 @@ def a_mistake_that_is_caught(x: T[a, b]):
 def test_the_text_of(function: Callable[..., Any]) -> None:
     program = md.program(function)
     assert pickle.loads(pickle.dumps(program)).to_mdsl() == program.to_mdsl()
+
+
+def test_calls_that_differ_in_dims_share_a_def() -> None:
+    text = md.program(functions_of_functions_on_other_dims).to_mdsl()
+    assert [line for line in text.splitlines() if line.startswith("def")] == [
+        "def linear[a, n](x[...]) {",
+        "def two[a](y[...]) {",
+    ]
+    assert "return linear[n, a](h) / sqrt(a)" in text
+    assert "return two[a](x), two[b](x), linear[a, n](sum[b](x))" in text
+    text = md.program(a_function_of_tensors_of_other_dims).to_mdsl()
+    assert "def half(y[...]) {" in text
 
 
 @pytest.mark.parametrize("function", REFUSED, ids=lambda f: f.__name__)
