@@ -126,8 +126,11 @@ class DiagnosticError(Exception):
     """Diagnostics on their way to the user past code that cannot go on without an answer."""
 
     def __init__(self, *diagnostics: Diagnostic) -> None:
-        super().__init__("; ".join(f"{d.code}: {d.message}" for d in diagnostics))
+        super().__init__(*diagnostics)
         self.diagnostics = diagnostics
+
+    def __str__(self) -> str:
+        return "; ".join(f"{d.code}: {d.message}" for d in self.diagnostics)
 
 
 def fail(

@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement
 
 from meshdsl.api.errors import told
+from meshdsl.backends.engines.in_process import torch_dtype
 from meshdsl.backends.module.compile import Compiler, compiler
 from meshdsl.backends.module.mesh import Team, check_same
 from meshdsl.backends.module.step import Step
@@ -28,7 +29,6 @@ from meshdsl.backends.module.tensors import (
     whole,
 )
 from meshdsl.backends.runtime.values import Spec
-from meshdsl.backends.train.checkpoint_plan import torch_dtype
 from meshdsl.diagnostics import fail
 
 if TYPE_CHECKING:

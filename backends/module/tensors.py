@@ -9,10 +9,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from meshdsl.backends.engines.in_process import as_tensor
+from meshdsl.backends.engines.in_process import as_tensor, torch_dtype
 from meshdsl.backends.module.mesh import Team
 from meshdsl.backends.runtime.values import Spec, draw_part, local_part
-from meshdsl.backends.train.checkpoint_plan import torch_dtype
 from meshdsl.diagnostics import did_you_mean, fail
 
 

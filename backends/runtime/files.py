@@ -9,7 +9,7 @@ import math
 import os
 import stat
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -231,6 +231,30 @@ def read_entry(name: str, entry: Any, path: str) -> tuple[str, StoredArray]:
 def are_sizes(value: Any) -> bool:
     """Whether `value` is a list of integers that are not negative."""
     return isinstance(value, list) and all(type(n) is int and n >= 0 for n in value)
+
+
+def safetensors_parts(
+    shapes: Mapping[str, tuple[str, list[int]]],
+    data: Callable[[str], Any],
+    about: Mapping[str, str] | None = None,
+) -> Iterator[Any]:
+    """The bytes of a .safetensors file one tensor after the other; alike for alike tensors.
+
+    `shapes` are the language's dtype and the sizes of each, `data` yields its bytes in row-major
+    order, little-endian; `about` is free-form metadata. The header is padded with spaces to a
+    length that keeps the data aligned to 8 bytes.
+    """
+    table: dict[str, Any] = {"__metadata__": about} if about else {}
+    end = 0
+    for name, (dtype, sizes) in shapes.items():
+        kind, start = dtype.upper(), end
+        end += math.prod(sizes) * np.dtype(SAFETENSORS_DTYPES[kind]).itemsize
+        table[name] = {"dtype": kind, "shape": sizes, "data_offsets": [start, end]}
+    header = json.dumps(table, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    yield len(header).to_bytes(8, "little") + header
+    for name in shapes:
+        yield data(name)
 
 
 def check_arrays(arrays: Mapping[str, Any], specs: Mapping[str, Spec], what: str) -> list[str]:

@@ -1,42 +1,91 @@
 """Checkpoints of a training run: saved under one mesh and layout, loaded under any other.
 
-Format: docs/checkpoints.md. Saving and loading need torch; looking for the latest does not.
+    latest             the names of the committed checkpoints, newest first, one per line
+    step-20/           one checkpoint: a .safetensors file per device, and manifest.json
+    .step-30.partial/  a checkpoint that is being written; never read, removed by the next save
+
+A checkpoint is whole when its manifest and all files that the manifest lists are as they were
+written. The manifest is written last, then the folder gets its name, then `latest` is replaced: a
+process killed at any moment leaves what was committed before as it was. Format:
+docs/checkpoints.md. Saving and loading need torch; looking for the latest does not.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import functools
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from meshdsl.backends.runtime.values import Spec
-from meshdsl.backends.train import checkpoint_folder as disk
-from meshdsl.backends.train.checkpoint_found import Found, Stored, check_same
-from meshdsl.backends.train.checkpoint_team import Team
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, fail
+from meshdsl.backends.engines.ranks import Ranks
+from meshdsl.backends.runtime.files import (
+    Refused,
+    StoredArray,
+    read_safetensors,
+    regular,
+    safetensors_parts,
+    show_table,
+)
+from meshdsl.backends.runtime.values import Spec, coordinates, local_part
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, counted, fail
 
 if TYPE_CHECKING:
     import torch
 
 Blocks: TypeAlias = "Mapping[int, Mapping[str, torch.Tensor]]"
-"""What each device of this process holds: by rank, then by name."""
+"""The tensors of each device of this process: by rank, then by name."""
+
+Part = tuple[slice, ...]
+"""A block as a part of the whole tensor: a slice of each dim."""
 
 KEEP = 3
 """Checkpoints that are kept unless another number is asked for."""
 
+POINTER = "latest"
+MANIFEST = "manifest.json"
+VERSION = 2
+MOST_ROWS = 20
+"""Differing tensors that are shown; the others are counted."""
+
+_NAME = re.compile(r"step-(\d{1,18})")
+_SPARE = ".old"
+"""The suffix of a checkpoint while another of the same step takes its name."""
+
+
+_checksum = functools.partial(hashlib.blake2b, digest_size=16)
+
+
+class Damaged(Exception):
+    """A checkpoint is not as it was written; the message says what of it."""
+
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
-    """Which devices this process is, on which mesh, and the process group it saves with.
+class Found:
+    """A whole checkpoint: its place, its step, what was told at the save, its tensors and mesh.
 
-    `group` is None where one process holds the blocks of all devices.
+    `skipped` has a sentence for every newer one that is damaged.
     """
 
-    ranks: tuple[int, ...]
+    path: Path
+    step: int
+    meta: dict[str, Any]
+    tensors: dict[str, Spec]
     mesh: dict[str, int]
-    group: Any = None
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def warnings(self) -> tuple[Diagnostic, ...]:
+        """The skipped ones, as they are shown to the user."""
+        help = f"`{self.path.name}` is used, the newest whole one"
+        return tuple(Diagnostic("MD0542", t, severity="warning", help=help) for t in self.skipped)
 
 
 class Checkpoints:
@@ -52,75 +101,57 @@ class Checkpoints:
         blocks: Blocks,
         specs: dict[str, Spec],
         meta: dict[str, Any],
-        sharing: Sharing,
+        ranks: Ranks,
     ) -> None:
-        """Write a checkpoint and make it the latest. All processes of the group call this.
+        """Write a checkpoint and make it the latest. All devices call this, each with its blocks.
 
-        `meta` is anything JSON can hold. When a process cannot write, all of them raise MD0540,
-        nothing of the new checkpoint stays, and the latest is the one it was.
+        One that is by itself brings those of all. `meta` is anything JSON can hold. When a device
+        cannot write, all of them raise MD0540, nothing of the new checkpoint stays, and the latest
+        is the one it was.
         """
-        assert set(blocks) == set(sharing.ranks), f"{set(blocks)} are not {sharing.ranks}"
-        team = Team(sharing.group)
+        mesh, partial = ranks.mesh, partial_of(self.folder, step)
+        tensors = {name: _table(spec) for name, spec in specs.items()}
+        content = {"step": step, "meta": meta, "mesh": list(mesh.items()), "tensors": tensors}
+
+        def finish() -> None:
+            check_sizes(partial, files)
+            write_manifest(partial, {**content, "files": files})
+            commit(self.folder, step, self.keep)
+
         try:
-            self._save(step, blocks, specs, meta, sharing, team)
-        except disk.DiskError as error:
-            self._discard(step, team)
+            ranks.first_does(lambda: begin(self.folder, step))
+            written = ranks.all_do(lambda: write_blocks(partial, blocks, specs, mesh))
+            files = {name: known for part in written for name, known in part.items()}
+            ranks.first_does(finish)
+        except BaseException as error:
+            if ranks.rank == 0:
+                discard(self.folder, step)
+            if not isinstance(error, OSError | Damaged):
+                raise
             self._not_written(step, error)
-        except BaseException:
-            self._discard(step, team)
-            raise
 
-    def _save(
-        self,
-        step: int,
-        blocks: Blocks,
-        specs: dict[str, Spec],
-        meta: dict[str, Any],
-        sharing: Sharing,
-        team: Team,
-    ) -> None:
-        from meshdsl.backends.train.checkpoint_plan import write_blocks
-
-        team.first_does(lambda: disk.begin(self.folder, step))
-        partial = disk.partial_of(self.folder, step)
-        write_blocks(partial, blocks, specs, sharing.mesh, sharing.group)
-        files: dict[str, Any] = {}
-        for part in team.all_do(lambda: team.digests(partial)):
-            files |= part
-        tensors = {name: Stored.of(spec).as_table() for name, spec in specs.items()}
-        content = {"step": step, "meta": meta, "mesh": sharing.mesh, "tensors": tensors}
-        team.first_does(lambda: self._commit(step, {**content, "files": files}))
-
-    def _commit(self, step: int, content: dict[str, Any]) -> None:
-        partial = disk.partial_of(self.folder, step)
-        disk.check_files(partial, content["files"], sums=False)
-        disk.write_manifest(partial, content)
-        disk.commit(self.folder, step, self.keep)
-
-    def _discard(self, step: int, team: Team) -> None:
-        if team.is_first:
-            disk.discard(self.folder, step)
-
-    def _not_written(self, step: int, error: Exception) -> NoReturn:
+    def _not_written(self, step: int, error: OSError | Damaged) -> NoReturn:
         left: list[str] = []
         with contextlib.suppress(OSError):
-            left = disk.names(self.folder)
+            left = names(self.folder)
         help = "free some space there, or name another folder"
         help += f"; `{left[0]}` is as it was" if left else ""
-        message = f"the checkpoint of step {step} could not be written to {self.folder}: {error}"
+        why = describe(error)
+        if isinstance(error, Damaged):
+            why += "; do all processes see the same folder?"
+        message = f"the checkpoint of step {step} could not be written to {self.folder}: {why}"
         raise DiagnosticError(Diagnostic("MD0540", message, help=help)) from error
 
     def latest(self) -> Found | None:
         """The newest whole checkpoint, or None where there are none; reads every byte of it.
 
-        Raises MD0543 where there are some and all are damaged.
+        Raises MD0543 where there are some and all are damaged, MD0544 for one of an older format.
         """
         skipped: list[str] = []
         for name in self._names():
-            path = disk.place(self.folder, name)
             try:
-                return self._open(path, name, tuple(skipped))
-            except disk.Damaged as damage:
+                return _opened(place(self.folder, name), name, tuple(skipped))
+            except Damaged as damage:
                 skipped.append(f"the checkpoint `{name}` is damaged: {damage}")
         if skipped:
             message = "\n".join([f"no checkpoint in {self.folder} is whole", *skipped])
@@ -129,32 +160,445 @@ class Checkpoints:
 
     def _names(self) -> list[str]:
         try:
-            return disk.names(self.folder)
+            return names(self.folder)
         except OSError as error:
             fail("MD0501", f"{self.folder} cannot be read: {error.strerror}", help="see what it is")
-
-    def _open(self, path: Path, name: str, skipped: tuple[str, ...]) -> Found:
-        content = disk.read_manifest(path)
-        disk.check_files(path, content["files"], sums=True)
-        if content["step"] != disk.step_of(name):
-            raise disk.Damaged(f"it is the checkpoint of step {content['step']}")
-        tensors = {n: Stored.from_table(entry) for n, entry in content["tensors"].items()}
-        return Found(path, content["step"], content["meta"], tensors, skipped)
 
     def load(
         self, found: Found, specs: dict[str, Spec], mesh: dict[str, int], ranks: Sequence[int]
     ) -> dict[int, dict[str, torch.Tensor]]:
-        """What each of `ranks` holds of the tensors under `specs` and `mesh`, on the CPU.
+        """The tensors of each of `ranks` under `specs` and `mesh`, on the CPU.
 
-        It may have been saved under any other mesh and splits. Each tensor has memory of its own;
+        They may have been saved under any other mesh and splits. Each tensor has memory of its own;
         every process reads for itself. Raises MD0541 for a checkpoint of another program, and
         MD0501 where it cannot be read.
         """
-        from meshdsl.backends.train.checkpoint_plan import read_blocks
-
         check_same(found, specs)
         try:
-            return read_blocks(found.path, specs, mesh, ranks)
-        except disk.DiskError as error:
+            return read_blocks(found, specs, mesh, ranks)
+        except (OSError, Refused) as error:
             help = "it was whole when it was looked at: see whether something else writes there"
-            fail("MD0501", f"the checkpoint `{found.path.name}` cannot be read: {error}", help=help)
+            message = f"the checkpoint `{found.path.name}` cannot be read: {describe(error)}"
+            fail("MD0501", message, help=help)
+
+
+# --- the folder ----------------------------------------------------------------------------------
+
+
+def names(folder: Path) -> list[str]:
+    """The checkpoints in `folder`, newest first: those in `latest`, then others by their step.
+
+    Raises OSError where there is a folder that cannot be read.
+    """
+    try:
+        there = {n.removesuffix(_SPARE) for n in os.listdir(folder)}
+    except FileNotFoundError:
+        return []
+    there = {n for n in there if _NAME.fullmatch(n)}
+    committed = [n for n in dict.fromkeys(_listed(folder)) if n in there]
+    others = sorted(there - set(committed), key=step_of, reverse=True)
+    return committed + others
+
+
+def step_of(name: str) -> int:
+    """The step of a checkpoint's name."""
+    found = _NAME.fullmatch(name)
+    assert found, f"{name} is no name of a checkpoint"
+    return int(found[1])
+
+
+def _listed(folder: Path) -> list[str]:
+    """The names in `latest`, newest first; none where it is missing or no text."""
+    try:
+        with open(folder / POINTER, encoding="utf-8", opener=regular) as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError):
+        return []
+    return [line for line in text.splitlines() if _NAME.fullmatch(line)]
+
+
+def place(folder: Path, name: str) -> Path:
+    """The folder of checkpoint `name`, also when a process was killed while it was replaced."""
+    path = folder / name
+    return path if path.exists() else folder / (name + _SPARE)
+
+
+def partial_of(folder: Path, step: int) -> Path:
+    """The folder that the checkpoint of a step is written into before it is whole."""
+    return folder / f".step-{step}.partial"
+
+
+def begin(folder: Path, step: int) -> None:
+    """Remove what killed processes left behind and make the folder that a save writes into.
+
+    Raises OSError.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".step-"):
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name.endswith(_SPARE) and _NAME.fullmatch(path.name.removesuffix(_SPARE)):
+            _settle(path)
+    partial_of(folder, step).mkdir()
+
+
+def _settle(spare: Path) -> None:
+    """End a replacement that was cut short: the old one goes, or is put back."""
+    named = spare.with_name(spare.name.removesuffix(_SPARE))
+    if named.exists():
+        shutil.rmtree(spare, ignore_errors=True)
+    else:
+        os.rename(spare, named)
+
+
+def commit(folder: Path, step: int, keep: int) -> None:
+    """Give what was written its name, flip `latest`, and keep the newest `keep`. Raises OSError.
+
+    All that needs space on the disk comes first, so that only renames are left to do.
+    """
+    name = f"step-{step}"
+    order = [name, *(other for other in names(folder) if other != name)]
+    flipped = folder / f".{POINTER}.new"
+    write(flipped, ["".join(f"{n}\n" for n in order[:keep]).encode()])
+    final, spare = folder / name, folder / (name + _SPARE)
+    if final.exists():
+        os.rename(final, spare)
+    os.rename(partial_of(folder, step), final)
+    sync(folder)
+    os.replace(flipped, folder / POINTER)
+    sync(folder)
+    remove(folder, [spare.name, *(n for n in order[keep:] if (folder / n / MANIFEST).exists())])
+
+
+def remove(folder: Path, doomed: Iterable[str]) -> None:
+    """Remove checkpoints. Each loses its name first, so that none is ever half there."""
+    for name in doomed:
+        gone = folder / f".{name}.gone"
+        try:
+            os.rename(folder / name, gone)
+        except OSError:  # it is not there, or stays there: neither does harm
+            continue
+        shutil.rmtree(gone, ignore_errors=True)
+
+
+def discard(folder: Path, step: int) -> None:
+    """Remove what a save that failed has written."""
+    shutil.rmtree(partial_of(folder, step), ignore_errors=True)
+    with contextlib.suppress(OSError):
+        (folder / f".{POINTER}.new").unlink()
+
+
+def write(path: Path, parts: Iterable[Any]) -> dict[str, Any]:
+    """Write a file and see it onto the disk; its size and checksum, for the manifest.
+
+    `parts` are bytes or other buffers of bytes. Raises OSError.
+    """
+    found, size = _checksum(), 0
+    with open(path, "wb", opener=regular) as file:
+        for part in parts:
+            file.write(part)
+            found.update(part)
+            size += len(part)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"bytes": size, "blake2b": found.hexdigest()}
+
+
+def sync(folder: Path) -> None:
+    """See the names in a folder onto the disk. Raises OSError."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def describe(error: Exception) -> str:
+    """An error in a few words; one of the system with the file where it is known."""
+    if not isinstance(error, OSError):
+        return str(error)
+    reason = error.strerror or str(error) or type(error).__name__
+    return f"{Path(error.filename).name}: {reason}" if error.filename else reason
+
+
+# --- the manifest --------------------------------------------------------------------------------
+
+
+def write_manifest(checkpoint: Path, content: Mapping[str, Any]) -> None:
+    """Write the manifest, which makes what lies in the folder `checkpoint` whole."""
+    sealed = {"version": VERSION, "blake2b": _seal(content), **content}
+    write(checkpoint / MANIFEST, [json.dumps(sealed, indent=1).encode()])
+    sync(checkpoint)
+
+
+def _seal(content: Mapping[str, Any]) -> str:
+    """The checksum of the manifest's own content."""
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return _checksum(text.encode()).hexdigest()
+
+
+def read_manifest(checkpoint: Path) -> dict[str, Any]:
+    """The content of the manifest, less its version and checksum.
+
+    Raises Damaged, and MD0544 for an older format, whose files are whole but of another kind.
+    """
+    try:
+        with open(checkpoint / MANIFEST, encoding="utf-8", opener=regular) as file:
+            content = json.load(file)
+        version, seal = content.pop("version"), content.pop("blake2b")
+    except FileNotFoundError:
+        raise Damaged(f"it has no {MANIFEST}") from None
+    except OSError as error:
+        raise Damaged(describe(error)) from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise Damaged(f"{MANIFEST} cannot be read") from None
+    if version == 1:
+        message = (
+            f"the checkpoint `{checkpoint.name}` has the files of torch.distributed.checkpoint"
+        )
+        message += f" (format 1), and this meshdsl reads .safetensors files (format {VERSION})"
+        help = "end the run with the meshdsl that wrote it; there, `--resume --out p.safetensors` "
+        help += "writes the parameters, which `--params` reads here"
+        fail("MD0544", message, help=help)
+    if version != VERSION:
+        raise Damaged(f"{MANIFEST} is of version {version}, which this meshdsl does not read")
+    if seal != _seal(content):
+        raise Damaged(f"{MANIFEST} is not as it was written")
+    return dict(content)
+
+
+def _opened(path: Path, name: str, skipped: tuple[str, ...]) -> Found:
+    """The checkpoint in a folder, every byte of it read and compared. Raises Damaged, MD0544."""
+    content = read_manifest(path)
+    check_sizes(path, content["files"])
+    for file, known in content["files"].items():
+        try:
+            same = digest(path / file) == known
+        except OSError as error:
+            raise Damaged(describe(error)) from None
+        if not same:
+            raise Damaged(f"{file} holds other bytes than were written")
+    if content["step"] != step_of(name):
+        raise Damaged(f"it is the checkpoint of step {content['step']}")
+    tensors = {name: _spec(entry) for name, entry in content["tensors"].items()}
+    return Found(path, content["step"], content["meta"], tensors, dict(content["mesh"]), skipped)
+
+
+def check_sizes(checkpoint: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Compare the sizes of files with the manifest, which costs nothing. Raises Damaged."""
+    for name, known in files.items():
+        try:
+            size = os.stat(checkpoint / name).st_size
+        except FileNotFoundError:
+            raise Damaged(f"{name} is missing") from None
+        except OSError as error:
+            raise Damaged(describe(error)) from None
+        if size != known["bytes"]:
+            raise Damaged(f"{name} has {size:,} bytes of {known['bytes']:,}")
+
+
+def digest(path: Path) -> dict[str, Any]:
+    """Size and checksum of a file, as `write` found them. Raises OSError."""
+    with open(path, "rb", opener=regular) as file:
+        found = hashlib.file_digest(file, _checksum)
+        return {"bytes": file.tell(), "blake2b": found.hexdigest()}
+
+
+def _table(spec: Spec) -> dict[str, Any]:
+    """A tensor in the manifest; dims are a list, for their order counts."""
+    return {"dtype": spec.dtype, "dims": list(spec.dims.items()), "split": spec.split}
+
+
+def _spec(entry: Mapping[str, Any]) -> Spec:
+    """A tensor of the manifest, as it was split when it was saved."""
+    split = {dim: tuple(axes) for dim, axes in entry["split"].items()}
+    return Spec(entry["dtype"], dict(entry["dims"]), split)
+
+
+# --- blocks --------------------------------------------------------------------------------------
+
+
+def is_first(spec: Spec, mesh: Mapping[str, int], rank: int) -> bool:
+    """Whether `rank` is the first of the devices that hold the same block of a tensor."""
+    splitting = {axis for axes in spec.split.values() for axis in axes}
+    at = coordinates(dict(mesh), rank)
+    return all(position == 0 for axis, position in at.items() if axis not in splitting)
+
+
+def file_of(rank: int) -> str:
+    """The file of the blocks that device `rank` is the first to hold."""
+    return f"device-{rank}.safetensors"
+
+
+def write_blocks(
+    folder: Path, blocks: Blocks, specs: Mapping[str, Spec], mesh: dict[str, int]
+) -> dict[str, Any]:
+    """Write each block that no earlier device holds, a file for each device that has any.
+
+    Returns the sizes and checksums of the files. Raises OSError.
+    """
+    found = {}
+    for rank, held in blocks.items():
+        parts = {name: _part(name, held[name], spec, mesh, rank) for name, spec in specs.items()}
+        mine = [name for name, spec in specs.items() if is_first(spec, mesh, rank)]
+        if mine:
+            data = _file(held, {name: (specs[name], parts[name]) for name in mine})
+            found[file_of(rank)] = write(folder / file_of(rank), data)
+    return found
+
+
+def _part(name: str, block: torch.Tensor, spec: Spec, mesh: dict[str, int], rank: int) -> Part:
+    """The part of a tensor that a block is; asserts that it can be."""
+    from meshdsl.backends.engines.in_process import torch_dtype
+
+    part = local_part(spec, mesh, rank)
+    expected = (torch_dtype(spec.dtype), tuple(p.stop - p.start for p in part))
+    shown = f"device {rank} holds {block.dtype}{list(block.shape)} of {name}"
+    assert (block.dtype, tuple(block.shape)) == expected, f"{shown}, not {expected}"
+    return part
+
+
+def _file(
+    held: Mapping[str, torch.Tensor], parts: Mapping[str, tuple[Spec, Part]]
+) -> Iterator[Any]:
+    """A .safetensors file of blocks, with the places that torch puts the whole together by."""
+    shapes = {
+        n: (spec.dtype, [p.stop - p.start for p in part]) for n, (spec, part) in parts.items()
+    }
+    places = {n: {"saved_offsets": [p.start for p in part]} for n, (_, part) in parts.items()}
+    about = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(places)}
+    return safetensors_parts(shapes, lambda name: bytes_of(held[name]), about)
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The elements of a tensor in row-major order, little-endian."""
+    import torch
+
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def read_blocks(
+    found: Found, specs: Mapping[str, Spec], mesh: dict[str, int], ranks: Sequence[int]
+) -> dict[int, dict[str, torch.Tensor]]:
+    """The blocks of each of `ranks`, in memory of their own. Raises OSError and Refused."""
+    import torch
+
+    from meshdsl.backends.engines.in_process import torch_dtype
+
+    @functools.cache
+    def arrays(rank: int) -> dict[str, StoredArray]:
+        path = found.path / file_of(rank)
+        with open(path, "rb", opener=regular) as file:
+            return dict(read_safetensors(file, str(path)))
+
+    def block_of(name: str, spec: Spec, part: Part) -> torch.Tensor:
+        sizes = [p.stop - p.start for p in part]
+        block = torch.empty(sizes, dtype=torch_dtype(spec.dtype), device="cpu")
+        values = (block.view(torch.uint16) if spec.dtype == "bf16" else block).numpy()
+        filled = 0
+        for rank, stored in _stored(found, name):
+            common = _common(part, stored)
+            if common is not None:
+                source = arrays(rank)[name].whole()[_within(stored, common)]
+                values[_within(part, common)] = source
+                filled += source.size
+        assert filled == block.numel(), f"{filled} of {block.numel()} elements of {name}"
+        return block
+
+    return {
+        rank: {n: block_of(n, spec, local_part(spec, mesh, rank)) for n, spec in specs.items()}
+        for rank in ranks
+    }
+
+
+def _stored(found: Found, name: str) -> Iterator[tuple[int, Part]]:
+    """The devices whose files hold the blocks of a tensor, and which part of it each is."""
+    spec = found.tensors[name]
+    for rank in range(math.prod(found.mesh.values())):
+        if is_first(spec, found.mesh, rank):
+            yield rank, local_part(spec, found.mesh, rank)
+
+
+def _common(one: Part, other: Part) -> Part | None:
+    """What two parts of a tensor have in common."""
+    pairs = zip(one, other, strict=True)
+    found = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in pairs)
+    return None if any(p.start >= p.stop for p in found) else found
+
+
+def _within(part: Part, smaller: Part) -> Part:
+    """The indices, counted from the beginning of `part`, of a smaller part."""
+    pairs = zip(part, smaller, strict=True)
+    return tuple(slice(s.start - p.start, s.stop - p.start) for p, s in pairs)
+
+
+# --- other programs ------------------------------------------------------------------------------
+
+
+def check_same(found: Found, specs: Mapping[str, Spec]) -> None:
+    """Raise MD0541 with a table of what differs, where tensors are not those of `specs`."""
+    rows: list[tuple[str, ...]] = [
+        (
+            name,
+            _shown(wanted) if wanted else "-",
+            _shown(stored) if stored else "missing",
+            difference(wanted, stored),
+        )
+        for name, wanted, stored in _pairs(found, specs)
+        if difference(wanted, stored)
+    ]
+    if not rows:
+        return
+    head = ("tensor", "program", "checkpoint", "")
+    program = found.meta.get("program")
+    of = f", `{program}`" if program else ""
+    message = f"the checkpoint `{found.path.name}` is of another program{of}: "
+    message += f"{counted(len(rows), 'tensor')} {'differs' if len(rows) == 1 else 'differ'}"
+    more = [f"  and {len(rows) - MOST_ROWS} more"] if len(rows) > MOST_ROWS else []
+    fail(
+        "MD0541",
+        "\n".join([message, show_table([head, *rows[:MOST_ROWS]]), *more]),
+        help=_way_out(found, specs),
+    )
+
+
+def _shown(spec: Spec) -> str:
+    """A tensor as it is declared: `f32[io=4, h=3]`."""
+    return f"{spec.dtype}[{', '.join(f'{dim}={size}' for dim, size in spec.dims.items())}]"
+
+
+def _pairs(
+    found: Found, specs: Mapping[str, Spec]
+) -> Iterator[tuple[str, Spec | None, Spec | None]]:
+    """Every tensor of the program, then those it does not have: as wanted and as stored."""
+    for name in dict.fromkeys([*specs, *found.tensors]):
+        yield name, specs.get(name), found.tensors.get(name)
+
+
+def difference(wanted: Spec | None, stored: Spec | None) -> str:
+    """In a few words how a stored tensor differs from the program's; empty where it does not."""
+    if wanted is None:
+        return "the program has no such tensor"
+    if stored is None:
+        return "not saved"
+    if list(wanted.dims) != list(stored.dims):
+        return f"has dims [{', '.join(stored.dims)}]"
+    for dim, size in stored.dims.items():
+        if wanted.dims[dim] != size:
+            return f"dim {dim} is {size}, not {wanted.dims[dim]}"
+    return f"is {stored.dtype}, not {wanted.dtype}" if stored.dtype != wanted.dtype else ""
+
+
+def _way_out(found: Found, specs: Mapping[str, Spec]) -> str:
+    """Other sizes, where they are all that differs; else the other program or another folder."""
+    sizes: dict[str, int] = {}
+    for _, wanted, stored in _pairs(found, specs):
+        if not (wanted and stored) or _kind(wanted) != _kind(stored):
+            return "go on with the program it was saved from, or train this one in another folder"
+        sizes |= dict(stored.dims.items() - wanted.dims.items())
+    return f"it was saved under `--set {' '.join(f'{d}={n}' for d, n in sizes.items())}`"
+
+
+def _kind(spec: Spec) -> tuple[str, list[str]]:
+    """A tensor but for its sizes."""
+    return spec.dtype, list(spec.dims)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from meshdsl.backends.engines.failures import RunError
 from meshdsl.backends.engines.in_process import (
     MOST_DEVICES,
     LocalRunError,
@@ -15,16 +16,14 @@ from meshdsl.backends.engines.in_process import (
 )
 from meshdsl.backends.engines.local_devices import Devices
 from meshdsl.backends.engines.local_dist import LocalDist
+from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.runtime.files import ArraysRefused, Refused, check_arrays, read_arrays
 from meshdsl.backends.torch.text import ProgramText
-from meshdsl.backends.train.checkpoint import Sharing
-from meshdsl.backends.train.checkpoint_export import export_params
-from meshdsl.backends.train.data import Data, open_data
+from meshdsl.backends.train.data import open_data
+from meshdsl.backends.train.export import export_params
 from meshdsl.backends.train.job import Ending, Job, Tell
 from meshdsl.backends.train.loop import Control, Texts, Trainer
-from meshdsl.backends.train.state import Held
-from meshdsl.backends.train.team import Team
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, fail
+from meshdsl.diagnostics import DiagnosticError, fail
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,53 +96,32 @@ def train_local(emitted: Emitted, job: Job, tell: Tell, stopping: Callable[[], b
         raise LocalRunError("MD0704", message, help="choose a smaller mesh with --mesh")
     check_params(program, job.params)
     data = open_data(job.data, program.INPUTS, job.seed)
-    held = Held(program, job, data, Sharing(tuple(range(devices)), mesh))
-    tell_all((*data.notes, *held.begin()), tell)
     dist = LocalDist(mesh, groups_of(texts), emitted.places)
     for each in (texts.training, texts.evaluation):
         if each is not None:
             each.dist = dist
-    ending = _run(emitted, _Run(texts, job, data, held, dist), tell, stopping)
+    trainers: dict[int, Trainer] = {}
+
+    def call(rank: int) -> Ending:
+        control = Control(tell, stopping, lambda: running.mark(rank))
+        ranks = Ranks(mesh, rank, dist, dist.groups(rank))
+        trainers[rank] = Trainer(ranks, texts, job, data, control)
+        return trainers[rank].run()
+
+    running = Devices(devices, dist, call, emitted.text)
+    ending = _ending(emitted, running.run())
     if job.out is not None and ending.trouble is None:
-        values = {rank: held.values(rank) for rank in held.ranks}
-        export_params(values, job.out, held.value_specs, mesh)
+        values = {rank: trainer.held.values() for rank, trainer in trainers.items()}
+        export_params(values, job.out, trainers[0].held.value_specs, mesh)
     return ending
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """What the threads of one run share."""
-
-    texts: Texts
-    job: Job
-    data: Data
-    held: Held
-    dist: LocalDist
-
-
-def _run(emitted: Emitted, run: _Run, tell: Tell, stopping: Callable[[], bool]) -> Ending:
-    mesh = run.texts.training.MESH
-    world = "+".join(mesh)
-
-    def call(rank: int) -> Ending:
-        groups = run.dist.groups(rank)
-        team = Team(rank, mesh, run.dist, groups, groups[world], leads=rank == 0)
-        control = Control(tell, stopping, lambda: devices.mark(rank))
-        return Trainer(team, run.texts, run.job, run.data, run.held, control).run()
-
-    devices = Devices(len(run.held.ranks), run.dist, call, emitted.text)
-    found = devices.run()
-    for error in found.errors.values():
-        if isinstance(error, DiagnosticError):
-            raise error
+def _ending(emitted: Emitted, found: Devices) -> Ending:
+    """How a run ended that its devices have come through. Raises what hindered one."""
+    for rank in sorted(found.errors):
+        if isinstance(found.errors[rank], DiagnosticError | RunError):
+            raise found.errors[rank]
     if found.failures:
         raise told(emitted.text, found.failures, found.errors, emitted.places)
     ending: Ending = found.outputs[0]
     return ending
-
-
-def tell_all(notes: tuple[Diagnostic, ...], tell: Tell) -> None:
-    """Tell of warnings and notes."""
-    for note in notes:
-        known = {"code": note.code, "severity": note.severity, "help": note.help}
-        tell({"kind": "note", "text": note.message, **known})

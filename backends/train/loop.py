@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from meshdsl.backends.runtime.values import local_part
+from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.train.data import Batches, Data
 from meshdsl.backends.train.job import Ending, Event, Job, Tell, Trouble
 from meshdsl.backends.train.log import MetricsLog
 from meshdsl.backends.train.state import Held
-from meshdsl.backends.train.team import Team
 from meshdsl.backends.train.watch import search
 
 if TYPE_CHECKING:
@@ -49,9 +48,9 @@ class Control:
 class Feed:
     """What one device reads of every batch, as tensors."""
 
-    def __init__(self, program: Program, batches: Batches, team: Team) -> None:
-        self.specs, self.batches, self.where = program.INPUTS, batches, team.where
-        self.parts = {n: local_part(s, team.mesh, team.rank) for n, s in self.specs.items()}
+    def __init__(self, program: Program, batches: Batches, ranks: Ranks) -> None:
+        self.specs, self.batches, self.where = program.INPUTS, batches, ranks.where
+        self.parts = {n: ranks.part(s) for n, s in self.specs.items()}
 
     def batch(self, step: int) -> dict[str, torch.Tensor]:
         """The inputs of step `step` (from 0)."""
@@ -67,13 +66,13 @@ class Feed:
 class Trainer:
     """One device of a training run. All devices go through the same calls in the same order."""
 
-    def __init__(
-        self, team: Team, texts: Texts, job: Job, data: Data, held: Held, control: Control
-    ) -> None:
-        self.team, self.texts, self.job, self.held = team, texts, job, held
-        self.control = control
+    def __init__(self, ranks: Ranks, texts: Texts, job: Job, data: Data, control: Control) -> None:
+        self.ranks, self.texts, self.job, self.control = ranks, texts, job, control
         self.program = texts.training
-        self.feed = Feed(self.program, data.training, team)
+        self.groups = ranks.groups(self.program.GROUPS)
+        self.held = held = Held(self.program, job, data, ranks)
+        self.notes = (*data.notes, *held.begin())
+        self.feed = Feed(self.program, data.training, ranks)
         self.unit, self.amount = data.training.unit, data.training.amount
         self.held_out = data.held_out
         self.scalars = [name for name, spec in self.program.OUTPUTS.items() if not spec.dims]
@@ -88,8 +87,11 @@ class Trainer:
 
     def run(self) -> Ending:
         """Train to the end, until asked to stop, or until the loss is no number any more."""
-        if self.team.rank == 0 and self.job.log is not None:
+        if self.ranks.rank == 0 and self.job.log is not None:
             self._log = MetricsLog(self.job.log, self.start)
+        for note in self.notes:
+            known = {"code": note.code, "severity": note.severity, "help": note.help}
+            self._tell(kind="note", text=note.message, **known)
         self._tell(kind="begin", start=self.start, steps=self.job.steps, **self._measure())
         how = "finished"
         while self.step < self.job.steps:
@@ -145,11 +147,11 @@ class Trainer:
 
     def forward(self, device: Callable[..., Any], step: int) -> dict[str, torch.Tensor]:
         """Call `device` on the batch of `step`; parameters and states become the next ones."""
-        rank = self.team.rank
+        rank = self.ranks.rank
         batch = self.feed.batch(step)
         held = self.held
         outputs: dict[str, torch.Tensor] = device(
-            rank, self.team.groups, batch, held.params[rank], held.states[rank]
+            rank, self.groups, batch, held.params, held.states
         )
         return outputs
 
@@ -157,7 +159,7 @@ class Trainer:
         return bool(every) and self.step % every == 0
 
     def _tell(self, **event: Any) -> None:
-        if self.team.rank == 0:
+        if self.ranks.rank == 0:
             self.control.tell(event)
 
     def _write(self, seconds: float, evaluated: bool) -> None:
@@ -186,12 +188,12 @@ class Trainer:
         assert program is not None
         assert self.held_out is not None
         scalars = [name for name, spec in program.OUTPUTS.items() if not spec.dims]
-        feed = Feed(program, self.held_out, self.team)
-        params = self._params_of(program)
+        feed = Feed(program, self.held_out, self.ranks)
+        params, groups = self._params_of(program), self.ranks.groups(program.GROUPS)
         sums: Counter[str] = Counter()
         for batch in range(self.held_out.order.passes):
             inputs = feed.batch(batch)
-            outputs = program.device(self.team.rank, self.team.groups, inputs, params)
+            outputs = program.device(self.ranks.rank, groups, inputs, params)
             sums.update({name: float(outputs[name].item()) for name in scalars})
         return {name: sums[name] / self.held_out.order.passes for name in scalars}
 
@@ -199,13 +201,13 @@ class Trainer:
         """The parameters as the program that evaluates holds them."""
         from meshdsl.backends.engines.in_process import torch_dtype
 
-        mine = self.held.values(self.team.rank)
+        mine = self.held.values()
         found = {}
         for name, spec in program.PARAMS.items():
             stored, block = self.held.value_specs[name], mine[name]
             if spec.split != stored.split:
-                part = local_part(spec, self.team.mesh, self.team.rank)
-                block = self.team.whole(stored, block)[part].contiguous()
+                part = self.ranks.part(spec)
+                block = self.ranks.whole(stored, block)[part].contiguous()
             found[name] = block.to(torch_dtype(spec.dtype))
         return found
 
@@ -215,12 +217,10 @@ class Trainer:
         """Write a checkpoint of this step, unless there is one or a parameter is no number."""
         if self.job.checkpoint is None or self.saved == self.step:
             return
-        if self.team.total(not self.held.is_finite(self.team.rank)):
+        if self.ranks.total(not self.held.is_finite()):
             self.trouble = search(self, "")
             return
-        if self.team.leads:
-            self.held.save(self.step)
-        self.team.barrier()
+        self.held.save(self.step)
         self.saved, self.checkpoint = self.step, f"{self.job.checkpoint}/step-{self.step}"
         self._tell(kind="checkpoint", step=self.step, path=self.checkpoint)
 
@@ -233,11 +233,11 @@ class Trainer:
         if self.step < self._asked:
             return False
         answer = 0
-        if self.team.rank == 0:
+        if self.ranks.rank == 0:
             done = self.step - self.start
             steps = int(PACE * done / self.seconds) if self.seconds else 1
             answer = 0 if self.control.stopping() else max(1, min(steps, 10_000))
-        answer = self.team.first(answer)
+        answer = self.ranks.first(answer)
         self._asked = self.step + answer
         return answer == 0
 

@@ -53,7 +53,7 @@ def check_folder(folder: str | None, resume: bool, force: bool) -> None:
     """Refuse a folder of checkpoints of another run, or one without any to resume from."""
     if folder is None:
         return
-    from meshdsl.backends.train.checkpoint_folder import names
+    from meshdsl.backends.train.checkpoint import names
 
     try:
         there = names(Path(folder))

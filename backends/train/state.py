@@ -1,9 +1,9 @@
-"""The values of a training run in one process: where they begin, are saved and are found again."""
+"""The values of a training run on one device: where they begin, are saved and are found again."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.diagnostics import Diagnostic
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import torch
 
     from meshdsl.backends.engines.in_process import Program
-    from meshdsl.backends.train.checkpoint import Checkpoints, Sharing
-    from meshdsl.backends.train.checkpoint_found import Found
+    from meshdsl.backends.engines.ranks import Ranks
+    from meshdsl.backends.train.checkpoint import Checkpoints, Found
     from meshdsl.backends.train.data import Data
     from meshdsl.backends.train.job import Job
 
@@ -21,31 +21,23 @@ Tensors = dict[str, "torch.Tensor"]
 
 
 class Held:
-    """Parameters and optimizer states of the devices that this process runs.
+    """Parameters and optimizer states of one device.
 
-    `params` and `states` hold, by rank, what a step reads and overwrites; `step` is the number of
-    steps they have been through. `meta` is written into every checkpoint.
+    A step reads and overwrites `params` and `states`; `step` is the number of steps they have been
+    through. `meta` is written into every checkpoint.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        job: Job,
-        data: Data,
-        sharing: Sharing,
-        where: Any = "cpu",
-    ) -> None:
-        self.mesh, self.ranks, self.job, self.where = program.MESH, sharing.ranks, job, where
+    def __init__(self, program: Program, job: Job, data: Data, ranks: Ranks) -> None:
+        self.ranks, self.job = ranks, job
         self.param_specs, self.state_specs = program.PARAMS, program.STATES
         self.specs: dict[str, Spec] = {**program.PARAMS, **program.STATES}
         # A parameter in few bits has a copy in more among the states: that one is its value.
         self._finest = {spec.key: state for state, spec in program.STATES.items() if spec.key}
         self.value_specs = {n: self.specs[self._finest.get(n, n)] for n in program.PARAMS}
-        self.sharing = sharing
         self.meta = {"seed": job.seed, "size": data.size, "vocabulary": data.vocabulary}
         self.meta |= job.about
-        self.params: dict[int, Tensors] = {}
-        self.states: dict[int, Tensors] = {}
+        self.params: Tensors = {}
+        self.states: Tensors = {}
         self.step, self.path = 0, ""
         # A folder may hold checkpoints of an earlier run, which is begun anew: not ours to read.
         self._ours = job.resume
@@ -58,15 +50,15 @@ class Held:
     def begin(self) -> tuple[Diagnostic, ...]:
         """Take the values of the run's last whole checkpoint; where there is none the first ones.
 
-        Returns warnings about checkpoints that are damaged.
+        All devices call this. Returns warnings about checkpoints that are damaged.
         """
-        found = self._checkpoints.latest() if self._checkpoints and self._ours else None
+        ranks, checkpoints = self.ranks, self._checkpoints
+        found = ranks.first_does(checkpoints.latest) if checkpoints and self._ours else None
         if found is None:
             self._first()
             return ()
-        assert self._checkpoints is not None
-        blocks = self._checkpoints.load(found, self.specs, self.mesh, self.ranks)
-        self._take(blocks)
+        assert checkpoints is not None
+        self._take(checkpoints.load(found, self.specs, ranks.mesh, [ranks.rank])[ranks.rank])
         self.step, self.path = found.step, str(found.path)
         return (
             *found.warnings,
@@ -102,32 +94,32 @@ class Held:
         from meshdsl.backends.runtime.files import read_arrays
 
         given = read_arrays(self.job.params) if self.job.params else {}
-        values = local_tensors(self.mesh, self.specs, given, self.job.seed, self.ranks)
-        self._take(dict(zip(self.ranks, values, strict=True)))
+        ranks = [self.ranks.rank]
+        (blocks,) = local_tensors(self.ranks.mesh, self.specs, given, self.job.seed, ranks)
+        self._take(blocks)
         self.step, self.path = 0, ""
 
-    def _take(self, blocks: Mapping[int, Mapping[str, torch.Tensor]]) -> None:
-        for rank in self.ranks:
-            held = {name: blocks[rank][name].to(self.where) for name in self.specs}
-            self.params[rank] = {name: held[name] for name in self.param_specs}
-            self.states[rank] = {name: held[name] for name in self.state_specs}
+    def _take(self, blocks: Mapping[str, torch.Tensor]) -> None:
+        held = {name: blocks[name].to(self.ranks.where) for name in self.specs}
+        self.params = {name: held[name] for name in self.param_specs}
+        self.states = {name: held[name] for name in self.state_specs}
 
     def save(self, step: int) -> None:
-        """Write a checkpoint, together with the other processes. Raises DiagnosticError."""
+        """Write a checkpoint, together with the other devices. Raises DiagnosticError."""
         assert self._checkpoints is not None, "there is no folder for checkpoints"
-        blocks = {rank: {**self.params[rank], **self.states[rank]} for rank in self.ranks}
-        self._checkpoints.save(step, blocks, self.specs, {**self.meta, "step": step}, self.sharing)
+        blocks = {self.ranks.rank: {**self.params, **self.states}}
+        self._checkpoints.save(step, blocks, self.specs, {**self.meta, "step": step}, self.ranks)
         self.step, self._ours = step, True
 
-    def values(self, rank: int) -> Tensors:
+    def values(self) -> Tensors:
         """The parameters in all the digits that are kept, as `value_specs` describes them."""
-        held = {**self.params[rank], **self.states[rank]}
+        held = {**self.params, **self.states}
         return {name: held[self._finest.get(name, name)] for name in self.param_specs}
 
-    def is_finite(self, rank: int) -> bool:
-        """Whether all parameters of a device are numbers."""
+    def is_finite(self) -> bool:
+        """Whether all parameters are numbers."""
         return all(
             bool(tensor.isfinite().all().item())
-            for tensor in self.params[rank].values()
+            for tensor in self.params.values()
             if tensor.is_floating_point()
         )

@@ -178,12 +178,9 @@ def search(trainer: Trainer, loss: str) -> Trouble:
 
 def _again(trainer: Trainer, seen: int, watched_from: int) -> tuple[int | None, Any]:
     """The first step (from 0) that went wrong, and the first statement in it, if it was watched."""
-    team, held = trainer.team, trainer.held
-    team.barrier()
-    if team.leads:
-        held.begin()
-    team.barrier()
-    if team.rank == 0:
+    ranks, held = trainer.ranks, trainer.held
+    held.begin()
+    if ranks.rank == 0:
         event = {"kind": "watch", "first": held.step + 1, "last": seen}
         trainer.control.tell(event)
     watch = Watch(trainer.program, trainer.texts.text)
@@ -192,8 +189,8 @@ def _again(trainer: Trainer, seen: int, watched_from: int) -> tuple[int | None, 
         watched = step >= watched_from
         outputs = trainer.forward(watch.device if watched else trainer.program.device, step)
         loss = outputs[trainer.program.LOSS].item()
-        sound = math.isfinite(loss) and held.is_finite(team.rank)
-        if team.total(not sound):
+        sound = math.isfinite(loss) and held.is_finite()
+        if ranks.total(not sound):
             return step, _earliest(trainer, watch.first() if watched else None)
         watch.went_well()
         if _is_stopped(trainer):
@@ -203,13 +200,13 @@ def _again(trainer: Trainer, seen: int, watched_from: int) -> tuple[int | None, 
 
 def _is_stopped(trainer: Trainer) -> bool:
     """Whether device 0 has been asked to stop."""
-    team = trainer.team
-    return bool(team.first(int(trainer.control.stopping()) if team.rank == 0 else 0))
+    ranks = trainer.ranks
+    return bool(ranks.first(int(trainer.control.stopping()) if ranks.rank == 0 else 0))
 
 
 def _earliest(trainer: Trainer, mine: Finding | None) -> dict[str, Any] | None:
     """The first of all devices' findings in the order of the program."""
-    told = trainer.team.everyone(asdict(mine) if mine else None)
+    told = trainer.ranks.everyone(asdict(mine) if mine else None)
     found = [{**finding, "at": rank} for rank, finding in enumerate(told) if finding]
     if not found:
         return None

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -17,25 +16,16 @@ import torch
 import torch.distributed as dist
 
 from meshdsl.backends.engines.at_work import called
-from meshdsl.backends.engines.in_process import as_tensor
+from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.runtime.collectives import make_groups
-from meshdsl.backends.runtime.main import (
-    Process,
-    check_world,
-    describe_error,
-    gather_output,
-    linger,
-    start,
-)
+from meshdsl.backends.runtime.main import check_world, describe_error, linger, start
 from meshdsl.backends.torch.text import ProgramText
-from meshdsl.backends.train.checkpoint import Sharing
-from meshdsl.backends.train.checkpoint_export import export_params
 from meshdsl.backends.train.data import open_data
+from meshdsl.backends.train.export import export_params
 from meshdsl.backends.train.job import Ending, Event, job_from_json
-from meshdsl.backends.train.local import Emitted, groups_of, tell_all
+from meshdsl.backends.train.local import Emitted, groups_of
 from meshdsl.backends.train.loop import Control, Trainer
 from meshdsl.backends.train.state import Held
-from meshdsl.backends.train.team import Team
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.render import to_json
 
@@ -65,16 +55,14 @@ def _train(folder: Path, rank: int) -> Ending:
     check_world(mesh, world)
     where = start(rank, world)
     groups = make_groups(mesh, groups_of(texts), rank)
-    team = Team(rank, mesh, dist, groups, dist.group.WORLD, leads=True, where=where)
+    ranks = Ranks(mesh, rank, dist, groups, where)
     data = open_data(job.data, program.INPUTS, job.seed)
-    held = Held(program, job, data, Sharing((rank,), mesh, dist.group.WORLD), where)
-    events = _Events(folder / "events", rank)
-    tell_all((*data.notes, *held.begin()), events.tell)
-    control = Control(events.tell, (folder / "stop").exists)
+    control = Control(_Events(folder / "events", rank).tell, (folder / "stop").exists)
     with torch.inference_mode():
-        ending = Trainer(team, texts, job, data, held, control).run()
+        trainer = Trainer(ranks, texts, job, data, control)
+        ending = trainer.run()
         if job.out is not None and ending.trouble is None:
-            _write(job.out, held, Process(rank, Namespace(), where))
+            _write(job.out, trainer.held, ranks)
     return ending
 
 
@@ -83,14 +71,15 @@ def _texts(folder: Path) -> list[str]:
     return [(folder / n).read_text(encoding="utf-8") for n in names if (folder / n).exists()]
 
 
-def _write(path: str, held: Held, process: Process) -> None:
-    """Gather the parameters on device 0 and write them."""
-    values, whole = held.values(process.rank), {}
+def _write(path: str, held: Held, ranks: Ranks) -> None:
+    """Gather the parameters, and write them on device 0."""
+    values, whole = held.values(), {}
     for name, spec in held.value_specs.items():
-        whole[name] = as_tensor(gather_output(spec, held.mesh, process, values[name]), spec)
-    if process.rank == 0:
-        specs = {name: spec._replace(split={}) for name, spec in held.value_specs.items()}
-        export_params({0: whole}, path, specs, {})
+        tensor = ranks.whole(spec, values[name])
+        if ranks.rank == 0:
+            whole[name] = tensor.cpu()
+    specs = {name: spec._replace(split={}) for name, spec in held.value_specs.items()}
+    ranks.first_does(lambda: export_params({0: whole}, path, specs, {}))
 
 
 class _Events:

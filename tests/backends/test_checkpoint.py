@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+from safetensors.torch import load_file
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from meshdsl.backends.engines.in_process import torch_dtype
+from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.runtime.values import Spec, local_part
-from meshdsl.backends.train import checkpoint_folder as disk
-from meshdsl.backends.train.checkpoint import Checkpoints, Sharing
-from meshdsl.backends.train.checkpoint_found import MOST_ROWS
-from meshdsl.backends.train.checkpoint_plan import torch_dtype
+from meshdsl.backends.train import checkpoint as disk
+from meshdsl.backends.train.checkpoint import MOST_ROWS, Checkpoints
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.ir.types import DTYPES
 
@@ -78,9 +79,9 @@ def same(a, b):
 
 
 def save(folder, step, tensors, specs, mesh, meta=META, keep=3):
-    """Save as the local engine does: one process holds the blocks of all devices."""
+    """Save by one process with the blocks of all devices."""
     blocks = cut(tensors, specs, mesh)
-    Checkpoints(str(folder), keep).save(step, blocks, specs, meta, Sharing(tuple(blocks), mesh))
+    Checkpoints(str(folder), keep).save(step, blocks, specs, meta, Ranks(mesh))
 
 
 def found_in(folder):
@@ -143,17 +144,26 @@ def test_plain_torch_loads_it_into_whole_tensors(tmp_path):
     tensors = whole(specs)
     save(tmp_path, 3, tensors, specs, MESHES["2x2"])
     state = {name: torch.zeros_like(t) for name, t in tensors.items()}
-    load(state, checkpoint_id=tmp_path / "step-3", no_dist=True)
+    reader = HuggingFaceStorageReader(str(tmp_path / "step-3"))
+    load(state, storage_reader=reader, no_dist=True)
     assert all(same(state[name], t) for name, t in tensors.items())
-    dcp_to_torch_save(tmp_path / "step-3", tmp_path / "whole.pt")
-    flat = torch.load(tmp_path / "whole.pt", weights_only=True)
-    assert all(same(flat[name], t) for name, t in tensors.items())
+
+
+def test_the_library_reads_the_blocks_of_a_device(tmp_path):
+    mesh = MESHES["2x2"]
+    specs = placed(mesh, 12, 1)
+    tensors = whole(specs)
+    save(tmp_path, 3, tensors, specs, mesh)
+    for rank, held in cut(tensors, specs, mesh).items():
+        blocks = load_file(tmp_path / "step-3" / f"device-{rank}.safetensors")
+        assert (set(blocks) == set(specs)) == (rank == 0)
+        assert all(same(block, held[name]) for name, block in blocks.items())
 
 
 def test_a_block_held_by_many_is_written_once(tmp_path):
     specs = {"w": Spec("f32", {"a": 4096}, {})}
     save(tmp_path, 1, whole(specs), specs, {"x": 4})
-    written = sum(path.stat().st_size for path in (tmp_path / "step-1").glob("*.distcp"))
+    written = sum(path.stat().st_size for path in (tmp_path / "step-1").glob("*.safetensors"))
     assert 4096 * 4 <= written < 4096 * 4 * 1.2
 
 
@@ -249,15 +259,15 @@ class Bomb:
         return Path.touch, (Path("bomb-went-off"),)
 
 
-def test_metadata_cannot_run_code(small, monkeypatch):
+def test_a_file_cannot_run_code(small, monkeypatch):
     folder, _, specs = small
     monkeypatch.chdir(folder)
-    checkpoint = folder / "step-5"
-    (checkpoint / ".metadata").write_bytes(pickle.dumps(Bomb()))
+    checkpoint, file = folder / "step-5", "device-0.safetensors"
+    (checkpoint / file).write_bytes(pickle.dumps(Bomb()))
     content = disk.read_manifest(checkpoint)
-    content["files"][".metadata"] = disk.digest(checkpoint / ".metadata")
+    content["files"][file] = disk.digest(checkpoint / file)
     disk.write_manifest(checkpoint, content)
-    with pytest.raises(DiagnosticError, match="which is refused") as caught:
+    with pytest.raises(DiagnosticError, match="its header would be longer") as caught:
         Checkpoints(str(folder)).load(found_in(folder), specs, {"x": 1}, [0])
     assert caught.value.diagnostics[0].code == "MD0501"
     assert not (folder / "bomb-went-off").exists()
@@ -266,8 +276,10 @@ def test_metadata_cannot_run_code(small, monkeypatch):
 def test_a_file_that_changes_after_it_was_found_is_told(small):
     folder, _, specs = small
     found = found_in(folder)
-    (folder / "step-5" / "__0_0.distcp").unlink()
-    with pytest.raises(DiagnosticError, match="`step-5` cannot be read: No such file") as caught:
+    (folder / "step-5" / "device-0.safetensors").unlink()
+    with pytest.raises(
+        DiagnosticError, match=r"`step-5` cannot be read: device-0\.\w+: No such"
+    ) as caught:
         Checkpoints(str(folder)).load(found, specs, {"x": 1}, [0])
     assert caught.value.diagnostics[0].code == "MD0501"
 

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from meshdsl.backends.train import checkpoint_folder as disk
-from meshdsl.backends.train.checkpoint import Checkpoints, Sharing
+from meshdsl.backends.engines.ranks import Ranks
+from meshdsl.backends.train import checkpoint as disk
+from meshdsl.backends.train.checkpoint import Checkpoints
 from meshdsl.diagnostics import DiagnosticError
 from tests.backends.test_checkpoint_folder import MESH, SPECS, latest, listing, save
 
@@ -177,7 +178,7 @@ def too_large(folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
     checkpoints = Checkpoints(str(folder))
     try:
-        checkpoints.save(20, {0: blocks, 1: blocks}, wanted, {}, Sharing((0, 1), MESH))
+        checkpoints.save(20, {0: blocks, 1: blocks}, wanted, {}, Ranks(MESH))
     except DiagnosticError as error:
         (told,) = error.diagnostics
         assert told.code == "MD0540", told

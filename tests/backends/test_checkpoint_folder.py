@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.runtime.values import Spec
-from meshdsl.backends.train.checkpoint import Checkpoints, Sharing
+from meshdsl.backends.train.checkpoint import Checkpoints
 from meshdsl.diagnostics import DiagnosticError
 
 SPECS = {"w": Spec("f32", {"a": 300}, {"a": ("x",)}), "m": Spec("bf16", {"a": 300}, {})}
@@ -27,8 +28,8 @@ def blocks_of(number: float):
 def save(folder, step, number=None, keep=3):
     """Save a state that is known by a number, the step unless another is given."""
     number = float(step if number is None else number)
-    sharing = Sharing((0, 1), MESH)
-    Checkpoints(str(folder), keep).save(step, blocks_of(number), SPECS, {"n": number}, sharing)
+    blocks, ranks = blocks_of(number), Ranks(MESH)
+    Checkpoints(str(folder), keep).save(step, blocks, SPECS, {"n": number}, ranks)
 
 
 def latest(folder):
@@ -130,23 +131,27 @@ def other_step(path):
 
 
 def newer_version(path):
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 2}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 3}))
 
 
 DAMAGES = {
-    "cut": (truncate, "__0_0.distcp", "has [0-9,]+ bytes of [0-9,]+"),
-    "emptied": (lambda path: path.write_bytes(b""), "__0_0.distcp", "has 0 bytes of [0-9,]+"),
-    "gone": (Path.unlink, "__0_0.distcp", "__0_0.distcp is missing"),
-    "one bit": (flip, "__0_0.distcp", "holds other bytes than were written"),
-    "a bit of the metadata": (flip, ".metadata", "holds other bytes than were written"),
-    "no metadata": (Path.unlink, ".metadata", "metadata is missing"),
+    "cut": (truncate, "device-0.safetensors", "has [0-9,]+ bytes of [0-9,]+"),
+    "emptied": (
+        lambda path: path.write_bytes(b""),
+        "device-0.safetensors",
+        "has 0 bytes of [0-9,]+",
+    ),
+    "gone": (Path.unlink, "device-0.safetensors", "device-0.safetensors is missing"),
+    "one bit": (flip, "device-0.safetensors", "holds other bytes than were written"),
+    "a bit of another": (flip, "device-1.safetensors", "device-1.safetensors holds other bytes"),
+    "another gone": (Path.unlink, "device-1.safetensors", "device-1.safetensors is missing"),
     "no manifest": (Path.unlink, "manifest.json", "it has no manifest.json"),
     "half a manifest": (truncate, "manifest.json", "manifest.json cannot be read"),
     "no text": (lambda p: p.write_bytes(b"\xff\xfe"), "manifest.json", "cannot be read"),
     "a list": (lambda p: p.write_text("[]"), "manifest.json", "manifest.json cannot be read"),
     "deep": (lambda p: p.write_text("[" * 10**5), "manifest.json", "cannot be read"),
     "another step": (other_step, "manifest.json", "manifest.json is not as it was written"),
-    "version": (newer_version, "manifest.json", "of version 2, which this meshdsl does not read"),
+    "version": (newer_version, "manifest.json", "of version 3, which this meshdsl does not read"),
     "all gone": (lambda p: shutil.rmtree(p.parent), "x", ""),
     "renamed": (lambda p: p.parent.rename(p.parent.with_name("step-31")), "x", "of step 30"),
 }
@@ -170,11 +175,27 @@ def test_a_damaged_newest_is_skipped_with_the_reason(tmp_path, case):
     assert whole_one(tmp_path).skipped == ()
 
 
+def test_one_of_an_older_format_is_refused_with_the_way_out(tmp_path):
+    save(tmp_path, 10)
+    old = tmp_path / "step-10"
+    manifest = json.loads((old / "manifest.json").read_text()) | {"version": 1}
+    (old / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(
+        DiagnosticError, match="the checkpoint `step-10` has the files of torch"
+    ) as e:
+        Checkpoints(str(tmp_path)).latest()
+    (told,) = e.value.diagnostics
+    assert told.code == "MD0544"
+    assert "--params" in (told.help or "")
+    save(tmp_path, 20)
+    assert latest(tmp_path) == (20, 20)
+
+
 def test_two_damaged_ones_are_both_told(tmp_path):
     for step in (10, 20, 30):
         save(tmp_path, step)
-    flip(tmp_path / "step-30" / "__0_0.distcp")
-    truncate(tmp_path / "step-20" / "__0_0.distcp")
+    flip(tmp_path / "step-30" / "device-0.safetensors")
+    truncate(tmp_path / "step-20" / "device-0.safetensors")
     assert latest(tmp_path) == (10, 10)
     skipped = whole_one(tmp_path).skipped
     assert [text.split("`")[1] for text in skipped] == ["step-30", "step-20"]
@@ -183,7 +204,7 @@ def test_two_damaged_ones_are_both_told(tmp_path):
 def test_where_all_are_damaged_nothing_is_started_anew_unasked(tmp_path):
     for step in (10, 20):
         save(tmp_path, step)
-        truncate(tmp_path / f"step-{step}" / "__0_0.distcp")
+        truncate(tmp_path / f"step-{step}" / "device-0.safetensors")
     with pytest.raises(DiagnosticError) as caught:
         Checkpoints(str(tmp_path)).latest()
     (told,) = caught.value.diagnostics

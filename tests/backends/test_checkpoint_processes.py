@@ -14,9 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.runtime.values import local_part
-from meshdsl.backends.train import checkpoint_folder as disk
-from meshdsl.backends.train.checkpoint import Checkpoints, Sharing
+from meshdsl.backends.train import checkpoint as disk
+from meshdsl.backends.train.checkpoint import Checkpoints
 from meshdsl.diagnostics import DiagnosticError
 from tests.backends.test_checkpoint import MESHES, found_in, placed, same, save, whole
 from tests.ranks import run_ranks
@@ -31,10 +32,15 @@ def table(mesh: str, stride: int):
     return placed(MESHES[mesh], 14, stride)
 
 
+def ranks_of(axes: dict[str, int], rank: int) -> Ranks:
+    """A process, as it saves with all others."""
+    return Ranks(axes, rank, dist, {"+".join(axes): dist.group.WORLD})
+
+
 def carried(folder: Path, rank: int) -> None:
     """Load what the last station saved and save it under the next; bits are compared at each."""
     tensors = whole(table("1", 1))
-    checkpoints, group = Checkpoints(str(folder)), dist.group.WORLD
+    checkpoints = Checkpoints(str(folder))
     for step, (mesh, stride) in enumerate(STATIONS):
         specs, axes = table(mesh, stride), MESHES[mesh]
         found = found_in(folder)
@@ -43,8 +49,7 @@ def carried(folder: Path, rank: int) -> None:
         for name, block in held[rank].items():
             assert same(block, tensors[name][local_part(specs[name], axes, rank)]), name
         dist.barrier()  # nobody prunes what another still reads
-        sharing = Sharing((rank,), axes, group)
-        checkpoints.save(step + 1, held, specs, {"at": step + 1}, sharing)
+        checkpoints.save(step + 1, held, specs, {"at": step + 1}, ranks_of(axes, rank))
 
 
 def failing(folder: Path, rank: int) -> None:
@@ -56,9 +61,8 @@ def failing(folder: Path, rank: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if rank == broken:
                 patch.setattr(os, "fsync", refuse)
-            sharing = Sharing((rank,), axes, dist.group.WORLD)
             with pytest.raises(DiagnosticError) as caught:
-                Checkpoints(str(folder)).save(9, held, specs, {}, sharing)
+                Checkpoints(str(folder)).save(9, held, specs, {}, ranks_of(axes, rank))
         (told,) = caught.value.diagnostics
         assert told.code == "MD0540"
         assert os.strerror(errno.ENOSPC) in told.message
@@ -77,7 +81,7 @@ def forever(folder: Path, rank: int) -> None:
     checkpoints = Checkpoints(str(folder))
     held = checkpoints.load(found_in(folder), specs, axes, [rank])
     for step in range(1, 10**6):
-        checkpoints.save(step, held, specs, {"at": step}, Sharing((rank,), axes, dist.group.WORLD))
+        checkpoints.save(step, held, specs, {"at": step}, ranks_of(axes, rank))
 
 
 SCENES = {"carried": carried, "failing": failing, "forever": forever}

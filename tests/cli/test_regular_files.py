@@ -73,9 +73,7 @@ def test_what_is_no_regular_file_is_refused(command: str, kind: str, cli: Cli) -
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "name", ["latest", "step-2/manifest.json", "step-2/.metadata", "step-2/__0_0.distcp"]
-)
+@pytest.mark.parametrize("name", ["latest", "step-2/manifest.json", "step-2/device-0.safetensors"])
 def test_a_checkpoint_with_a_pipe_in_it_is_skipped(
     name: str, kind: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:

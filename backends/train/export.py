@@ -5,8 +5,6 @@ What is written here is read by `--params`. One tensor at a time is whole in mem
 
 from __future__ import annotations
 
-import json
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -14,20 +12,11 @@ from pathlib import Path
 
 import torch
 
-from meshdsl.backends.runtime.files import write_npz
+from meshdsl.backends.engines.in_process import torch_dtype
+from meshdsl.backends.runtime.files import Refused, safetensors_parts, write_npz
 from meshdsl.backends.runtime.values import Array, Spec, local_part
-from meshdsl.backends.train.checkpoint import Blocks
-from meshdsl.backends.train.checkpoint_folder import DiskError
-from meshdsl.backends.train.checkpoint_found import Found, check_same
-from meshdsl.backends.train.checkpoint_plan import read_blocks, torch_dtype
+from meshdsl.backends.train.checkpoint import Blocks, Found, bytes_of, check_same, read_blocks
 from meshdsl.diagnostics import fail
-from meshdsl.ir.types import DTYPES
-
-SAFETENSORS_NAMES = {
-    **{"f32": "F32", "f64": "F64", "bf16": "BF16", "f16": "F16"},
-    **{"i32": "I32", "i64": "I64", "bool": "BOOL"},
-}
-"""What .safetensors calls our dtypes."""
 
 
 def export_params(
@@ -52,8 +41,8 @@ def export_params(
         fail(
             "MD0501", f"{path} cannot be written: {reason}", help="check its space and permissions"
         )
-    except DiskError as error:
-        fail("MD0501", f"the checkpoint cannot be read: {error}", help="see what writes there")
+    except Refused as refused:
+        fail("MD0501", f"the checkpoint cannot be read: {refused}", help="see what writes there")
 
 
 def check_suffix(path: str) -> None:
@@ -87,10 +76,10 @@ def _stored(found: Found, specs: Mapping[str, Spec] | None) -> Whole:
     chosen = {n: t for n, t in found.tensors.items() if specs is None or n in specs}
     if specs is not None:
         check_same(replace(found, tensors=chosen), specs)
-    whole = {name: Spec(t.dtype, dict(t.dims), {}) for name, t in chosen.items()}
+    whole = {name: spec._replace(split={}) for name, spec in chosen.items()}
 
     def tensor(name: str) -> torch.Tensor:
-        return read_blocks(found.path, {name: whole[name]}, {}, (0,))[0][name]
+        return read_blocks(found, {name: whole[name]}, {}, (0,))[0][name]
 
     return Whole(whole, tensor)
 
@@ -118,38 +107,15 @@ def _held(
 
 
 def write_safetensors(path: str, whole: Whole) -> None:
-    """Write a .safetensors file, whole or not at all; the same tensors give the same bytes.
-
-    Eight bytes with the length of the header, the header as JSON padded with spaces, the data.
-    Raises OSError.
-    """
+    """Write a .safetensors file, whole or not at all. Raises OSError."""
     partial = Path(path).with_name(f".{Path(path).name}.{os.getpid()}")
-    header = _header(whole.specs)
+    shapes = {name: (spec.dtype, list(spec.dims.values())) for name, spec in whole.specs.items()}
     try:
         with open(partial, "wb") as file:
-            file.write(len(header).to_bytes(8, "little") + header)
-            for name in whole:
-                file.write(_bytes(whole.tensor(name)))
+            file.writelines(safetensors_parts(shapes, lambda name: bytes_of(whole.tensor(name))))
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _header(specs: Mapping[str, Spec]) -> bytes:
-    """The table of tensors, of a length that keeps the data aligned to 8 bytes."""
-    table, end = {}, 0
-    for name, spec in specs.items():
-        start, sizes = end, list(spec.dims.values())
-        end += math.prod(sizes) * DTYPES[spec.dtype].bytes
-        kind = SAFETENSORS_NAMES[spec.dtype]
-        table[name] = {"dtype": kind, "shape": sizes, "data_offsets": [start, end]}
-    text = json.dumps(table, separators=(",", ":")).encode()
-    return text + b" " * (-len(text) % 8)
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    """The elements of a tensor in row-major order, little-endian."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 _WRITERS: dict[str, Callable[[str, Whole], None]] = {

@@ -1,0 +1,163 @@
+"""One device among the others of a mesh: its place, its groups, and small exchanges between all.
+
+Threads of one process and processes alike. Every device makes the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from meshdsl.backends.runtime.values import Spec, group_members, local_part
+
+if TYPE_CHECKING:
+    import torch
+
+T = TypeVar("T")
+
+Axes = tuple[str, ...]
+
+
+class Ranks:
+    """What device `rank`, counted in row-major order, needs to act together with the others.
+
+    `mesh` has the sizes of the axes. `dist` is `torch.distributed` or what stands in for it,
+    `groups` are its groups of this device, by axes joined with `+`; the one over all axes is among
+    them. `where` is the torch device of its tensors. Without `dist`, one process acts for the whole
+    mesh, by itself.
+    """
+
+    def __init__(
+        self,
+        mesh: dict[str, int],
+        rank: int = 0,
+        dist: Any = None,
+        groups: Mapping[str, Any] | None = None,
+        where: Any = "cpu",
+    ) -> None:
+        self.mesh, self.rank, self.dist, self.where = mesh, rank, dist, where
+        self._groups = dict(groups or {})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Ranks:
+        """Itself: devices are not copied."""
+        return self
+
+    def group(self, axes: Axes) -> Any:
+        """The group of the devices that differ along `axes` only, in mesh order; None: not made."""
+        return self._groups.get("+".join(axes))
+
+    @property
+    def world(self) -> Any:
+        """The group of all devices."""
+        return self.group(tuple(self.mesh))
+
+    def members(self, axes: Axes) -> list[int]:
+        """The ranks of the devices that differ from this one along `axes` only, in mesh order."""
+        return next(ranks for ranks in group_members(self.mesh, axes) if self.rank in ranks)
+
+    def groups(self, wanted: Sequence[Axes]) -> dict[str, Any]:
+        """The groups over sets of axes, as emitted programs name them."""
+        return {"+".join(axes): self.group(axes) for axes in wanted}
+
+    # --- exchanges -----------------------------------------------------------------------------
+
+    def total(self, value: int) -> int:
+        """The sum of what all devices bring."""
+        import torch
+
+        if self.dist is None:
+            return value
+        tensor = torch.tensor(value, dtype=torch.int64, device=self.where)
+        self.dist.all_reduce(tensor, self.dist.ReduceOp.SUM, group=self.world)
+        return int(tensor.item())
+
+    def first(self, value: int) -> int:
+        """What the first device brings."""
+        return self.total(value if self.rank == 0 else 0)
+
+    def barrier(self) -> None:
+        """Wait until all devices are here."""
+        self.total(0)
+
+    def everyone(self, value: T) -> list[T]:
+        """What every device brings, in rank order: anything small that can be pickled."""
+        import torch
+
+        if self.dist is None:
+            return [value]
+        pickled = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        length = torch.tensor(len(pickled), device=self.where)
+        lengths = self._gather(length, self.world).tolist()
+        mine = torch.zeros(max(lengths), dtype=torch.uint8, device=self.where)
+        mine[: len(pickled)] = pickled
+        rows = self._gather(mine, self.world).cpu().numpy()
+        return [pickle.loads(row[:n].tobytes()) for row, n in zip(rows, lengths, strict=True)]
+
+    def all_do(self, work: Callable[[], T]) -> list[T]:
+        """Do `work` on every device; what each made, in rank order. All wait for all.
+
+        An error of one is raised on all, and of several that of the first of them.
+        """
+        made: Any = None
+        own: Exception | None = None
+        try:
+            made = work()
+        except Exception as error:
+            own = error
+        every = self.everyone((made, _sendable(own)))
+        for rank, (_, hindrance) in enumerate(every):
+            if hindrance is not None:
+                raise own if own and rank == self.rank else hindrance
+        return [made for made, _ in every]
+
+    def first_does(self, work: Callable[[], T]) -> T:
+        """Do `work` on the first device and return what it made on all; its error is everybody's.
+
+        One instead of all: where only one may, as with files, or where all would make the same.
+        """
+        found: Any = self.all_do(lambda: work() if self.rank == 0 else None)[0]
+        return found  # type: ignore[no-any-return]
+
+    # --- tensors -------------------------------------------------------------------------------
+
+    def part(self, spec: Spec) -> tuple[slice, ...]:
+        """The part of a tensor that this device holds."""
+        return local_part(spec, self.mesh, self.rank)
+
+    def whole(self, spec: Spec, block: torch.Tensor) -> torch.Tensor:
+        """The whole of a tensor of which every device brings its block, on every device."""
+        splitting = {axis for axes in spec.split.values() for axis in axes}
+        axes = tuple(axis for axis in self.mesh if axis in splitting)
+        if not axes:
+            return block.clone()
+        group = self.group(axes)
+        if group is None:
+            axes, group = tuple(self.mesh), self.world
+        whole = block.new_empty(tuple(spec.dims.values()))
+        for rank, part in zip(self.members(axes), self._gather(block, group), strict=True):
+            whole[local_part(spec, self.mesh, rank)] = part
+        return whole
+
+    def _gather(self, block: torch.Tensor, group: Any) -> torch.Tensor:
+        """The blocks of a group, which are of one shape, under a new first dim."""
+        found = block.new_empty(self.dist.get_world_size(group), *block.shape)
+        gather = getattr(self.dist, "all_gather_single", None) or self.dist.all_gather_into_tensor
+        gather(_numbers(found), _numbers(block.contiguous()), group=group)
+        return found
+
+
+def _numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements in a row; truth values as bytes, which every backend can send."""
+    import torch
+
+    return tensor.view(-1).view(torch.uint8 if tensor.dtype == torch.bool else tensor.dtype)
+
+
+def _sendable(error: Exception | None) -> Exception | None:
+    """An error as it can be pickled."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
