@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from meshdsl.api.errors import told
 from meshdsl.backends.module.compile import compiler
-from meshdsl.backends.module.mesh import Team
+from meshdsl.backends.module.mesh import MeshRanks
 from meshdsl.backends.module.program_module import ProgramModule, module_of
 from meshdsl.diagnostics import fail
 from meshdsl.ir.types import DTYPES
@@ -48,13 +48,13 @@ def module(
 
     if dtype is not None and (dtype not in DTYPES or DTYPES[dtype].kind != "float"):
         fail("MD0602", f"`{dtype}` is no float type", help="there are f32, f64, bf16 and f16")
-    team = Team(device_mesh)
+    ranks = MeshRanks(device_mesh)
     known = load(program, dims=dims) if isinstance(program, str | Path) else program
     place = Place(here(), "layout", 2)
     declarations, name = with_layout(known.declarations, layout, place)
     options = Options(program=known.name, layout=name, reduce=reduce, dtype=dtype, evaluate=True)
     made = known.compilation(declarations, options)
-    return ProgramModule(compiler(made, team.axes), team, seed, params)
+    return ProgramModule(compiler(made, ranks.mesh), ranks, seed, params)
 
 
 __all__ = ["ProgramModule", "module", "module_of"]

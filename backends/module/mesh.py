@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -12,101 +12,59 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 
+from meshdsl.backends.engines.ranks import Axes, Ranks
 from meshdsl.backends.runtime.values import Spec
-from meshdsl.diagnostics import DiagnosticError, fail
+from meshdsl.diagnostics import fail
 
 
-class Team:
-    """The processes of a DeviceMesh; one process by itself for None.
+class MeshRanks(Ranks):
+    """A process of a DeviceMesh; one process by itself for None.
 
-    `axes` are its dims with their sizes, `rank` is this process's row-major place among them.
+    The axes of `mesh` are the dims of `device_mesh`. Groups are made when they are asked for first.
     """
 
-    def __init__(self, mesh: DeviceMesh | None) -> None:
-        self.mesh = mesh
-        self.axes: dict[str, int] = {} if mesh is None else _axes(mesh)
-        self.rank = 0 if mesh is None else _rank(mesh)
-        self.device = torch.device("cpu") if mesh is None else _device(mesh.device_type)
-        self._groups: dict[tuple[str, ...], Any] = {}
+    def __init__(self, device_mesh: DeviceMesh | None) -> None:
+        self.device_mesh = device_mesh
+        if device_mesh is None:
+            super().__init__({}, where=torch.device("cpu"))
+            return
+        axes, where = _axes(device_mesh), _device(device_mesh.device_type)
+        super().__init__(axes, _rank(device_mesh), dist, where=where)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Team:
-        """Itself: processes are not copied."""
-        return self
+    def group(self, axes: Axes) -> Any:
+        """The group of processes that differ along `axes` only, in mesh order.
+
+        Its members have to ask for it alike, in the same order as for others.
+        """
+        name = "+".join(axes)
+        if name not in self._groups:
+            self._groups[name] = self._made(axes)
+        return self._groups[name]
+
+    def _made(self, axes: Axes) -> Any:
+        assert self.device_mesh is not None, "one process has no groups"
+        if len(axes) == 1:
+            return self.device_mesh.get_group(axes[0])
+        every = self.device_mesh.mesh.flatten()
+        members = [int(every[place]) for place in self.members(axes)]
+        if len(members) == dist.get_world_size():
+            return dist.group.WORLD
+        return dist.new_group(members, use_local_synchronization=True)
 
     @contextmanager
     def here(self) -> Iterator[None]:
         """Where new tensors are made on this process's device, and no dtype is chosen by torch."""
         with ExitStack() as stack:
-            if self.device.type != "cpu":
-                stack.enter_context(self.device)
-            if torch.is_autocast_enabled(self.device.type):
-                stack.enter_context(torch.autocast(self.device.type, enabled=False))
+            if self.where.type != "cpu":
+                stack.enter_context(self.where)
+            if torch.is_autocast_enabled(self.where.type):
+                stack.enter_context(torch.autocast(self.where.type, enabled=False))
             yield
-
-    def group(self, axes: tuple[str, ...]) -> Any:
-        """The group of processes that differ along `axes` only, in mesh order.
-
-        Its members have to ask for it alike, in the same order as for others.
-        """
-        assert self.mesh is not None, "one process has no groups"
-        if axes not in self._groups:
-            members = self.members(axes)
-            found: Any = None
-            if len(axes) == 1:
-                found = self.mesh.get_group(axes[0])
-            elif len(members) == dist.get_world_size():
-                found = dist.group.WORLD
-            else:
-                found = dist.new_group(members, use_local_synchronization=True)
-            self._groups[axes] = found
-        return self._groups[axes]
-
-    def groups(self, wanted: Sequence[tuple[str, ...]]) -> dict[str, Any]:
-        """The groups over sets of axes, as emitted programs name them."""
-        return {"+".join(axes): self.group(axes) for axes in wanted}
-
-    def members(self, axes: tuple[str, ...]) -> list[int]:
-        """The global ranks of the processes that differ from this one along `axes` only."""
-        assert self.mesh is not None
-        at = self.mesh.get_coordinate()
-        assert at is not None
-        names = list(self.axes)
-        index = tuple(slice(None) if name in axes else at[dim] for dim, name in enumerate(names))
-        found: list[int] = self.mesh.mesh[index].flatten().tolist()
-        return found
-
-    def first_makes(self, make: Callable[[], str]) -> str:
-        """What the first process makes, told to all; its error is everybody's.
-
-        One compiles for all: that is less work, and a search that runs out of time may end
-        differently elsewhere. All processes of the mesh have to call it.
-        """
-        if self.mesh is None or self.mesh.size() == 1:
-            return make()
-        axes = tuple(self.axes)
-        first = self.members(axes)[0]
-        told: list[Any] = [None]
-        try:
-            told = [(make() if self.rank == 0 else "", (), "")]
-        except DiagnosticError as error:
-            told = [("", error.diagnostics, "")]
-        except Exception as error:
-            told = [("", (), f"{type(error).__name__}: {error}")]
-            raise
-        finally:  # the others wait to be told, whatever it is
-            group = self.group(axes)
-            dist.broadcast_object_list(told, src=first, group=group, device=self.device)
-        text, diagnostics, failure = told[0]
-        if diagnostics:
-            raise DiagnosticError(*diagnostics)
-        assert not failure, f"the first process could not compile: {failure}"
-        assert isinstance(text, str)
-        return text
 
     def placements(self, name: str, spec: Spec) -> tuple[Placement, ...]:
         """A tensor's splits as DTensor says them. MD0562: DTensor has no such placement."""
-        found: list[Placement] = [Replicate() for _ in self.axes]
-        order = list(self.axes)
+        found: list[Placement] = [Replicate() for _ in self.mesh]
+        order = list(self.mesh)
         for position, dim in enumerate(spec.dims):
             axes = spec.split.get(dim, ())
             if list(axes) != sorted(axes, key=order.index):
@@ -117,17 +75,17 @@ class Team:
 
     def is_expressible(self, spec: Spec) -> bool:
         """Whether DTensor has a placement for these splits."""
-        order = list(self.axes)
+        order = list(self.mesh)
         return all(list(a) == sorted(a, key=order.index) for a in spec.split.values())
 
 
-def check_same(team: Team, axes: Mapping[str, int]) -> None:
+def check_same(ranks: MeshRanks, axes: Mapping[str, int]) -> None:
     """Refuse a DeviceMesh that is not the mesh a plan was made for (MD0560)."""
-    alone = team.mesh is None and math.prod(axes.values()) == 1
-    if alone or team.axes == dict(axes):
+    alone = ranks.device_mesh is None and math.prod(axes.values()) == 1
+    if alone or ranks.mesh == dict(axes):
         return
     wanted = _shown(axes)
-    message = f"the plan is for the mesh {wanted}, and the DeviceMesh is {_shown(team.axes)}"
+    message = f"the plan is for the mesh {wanted}, and the DeviceMesh is {_shown(ranks.mesh)}"
     sizes = f"({', '.join(map(str, axes.values()))},)" if axes else "(1,)"
     help = f"make it with `init_device_mesh(…, {sizes}, mesh_dim_names={tuple(axes)!r})`"
     fail("MD0560", message, help=help)

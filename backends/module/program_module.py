@@ -19,15 +19,9 @@ from torch.distributed.tensor import DTensor, Placement
 from meshdsl.api.errors import told
 from meshdsl.backends.engines.in_process import torch_dtype
 from meshdsl.backends.module.compile import Compiler, compiler
-from meshdsl.backends.module.mesh import Team, check_same
+from meshdsl.backends.module.mesh import MeshRanks, check_same
 from meshdsl.backends.module.step import Step
-from meshdsl.backends.module.tensors import (
-    block,
-    drawn,
-    local_input,
-    refuse_names,
-    whole,
-)
+from meshdsl.backends.module.tensors import block, drawn, local_input, refuse_names
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.diagnostics import fail
 
@@ -46,21 +40,21 @@ class ProgramModule(torch.nn.Module):
     def __init__(
         self,
         compiled: Compiler,
-        team: Team,
+        ranks: MeshRanks,
         seed: int = 0,
         params: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self._runtime = _Runtime(compiled, team)
+        self._runtime = _Runtime(compiled, ranks)
         specs = self._runtime.params
         refuse_names(params or {}, specs, "parameter", "MD0563")
         for name, spec in specs.items():
             given = (params or {}).get(name)
             with torch.no_grad():
                 made = (
-                    drawn(team, name, spec, seed)
+                    drawn(ranks, name, spec, seed)
                     if given is None
-                    else block(team, name, spec, given).clone()
+                    else block(ranks, name, spec, given).clone()
                 )
             learns = spec.dtype not in ("i32", "i64", "bool")
             self._put(name, torch.nn.Parameter(made, requires_grad=learns))
@@ -118,7 +112,7 @@ class ProgramModule(torch.nn.Module):
     @property
     def device_mesh(self) -> DeviceMesh | None:
         """The DeviceMesh that the module was made on."""
-        return self._runtime.team.mesh
+        return self._runtime.ranks.device_mesh
 
     @property
     def code(self) -> str:
@@ -128,39 +122,39 @@ class ProgramModule(torch.nn.Module):
     @told
     def placements(self, name: str) -> tuple[Placement, ...]:
         """How an input, an output or a parameter lies on the mesh, as DTensor says it."""
-        return self._runtime.team.placements(name, self._runtime.spec(name))
+        return self._runtime.ranks.placements(name, self._runtime.spec(name))
 
     @told
     def local(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """The block of this device of a whole input."""
         runtime = self._runtime
         refuse_names({name: tensor}, runtime.inputs, "input", "MD0561")
-        return block(runtime.team, name, runtime.inputs[name], tensor, "MD0561")
+        return block(runtime.ranks, name, runtime.inputs[name], tensor, "MD0561")
 
     @told
     def whole_state_dict(self) -> dict[str, torch.Tensor]:
         """All parameters, whole, on every device. All processes have to call it."""
-        team, specs = self._runtime.team, self._runtime.params
+        ranks, specs = self._runtime.ranks, self._runtime.params
         held = dict(self._own_parameters())
-        return {name: whole(team, spec, held[name].detach()) for name, spec in specs.items()}
+        return {name: ranks.whole(spec, held[name].detach()) for name, spec in specs.items()}
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
         """Scale all gradients down to a norm of all their elements, wherever they are; that norm.
 
         `torch.nn.utils.clip_grad_norm_` knows only of what this process holds.
         """
-        team, specs = self._runtime.team, self._runtime.params
+        ranks, specs = self._runtime.ranks, self._runtime.params
         squares: dict[tuple[str, ...], torch.Tensor] = {}
         grads = [(specs[n], p.grad) for n, p in self._own_parameters() if p.grad is not None]
         for spec, grad in grads:
-            axes = tuple(a for a in team.axes if any(a in s for s in spec.split.values()))
+            axes = tuple(a for a in ranks.mesh if any(a in s for s in spec.split.values()))
             wide = torch.promote_types(grad.dtype, torch.float32)
             square = torch.linalg.vector_norm(grad, dtype=wide).square()
             squares[axes] = squares[axes] + square if axes in squares else square
         for axes, square in squares.items():
             if axes:
-                dist.all_reduce(square, group=team.group(axes))
-        total = sum(squares.values(), torch.zeros((), device=team.device)).sqrt()
+                dist.all_reduce(square, group=ranks.group(axes))
+        total = sum(squares.values(), torch.zeros((), device=ranks.where)).sqrt()
         scale = (max_norm / (total + 1e-6)).clamp(max=1.0)
         for _, grad in grads:
             grad.mul_(scale.to(grad.dtype))
@@ -168,7 +162,7 @@ class ProgramModule(torch.nn.Module):
 
     def extra_repr(self) -> str:
         """What it is on what."""
-        mesh = ", ".join(f"{a}: {n}" for a, n in self._runtime.team.axes.items()) or "one device"
+        mesh = ", ".join(f"{a}: {n}" for a, n in self._runtime.ranks.mesh.items()) or "one device"
         compiled = self._runtime.compiled
         return f"{compiled.program.name} on {{{mesh}}}, layout {compiled.layout.name}"
 
@@ -176,8 +170,8 @@ class ProgramModule(torch.nn.Module):
 class _Runtime:
     """What copies of a module share: the compiler, the processes, the texts compiled so far."""
 
-    def __init__(self, compiled: Compiler, team: Team) -> None:
-        self.compiled, self.team = compiled, team
+    def __init__(self, compiled: Compiler, ranks: MeshRanks) -> None:
+        self.compiled, self.ranks = compiled, ranks
         program = compiled.program
         self.steps: dict[tuple[frozenset[str], frozenset[str]], Step | None] = {}
         learned = frozenset(
@@ -198,15 +192,15 @@ class _Runtime:
     @functools.cached_property
     def forward_only(self) -> Step:
         """The forward pass alone."""
-        text = self.team.first_makes(lambda: self.compiled.forward_only().text)
-        return Step(text, self.team)
+        text = self.ranks.first_does(lambda: self.compiled.forward_only().text)
+        return Step(text, self.ranks)
 
     def step(self, params: frozenset[str], inputs: frozenset[str]) -> Step | None:
         """Both passes, with the gradients of what is named; None where there are none."""
         key = (params, inputs)
         if key not in self.steps:
-            text = self.team.first_makes(lambda: self.compiled.with_gradients(params, inputs).text)
-            self.steps[key] = Step(text, self.team) if text else None
+            text = self.ranks.first_does(lambda: self.compiled.with_gradients(params, inputs).text)
+            self.steps[key] = Step(text, self.ranks) if text else None
         return self.steps[key]
 
     def spec(self, name: str) -> Spec:
@@ -228,7 +222,7 @@ class _Runtime:
         if missing:
             listed = ", ".join(f"`{name}`" for name in missing)
             fail("MD0561", f"the module is called without {listed}", help=form)
-        return {n: local_input(self.team, n, spec, found[n]) for n, spec in self.inputs.items()}
+        return {n: local_input(self.ranks, n, spec, found[n]) for n, spec in self.inputs.items()}
 
     def check_params(self, params: Mapping[str, torch.Tensor]) -> None:
         """Refuse parameters that were made another dtype since."""
@@ -253,14 +247,14 @@ def _as_dtensors(
 ) -> None:
     """Make the blocks in a state dict DTensors, which know where they belong."""
     assert isinstance(module, ProgramModule)
-    team = module._runtime.team
-    if team.mesh is None:
+    ranks = module._runtime.ranks
+    if ranks.device_mesh is None:
         return
     for name, spec in module._runtime.params.items():
         if prefix + name in state:
             local = state[prefix + name].detach()
-            placements = team.placements(name, spec)
-            state[prefix + name] = DTensor.from_local(local, team.mesh, placements)
+            placements = ranks.placements(name, spec)
+            state[prefix + name] = DTensor.from_local(local, ranks.device_mesh, placements)
 
 
 @told
@@ -271,7 +265,7 @@ def _as_blocks(module: torch.nn.Module, state: dict[str, Any], prefix: str, *oth
     with torch.no_grad():
         for name, spec in runtime.params.items():
             if prefix + name in state:
-                state[prefix + name] = block(runtime.team, name, spec, state[prefix + name])
+                state[prefix + name] = block(runtime.ranks, name, spec, state[prefix + name])
 
 
 # --- making one --------------------------------------------------------------------------------
@@ -290,9 +284,9 @@ def module_of(
     Raises:
         ProgramError: the DeviceMesh is not the mesh of the plan (MD0560), and as `module`.
     """
-    team = Team(device_mesh)
-    check_same(team, dict(made.device.mesh.axes))
-    return ProgramModule(compiler(made, team.axes), team, seed, params)
+    ranks = MeshRanks(device_mesh)
+    check_same(ranks, dict(made.device.mesh.axes))
+    return ProgramModule(compiler(made, ranks.mesh), ranks, seed, params)
 
 
 __all__ = ["ProgramModule", "module_of"]

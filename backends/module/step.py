@@ -9,7 +9,7 @@ import torch
 
 from meshdsl.api.errors import told
 from meshdsl.backends.engines.in_process import load
-from meshdsl.backends.module.mesh import Team
+from meshdsl.backends.module.mesh import MeshRanks
 from meshdsl.diagnostics import fail
 
 Tensors = dict[str, torch.Tensor]
@@ -18,18 +18,18 @@ Tensors = dict[str, torch.Tensor]
 class Step:
     """A compiled text with its process groups. `inputs` and `params` are names, in order."""
 
-    def __init__(self, text: str, team: Team) -> None:
-        self.text, self.team = text, team
+    def __init__(self, text: str, ranks: MeshRanks) -> None:
+        self.text, self.ranks = text, ranks
         self.program: Any = load(text)
-        self.groups = team.groups(self.program.GROUPS)
+        self.groups = ranks.groups(self.program.GROUPS)
         self.inputs, self.params = tuple(self.program.INPUTS), tuple(self.program.PARAMS)
         self.outputs = tuple(self.program.OUTPUTS)
         self.cotangents = tuple(getattr(self.program, "COTANGENTS", ()))
 
     def evaluate(self, inputs: Tensors, params: Tensors) -> tuple[torch.Tensor, ...]:
         """The outputs, with nothing kept for a backward pass."""
-        with torch.no_grad(), self.team.here():
-            found = self.program.device(self.team.rank, self.groups, inputs, params)
+        with torch.no_grad(), self.ranks.here():
+            found = self.program.device(self.ranks.rank, self.groups, inputs, params)
         return tuple(found[name].detach() for name in self.outputs)
 
     def differentiable(self, inputs: Tensors, params: Tensors) -> tuple[torch.Tensor, ...]:
@@ -43,9 +43,9 @@ class Step:
         count = len(self.inputs)
         inputs = dict(zip(self.inputs, tensors[:count], strict=True))
         params = dict(zip(self.params, tensors[count:], strict=True))
-        with self.team.here():
+        with self.ranks.here():
             found: tuple[Tensors, dict[str, Any]] = self.program.forward(
-                self.team.rank, self.groups, inputs, params
+                self.ranks.rank, self.groups, inputs, params
             )
         return found
 
@@ -55,8 +55,8 @@ class Step:
         """The gradients of inputs and parameters, in order; `cotangents` are those of outputs."""
         given = dict(zip(self.outputs, cotangents, strict=True))
         own = {name: given[name] for name in self.cotangents}
-        with self.team.here():
-            params, inputs = self.program.backward(self.team.rank, self.groups, saved, own)
+        with self.ranks.here():
+            params, inputs = self.program.backward(self.ranks.rank, self.groups, saved, own)
         return [inputs.get(n) for n in self.inputs] + [params.get(n) for n in self.params]
 
 
