@@ -14,14 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdsl.backends.engines.failures import (
-    CollectiveError,
-    Failure,
-    RunError,
-    as_error,
-    first_failure,
-)
-from meshdsl.backends.engines.local_devices import Devices
+from meshdsl.backends.engines.local_devices import Devices, LocalRunError
 from meshdsl.backends.engines.local_dist import FILE, LocalDist, Sent
 from meshdsl.backends.runtime.files import ArraysRefused, check_arrays
 from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Spec, cast, draw_part, local_part
@@ -31,10 +24,6 @@ if TYPE_CHECKING:
 
 MOST_DEVICES = 1024
 """Threads that one process is asked to run; a bigger mesh is refused."""
-
-
-class LocalRunError(RunError):
-    """A run of the local engine that failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +111,7 @@ def run_local(
         return outputs
 
     found = Devices(devices, dist, call, text).run()
-    if found.failures:
-        raise told(text, found.failures, found.errors, lines)
+    found.check()
     held = tuple({n: as_array(t) for n, t in outputs.items()} for outputs in found.outputs)
     outputs = {n: assemble(n, spec, program.MESH, held) for n, spec in program.OUTPUTS.items()}
     seconds = time.monotonic() - started
@@ -231,22 +219,6 @@ def local_array(
         return cast(np.asarray(arrays[key][part]), spec.dtype)
     except ValueError as error:
         raise LocalRunError("MD0501", f"{name}: {error}") from None
-
-
-def told(
-    text: str,
-    failures: list[Failure],
-    errors: Mapping[int, BaseException],
-    lines: Mapping[int, str] | None,
-) -> LocalRunError:
-    """The one error that the user is told, of all that happened."""
-    first = first_failure(text, failures)
-    code, message, details = as_error(first, lines)
-    if first.kind == CollectiveError.__name__:
-        details["collective"] = first.message
-    error = LocalRunError(code, message, **details)
-    error.__cause__ = errors[first.device]
-    return error
 
 
 def as_array(tensor: torch.Tensor) -> Array:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import queue
 import sys
 import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
 from meshdsl.backends.engines.at_work import counters, device_in, fingerprint, outside
 from meshdsl.backends.engines.failures import (
+    CollectiveError,
     Failure,
+    RunError,
+    as_error,
     earliest,
+    first_failure,
     loops_of,
     position_of,
     program_order,
@@ -33,14 +41,42 @@ ENDING = 0.5
 """Seconds that devices which were told to stop get for the statement they are in."""
 
 
-class Devices:
-    """The threads of one run, each of which does `call(rank)`, and what came of them.
+class LocalRunError(RunError):
+    """A run of the local engine that failed."""
 
-    `text` is the emitted one that they run, which says what comes first in it.
+
+class Worker:
+    """A thread that does one thing after another. It ends when nobody refers to it any more."""
+
+    def __init__(self, name: str) -> None:
+        tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self.tasks = tasks
+        self.thread = threading.Thread(target=_work, args=(tasks,), daemon=True, name=name)
+        self.thread.start()
+        self.end = weakref.finalize(self, tasks.put, None)
+
+
+def _work(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    with contextlib.suppress(Released):  # it may arrive when the task has just ended
+        while (task := tasks.get()) is not None:
+            task()
+            del task
+
+
+class Devices:
+    """The devices of one run, each of which does `call(rank)` in a thread, and what came of them.
+
+    `text` is the emitted one that they run, which says what comes first in it. `workers` are the
+    threads of earlier runs, which last; without, there are new ones, which end with the run.
     """
 
     def __init__(
-        self, count: int, dist: LocalDist, call: Callable[[int], Any], text: str = ""
+        self,
+        count: int,
+        dist: LocalDist,
+        call: Callable[[int], Any],
+        text: str = "",
+        workers: Sequence[Worker] | None = None,
     ) -> None:
         self.dist, self.call, self.text = dist, call, text
         self.outputs: list[Any] = [{} for _ in range(count)]
@@ -51,10 +87,8 @@ class Devices:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._late: Late | None = None
-        self._threads = [
-            threading.Thread(target=self._device, args=(rank,), daemon=True, name=f"device {rank}")
-            for rank in range(count)
-        ]
+        self._last = workers is not None
+        self._workers = workers or [Worker(f"device {rank}") for rank in range(count)]
 
     def mark(self, rank: int) -> None:
         """Say that a device begins something anew, such as the next step of a training run."""
@@ -69,11 +103,11 @@ class Devices:
         import torch
 
         watch, threads = Watch(self._doing), torch.get_num_threads()
-        self._share = share_of_cores(len(self._threads))
+        self._share = share_of_cores(len(self._workers))
         self._begun = time.monotonic()
         try:
-            for thread in self._threads:
-                thread.start()
+            for rank, worker in enumerate(self._workers):
+                worker.tasks.put(partial(self._device, rank))
             while not self._over.wait(EVERY):
                 watch.look()
                 if self.failures and self._is_decided():
@@ -83,9 +117,21 @@ class Devices:
             raise
         finally:
             torch.set_num_threads(threads)  # threads to come would begin with the last one set
+            for worker in () if self._last else self._workers:
+                worker.end()
         if not self._over.is_set():
             self._give_up()
         return self
+
+    def check(self) -> None:
+        """Raise LocalRunError for the first, in the order of the program, of all that failed."""
+        if not self.failures:
+            return
+        first = first_failure(self.text, self.failures)
+        code, message, details = as_error(first, self.dist.lines)
+        if first.kind == CollectiveError.__name__:
+            details["collective"] = first.message
+        raise LocalRunError(code, message, **details) from self.errors[first.device]
 
     def _device(self, rank: int) -> None:
         import torch
@@ -127,10 +173,11 @@ class Devices:
     def _give_up(self) -> None:
         """Release the devices that wait, and stop those that compute at their next statement."""
         self.dist.close()
-        for thread in self._threads:
-            if thread.ident is not None and thread.is_alive():
-                ident, error = ctypes.c_ulong(thread.ident), ctypes.py_object(Released)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, error)
+        with self._lock:
+            left = [self._workers[rank].thread.ident or 0 for rank in self._left]
+        for ident in left:
+            number, error = ctypes.c_ulong(ident), ctypes.py_object(Released)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(number, error)
         self._over.wait(ENDING)
 
     # --- where the devices are ---------------------------------------------------------------
@@ -154,8 +201,7 @@ class Devices:
         return Failure(rank, "", "", line, loops, step=self._rounds[rank])
 
     def _frame(self, rank: int) -> FrameType | None:
-        ident = self._threads[rank].ident
-        return None if ident is None else sys._current_frames().get(ident)
+        return sys._current_frames().get(self._workers[rank].thread.ident or 0)
 
     def _doing(self) -> dict[int, Doing]:
         """What each device that still runs is doing."""

@@ -8,18 +8,15 @@ inputs and parameters: the emitted text never writes to either.
 from __future__ import annotations
 
 import math
-import queue
 import threading
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdsl.backends.engines.in_process import load, told
-from meshdsl.backends.engines.local_devices import Devices
+from meshdsl.backends.engines.in_process import load, torch_dtype
+from meshdsl.backends.engines.local_devices import Devices, Worker
 from meshdsl.backends.engines.local_dist import LocalDist
 from meshdsl.backends.runtime.files import ArraysRefused, check_arrays
 from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Spec, cast, local_part
@@ -31,62 +28,6 @@ if TYPE_CHECKING:
 
 Blocks = list[dict[str, "torch.Tensor"]]
 """Per device, its block of every tensor."""
-
-
-class Worker:
-    """A thread that does one thing after another. It ends when nobody refers to it any more."""
-
-    def __init__(self, name: str) -> None:
-        tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self.tasks = tasks
-        self.thread = threading.Thread(target=_work, args=(tasks,), daemon=True, name=name)
-        self.thread.start()
-        weakref.finalize(self, tasks.put, None)
-
-
-def _work(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-    while (task := tasks.get()) is not None:
-        task()
-        del task
-
-
-class Turn:
-    """One run of one device, with the face of the thread that does it."""
-
-    def __init__(self, worker: Worker, task: Callable[[], None]) -> None:
-        self.worker, self.task = worker, task
-        self._running = False
-
-    @property
-    def ident(self) -> int | None:
-        """The thread's."""
-        return self.worker.thread.ident
-
-    def start(self) -> None:
-        """Let the thread begin."""
-        self._running = True
-        self.worker.tasks.put(self._run)
-
-    def is_alive(self) -> bool:
-        """Whether it has begun and not ended."""
-        return self._running
-
-    def _run(self) -> None:
-        try:
-            self.task()
-        finally:
-            self._running = False
-
-
-class Turns(Devices):
-    """The devices of one run, on threads that outlive it."""
-
-    def __init__(
-        self, dist: LocalDist, call: Callable[[int], Any], workers: Sequence[Worker], text: str
-    ) -> None:
-        super().__init__(len(workers), dist, call, text)
-        turns = [Turn(w, partial(self._device, rank)) for rank, w in enumerate(workers)]
-        self._threads = turns  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,32 +76,23 @@ class PersistentEngine:
         """
         given = self._blocks(self.program.INPUTS, self._inputs, inputs)
         with self._lock:
-            turns = self._turns(given, params)
-            try:
-                turns.run()
-            except BaseException:
-                self._workers = []
-                raise
-            if turns.failures:
-                self._workers = []
-                raise told(self.text, turns.failures, turns.errors, self.lines)
-        return {n: self._whole(n, cut, turns.outputs) for n, cut in self._outputs.items()}
+            outputs = self._on_devices(given, params)
+        return {n: self._whole(n, cut, outputs) for n, cut in self._outputs.items()}
 
-    def _turns(self, inputs: Blocks, params: Blocks) -> Turns:
-        program = self.program
+    def _on_devices(self, inputs: Blocks, params: Blocks) -> Blocks:
+        """The outputs of all devices. Threads of a run that failed are left to themselves."""
+        program, workers, self._workers = self.program, self._workers, []
         dist = LocalDist(program.MESH, program.GROUPS, self.lines)
         program.dist = dist
 
         def call(rank: int) -> Any:
             return program.device(rank, dist.groups(rank), inputs[rank], params[rank])
 
-        return Turns(dist, call, self._ready(), self.text)
-
-    def _ready(self) -> list[Worker]:
-        """The threads, started if there are none."""
-        if not self._workers:
-            self._workers = [Worker(f"device {rank}") for rank in range(self.devices)]
-        return self._workers
+        workers = workers or [Worker(f"device {rank}") for rank in range(self.devices)]
+        found = Devices(self.devices, dist, call, self.text, workers).run()
+        found.check()
+        self._workers = workers
+        return found.outputs
 
     def _blocks(
         self, specs: Mapping[str, Spec], cuts: Mapping[str, Cut], arrays: Mapping[str, Any]
@@ -187,8 +119,7 @@ def as_tensor(array: Any, spec: Spec, name: str) -> torch.Tensor:
     """A whole array or tensor in the dtype of `spec`. ArraysRefused where it does not fit."""
     import torch
 
-    dtype = getattr(torch, "bfloat16" if spec.dtype == "bf16" else NUMPY_DTYPES[spec.dtype])
-    shape = tuple(spec.dims.values())
+    dtype, shape = torch_dtype(spec.dtype), tuple(spec.dims.values())
     if isinstance(array, torch.Tensor):
         tensor = array.detach().cpu()
         if tensor.dtype == dtype and tuple(tensor.shape) == shape:

@@ -103,18 +103,32 @@ def read_given(
     sides = zip(("inputs", "parameters"), (given.inputs, given.params), _specs(made), strict=True)
     for what, path, specs in sides:
         try:
-            arrays = dict(read_arrays(path)) if path else {}
-            notes += check_arrays(arrays, specs, what) if path else []
+            arrays, rounded = read_checked(path, specs, what) if path else ({}, [])
             found.append(arrays)
-        except ArraysRefused as refused:
-            help = "give every array under its name, with these shapes and dtypes"
-            problems.append(Diagnostic("MD0504", str(refused), help=help))
-        except Refused as refused:
-            help = "numpy.savez(path, name=array, …) writes a file that is read"
-            problems.append(Diagnostic("MD0505", str(refused), help=help))
+            notes += rounded
+        except DiagnosticError as error:
+            problems += error.diagnostics
     if problems:
         raise DiagnosticError(*problems)
     return (found[0], found[1]), tuple(notes)
+
+
+def read_checked(
+    path: str, specs: Mapping[str, Spec], what: str
+) -> tuple[dict[str, Any], list[str]]:
+    """The arrays of a file of `inputs` or `parameters`, and notes on what gets rounded.
+
+    Raises MD0504 where they do not fit the program, MD0505 where there is no such file.
+    """
+    try:
+        arrays = dict(read_arrays(path))
+        return arrays, check_arrays(arrays, specs, what)
+    except ArraysRefused as refused:
+        help = "give every array under its name, with these shapes and dtypes"
+        fail("MD0504", str(refused), help=help)
+    except Refused as refused:
+        help = "numpy.savez(path, name=array, …) writes a file that is read"
+        fail("MD0505", str(refused), help=help)
 
 
 def _specs(made: Compilation) -> tuple[dict[str, Spec], dict[str, Spec]]:

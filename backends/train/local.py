@@ -7,23 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from meshdsl.backends.engines.failures import RunError
-from meshdsl.backends.engines.in_process import (
-    MOST_DEVICES,
-    LocalRunError,
-    Program,
-    load,
-    told,
-)
-from meshdsl.backends.engines.local_devices import Devices
+from meshdsl.backends.engines.in_process import MOST_DEVICES, Program, load
+from meshdsl.backends.engines.local_devices import Devices, LocalRunError
 from meshdsl.backends.engines.local_dist import LocalDist
 from meshdsl.backends.engines.ranks import Ranks
-from meshdsl.backends.runtime.files import ArraysRefused, Refused, check_arrays, read_arrays
+from meshdsl.backends.engines.run import read_checked
 from meshdsl.backends.torch.text import ProgramText
 from meshdsl.backends.train.data import open_data
 from meshdsl.backends.train.export import export_params
 from meshdsl.backends.train.job import Ending, Job, Tell
 from meshdsl.backends.train.loop import Control, Texts, Trainer
-from meshdsl.diagnostics import DiagnosticError, fail
+from meshdsl.diagnostics import DiagnosticError
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +63,7 @@ def check_params(program: Program, path: str | None) -> None:
     """Refuse a file of initial values that does not fit the program. Raises DiagnosticError."""
     if path is None:
         return
-    try:
-        check_arrays(read_arrays(path), program.PARAMS, "parameters")
-    except ArraysRefused as refused:
-        help = "give every parameter under its name, with these shapes and dtypes"
-        fail("MD0504", str(refused), help=help)
-    except Refused as refused:
-        fail(
-            "MD0505",
-            str(refused),
-            help="numpy.savez(path, name=array, …) writes a file that is read",
-        )
+    read_checked(path, program.PARAMS, "parameters")
 
 
 def train_local(emitted: Emitted, job: Job, tell: Tell, stopping: Callable[[], bool]) -> Ending:
@@ -109,19 +93,18 @@ def train_local(emitted: Emitted, job: Job, tell: Tell, stopping: Callable[[], b
         return trainers[rank].run()
 
     running = Devices(devices, dist, call, emitted.text)
-    ending = _ending(emitted, running.run())
+    ending = _ending(running.run())
     if job.out is not None and ending.trouble is None:
         values = {rank: trainer.held.values() for rank, trainer in trainers.items()}
         export_params(values, job.out, trainers[0].held.value_specs, mesh)
     return ending
 
 
-def _ending(emitted: Emitted, found: Devices) -> Ending:
+def _ending(found: Devices) -> Ending:
     """How a run ended that its devices have come through. Raises what hindered one."""
     for rank in sorted(found.errors):
         if isinstance(found.errors[rank], DiagnosticError | RunError):
             raise found.errors[rank]
-    if found.failures:
-        raise told(emitted.text, found.failures, found.errors, emitted.places)
+    found.check()
     ending: Ending = found.outputs[0]
     return ending

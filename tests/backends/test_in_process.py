@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from meshdsl.backends.engines import local_devices
-from meshdsl.backends.engines.in_process import LocalRunError, run_local
+from meshdsl.backends.engines.in_process import run_local
+from meshdsl.backends.engines.local_devices import LocalRunError
 from tests.waiting import until_devices_end
 
 MATMUL = """

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshdsl.backends.engines.in_process import LocalRunError
+from meshdsl.backends.engines.local_devices import LocalRunError
 from meshdsl.backends.runtime.values import draw_part
 from meshdsl.backends.train.data import Shuffled
 from meshdsl.backends.train.job import DataFiles, Ending, Event, Job

@@ -16,7 +16,6 @@ from meshdsl.backends.engines.in_process import (
     assemble,
     load,
     local_tensors,
-    told,
 )
 from meshdsl.backends.engines.local_devices import Devices
 from meshdsl.backends.engines.local_dist import LocalDist
@@ -85,8 +84,7 @@ def on_devices(emitted: ProgramText, inputs: Mapping[str, Any], kept: Mapping[st
         return program.device(rank, dist.groups(rank), *values)
 
     found = Devices(dist.devices, dist, call, emitted.text).run()
-    if found.failures:
-        raise told(emitted.text, found.failures, found.errors, emitted.places)
+    found.check()
     shown = tuple({n: as_array(t) for n, t in outputs.items()} for outputs in found.outputs)
     pairs = zip(params, begun, strict=True)
     held = tuple({n: as_array(t) for n, t in (p | s).items()} for p, s in pairs)
