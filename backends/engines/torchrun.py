@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,12 +136,27 @@ def _file(path: Path, values: Mapping[str, Any] | str) -> str:
 
 def _launch(folder: Path, processes: Processes, options: list[str], limit: float | None) -> int:
     """Run the program in `folder` under torchrun; returns the exit code."""
-    watch, aftermath, began = Watch(processes.doing), Aftermath(processes), time.monotonic()
-    with launched(folder, processes.devices, [str(folder / "prog.py"), *options]) as process:
+    began = time.monotonic()
+
+    def look() -> None:
+        if limit is not None and time.monotonic() - began > limit:
+            message = f"the program did not end within {limit:g} seconds"
+            raise TorchrunError("MD0706", message)
+
+    return launch(processes, [str(folder / "prog.py"), *options], look)
+
+
+def launch(
+    processes: Processes, arguments: list[str], look: Callable[[], None], **environment: str
+) -> int:
+    """`python ARGUMENTS…` under torchrun, a process per device, watched; returns the exit code.
+
+    `look` is called often. Whatever happens, all processes are gone afterwards.
+    """
+    watch, aftermath = Watch(processes.doing), Aftermath(processes)
+    with launched(processes.folder, processes.devices, arguments, **environment) as process:
         while (code := process.poll()) is None:
-            if limit is not None and time.monotonic() - began > limit:
-                message = f"the program did not end within {limit:g} seconds"
-                raise TorchrunError("MD0706", message)
+            look()
             watch.look()
             aftermath.look()
             time.sleep(EVERY)

@@ -82,7 +82,7 @@ class Trainer:
         self.evaluated: dict[str, float] = {}
         self.seconds = 0.0
         self.trouble: Trouble | None = None
-        self._asked, self._interval = 0, 1
+        self._asked = 0
         self._log: MetricsLog | None = None
 
     def run(self) -> Ending:
@@ -92,24 +92,19 @@ class Trainer:
         for note in self.notes:
             known = {"code": note.code, "severity": note.severity, "help": note.help}
             self._tell(kind="note", text=note.message, **known)
-        self._tell(kind="begin", start=self.start, steps=self.job.steps, **self._measure())
+        measure = {"amount": self.amount, "unit": self.unit}
+        self._tell(kind="begin", start=self.start, steps=self.job.steps, **measure)
         how = "finished"
-        while self.step < self.job.steps:
+        while self.step < self.job.steps and self.trouble is None:
             if self._is_asked_to_stop():
                 how = "interrupted"
                 break
             self._train_one()
-            if self.trouble is not None:
-                how = "not finite"
-                break
         if self.trouble is None:
             self._save()
         if self._log is not None:
             self._log.close()
-        return self._ending(how if self.trouble is None else "not finite")
-
-    def _measure(self) -> dict[str, Any]:
-        return {"amount": self.amount, "unit": self.unit}
+        return self._ending("not finite" if self.trouble else how)
 
     def _ending(self, how: str) -> Ending:
         return Ending(

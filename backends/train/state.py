@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from meshdsl.backends.runtime.values import Spec
+from meshdsl.backends.train.checkpoint import Checkpoints, Found
 from meshdsl.diagnostics import Diagnostic
 
 if TYPE_CHECKING:
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
 
     from meshdsl.backends.engines.in_process import Program
     from meshdsl.backends.engines.ranks import Ranks
-    from meshdsl.backends.train.checkpoint import Checkpoints, Found
     from meshdsl.backends.train.data import Data
     from meshdsl.backends.train.job import Job
 
@@ -41,11 +41,7 @@ class Held:
         self.step, self.path = 0, ""
         # A folder may hold checkpoints of an earlier run, which is begun anew: not ours to read.
         self._ours = job.resume
-        self._checkpoints: Checkpoints | None = None
-        if job.checkpoint is not None:
-            from meshdsl.backends.train.checkpoint import Checkpoints
-
-            self._checkpoints = Checkpoints(job.checkpoint)
+        self._checkpoints = None if job.checkpoint is None else Checkpoints(job.checkpoint)
 
     def begin(self) -> tuple[Diagnostic, ...]:
         """Take the values of the run's last whole checkpoint; where there is none the first ones.

@@ -7,24 +7,16 @@ import math
 import os
 import re
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from meshdsl import diagnostics
 from meshdsl.backends.engines.failures import as_error, first_failure
-from meshdsl.backends.engines.stalls import Processes, Watch
-from meshdsl.backends.engines.torchrun import (
-    EVERY,
-    Aftermath,
-    TorchrunError,
-    failure_of,
-    launched,
-    reports_in,
-)
+from meshdsl.backends.engines.stalls import Processes
+from meshdsl.backends.engines.torchrun import TorchrunError, failure_of, launch, reports_in
 from meshdsl.backends.train.data import open_data
-from meshdsl.backends.train.job import RESUME, Ending, Event, Job, Tell, ending_from_dict
+from meshdsl.backends.train.job import RESUME, Ending, Job, Tell, ending_from_dict
 from meshdsl.backends.train.local import Emitted, check_params
 from meshdsl.diagnostics import Diagnostic, DiagnosticError
 
@@ -45,24 +37,21 @@ def train_torchrun(emitted: Emitted, job: Job, tell: Tell, stopping: Callable[[]
     with tempfile.TemporaryDirectory(prefix="meshdsl-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         _write(folder, emitted, job)
-        environment = _environment(devices)
         processes = Processes(folder, devices, emitted.places)
-        watch, aftermath = Watch(processes.doing), Aftermath(processes)
-        with launched(folder, devices, [*WORKER, str(folder)], **environment) as process:
-            with open(folder / "events", encoding="utf-8") as events:
-                while process.poll() is None:
-                    _relay(events, tell)
-                    if stopping():
-                        (folder / "stop").touch()
-                    watch.look()
-                    aftermath.look()
-                    time.sleep(EVERY)
+        with open(folder / "events", encoding="utf-8") as events:
+
+            def look() -> None:
                 _relay(events, tell)
+                if stopping():
+                    (folder / "stop").touch()
+
+            code = launch(processes, [*WORKER, str(folder)], look, **_environment(devices))
+            _relay(events, tell)
         if (folder / "ending.json").exists():
             return ending_from_dict(json.loads((folder / "ending.json").read_text("utf-8")))
         log = (folder / "log").read_text("utf-8", errors="replace")
-        if process.returncode < 0:
-            message = f"torchrun was killed by signal {-process.returncode}, its processes with it"
+        if code < 0:
+            message = f"torchrun was killed by signal {-code}, its processes with it"
             raise TorchrunError("MD0721", message, help=RESUME)
         raise _told(emitted, reports_in(folder), devices, log)
 
@@ -85,19 +74,12 @@ def _environment(devices: int) -> dict[str, str]:
 
 
 def _relay(events: IO[str], tell: Tell) -> None:
-    """Pass on what device 0 has said since the last time."""
-    for event in _new(events):
-        tell(event)
-
-
-def _new(events: IO[str]) -> Iterator[Event]:
-    while True:
+    """Pass on the events that device 0 has written since the last time."""
+    start = events.tell()
+    while (line := events.readline()).endswith("\n"):
+        tell(json.loads(line))
         start = events.tell()
-        line = events.readline()
-        if not line.endswith("\n"):  # it is being written just now
-            events.seek(start)
-            return
-        yield json.loads(line)
+    events.seek(start)  # the last line is being written just now
 
 
 def _told(

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from meshdsl.backends.engines.at_work import called
+from meshdsl.backends.engines.at_work import called, collective_of, device_in
 from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.runtime.collectives import make_groups
 from meshdsl.backends.runtime.main import check_world, describe_error, linger, start
@@ -112,12 +112,8 @@ def _described(error: Exception) -> dict[str, Any]:
 
 def _terminated(folder: Path, rank: int, frame: FrameType | None) -> NoReturn:
     """End because torchrun says so: another process has failed. Say what this one was doing."""
-    line, collective, inner = None, "", ""
-    while frame is not None:
-        if frame.f_code.co_name == "device":
-            line, collective = frame.f_lineno, inner
-            break
-        inner, frame = called(frame), frame.f_back
+    device = device_in(frame)
+    line, collective = device.f_lineno if device else None, collective_of(frame)
     found = {"kind": "Terminated", "message": "", "line": line, "collective": collective}
     _leave(folder, rank, {"exit": 3, "loops": {}, "position": None, "in_collective": True, **found})
 
