@@ -16,8 +16,9 @@ import numpy as np
 
 from meshdsl.backends.engines.local_devices import Devices, LocalRunError
 from meshdsl.backends.engines.local_dist import FILE, LocalDist, Sent
+from meshdsl.backends.engines.reference import block_values
 from meshdsl.backends.runtime.files import ArraysRefused, check_arrays
-from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Spec, cast, draw_part, local_part
+from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Spec, local_part
 
 if TYPE_CHECKING:
     import torch
@@ -187,7 +188,7 @@ def local_tensors(
             if str(part) in blocks:
                 held[name] = blocks[str(part)].clone()
                 continue
-            block = as_tensor(local_array(name, spec, arrays, seed, part), spec)
+            block = as_tensor(block_values(name, spec, arrays, seed, part), spec)
             held[name] = blocks[str(part)] = block
     return found
 
@@ -206,19 +207,6 @@ def torch_dtype(dtype: str) -> torch.dtype:
     found = getattr(torch, "bfloat16" if dtype == "bf16" else NUMPY_DTYPES[dtype])
     assert isinstance(found, torch.dtype)
     return found
-
-
-def local_array(
-    name: str, spec: Spec, arrays: Mapping[str, Any], seed: int, part: tuple[slice, ...]
-) -> Array:
-    """One block of one tensor: of the array that is given, or made up."""
-    key = spec.key or name
-    if key not in arrays:
-        return draw_part(spec, name, seed, part)
-    try:
-        return cast(np.asarray(arrays[key][part]), spec.dtype)
-    except ValueError as error:
-        raise LocalRunError("MD0501", f"{name}: {error}") from None
 
 
 def as_array(tensor: torch.Tensor) -> Array:

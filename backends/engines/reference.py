@@ -9,7 +9,7 @@ import numpy as np
 
 from meshdsl.backends.engines.failures import Failure, RunError, as_error
 from meshdsl.backends.runtime.indices import IndexOutOfRange
-from meshdsl.backends.runtime.values import Array, Spec, cast, draw_part
+from meshdsl.backends.runtime.values import Array, Spec, cast, draw_part, local_part
 from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import Loop, Node, Op, Program, State, Value
 from meshdsl.ops.opdef import NumpyCall, lookup
@@ -120,18 +120,23 @@ def made_up(
 
     The values are bit for bit what the other engines begin with.
     """
-    found = {}
-    for name, spec in specs.items():
-        part = tuple(slice(0, size) for size in spec.dims.values())
-        key = spec.key or name
-        if key not in (arrays or {}):
-            found[name] = draw_part(spec, name, seed, part)
-            continue
-        try:
-            found[name] = cast(np.asarray((arrays or {})[key][part]), spec.dtype)
-        except ValueError as error:
-            raise RunError("MD0501", f"{name}: {error}") from None
-    return found
+    return {
+        name: block_values(name, spec, arrays or {}, seed, local_part(spec, {}, 0))
+        for name, spec in specs.items()
+    }
+
+
+def block_values(
+    name: str, spec: Spec, arrays: Mapping[str, Any], seed: int, part: tuple[slice, ...]
+) -> Array:
+    """One block of a tensor: of the array that is given, or made up. Raises RunError."""
+    key = spec.key or name
+    if key not in arrays:
+        return draw_part(spec, name, seed, part)
+    try:
+        return cast(np.asarray(arrays[key][part]), spec.dtype)
+    except ValueError as error:
+        raise RunError("MD0501", f"{name}: {error}") from None
 
 
 def widened(array: Array, type_: TensorType) -> Array:

@@ -255,14 +255,25 @@ def _told(
     for report in reports:
         if report["exit"] == 2:
             return TorchrunError("MD0501", report["message"])
-    if not reports:
-        tail = "\n".join(log.strip().splitlines()[-20:])
-        return TorchrunError("MD0705", f"torchrun failed and no process said why:\n{tail}")
-    code, message, details = as_error(first_failure(text, [failure_of(r) for r in reports]), lines)
+    return earliest_of(text, reports, lines) if reports else unexplained(log)
+
+
+def unexplained(log: str) -> TorchrunError:
+    """The error where no process has left a report: the end of what was printed."""
+    tail = "\n".join(log.strip().splitlines()[-20:])
+    return TorchrunError("MD0705", f"torchrun failed and no process said why:\n{tail}")
+
+
+def earliest_of(
+    text: str, reports: list[dict[str, Any]], lines: Mapping[int, str] | None
+) -> TorchrunError:
+    """The first of the failures that processes have reported, in the order of the program."""
+    first = first_failure(text, [_failure(report) for report in reports])
+    code, message, details = as_error(first, lines)
     return TorchrunError(code, message, **details)
 
 
-def failure_of(report: dict[str, Any]) -> Failure:
+def _failure(report: dict[str, Any]) -> Failure:
     """What a failed process wrote, as a failure among others."""
     return Failure(
         report["rank"],

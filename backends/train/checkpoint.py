@@ -20,7 +20,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
@@ -440,10 +440,9 @@ def write_blocks(
     found = {}
     for rank, held in blocks.items():
         parts = {name: _part(name, held[name], spec, mesh, rank) for name, spec in specs.items()}
-        mine = [name for name, spec in specs.items() if is_first(spec, mesh, rank)]
+        mine = {name: part for name, part in parts.items() if is_first(specs[name], mesh, rank)}
         if mine:
-            data = _file(held, {name: (specs[name], parts[name]) for name in mine})
-            found[file_of(rank)] = write(folder / file_of(rank), data)
+            found[file_of(rank)] = write(folder / file_of(rank), _file(held, specs, mine))
     return found
 
 
@@ -452,20 +451,23 @@ def _part(name: str, block: torch.Tensor, spec: Spec, mesh: dict[str, int], rank
     from meshdsl.backends.engines.in_process import torch_dtype
 
     part = local_part(spec, mesh, rank)
-    expected = (torch_dtype(spec.dtype), tuple(p.stop - p.start for p in part))
+    expected = (torch_dtype(spec.dtype), _sizes(part))
     shown = f"device {rank} holds {block.dtype}{list(block.shape)} of {name}"
-    assert (block.dtype, tuple(block.shape)) == expected, f"{shown}, not {expected}"
+    assert (block.dtype, list(block.shape)) == expected, f"{shown}, not {expected}"
     return part
 
 
+def _sizes(part: Part) -> list[int]:
+    """The shape of a block."""
+    return [p.stop - p.start for p in part]
+
+
 def _file(
-    held: Mapping[str, torch.Tensor], parts: Mapping[str, tuple[Spec, Part]]
+    held: Mapping[str, torch.Tensor], specs: Mapping[str, Spec], parts: Mapping[str, Part]
 ) -> Iterator[Any]:
     """A .safetensors file of blocks, with the places that torch puts the whole together by."""
-    shapes = {
-        n: (spec.dtype, [p.stop - p.start for p in part]) for n, (spec, part) in parts.items()
-    }
-    places = {n: {"saved_offsets": [p.start for p in part]} for n, (_, part) in parts.items()}
+    shapes = {name: (specs[name].dtype, _sizes(part)) for name, part in parts.items()}
+    places = {name: {"saved_offsets": [p.start for p in part]} for name, part in parts.items()}
     about = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(places)}
     return safetensors_parts(shapes, lambda name: bytes_of(held[name]), about)
 
@@ -481,34 +483,43 @@ def read_blocks(
     found: Found, specs: Mapping[str, Spec], mesh: dict[str, int], ranks: Sequence[int]
 ) -> dict[int, dict[str, torch.Tensor]]:
     """The blocks of each of `ranks`, in memory of their own. Raises OSError and Refused."""
+    arrays = functools.cache(functools.partial(_arrays, found.path))
+
+    def block(rank: int, name: str) -> torch.Tensor:
+        part = local_part(specs[name], mesh, rank)
+        return _filled(specs[name], part, _stored(found, name), lambda rank: arrays(rank)[name])
+
+    return {rank: {name: block(rank, name) for name in specs} for rank in ranks}
+
+
+def _arrays(folder: Path, rank: int) -> dict[str, StoredArray]:
+    """The blocks in the file of a device."""
+    path = folder / file_of(rank)
+    with open(path, "rb", opener=regular) as file:
+        return dict(read_safetensors(file, str(path)))
+
+
+def _filled(
+    spec: Spec,
+    part: Part,
+    stored: Iterable[tuple[int, Part]],
+    array: Callable[[int], StoredArray],
+) -> torch.Tensor:
+    """A block that is put together of those that are stored; asserts that nothing is left out."""
     import torch
 
     from meshdsl.backends.engines.in_process import torch_dtype
 
-    @functools.cache
-    def arrays(rank: int) -> dict[str, StoredArray]:
-        path = found.path / file_of(rank)
-        with open(path, "rb", opener=regular) as file:
-            return dict(read_safetensors(file, str(path)))
-
-    def block_of(name: str, spec: Spec, part: Part) -> torch.Tensor:
-        sizes = [p.stop - p.start for p in part]
-        block = torch.empty(sizes, dtype=torch_dtype(spec.dtype), device="cpu")
-        values = (block.view(torch.uint16) if spec.dtype == "bf16" else block).numpy()
-        filled = 0
-        for rank, stored in _stored(found, name):
-            common = _common(part, stored)
-            if common is not None:
-                source = arrays(rank)[name].whole()[_within(stored, common)]
-                values[_within(part, common)] = source
-                filled += source.size
-        assert filled == block.numel(), f"{filled} of {block.numel()} elements of {name}"
-        return block
-
-    return {
-        rank: {n: block_of(n, spec, local_part(spec, mesh, rank)) for n, spec in specs.items()}
-        for rank in ranks
-    }
+    block = torch.empty(_sizes(part), dtype=torch_dtype(spec.dtype), device="cpu")
+    values = (block.view(torch.uint16) if spec.dtype == "bf16" else block).numpy()
+    filled = 0
+    for rank, other in stored:
+        common = _common(part, other)
+        if common is not None:
+            values[_within(part, common)] = array(rank).whole()[_within(other, common)]
+            filled += math.prod(_sizes(common))
+    assert filled == block.numel(), f"{filled} of {block.numel()} elements"
+    return block
 
 
 def _stored(found: Found, name: str) -> Iterator[tuple[int, Part]]:

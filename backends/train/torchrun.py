@@ -12,9 +12,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from meshdsl import diagnostics
-from meshdsl.backends.engines.failures import as_error, first_failure
 from meshdsl.backends.engines.stalls import Processes
-from meshdsl.backends.engines.torchrun import TorchrunError, failure_of, launch, reports_in
+from meshdsl.backends.engines.torchrun import (
+    TorchrunError,
+    earliest_of,
+    launch,
+    reports_in,
+    unexplained,
+)
 from meshdsl.backends.train.data import open_data
 from meshdsl.backends.train.job import RESUME, Ending, Job, Tell, ending_from_dict
 from meshdsl.backends.train.local import Emitted, check_params
@@ -95,13 +100,10 @@ def _told(
             return DiagnosticError(*(_diagnostic(d) for d in report["diagnostics"]))
     causes = [report for report in reports if not report["in_collective"]]
     if causes:
-        first = first_failure(emitted.text, [failure_of(report) for report in causes])
-        code, message, details = as_error(first, emitted.places)
-        return TorchrunError(code, message, **details)
+        return earliest_of(emitted.text, causes, emitted.places)
     silent = sorted(set(range(devices)) - known)
     if not silent or not reports:
-        tail = "\n".join(log.strip().splitlines()[-20:])
-        return TorchrunError("MD0705", f"torchrun failed and no process said why:\n{tail}")
+        return unexplained(log)
     return _killed(silent[0], reports, emitted.places)
 
 
