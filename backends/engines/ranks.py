@@ -20,7 +20,7 @@ Axes = tuple[str, ...]
 
 
 class Ranks:
-    """What device `rank`, counted in row-major order, needs to act together with the others.
+    """Device `rank`, counted in row-major order, among the others of a mesh.
 
     `mesh` has the sizes of the axes. `dist` is `torch.distributed` or what stands in for it,
     `groups` are its groups of this device, by axes joined with `+`; the one over all axes is among
@@ -63,7 +63,7 @@ class Ranks:
     # --- exchanges -----------------------------------------------------------------------------
 
     def total(self, value: int) -> int:
-        """The sum of what all devices bring."""
+        """The sum of the values of all devices."""
         import torch
 
         if self.dist is None:
@@ -73,15 +73,11 @@ class Ranks:
         return int(tensor.item())
 
     def first(self, value: int) -> int:
-        """What the first device brings."""
+        """The value of the first device."""
         return self.total(value if self.rank == 0 else 0)
 
-    def barrier(self) -> None:
-        """Wait until all devices are here."""
-        self.total(0)
-
     def everyone(self, value: T) -> list[T]:
-        """What every device brings, in rank order: anything small that can be pickled."""
+        """The values of all devices, in rank order: anything small that can be pickled."""
         import torch
 
         if self.dist is None:
@@ -95,7 +91,7 @@ class Ranks:
         return [pickle.loads(row[:n].tobytes()) for row, n in zip(rows, lengths, strict=True)]
 
     def all_do(self, work: Callable[[], T]) -> list[T]:
-        """Do `work` on every device; what each made, in rank order. All wait for all.
+        """Do `work` on every device; the results of all, in rank order. All wait for all.
 
         An error of one is raised on all, and of several that of the first of them.
         """
@@ -112,9 +108,9 @@ class Ranks:
         return [made for made, _ in every]
 
     def first_does(self, work: Callable[[], T]) -> T:
-        """Do `work` on the first device and return what it made on all; its error is everybody's.
+        """Do `work` on the first device; its result, on all. Its error is everybody's.
 
-        One instead of all: where only one may, as with files, or where all would make the same.
+        For what only one may do, as with files, and for what all would make alike.
         """
         found: Any = self.all_do(lambda: work() if self.rank == 0 else None)[0]
         return found  # type: ignore[no-any-return]
@@ -126,7 +122,7 @@ class Ranks:
         return local_part(spec, self.mesh, self.rank)
 
     def whole(self, spec: Spec, block: torch.Tensor) -> torch.Tensor:
-        """The whole of a tensor of which every device brings its block, on every device."""
+        """The whole of a tensor, on every device, from the blocks of all."""
         splitting = {axis for axes in spec.split.values() for axis in axes}
         axes = tuple(axis for axis in self.mesh if axis in splitting)
         if not axes:

@@ -299,6 +299,7 @@ def write(path: Path, parts: Iterable[Any]) -> dict[str, Any]:
             file.write(part)
             found.update(part)
             size += len(part)
+            del part  # before the next one is made
         file.flush()
         os.fsync(file.fileno())
     return {"bytes": size, "blake2b": found.hexdigest()}
@@ -515,9 +516,12 @@ def _filled(
     filled = 0
     for rank, other in stored:
         common = _common(part, other)
-        if common is not None:
-            values[_within(part, common)] = array(rank).whole()[_within(other, common)]
-            filled += math.prod(_sizes(common))
+        if common is None:
+            continue
+        source = array(rank)
+        assert (source.dtype, list(source.shape)) == (spec.dtype, _sizes(other)), source
+        values[_within(part, common)] = source.whole()[_within(other, common)]
+        filled += math.prod(_sizes(common))
     assert filled == block.numel(), f"{filled} of {block.numel()} elements"
     return block
 
@@ -531,7 +535,7 @@ def _stored(found: Found, name: str) -> Iterator[tuple[int, Part]]:
 
 
 def _common(one: Part, other: Part) -> Part | None:
-    """What two parts of a tensor have in common."""
+    """The part of a tensor that is in both; None: there is none."""
     pairs = zip(one, other, strict=True)
     found = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in pairs)
     return None if any(p.start >= p.stop for p in found) else found

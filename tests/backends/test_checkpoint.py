@@ -8,9 +8,12 @@ import pickle
 import subprocess
 import sys
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -158,6 +161,22 @@ def test_the_library_reads_the_blocks_of_a_device(tmp_path):
         blocks = load_file(tmp_path / "step-3" / f"device-{rank}.safetensors")
         assert (set(blocks) == set(specs)) == (rank == 0)
         assert all(same(block, held[name]) for name, block in blocks.items())
+
+
+def test_blocks_are_taken_from_their_devices_one_after_the_other(tmp_path, monkeypatch):
+    taken: list[weakref.ref[Any]] = []
+    real = disk.bytes_of
+
+    def copied(tensor):
+        assert all(earlier() is None for earlier in taken)
+        array = np.array(real(tensor))
+        taken.append(weakref.ref(array))
+        return array.data
+
+    monkeypatch.setattr(disk, "bytes_of", copied)
+    specs = placed(MESHES["2x2"], 12, 1)
+    save(tmp_path, 1, whole(specs), specs, MESHES["2x2"])
+    assert len(taken) > len(specs)
 
 
 def test_a_block_held_by_many_is_written_once(tmp_path):
