@@ -18,7 +18,7 @@ LAYERS = (
     ("named", "ops", "prelude", "lexer"),
     ("placed",),
     ("device",),
-    ("backends.draws", "backends.torch", "backends.peers"),
+    ("backends.draws", "backends.walk", "backends.torch", "backends.peers"),
     ("pipeline",),
     ("report", "backends.engines", "backends.train"),
     ("api", "notebook", "cli", "backends.module"),

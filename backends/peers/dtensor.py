@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from meshdsl.backends.peers.notation import entries
 from meshdsl.backends.peers.peer import (
     Outcome,
     Peer,
@@ -17,36 +18,20 @@ from meshdsl.backends.peers.peer import (
     is_split,
     partial_ops,
 )
-from meshdsl.backends.peers.walk import entries, subscripts
+from meshdsl.backends.peers.spellings import subscripts
 from meshdsl.backends.torch.call import TorchText
 from meshdsl.backends.torch.format import quoted, statement
 from meshdsl.device.ir import Compute, Var
-from meshdsl.ir.types import TensorType
 from meshdsl.ops.einsum_text import einsum_text
-from meshdsl.ops.opdef import load_all, lookup
-from meshdsl.ops.text import tuple_text
+from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed.ir import Program
 from meshdsl.placed.rows import Row
 from meshdsl.placed.sbp import Placement, Split
 
-NAMES = "torch init_device_mesh DTensor Partial Replicate Shard distribute_tensor mesh as_partial"
+NAMES = "torch init_device_mesh DTensor Partial Replicate Shard distribute_tensor mesh"
 REDUCE_OPS = {"sum": "sum", "max": "max", "min": "min", "prod": "product"}
 
-GRADIENTS = frozenset(name for name in load_all() if name.endswith("_grad"))
-LOSES_SUMS = GRADIENTS | set(
-    "where gather cumsum layer_norm mean rms_norm merge unpick scatter_add".split()
-)
-"""Operators that do not carry a partial sum on; `einsum` does where it is one matrix product."""
-LOSES_EXTREMES = frozenset(
-    "add lt le gt ge logical_and logical_or log sqrt softplus where gather layer_norm merge".split()
-)
-"""Operators that do not carry partial maxima and minima on."""
-GATHERS = frozenset({"gather", "any", "all", "scatter_add"})
-"""Operators that want whole what we split into partial results."""
-SPREAD = frozenset({"broadcast", "unpick", "scatter_add"})
-"""Operators whose result is whole along a dim that they make; the split is made afterwards."""
-
-_HELPERS = {
+_SUPPORT = {
     "as_partial": '''
 def as_partial(x, axis, op):
     """`x` as a partial value along an axis: only the first device keeps it, for a sum."""
@@ -67,7 +52,6 @@ def check_index(ids, dim, size, place, *_):
     return ids
 ''',
 }
-"""Functions that a text may call."""
 
 
 def render(program: Program) -> str:
@@ -78,29 +62,26 @@ def render(program: Program) -> str:
 class DTensorText(Peer):
     """The rendering, with what DTensor holds of every variable."""
 
-    taken = frozenset({*NAMES.split(), "check_index"})
-    stack = "torch.stack"
+    taken = frozenset({*NAMES.split(), *_SUPPORT})
     notation = "dtensor"
     system = "torch DTensor"
-
-    def __init__(self, source: Program) -> None:
-        super().__init__(source)
-        self.used: set[str] = set()
+    returns = "The outputs as DTensors; arguments are whole tensors by name."
+    support = _SUPPORT
 
     # --- what DTensor can do ---------------------------------------------------------------------
 
     def outcome(self, node: Compute, row: Row) -> Outcome:
-        """From what was measured; see the tables above."""
-        name, ops = node.name, partial_ops(row)
+        """As measured, with what depends on the call."""
+        name = node.name
         if name in ("split", "merge") and _is_inner(node, row):
             return "whole"
-        if "sum" in ops:
-            return "whole" if name in LOSES_SUMS or not _is_product(node) else "keeps"
-        if ops:
-            return "whole" if name in LOSES_EXTREMES else "keeps"
-        if becomes_partial(row):
-            return "whole" if name in GATHERS or _flattens(node, row) else "keeps"
-        return "whole" if name == "gather" and is_split(row) and _shares(node) else "keeps"
+        if "sum" in partial_ops(row) and not _is_product(node):
+            return "whole"
+        if becomes_partial(row) and _flattens(node, row):
+            return "whole"
+        if name == "gather" and is_split(row) and _shares(node):
+            return "whole"
+        return super().outcome(node, row)
 
     def holds(self, p: Placement) -> Placement:
         """Axes of one dim are in mesh order."""
@@ -108,37 +89,28 @@ class DTensorText(Peer):
 
     # --- texts -----------------------------------------------------------------------------------
 
-    def text(self) -> str:
-        """The whole rendering: the function is written first, since it knows what it uses."""
-        head, body = super().text().split("\n\n", 1)
-        used = [_HELPERS[name].strip("\n") for name in _HELPERS if name in self.used]
-        top = "\n".join([head, *_IMPORTS])
-        return "\n\n\n".join([top, *used, "\n".join(self._mesh())]) + "\n\n" + body
+    def imports(self) -> Iterable[str]:
+        """Torch, and what it has of DTensors."""
+        yield "import torch"
+        yield "from torch.distributed.device_mesh import init_device_mesh"
+        names = "DTensor, Partial, Replicate, Shard, distribute_tensor"
+        yield f"from torch.distributed.tensor import {names}"
 
-    def top(self) -> None:
-        """The comment, and the head of the function."""
-        self.about()
-        self.out.add()
-        self.out.add()
-        self.out.add("def program(mesh, inputs, params):")
-        self.out.depth = 1
-        self.out.add('"""The outputs as DTensors; arguments are whole tensors by name."""')
-
-    def _mesh(self) -> Iterable[str]:
-        sizes = tuple_text([n for _, n in self.mesh.axes] or [1])
-        names = tuple_text([quoted(a) for a, _ in self.mesh.axes] or ['"one"'])
+    def mesh_lines(self) -> Iterable[str]:
+        """The mesh is of the devices of any kind."""
+        sizes, names = self.axes()
         yield "def device_mesh(kind):"
         yield '    """The mesh; `kind` is such as "cpu" or "cuda"."""'
         yield from statement(f"return init_device_mesh(kind, {sizes}, mesh_dim_names={names})", 1)
 
     def entered(self, text: str, var: Var, p: Placement) -> str:
         """Every device has the whole tensor, and keeps its part."""
-        return f"distribute_tensor({text}, mesh, {self.said(var, p)})"
+        return f"distribute_tensor({text}, mesh, {self.spec(var, p)})"
 
-    def constant(self, var: Var) -> str:
+    def number(self, text: str, var: Var, p: Placement) -> str:
         """A literal on every device."""
-        tensor = f"torch.tensor({self.constants[var]}, dtype={var.value.type.dtype.torch})"
-        return f"distribute_tensor({tensor}, mesh, {self.said(var, Placement())})"
+        tensor = f"torch.tensor({text}, dtype={self.dtype(var)})"
+        return self.entered(tensor, var, p)
 
     def resharded(self, text: str, var: Var, before: Placement, after: Placement) -> str:
         """`redistribute`; to a partial value there is no public way, hence `as_partial`."""
@@ -146,24 +118,33 @@ class DTensorText(Peer):
         kept = tuple(a for a in after.partial if a in before.partial)
         first = Placement(after.splits, kept, after.op if kept else None)
         if first != before:
-            text = f"{text}.redistribute(placements={self.said(var, first)})"
+            text = f"{text}.redistribute(placements={self.spec(var, first)})"
         for axis in new:
-            self.used.add("as_partial")
             text = f"as_partial({text}, {quoted(axis)}, {quoted(REDUCE_OPS[after.op or 'sum'])})"
         return text
 
     def operator(self, node: Compute, args: tuple[str, ...], plan: Plan) -> str:
         """The record's torch text on global shapes; what it makes anew becomes a DTensor."""
-        if not node.ins or node.name == "one_hot":
-            return self._maker(node, args, plan.yields[0])
-        return self._torch(node, args, plan.yields[0])
+        out, p = node.outs[0], plan.yields
+        if node.name == "one_hot":
+            return self._one_hot(node, args[0], p)
+        call = self._torch_call(node, args)
+        text = self._torch(node, call)
+        if node.name == "transpose" and not p.partial:  # parts and whole keep strides alike
+            text += ".contiguous()"
+        for line in call.lines:
+            self.out.statement(line)
+        if all(call.constants):
+            return self.entered(text, out, p)
+        if _is_spread(node, p):
+            text += f".redistribute(placements={self.spec(out, p)})"
+        return text
 
-    def _torch(self, node: Compute, args: tuple[str, ...], p: Placement) -> str:
-        ins = tuple(v.value.type for v in node.ins)
-        outs = tuple(v.value.type for v in node.outs)
+    def _torch_call(self, node: Compute, args: tuple[str, ...]) -> TorchText:
+        ins, outs = (tuple(v.type for v in side) for side in (node.ins, node.outs))
         # A mean of parts is a sum of parts here: DTensor would make it a partial average.
         splits = frozenset(d for v in node.ins for d, _ in v.placement.splits)
-        call = TorchText(
+        return TorchText(
             args=args,
             constants=tuple(v in self.constants for v in node.ins),
             ins=ins,
@@ -171,47 +152,30 @@ class DTensorText(Peer):
             global_ins=ins,
             global_outs=outs,
             attrs=dict(node.attrs),
-            fresh=self.fresh.fresh,
+            fresh=self.names.fresh,
             place=repr(f"{node.span.file}:{node.span.line}"),
             splits=splits if node.name == "mean" else frozenset(),
-            used=self.used,
         )
-        text = lookup(node.name).torch(call)
-        if node.name == "einsum":  # of `torch.einsum` we know what becomes of partial values
-            text = einsum_text(call, views=True)
+
+    def _torch(self, node: Compute, call: TorchText) -> str:
         if _is_vector(node):  # DTensor gives `vector @ matrix` a dim too many
-            text = f"torch.einsum({subscripts(node)}, {', '.join(call.args)})"
-        if node.name == "transpose" and not p.partial:  # parts and whole keep strides alike
-            text += ".contiguous()"
-        for line in call.lines:
-            self.out.statement(line)
-        if all(call.constants):
-            return f"distribute_tensor({text}, mesh, {self.said(node.outs[0], p)})"
-        if node.name in SPREAD and any(not ins[0].has(d) for d, _ in p.splits):
-            text += f".redistribute(placements={self.said(node.outs[0], p)})"
-        return text
-
-    def _maker(self, node: Compute, args: tuple[str, ...], p: Placement) -> str:
-        out = node.outs[0]
-        where = self.said(out, p)
-        if node.name != "one_hot":
-            return f"distribute_tensor({self._made(node)}, mesh, {where})"
-        dim = node.attr("dim")
-        last = len(out.value.type.dims) - 1
-        split = (e.position == last for e in entries(out.value.type, self.mesh, p))
-        spread = f"[{', '.join('Shard(0)' if s else 'Replicate()' for s in split)}]"
-        own = f"distribute_tensor(torch.arange({dim.size}), mesh, {spread})"
-        return f"({args[0]}[..., None] == {own}).to({out.value.type.dtype.torch})"
-
-    def _made(self, node: Compute) -> str:
-        out = tuple(v.value.type for v in node.outs)
-        call = TorchText((), (), (), out, (), out, dict(node.attrs), self.fresh.fresh)
+            return f"torch.einsum({subscripts(call.ins, call.outs[0])}, {', '.join(call.args)})"
+        if node.name == "einsum":  # of `torch.einsum` we know what becomes of partial values
+            return einsum_text(call, views=True)
         return lookup(node.name).torch(call)
 
-    def said(self, var: Var, p: Placement) -> str:
+    def _one_hot(self, node: Compute, index: str, p: Placement) -> str:
+        type_ = node.outs[0].type
+        last = len(type_.dims) - 1
+        split = (e.position == last for e in entries(type_, self.mesh, p))
+        spread = f"[{', '.join('Shard(0)' if s else 'Replicate()' for s in split)}]"
+        own = f"distribute_tensor(torch.arange({node.attr('dim').size}), mesh, {spread})"
+        return f"({index}[..., None] == {own}).to({self.dtype(node.outs[0])})"
+
+    def spec(self, var: Var, p: Placement) -> str:
         """`[Shard(0), Replicate()]`."""
         words = []
-        for entry in entries(var.value.type, self.mesh, p):
+        for entry in entries(var.type, self.mesh, p):
             if entry.position is not None:
                 words.append(f"Shard({entry.position})")
             elif entry.op is not None:
@@ -221,29 +185,16 @@ class DTensorText(Peer):
                 words.append("Replicate()")
         return f"[{', '.join(words or ['Replicate()'])}]"
 
-    def as_printed(self, type_: TensorType, p: Placement) -> str:
-        """`[Shard(dim=0), Partial(sum)]`."""
-        words = []
-        for entry in entries(type_, self.mesh, p):
-            if entry.position is not None:
-                words.append(f"Shard(dim={entry.position})")
-            elif entry.op is not None:
-                words.append(f"Partial({REDUCE_OPS[entry.op]})")
-            else:
-                words.append("Replicate()")
-        return f"[{', '.join(words or ['Replicate()'])}]"
-
-
-_IMPORTS = (
-    "",
-    "import torch",
-    "from torch.distributed.device_mesh import init_device_mesh",
-    "from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor",
-)
-
 
 def _ranks(node: Compute) -> list[int]:
-    return [len(v.value.type.dims) for v in (*node.ins, *node.outs)]
+    return [len(v.type.dims) for v in (*node.ins, *node.outs)]
+
+
+def _is_spread(node: Compute, p: Placement) -> bool:
+    """Whether the result is split along a dim that no operand has: it is made whole, then split."""
+    ins, outs = (tuple(v.type for v in side) for side in (node.ins, node.outs))
+    loops = lookup(node.name).factors(Signature(ins, outs, dict(node.attrs))).loops
+    return any(not any(f.ins) and p.axes_of(str(f.outs[0])) for f in loops)
 
 
 def _is_product(node: Compute) -> bool:
@@ -253,7 +204,7 @@ def _is_product(node: Compute) -> bool:
 
 def _is_vector(node: Compute) -> bool:
     """A product of a vector with something of more dims."""
-    ranks = [len(v.value.type.dims) for v in node.ins]
+    ranks = [len(v.type.dims) for v in node.ins]
     return node.name == "einsum" and len(ranks) == 2 and min(ranks) == 1 < max(ranks)
 
 
@@ -272,9 +223,9 @@ def _flattens(node: Compute, row: Row) -> bool:
     """
     if node.name != "einsum" or len(node.ins) < 2:
         return False
-    out = node.outs[0].value.type
+    out = node.outs[0].type
     split = {c.dim for c in row.ins if isinstance(c, Split)}
-    first, second = (v.value.type.names for v in node.ins)
+    first, second = (v.type.names for v in node.ins)
     shared = [
         [n for n in a if n in b and not out.has(n)] for a, b in ((first, second), (second, first))
     ]
@@ -285,5 +236,5 @@ def _flattens(node: Compute, row: Row) -> bool:
 
 def _shares(node: Compute) -> bool:
     """Whether table and indices of a gather have a dim in common."""
-    table, ids = (v.value.type for v in node.ins)
+    table, ids = (v.type for v in node.ins)
     return any(ids.has(n) for n in table.names)

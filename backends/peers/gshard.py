@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import itertools
 
-from meshdsl.backends.peers.walk import Walk, call_text, picked, results
-from meshdsl.device.ir import Collected, Compute, Move, Var
+from meshdsl.backends.peers.notation import Notation, call_text, picked, results, sent
+from meshdsl.device.ir import Collected, Compute, Loop, Move, Var
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import load_all
 from meshdsl.placed.ir import Program
@@ -24,12 +24,11 @@ def render(program: Program) -> str:
     return _GShard(program).text()
 
 
-class _GShard(Walk):
+class _GShard(Notation):
     taken = frozenset({*NAMES, *load_all()})
     system = "GShard's annotations (xla_sharding)"
 
     def top(self) -> None:
-        self.about()
         self.out.comment("a partial value has no annotation: it is reduced where it appears")
         sizes = ", ".join(str(n) for _, n in self.mesh.axes)
         self.out.add()
@@ -37,7 +36,7 @@ class _GShard(Walk):
         self.out.add()
 
     def entry(self, var: Var, kind: str) -> None:
-        self._line(var, var.name, f"{kind.removesuffix('s')} {var.value.type}")
+        self._line(var, var.name, f"{kind.removesuffix('s')} {var.type}")
 
     def compute(self, node: Compute) -> None:
         text = call_text(node, [self.ref(v) for v in node.ins])
@@ -53,21 +52,21 @@ class _GShard(Walk):
     def move(self, node: Move) -> None:
         before, after = (_whole(v.placement) for v in (node.source, node.target))
         if before == after:
-            self.out.add(f"{node.target.name} = {self.ref(node.source)}  # ours: {self.sent(node)}")
+            self.out.add(f"{node.target.name} = {self.ref(node.source)}  # ours: {sent(node)}")
         else:
-            self._line(node.target, self.ref(node.source), self.sent(node))
+            self._line(node.target, self.ref(node.source), sent(node))
 
-    def stacked(self, stack: Var, inside: Var, index: str) -> None:
-        self._line(inside, picked(stack.name, stack, inside, index), "")
+    def stacked(self, stack: Var, inside: Var, node: Loop) -> None:
+        self._line(inside, picked(stack.name, stack, inside, node.index), "")
 
-    def begun(self, made: Collected) -> None:
-        self._line(made.outer, "empty()", str(made.outer.value.type))
+    def begun(self, made: Collected, node: Loop) -> None:
+        self._line(made.outer, "empty()", str(made.outer.type))
 
     def _line(self, var: Var, text: str, note: str) -> None:
         p = _whole(var.placement)
         tail = f"; {note}" if note else ""
-        said = annotated(text, var.value.type, p, self.mesh)
-        self.out.add(f"{var.name} = {said}  # {hlo(var.value.type, p, self.mesh)}{tail}")
+        said = annotated(text, var.type, p, self.mesh)
+        self.out.add(f"{var.name} = {said}  # {hlo(var.type, p, self.mesh)}{tail}")
 
 
 def _whole(p: Placement) -> Placement:

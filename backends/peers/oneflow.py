@@ -9,33 +9,29 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from meshdsl.backends.peers.oneflow_table import ONEFLOW, dtype_text, helpers
-from meshdsl.backends.peers.peer import (
-    Outcome,
-    Peer,
-    Plan,
-    becomes_partial,
-    in_mesh_order,
-    only_sums,
-    partial_ops,
-)
-from meshdsl.backends.peers.walk import entries
+from meshdsl.backends.peers.notation import entries
+from meshdsl.backends.peers.peer import Outcome, Peer, becomes_partial, in_mesh_order, only_sums
+from meshdsl.backends.peers.spellings import Library
 from meshdsl.device.ir import Compute, Var
-from meshdsl.ir.types import TensorType
 from meshdsl.ops.text import tuple_text
 from meshdsl.placed.ir import Program
 from meshdsl.placed.rows import Row
 from meshdsl.placed.sbp import Mesh, Placement
 
-NAMES = "flow F placement rms_norm logsumexp"
-
-KEEPS_SUMS = frozenset(
-    "einsum add sub mul div cast sum mean identity stop_gradient rename transpose split merge "
-    "concat slice pick pad gather".split()
-)
-"""Operators with a signature for partial sums; `-x` has none, where `x * -1` has."""
-GIVES_SUMS = frozenset({"einsum", "sum", "mean", "gather"})
-"""Operators whose result may be a partial sum."""
+_SUPPORT = {
+    "rms_norm": '''
+def rms_norm(x, dim, scale=1.0):
+    """`x` divided by the root of the mean of its squares."""
+    mean = flow.mean(flow.square(x), dim=dim, keepdim=True)
+    return x * flow.rsqrt(mean + 1e-6) * scale
+''',
+    "logsumexp": '''
+def logsumexp(x, dim):
+    """The logarithm of the sum of exponentials, without overflow."""
+    top = flow.amax(x, dim=dim, keepdim=True)
+    return (flow.log(flow.sum(flow.exp(x - top), dim=dim, keepdim=True)) + top).squeeze(dim)
+''',
+}
 
 
 def render(program: Program) -> str:
@@ -46,89 +42,45 @@ def render(program: Program) -> str:
 class OneFlowText(Peer):
     """The rendering, with what OneFlow holds of every variable."""
 
-    taken = frozenset(NAMES.split())
-    stack = "flow.stack"
+    taken = frozenset({"flow", "F", "placement", *_SUPPORT})
     notation = "oneflow"
     system = "OneFlow global tensors"
-
-    # --- what OneFlow can do ---------------------------------------------------------------------
+    arguments = "inputs, params"
+    returns = "The outputs as global tensors; arguments are whole numpy arrays."
+    support = _SUPPORT
+    library = Library("flow", place="placement=placement, sbp=")
 
     def outcome(self, node: Compute, row: Row) -> Outcome:
-        """By the signatures of OneFlow 0.9."""
-        if partial_ops(row):
-            return "keeps" if node.name in KEEPS_SUMS else "whole"
-        if becomes_partial(row):
-            return "keeps" if node.name in GIVES_SUMS and not _is_paired(node) else "whole"
-        return "keeps"
+        """By the signatures of OneFlow 0.9; `flow.gather` has no partial result."""
+        if becomes_partial(row) and node.name == "gather" and _is_paired(node):
+            return "whole"
+        return super().outcome(node, row)
 
     def holds(self, p: Placement) -> Placement:
         """Sums only, and axes of one dim in mesh order."""
         return in_mesh_order(self.mesh, only_sums(p))
 
-    # --- texts -----------------------------------------------------------------------------------
-
-    def text(self) -> str:
-        """The whole rendering: the function is written first, since it knows what it uses."""
-        head, body = super().text().split("\n\n", 1)
-        top = "\n".join([head, "", *self._imports()])
-        return "\n\n\n".join([top, *helpers(body)]) + "\n\n" + body
-
-    def top(self) -> None:
-        """The comment, and the head of the function."""
-        self.about()
-        self.out.add()
-        self.out.add()
-        self.out.add("def program(inputs, params):")
-        self.out.depth = 1
-        self.out.add('"""The outputs as global tensors; arguments are whole numpy arrays."""')
-
-    def _imports(self) -> Iterator[str]:
+    def imports(self) -> Iterator[str]:
+        """OneFlow, and where all tensors are."""
         yield from ("import oneflow as flow", "import oneflow.nn.functional as F", "")
         yield f'placement = flow.placement("cuda", ranks={_ranks(self.mesh)})'
 
     def entered(self, text: str, var: Var, p: Placement) -> str:
         """Every rank has the whole array, and keeps its part."""
-        return f"flow.tensor({text}, {self.where(var, p)})"
+        return f"flow.tensor({text}, {self.library.place}{self.spec(var, p)})"
 
-    def constant(self, var: Var) -> str:
+    def number(self, text: str, var: Var, p: Placement) -> str:
         """A literal that every rank has."""
-        text = f"{self.constants[var]}, dtype={dtype_text(var.value.type.dtype)}"
-        return f"flow.tensor({text}, {self.where(var, Placement())})"
+        return self.entered(f"{text}, dtype={self.dtype(var)}", var, p)
 
     def resharded(self, text: str, var: Var, before: Placement, after: Placement) -> str:
         """`to_global`: boxing."""
-        return f"{text}.to_global(sbp={self.sbp(var, after)})"
+        return f"{text}.to_global(sbp={self.spec(var, after)})"
 
-    def operator(self, node: Compute, args: tuple[str, ...], plan: Plan) -> str:
-        """The table's text."""
-        if node.name not in ONEFLOW:
-            self.refuse(node)
-        call = self.call(node, args, self.where(node.outs[0], plan.yields[0]))
-        text = call.write(ONEFLOW[node.name])
-        if not text:
-            self.refuse(node)
-        if node.ins and all(call.constants):
-            return f"flow.tensor({text}, dtype={dtype_text(call.out.dtype)}, {call.where})"
-        return text
-
-    def as_printed(self, type_: TensorType, p: Placement) -> str:
-        """`(oneflow.sbp.split(dim=0), oneflow.sbp.broadcast)`."""
-        words = []
-        for entry in entries(type_, self.mesh, p):
-            if entry.position is not None:
-                words.append(f"oneflow.sbp.split(dim={entry.position})")
-            else:
-                words.append(f"oneflow.sbp.{'partial_sum' if entry.op else 'broadcast'}")
-        return tuple_text(words or ["oneflow.sbp.broadcast"])
-
-    def where(self, var: Var, p: Placement) -> str:
-        """`placement=placement, sbp=(…)`."""
-        return f"placement=placement, sbp={self.sbp(var, p)}"
-
-    def sbp(self, var: Var, p: Placement) -> str:
+    def spec(self, var: Var, p: Placement) -> str:
         """`(flow.sbp.split(0), flow.sbp.broadcast)`."""
         words = []
-        for entry in entries(var.value.type, self.mesh, p):
+        for entry in entries(var.type, self.mesh, p):
             if entry.position is not None:
                 words.append(f"flow.sbp.split({entry.position})")
             else:
@@ -137,10 +89,8 @@ class OneFlowText(Peer):
 
 
 def _is_paired(node: Compute) -> bool:
-    """A gather whose indices share dims with the table: `flow.gather` has no partial result."""
-    if node.name != "gather":
-        return False
-    table, ids = (v.value.type for v in node.ins)
+    """A gather whose indices share dims with the table."""
+    table, ids = (v.type for v in node.ins)
     return any(table.has(n) for n in ids.names)
 
 

@@ -7,19 +7,21 @@ placement cannot be said at all, the nearest that can is held. Such lines are ma
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NoReturn
 
-from meshdsl.backends.peers.call import PeerCall
-from meshdsl.backends.peers.walk import Walk, picked
+from meshdsl.backends.peers.notation import Notation, picked, sent, stack_dim, typed
+from meshdsl.backends.peers.spellings import Call, Library, spelling
 from meshdsl.backends.torch.format import quoted
 from meshdsl.device.ir import Collected, Compute, Loop, Move, Var
-from meshdsl.device.names import Names
 from meshdsl.diagnostics import fail
 from meshdsl.ir.program import Carry
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import lookup
+from meshdsl.ops.text import tuple_text
 from meshdsl.placed import ir as placed
 from meshdsl.placed.rows import Row
 from meshdsl.placed.sbp import B, Component, Mesh, Partial, Placement, Split, placement
@@ -28,79 +30,140 @@ MARK = "NOT AS OURS"
 """Stands in the note of every line where the other system holds something else than we do."""
 
 Outcome = Literal["keeps", "reduces", "whole"]
-"""What an operator there makes of a row: just that; the result, but reduced; or neither, so that
-the operands have to be whole along the axis."""
+"""What becomes of a row there: just that; the result, but reduced; or neither, so that the operands
+have to be whole along the axis."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What an operator's operands become, what it yields there, and what is made of that.
-
-    `lost` are the axes along which the other system does not do what ours does.
-    """
+    """The placements of one call there: of its operands and results, and what is made of those."""
 
     needs: tuple[Placement, ...]
-    yields: tuple[Placement, ...]
-    settles: tuple[Placement, ...]
-    lost: tuple[str, ...]
+    yields: Placement
+    settles: Placement
 
 
-class Peer(Walk):
-    """A rendering that runs; a subclass knows what its system can hold and how it says so.
+class Peer(Notation):
+    """A rendering that runs; a subclass knows the placements of its system, and their words.
 
-    `fills` tells whether a whole value can be made partial there; `stack` is the function that
-    makes one tensor of a list; `notation` is what this one is called on the command line. After
-    `text()`, `held_by_name` says what every variable of the text holds.
+    notation:  its name on the command line, and its column in the table of spellings.
+    head:      the lines of imports.
+    arguments: of the function `program`, of which `returns` is the description.
+    support:   definitions that the text may call, by name.
+    library:   its array library.
+
+    After `text()`, `held_by_name` has for every variable of the text its type, the placement that
+    is held of it, and ours.
     """
 
-    fills = True
-    stack = "stack"
     notation = ""
-    transpose = "permute"
+    arguments = "mesh, inputs, params"
+    returns = ""
+    support: Mapping[str, str] = {}
+    library = Library("torch")
 
     def __init__(self, source: placed.Program) -> None:
         super().__init__(source)
-        self.fresh = Names(self.taken | self.program_names())
         self.held: dict[Var, Placement] = {}
         self.renamed: dict[Var, str] = {}
         self.carries: dict[Carry[Var], Placement] = {}
         self.lists: dict[Collected, str] = {}
         self.held_by_name: dict[str, tuple[TensorType, Placement, Placement]] = {}
 
-    # --- what the other system can do ------------------------------------------------------------
+    # --- the other system ------------------------------------------------------------------------
 
     @abstractmethod
-    def outcome(self, node: Compute, row: Row) -> Outcome:
-        """What its operator makes of operands that stand so along one axis."""
+    def imports(self) -> Iterable[str]:
+        """The lines behind the first comment."""
 
     @abstractmethod
     def holds(self, p: Placement) -> Placement:
         """The nearest placement that it has a word for; `p` itself as a rule."""
 
     @abstractmethod
-    def operator(self, node: Compute, args: tuple[str, ...], plan: Plan) -> str:
-        """The text of an operator on operands placed as planned."""
-
-    @abstractmethod
-    def resharded(self, text: str, var: Var, before: Placement, after: Placement) -> str:
-        """The text that brings a value, written `text`, from one placement to another."""
-
-    @abstractmethod
-    def as_printed(self, type_: TensorType, p: Placement) -> str:
-        """How the system itself prints a placement."""
+    def spec(self, var: Var, p: Placement) -> str:
+        """The text of a placement."""
 
     @abstractmethod
     def entered(self, text: str, var: Var, p: Placement) -> str:
         """The text that distributes a whole tensor, written `text`; `p` is not partial."""
 
     @abstractmethod
+    def resharded(self, text: str, var: Var, before: Placement, after: Placement) -> str:
+        """The text that brings a value, written `text`, from one placement to another."""
+
+    @abstractmethod
+    def number(self, text: str, var: Var, p: Placement) -> str:
+        """The text of a tensor that is computed from literals alone, written `text`."""
+
+    def mesh_lines(self) -> Iterable[str]:
+        """The function that makes the mesh, if a mesh is made by one."""
+        return ()
+
+    def outcome(self, node: Compute, row: Row) -> Outcome:
+        """What its operator makes of operands that are placed so along one axis."""
+        spelled, ops = spelling(node.name, self.notation), partial_ops(row)
+        if ops:
+            return "keeps" if (spelled.sums if "sum" in ops else spelled.extremes) else "whole"
+        return "keeps" if spelled.becomes or not becomes_partial(row) else "whole"
+
+    def operator(self, node: Compute, args: tuple[str, ...], plan: Plan) -> str:
+        """The text of an operator on operands placed as planned; by default the table's."""
+        text = self.call(node, args, plan).write(spelling(node.name, self.notation).text)
+        if not text:
+            self.refuse(node)
+        if node.ins and all(v in self.constants for v in node.ins):
+            return self.number(text, node.outs[0], plan.yields)
+        return text
+
+    def call(self, node: Compute, args: tuple[str, ...], plan: Plan) -> Call:
+        """The call on whole tensors, for the table of spellings."""
+        (out,) = node.outs
+        return Call(
+            self.library,
+            args,
+            {i: self.constant(v) for i, v in enumerate(node.ins) if v in self.constants},
+            tuple(v.type for v in node.ins),
+            out.type,
+            dict(node.attrs),
+            self.spec(out, plan.yields),
+        )
+
+    def dtype(self, var: Var) -> str:
+        """The text of a dtype."""
+        return self.library.dtype(var.type.dtype)
+
     def constant(self, var: Var) -> str:
         """A literal as a tensor that every device has."""
+        return self.number(self.constants[var], var, Placement())
 
-    @property
-    def marked(self) -> tuple[str, ...]:
-        """The variables that hold something else than ours do."""
-        return tuple(n for n, (_, p, ours) in self.held_by_name.items() if p != ours)
+    # --- the text --------------------------------------------------------------------------------
+
+    def text(self) -> str:
+        """The whole rendering; above the function is what it uses."""
+        head, body = super().text().split("\n\n", 1)
+        code = "\n".join(line for line in body.split("\n") if not line.lstrip().startswith("#"))
+        used = [self.support[n].strip("\n") for n in self.support if re.search(rf"\b{n}\(", code)]
+        parts = ["\n".join([head, "", *self.imports()]), *used, "\n".join(self.mesh_lines())]
+        return "\n\n\n".join(filter(None, parts)) + "\n\n" + body
+
+    def top(self) -> None:
+        """The head of the function."""
+        self.out.add()
+        self.out.add()
+        self.out.add(f"def program({self.arguments}):")
+        self.out.depth = 1
+        self.out.add(f'"""{self.returns}"""')
+
+    def bottom(self) -> None:
+        """The outputs by name."""
+        items = [f"{quoted(name)}: {self.ref(var)}" for name, var in self.program.outputs]
+        self.out.statement(f"return {{{', '.join(items)}}}")
+
+    def axes(self) -> tuple[str, str]:
+        """The sizes and the names of the mesh, as tuples; of one device there is one axis."""
+        sizes = tuple_text([n for _, n in self.mesh.axes] or [1])
+        return sizes, tuple_text([quoted(a) for a, _ in self.mesh.axes] or ['"one"'])
 
     # --- statements ------------------------------------------------------------------------------
 
@@ -122,12 +185,12 @@ class Peer(Walk):
         name = name or var.name
         if name != var.name:
             self.renamed[var] = name
-        self.held_by_name[name] = (var.value.type, p, var.placement)
-        typed = self.typed(var)
+        self.held_by_name[name] = (var.type, p, var.placement)
+        about = typed(var)
         if p != var.placement:
-            held, ours = (q.show(var.value.type) for q in (p, var.placement))
-            typed = f"{MARK}: held as {held}, ours {ours}"
-        self.out.statement(f"{name} = {text}", "; ".join(filter(None, (typed, note))))
+            held, ours = (q.show(var.type) for q in (p, var.placement))
+            about = f"{MARK}: held as {held}, ours {ours}"
+        self.out.statement(f"{name} = {text}", "; ".join(filter(None, (about, note))))
 
     def at(self, var: Var) -> Placement:
         """What is held of a value; constants are whole."""
@@ -139,31 +202,28 @@ class Peer(Walk):
         before = self.at(var)
         return text if before == to else self.resharded(text, var, before, to)
 
-    def stacked(self, stack: Var, inside: Var, index: str) -> None:
+    def stacked(self, stack: Var, inside: Var, node: Loop) -> None:
         """A slice of a stack is held as the stack is."""
-        (dim,) = (d for d in stack.value.type.names if not inside.value.type.has(d))
-        text = picked(self.ref(stack), stack, inside, index)
-        self.assign(inside, text, self.at(stack).without_dim(dim))
+        text = picked(self.ref(stack), stack, inside, node.index)
+        self.assign(inside, text, self.at(stack).without_dim(stack_dim(stack, inside)))
 
     def compute(self, node: Compute) -> None:
         """An operator, after what has to become of its operands."""
         if len(node.outs) != 1 or lookup(node.name).overwrites:
             self.refuse(node)
-        plan = self.plan(node)
+        (out,), plan = node.outs, self.plan(node)
         pairs = zip(node.ins, plan.needs, strict=True)
         args = tuple(self._operand(v, need, node) for v, need in pairs)
-        text = self.operator(node, args, plan)
-        out, yields, settles = node.outs[0], plan.yields[0], plan.settles[0]
-        self.assign(out, text, yields)
-        if yields != settles:
-            self.assign(out, self.brought(out, settles), settles)
+        self.assign(out, self.operator(node, args, plan), plan.yields)
+        if plan.yields != plan.settles:
+            self.assign(out, self.brought(out, plan.settles), plan.settles)
 
     def _operand(self, var: Var, need: Placement, node: Compute) -> str:
         """The text of an operand placed as needed; what is reduced once is so for later readers."""
         before = self.at(var)
         if before == need:
             return self.ref(var)
-        name = self.fresh.fresh(f"{var.name}_for_{node.name}")
+        name = self.names.fresh(f"{var.name}_for_{node.name}")
         known = self.renamed.get(var)
         self.assign(var, self.brought(var, need), need, f"`{node.name}` takes it so", name)
         if before.splits != need.splits:
@@ -176,104 +236,13 @@ class Peer(Walk):
         before, source = self.at(node.source), node.source
         after = self._moved(before, node)
         ours = (before, after) == (source.placement, node.target.placement)
-        note = self.sent(node) if ours else ""
-        self.assign(node.target, self.brought(source, after), after, note)
+        self.assign(node.target, self.brought(source, after), after, sent(node) if ours else "")
 
     def _moved(self, before: Placement, node: Move) -> Placement:
         """What is held after a step; what has been reduced there stays so."""
         old, new = node.source.placement, node.target.placement
-        filled = set(new.partial) - set(old.partial) if self.fills else set()
-        kept = tuple(a for a in new.partial if a in before.partial or a in filled)
+        kept = tuple(a for a in new.partial if a in before.partial or a not in old.partial)
         return self.holds(placement(self.mesh, dict(new.splits), kept, new.op))
-
-    # --- loops -----------------------------------------------------------------------------------
-
-    def loop(self, node: Loop) -> None:
-        """A `repeat`; what is carried is held in one way all along."""
-        for carry in node.carries:
-            p = self._carried(carry)
-            self.carries[carry] = p
-            if carry.inside.name == carry.init.name and self.at(carry.init) == p:
-                self.held[carry.inside] = p
-            else:
-                self.assign(carry.inside, self.brought(carry.init, p), p)
-        # What a trip reduces for itself is as it was for whoever comes after the loop.
-        renamed, held = dict(self.renamed), dict(self.held)
-        super().trips(node)
-        self.renamed = renamed
-        self.held |= held | {c.result: self.carries[c] for c in node.carries}
-        for made in node.collected:
-            order = "[::-1]" if node.reverse else ""
-            text = f"{self.stack}({self.lists[made]}{order})"
-            self.assign(made.outer, text, self._collected(made))
-
-    def begun(self, made: Collected) -> None:
-        """The list that becomes one tensor after the loop."""
-        self.lists[made] = self.fresh.fresh(f"{made.outer.name}_list")
-        self.out.statement(f"{self.lists[made]} = []")
-
-    def filled(self, made: Collected, index: str) -> None:
-        """One more in the list; none is partial there."""
-        part = self.brought(made.inside, self._collected(made))
-        self.out.statement(f"{self.lists[made]}.append({part})")
-
-    def _collected(self, made: Collected) -> Placement:
-        return placement(self.mesh, dict(self.holds(made.inside.placement).splits))
-
-    def next_text(self, carry: Carry[Var]) -> str:
-        """What the next trip begins with, held as what the first began with."""
-        return self.brought(carry.next, self.carries[carry])
-
-    def _carried(self, carry: Carry[Var]) -> Placement:
-        p = self.holds(carry.inside.placement)
-        return p if self.fills else placement(self.mesh, dict(p.splits))
-
-    # --- plans -----------------------------------------------------------------------------------
-
-    def plan(self, node: Compute) -> Plan:
-        """Our placements where they can be kept; whole along the axes where they cannot."""
-        needs = [self.at(v) for v in node.ins]
-        yields = [v.placement for v in node.outs]
-        lost = []
-        for axis in (a for a, size in self.mesh.axes if size > 1):
-            outcome = self._outcome(node, axis)
-            if outcome == "keeps":
-                continue
-            lost.append(axis)
-            yields = [without(self.mesh, p, axis) for p in yields]
-            if outcome == "whole":
-                needs = [without(self.mesh, p, axis) for p in needs]
-        yields = [self.holds(p) for p in yields]
-        settles = [self._settled(v, p) for v, p in zip(node.outs, yields, strict=True)]
-        return Plan(tuple(needs), tuple(yields), tuple(settles), tuple(lost))
-
-    def _outcome(self, node: Compute, axis: str) -> Outcome:
-        ins: list[Component] = [v.placement.component(axis) for v in node.ins]
-        outs: list[Component] = [v.placement.component(axis) for v in node.outs]
-        if all(c == B for c in (*ins, *outs)):
-            return "keeps"
-        held = [self.at(v).component(axis) for v in node.ins]
-        if held != ins:  # something was reduced before, so the others have to be as well
-            return "whole"
-        return self.outcome(node, Row(tuple(ins), tuple(outs)))
-
-    def _settled(self, var: Var, p: Placement) -> Placement:
-        """The splits that we hold, on whatever the operator yields there."""
-        return self.holds(placement(self.mesh, dict(var.placement.splits), p.partial, p.op))
-
-    # --- calls -----------------------------------------------------------------------------------
-
-    def call(self, node: Compute, args: tuple[str, ...], where: str) -> PeerCall:
-        """The call on whole tensors, for a table of texts."""
-        return PeerCall(
-            args,
-            tuple(v in self.constants for v in node.ins),
-            tuple(v.value.type for v in node.ins),
-            tuple(v.value.type for v in node.outs),
-            dict(node.attrs),
-            self.transpose,
-            where,
-        )
 
     def refuse(self, node: Compute) -> NoReturn:
         """MD0910: the notation has no text for an operator."""
@@ -283,10 +252,72 @@ class Peer(Walk):
             help += "; without `--step`, gradients and update are left out"
         fail("MD0910", message, node.span, help=help)
 
-    def bottom(self) -> None:
-        """The outputs by name."""
-        items = [f"{quoted(name)}: {self.ref(var)}" for name, var in self.program.outputs]
-        self.out.statement(f"return {{{', '.join(items)}}}")
+    # --- loops -----------------------------------------------------------------------------------
+
+    def loop(self, node: Loop) -> None:
+        """A `repeat`; what is carried is held in one way all along."""
+        for carry in node.carries:
+            self.carried(carry)
+        # What an iteration reduces for itself is as it was for whoever comes after the loop.
+        renamed, held = dict(self.renamed), dict(self.held)
+        self.iterations(node)
+        self.renamed = renamed
+        self.held |= held | {c.result: self.carries[c] for c in node.carries}
+        for made in node.collected:
+            order = "[::-1]" if node.reverse else ""
+            text = f"{self.library.name}.stack({self.lists[made]}{order})"
+            self.assign(made.outer, text, self._collected(made))
+
+    def carried(self, carry: Carry[Var]) -> None:
+        """The first value of a carried variable, held as all of them are."""
+        p = self.carries[carry] = self.holds(carry.inside.placement)
+        if carry.inside.name == carry.init.name and self.at(carry.init) == p:
+            self.held[carry.inside] = p
+        else:
+            self.assign(carry.inside, self.brought(carry.init, p), p)
+
+    def begun(self, made: Collected, node: Loop) -> None:
+        """The list that becomes one tensor after the loop."""
+        self.lists[made] = self.names.fresh(f"{made.outer.name}_list")
+        self.out.statement(f"{self.lists[made]} = []")
+
+    def filled(self, made: Collected, node: Loop) -> None:
+        """One more in the list; none is partial there."""
+        part = self.brought(made.inside, self._collected(made))
+        self.out.statement(f"{self.lists[made]}.append({part})")
+
+    def _collected(self, made: Collected) -> Placement:
+        return Placement(self.holds(made.inside.placement).splits)
+
+    def next_text(self, carry: Carry[Var]) -> str:
+        """The next value, held as the first was."""
+        return self.brought(carry.next, self.carries[carry])
+
+    # --- plans -----------------------------------------------------------------------------------
+
+    def plan(self, node: Compute) -> Plan:
+        """Our placements where they can be kept; whole along the axes where they cannot."""
+        (out,) = node.outs
+        needs, yields = [self.at(v) for v in node.ins], out.placement
+        for axis in (a for a, size in self.mesh.axes if size > 1):
+            outcome = self._outcome(node, axis)
+            if outcome != "keeps":
+                yields = without(self.mesh, yields, axis)
+            if outcome == "whole":
+                needs = [without(self.mesh, p, axis) for p in needs]
+        yields = self.holds(yields)
+        # The splits that we hold, on whatever the operator yields there.
+        settled = placement(self.mesh, dict(out.placement.splits), yields.partial, yields.op)
+        return Plan(tuple(needs), yields, self.holds(settled))
+
+    def _outcome(self, node: Compute, axis: str) -> Outcome:
+        ins: list[Component] = [v.placement.component(axis) for v in node.ins]
+        outs: list[Component] = [v.placement.component(axis) for v in node.outs]
+        if all(c == B for c in (*ins, *outs)):
+            return "keeps"
+        if [self.at(v).component(axis) for v in node.ins] != ins:
+            return "whole"  # something was reduced before, so the others have to be as well
+        return self.outcome(node, Row(tuple(ins), tuple(outs)))
 
 
 def without(mesh: Mesh, p: Placement, axis: str) -> Placement:

@@ -6,8 +6,17 @@ of the mesh is the outermost; another order is written `S(0)/1`, `S(0)/2`, the o
 
 from __future__ import annotations
 
-from meshdsl.backends.peers.walk import Entry, Walk, call_text, entries, picked, results
-from meshdsl.device.ir import Collected, Compute, Move, Var
+from meshdsl.backends.peers.notation import (
+    Entry,
+    Notation,
+    call_text,
+    entries,
+    picked,
+    results,
+    sent,
+)
+from meshdsl.device.ir import Collected, Compute, Loop, Move, Var
+from meshdsl.ir.program import Carry
 from meshdsl.ops.opdef import load_all
 from meshdsl.placed.ir import Program
 
@@ -17,12 +26,11 @@ def render(program: Program) -> str:
     return _Sbp(program).text()
 
 
-class _Sbp(Walk):
+class _Sbp(Notation):
     taken = frozenset({"boxing", "empty", *load_all()})
     system = "positional SBP, an entry per mesh axis"
 
     def top(self) -> None:
-        self.about()
         self.out.add()
 
     def entry(self, var: Var, kind: str) -> None:
@@ -33,21 +41,21 @@ class _Sbp(Walk):
             self._line(var, text, _dims(var))
 
     def move(self, node: Move) -> None:
-        self._line(node.target, f"boxing({self.ref(node.source)})", self.sent(node))
+        self._line(node.target, f"boxing({self.ref(node.source)})", sent(node))
 
-    def stacked(self, stack: Var, inside: Var, index: str) -> None:
-        self._line(inside, picked(stack.name, stack, inside, index), _dims(inside))
+    def stacked(self, stack: Var, inside: Var, node: Loop) -> None:
+        self._line(inside, picked(stack.name, stack, inside, node.index), _dims(inside))
 
-    def begun(self, made: Collected) -> None:
+    def begun(self, made: Collected, node: Loop) -> None:
         self._line(made.outer, "empty()", _dims(made.outer))
 
-    def carried(self, target: Var, source: Var) -> None:
-        self._line(target, self.ref(source), "carried")
+    def carried(self, carry: Carry[Var]) -> None:
+        self._line(carry.inside, self.ref(carry.init), "carried")
 
     def _line(self, var: Var, text: str, note: str) -> None:
-        shape = ", ".join(map(str, var.value.type.shape))
-        sbp = ", ".join(map(entry_text, entries(var.value.type, self.mesh, var.placement)))
-        head = f"{var.name}: {var.value.type.dtype}[{shape}] ({sbp})"
+        shape = ", ".join(map(str, var.type.shape))
+        sbp = ", ".join(map(entry_text, entries(var.type, self.mesh, var.placement)))
+        head = f"{var.name}: {var.type.dtype}[{shape}] ({sbp})"
         self.out.add(f"{head}{' = ' if text else ''}{text}  # {note}")
 
 
@@ -61,4 +69,4 @@ def entry_text(entry: Entry) -> str:
 
 
 def _dims(var: Var) -> str:
-    return f"[{', '.join(var.value.type.names)}]"
+    return f"[{', '.join(var.type.names)}]"

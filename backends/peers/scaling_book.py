@@ -9,8 +9,9 @@ from __future__ import annotations
 import string
 from collections.abc import Iterable
 
-from meshdsl.backends.peers.walk import Walk, call_text, results
-from meshdsl.device.ir import Collected, Compute, Move, Var
+from meshdsl.backends.peers.notation import Notation, call_text, results, stack_dim
+from meshdsl.device.ir import Collected, Compute, Loop, Move, Var
+from meshdsl.ir.program import Carry
 from meshdsl.ops.opdef import load_all
 from meshdsl.placed.ir import Program
 
@@ -32,7 +33,7 @@ def render(program: Program) -> str:
     return _Book(program).text()
 
 
-class _Book(Walk):
+class _Book(Notation):
     taken = frozenset({"empty", *COLLECTIVES.values(), *load_all()})
     system = "the notation of the scaling book"
 
@@ -41,9 +42,8 @@ class _Book(Walk):
         self.dims = _dim_letters(
             _dim_names(self.variables()), set(self.axes.values()) | {UNREDUCED}
         )
-        self.about()
         self.out.comment("axes: " + ", ".join(f"{self.axes[a]}={a}:{n}" for a, n in self.mesh.axes))
-        sizes = {d.name: d.size for v in self.variables() for d in v.value.type.dims}
+        sizes = {d.name: d.size for v in self.variables() for d in v.type.dims}
         self.out.comment("dims: " + ", ".join(f"{self.dims[d]}={d}:{n}" for d, n in sizes.items()))
         self.out.add()
 
@@ -64,28 +64,26 @@ class _Book(Walk):
         note = f"  # {node.wire:,} B sent" if node.step.moves else ""
         self.out.add(f"{self._shown_as(node.target)} = {text}{note}")
 
-    def stacked(self, stack: Var, inside: Var, index: str) -> None:
-        (dim,) = (d for d in stack.value.type.names if not inside.value.type.has(d))
-        text = f"{self._shown_as(stack)}[{self.dims[dim]}={index}]"
+    def stacked(self, stack: Var, inside: Var, node: Loop) -> None:
+        text = f"{self._shown_as(stack)}[{self.dims[stack_dim(stack, inside)]}={node.index}]"
         self.out.add(f"{self._shown_as(inside)} = {text}")
 
-    def begun(self, made: Collected) -> None:
+    def begun(self, made: Collected, node: Loop) -> None:
         self.out.add(f"{self._shown_as(made.outer)} = empty()")
 
-    def filled(self, made: Collected, index: str) -> None:
-        (dim,) = made.outer.value.type.names[:1]
-        whole, part = self._shown_as(made.outer), self._operand(made.inside)
-        self.out.add(f"{whole}[{self.dims[dim]}={index}] = {part}")
+    def filled(self, made: Collected, node: Loop) -> None:
+        whole = f"{self._shown_as(made.outer)}[{self.dims[node.dim.name]}={node.index}]"
+        self.out.add(f"{whole} = {self._operand(made.inside)}")
 
-    def carried(self, target: Var, source: Var) -> None:
-        self.out.add(f"{self._shown_as(target)} = {self._operand(source)}")
+    def carried(self, carry: Carry[Var]) -> None:
+        self.out.add(f"{self._shown_as(carry.inside)} = {self._operand(carry.init)}")
 
     # --- pieces ----------------------------------------------------------------------------------
 
     def _shown_as(self, var: Var) -> str:
         """`h[B_X, F_Y] {U_Z}`."""
         p = var.placement
-        names = var.value.type.names
+        names = var.type.names
         dims = ", ".join(self.dims[n] + self._axes_of(p.axes_of(n)) for n in names)
         op = f"{p.op} " if p.op not in (None, "sum") else ""
         tail = f" {{{op}{UNREDUCED}{self._axes_of(p.partial)}}}" if p.partial else ""
@@ -102,8 +100,8 @@ class _Book(Walk):
         args = [self._operand(v) for v in node.ins]
         if node.name != "einsum" or len(args) != 2:
             return call_text(node, args, self.dims)
-        out = node.outs[0].value.type
-        names = dict.fromkeys(n for v in node.ins for n in v.value.type.names if not out.has(n))
+        out = node.outs[0].type
+        names = dict.fromkeys(n for v in node.ins for n in v.type.names if not out.has(n))
         summed = ",".join(self.dims[n] for n in names)
         return f" *{f'_{_subscript(summed)}' if summed else ''} ".join(args)
 
@@ -114,7 +112,7 @@ def _subscript(text: str) -> str:
 
 
 def _dim_names(found: list[Var]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(n for v in found for n in v.value.type.names))
+    return tuple(dict.fromkeys(n for v in found for n in v.type.names))
 
 
 def _axis_letters() -> list[str]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from meshdsl.named.ir import Value
 from meshdsl.ops.gradients import contracted
-from meshdsl.ops.opdef import Backward, TorchCall
+from meshdsl.ops.opdef import Backward, Spelling, TorchCall
 from meshdsl.ops.pointwise import pointwise
 
 
@@ -38,4 +38,5 @@ pointwise(
     monotone=[0, 1],  # it never falls in either
     precision="f32",
     gradient=_gradient,
+    spelled={"dtensor": Spelling(extremes=True)},
 )

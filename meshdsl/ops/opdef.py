@@ -240,6 +240,23 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
+class Spelling:
+    """An operator in another system: how it is written, and which partial values pass through it.
+
+    text:     a template (or a function of the call) in the words of `backends/peers/spellings.py`;
+              without one the operator is refused (MD0910). DTensor has the torch text.
+    sums:     a partial sum passes through it there; otherwise it is reduced before.
+    extremes: the same of partial maxima and minima.
+    becomes:  the result may be left partial where a loop that it lacks is split.
+    """
+
+    text: str | Callable[[Any], str | None] | None = None
+    sums: bool = False
+    extremes: bool = False
+    becomes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class OpDef:
     """The record of one operator.
 
@@ -282,6 +299,8 @@ class OpDef:
     lazy:  a sum over a mesh axis that is still to be reduced passes through it in Mesh-TensorFlow
              (`LazyAllreduceSum`), where both operands wait for the same one.
     relocates: the result holds elements of operand 0, or zeros; a view does so anyway.
+    spelled: by system (`dtensor`, `jax`, `oneflow`), how it does an operator that is not in the
+             table of `backends/peers/spellings.py`.
     """
 
     name: str
@@ -308,6 +327,7 @@ class OpDef:
     precision: Literal["widest", "f32", "compute"] = "widest"
     lazy: bool = False
     relocates: bool = False
+    spelled: Mapping[str, Spelling] = field(default_factory=dict)
 
     def indexed(self) -> int | None:
         """The operand that holds indices of the attribute `dim`, if there is one."""

@@ -27,6 +27,7 @@ from meshdsl.ops.opdef import (
     NumpyCall,
     OpDef,
     Sample,
+    Spelling,
     Surface,
     TorchCall,
     register,
@@ -34,6 +35,7 @@ from meshdsl.ops.opdef import (
 
 Text = str | Callable[[TorchCall, list[str]], str]
 NO_TRUE_ROWS: Mapping[str, str] = {}
+NOT_SPELLED: Mapping[str, Spelling] = {}
 
 
 def pointwise(
@@ -59,6 +61,7 @@ def pointwise(
     fold: Callable[..., float] | None = None,
     precision: Literal["widest", "f32"] = "widest",
     lazy: bool = False,
+    spelled: Mapping[str, Spelling] = NOT_SPELLED,
 ) -> OpDef:
     """Register a pointwise operator on operands of one dtype.
 
@@ -93,6 +96,7 @@ def pointwise(
             fold=fold,
             precision=precision,
             lazy=lazy,
+            spelled=spelled,
         )
     )
 

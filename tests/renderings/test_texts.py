@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from meshdsl.backends.peers import jax_table, oneflow_table
 from meshdsl.backends.peers.dtensor import DTensorText
 from meshdsl.backends.peers.gshard import tiles
 from meshdsl.backends.peers.jax import JaxText
+from meshdsl.backends.peers.notation import entries
 from meshdsl.backends.peers.oneflow import OneFlowText
 from meshdsl.backends.peers.peer import MARK, Peer
 from meshdsl.backends.peers.renderings import RENDERINGS, render
 from meshdsl.backends.peers.sbp import entry_text
-from meshdsl.backends.peers.walk import entries
+from meshdsl.backends.peers.spellings import BECOMES, EXTREMES, SUMS, TABLE, spelling
 from meshdsl.device.from_placed import lower
 from meshdsl.device.ir import Compute, Var, walk
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
-from meshdsl.ops.opdef import load_all
+from meshdsl.ops.opdef import load_all, lookup
 from meshdsl.pipeline import Options, compile_source
 from meshdsl.placed.ir import Program
 from tests.project import ROOT
@@ -263,23 +263,36 @@ def test_maxima_are_reduced_where_there_is_no_partial_maximum() -> None:
     text = "dim a = 8, b = 8\nmesh m = { x: 2 }\nlayout l { a -> x }\n"
     program = placed(f"{text}program p(t[a, b]) {{ return relu(max[a](t)) }}\n", reduce="deferred")
     assert 'Partial("max")' in "".join(
-        DTensorText(program).said(v, v.placement) for v in computed(program)
+        DTensorText(program).spec(v, v.placement) for v in computed(program)
     )
     assert MARK not in render(program, "dtensor")
     for notation in ("jax", "oneflow"):
         assert MARK in render(program, notation)
 
 
-@pytest.mark.parametrize("peer", [jax_table, oneflow_table], ids=["jax", "oneflow"])
-def test_tables_are_of_operators_and_what_they_lack_is_refused(peer: Any) -> None:
-    (table,) = (t for t in (getattr(peer, n, None) for n in ("JAX", "ONEFLOW")) if t)
-    assert set(table) | peer.REFUSED <= set(load_all()) - {"constant"}
-    assert not set(table) & peer.REFUSED
+def test_the_table_is_of_operators() -> None:
+    for names in (TABLE, *SUMS.values(), *EXTREMES.values(), *BECOMES.values()):
+        assert set(names) <= set(load_all()) - {"constant"}
+    for name in load_all():
+        own = lookup(name).spelled
+        assert set(own) <= set(CODE)
+        assert not own or name not in TABLE, f"{name} is spelled twice"
 
 
-def test_only_what_gradients_are_made_of_is_refused() -> None:
-    inner = {name for name, op in load_all().items() if op.surface.items == "view"}
-    assert jax_table.REFUSED | oneflow_table.REFUSED <= inner
+GRADIENTS_AND_UPDATES = {
+    "jax": "scatter_add sgd_update momentum_update adam_update",
+    "oneflow": "gelu_grad layer_norm_grad rms_norm_grad cross_entropy_grad unpick scatter_add "
+    "sgd_update momentum_update adam_update",
+}
+"""Operators that are refused: these systems differentiate by themselves."""
+
+
+@pytest.mark.parametrize("system", GRADIENTS_AND_UPDATES)
+def test_what_is_refused(system: str) -> None:
+    refused = {name for name in load_all() if spelling(name, system).text is None}
+    inner = set(GRADIENTS_AND_UPDATES[system].split())
+    assert refused == inner | {"constant", "cumprod", "logaddexp"}
+    assert all(lookup(name).surface.items == "view" for name in inner)
 
 
 @pytest.mark.parametrize("notation", CODE)
@@ -291,7 +304,7 @@ def test_an_update_is_refused(notation: str) -> None:
 
 
 def test_an_operator_without_an_entry_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshdsl.backends.peers.jax.JAX", {})
+    monkeypatch.delitem(TABLE, "relu")
     program = placed("dim a = 4\nprogram p(x[a]) { return relu(x) }\n")
     with pytest.raises(DiagnosticError, match="MD0910: `relu` cannot be written as jax yet"):
         render(program, "jax")

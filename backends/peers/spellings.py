@@ -1,0 +1,558 @@
+"""How other systems write each operator, and which partial values it carries on there: a table.
+
+A cell is a template over the operands of a call, or a function of the call where no template says
+it. In a template `{0}` is operand 0 aligned to the dims of the result (a literal as it is), a word
+is a property of `Call` or an attribute of the operator: `jnp.cumsum({x}, axis={axis})`.
+
+An operator that is not in the table says all this in its record (`OpDef.spelled`).
+"""
+
+from __future__ import annotations
+
+import math
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshdsl.ir.types import Dim, DType, TensorType
+from meshdsl.ops.einsum_text import letters_for
+from meshdsl.ops.opdef import Attrs, Spelling, lookup
+from meshdsl.ops.text import aligned, indexed, tuple_text
+
+Text = str | Callable[["Call"], str | None]
+"""A template, or a function of the call; a text that is None or "" refuses the call."""
+
+
+def spelling(operator: str, system: str) -> Spelling:
+    """How `system` (`dtensor`, `jax`, `oneflow`) does an operator; by default it refuses it."""
+    own = lookup(operator).spelled.get(system)
+    if own is not None:
+        return own
+    return Spelling(
+        _text(operator, system),
+        sums=operator in SUMS[system],
+        extremes=operator in EXTREMES[system],
+        becomes=operator in BECOMES[system],
+    )
+
+
+def _text(operator: str, system: str) -> Text | None:
+    cell = TABLE.get(operator) if system in COLUMNS else None
+    return cell[COLUMNS.index(system)] if isinstance(cell, tuple) else cell
+
+
+# --- a call --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """An array library as a text has it.
+
+    `name` is that of the module, `permute` the method that permutes dims; `dim`, `keep` and `place`
+    are the keywords of positions, of reductions that keep them, and of placements.
+    """
+
+    name: str
+    permute: str = "permute"
+    dim: str = "dim="
+    keep: str = "keepdim=True"
+    place: str = ""
+
+    def dtype(self, dtype: DType) -> str:
+        """`jnp.float32`, `jnp.bool_`; other libraries name dtypes as torch does."""
+        text = dtype.torch.replace("torch", self.name)
+        return f"{text}_" if text == "jnp.bool" else text
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """An operator on whole tensors while it is being written; its properties are words.
+
+    args:     a variable per operand, or a Python literal.
+    literals: by operand that is a literal, its text as a tensor.
+    spec:     the text of the result's placement.
+    """
+
+    library: Library
+    args: tuple[str, ...]
+    literals: Mapping[int, str]
+    ins: tuple[TensorType, ...]
+    out: TensorType
+    attrs: Attrs
+    spec: str
+
+    @property
+    def lib(self) -> str:
+        """The name of the library: `jnp`."""
+        return self.library.name
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the result."""
+        return self.library.dtype(self.out.dtype)
+
+    @property
+    def where(self) -> str:
+        """The placement of the result with its keyword: `out_sharding=P("rows")`."""
+        return self.library.place + self.spec
+
+    @property
+    def x(self) -> str:
+        """Operand 0 as it is."""
+        return self.args[0]
+
+    @property
+    def y(self) -> str:
+        """Operand 1 as it is."""
+        return self.args[1]
+
+    @property
+    def rest(self) -> str:
+        """The operands after the first, aligned, each behind a comma."""
+        return "".join(f", {self.aligned(i)}" for i in range(1, len(self.args)))
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The operands, aligned, literals as tensors."""
+        return tuple(self.literals.get(i) or self.aligned(i) for i in range(len(self.args)))
+
+    @property
+    def tensors(self) -> str:
+        """The same in a row."""
+        return ", ".join(self.arrays)
+
+    @property
+    def operands(self) -> str:
+        """The operands as they are, literals as tensors."""
+        return ", ".join(self.literals.get(i, arg) for i, arg in enumerate(self.args))
+
+    @property
+    def at(self) -> int:
+        """Position of the dim that the call is about, in its first operand."""
+        return self.ins[0].index(self.attrs["dim"].name)
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Positions of the dims that the call is about, ascending."""
+        return tuple(sorted(self.ins[0].index(d.name) for d in self.attrs["dims"]))
+
+    @property
+    def dim(self) -> str:
+        """`dim=1`, or `axis=1`."""
+        return f"{self.library.dim}{self.at}"
+
+    @property
+    def dims(self) -> str:
+        """`dim=(0, 1)`, or `axis=(0, 1)`."""
+        return f"{self.library.dim}{self.positions}"
+
+    @property
+    def kept(self) -> str:
+        """`dim=1, keepdim=True`, or `axis=1, keepdims=True`."""
+        return f"{self.dim}, {self.library.keep}"
+
+    @property
+    def count(self) -> int:
+        """How many elements the dims that the call is about have."""
+        dims = self.attrs["dims"] if "dims" in self.attrs else (self.attrs["dim"],)
+        return math.prod(d.size for d in dims)
+
+    @property
+    def shape(self) -> str:
+        """The shape of the result as a tuple."""
+        return tuple_text(self.out.shape)
+
+    @property
+    def letters(self) -> str:
+        """The subscripts of an einsum, quotes included."""
+        return subscripts(self.ins, self.out)
+
+    @property
+    def tanh(self) -> bool:
+        """Whether a gelu is the approximate one."""
+        return bool(self.attrs["approximate"] == "tanh")
+
+    @property
+    def merged(self) -> str:
+        """Operand 0 of a `merge` with its dims side by side."""
+        names, old = [d.name for d in self.attrs["dims"]], self.ins[0].names
+        first = next(i for i, n in enumerate(old) if n in names)
+        rest = [n for n in old if n not in names]
+        return self.permuted(self.x, old, (*rest[:first], *names, *rest[first:]))
+
+    def permuted(self, text: str, old: tuple[str, ...], new: tuple[str, ...]) -> str:
+        """`text` with its dims brought from order `old` to `new`."""
+        if old == new:
+            return text
+        return f"{text}.{self.library.permute}({', '.join(str(old.index(n)) for n in new)})"
+
+    def ordered(self, index: int, dims: tuple[str, ...]) -> str:
+        """Operand `index` with its dims in the order of `dims`."""
+        names = self.ins[index].names
+        return self.permuted(self.args[index], names, tuple(n for n in dims if n in names))
+
+    def aligned(self, index: int, dims: tuple[Dim, ...] | None = None) -> str:
+        """Operand `index` so that it broadcasts against `dims`, by default those of the result."""
+        if index in self.literals:
+            return self.args[index]
+        target = tuple(d.name for d in (self.out.dims if dims is None else dims))
+        names = tuple(n for n in target if self.ins[index].has(n))
+        return aligned(self.ordered(index, target), names, target)
+
+    def full(self, index: int) -> str:
+        """Operand `index` with every dim of the result, of size 1 where it lacks it."""
+        if index in self.literals:
+            return self.args[index]
+        return self.along(index, self.out.names)
+
+    def along(self, index: int, dims: tuple[str, ...]) -> str:
+        """Operand `index` with every one of `dims`, of size 1 where it lacks it."""
+        names = tuple(n for n in dims if self.ins[index].has(n))
+        return aligned(self.ordered(index, dims), names, dims, full=True)
+
+    def write(self, text: Text | None) -> str | None:
+        """The call by a cell of the table."""
+        if callable(text):
+            return text(self)
+        return text and _FILLER.vformat(text, [self], {})
+
+
+class _Filler(string.Formatter):
+    """Fills a template with the words of the call that it is given."""
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        call: Call = args[0]
+        if isinstance(key, int):
+            return call.aligned(key)
+        return getattr(call, key) if hasattr(Call, key) else call.attrs[key]
+
+
+_FILLER = _Filler()
+
+
+def subscripts(ins: Sequence[TensorType], out: TensorType) -> str:
+    """The letters of an einsum, `"bi,ih->bh"`, quotes included."""
+    letters = letters_for(tuple(dict.fromkeys(n for t in ins for n in t.names)))
+    left = ",".join("".join(letters[n] for n in t.names) for t in ins)
+    return f'"{left}->{"".join(letters[n] for n in out.names)}"'
+
+
+# --- where a template does not do ----------------------------------------------------------------
+
+
+def _power(call: Call) -> str:
+    # `-2.0 ** x` is -(2.0 ** x) in Python.
+    base = call.aligned(0)
+    return f"{f'({base})' if base.startswith('-') else base} ** {call.aligned(1)}"
+
+
+def _extreme(name: str, bound: str) -> Text:
+    """OneFlow compares with a number by another function."""
+
+    def write(call: Call) -> str | None:
+        for literal, other in ((1, 0), (0, 1)):
+            if literal in call.literals:
+                return f"flow.clamp({call.arrays[other]}, {bound}={call.args[literal]})"
+        return call.write(f"flow.{name}({{0}}, {{1}})")
+
+    return write
+
+
+def _flow_einsum(call: Call) -> str | None:
+    """`[…, k] @ [k, n]` where it is just that."""
+    a, b = call.ins[0].names, call.ins[-1].names
+    plain = len(call.ins) == 2 and len(a) > 1 and len(b) == 2 and a[-1] == b[0]
+    if plain and call.out.names == (*a[:-1], b[1]) and b[1] not in a:
+        return f"flow.matmul({', '.join(call.args)})"
+    return call.write("flow.einsum({letters}, {operands})")
+
+
+def _one_by_one(name: str) -> Text:
+    """One dim at a time, the last first, so that positions hold."""
+
+    def write(call: Call) -> str:
+        text = call.x
+        for at in reversed(call.positions):
+            text = f"flow.{name}({text}, dim={at})"
+        return text
+
+    return write
+
+
+def _flow_gelu(call: Call) -> str:
+    name = 'flow.nn.GELU(approximate="tanh")' if call.tanh else "F.gelu"
+    return f"{name}({call.x})"
+
+
+def _jax_one_hot(call: Call) -> str:
+    own = f"jnp.arange({call.count}, dtype=jnp.int32)"
+    return f"reshard(({call.x}[..., None] == {own}).astype({call.dtype}), {call.spec})"
+
+
+def _jax_gather(call: Call) -> str:
+    table, dim = call.ins[0].names, call.attrs["dim"].name
+    if any(call.ins[1].has(n) for n in table):
+        index = ", ".join(_own_index(call, n) for n in table)
+    else:
+        index = ", ".join(call.y if n == dim else ":" for n in table)
+    return f"{call.x}.at[{index}].get({call.where})"
+
+
+def _own_index(call: Call, name: str) -> str:
+    """The index of one dim of a table that shares dims with the indices."""
+    if name == call.attrs["dim"].name:
+        return call.along(1, call.out.names)
+    marks = [":" if n == name else "None" for n in call.out.names]
+    return f"jnp.arange({call.ins[0].size(name)})[{', '.join(marks)}]"
+
+
+def _flow_gather(call: Call) -> str | None:
+    """None where table and indices share some dims, but not all of the indices'."""
+    (table, ids), at = call.ins, call.at
+    if set(ids.names) == set(table.names) - {call.attrs["dim"].name} and ids.dims:
+        index = call.along(1, table.names)
+        return f"flow.gather({call.x}, {at}, {index}.to(flow.int64)).squeeze({at})"
+    if any(table.has(n) for n in ids.names):
+        return None
+    shape = {0: ".reshape(1)", 1: ""}.get(len(ids.dims), ".flatten()")
+    after = {0: f".squeeze({at})", 1: ""}.get(len(ids.dims), f".reshape({call.shape})")
+    return f"flow.index_select({call.x}, {at}, {call.y}{shape}){after}"
+
+
+def _flow_cross_entropy(call: Call) -> str:
+    dim, out = call.attrs["dim"], call.out.names
+    logits, index, suffix = call.ordered(0, (*out, dim.name)), call.aligned(1), ""
+    if len(out) != 1:
+        logits, index = f"{logits}.reshape(-1, {dim.size})", f"{index}.reshape(-1)"
+        suffix = f".reshape({call.shape})"
+    return f'F.cross_entropy({logits}, {index}, reduction="none"){suffix}'
+
+
+def _flow_layer_norm(call: Call) -> str:
+    dim, names = call.attrs["dim"], call.ins[0].names
+    last = (*(n for n in names if n != dim.name), dim.name)
+    args = ", ".join([call.ordered(0, last), f"({dim.size},)", *call.args[1:]])
+    return call.permuted(f"F.layer_norm({args}, eps=1e-05)", last, names)
+
+
+def _flow_pick(call: Call) -> str:
+    return indexed(call.x, call.at, call.attrs["index"])
+
+
+def _flow_slice(call: Call) -> str:
+    part = f"{call.attrs['start'] or ''}:{call.attrs['stop']}"
+    return indexed(call.x, call.at, part)
+
+
+def _concat(start: str, end: str) -> Text:
+    """The operands with the dims of the result, and the position they join at."""
+
+    def write(call: Call) -> str:
+        target, parts = call.attrs["target"], []
+        for i, source in enumerate(call.attrs["sources"]):
+            dims = tuple(source if d.name == target.name else d for d in call.out.dims)
+            parts.append(call.aligned(i, dims))
+        return f"{start}{', '.join(parts)}{end}={call.out.index(target.name)})"
+
+    return write
+
+
+def _padded(call: Call) -> tuple[int, int, int, str]:
+    """The position that `pad` or `shift` is about, what goes before and after it, and the value."""
+    attrs = call.attrs
+    if "by" not in attrs:
+        at = call.ins[0].index(attrs["source"][0].name)
+        return at, attrs["before"], attrs["after"], repr(attrs.get("value", 0))
+    size = attrs["dim"].size
+    by = max(-size, min(size, attrs["by"]))
+    return call.at, by, -by, "0"
+
+
+def _jax_pad(call: Call) -> str:
+    at, before, after, value = _padded(call)
+    widths = ["(0, 0, 0)"] * len(call.ins[0].dims)
+    widths[at] = f"({before}, {after}, 0)"
+    fill = f"jnp.asarray({value}, dtype={call.dtype})"
+    return f"jax.lax.pad({call.x}, {fill}, {tuple_text(widths)})"
+
+
+def _flow_pad(call: Call) -> str:
+    at, before, after, value = _padded(call)
+    widths = [0, 0] * (len(call.ins[0].dims) - 1 - at) + [before, after]
+    return f"F.pad({call.x}, {tuple_text(widths)}, value={value})"
+
+
+def _flow_broadcast(call: Call) -> str:
+    wide = call.literals.get(0) or call.full(0)
+    return f"{wide}.expand({', '.join(map(str, call.out.shape))})"
+
+
+def broadcast_in_dim(call: Call, index: int = 0) -> str:
+    """An operand with the shape and the type of the result, in JAX."""
+    text = call.literals.get(index) or call.ordered(index, call.out.names)
+    at = tuple_text([i for i, n in enumerate(call.out.names) if call.ins[index].has(n)])
+    return f"jax.lax.broadcast_in_dim({text}, {call.shape}, {at}, {call.where})"
+
+
+def _silu_grad(sigmoid: str) -> str:
+    """The template, of that of the sigmoid of operand 1."""
+    return f"{{0}} * ({sigmoid} * (1 + {{1}} * (1 - {sigmoid})))"
+
+
+def _flow_cumsum_grad(call: Call) -> str:
+    at = tuple_text([call.at])
+    return f"flow.flip(flow.cumsum(flow.flip({call.x}, {at}), {call.dim}), {at})"
+
+
+def _norm_grad(name: str) -> Text:
+    """JAX differentiates the forward function, of which this is the pullback."""
+
+    def write(call: Call) -> str:
+        scales = "".join(f", {call.aligned(i)}" for i in range(2, len(call.ins)))
+        forward = f"lambda x: {name}(x, {call.at}{scales})"
+        return f"jax.vjp({forward}, {call.y})[1]({call.x})[0]"
+
+    return write
+
+
+def _along_out(call: Call, at: int, text: str) -> str:
+    """A tensor of one dim, written `text`, along dim `at` of the result."""
+    sizes = [call.attrs["dim"].size, *[1] * (len(call.out.dims) - at - 1)]
+    return f"{text}.reshape({tuple_text(sizes)})"
+
+
+def _jax_cross_entropy_grad(call: Call) -> str:
+    at = call.out.index(call.attrs["dim"].name)
+    hot = f"({call.full(2)} == {_along_out(call, at, f'jnp.arange({call.count})')})"
+    return f"{call.full(0)} * (jax.nn.softmax({call.y}, axis={at}) - {hot})"
+
+
+def _jax_unpick(call: Call) -> str:
+    at, index = call.attrs["at"], call.attrs["index"]
+    mask = _along_out(call, at, f"(jnp.arange({call.count}) == {index})")
+    return f"reshard(jnp.where({mask}, jnp.expand_dims({call.operands}, {at}), 0), {call.spec})"
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+COLUMNS = ("jax", "oneflow")
+TABLE: dict[str, Text | tuple[Text | None, Text | None]] = {
+    # One text, or those of JAX 0.10 and of OneFlow 0.9.
+    "add": "{0} + {1}",
+    "sub": "{0} - {1}",
+    "mul": "{0} * {1}",
+    "div": "{0} / {1}",
+    "eq": "{0} == {1}",
+    "ne": "{0} != {1}",
+    "lt": "{0} < {1}",
+    "le": "{0} <= {1}",
+    "gt": "{0} > {1}",
+    "ge": "{0} >= {1}",
+    "neg": "-{0}",
+    "pow": (_power, "flow.pow({0}, {1})"),
+    "maximum": ("jnp.maximum({0}, {1})", _extreme("maximum", "min")),
+    "minimum": ("jnp.minimum({0}, {1})", _extreme("minimum", "max")),
+    "logical_and": ("{0} & {1}", "flow.logical_and({0}, {1})"),
+    "logical_or": ("{0} | {1}", "flow.logical_or({0}, {1})"),
+    "logical_not": ("~{0}", "flow.logical_not({0})"),
+    "abs": "{lib}.abs({0})",
+    "sign": "{lib}.sign({0})",
+    "square": "{lib}.square({0})",
+    "floor": "{lib}.floor({0})",
+    "exp": "{lib}.exp({0})",
+    "log": "{lib}.log({0})",
+    "sqrt": "{lib}.sqrt({0})",
+    "sin": "{lib}.sin({0})",
+    "cos": "{lib}.cos({0})",
+    "tanh": "{lib}.tanh({0})",
+    "rsqrt": ("jax.lax.rsqrt({0})", "flow.rsqrt({0})"),
+    "erf": ("jax.lax.erf({0})", "flow.erf({0})"),
+    "relu": ("jax.nn.relu({0})", "flow.relu({0})"),
+    "sigmoid": ("jax.nn.sigmoid({0})", "flow.sigmoid({0})"),
+    "silu": ("jax.nn.silu({0})", "F.silu({0})"),
+    "softplus": ("jax.nn.softplus({0})", "F.softplus({0}, beta=1.0, threshold=40.0)"),
+    "gelu": ("jax.nn.gelu({x}, approximate={tanh})", _flow_gelu),
+    "stop_gradient": ("jax.lax.stop_gradient({0})", "{0}.detach()"),
+    "identity": "{0}",
+    "where": "{lib}.where({tensors})",
+    "cast": ("{tensors}.astype({dtype})", "{tensors}.to({dtype})"),
+    "einsum": ("jnp.einsum({letters}, {operands}, {where})", _flow_einsum),
+    "iota": "{lib}.arange({count}, dtype={dtype}, {where})",
+    "zeros": "{lib}.zeros({shape}, dtype={dtype}, {where})",
+    "ones": "{lib}.ones({shape}, dtype={dtype}, {where})",
+    "gather": (_jax_gather, _flow_gather),
+    "one_hot": (_jax_one_hot, "F.one_hot({x}, {count}).to({dtype})"),
+    "sum": ("jax.lax.reduce_sum({x}, {positions}, {where})", "flow.sum({x}, {dims})"),
+    "mean": ("jnp.mean({x}, {dims})", "flow.sum({x}, {dims}) / {count}"),
+    "max": ("jnp.max({x}, {dims})", "flow.amax({x}, {dims})"),
+    "min": ("jnp.min({x}, {dims})", "flow.amin({x}, {dims})"),
+    "prod": ("jnp.prod({x}, {dims})", _one_by_one("prod")),
+    "any": ("jnp.any({x}, {dims})", _one_by_one("any")),
+    "all": ("jnp.all({x}, {dims})", _one_by_one("all")),
+    "cumsum": ("jnp.cumsum({x}, {dim}, dtype={dtype})", "flow.cumsum({x}, {dim})"),
+    "concat": (_concat("jnp.concatenate((", "), axis"), _concat("flow.cat([", "], dim")),
+    "pad": (_jax_pad, _flow_pad),
+    "shift": (_jax_pad, _flow_pad),
+    "softmax": ("jax.nn.softmax({x}, {dim})", "flow.softmax({x}, {dim})"),
+    "log_softmax": ("jax.nn.log_softmax({x}, {dim})", "flow.log_softmax({x}, {dim})"),
+    "logsumexp": ("jax.nn.logsumexp({x}, {dim})", "logsumexp({x}, {at})"),
+    "argmax": ("jnp.argmax({x}, {dim}).astype({dtype})", "flow.argmax({x}, {dim}).to({dtype})"),
+    "layer_norm": ("layer_norm({x}, {at}{rest})", _flow_layer_norm),
+    "rms_norm": "rms_norm({x}, {at}{rest})",
+    "cross_entropy": ("cross_entropy({x}, {at}, {1})", _flow_cross_entropy),
+    "rename": "{x}",
+    "transpose": "{0}",
+    "split": ("jax.lax.reshape({x}, {shape}, {where})", "{x}.reshape({shape})"),
+    "merge": ("jax.lax.reshape({merged}, {shape}, {where})", "{merged}.reshape({shape})"),
+    "pick": ("jax.lax.index_in_dim({x}, {index}, {at}, keepdims=False)", _flow_pick),
+    "slice": ("jax.lax.slice_in_dim({x}, {start}, {stop}, {dim})", _flow_slice),
+    "broadcast": (broadcast_in_dim, _flow_broadcast),
+    # What gradients are made of; some OneFlow lacks, which differentiates by itself.
+    "relu_grad": ("jnp.where({1} > 0, {0}, 0)", "({1} > 0) * {0}"),
+    "tanh_grad": "{0} * (1 - {lib}.square({1}))",
+    "sigmoid_grad": "{0} * ({1} * (1 - {1}))",
+    "silu_grad": (_silu_grad("jax.nn.sigmoid({1})"), _silu_grad("flow.sigmoid({1})")),
+    "softmax_grad": "{y} * ({x} - {lib}.sum({x} * {y}, {kept}))",
+    "log_softmax_grad": "{x} - {lib}.exp({y}) * {lib}.sum({x}, {kept})",
+    "cumsum_grad": ("jax.lax.cumsum({x}, {at}, reverse=True)", _flow_cumsum_grad),
+    "gelu_grad": ("gelu_grad({arrays[0]}, {1}, {tanh})", None),
+    "layer_norm_grad": (_norm_grad("layer_norm"), None),
+    "rms_norm_grad": (_norm_grad("rms_norm"), None),
+    "cross_entropy_grad": (_jax_cross_entropy_grad, None),
+    "unpick": (_jax_unpick, None),
+}
+"""By operator the texts of JAX and of OneFlow; DTensor has the torch texts of the records."""
+
+
+def _of(names: str) -> frozenset[str]:
+    return frozenset(names.split())
+
+
+_LINEAR = _of(
+    "add cast concat identity mul pad pick rename slice split stop_gradient sum transpose"
+)
+SUMS: Mapping[str, frozenset[str]] = {
+    "dtensor": _LINEAR | _of("broadcast div einsum neg shift sub"),
+    "jax": _LINEAR | _of("merge shift"),
+    # `-x` has no signature for them, where `x * -1` has.
+    "oneflow": _LINEAR | _of("div einsum gather mean merge sub"),
+}
+"""By system the operators through which a partial sum passes; before others it is reduced."""
+
+EXTREMES: Mapping[str, frozenset[str]] = {
+    "dtensor": _of(
+        "broadcast cast concat einsum erf exp floor identity maximum minimum pad pick "
+        "relu relu_grad rename shift sigmoid slice split stop_gradient tanh transpose unpick"
+    ),
+    "jax": frozenset(),
+    "oneflow": frozenset(),
+}
+"""By system the operators through which partial maxima and minima pass."""
+
+BECOMES: Mapping[str, frozenset[str]] = {
+    "dtensor": _of("einsum max mean min prod sum"),
+    "jax": _of("einsum gather sum"),
+    "oneflow": _of("einsum gather mean sum"),
+}
+"""By system the operators that leave a result partial where a loop that it lacks is split."""

@@ -1,0 +1,189 @@
+"""One walk of a device program: names, source lines, loops and literals.
+
+Every emitter is a notation of it: it says how an entry, an operator, a collective and the ends of a
+loop are written. Nothing of a `.mdsl` file becomes code: identifiers come from `device/names.py`,
+strings are written as literals, and source lines are comments with control characters escaped.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from meshdsl.backends.torch.head import inert
+from meshdsl.backends.torch.lines import Lines
+from meshdsl.device.ir import (
+    Bucket,
+    Collected,
+    Compute,
+    Loop,
+    Move,
+    Node,
+    Program,
+    Start,
+    Var,
+    Wait,
+)
+from meshdsl.device.names import Names, identifiers
+from meshdsl.diagnostics import Span
+from meshdsl.ir.program import Carry
+
+NOWHERE = ("", 0, "")
+"""The source place of no statement."""
+
+
+class Walk(ABC):
+    """Writes one program in one notation, statement by statement.
+
+    `constants` are the literals of constants, which are written where they are used. `taken` are
+    the names that the notation gives a meaning to; `names` hands out those that are still free.
+    `phases`: comments tell the phase of a statement other than the forward pass.
+    """
+
+    phases = False
+
+    def __init__(self, program: Program, taken: frozenset[str]) -> None:
+        self.program, self.mesh = program, program.mesh
+        self.out = Lines(depth=0)
+        self.names = Names(taken | identifiers(program))
+        self.constants: dict[Var, str] = {}
+        self.shown = NOWHERE
+
+    # --- what a notation says --------------------------------------------------------------------
+
+    @abstractmethod
+    def entry(self, var: Var, kind: str) -> None:
+        """A tensor that is given: one of the `inputs`, `params` or `states`."""
+
+    @abstractmethod
+    def compute(self, node: Compute) -> None:
+        """An operator other than a constant."""
+
+    @abstractmethod
+    def move(self, node: Move) -> None:
+        """One step of a reshard."""
+
+    def bucket(self, node: Bucket) -> None:
+        """Moves done by one collective; only passes of the emitted program make one."""
+        raise AssertionError(f"a notation without buckets was given one: {node.moves}")
+
+    def start(self, node: Start) -> None:
+        """The issue of a collective, which the emitted program alone overlaps."""
+        raise AssertionError(f"a notation without overlap was given {node.work}")
+
+    def wait(self, node: Wait) -> None:
+        """The end of a collective that was issued before."""
+        raise AssertionError(f"a notation without overlap was given {node.work}")
+
+    @abstractmethod
+    def stacked(self, stack: Var, inside: Var, node: Loop) -> None:
+        """The slice of a stack at the index of a loop."""
+
+    @abstractmethod
+    def begun(self, made: Collected, node: Loop) -> None:
+        """The tensor that a loop fills with a slice in every iteration, before the loop."""
+
+    def filled(self, made: Collected, node: Loop) -> None:
+        """The slice that a loop collects at the end of an iteration."""
+        self.out.statement(f"{made.outer.name}[{node.index}] = {self.ref(made.inside)}")
+
+    def carried(self, carry: Carry[Var]) -> None:
+        """The first value of a carried variable that has a name of its own."""
+        self.out.statement(f"{carry.inside.name} = {self.ref(carry.init)}")
+
+    def next_text(self, carry: Carry[Var]) -> str:
+        """The text of the value that the next iteration begins with."""
+        return self.ref(carry.next)
+
+    # --- the walk --------------------------------------------------------------------------------
+
+    def ref(self, var: Var) -> str:
+        """The text of a value: its name, or the literal of a constant."""
+        return self.constants.get(var, var.name)
+
+    def entries(self) -> None:
+        """Everything that the program is given."""
+        for var in self.program.inputs:
+            self.entry(var, "inputs")
+        for var in self.program.params:
+            self.entry(var, "params")
+        for var in self.program.states:
+            self.entry(var, "states")
+
+    def nodes(self, nodes: tuple[Node, ...]) -> None:
+        """The statements of a block, each under its source line."""
+        for node in nodes:
+            if isinstance(node, Compute) and node.name == "constant":
+                self.constants[node.outs[0]] = literal(node.attr("value"))
+                continue
+            # What overlaps stands among the statements of others.
+            if not isinstance(node, Start | Wait) or self.shown == NOWHERE:
+                self.source_line(node.span, node.phase)
+            self.node(node)
+
+    def node(self, node: Node) -> None:
+        """One statement, or a loop."""
+        match node:
+            case Compute():
+                self.compute(node)
+            case Move():
+                self.move(node)
+            case Bucket():
+                self.bucket(node)
+            case Start():
+                self.start(node)
+            case Wait():
+                self.wait(node)
+            case Loop():
+                self.loop(node)
+
+    def loop(self, node: Loop) -> None:
+        """A `repeat` as a Python `for`."""
+        for carry in node.carries:
+            if carry.inside.name != carry.init.name:
+                self.carried(carry)
+        self.iterations(node)
+
+    def iterations(self, node: Loop) -> None:
+        """The `for` with its body, and before it what it collects."""
+        for made in node.collected:
+            self.begun(made, node)
+        indices = f"range({node.dim.size})"
+        self.out.add(f"for {node.index} in {f'reversed({indices})' if node.reverse else indices}:")
+        self.out.depth += 1
+        for item in node.stacked:
+            self.stacked(item.outer, item.inside, node)
+        self.nodes(node.body)
+        for made in node.collected:
+            self.filled(made, node)
+        self._carry(node)
+        self.out.depth -= 1
+        self.shown = NOWHERE
+
+    def _carry(self, node: Loop) -> None:
+        """The next values of what is carried; all at once: one may be another's old value."""
+        pairs = [(c.inside.name, self.next_text(c)) for c in node.carries]
+        pairs = [(a, b) for a, b in pairs if a != b]
+        if pairs:
+            names, values = zip(*pairs, strict=True)
+            self.out.statement(f"{', '.join(names)} = {', '.join(values)}")
+        elif not node.body and not node.stacked and not node.collected:
+            self.out.add("pass")
+
+    def source_line(self, span: Span, phase: str = "forward") -> None:
+        """The source line of the next statements as a comment, unless it stands there already."""
+        phase = phase if self.phases else "forward"
+        place = (span.file, span.line, phase)
+        self.out.place = f"{span.file}:{span.line}"
+        if place == self.shown:
+            return
+        self.shown = place
+        if not self.out.lines[-1][0].endswith(":"):
+            self.out.add()
+        text = inert(f"{self.out.place}  {span.source.excerpt(span.line).strip()}")
+        self.out.add(f"# {text}" + (f"  [{phase}]" if phase != "forward" else ""))
+
+
+def literal(value: object) -> str:
+    """A number as Python source; infinities have no literal."""
+    text = repr(value)
+    return f'float("{text}")' if text.lstrip("-") in ("inf", "nan") else text
