@@ -24,7 +24,6 @@ from meshdsl.backends.torch.format import quoted, statement
 from meshdsl.device.ir import Compute, Var
 from meshdsl.ops.einsum_text import einsum_text
 from meshdsl.ops.opdef import Signature, lookup
-from meshdsl.placed.ir import Program
 from meshdsl.placed.rows import Row
 from meshdsl.placed.sbp import Placement, Split
 
@@ -52,11 +51,6 @@ def check_index(ids, dim, size, place, *_):
     return ids
 ''',
 }
-
-
-def render(program: Program) -> str:
-    """The text of a placed program as DTensor code."""
-    return DTensorText(program).text()
 
 
 class DTensorText(Peer):

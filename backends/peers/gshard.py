@@ -13,15 +13,9 @@ from meshdsl.backends.peers.notation import Notation, call_text, picked, results
 from meshdsl.device.ir import Collected, Compute, Loop, Move, Var
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import load_all
-from meshdsl.placed.ir import Program
 from meshdsl.placed.sbp import Mesh, Placement
 
 NAMES = tuple("replicate split mesh_split tile partial_tile mesh arange array empty".split())
-
-
-def render(program: Program) -> str:
-    """The text of a placed program with GShard's annotations."""
-    return _GShard(program).text()
 
 
 class _GShard(Notation):

@@ -22,7 +22,6 @@ from meshdsl.backends.torch.format import quoted, statement
 from meshdsl.device.ir import Compute, Var
 from meshdsl.ops.opdef import lookup
 from meshdsl.ops.text import tuple_text
-from meshdsl.placed.ir import Program
 from meshdsl.placed.rows import Row
 from meshdsl.placed.sbp import Partial, Placement, Split
 
@@ -56,11 +55,6 @@ def cross_entropy(logits, axis, targets):
     return jax.nn.logsumexp(logits, axis=axis) - jnp.squeeze(picked, axis)
 ''',
 }
-
-
-def render(program: Program) -> str:
-    """The text of a placed program as JAX code. Raises MD0910."""
-    return JaxText(program).text()
 
 
 class JaxText(Peer):
@@ -146,7 +140,9 @@ class JaxText(Peer):
             axes = {a for v in node.ins for a in self.at(v).partial}
             spec = self.spec(var, self.at(var), f"reduced={_set(self.mesh.sorted(axes))}")
             text = f"reshard({call.literals.get(index, call.args[index])}, {spec})"
-            return replace(call, args=(text,) * len(node.ins), literals={}).full(index)
+            return replace(call, args=(text,) * len(node.ins), literals={}).aligned(
+                index, full=True
+            )
         if call.ins[index].names == call.out.names:
             return call.args[index]
         return broadcast_in_dim(call, index)

@@ -13,8 +13,9 @@ from meshdsl.backends.peers.spellings import subscripts
 from meshdsl.backends.torch.head import type_text
 from meshdsl.backends.walk import Walk
 from meshdsl.device.from_placed import lower
-from meshdsl.device.ir import Compute, Loop, Move, Node, Var
+from meshdsl.device.ir import Compute, Loop, Move, Var
 from meshdsl.ir.printer import attribute
+from meshdsl.ir.program import every
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed import ir as placed
@@ -95,9 +96,11 @@ class Notation(Walk):
         )
 
     def variables(self) -> list[Var]:
-        """Inputs, parameters, states, and the results of statements, in order."""
-        given = (*self.program.inputs, *self.program.params, *self.program.states)
-        return [*given, *_made(self.program.body)]
+        """Inputs, parameters, states, and what statements and iterations make, in order."""
+        found = [*self.program.inputs, *self.program.params, *self.program.states]
+        for node in every(self.program.body):
+            found += [*(node.enters if isinstance(node, Loop) else ()), *node.makes]
+        return found
 
 
 def typed(var: Var) -> str:
@@ -120,20 +123,6 @@ def stack_dim(stack: Var, inside: Var) -> str:
 def picked(text: str, stack: Var, inside: Var, index: str) -> str:
     """`w[:, layers]`: the slice of a stack, written `text`, at the index of its loop."""
     return f"{text}[{':, ' * stack.type.index(stack_dim(stack, inside))}{index}]"
-
-
-def _made(nodes: tuple[Node, ...]) -> Iterator[Var]:
-    for node in nodes:
-        match node:
-            case Compute():
-                yield from node.outs
-            case Move():
-                yield node.target
-            case Loop():
-                yield from (s.inside for s in node.stacked)
-                yield from (c.inside for c in node.carries)
-                yield from _made(node.body)
-                yield from (c.outer for c in node.collected)
 
 
 # --- operators as text -------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from meshdsl.backends.peers.peer import Outcome, Peer, becomes_partial, in_mesh_
 from meshdsl.backends.peers.spellings import Library
 from meshdsl.device.ir import Compute, Var
 from meshdsl.ops.text import tuple_text
-from meshdsl.placed.ir import Program
 from meshdsl.placed.rows import Row
 from meshdsl.placed.sbp import Mesh, Placement
 
@@ -32,11 +31,6 @@ def logsumexp(x, dim):
     return (flow.log(flow.sum(flow.exp(x - top), dim=dim, keepdim=True)) + top).squeeze(dim)
 ''',
 }
-
-
-def render(program: Program) -> str:
-    """The text of a placed program as OneFlow code. Raises MD0910."""
-    return OneFlowText(program).text()
 
 
 class OneFlowText(Peer):

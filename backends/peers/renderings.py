@@ -1,7 +1,4 @@
-"""The table of renderings: the placed program as other systems write it.
-
-Each is a file with a function `render(program) -> str`, imported when it is asked for.
-"""
+"""The table of renderings: the placed program as other systems write it."""
 
 from __future__ import annotations
 
@@ -10,18 +7,19 @@ from importlib import import_module
 from meshdsl.placed.ir import Program
 
 RENDERINGS: dict[str, str] = {
-    "sbp": "sbp",
-    "scaling-book": "scaling_book",
-    "gshard": "gshard",
-    "oneflow": "oneflow",
-    "dtensor": "dtensor",
-    "jax": "jax",
+    "sbp": "sbp._Sbp",
+    "scaling-book": "scaling_book._Book",
+    "gshard": "gshard._GShard",
+    "oneflow": "oneflow.OneFlowText",
+    "dtensor": "dtensor.DTensorText",
+    "jax": "jax.JaxText",
 }
-"""The module of each notation, by the name it has on the command line."""
+"""The class of each notation, by the name it has on the command line; imported when needed."""
 
 
 def render(program: Program, notation: str) -> str:
     """The text of a placed program in a notation of `RENDERINGS`. Raises MD0910."""
-    module = import_module(f"meshdsl.backends.peers.{RENDERINGS[notation]}")
-    text: str = module.render(program)
+    module, _, name = RENDERINGS[notation].partition(".")
+    written = getattr(import_module(f"meshdsl.backends.peers.{module}"), name)(program)
+    text: str = written.text()
     return text

@@ -18,12 +18,6 @@ from meshdsl.backends.peers.notation import (
 from meshdsl.device.ir import Collected, Compute, Loop, Move, Var
 from meshdsl.ir.program import Carry
 from meshdsl.ops.opdef import load_all
-from meshdsl.placed.ir import Program
-
-
-def render(program: Program) -> str:
-    """The text of a placed program in positional SBP."""
-    return _Sbp(program).text()
 
 
 class _Sbp(Notation):

@@ -13,7 +13,6 @@ from meshdsl.backends.peers.notation import Notation, call_text, results, stack_
 from meshdsl.device.ir import Collected, Compute, Loop, Move, Var
 from meshdsl.ir.program import Carry
 from meshdsl.ops.opdef import load_all
-from meshdsl.placed.ir import Program
 
 UNREDUCED = "U"
 AXES = "XYZWVTSR"
@@ -26,11 +25,6 @@ COLLECTIVES = {
     "slice": "Slice",
     "zero_fill": "ZeroFill",
 }
-
-
-def render(program: Program) -> str:
-    """The text of a placed program in the scaling book's notation."""
-    return _Book(program).text()
 
 
 class _Book(Notation):

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshdsl.ir.types import Dim, DType, TensorType
+from meshdsl.ir.types import DType, TensorType
 from meshdsl.ops.einsum_text import letters_for
 from meshdsl.ops.opdef import Attrs, Spelling, lookup
-from meshdsl.ops.text import aligned, indexed, tuple_text
+from meshdsl.ops.text import Names, aligned, indexed, tuple_text
 
 Text = str | Callable[["Call"], str | None]
 """A template, or a function of the call; a text that is None or "" refuses the call."""
@@ -67,7 +67,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An operator on whole tensors while it is being written; its properties are words.
+    """An operator on whole tensors while it is being written.
 
     args:     a variable per operand, or a Python literal.
     literals: by operand that is a literal, its text as a tensor.
@@ -83,9 +83,20 @@ class Call:
     spec: str
 
     @property
-    def lib(self) -> str:
-        """The name of the library: `jnp`."""
-        return self.library.name
+    def at(self) -> int:
+        """Position of the dim that the call is about, in its first operand."""
+        return self.ins[0].index(self.attrs["dim"].name)
+
+    @property
+    def positions(self) -> tuple[int, ...]:
+        """Positions of the dims that the call is about, ascending."""
+        return tuple(sorted(self.ins[0].index(d.name) for d in self.attrs["dims"]))
+
+    @property
+    def count(self) -> int:
+        """How many elements the dims that the call is about have."""
+        dims = self.attrs["dims"] if "dims" in self.attrs else (self.attrs["dim"],)
+        return math.prod(d.size for d in dims)
 
     @property
     def dtype(self) -> str:
@@ -97,125 +108,76 @@ class Call:
         """The placement of the result with its keyword: `out_sharding=P("rows")`."""
         return self.library.place + self.spec
 
-    @property
-    def x(self) -> str:
-        """Operand 0 as it is."""
-        return self.args[0]
+    def tensor(self, index: int) -> str:
+        """Operand `index`, aligned; a literal as a tensor."""
+        return self.literals.get(index) or self.aligned(index)
 
-    @property
-    def y(self) -> str:
-        """Operand 1 as it is."""
-        return self.args[1]
+    def aligned(self, index: int, dims: Names | None = None, full: bool = False) -> str:
+        """Operand `index` so that it broadcasts against `dims`, by default those of the result.
 
-    @property
-    def rest(self) -> str:
-        """The operands after the first, aligned, each behind a comma."""
-        return "".join(f", {self.aligned(i)}" for i in range(1, len(self.args)))
+        A literal as it is; one in `full` has every one of them, of size 1 where it lacks it.
+        """
+        if index in self.literals:
+            return self.args[index]
+        target = self.out.names if dims is None else dims
+        names = tuple(n for n in target if self.ins[index].has(n))
+        return aligned(self.ordered(index, target), names, target, full=full)
 
-    @property
-    def arrays(self) -> tuple[str, ...]:
-        """The operands, aligned, literals as tensors."""
-        return tuple(self.literals.get(i) or self.aligned(i) for i in range(len(self.args)))
-
-    @property
-    def tensors(self) -> str:
-        """The same in a row."""
-        return ", ".join(self.arrays)
-
-    @property
-    def operands(self) -> str:
-        """The operands as they are, literals as tensors."""
-        return ", ".join(self.literals.get(i, arg) for i, arg in enumerate(self.args))
-
-    @property
-    def at(self) -> int:
-        """Position of the dim that the call is about, in its first operand."""
-        return self.ins[0].index(self.attrs["dim"].name)
-
-    @property
-    def positions(self) -> tuple[int, ...]:
-        """Positions of the dims that the call is about, ascending."""
-        return tuple(sorted(self.ins[0].index(d.name) for d in self.attrs["dims"]))
-
-    @property
-    def dim(self) -> str:
-        """`dim=1`, or `axis=1`."""
-        return f"{self.library.dim}{self.at}"
-
-    @property
-    def dims(self) -> str:
-        """`dim=(0, 1)`, or `axis=(0, 1)`."""
-        return f"{self.library.dim}{self.positions}"
-
-    @property
-    def kept(self) -> str:
-        """`dim=1, keepdim=True`, or `axis=1, keepdims=True`."""
-        return f"{self.dim}, {self.library.keep}"
-
-    @property
-    def count(self) -> int:
-        """How many elements the dims that the call is about have."""
-        dims = self.attrs["dims"] if "dims" in self.attrs else (self.attrs["dim"],)
-        return math.prod(d.size for d in dims)
-
-    @property
-    def shape(self) -> str:
-        """The shape of the result as a tuple."""
-        return tuple_text(self.out.shape)
-
-    @property
-    def letters(self) -> str:
-        """The subscripts of an einsum, quotes included."""
-        return subscripts(self.ins, self.out)
-
-    @property
-    def tanh(self) -> bool:
-        """Whether a gelu is the approximate one."""
-        return bool(self.attrs["approximate"] == "tanh")
-
-    @property
-    def merged(self) -> str:
-        """Operand 0 of a `merge` with its dims side by side."""
-        names, old = [d.name for d in self.attrs["dims"]], self.ins[0].names
-        first = next(i for i, n in enumerate(old) if n in names)
-        rest = [n for n in old if n not in names]
-        return self.permuted(self.x, old, (*rest[:first], *names, *rest[first:]))
-
-    def permuted(self, text: str, old: tuple[str, ...], new: tuple[str, ...]) -> str:
-        """`text` with its dims brought from order `old` to `new`."""
-        if old == new:
-            return text
-        return f"{text}.{self.library.permute}({', '.join(str(old.index(n)) for n in new)})"
-
-    def ordered(self, index: int, dims: tuple[str, ...]) -> str:
+    def ordered(self, index: int, dims: Names) -> str:
         """Operand `index` with its dims in the order of `dims`."""
         names = self.ins[index].names
         return self.permuted(self.args[index], names, tuple(n for n in dims if n in names))
 
-    def aligned(self, index: int, dims: tuple[Dim, ...] | None = None) -> str:
-        """Operand `index` so that it broadcasts against `dims`, by default those of the result."""
-        if index in self.literals:
-            return self.args[index]
-        target = tuple(d.name for d in (self.out.dims if dims is None else dims))
-        names = tuple(n for n in target if self.ins[index].has(n))
-        return aligned(self.ordered(index, target), names, target)
-
-    def full(self, index: int) -> str:
-        """Operand `index` with every dim of the result, of size 1 where it lacks it."""
-        if index in self.literals:
-            return self.args[index]
-        return self.along(index, self.out.names)
-
-    def along(self, index: int, dims: tuple[str, ...]) -> str:
-        """Operand `index` with every one of `dims`, of size 1 where it lacks it."""
-        names = tuple(n for n in dims if self.ins[index].has(n))
-        return aligned(self.ordered(index, dims), names, dims, full=True)
+    def permuted(self, text: str, old: Names, new: Names) -> str:
+        """`text` with its dims brought from order `old` to `new`."""
+        if old == new:
+            return text
+        return f"{text}.{self.library.permute}({', '.join(str(old.index(n)) for n in new)})"
 
     def write(self, text: Text | None) -> str | None:
         """The call by a cell of the table."""
         if callable(text):
             return text(self)
         return text and _FILLER.vformat(text, [self], {})
+
+
+def subscripts(ins: Sequence[TensorType], out: TensorType) -> str:
+    """The letters of an einsum, `"bi,ih->bh"`, quotes included."""
+    letters = letters_for(tuple(dict.fromkeys(n for t in ins for n in t.names)))
+    left = ",".join("".join(letters[n] for n in t.names) for t in ins)
+    return f'"{left}->{"".join(letters[n] for n in out.names)}"'
+
+
+def _merged(call: Call) -> str:
+    names, old = [d.name for d in call.attrs["dims"]], call.ins[0].names
+    first = next(i for i, n in enumerate(old) if n in names)
+    rest = [n for n in old if n not in names]
+    return call.ordered(0, (*rest[:first], *names, *rest[first:]))
+
+
+WORDS: Mapping[str, Callable[[Call], object]] = {
+    "lib": lambda call: call.library.name,
+    "x": lambda call: call.args[0],  # operand 0 as it is
+    "y": lambda call: call.args[1],
+    "rest": lambda call: "".join(f", {call.aligned(i)}" for i in range(1, len(call.args))),
+    "tensor": lambda call: call.tensor(0),
+    "tensors": lambda call: ", ".join(call.tensor(i) for i in range(len(call.args))),
+    # The operands as they are, but for literals.
+    "operands": lambda call: ", ".join(call.literals.get(i, a) for i, a in enumerate(call.args)),
+    "merged": _merged,  # operand 0 with the dims of a `merge` side by side
+    "at": lambda call: call.at,
+    "positions": lambda call: call.positions,
+    "dim": lambda call: f"{call.library.dim}{call.at}",  # `axis=1`
+    "dims": lambda call: f"{call.library.dim}{call.positions}",  # `axis=(0, 1)`
+    "kept": lambda call: f"{call.library.dim}{call.at}, {call.library.keep}",
+    "count": lambda call: call.count,
+    "shape": lambda call: call.out.shape,
+    "dtype": lambda call: call.dtype,
+    "where": lambda call: call.where,
+    "letters": lambda call: subscripts(call.ins, call.out),
+    "tanh": lambda call: call.attrs["approximate"] == "tanh",
+}
+"""By word of a template what it becomes; another word is an attribute of the operator."""
 
 
 class _Filler(string.Formatter):
@@ -225,17 +187,10 @@ class _Filler(string.Formatter):
         call: Call = args[0]
         if isinstance(key, int):
             return call.aligned(key)
-        return getattr(call, key) if hasattr(Call, key) else call.attrs[key]
+        return WORDS[key](call) if key in WORDS else call.attrs[key]
 
 
 _FILLER = _Filler()
-
-
-def subscripts(ins: Sequence[TensorType], out: TensorType) -> str:
-    """The letters of an einsum, `"bi,ih->bh"`, quotes included."""
-    letters = letters_for(tuple(dict.fromkeys(n for t in ins for n in t.names)))
-    left = ",".join("".join(letters[n] for n in t.names) for t in ins)
-    return f'"{left}->{"".join(letters[n] for n in out.names)}"'
 
 
 # --- where a template does not do ----------------------------------------------------------------
@@ -253,7 +208,7 @@ def _extreme(name: str, bound: str) -> Text:
     def write(call: Call) -> str | None:
         for literal, other in ((1, 0), (0, 1)):
             if literal in call.literals:
-                return f"flow.clamp({call.arrays[other]}, {bound}={call.args[literal]})"
+                return f"flow.clamp({call.tensor(other)}, {bound}={call.args[literal]})"
         return call.write(f"flow.{name}({{0}}, {{1}})")
 
     return write
@@ -272,7 +227,7 @@ def _one_by_one(name: str) -> Text:
     """One dim at a time, the last first, so that positions hold."""
 
     def write(call: Call) -> str:
-        text = call.x
+        text = call.args[0]
         for at in reversed(call.positions):
             text = f"flow.{name}({text}, dim={at})"
         return text
@@ -281,13 +236,14 @@ def _one_by_one(name: str) -> Text:
 
 
 def _flow_gelu(call: Call) -> str:
-    name = 'flow.nn.GELU(approximate="tanh")' if call.tanh else "F.gelu"
-    return f"{name}({call.x})"
+    tanh = call.attrs["approximate"] == "tanh"
+    name = 'flow.nn.GELU(approximate="tanh")' if tanh else "F.gelu"
+    return f"{name}({call.args[0]})"
 
 
 def _jax_one_hot(call: Call) -> str:
     own = f"jnp.arange({call.count}, dtype=jnp.int32)"
-    return f"reshard(({call.x}[..., None] == {own}).astype({call.dtype}), {call.spec})"
+    return f"reshard(({call.args[0]}[..., None] == {own}).astype({call.dtype}), {call.spec})"
 
 
 def _jax_gather(call: Call) -> str:
@@ -295,14 +251,14 @@ def _jax_gather(call: Call) -> str:
     if any(call.ins[1].has(n) for n in table):
         index = ", ".join(_own_index(call, n) for n in table)
     else:
-        index = ", ".join(call.y if n == dim else ":" for n in table)
-    return f"{call.x}.at[{index}].get({call.where})"
+        index = ", ".join(call.args[1] if n == dim else ":" for n in table)
+    return f"{call.args[0]}.at[{index}].get({call.where})"
 
 
 def _own_index(call: Call, name: str) -> str:
     """The index of one dim of a table that shares dims with the indices."""
     if name == call.attrs["dim"].name:
-        return call.along(1, call.out.names)
+        return call.aligned(1, full=True)
     marks = [":" if n == name else "None" for n in call.out.names]
     return f"jnp.arange({call.ins[0].size(name)})[{', '.join(marks)}]"
 
@@ -311,13 +267,13 @@ def _flow_gather(call: Call) -> str | None:
     """None where table and indices share some dims, but not all of the indices'."""
     (table, ids), at = call.ins, call.at
     if set(ids.names) == set(table.names) - {call.attrs["dim"].name} and ids.dims:
-        index = call.along(1, table.names)
-        return f"flow.gather({call.x}, {at}, {index}.to(flow.int64)).squeeze({at})"
+        index = call.aligned(1, table.names, full=True)
+        return f"flow.gather({call.args[0]}, {at}, {index}.to(flow.int64)).squeeze({at})"
     if any(table.has(n) for n in ids.names):
         return None
     shape = {0: ".reshape(1)", 1: ""}.get(len(ids.dims), ".flatten()")
-    after = {0: f".squeeze({at})", 1: ""}.get(len(ids.dims), f".reshape({call.shape})")
-    return f"flow.index_select({call.x}, {at}, {call.y}{shape}){after}"
+    after = {0: f".squeeze({at})", 1: ""}.get(len(ids.dims), f".reshape({call.out.shape})")
+    return f"flow.index_select({call.args[0]}, {at}, {call.args[1]}{shape}){after}"
 
 
 def _flow_cross_entropy(call: Call) -> str:
@@ -325,7 +281,7 @@ def _flow_cross_entropy(call: Call) -> str:
     logits, index, suffix = call.ordered(0, (*out, dim.name)), call.aligned(1), ""
     if len(out) != 1:
         logits, index = f"{logits}.reshape(-1, {dim.size})", f"{index}.reshape(-1)"
-        suffix = f".reshape({call.shape})"
+        suffix = f".reshape({call.out.shape})"
     return f'F.cross_entropy({logits}, {index}, reduction="none"){suffix}'
 
 
@@ -337,12 +293,12 @@ def _flow_layer_norm(call: Call) -> str:
 
 
 def _flow_pick(call: Call) -> str:
-    return indexed(call.x, call.at, call.attrs["index"])
+    return indexed(call.args[0], call.at, call.attrs["index"])
 
 
 def _flow_slice(call: Call) -> str:
     part = f"{call.attrs['start'] or ''}:{call.attrs['stop']}"
-    return indexed(call.x, call.at, part)
+    return indexed(call.args[0], call.at, part)
 
 
 def _concat(start: str, end: str) -> Text:
@@ -351,7 +307,7 @@ def _concat(start: str, end: str) -> Text:
     def write(call: Call) -> str:
         target, parts = call.attrs["target"], []
         for i, source in enumerate(call.attrs["sources"]):
-            dims = tuple(source if d.name == target.name else d for d in call.out.dims)
+            dims = tuple(source.name if n == target.name else n for n in call.out.names)
             parts.append(call.aligned(i, dims))
         return f"{start}{', '.join(parts)}{end}={call.out.index(target.name)})"
 
@@ -374,17 +330,17 @@ def _jax_pad(call: Call) -> str:
     widths = ["(0, 0, 0)"] * len(call.ins[0].dims)
     widths[at] = f"({before}, {after}, 0)"
     fill = f"jnp.asarray({value}, dtype={call.dtype})"
-    return f"jax.lax.pad({call.x}, {fill}, {tuple_text(widths)})"
+    return f"jax.lax.pad({call.args[0]}, {fill}, {tuple_text(widths)})"
 
 
 def _flow_pad(call: Call) -> str:
     at, before, after, value = _padded(call)
     widths = [0, 0] * (len(call.ins[0].dims) - 1 - at) + [before, after]
-    return f"F.pad({call.x}, {tuple_text(widths)}, value={value})"
+    return f"F.pad({call.args[0]}, {tuple_text(widths)}, value={value})"
 
 
 def _flow_broadcast(call: Call) -> str:
-    wide = call.literals.get(0) or call.full(0)
+    wide = call.literals.get(0) or call.aligned(0, full=True)
     return f"{wide}.expand({', '.join(map(str, call.out.shape))})"
 
 
@@ -392,7 +348,7 @@ def broadcast_in_dim(call: Call, index: int = 0) -> str:
     """An operand with the shape and the type of the result, in JAX."""
     text = call.literals.get(index) or call.ordered(index, call.out.names)
     at = tuple_text([i for i, n in enumerate(call.out.names) if call.ins[index].has(n)])
-    return f"jax.lax.broadcast_in_dim({text}, {call.shape}, {at}, {call.where})"
+    return f"jax.lax.broadcast_in_dim({text}, {call.out.shape}, {at}, {call.where})"
 
 
 def _silu_grad(sigmoid: str) -> str:
@@ -402,7 +358,7 @@ def _silu_grad(sigmoid: str) -> str:
 
 def _flow_cumsum_grad(call: Call) -> str:
     at = tuple_text([call.at])
-    return f"flow.flip(flow.cumsum(flow.flip({call.x}, {at}), {call.dim}), {at})"
+    return f"flow.flip(flow.cumsum(flow.flip({call.args[0]}, {at}), dim={call.at}), {at})"
 
 
 def _norm_grad(name: str) -> Text:
@@ -411,7 +367,7 @@ def _norm_grad(name: str) -> Text:
     def write(call: Call) -> str:
         scales = "".join(f", {call.aligned(i)}" for i in range(2, len(call.ins)))
         forward = f"lambda x: {name}(x, {call.at}{scales})"
-        return f"jax.vjp({forward}, {call.y})[1]({call.x})[0]"
+        return f"jax.vjp({forward}, {call.args[1]})[1]({call.args[0]})[0]"
 
     return write
 
@@ -424,14 +380,14 @@ def _along_out(call: Call, at: int, text: str) -> str:
 
 def _jax_cross_entropy_grad(call: Call) -> str:
     at = call.out.index(call.attrs["dim"].name)
-    hot = f"({call.full(2)} == {_along_out(call, at, f'jnp.arange({call.count})')})"
-    return f"{call.full(0)} * (jax.nn.softmax({call.y}, axis={at}) - {hot})"
+    hot = f"({call.aligned(2, full=True)} == {_along_out(call, at, f'jnp.arange({call.count})')})"
+    return f"{call.aligned(0, full=True)} * (jax.nn.softmax({call.args[1]}, axis={at}) - {hot})"
 
 
 def _jax_unpick(call: Call) -> str:
-    at, index = call.attrs["at"], call.attrs["index"]
+    at, index, x = call.attrs["at"], call.attrs["index"], call.literals.get(0, call.args[0])
     mask = _along_out(call, at, f"(jnp.arange({call.count}) == {index})")
-    return f"reshard(jnp.where({mask}, jnp.expand_dims({call.operands}, {at}), 0), {call.spec})"
+    return f"reshard(jnp.where({mask}, jnp.expand_dims({x}, {at}), 0), {call.spec})"
 
 
 # --- the table -----------------------------------------------------------------------------------
@@ -476,7 +432,7 @@ TABLE: dict[str, Text | tuple[Text | None, Text | None]] = {
     "stop_gradient": ("jax.lax.stop_gradient({0})", "{0}.detach()"),
     "identity": "{0}",
     "where": "{lib}.where({tensors})",
-    "cast": ("{tensors}.astype({dtype})", "{tensors}.to({dtype})"),
+    "cast": ("{tensor}.astype({dtype})", "{tensor}.to({dtype})"),
     "einsum": ("jnp.einsum({letters}, {operands}, {where})", _flow_einsum),
     "iota": "{lib}.arange({count}, dtype={dtype}, {where})",
     "zeros": "{lib}.zeros({shape}, dtype={dtype}, {where})",
@@ -516,7 +472,7 @@ TABLE: dict[str, Text | tuple[Text | None, Text | None]] = {
     "softmax_grad": "{y} * ({x} - {lib}.sum({x} * {y}, {kept}))",
     "log_softmax_grad": "{x} - {lib}.exp({y}) * {lib}.sum({x}, {kept})",
     "cumsum_grad": ("jax.lax.cumsum({x}, {at}, reverse=True)", _flow_cumsum_grad),
-    "gelu_grad": ("gelu_grad({arrays[0]}, {1}, {tanh})", None),
+    "gelu_grad": ("gelu_grad({tensor}, {1}, {tanh})", None),
     "layer_norm_grad": (_norm_grad("layer_norm"), None),
     "rms_norm_grad": (_norm_grad("rms_norm"), None),
     "cross_entropy_grad": (_jax_cross_entropy_grad, None),
