@@ -2,7 +2,7 @@
 
 A cell is a template over the operands of a call, or a function of the call where no template says
 it. In a template `{0}` is operand 0 aligned to the dims of the result (a literal as it is), a word
-is a property of `Call` or an attribute of the operator: `jnp.cumsum({x}, axis={axis})`.
+is one of `WORDS` or an attribute of the operator: `jax.lax.cumsum({x}, {at}, reverse=True)`.
 
 An operator that is not in the table says all this in its record (`OpDef.spelled`).
 """
@@ -18,7 +18,7 @@ from typing import Any
 from meshdsl.ir.types import DType, TensorType
 from meshdsl.ops.einsum_text import letters_for
 from meshdsl.ops.opdef import Attrs, Spelling, lookup
-from meshdsl.ops.text import Names, aligned, indexed, tuple_text
+from meshdsl.ops.text import Names, aligned, tuple_text
 
 Text = str | Callable[["Call"], str | None]
 """A template, or a function of the call; a text that is None or "" refuses the call."""
@@ -166,6 +166,8 @@ WORDS: Mapping[str, Callable[[Call], object]] = {
     "operands": lambda call: ", ".join(call.literals.get(i, a) for i, a in enumerate(call.args)),
     "merged": _merged,  # operand 0 with the dims of a `merge` side by side
     "at": lambda call: call.at,
+    "skip": lambda call: ":, " * call.at,
+    "first": lambda call: call.attrs["start"] or "",
     "positions": lambda call: call.positions,
     "dim": lambda call: f"{call.library.dim}{call.at}",  # `axis=1`
     "dims": lambda call: f"{call.library.dim}{call.positions}",  # `axis=(0, 1)`
@@ -173,6 +175,7 @@ WORDS: Mapping[str, Callable[[Call], object]] = {
     "count": lambda call: call.count,
     "shape": lambda call: call.out.shape,
     "dtype": lambda call: call.dtype,
+    "spec": lambda call: call.spec,
     "where": lambda call: call.where,
     "letters": lambda call: subscripts(call.ins, call.out),
     "tanh": lambda call: call.attrs["approximate"] == "tanh",
@@ -241,11 +244,6 @@ def _flow_gelu(call: Call) -> str:
     return f"{name}({call.args[0]})"
 
 
-def _jax_one_hot(call: Call) -> str:
-    own = f"jnp.arange({call.count}, dtype=jnp.int32)"
-    return f"reshard(({call.args[0]}[..., None] == {own}).astype({call.dtype}), {call.spec})"
-
-
 def _jax_gather(call: Call) -> str:
     table, dim = call.ins[0].names, call.attrs["dim"].name
     if any(call.ins[1].has(n) for n in table):
@@ -290,15 +288,6 @@ def _flow_layer_norm(call: Call) -> str:
     last = (*(n for n in names if n != dim.name), dim.name)
     args = ", ".join([call.ordered(0, last), f"({dim.size},)", *call.args[1:]])
     return call.permuted(f"F.layer_norm({args}, eps=1e-05)", last, names)
-
-
-def _flow_pick(call: Call) -> str:
-    return indexed(call.args[0], call.at, call.attrs["index"])
-
-
-def _flow_slice(call: Call) -> str:
-    part = f"{call.attrs['start'] or ''}:{call.attrs['stop']}"
-    return indexed(call.args[0], call.at, part)
 
 
 def _concat(start: str, end: str) -> Text:
@@ -349,16 +338,6 @@ def broadcast_in_dim(call: Call, index: int = 0) -> str:
     text = call.literals.get(index) or call.ordered(index, call.out.names)
     at = tuple_text([i for i, n in enumerate(call.out.names) if call.ins[index].has(n)])
     return f"jax.lax.broadcast_in_dim({text}, {call.out.shape}, {at}, {call.where})"
-
-
-def _silu_grad(sigmoid: str) -> str:
-    """The template, of that of the sigmoid of operand 1."""
-    return f"{{0}} * ({sigmoid} * (1 + {{1}} * (1 - {sigmoid})))"
-
-
-def _flow_cumsum_grad(call: Call) -> str:
-    at = tuple_text([call.at])
-    return f"flow.flip(flow.cumsum(flow.flip({call.args[0]}, {at}), dim={call.at}), {at})"
 
 
 def _norm_grad(name: str) -> Text:
@@ -438,7 +417,10 @@ TABLE: dict[str, Text | tuple[Text | None, Text | None]] = {
     "zeros": "{lib}.zeros({shape}, dtype={dtype}, {where})",
     "ones": "{lib}.ones({shape}, dtype={dtype}, {where})",
     "gather": (_jax_gather, _flow_gather),
-    "one_hot": (_jax_one_hot, "F.one_hot({x}, {count}).to({dtype})"),
+    "one_hot": (
+        "reshard(({x}[..., None] == jnp.arange({count}, dtype=jnp.int32)).astype({dtype}), {spec})",
+        "F.one_hot({x}, {count}).to({dtype})",
+    ),
     "sum": ("jax.lax.reduce_sum({x}, {positions}, {where})", "flow.sum({x}, {dims})"),
     "mean": ("jnp.mean({x}, {dims})", "flow.sum({x}, {dims}) / {count}"),
     "max": ("jnp.max({x}, {dims})", "flow.amax({x}, {dims})"),
@@ -461,17 +443,23 @@ TABLE: dict[str, Text | tuple[Text | None, Text | None]] = {
     "transpose": "{0}",
     "split": ("jax.lax.reshape({x}, {shape}, {where})", "{x}.reshape({shape})"),
     "merge": ("jax.lax.reshape({merged}, {shape}, {where})", "{merged}.reshape({shape})"),
-    "pick": ("jax.lax.index_in_dim({x}, {index}, {at}, keepdims=False)", _flow_pick),
-    "slice": ("jax.lax.slice_in_dim({x}, {start}, {stop}, {dim})", _flow_slice),
+    "pick": ("jax.lax.index_in_dim({x}, {index}, {at}, keepdims=False)", "{x}[{skip}{index}]"),
+    "slice": ("jax.lax.slice_in_dim({x}, {start}, {stop}, {dim})", "{x}[{skip}{first}:{stop}]"),
     "broadcast": (broadcast_in_dim, _flow_broadcast),
     # What gradients are made of; some OneFlow lacks, which differentiates by itself.
     "relu_grad": ("jnp.where({1} > 0, {0}, 0)", "({1} > 0) * {0}"),
     "tanh_grad": "{0} * (1 - {lib}.square({1}))",
     "sigmoid_grad": "{0} * ({1} * (1 - {1}))",
-    "silu_grad": (_silu_grad("jax.nn.sigmoid({1})"), _silu_grad("flow.sigmoid({1})")),
+    "silu_grad": (
+        "{0} * (jax.nn.sigmoid({1}) * (1 + {1} * (1 - jax.nn.sigmoid({1}))))",
+        "{0} * (flow.sigmoid({1}) * (1 + {1} * (1 - flow.sigmoid({1}))))",
+    ),
     "softmax_grad": "{y} * ({x} - {lib}.sum({x} * {y}, {kept}))",
     "log_softmax_grad": "{x} - {lib}.exp({y}) * {lib}.sum({x}, {kept})",
-    "cumsum_grad": ("jax.lax.cumsum({x}, {at}, reverse=True)", _flow_cumsum_grad),
+    "cumsum_grad": (
+        "jax.lax.cumsum({x}, {at}, reverse=True)",
+        "flow.flip(flow.cumsum(flow.flip({x}, ({at},)), {dim}), ({at},))",
+    ),
     "gelu_grad": ("gelu_grad({tensor}, {1}, {tanh})", None),
     "layer_norm_grad": (_norm_grad("layer_norm"), None),
     "rms_norm_grad": (_norm_grad("rms_norm"), None),

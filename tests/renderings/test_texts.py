@@ -22,7 +22,7 @@ from meshdsl.backends.peers.oneflow import OneFlowText
 from meshdsl.backends.peers.peer import MARK, Peer
 from meshdsl.backends.peers.renderings import RENDERINGS, render
 from meshdsl.backends.peers.sbp import entry_text
-from meshdsl.backends.peers.spellings import BECOMES, EXTREMES, SUMS, TABLE, spelling
+from meshdsl.backends.peers.spellings import BECOMES, EXTREMES, SUMS, TABLE, Call, spelling
 from meshdsl.device.from_placed import lower
 from meshdsl.device.ir import Compute, Var, walk
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
@@ -268,6 +268,21 @@ def test_maxima_are_reduced_where_there_is_no_partial_maximum() -> None:
     assert MARK not in render(program, "dtensor")
     for notation in ("jax", "oneflow"):
         assert MARK in render(program, notation)
+
+
+@pytest.mark.parametrize("system", ["jax", "oneflow"])
+@pytest.mark.parametrize("name", sorted(TABLE))
+def test_every_sample_has_a_text(name: str, system: str) -> None:
+    opdef, known = load_all()[name], {*CODE[system].taken, "float"}
+    for sample in opdef.samples:
+        attrs = dict(sample.attrs)
+        (out,) = opdef.infer(sample.ins, attrs)
+        operands = tuple(f"x{i}" for i in range(len(sample.ins)))
+        call = Call(CODE[system].library, operands, {}, sample.ins, out, attrs, "()")
+        text = call.write(spelling(name, system).text)
+        read = {n.id for n in ast.walk(ast.parse(text or "")) if isinstance(n, ast.Name)}
+        assert read <= known | {*operands, "x"}, text
+        assert text or "grad" in name or name in ("unpick", "gather"), text
 
 
 def test_the_table_is_of_operators() -> None:
