@@ -112,17 +112,21 @@ class Walk(ABC):
     def nodes(self, nodes: tuple[Node, ...]) -> None:
         """The statements of a block, each under its source line."""
         for node in nodes:
-            if isinstance(node, Compute) and node.name == "constant":
-                self.constants[node.outs[0]] = literal(node.attr("value"))
-                continue
-            # What overlaps stands among the statements of others.
-            if not isinstance(node, Start | Wait) or self.shown == NOWHERE:
+            if self.headed(node):
                 self.source_line(node.span, node.phase)
             self.node(node)
 
+    def headed(self, node: Node) -> bool:
+        """Whether a statement is written under its source line: it is one, and not of another."""
+        if isinstance(node, Start | Wait):  # these are among the statements that they overlap
+            return self.shown == NOWHERE
+        return not (isinstance(node, Compute) and node.name == "constant")
+
     def node(self, node: Node) -> None:
-        """One statement, or a loop."""
+        """One statement, or a loop; of a constant its literal is noted."""
         match node:
+            case Compute(name="constant"):
+                self.constants[node.out] = literal(node.attr("value"))
             case Compute():
                 self.compute(node)
             case Move():
@@ -136,30 +140,44 @@ class Walk(ABC):
             case Loop():
                 self.loop(node)
 
+    # --- loops -----------------------------------------------------------------------------------
+
     def loop(self, node: Loop) -> None:
         """A `repeat` as a Python `for`."""
-        for carry in node.carries:
-            if carry.inside.name != carry.init.name:
-                self.carried(carry)
+        self.enter(node)
         self.iterations(node)
 
     def iterations(self, node: Loop) -> None:
         """The `for` with its body, and before it what it collects."""
         for made in node.collected:
             self.begun(made, node)
-        indices = f"range({node.dim.size})"
-        self.out.add(f"for {node.index} in {f'reversed({indices})' if node.reverse else indices}:")
+        self.header(node)
         self.out.depth += 1
         for item in node.stacked:
             self.stacked(item.outer, item.inside, node)
-        self.nodes(node.body)
+        self.body(node)
         for made in node.collected:
             self.filled(made, node)
-        self._carry(node)
+        self.next(node)
         self.out.depth -= 1
         self.shown = NOWHERE
 
-    def _carry(self, node: Loop) -> None:
+    def enter(self, node: Loop) -> None:
+        """The first values of what is carried."""
+        for carry in node.carries:
+            if carry.inside.name != carry.init.name:
+                self.carried(carry)
+
+    def header(self, node: Loop) -> None:
+        """The line of the `for`."""
+        indices = f"range({node.dim.size})"
+        self.out.add(f"for {node.index} in {f'reversed({indices})' if node.reverse else indices}:")
+
+    def body(self, node: Loop) -> None:
+        """The statements of an iteration."""
+        self.nodes(node.body)
+
+    def next(self, node: Loop) -> None:
         """The next values of what is carried; all at once: one may be another's old value."""
         pairs = [(c.inside.name, self.next_text(c)) for c in node.carries]
         pairs = [(a, b) for a, b in pairs if a != b]

@@ -256,8 +256,7 @@ class Peer(Notation):
 
     def loop(self, node: Loop) -> None:
         """A `repeat`; what is carried is held in one way all along."""
-        for carry in node.carries:
-            self.carried(carry)
+        self.enter(node)
         # What an iteration reduces for itself is as it was for whoever comes after the loop.
         renamed, held = dict(self.renamed), dict(self.held)
         self.iterations(node)
@@ -267,6 +266,11 @@ class Peer(Notation):
             order = "[::-1]" if node.reverse else ""
             text = f"{self.library.name}.stack({self.lists[made]}{order})"
             self.assign(made.outer, text, self._collected(made))
+
+    def enter(self, node: Loop) -> None:
+        """The first values, of those too that only have to be held in another way."""
+        for carry in node.carries:
+            self.carried(carry)
 
     def carried(self, carry: Carry[Var]) -> None:
         """The first value of a carried variable, held as all of them are."""
