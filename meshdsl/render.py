@@ -99,7 +99,7 @@ def _file(text: Text, place: _Mark, marks: list[_Mark], gutter: int, width: int)
     """Show the marked lines of one file."""
     span = place.span
     text.append(f"{' ' * gutter} --> ", _GUTTER)
-    text.append(f"{_safe(span.file)}:{span.line}:{span.column}\n")
+    text.append(f"{safe(span.file)}:{span.line}:{span.column}\n")
     text.append(f"{' ' * gutter} |\n", _GUTTER)
     lines = sorted({mark.span.line for mark in marks})
     for number, following in zip(lines, [*lines[1:], None], strict=True):
@@ -151,7 +151,7 @@ class _Line:
         start, end = mark.span.source.bounds(number)
         first = max(start, min(mark.span.start, end) - room)
         last = min(end, max(mark.span.start, start) + room)
-        cells = _cells(mark.span.source.text[first:last])
+        cells = cells_of(mark.span.source.text[first:last])
         return cls(cells, first, first - start, end - last)
 
     def columns(self, mark: _Mark) -> tuple[int, int]:
@@ -180,7 +180,7 @@ def _window(line: _Line, first: int, last: int, room: int) -> tuple[int, int]:
 
 def cut(text: str, room: int) -> str:
     """One line of a file as a terminal of `room` columns shows it."""
-    cells = _cells(text[: room + 1])
+    cells = cells_of(text[: room + 1])
     if len(text) <= room and _width(cells) <= room:
         return "".join(cells)
     while cells and _width(cells) > room - 1:
@@ -191,19 +191,19 @@ def cut(text: str, room: int) -> str:
 # --- characters ------------------------------------------------------------------------------
 
 
-def _cells(line: str) -> list[str]:
+def cells_of(line: str) -> list[str]:
     """What is shown for every character of a line."""
     return [_TAB if char == "\t" else _shown(char) for char in line]
 
 
-def _safe(text: str) -> str:
+def safe(text: str) -> str:
     """A text with its control characters escaped; line ends too."""
     return "".join(map(_shown, text))
 
 
 def _brief(text: str) -> str:
-    """A sentence for a reader: like `_safe`, and of words beyond all measure the ends."""
-    return _safe(_ENDLESS.sub(rf"\1{_CUT}\2", text))
+    """A sentence for a reader: like `safe`, and of words beyond all measure the ends."""
+    return safe(_ENDLESS.sub(rf"\1{_CUT}\2", text))
 
 
 def _shown(char: str) -> str:

@@ -43,9 +43,9 @@ class Mesh:
         return f"{self!r}\n{MeshView(self.name, self.axes)}"
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        from meshdsl.notebook.views import MeshView, bundle
+        from meshdsl.notebook.views import MeshView
 
-        return bundle(str(self), MeshView(self.name, self.axes).html())
+        return {"text/plain": str(self), "text/html": MeshView(self.name, self.axes).html()}
 
     def syntax(self) -> ast.Mesh:
         """The declaration."""

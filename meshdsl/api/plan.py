@@ -24,10 +24,7 @@ if TYPE_CHECKING:
     from meshdsl.backends.engines.persistent import Blocks, PersistentEngine
     from meshdsl.backends.module.program_module import ProgramModule
     from meshdsl.named.declarations import Declarations
-    from meshdsl.notebook.code import Code
-    from meshdsl.notebook.collectives import Collectives
-    from meshdsl.notebook.memory import Memory
-    from meshdsl.notebook.views import Placements, TensorView
+    from meshdsl.notebook.views import Code, Collectives, Memory, Placements, TensorView
     from meshdsl.pipeline import Compilation
 
 
@@ -81,14 +78,14 @@ class Looks:
     @property
     def collectives(self) -> Collectives:
         """What is sent, in order; each shows its tensor before and after, and who talks to whom."""
-        from meshdsl.notebook.collectives import collectives
+        from meshdsl.notebook.views import collectives
 
         return collectives(self._made.device, self._report)
 
     @property
     def memory(self) -> Memory:
         """Bytes that a device holds: parameters, gradients, state, inputs, activations."""
-        from meshdsl.notebook.memory import Memory
+        from meshdsl.notebook.views import Memory
 
         return Memory({self._made.placed.layout: self._report["memory"]})
 
@@ -149,7 +146,7 @@ class Plan(Looks):
     @property
     def code(self) -> Code:
         """The standalone torch program that every device runs, one text for all of them."""
-        from meshdsl.notebook.code import Code
+        from meshdsl.notebook.views import Code
 
         return Code(self._made.text)
 
@@ -403,9 +400,8 @@ class Plan(Looks):
         Without any: beside its own positional SBP, and beside itself reduced immediately. With
         `run`, every column is run on the same made-up values and compared with the reference.
         """
-        from meshdsl.report.columns import compile_columns, raise_if_none_works
+        from meshdsl.report.columns import NOT_RUN, compile_columns, measure, raise_if_none_works
         from meshdsl.report.compare import compare
-        from meshdsl.report.measure import NOT_RUN, measure
 
         site = here()
         declarations, wishes = self._made.declarations, self._wishes(reduce)

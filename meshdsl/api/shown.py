@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshdsl.diagnostics import Source
+from meshdsl.notebook.views import WIDTH, Memory, View, of_columns
+from meshdsl.report.compare import comparison
+from meshdsl.report.document import Document
+from meshdsl.report.explain import explanation
+from meshdsl.report.html import html
 
-if TYPE_CHECKING:
-    from meshdsl.notebook.memory import Memory
-
-WIDTH = 100
 Json = dict[str, Any]
 
 
@@ -49,11 +50,13 @@ class Outputs:
         return f"<outputs {', '.join(shown)}>"
 
 
-class Explanation:
+class Explanation(View):
     """What `meshdsl explain` prints of a plan. `.json` is the same as data (version 1).
 
     `sources` are the texts, by name, whose tensors a notebook shows.
     """
+
+    width = WIDTH
 
     def __init__(
         self, json: Json, source: Source, sources: Mapping[str, Source] | None = None
@@ -61,29 +64,25 @@ class Explanation:
         self.json, self.source = json, source
         self.sources = sources or {source.name: source}
 
-    def html(self) -> str:
-        """The same for a notebook: every line with what it holds and sends."""
-        from meshdsl.notebook.lines import page
+    @property
+    def document(self) -> Document:
+        """Every line with what it holds and sends."""
+        return explanation(self.json | {"warnings": []}, self.sources)
 
-        return page(self.json, self.sources)
-
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        return {"text/plain": self.text(), "text/html": self.html()}
-
-    def __str__(self) -> str:
-        return self.text()
-
-    __repr__ = __str__
-
-    def text(self, width: int = WIDTH) -> str:
-        """The report as text of at most `width` columns where words allow it."""
-        from meshdsl.report.terminal import report_lines
-
-        return _text(report_lines(self.json | {"warnings": []}, self.source, width))
+    def text(self, width: int | None = None) -> str:
+        """The report of the program's own text, of at most `width` columns where words allow it."""
+        if len(self.sources) > 1:
+            return Explanation(self.json, self.source).text(width)
+        return super().text(width)
 
 
-class Comparison:
-    """What `meshdsl compare` prints. `.json` is the same as data; `.same`: whether all agree."""
+class Comparison(View):
+    """What `meshdsl compare` prints. `.json` is the same as data; `.same`: whether all agree.
+
+    Columns are beside each other, or below each other where the width of the text is too small.
+    """
+
+    width = WIDTH
 
     def __init__(self, json: Json, source: Source) -> None:
         self.json, self.source = json, source
@@ -93,38 +92,24 @@ class Comparison:
         """Whether placements, routes and bytes of all columns agree."""
         return bool(self.json["same"])
 
-    def __str__(self) -> str:
-        return self.text()
-
-    __repr__ = __str__
-
-    def text(self, width: int = WIDTH) -> str:
-        """The columns beside each other, or below each other where the width is too small."""
-        from meshdsl.report.compare_terminal import comparison_lines
-
-        return _text(comparison_lines(self.json, self.source, width))
-
-    def html(self) -> str:
-        """The page that `meshdsl compare --html` writes."""
-        from meshdsl.report.compare_html import page
-
-        return page(self.json, self.source)
-
     @property
     def memory(self) -> Memory:
         """What a device holds under each column, as bars to one scale."""
-        from meshdsl.notebook.memory import of_columns
-
         return of_columns(self.json)
 
+    @property
+    def document(self) -> Document:
+        """Tensors and what is sent of each line, one column beside the other."""
+        return comparison(self.json, self.source)
+
+    def html(self) -> str:
+        """The page that `meshdsl compare --html` writes."""
+        from meshdsl.report.page import page
+
+        return page(self.json, self.source)
+
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        from meshdsl.notebook.comparison import page
-
-        return {"text/plain": self.text(), "text/html": page(self.json)}
-
-
-def _text(lines: Iterable[tuple[tuple[str, str], ...]]) -> str:
-    return "\n".join("".join(text for text, _ in line).rstrip() for line in lines)
+        return {"text/plain": self.text(), "text/html": html(self.document)}
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,30 +84,30 @@ def _check_page(page: Path, force: bool) -> None:
 
 def _compared(columns: Sequence[Column], made: Compilation, seed: int | None) -> dict[str, Any]:
     """The comparison with what was measured; nothing is run without a seed."""
+    from meshdsl.report.columns import NOT_RUN, measure
     from meshdsl.report.compare import compare
-    from meshdsl.report.measure import NOT_RUN, measure
 
     run = NOT_RUN if seed is None else measure(columns, seed)
     return {**compare(columns, made.source), "run": run}
 
 
 def _show(compared: dict[str, Any], made: Compilation, json: bool, html: Path | None) -> None:
-    from meshdsl.render import _safe
-    from meshdsl.report.compare_terminal import measured, print_comparison, sentence
+    from meshdsl.report.compare import comparison, measured, sentence
+    from meshdsl.report.document import line
+    from meshdsl.report.terminal import print_document, text
 
     if json:
         common.print_json(compared)
     elif html is None:
-        print_comparison(compared, made.source)
+        print_document(comparison(compared, made.source))
     else:
-        for line in (sentence(compared), *measured(compared)):
-            typer.echo(_safe(line))
+        typer.echo(text((line(sentence(compared)), *measured(compared))))
         typer.echo(f"wrote {html}; open it in a browser")
 
 
 def _write(html: Path, compared: dict[str, Any], made: Compilation) -> None:
     from meshdsl.cli.compile import write_whole
-    from meshdsl.report.compare_html import page
+    from meshdsl.report.page import page
 
     write_whole(html, page(compared, made.source))
 

@@ -58,10 +58,12 @@ def command(
         if json:
             common.print_json(made.report)
             return
-        from meshdsl.report.terminal import print_report
+        from meshdsl.report.explain import explanation
+        from meshdsl.report.terminal import print_document
 
         # Warnings follow on the error output, with carets.
-        print_report(made.report | {"warnings": []}, made.source)
+        report = made.report | {"warnings": []}
+        print_document(explanation(report, {made.source.name: made.source}))
 
 
 def _explain_code(code: str) -> None:

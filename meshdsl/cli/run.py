@@ -84,7 +84,8 @@ def _run(
 ) -> None:
     from meshdsl.backends.engines import run as engines
     from meshdsl.backends.engines.verify import problems
-    from meshdsl.report.running import print_run, run_as_json
+    from meshdsl.report.running import run_as_json, run_report
+    from meshdsl.report.terminal import print_document
 
     result = engines.run(made, engine, given)
     for note in result.notes:
@@ -98,7 +99,7 @@ def _run(
     if json:
         common.print_json(run_as_json(made, engine, result, checked))
     else:
-        print_run(made, engine, result, checked)
+        print_document(tuple(run_report(made, engine, result, checked)))
         if out is not None:
             typer.echo(f"wrote {out}")
 

@@ -26,7 +26,7 @@ from typing import Any, Generic, TypeVar
 from meshdsl.diagnostics import Span
 from meshdsl.ir.program import Loop, Op
 from meshdsl.ir.types import Dim, DType, TensorType
-from meshdsl.render import _safe
+from meshdsl.render import safe
 
 V = TypeVar("V")
 INDENT = "  "
@@ -54,7 +54,7 @@ class SourceLines:
     def at(self, span: Span, depth: int) -> Iterator[str]:
         """A comment with the line of `span`, unless it was the last one shown, or is empty."""
         place = (span.file, span.line)
-        text = _safe(span.source.excerpt(span.line).strip())
+        text = safe(span.source.excerpt(span.line).strip())
         if place == self._shown or not text:
             return
         self._shown = place
@@ -185,4 +185,4 @@ def attribute(value: Any) -> str:
         return type_text(value)
     if isinstance(value, tuple):
         return f"({' '.join(map(attribute, value))})"
-    return _safe(value if isinstance(value, str) else repr(value))
+    return safe(value if isinstance(value, str) else repr(value))

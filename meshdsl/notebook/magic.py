@@ -115,9 +115,14 @@ class MdslMagics(Magics):
         return plan.placements if given.name is None else plan.tensor(given.name)
 
     def _compare(self, given: argparse.Namespace) -> Any:
-        from meshdsl.report.columns import compile_columns, raise_if_none_works, wishes
+        from meshdsl.report.columns import (
+            NOT_RUN,
+            compile_columns,
+            measure,
+            raise_if_none_works,
+            wishes,
+        )
         from meshdsl.report.compare import compare
-        from meshdsl.report.measure import NOT_RUN, measure
 
         options = chosen(given, several=True)
         program = self._program(given.name or given.program, options.set_dims)

@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import Diagnostic, did_you_mean, fail
-from meshdsl.notebook.views import View
+from meshdsl.notebook.views import Ran
 
 if TYPE_CHECKING:
     from meshdsl.api.plan import Plan
-
-WIDTH = 100
-
-
-class Ran(View):
-    """A run: `outputs` by name, whole; `seconds`; `ok`, whether it equals the reference, if asked.
-
-    On real ranks (`torchrun`) it was a process of its own: interrupting the kernel ends it.
-    """
-
-    def __init__(self, lines: str, result: Any, checked: Any) -> None:
-        self.outputs = dict(result.outputs)
-        self.seconds: float = result.seconds
-        self.ok: bool | None = all(c.ok for c in checked) if checked else None
-        self._lines = lines
-
-    def __str__(self) -> str:
-        return self._lines
-
-    def html(self) -> str:
-        """The lines as they are."""
-        from meshdsl.notebook.html import LINES
-        from meshdsl.notebook.svg import tag
-
-        return tag("pre", self._lines, style=LINES)
 
 
 def ran(plan: Plan, engine: str, seed: int, verify: bool) -> tuple[Ran, list[Diagnostic]]:
@@ -55,26 +30,4 @@ def ran(plan: Plan, engine: str, seed: int, verify: bool) -> tuple[Ran, list[Dia
     yielded = (result.outputs, result.updated)
     checked = engines.verify(plan._made, given, *yielded) if verify else ()
     found += problems(checked)
-    return Ran(_lines(plan, engine, result, checked), result, checked), found
-
-
-def _lines(plan: Plan, engine: str, result: Any, checked: Any) -> str:
-    """What the command line prints."""
-    import io
-
-    from rich.console import Console
-
-    from meshdsl.report import running
-
-    page = io.StringIO()
-    plain: dict[str, Any] = {"force_jupyter": False, "force_terminal": False, "color_system": None}
-    console = Console(file=page, width=WIDTH, highlight=False, **plain)
-    console.print(running._headline(plan._made, engine, result), markup=False)
-    if engine != "reference":
-        console.print(running._devices(plan._made, result))
-    console.print(running._outputs(plan._made, result, checked))
-    if result.updated:
-        console.print(running._updated(plan._made, result, checked))
-    if checked:
-        console.print(running._verdict(checked), markup=False)
-    return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
+    return Ran(plan._made, engine, result, checked), found

@@ -11,8 +11,7 @@ from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source
 from meshdsl.named.declarations import Declarations, declare
 from meshdsl.named.uncalled import check_uncalled
 from meshdsl.pipeline import Compilation, Known, Options, finish_named
-from meshdsl.report.check import CONSEQUENCES, _check_declared, with_errors
-from meshdsl.report.expect import check_expect
+from meshdsl.report.check import CONSEQUENCES, check_declared, check_expect, with_errors
 from meshdsl.syntax import ast
 from meshdsl.syntax.parse import parse
 
@@ -114,7 +113,7 @@ class Session:
         """The programs of the cell, built; what else it defines is looked through."""
         names = {node.name.text for node in tree.declarations if not isinstance(node, ast.Expect)}
         declarations = defined.declarations
-        _check_declared(declarations, diagnostics)
+        check_declared(declarations, diagnostics)
         programs = []
         for node in tree.declarations:
             if isinstance(node, ast.Program):

@@ -1,34 +1,79 @@
-"""Objects that plans are looked at by: as text with `print`, as pictures in a notebook."""
+"""Objects that plans are looked at by: as text with `print`, as pictures in a notebook.
+
+Each of them is a document, written as text and as HTML.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+import ast as python
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, overload
 
-from meshdsl.notebook.held import Holding
+from meshdsl.backends.runtime.values import group_members, source_rank
+from meshdsl.device.ir import Bucket, Move, Program, Var, walk
 from meshdsl.placed.sbp import Mesh
+from meshdsl.report.document import (
+    Beside,
+    Document,
+    Item,
+    Note,
+    Picture,
+    Piece,
+    Section,
+    Table,
+    aligned,
+    counted,
+    line,
+    plain,
+)
+from meshdsl.report.explain import sending, tensor_item, typed
+from meshdsl.report.holding import Holding
+from meshdsl.report.terminal import ENDLESS, text
+
+if TYPE_CHECKING:
+    from meshdsl.backends.engines.run import Result
+    from meshdsl.backends.engines.verify import Comparison
+    from meshdsl.pipeline import Compilation
+    from meshdsl.report.html import Markup
 
 Json = dict[str, Any]
-Bundle = dict[str, str]
+WIDTH = 100
+"""Columns of a text that is broken into lines."""
 
 
 class View:
     """Something to look at. `str(view)` is its text, `view.html()` what a notebook shows."""
 
+    width = ENDLESS
+    """Columns of its text."""
+
+    @property
+    def document(self) -> Document:
+        """The document of which both are written."""
+        raise NotImplementedError
+
     def html(self) -> str:
         """HTML that needs neither a script nor anything from elsewhere."""
-        raise NotImplementedError
+        from meshdsl.report.html import html
+
+        return html(self.document)
+
+    def text(self, width: int | None = None) -> str:
+        """The document as text of at most `width` columns where words allow it."""
+        return text(self.document, width or self.width)
+
+    def __str__(self) -> str:
+        return self.text()
 
     def __repr__(self) -> str:
         return str(self)
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> Bundle:
-        return bundle(str(self), self.html())
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": str(self), "text/html": self.html()}
 
 
-def bundle(text: str, html: str) -> Bundle:
-    """What IPython asks an object for; both are always given."""
-    return {"text/plain": text, "text/html": html}
+# --- meshes and tensors ----------------------------------------------------------------------
 
 
 class MeshView(View):
@@ -37,21 +82,15 @@ class MeshView(View):
     def __init__(self, name: str, axes: tuple[tuple[str, int], ...]) -> None:
         self.mesh = Mesh(name, axes)
 
-    def __str__(self) -> str:
-        from meshdsl.notebook.mesh import text
-
-        return text(self.mesh)
-
-    def html(self) -> str:
+    @property
+    def document(self) -> Document:
         """A box for every device, with its rank."""
-        from meshdsl.notebook.html import CODE
-        from meshdsl.notebook.mesh import picture
-        from meshdsl.notebook.svg import image, tag
+        from meshdsl.report.pictures import mesh_picture, mesh_text
 
         axes = f"{{ {', '.join(f'{a}: {n}' for a, n in self.mesh.axes)} }}"
         name = "" if self.mesh.name == "mesh" else f"{self.mesh.name} "
-        head = tag("div", "mesh ", tag("code", f"{name}{axes}", style=CODE))
-        return tag("div", head, image(picture(self.mesh), str(self)))
+        caption = (Piece("mesh "), Piece(f"{name}{axes}", "code"))
+        return (Picture(lambda: mesh_picture(self.mesh), mesh_text(self.mesh), caption),)
 
 
 class TensorView(View):
@@ -98,21 +137,13 @@ class TensorView(View):
         """The devices that hold each block; a block is its number along every dim."""
         return self.held.holders(self.held.dims)
 
-    def __str__(self) -> str:
-        from meshdsl.notebook.tensor import text
-        from meshdsl.report.terminal import type_text
-
-        return f"{self.name}  {type_text(self.json)}\n{text(self.held)}"
-
-    def html(self) -> str:
+    @property
+    def document(self) -> Document:
         """The tensor in blocks, coloured by who holds them."""
-        from meshdsl.notebook.html import CODE, split_dims
-        from meshdsl.notebook.svg import image, tag
-        from meshdsl.notebook.tensor import picture
+        from meshdsl.report.pictures import tensor_picture, tensor_text
 
-        name = tag("b", tag("code", self.name, style=CODE))
-        head = tag("div", name, " ", split_dims(self.json, self.mesh))
-        return tag("div", head, image(picture(self.held), str(self)))
+        head = Item((Piece(f"{self.name}  ", "code"),), typed(self.json))
+        return (head, Picture(lambda: tensor_picture(self.held), tensor_text(self.held)))
 
 
 class Placements(View, Mapping[str, TensorView]):
@@ -130,20 +161,12 @@ class Placements(View, Mapping[str, TensorView]):
     def __len__(self) -> int:
         return len(self._tensors)
 
-    def __str__(self) -> str:
-        from meshdsl.report.terminal import type_text
-
-        width = max(map(len, self), default=0)
-        return "\n".join(f"{name:{width}}  {type_text(t.json)}" for name, t in self.items())
-
-    def html(self) -> str:
+    @property
+    def document(self) -> Document:
         """A line with a small picture for each."""
-        from meshdsl.notebook.html import TABLE
-        from meshdsl.notebook.lines import tensor_row
-        from meshdsl.notebook.svg import tag
-
-        rows = (tensor_row(t.json, t.mesh) for t in self.values())
-        return tag("table", tag("tbody", *rows), style=TABLE)
+        width = max(map(len, self), default=0)
+        items = (tensor_item(t.json, t.mesh, width=width) for t in self.values())
+        return (Table((Section(None, tuple(items)),)),)
 
 
 LATEST = ("result", "", "carried")
@@ -164,3 +187,284 @@ def _rank(tensor: Json) -> int:
     """How late a tensor is made among those of its name: 0 is the latest."""
     what = (tensor["loop"] or {"as": ""})["as"]
     return LATEST.index(what) if what in LATEST else len(LATEST)
+
+
+# --- collectives -----------------------------------------------------------------------------
+
+MOST_GROUPS = 12
+"""Groups that are listed in a text; of more the first few."""
+
+
+class CollectiveView(View):
+    """One collective. `json` is what `explain` says of it; `before` and `after` are its tensor's.
+
+    Of a bucket of several tensors they are those of the first.
+    """
+
+    def __init__(self, json: Json, node: Move | Bucket, mesh: Mesh) -> None:
+        self.json, self.mesh = json, mesh
+        self._node = node
+        move = node.moves[0]
+        self.before, self.after = holding(move.source, mesh), holding(move.target, mesh)
+
+    @property
+    def kind(self) -> str:
+        """What it does: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` or `permute`."""
+        return str(self.json["kind"])
+
+    @property
+    def tensor(self) -> str:
+        """What is sent, a subexpression under its name in the program text; of a bucket all."""
+        return str(self.json["tensor"])
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The mesh axes along which devices talk."""
+        return tuple(self.json["axes"])
+
+    @property
+    def line(self) -> int:
+        """The source line that needs it."""
+        return int(self.json["line"])
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that each device sends, all trips of a loop together."""
+        return int(self.json["wire_bytes"])
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """The ranks that talk to each other."""
+        return group_members(dict(self.mesh.axes), self.axes)
+
+    @property
+    def sends(self) -> list[tuple[int, int]]:
+        """Pairs of ranks along which data moves: around a ring, each to each, or where it goes."""
+        from meshdsl.report.pictures import pairs
+
+        if self.kind == "permute":
+            mesh, splits = dict(self.mesh.axes), self._node.step.changed()
+            return [(source_rank(mesh, r, *splits), r) for r in range(self.mesh.devices)]
+        return [pair for group in self.groups for pair in pairs(self.kind, group)]
+
+    @property
+    def title(self) -> str:
+        """`all_reduce sum of y over cols: 64 KiB (65,536 B) sent per device`."""
+        named = any(move.target.value.name for move in self._node.moves)
+        whose = self.tensor if named else f"a subexpression (`{self.tensor}`)"
+        return plain(sending(self.json, whose))
+
+    @property
+    def document(self) -> Document:
+        """The tensor before, the mesh with arrows, the tensor after."""
+        from meshdsl.report.pictures import collective_picture, tensor_picture
+
+        head = (Piece(f"line {self.line}: ", "muted"), Piece(self.title, "strong"))
+        ways = f"{self.json['from']} to {self.json['to']}"
+        groups = [" ".join(map(str, g)) for g in self.groups]
+        more = f" … ({len(groups):,} groups)" if len(groups) > MOST_GROUPS else ""
+        listed = f"{' | '.join(groups[:MOST_GROUPS])}{more}"
+        details = (("from ", ways), ("groups: ", listed))
+        items = (Item((Piece(label, "muted"),), (Piece(t),), indent=2) for label, t in details)
+        number = counted(len(groups), "group")
+        note = f"{number} of {self.json['group_size']:,}; each sends {self.json['formula']}"
+        pictures = (
+            _captioned("before", self.json["from"], lambda: tensor_picture(self.before)),
+            _captioned(
+                self.kind,
+                "+".join(self.axes),
+                lambda: collective_picture(self.mesh, self.kind, self.groups, self.sends, note),
+            ),
+            _captioned("after", self.json["to"], lambda: tensor_picture(self.after)),
+        )
+        return (Note(head, tuple(items)), Beside(pictures))
+
+
+def _captioned(when: str, what: str, draw: Callable[[], Markup]) -> Picture:
+    caption = (Piece(f"{when} ", "muted"), Piece(what, "code"))
+    return Picture(draw, f"{when}: {what}", caption, extra=True)
+
+
+class Collectives(View, Sequence[CollectiveView]):
+    """Every collective of a plan, in order."""
+
+    def __init__(self, found: Sequence[CollectiveView]) -> None:
+        self._found = tuple(found)
+
+    @overload
+    def __getitem__(self, index: int) -> CollectiveView: ...
+    @overload
+    def __getitem__(self, index: slice) -> Collectives: ...
+    def __getitem__(self, index: int | slice) -> CollectiveView | Collectives:
+        found = self._found[index]
+        return found if isinstance(found, CollectiveView) else Collectives(found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __iter__(self) -> Iterator[CollectiveView]:
+        return iter(self._found)
+
+    @property
+    def document(self) -> Document:
+        """All of them below each other."""
+        found = tuple(block for c in self for block in c.document)
+        return found or (line("nothing is sent"),)
+
+
+def collectives(program: Program, report: Mapping[str, Any]) -> Collectives:
+    """The collectives of a device program, and what its report says of each."""
+    nodes = [n for n, _ in walk(program.body) if isinstance(n, Move | Bucket) and n.step.moves]
+    told = zip(report["collectives"], nodes, strict=True)
+    return Collectives([CollectiveView(json, node, program.mesh) for json, node in told])
+
+
+def holding(var: Var, mesh: Mesh) -> Holding:
+    """A version of a tensor as it lies on the mesh."""
+    type_, p = var.value.type, var.placement
+    return Holding(
+        var.value.name or var.name,
+        str(type_.dtype),
+        tuple(type_.names),
+        tuple(type_.shape),
+        dict(p.splits),
+        p.partial,
+        p.op or "sum",
+        mesh,
+    )
+
+
+# --- memory ----------------------------------------------------------------------------------
+
+
+class Memory(View):
+    """Bytes that one device holds, by kind; of several plans a row for each.
+
+    `json` maps a title to what `explain` says of memory; `memory["params"]` is of the first.
+    """
+
+    def __init__(self, json: Mapping[str, Json]) -> None:
+        self.json = dict(json)
+
+    def __getitem__(self, kind: str) -> int:
+        return int(next(iter(self.json.values()))[kind])
+
+    def beside(self, **others: Memory) -> Memory:
+        """This one (the first row), and others below it under the names given."""
+        rows = {name: next(iter(other.json.values())) for name, other in others.items()}
+        return Memory({**self.json, **rows})
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds that any row has."""
+        from meshdsl.report.pictures import kinds_held
+
+        return kinds_held(self.json)
+
+    def table(self) -> list[list[str]]:
+        """A head and a line for each row: every kind, and all together."""
+        from meshdsl.report.pictures import memory_table
+
+        return memory_table(self.json)
+
+    @property
+    def document(self) -> Document:
+        """Bars to one scale."""
+        from meshdsl.report.pictures import memory_picture
+
+        return (Picture(lambda: memory_picture(self.json), "\n".join(aligned(self.table()))),)
+
+
+def of_columns(compared: Json) -> Memory:
+    """The memory of every column of a comparison that compiled."""
+    return Memory(
+        {f"{c['letter']}: {c['title']}": c["memory"] for c in compared["columns"] if "memory" in c}
+    )
+
+
+# --- runs ------------------------------------------------------------------------------------
+
+
+class Ran(View):
+    """A run: `outputs` by name, whole; `seconds`; `ok`, whether it equals the reference, if asked.
+
+    On real ranks (`torchrun`) it was a process of its own: interrupting the kernel ends it.
+    """
+
+    width = WIDTH
+
+    def __init__(
+        self, made: Compilation, engine: str, result: Result, checked: Sequence[Comparison]
+    ) -> None:
+        self.outputs = dict(result.outputs)
+        self.seconds: float = result.seconds
+        self.ok: bool | None = all(c.ok for c in checked) if checked else None
+        self._ran = (made, engine, result, checked)
+
+    @cached_property
+    def document(self) -> Document:
+        """What each device did, the outputs, and how they compare."""
+        from meshdsl.report.running import run_report
+
+        return tuple(run_report(*self._ran))
+
+
+# --- code ------------------------------------------------------------------------------------
+
+STYLE = "default"
+"""A style of Pygments whose colours can be read on the card."""
+
+
+class Code(str):
+    """The text of a program in Python: a `str`, and highlighted in a notebook."""
+
+    __slots__ = ()
+
+    @property
+    def device(self) -> str:
+        """The function that every device runs; the rest reads values and starts it."""
+        lines = self.splitlines()
+        for node in python.parse(self).body:
+            if isinstance(node, python.FunctionDef) and node.name == "device":
+                return "\n".join(lines[node.lineno - 1 : node.end_lineno]) + "\n"
+        return str(self)
+
+    @property
+    def rest(self) -> str:
+        """What is said of the lines that a notebook does not show."""
+        return f"# print(plan.code) has the whole program, {len(self.splitlines()):,} lines\n"
+
+    def html(self) -> str:
+        """What every device runs, in colours, on a card of its own."""
+        return highlighted(self.device + self.rest, "python")
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        return {"text/plain": self.device + self.rest, "text/html": self.html()}
+
+
+def highlighted(text: str, language: str) -> Markup:
+    """`text` in a frame, with the colours in the elements themselves."""
+    from pygments import highlight
+    from pygments.formatters import HtmlFormatter
+
+    from meshdsl.report.html import MONO, Markup, tag
+    from meshdsl.report.pictures import BACK, EDGE, INK
+
+    card = (
+        f"background:{BACK};color:{INK};border:1px solid {EDGE};border-radius:6px;"
+        f"padding:8px 12px;max-height:32em;overflow:auto;font-family:{MONO};font-size:12.5px;"
+        "line-height:1.4;margin:0;white-space:pre"
+    )
+    formatter = HtmlFormatter(noclasses=True, nowrap=True, style=STYLE)
+    inside = highlight(text, _lexer(language), formatter)
+    return tag("pre", Markup(inside), style=card)
+
+
+def _lexer(language: str) -> Any:
+    if language == "python":
+        from pygments.lexers import PythonLexer
+
+        return PythonLexer(stripnl=False)
+    from meshdsl.lexer import MdslLexer
+
+    return MdslLexer(stripnl=False)

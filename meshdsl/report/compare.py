@@ -1,7 +1,8 @@
-"""One program in several columns, statement by statement, as JSON. Every view is drawn from this.
+"""`compare`: one program in several columns, statement by statement.
 
-A row is a source line that holds or sends something. In it the named tensors and the reshards of
-all columns stand beside each other; a cell is None where a column has none.
+`compare` gives the facts as JSON, and every view is made of them; `comparison` is the document for
+people. A row is a source line that holds or sends something. In it the named tensors and the
+reshards of all columns are beside each other; a cell is None where a column has none.
 """
 
 from __future__ import annotations
@@ -20,6 +21,26 @@ from meshdsl.placed import ir as placed
 from meshdsl.placed.layout import resolve_layout
 from meshdsl.placed.sbp import WHOLE
 from meshdsl.report.columns import Column, Wish
+from meshdsl.report.document import (
+    NO_BREAK,
+    UNIT,
+    Block,
+    Cell,
+    Document,
+    Gap,
+    Item,
+    Paragraph,
+    Piece,
+    Row,
+    Section,
+    SourceLine,
+    Table,
+    Text,
+    counted,
+    exact,
+    human,
+    line,
+)
 from meshdsl.report.explain import explain
 
 Json = dict[str, Any]
@@ -29,6 +50,8 @@ Key = tuple[str, int, str, int]
 
 VERSION = 1
 UNNAMED = "a subexpression"
+MOST_NAME = 14
+"""Characters of a name that have a line to themselves."""
 
 
 def compare(columns: Sequence[Column], source: Source) -> Json:
@@ -37,8 +60,8 @@ def compare(columns: Sequence[Column], source: Source) -> Json:
     `same` is true where placements, routes and bytes of all columns agree.
     """
     entries = [column_as_json(c) for c in columns]
-    table = rows(entries, source)
-    everywhere = all(row["same"] for row in table) and all(c.works for c in columns)
+    found = rows(entries, source)
+    everywhere = all(row["same"] for row in found) and all(c.works for c in columns)
     first = next(c.made for c in columns if c.made)
     return {
         "version": VERSION,
@@ -46,7 +69,7 @@ def compare(columns: Sequence[Column], source: Source) -> Json:
         "file": source.name,
         "same": everywhere and _bytes_agree(entries),
         "columns": entries,
-        "rows": table,
+        "rows": found,
     }
 
 
@@ -312,3 +335,220 @@ def _sent(route: Json | None) -> Any:
     if route is None:
         return None
     return [route[key] for key in ("from", "to", "steps", "count", "wire_bytes", "phase")]
+
+
+# --- for people ------------------------------------------------------------------------------
+
+
+def comparison(compared: Json, source: Source) -> Document:
+    """The comparison as a document, with what was measured (`run`)."""
+    return (
+        line(sentence(compared), "strong"),
+        Gap(),
+        *headings(compared),
+        Gap(),
+        table(compared, source),
+        Gap(),
+        *measured(compared),
+    )
+
+
+def sentence(compared: Json) -> str:
+    """`mlp in 3 columns: 1 of 6 statements differs.`."""
+    columns, found = compared["columns"], compared["rows"]
+    head = f"{compared['program']} in {counted(len(columns), 'column')}"
+    broken = sum("totals" not in c for c in columns)
+    failed = f" {counted(broken, 'column')} could not be compiled." if broken else ""
+    if len(columns) - broken == 1:
+        return f"{head}.{failed}"
+    unlike = sum(not row["same"] for row in found)
+    if not unlike:
+        return f"{head}: placements, routes and bytes are the same in all.{failed}"
+    verb = "differs" if unlike == 1 else "differ"
+    return f"{head}: {unlike} of {counted(len(found), 'statement')} {verb}.{failed}"
+
+
+def headings(compared: Json) -> Iterator[Item]:
+    """A line for each column; of one that did not compile, why."""
+    for column in compared["columns"]:
+        head = (Piece(f"  {column['letter']}  ", "strong"),)
+        yield Item(head, (Piece(column["title"]), *_about(column)))
+
+
+def _about(column: Json) -> Text:
+    """`, on rows:2, cols:2 (4 devices)`, and what else there is to know of a column."""
+    if "totals" not in column:
+        errors = [d for d in column["diagnostics"] if d["severity"] == "error"]
+        why = "; ".join(f"{d['code']} {d['message']}" for d in errors)
+        return (Piece(", not compiled", "strong", extra=True), Piece(f": {why}"))
+    axes = ", ".join(f"{axis}:{size}" for axis, size in column["mesh"].items())
+    text = f", on {axes or 'one device'} ({counted(column['devices'], 'device')})"
+    text += "; not proven least" if column.get("proven") is False else ""
+    text += f"; the program of {column['same_as']}" if column["same_as"] else ""
+    return (Piece(text),)
+
+
+def table(compared: Json, source: Source) -> Table:
+    """Every source line with what it holds and sends, then what is sent and held in all."""
+    found, columns = compared["rows"], compared["columns"]
+    names = [entry["tensor"] for row in found for entry in (*row["tensors"], *row["routes"])]
+    longest = max((len(name) for name in names), default=4) + 3
+    gutter = len(str(max((row["line"] for row in found), default=1)))
+    sections = [_section(n, row, compared, gutter, source) for n, row in enumerate(found)]
+    letters = tuple(c["letter"] for c in columns)
+    label = min(max(longest, 12), MOST_NAME + 3)
+    sections.append(Section(None, tuple(_sums(compared)), apart=True, title="per device"))
+    return Table(tuple(sections), letters, "tensor", label)
+
+
+def _section(number: int, row: Json, compared: Json, gutter: int, source: Source) -> Section:
+    here = row["file"] == source.name
+    where = "" if here else f"{row['file']} "
+    head = SourceLine(f"{where}{row['line']:>{gutter}}", row["text"] if here else None)
+    columns = compared["columns"]
+    body = (
+        _entry(entry, kind, (("kind", kind), ("row", number), ("entry", at)), columns)
+        for kind in ("tensors", "routes")
+        for at, entry in enumerate(row[kind])
+    )
+    return Section(head, tuple(body), data=(("row", number),))
+
+
+def _entry(entry: Json, kind: str, data: Any, columns: Sequence[Json]) -> Row:
+    route = kind == "routes"
+    label = (Piece("=> " if route else "  ", "arrow"), Piece(entry["tensor"], "code"))
+    told = zip(entry["cells"], columns, entry["differs"], strict=True)
+    cells = (
+        Cell(
+            _route_text(cell) if route else _tensor_text(cell, c),
+            differs,
+            cell["why"] if route else "",
+        )
+        if cell
+        else Cell((Piece("-", "muted"),), differs)
+        for cell, c, differs in told
+    )
+    return Row(label, tuple(cells), "route" if route else "tensor", data)
+
+
+def _tensor_text(tensor: Json, column: Json) -> Text:
+    """By name, or in a positional column by position, one entry per mesh axis."""
+    if column["positional"]:
+        places = f"({', '.join(tensor['sbp'].values())})"
+        return (Piece(places, "code"), Piece(tensor["named"], extra=True))
+    axes = ", ".join(f"{axis} {component}" for axis, component in tensor["sbp"].items())
+    return (Piece(tensor["named"], "code"), Piece(axes, extra=True))
+
+
+def _route_text(route: Json) -> Text:
+    """`slice over rows, all_gather over cols: 64 KiB`; in a loop `768 KiB × 4 trips`."""
+    steps = ", ".join(f"{s['kind']} over {'+'.join(s['axes'])}" for s in route["steps"])
+    count = route["count"]
+    times = f" × {count} trips" if count > 1 else ""
+    phase = "" if route["phase"] == "forward" else f" [{route['phase']}]"
+    way = " → ".join([route["from"], *(s["after"]["named"] for s in route["steps"])])
+    text = f"{steps}: {human(route['wire_bytes'] // count)}{times}{phase}"
+    return (Piece(text, "sent"), Piece(way, extra=True))
+
+
+# --- in all ----------------------------------------------------------------------------------
+
+
+def _sums(compared: Json) -> Iterator[Row]:
+    for label, texts, differs in totals(compared):
+        cells = (
+            Cell((Piece(UNIT.sub(NO_BREAK, text)),), mark)
+            for text, mark in zip(texts, differs, strict=True)
+        )
+        yield Row((Piece(label),), tuple(cells), "total", plain=True)
+
+
+def totals(compared: Json) -> Iterator[tuple[str, list[str], list[bool]]]:
+    """What is written, sent and held: a label, a text per column, and whether that differs.
+
+    What is written is not compared: it is not counted in one unit.
+    """
+    works = ["totals" in c for c in compared["columns"]]
+    for label, texts in _amounts(compared["columns"]):
+        first = texts[works.index(True)]
+        counts = label != "written"
+        differs = [counts and ok and t != first for t, ok in zip(texts, works, strict=True)]
+        yield label, texts, differs
+
+
+def _amounts(columns: Sequence[Json]) -> Iterator[tuple[str, list[str]]]:
+    axes = dict.fromkeys(a for c in columns for a in c.get("totals", {}).get("by_axis", ()))
+    yield "written", [_written(c) if "totals" in c else "-" for c in columns]
+    for axis in axes:
+        yield f"sent, {axis}", [_number(c, "totals", "by_axis", axis) for c in columns]
+    yield "sent in all", [_number(c, "totals", "wire_bytes") for c in columns]
+    counts = [c["totals"]["collectives"] if "totals" in c else "-" for c in columns]
+    yield "collectives", [f"{n:,}" if isinstance(n, int) else n for n in counts]
+    yield "memory", [_number(c, "memory", "peak") for c in columns]
+
+
+def _number(column: Json, *keys: str) -> str:
+    if "totals" not in column:
+        return "-"
+    found: Any = column
+    for key in keys:
+        found = found.get(key, 0)
+    return exact(found)
+
+
+def _written(column: Json) -> str:
+    """What the user had to write: `2 rules`, or `5 signatures` in a positional column."""
+    about = column["annotations"]
+    if column["positional"]:
+        return counted(about["signatures"], "signature")
+    pins = f", {counted(about['pins'], 'tensor')} with @" if about["pins"] else ""
+    return counted(about["rules"], "rule") + pins
+
+
+# --- what was measured -----------------------------------------------------------------------
+
+
+def measured(compared: Json) -> Iterator[Block]:
+    """Sentences on what was executed; nothing is called equal that was not."""
+    return (Paragraph((Piece(text),), hang=2) for text in _measured(compared["run"]))
+
+
+def _measured(run: Json) -> Iterator[str]:
+    if not run["executed"]:
+        yield "Nothing was executed: no word on whether the values are equal."
+    else:
+        *head, last = run["executed"]
+        who = f"{', '.join(head)} and {last}" if head else last
+        yield (
+            f"Measured: {who} {'were' if head else 'was'} executed on the same made-up values "
+            f"(seed {run['seed']}), every device in one process."
+        )
+    for entry in run["runs"]:
+        yield f"  {_ran(entry)}"
+    for pair in run["between"]:
+        yield f"  {' and '.join(pair['columns'])}: {_verdict(pair)}."
+
+
+def _ran(entry: Json) -> str:
+    match entry["status"]:
+        case "ran":
+            text = f"{_verdict(entry['reference'])}, against the float64 reference."
+        case "same":
+            text = f"the program of {entry['same_as']}, not executed again."
+        case "broken":
+            text = "not executed: it did not compile."
+        case _:
+            why = "; ".join(f"{d['code']} {d['message']}" for d in entry["diagnostics"])
+            text = f"{'not executed' if entry['status'] == 'refused' else 'failed'}: {why}"
+    return f"{entry['column']}: {text}"
+
+
+def _verdict(found: Json) -> str:
+    """How far two results are apart, in words that hold."""
+    which = f"`{found['output']}`{'' if found['role'] == 'output' else ' after the step'}"
+    if found["relative"] is None:
+        return f"NOT equal, {which} has other shapes, NaN or infinities"
+    if found["max_error"] == 0:
+        return "equal, bit for bit"
+    far = f"{found['relative']:.1e} of {found['measure']} ({which})"
+    return f"equal up to rounding, at most {far}" if found["ok"] else f"NOT equal, by {far}"

@@ -1,21 +1,49 @@
-"""What a compiled program does, as JSON version 1. Every other view is drawn from this."""
+"""`explain`: where each tensor lies, what is sent, why, and what would remove it.
+
+`explain` gives the facts as JSON version 1, and every other view is made of them; `explanation`
+is the document for people.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from meshdsl.device.ir import Bucket, Collective, Compute, Move, Program, Wait, walk
 from meshdsl.device.memory import memory
-from meshdsl.diagnostics import Diagnostic
+from meshdsl.diagnostics import Diagnostic, Source
 from meshdsl.ir.program import every
 from meshdsl.named.ir import Value
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import COLLECTIVES
 from meshdsl.placed.sbp import Mesh, Placement
+from meshdsl.report.document import (
+    Block,
+    Document,
+    Gap,
+    Item,
+    Note,
+    Paragraph,
+    Piece,
+    Section,
+    SourceLine,
+    Table,
+    Text,
+    counted,
+    exact,
+    human,
+    line,
+    plain,
+    scaled,
+)
+from meshdsl.report.holding import Holding
+from meshdsl.report.pictures import small_picture
 
+Json = dict[str, Any]
 VERSION = 1
+LOOP_WORDS = {"carried": "carried through {trips} trips", "kept": "kept from {trips} trips"}
+"""Words on a tensor that a loop carries, or keeps for the backward pass."""
 
 
 def explain(program: Program, warnings: Iterable[Diagnostic] = ()) -> dict[str, Any]:
@@ -184,3 +212,310 @@ def _totals(collectives: list[dict[str, Any]], program: Program) -> dict[str, An
         "by_phase": dict(by_phase),
         "flops_per_device": sum(n.flops * k for n, k in statements),
     }
+
+
+# --- for people ------------------------------------------------------------------------------
+
+
+def explanation(report: Json, sources: Mapping[str, Source]) -> Document:
+    """The report as a document. `sources`, by name, are the texts whose tensors are shown.
+
+    Lines of the first source come before those of others.
+    """
+    return (*_summary(report), _listing(report, sources), Gap(), *_totals_of(report))
+
+
+def _summary(report: Json) -> Iterator[Block]:
+    """One sentence on the whole program, then what is worth knowing before the details."""
+    yield line(sentence(report), "strong")
+    if len(report["collectives"]) > 1:
+        yield line(_largest(report))
+    if report["plan"] and report["collectives"]:
+        yield line(_planned(report["plan"]))
+    for axis, size in report["mesh"].items():
+        if size > 1 and all(t["placement"].get(axis, "B") == "B" for t in report["tensors"]):
+            yield line(f"Axis {axis} splits nothing: its {size} devices all do the same work.")
+
+
+def sentence(report: Json) -> str:
+    """`mlp under layout hybrid on mesh rows:2, cols:2 (4 devices): 2 collectives send …`."""
+    axes = ", ".join(f"{axis}:{size}" for axis, size in report["mesh"].items())
+    devices = counted(report["devices"], "device")
+    mesh = f"mesh {axes} ({devices})" if axes else devices
+    where = f"{report['program']} under layout {report['layout']} on {mesh}"
+    count, sent = report["totals"]["collectives"], report["totals"]["wire_bytes"]
+    if not count:
+        return f"{where}: nothing is sent."
+    verb = "sends" if count == 1 else "send"
+    return f"{where}: {counted(count, 'collective')} {verb} {human(sent)} per device."
+
+
+def _planned(plan: Json) -> str:
+    """What a plan minimises, and how far that was searched."""
+    message = plan["message_bytes"]
+    cost = f"bytes + {human(message)} for each collective" if message else "bytes"
+    known = "No plan costs less" if plan["least"] else "Not proven to cost least"
+    return f"{known} ({cost}; searched: {plan['searched']})."
+
+
+def _largest(report: Json) -> str:
+    """The collective that sends the most."""
+    found = report["collectives"]
+    most = max(found, key=lambda c: c["wire_bytes"])
+    share = 100 * most["wire_bytes"] / max(sum(c["wire_bytes"] for c in found), 1)
+    times = "" if most["count"] == 1 else f", {most['count']} times"
+    whose = _bucket(most) or most["tensor"]
+    what = f"{most['kind']} of {whose} over {'+'.join(most['axes'])}, line {most['line']}{times}"
+    return f"The largest ({share:.0f}%): {what}."
+
+
+# --- source lines ----------------------------------------------------------------------------
+
+
+def _listing(report: Json, sources: Mapping[str, Source]) -> Table:
+    """The source lines that hold or send something: those of the first file in order, then others.
+
+    One that sends something has blank lines around it.
+    """
+    first = next(iter(sources), "")
+    found = {(t["file"], _line_of(t)) for t in report["tensors"] if _shown(t, sources)}
+    found |= {(c["file"], c["line"]) for c in report["collectives"]}
+    sections, sends = [], True
+    for place in sorted(found, key=lambda place: (place[0] != first, place)):
+        before, sends = sends, any(c["line"] == place[1] for c in report["collectives"])
+        sections.append(_section(report, sources, place, before or sends))
+    return Table(tuple(sections))
+
+
+def _section(
+    report: Json, sources: Mapping[str, Source], place: tuple[str, int], apart: bool
+) -> Section:
+    file, number = place
+    gutter = _gutter(report)
+    where = "" if file == next(iter(sources), "") else f"{file} "
+    text = sources[file].excerpt(number) if file in sources else None
+    here = [
+        t for t in report["tensors"] if _shown(t, sources) and (t["file"], _line_of(t)) == place
+    ]
+    width = max((len(t["name"]) for t in here), default=0)
+    tensors = [tensor_item(t, report["mesh"], gutter + 3, width) for t in here]
+    named = {t["name"] for t in report["tensors"]}
+    sent = [
+        collective_note(c, c["tensor"] in named, gutter + 3)
+        for c in report["collectives"]
+        if (c["file"], c["line"]) == place
+    ]
+    return Section(SourceLine(f"{where}{number:>{gutter}}", text), (*tensors, *sent), apart)
+
+
+def _shown(tensor: Json, sources: Mapping[str, Source]) -> bool:
+    """Named tensors of the sources, but not what a loop makes of them again on each trip."""
+    return bool(tensor["name"]) and tensor["file"] in sources and _told(tensor)
+
+
+def _told(tensor: Json) -> bool:
+    return tensor.get("loop") is None or tensor["loop"]["as"] in LOOP_WORDS
+
+
+def _line_of(tensor: Json) -> int:
+    """A tensor that is carried or kept belongs to the line of its `repeat`."""
+    line: int = (tensor.get("loop") or tensor)["line"]
+    return line
+
+
+def _gutter(report: Json) -> int:
+    """The width of line numbers."""
+    lines = [e["line"] for e in (*report["tensors"], *report["collectives"])]
+    return len(str(max(lines, default=1)))
+
+
+# --- a tensor --------------------------------------------------------------------------------
+
+
+def tensor_item(tensor: Json, mesh: Mapping[str, int], indent: int = 0, width: int = 0) -> Item:
+    """`h  f32[batch@rows 64→32, hidden@cols 2048→1024]  line 8: batch -> rows, hidden -> cols`."""
+    held = Holding.of(tensor, mesh)
+    head = (Piece(f"{held.name:{width}}  ", "name"),)
+    asides = (_rules(tensor), _rules(tensor, short=True))
+    picture = small_picture(held, f"{held.name}: {type_text(tensor)}")
+    return Item(head, typed(tensor), asides if asides[0] else (), picture, indent)
+
+
+def type_text(tensor: Json) -> str:
+    """Global sizes, arrows to the local ones where a dim is split, and what is partial."""
+    return plain(typed(tensor))
+
+
+def typed(tensor: Json) -> Text:
+    """The same in pieces; the style of a split dim has the number of its first axis."""
+    sizes = zip(tensor["dims"], tensor["shape"], tensor["local_shape"], strict=True)
+    dims = [_dim(d, n, local, tensor) for d, n, local in sizes]
+    separated = [part for dim in dims for part in (Piece(", ", "code"), dim)][1:]
+    partial = {a: c for a, c in tensor["placement"].items() if c.startswith("P")}
+    kind = next(iter(partial.values()), "")[2:-1] or "sum"
+    over = ", ".join(partial)
+    tail = (Piece(f", a partial {kind} over {over}", "code"),) if partial else ()
+    return (Piece(f"{tensor['dtype']}[", "code"), *separated, Piece("]", "code"), *tail)
+
+
+def _dim(name: str, size: int, local: int, tensor: Json) -> Piece:
+    axes = tensor["order"].get(name, [])
+    if not axes:
+        return Piece(f"{name} {size}", "code")
+    over = axes[0] if len(axes) == 1 else f"({', '.join(axes)})"
+    number = list(tensor["placement"]).index(axes[0])
+    return Piece(f"{name}@{over} {size}→{local}", axis=number)
+
+
+def _rules(tensor: Json, short: bool = False) -> str:
+    """Which rules split it, by the place they stand at; and whether a loop carries or keeps it.
+
+    `short` leaves out rules that say no more than the dims do: those without a selector.
+    """
+    loop = tensor.get("loop") if _told(tensor) else None
+    notes = [LOOP_WORDS[loop["as"]].format(trips=loop["trips"])] if loop else []
+    by_place: dict[str, list[str]] = {}
+    for dim in (d for d in tensor["dims"] if d in tensor["order"]):
+        rule = tensor["rules"].get(dim, {"rule": dim})
+        by_place.setdefault(_place(rule, tensor["file"]), []).append(rule["rule"])
+    plain = len(by_place) == 1 and not any(":" in r for rs in by_place.values() for r in rs)
+    for place, rules in by_place.items():
+        notes.append(place if short and plain else f"{place}: {', '.join(rules)}")
+    return "; ".join(notes)
+
+
+def _place(rule: Json, file: str) -> str:
+    if "line" not in rule:
+        return "by its operator"
+    where: str = rule["file"]
+    return f"line {rule['line']}" if where == file else where
+
+
+# --- a collective ----------------------------------------------------------------------------
+
+
+def collective_note(c: Json, named: bool, indent: int) -> Note:
+    """What is sent, the formula, the change of placement, why, and what would remove it."""
+    details = [("bytes", f"{c['formula']} = {c['wire_bytes'] // c['count']:,} B {_inputs(c)}")]
+    details += _parts(c) if c["parts"] else [("from", c["from"]), ("to", c["to"])]
+    for label, key in (("why", "why"), ("remove it", "remedy")):
+        details += [(label, text) for text in _reasons(c, key)]
+    items = (
+        Item((Piece(f"{label + ':':11}", "muted"),), (Piece(text),), indent=indent + 3)
+        for label, text in details
+    )
+    whose = c["tensor"] if named else f"a subexpression (`{c['tensor']}` when compiled)"
+    return Note((Piece("=> ", "arrow"), *sending(c, _bucket(c) or whose)), tuple(items), indent)
+
+
+def sending(c: Json, whose: str) -> Text:
+    """`all_reduce sum of y over cols: 64 KiB (65,536 B) sent per device`."""
+    phase = "" if c["phase"] == "forward" else f" [{c['phase']}]"
+    op = f" {c['op']}" if c["op"] else ""
+    head = f"{c['kind']}{op} of {whose} over {'+'.join(c['axes'])}{phase}"
+    return (Piece(head, "sent"), Piece(f": {_sent(c)}", "amount"))
+
+
+def _bucket(c: Json) -> str:
+    """`3 tensors in a bucket`; empty for a collective on one tensor."""
+    return f"{counted(len(c['parts']), 'tensor')} in a bucket" if c["parts"] else ""
+
+
+def _parts(c: Json) -> list[tuple[str, str]]:
+    """What of a bucket is which tensor."""
+    return [
+        (
+            "holds",
+            f"{p['tensor']} (line {p['line']}), {p['payload_bytes']:,} B: {p['from']} → {p['to']}",
+        )
+        for p in c["parts"]
+    ]
+
+
+def _reasons(c: Json, key: str) -> list[str]:
+    """A reason or a way out; of a bucket each one with the tensors that it is about."""
+    whose: dict[str, list[str]] = {}
+    for part in c["parts"]:
+        whose.setdefault(part[key], []).append(part["tensor"])
+    if len(whose) < 2:
+        return [c[key]]
+    return [f"{', '.join(names)}: {text}" for text, names in whose.items()]
+
+
+def _sent(c: Json) -> str:
+    """`64 KiB (65,536 B) sent per device`; in a loop per trip, and in all."""
+    meanwhile = " while it computes" if c["overlapped"] else ""
+    whole = f"{exact(c['wire_bytes'])} sent per device{meanwhile}"
+    if c["count"] == 1:
+        return whole
+    each = human(c["wire_bytes"] // c["count"])
+    return f"{each} a trip × {c['count']} trips = {whole}"
+
+
+def _inputs(c: Json) -> str:
+    return f"(n = {c['group_size']:,} devices, b = {c['payload_bytes']:,} B on each)"
+
+
+# --- in all ----------------------------------------------------------------------------------
+
+
+def _totals_of(report: Json) -> Iterator[Block]:
+    """What is sent, computed and held in all."""
+    yield from _sent_in_all(report)
+    flops, devices = report["totals"]["flops_per_device"], report["devices"]
+    whole = "" if devices == 1 else f"; {scaled(flops * devices)} on all {devices:,} devices"
+    yield Gap()
+    yield _headed("Computed per device:", f"{scaled(flops, precise=True)}{whole}")
+    yield Gap()
+    yield from _held(report["memory"])
+    if report["warnings"]:
+        yield Gap()
+        yield from _warnings(report["warnings"])
+
+
+def _sent_in_all(report: Json) -> Iterator[Block]:
+    total = report["totals"]
+    if total["collectives"]:
+        sent, cluster = exact(total["wire_bytes"]), exact(total["cluster_wire_bytes"])
+        times = counted(total["collectives"], "collective")
+        text = f"{sent} in {times}; {cluster} by all {report['devices']:,} devices"
+    else:
+        why = "each works on its own" if report["devices"] > 1 else "there is only one"
+        text = f"nothing, {why}."
+    yield _headed("Sent per device:", text)
+    phases = total["by_phase"]
+    tables = {"by axis": total["by_axis"], "by kind": total["by_kind"]}
+    if len(phases) > 1 or "output" in phases:
+        tables["by phase"] = phases
+    yield from _amounts([(k, n, v) for k, t in tables.items() for n, v in t.items()], 9)
+
+
+def _headed(head: str, text: str) -> Item:
+    return Item((Piece(f"{head} ", "strong"),), (Piece(text),))
+
+
+def _amounts(rows: list[tuple[str, str, int]], width: int = 0) -> Iterator[Item]:
+    """Rows of (what, name, bytes); `what`, `width` wide, is shown where it changes."""
+    names = max((len(name) for _, name, _ in rows), default=0)
+    before = ""
+    for what, name, value in rows:
+        label = what if what != before else ""
+        before = what
+        head = (Piece(f"  {label:{width}}", "muted"), Piece(f"{name:{names}}  ", "name"))
+        yield Item(head, (Piece(exact(value)),))
+
+
+def _held(memory: Json) -> Iterator[Item]:
+    yield _headed("Held per device:", f"{exact(memory['peak'])} at the worst moment")
+    kinds = {"params": "parameters", "grads": "gradients", "state": "state", "inputs": "inputs"}
+    rows = [("", word, memory[key]) for key, word in kinds.items() if memory.get(key)]
+    where = f"activations, line {memory['peak_line']}"
+    yield from _amounts([*rows, ("", where, memory["activations"])])
+
+
+def _warnings(warnings: list[Json]) -> Iterator[Block]:
+    yield line(counted(len(warnings), "warning").capitalize() + ":", "strong")
+    for warning in warnings:
+        where = f"line {warning['line']}: " if warning["line"] else ""
+        text = f"{warning['code']} {where}{warning['message']}"
+        yield Paragraph((Piece(text),), hang=2, indent=2)

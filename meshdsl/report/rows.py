@@ -6,7 +6,6 @@ several axes take one row per axis.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from meshdsl.diagnostics import did_you_mean, fail
@@ -15,6 +14,7 @@ from meshdsl.ir.types import F32, Dim, TensorType
 from meshdsl.ops.build import listed
 from meshdsl.ops.opdef import Factors, OpDef, Sample, Signature, load_all, signs
 from meshdsl.placed.rows import Row, rows
+from meshdsl.report.document import aligned
 
 VERSION = 1
 _M, _K, _N = Dim("m", 4), Dim("k", 6), Dim("n", 8)
@@ -118,7 +118,8 @@ def rows_text(found: dict[str, Any]) -> str:
 
 
 def _call_text(found: dict[str, Any], call: dict[str, Any]) -> list[str]:
-    lines = [_headline(found["operator"], call), *_aligned(call["rows"])]
+    cells = [[*row["ins"], "->", *row["outs"], row["because"]] for row in call["rows"]]
+    lines = [_headline(found["operator"], call), *(f"  {line}" for line in aligned(cells))]
     if call["whole"]:
         lines.append(f"  {_about_whole(found, call['whole'])}")
     return lines
@@ -132,15 +133,6 @@ def _headline(name: str, call: dict[str, Any]) -> str:
 
 def _type_text(type_: dict[str, Any]) -> str:
     return f"{type_['dtype']}[{', '.join(type_['dims'])}]"
-
-
-def _aligned(found: list[dict[str, Any]]) -> Iterator[str]:
-    """`  S(k)  S(k)  ->  P     why`, in columns."""
-    cells = [[*row["ins"], "->", *row["outs"], row["because"]] for row in found]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for row in cells:
-        padded = (text.ljust(width) for text, width in zip(row, widths, strict=True))
-        yield "  " + "  ".join(padded).rstrip()
 
 
 def _about_whole(found: dict[str, Any], whole: list[str]) -> str:

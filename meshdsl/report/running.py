@@ -1,39 +1,36 @@
-"""What a run did, for people and as JSON: devices, outputs, and how they compare."""
+"""`run`: what devices did, the outputs, and how they compare, as JSON and as a document."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.diagnostics import counted
 from meshdsl.ir.types import TensorType
+from meshdsl.report.document import Block, Grid, line
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from meshdsl.backends.engines.run import Result
     from meshdsl.backends.engines.verify import Comparison
+    from meshdsl.device.ir import Var
     from meshdsl.pipeline import Compilation
 
 MOST_ROWS = 16
 """Devices that are listed one by one; of more the first few stand for all."""
 
 
-def print_run(
+def run_report(
     made: Compilation, engine: str, result: Result, checked: Sequence[Comparison]
-) -> None:
-    """Print what each device did, the outputs, and the comparison, if there was one."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.print(_headline(made, engine, result), markup=False)
+) -> Iterator[Block]:
+    """What each device did, the outputs, and the comparison, if there was one."""
+    yield line(_headline(made, engine, result))
     if engine != "reference":
-        console.print(_devices(made, result))
-    console.print(_outputs(made, result, checked))
+        yield _devices(made, result)
+    yield _outputs(made, result, checked)
     if result.updated:
-        console.print(_updated(made, result, checked))
+        yield _updated(made, result, checked)
     if checked:
-        console.print(_verdict(checked), markup=False)
+        yield line(_verdict(checked))
 
 
 def run_as_json(
@@ -89,72 +86,61 @@ def _headline(made: Compilation, engine: str, result: Result) -> str:
     )
 
 
-def _devices(made: Compilation, result: Result) -> Table:
-    from rich.table import Table
-
+def _devices(made: Compilation, result: Result) -> Grid:
     program = made.device
-    table = Table(title="what each device did", title_justify="left", box=None, pad_edge=False)
-    for heading in ("device", "at", "holds", "sent"):
-        table.add_column(heading, overflow="fold")
     kept = (*program.inputs, *program.params, *program.states)
     held = sum(v.local.bytes for v in kept)
     what = "inputs, parameters and states" if program.states else "inputs and parameters"
+    lines = []
     for rank in range(min(program.mesh.devices, MOST_ROWS)):
         at = ", ".join(f"{a} {i}" for a, i in program.mesh.coordinates(rank).items())
-        sent = "not counted"
-        if result.sent:
-            calls, sent_bytes = result.sent[rank]
-            sent = f"{sent_bytes:,} B in {calls} collectives" if calls else "nothing"
-        table.add_row(str(rank), at or "-", f"{held:,} B of {what}", sent)
+        sent = _sent(*result.sent[rank]) if result.sent else "not counted"
+        lines.append((str(rank), at or "-", f"{held:,} B of {what}", sent))
     if program.mesh.devices > MOST_ROWS:
-        table.add_row("…", f"{program.mesh.devices:,} in all", "the same", "")
-    return table
+        lines.append(("…", f"{program.mesh.devices:,} in all", "the same", ""))
+    return Grid("what each device did", ("device", "at", "holds", "sent"), tuple(lines))
 
 
-def _outputs(made: Compilation, result: Result, checked: Sequence[Comparison]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
+def _sent(calls: int, sent: int) -> str:
+    return f"{sent:,} B in {calls} collectives" if calls else "nothing"
 
+
+def _outputs(made: Compilation, result: Result, checked: Sequence[Comparison]) -> Grid:
     errors = {c.name: c for c in checked if c.role == "output"}
-    table = Table(title="outputs", title_justify="left", box=None, pad_edge=False)
-    for heading in ("name", "whole", "per device", "value", *(("error",) if checked else ())):
-        table.add_column(heading, overflow="fold")
-    for name, var in made.device.outputs:
-        row = [name, _shape(var.value.type), _shape(var.local), _summary(result.outputs[name])]
-        if checked:
-            row.append(_error(errors[name]))
-        table.add_row(*(Text(cell) for cell in row))
-    return table
+    head = ("name", "whole", "per device", "value", *(("error",) if checked else ()))
+    lines = (
+        (*_described(name, var, result.outputs[name]), *_error(errors.get(name)))
+        for name, var in made.device.outputs
+    )
+    return Grid("outputs", head, tuple(lines))
 
 
-def _error(found: Comparison) -> str:
-    return f"{found.relative:.1e}" if found.error else "none"
+def _described(name: str, var: Var, value: Any) -> tuple[str, ...]:
+    return name, _shape(var.value.type), _shape(var.local), _summary(value)
 
 
-def _updated(made: Compilation, result: Result, checked: Sequence[Comparison]) -> Table:
+def _error(found: Comparison | None) -> tuple[str, ...]:
+    """The cell of an error; none where nothing was compared."""
+    if found is None:
+        return ()
+    return (f"{found.relative:.1e}" if found.error else "none",)
+
+
+def _updated(made: Compilation, result: Result, checked: Sequence[Comparison]) -> Grid:
     """What a training step has made of parameters; the states of its optimizer are counted.
 
     Of the states the worst error is shown.
     """
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title="after one step", title_justify="left", box=None, pad_edge=False)
-    for heading in ("parameter", "whole", "per device", "value", *(("error",) if checked else ())):
-        table.add_column(heading, overflow="fold")
     errors = {c.name: c for c in checked if c.role == "param"}
-    kept = [c for c in checked if c.role == "state"]
     updates = [old for old, _ in made.device.updates]
-    for var in (v for v in updates if v.value.role == "param"):
-        name = var.value.name or ""
-        row = [name, _shape(var.value.type), _shape(var.local), _summary(result.updated[name])]
-        row += [_error(errors[name])] if checked else []
-        table.add_row(*(Text(cell) for cell in row))
+    named = ((v.value.name or "", v) for v in updates if v.value.role == "param")
+    lines = [(*_described(n, v, result.updated[n]), *_error(errors.get(n))) for n, v in named]
     states = sum(v.value.role == "state" for v in updates)
-    row = [counted(states, "state"), "", "", "not shown"]
-    row += [_error(max(kept, key=lambda c: c.relative))] if checked else []
-    table.add_row(*row)
-    return table
+    worst = max((c for c in checked if c.role == "state"), key=lambda c: c.relative, default=None)
+    none = ("none",) if checked and worst is None else ()
+    lines.append((counted(states, "state"), "", "", "not shown", *_error(worst), *none))
+    head = ("parameter", "whole", "per device", "value", *(("error",) if checked else ()))
+    return Grid("after one step", head, tuple(lines))
 
 
 def _shape(type_: TensorType) -> str:

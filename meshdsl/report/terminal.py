@@ -1,369 +1,272 @@
-"""The report of `explain` for people: what each source line holds, what it sends, and why.
+"""Documents on a terminal: lines of styled parts, and those put on a screen.
 
-`report_lines` makes lines of styled parts from the JSON of `report/explain.py`, without a terminal;
-`print_report` puts them on one. Nothing that comes from a file is taken for markup or reaches the
-terminal as a control character.
+Nothing that comes from a file is taken for markup or reaches the terminal as a control character.
+Columns that are too many for the width are shown below each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+import itertools
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from meshdsl.diagnostics import Source
-from meshdsl.render import _safe, cut
-from meshdsl.report.figures import counted, exact, human, scaled, wrapped
+from meshdsl.render import cut, safe
+from meshdsl.report.document import (
+    NO_BREAK,
+    UNIT,
+    Beside,
+    Cell,
+    Document,
+    Gap,
+    Grid,
+    Item,
+    Note,
+    Paragraph,
+    Picture,
+    Piece,
+    Row,
+    Section,
+    SourceLine,
+    Style,
+    Table,
+    Text,
+    plain,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-Report = dict[str, Any]
 Line = tuple[tuple[str, str], ...]
 """One line of the screen: parts of text, each with its style."""
 
 LEAST_WIDTH = 60
-NUMBER, SOURCE, NAME, RULE, SENT, LABEL = "blue", "bold", "cyan", "dim", "bold yellow", "dim"
-LOOP_WORDS = {"carried": "carried through {trips} trips", "kept": "kept from {trips} trips"}
-"""What is said of a tensor that a loop carries, or keeps for the backward pass."""
-IN_ASCII = str.maketrans({"→": "->", "×": "x", "…": "...", "–": "-"})
+LEAST_WRAPPED = 24
+LEAST_CELL = 20
+GAP = 2
+ENDLESS = 1_000_000
+"""A width at which no line is broken."""
+
+STYLES: dict[Style, str] = {
+    "number": "blue",
+    "strong": "bold",
+    "name": "cyan",
+    "muted": "dim",
+    "sent": "bold yellow",
+    "amount": "bold yellow",
+    "arrow": "bold yellow",
+    "differs": "bold yellow",
+    "title": "italic",
+}
+RICH: dict[str, Style] = {"bold": "strong", "italic": "title"}
+"""What rich calls the styles of headings and titles."""
+
+IN_ASCII = str.maketrans({"→": "->", "×": "x", "…": "...", "–": "-", "≠": "!"})
 
 
-def print_report(report: Report, source: Source, console: Console | None = None) -> None:
-    """Print a report; `source` is the text of the file it is about."""
+def print_document(document: Document, console: Console | None = None) -> None:
+    """Print a document on a console, the standard output if none is given."""
     from rich.console import Console
-    from rich.text import Text
+    from rich.text import Text as RichText
 
     console = console or Console(highlight=False)
     ascii_only = console.options.ascii_only
-    for line in report_lines(report, source, console.width):
-        parts = [(in_ascii(text) if ascii_only else text, style) for text, style in line]
-        console.print(Text.assemble(*parts), soft_wrap=True, highlight=False)
+    for line in lines(document, console.width):
+        parts = [(_in_ascii(text) if ascii_only else text, style) for text, style in line]
+        console.print(RichText.assemble(*parts), soft_wrap=True, highlight=False)
 
 
-def in_ascii(text: str) -> str:
-    """`text` for a terminal that knows only ASCII."""
+def _in_ascii(text: str) -> str:
     return text.translate(IN_ASCII).encode("ascii", "backslashreplace").decode("ascii")
 
 
-def report_lines(report: Report, source: Source, width: int = 100) -> Iterator[Line]:
-    """The whole report. Lines are at most `width` columns wide where words allow it."""
-    for line in _lines(report, source, max(width, LEAST_WIDTH)):
-        yield tuple((_safe(text), style) for text, style in line)
+def text(document: Document, width: int = ENDLESS) -> str:
+    """A document without styles, no line with spaces at its end."""
+    return "\n".join("".join(t for t, _ in line).rstrip() for line in lines(document, width))
 
 
-def _lines(report: Report, source: Source, width: int) -> Iterator[Line]:
-    yield from summary(report, width)
-    sends = True
-    for file, number in places(report, source):
-        block = list(_block(report, source, (file, number), width))
-        before, sends = sends, any(c["line"] == number for c in report["collectives"])
-        if before or sends:
+def lines(document: Document, width: int) -> Iterator[Line]:
+    """The lines of a document, at most `width` columns wide where words allow it."""
+    for block in document:
+        for line in _block(block, width):
+            parts = ((safe(p.text), STYLES.get(p.style, "")) for p in line)
+            alike = itertools.groupby(parts, key=lambda part: part[1])
+            yield tuple(("".join(text for text, _ in run), style) for style, run in alike)
+
+
+def _block(block: object, width: int) -> Iterator[Text]:
+    room = max(width, LEAST_WIDTH)
+    match block:
+        case Paragraph():
+            yield from _paragraph(block, room)
+        case Item():
+            yield from _item(block, room)
+        case Note():
+            yield from _note(block, room)
+        case Table():
+            yield from _Columns(block, room).lines()
+        case Grid():
+            yield from _grid(block, width)
+        case Picture() if not block.extra:
+            yield from ((Piece(line),) for line in block.described.split("\n"))
+        case Beside():
+            yield from (line for p in block.pictures for line in _block(p, width))
+        case Gap():
             yield ()
-        yield source_line(report, source, file, number, width)
-        yield from block
-    yield ()
-    yield from totals(report, width)
 
 
-# --- the first lines -------------------------------------------------------------------------
+def _paragraph(block: Paragraph, width: int) -> Iterator[Text]:
+    if all(p.extra for p in block.text):
+        return
+    pad = (Piece(" " * block.indent),) if block.indent else ()
+    yield from ((*pad, *line) for line in wrapped(block.text, width - block.indent, block.hang))
 
 
-def summary(report: Report, width: int) -> Iterator[Line]:
-    """One sentence on the whole program, then what is worth knowing before the details."""
-    yield from ((line,) for line in wrapped(sentence(report), width, style=SOURCE))
-    most = largest(report)
-    if most:
-        yield from ((line,) for line in wrapped(most, width))
-    if report["plan"] and report["collectives"]:
-        yield from ((line,) for line in wrapped(planned(report["plan"]), width))
-    for axis, size in report["mesh"].items():
-        if size > 1 and not _used(report, axis):
-            text = f"Axis {axis} splits nothing: its {size} devices all do the same work."
-            yield from ((line,) for line in wrapped(text, width))
+def _item(item: Item, width: int) -> Iterator[Text]:
+    """The head, the body beside it, and an aside behind that or below it."""
+    head = (Piece(" " * item.indent + item.head[0].text, item.head[0].style), *item.head[1:])
+    used = len(plain(head))
+    pad = (Piece(" " * used),)
+    first, *rest = wrapped(item.body, width - used)
+    found = [(*head, *first), *((*pad, *line) for line in rest)]
+    room = width - used - len(plain((rest or [first])[-1])) - 3
+    fitting = next((a for a in item.asides if len(a) <= room), None)
+    if fitting is not None:
+        found[-1] = (*found[-1], Piece(f"   {fitting}", "muted"))
+    yield from found
+    if item.asides and fitting is None:
+        below = wrapped((Piece(item.asides[0], "muted"),), width - used)
+        yield from ((*pad, *line) for line in below)
 
 
-def sentence(report: Report) -> str:
-    """`mlp under layout hybrid on mesh rows:2, cols:2 (4 devices): 2 collectives send …`."""
-    where = f"{report['program']} under layout {report['layout']} on {_mesh(report)}"
-    count, sent = report["totals"]["collectives"], report["totals"]["wire_bytes"]
-    if not count:
-        return f"{where}: nothing is sent."
-    verb = "sends" if count == 1 else "send"
-    return f"{where}: {counted(count, 'collective')} {verb} {human(sent)} per device."
+def _note(note: Note, width: int) -> Iterator[Text]:
+    pad = Piece(" " * note.indent)
+    first, *rest = wrapped(note.head, width - note.indent, hang=3)
+    yield (pad, *first)
+    yield from ((pad, Piece(plain(line))) for line in rest)
+    for item in note.details:
+        yield from _item(item, width)
 
 
-def planned(plan: Report) -> str:
-    """What a plan minimises, and how far that was searched."""
-    message = plan["message_bytes"]
-    cost = f"bytes + {human(message)} for each collective" if message else "bytes"
-    known = "No plan costs less" if plan["least"] else "Not proven to cost least"
-    return f"{known} ({cost}; searched: {plan['searched']})."
+def source_line(line: SourceLine, width: int) -> Text:
+    """A line of a file with its number, cut to the width."""
+    if line.text is None:
+        return (Piece(f"{line.place} |", "number"),)
+    shown = cut(line.text, width - len(line.place) - 3).rstrip()
+    return (Piece(f"{line.place} | ", "number"), Piece(shown, "strong"))
 
 
-def _mesh(report: Report) -> str:
-    axes = ", ".join(f"{axis}:{size}" for axis, size in report["mesh"].items())
-    devices = counted(report["devices"], "device")
-    return f"mesh {axes} ({devices})" if axes else devices
+# --- lines of words --------------------------------------------------------------------------
 
 
-def largest(report: Report) -> str:
-    """The collective that sends the most, when there are several."""
-    found = report["collectives"]
-    if len(found) < 2:
-        return ""
-    most = max(found, key=lambda c: c["wire_bytes"])
-    share = 100 * most["wire_bytes"] / max(sum(c["wire_bytes"] for c in found), 1)
-    times = "" if most["count"] == 1 else f", {most['count']} times"
-    whose = _bucket(most) or most["tensor"]
-    what = f"{most['kind']} of {whose} over {_axes(most)}, line {most['line']}{times}"
-    return f"The largest ({share:.0f}%): {what}."
+def wrapped(text: Text, width: int, hang: int = 0) -> list[Text]:
+    """Lines of `text`, at least one, all but the first `hang` deep; numbers keep their units.
 
-
-def _used(report: Report, axis: str) -> bool:
-    return any(t["placement"].get(axis, "B") != "B" for t in report["tensors"])
-
-
-# --- a source line ---------------------------------------------------------------------------
-
-
-def places(report: Report, source: Source) -> list[tuple[str, int]]:
-    """The source lines that hold or send something: those of the file in order, then others."""
-    found = {(t["file"], _line_of(t)) for t in report["tensors"] if _shown(t, source)}
-    found |= {(c["file"], c["line"]) for c in report["collectives"]}
-    return sorted(found, key=lambda place: (place[0] != source.name, place))
-
-
-def _shown(tensor: Report, source: Source) -> bool:
-    """Named tensors of the file, but not what a loop makes of them again on each trip."""
-    loop = tensor.get("loop") or {"as": "carried"}
-    return bool(tensor["name"]) and tensor["file"] == source.name and loop["as"] in LOOP_WORDS
-
-
-def _line_of(tensor: Report) -> int:
-    """A tensor that is carried or kept belongs to the line of its `repeat`."""
-    line: int = (tensor.get("loop") or tensor)["line"]
-    return line
-
-
-def source_line(report: Report, source: Source, file: str, number: int, width: int) -> Line:
-    """The text of a line with its number, cut to the width."""
-    gutter = _gutter(report)
-    if file != source.name:
-        return ((f"{file} {number:>{gutter}} |", NUMBER),)
-    text = cut(source.excerpt(number), width - gutter - 3)
-    return ((f"{number:>{gutter}} | ", NUMBER), (text.rstrip(), SOURCE))
-
-
-def _gutter(report: Report) -> int:
-    lines = [e["line"] for e in (*report["tensors"], *report["collectives"])]
-    return len(str(max(lines, default=1)))
-
-
-def _block(report: Report, source: Source, place: tuple[str, int], width: int) -> Iterator[Line]:
-    """What stands below a source line."""
-    indent = _gutter(report) + 3
-    tensors = [t for t in report["tensors"] if _shown(t, source)]
-    here = [t for t in tensors if (t["file"], _line_of(t)) == place]
-    names = max((len(t["name"]) for t in here), default=0)
-    for tensor in here:
-        yield from tensor_lines(tensor, indent, names, width)
-    named = {t["name"] for t in report["tensors"]}
-    for c in report["collectives"]:
-        if (c["file"], c["line"]) == place:
-            yield from collective_lines(c, c["tensor"] in named, indent, width)
-
-
-def tensor_lines(tensor: Report, indent: int, names: int, width: int) -> Iterator[Line]:
-    """`h  f32[batch@rows 64→32, hidden@cols 2048→1024]  line 8: batch -> rows, hidden -> cols`."""
-    head = " " * indent + f"{tensor['name']:{names}}  "
-    first, *rest = wrapped(type_text(tensor), width - len(head))
-    note, short = _note(tensor), _note(tensor, short=True)
-    room = width - len(head) - len((rest or [first])[-1][0]) - 3
-    note = note if len(note) <= room or len(short) > room else short
-    beside = bool(note) and len(note) <= room
-    pad = " " * len(head)
-    lines: list[Line] = [((head, NAME), first), *(((pad, ""), part) for part in rest)]
-    if beside:
-        lines[-1] = (*lines[-1], (f"   {note}", RULE))
-    yield from lines
-    if note and not beside:
-        yield from (((pad, ""), part) for part in wrapped(note, width - len(pad), RULE))
-
-
-def type_text(tensor: Report) -> str:
-    """Global sizes, arrows to the local ones where a dim is split, and what is partial."""
-    sizes = zip(tensor["dims"], tensor["shape"], tensor["local_shape"], strict=True)
-    dims = [_dim(d, n, local, tensor["order"].get(d, [])) for d, n, local in sizes]
-    partial = {a: c for a, c in tensor["placement"].items() if c.startswith("P")}
-    kind = next(iter(partial.values()), "")[2:-1] or "sum"
-    tail = f", a partial {kind} over {', '.join(partial)}" if partial else ""
-    return f"{tensor['dtype']}[{', '.join(dims)}]{tail}"
-
-
-def _dim(name: str, size: int, local: int, axes: list[str]) -> str:
-    if not axes:
-        return f"{name} {size}"
-    over = axes[0] if len(axes) == 1 else f"({', '.join(axes)})"
-    return f"{name}@{over} {size}→{local}"
-
-
-def _note(tensor: Report, short: bool = False) -> str:
-    """Which rules split it, by the place they stand at; and whether a loop carries or keeps it.
-
-    `short` leaves out rules that say no more than the dims do: those without a selector.
+    All are in the style of the first piece: a terminal has few.
     """
-    loop = tensor.get("loop")
-    notes = [LOOP_WORDS[loop["as"]].format(trips=loop["trips"])] if loop else []
-    by_place: dict[str, list[str]] = {}
-    for dim in (d for d in tensor["dims"] if d in tensor["order"]):
-        rule = tensor["rules"].get(dim, {"rule": dim})
-        by_place.setdefault(_place(rule, tensor["file"]), []).append(rule["rule"])
-    plain = len(by_place) == 1 and not any(":" in r for rs in by_place.values() for r in rs)
-    for place, rules in by_place.items():
-        notes.append(place if short and plain else f"{place}: {', '.join(rules)}")
-    return "; ".join(notes)
+    broken = textwrap.wrap(
+        UNIT.sub(NO_BREAK, plain(text)),
+        max(width, LEAST_WRAPPED),
+        subsequent_indent=" " * hang,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [(Piece(line.replace(NO_BREAK, " "), text[0].style),) for line in broken or [""]]
 
 
-def _place(rule: Report, file: str) -> str:
-    if "line" not in rule:
-        return "by its operator"
-    where: str = rule["file"]
-    return f"line {rule['line']}" if where == file else where
+# --- columns ---------------------------------------------------------------------------------
 
 
-# --- a collective ----------------------------------------------------------------------------
+class _Columns:
+    """A table on the screen: its columns beside each other, or, `stacked`, below each other."""
+
+    def __init__(self, table: Table, width: int) -> None:
+        self.table, self.width = table, width
+        room = width - table.label - GAP
+        self.cell = room // max(len(table.columns), 1) - GAP
+        self.stacked = self.cell < LEAST_CELL
+
+    def lines(self) -> Iterator[Text]:
+        """All sections."""
+        if self.table.columns and not self.stacked:
+            letters = tuple(Cell((Piece(name, "strong"),)) for name in self.table.columns)
+            yield from self._row(Row((Piece(""),), letters))
+        for section in self.table.sections:
+            yield from self._section(section)
+
+    def _section(self, section: Section) -> Iterator[Text]:
+        if section.apart:
+            yield ()
+        if section.head is not None:
+            yield source_line(section.head, self.width)
+        for entry in section.body:
+            yield from self._row(entry) if isinstance(entry, Row) else _block(entry, self.width)
+
+    def _row(self, row: Row) -> Iterator[Text]:
+        """A row, on as many lines of the screen as its longest cell needs."""
+        mark, label = "≠" if row.differs else "", plain(row.label)
+        texts = [_cell(cell, row.plain) for cell in row.cells]
+        yield from (self._stacked if self.stacked else self._beside)(mark, label, texts)
+
+    def _beside(self, mark: str, label: str, texts: Sequence[Piece]) -> Iterator[Text]:
+        name, columns = _cut(label, self.table.label), [_cut(p.text, self.cell) for p in texts]
+        for number in range(max(len(name), *(len(c) for c in columns))):
+            sign = mark if number == 0 else ""
+            shown = f"{_at(name, number):{self.table.label}}"
+            head = (Piece(f"{sign:2}", "differs"), Piece(shown, "name"))
+            parts = [
+                Piece(f"{'':{GAP}}{_at(found, number):{self.cell}}", p.style)
+                for found, p in zip(columns, texts, strict=True)
+            ]
+            yield _trimmed((*head, *parts))
+
+    def _stacked(self, mark: str, label: str, texts: Sequence[Piece]) -> Iterator[Text]:
+        for part in _cut(label, self.width - 2):
+            yield (Piece(f"{mark:2}", "differs"), Piece(part, "name"))
+            mark = ""
+        for letter, p in zip(self.table.columns, texts, strict=True):
+            for number, part in enumerate(_cut(p.text, self.width - 7)):
+                yield (Piece(f"    {'' if number else letter:3}"), Piece(part, p.style))
 
 
-def collective_lines(c: Report, named: bool, indent: int, width: int) -> Iterator[Line]:
-    """What is sent, the formula, the change of placement, why, and what would remove it."""
-    pad = " " * indent
-    whose = c["tensor"] if named else f"a subexpression (`{c['tensor']}` when compiled)"
-    whose = _bucket(c) or whose
-    phase = "" if c["phase"] == "forward" else f" [{c['phase']}]"
-    op = f" {c['op']}" if c["op"] else ""
-    head = f"=> {c['kind']}{op} of {whose} over {_axes(c)}{phase}: {_sent(c)}"
-    for number, (text, _) in enumerate(wrapped(head, width - indent, hang=3)):
-        yield ((pad, ""), (text, SENT if number == 0 else ""))
-    details = [("bytes", f"{c['formula']} = {c['wire_bytes'] // c['count']:,} B {_inputs(c)}")]
-    details += _parts(c) if c["parts"] else [("from", c["from"]), ("to", c["to"])]
-    for label, key in (("why", "why"), ("remove it", "remedy")):
-        details += [(label, text) for text in _said(c, key)]
-    for label, text in details:
-        yield from _labelled(label, text, indent + 3, width)
+def _cell(cell: Cell, unsigned: bool) -> Piece:
+    """A cell in one style, with the sign of what differs."""
+    words = plain(cell.text)
+    if cell.differs:
+        return Piece(words if unsigned else f"≠ {words}", "differs")
+    return Piece(words, cell.text[0].style)
 
 
-def _bucket(c: Report) -> str:
-    """`3 tensors in a bucket`; empty for a collective on one tensor."""
-    return f"{counted(len(c['parts']), 'tensor')} in a bucket" if c["parts"] else ""
+def _cut(text: str, width: int) -> list[str]:
+    """`text` in lines of at most `width`; words that are longer are broken, numbers keep units."""
+    found = textwrap.wrap(UNIT.sub(NO_BREAK, text), width, break_on_hyphens=False)
+    return [line.replace(NO_BREAK, " ") for line in found] or [""]
 
 
-def _parts(c: Report) -> list[tuple[str, str]]:
-    """What of a bucket is which tensor."""
-    return [
-        (
-            "holds",
-            f"{p['tensor']} (line {p['line']}), {p['payload_bytes']:,} B: {p['from']} → {p['to']}",
-        )
-        for p in c["parts"]
-    ]
+def _at(found: Sequence[str], number: int) -> str:
+    return found[number] if number < len(found) else ""
 
 
-def _said(c: Report, key: str) -> list[str]:
-    """A reason or a way out; of a bucket each one with the tensors that it is about."""
-    whose: dict[str, list[str]] = {}
-    for part in c["parts"]:
-        whose.setdefault(part[key], []).append(part["tensor"])
-    if len(whose) < 2:
-        return [c[key]]
-    return [f"{', '.join(names)}: {text}" for text, names in whose.items()]
+def _trimmed(line: Text) -> Text:
+    """A line without spaces at its end."""
+    found = list(line)
+    while found and not found[-1].text.strip():
+        found.pop()
+    if found:
+        found[-1] = Piece(found[-1].text.rstrip(), found[-1].style)
+    return tuple(found)
 
 
-def _sent(c: Report) -> str:
-    """`64 KiB (65,536 B) sent per device`; in a loop per trip, and in all."""
-    meanwhile = " while it computes" if c["overlapped"] else ""
-    if c["count"] == 1:
-        return f"{exact(c['wire_bytes'])} sent per device{meanwhile}"
-    each = human(c["wire_bytes"] // c["count"])
-    whole = f"{exact(c['wire_bytes'])} sent per device{meanwhile}"
-    return f"{each} a trip × {c['count']} trips = {whole}"
+def _grid(grid: Grid, width: int) -> Iterator[Text]:
+    """A table as rich lays it out: columns share the width, cells are folded."""
+    from rich import table
+    from rich.console import Console
+    from rich.text import Text as RichText
 
-
-def _inputs(c: Report) -> str:
-    return f"(n = {c['group_size']:,} devices, b = {c['payload_bytes']:,} B on each)"
-
-
-def _axes(c: Report) -> str:
-    return "+".join(c["axes"])
-
-
-def _labelled(label: str, text: str, indent: int, width: int) -> Iterator[Line]:
-    first, *rest = wrapped(text, width - indent - 11)
-    yield ((" " * indent + f"{label + ':':11}", LABEL), first)
-    yield from (((" " * (indent + 11), ""), part) for part in rest)
-
-
-# --- the last lines --------------------------------------------------------------------------
-
-
-def totals(report: Report, width: int) -> Iterator[Line]:
-    """What is sent, computed and held in all."""
-    yield from _sent_in_all(report, width)
-    flops, devices = report["totals"]["flops_per_device"], report["devices"]
-    whole = "" if devices == 1 else f"; {scaled(flops * devices)} on all {devices:,} devices"
-    yield ()
-    yield from _headed("Computed per device:", f"{scaled(flops, precise=True)}{whole}", width)
-    yield ()
-    yield from _memory(report["memory"], width)
-    if report["warnings"]:
-        yield ()
-        yield from _warnings(report["warnings"], width)
-
-
-def _sent_in_all(report: Report, width: int) -> Iterator[Line]:
-    total = report["totals"]
-    if total["collectives"]:
-        sent, cluster = exact(total["wire_bytes"]), exact(total["cluster_wire_bytes"])
-        times = counted(total["collectives"], "collective")
-        text = f"{sent} in {times}; {cluster} by all {report['devices']:,} devices"
-    else:
-        why = "each works on its own" if report["devices"] > 1 else "there is only one"
-        text = f"nothing, {why}."
-    yield from _headed("Sent per device:", text, width)
-    phases = total["by_phase"]
-    tables = {"by axis": total["by_axis"], "by kind": total["by_kind"]}
-    if len(phases) > 1 or "output" in phases:
-        tables["by phase"] = phases
-    yield from _table([(k, n, v) for k, t in tables.items() for n, v in t.items()], 9)
-
-
-def _headed(head: str, text: str, width: int) -> Iterator[Line]:
-    """`Head: text`, further lines below the text."""
-    first, *rest = wrapped(text, width - len(head) - 1)
-    yield ((f"{head} ", SOURCE), first)
-    yield from (((" " * (len(head) + 1), ""), part) for part in rest)
-
-
-def _table(rows: list[tuple[str, str, int]], indent: int = 0) -> Iterator[Line]:
-    """Rows of (what, name, bytes); `what`, `indent` wide, is shown where it changes."""
-    names = max((len(name) for _, name, _ in rows), default=0)
-    before = ""
-    for what, name, value in rows:
-        head = what if what != before else ""
-        before = what
-        yield ((f"  {head:{indent}}", LABEL), (f"{name:{names}}  ", NAME), (exact(value), ""))
-
-
-def _memory(memory: Report, width: int) -> Iterator[Line]:
-    yield from _headed("Held per device:", f"{exact(memory['peak'])} at the worst moment", width)
-    kinds = {"params": "parameters", "grads": "gradients", "state": "state", "inputs": "inputs"}
-    rows = [("", word, memory[key]) for key, word in kinds.items() if memory.get(key)]
-    where = f"activations, line {memory['peak_line']}"
-    yield from _table([*rows, ("", where, memory["activations"])])
-
-
-def _warnings(warnings: list[Report], width: int) -> Iterator[Line]:
-    yield ((counted(len(warnings), "warning").capitalize() + ":", "bold"),)
-    for warning in warnings:
-        line = f"line {warning['line']}: " if warning["line"] else ""
-        text = f"{warning['code']} {line}{warning['message']}"
-        yield from ((("  ", ""), part) for part in wrapped(text, width - 2, hang=2))
+    made = table.Table(title=grid.title, title_justify="left", box=None, pad_edge=False)
+    for heading in grid.head:
+        made.add_column(heading, overflow="fold")
+    for cells in grid.lines:
+        made.add_row(*map(RichText, cells))
+    for line in Console(width=width, force_jupyter=False).render_lines(made, pad=False):
+        yield tuple(Piece(p.text, RICH.get(str(p.style), "")) for p in line)

@@ -10,7 +10,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 DATA = "data:image/svg+xml;base64,"
 ELEMENTS = {
     "b", "br", "code", "details", "div", "img", "p", "pre", "span", "summary", "table", "tbody",
-    "td", "tr",
+    "td", "th", "thead", "tr",
 }  # fmt: skip
 SHAPES = {"svg", "g", "rect", "text", "path", "defs", "pattern", "marker"}
 _OTHERS = re.compile(r"https?://|url\((?!#)|@import", re.IGNORECASE)

@@ -15,9 +15,9 @@ import pytest
 
 import meshdsl as md
 from meshdsl.api.program import Program, read
-from meshdsl.notebook import look
-from meshdsl.notebook.code import Code
-from meshdsl.notebook.html import TINTS
+from meshdsl.notebook.views import Code
+from meshdsl.report import pictures as look
+from meshdsl.report.html import TINTS, join, tag
 from tests.notebook.markup import drawing, parsed, pictures, plain, texts
 from tests.project import ROOT, matching
 from tests.report.comparing import ATTACK, EVIL
@@ -54,8 +54,9 @@ def test_every_display_of_every_example(example: str) -> None:
         report = plan.explain()
         for view in (report, plan.placements, plan.collectives, plan.memory, plan.code):
             pictures(shown(view))
+        text = plain(shown(report))
         for c in report.json["collectives"]:
-            assert c["why"] in plain(shown(report))
+            assert all(sent["why"] in text for sent in c["parts"] or [c])
         for tensor in plan.placements.values():
             assert len(pictures(shown(tensor))) == 1
         for collective, told in zip(plan.collectives, report.json["collectives"], strict=True):
@@ -109,11 +110,13 @@ def test_one_collective_before_on_the_mesh_and_after() -> None:
     [("all_reduce", 4, 2), ("all_gather", 4, 1), ("reduce_scatter", 4, 1), ("all_to_all", 6, 2)],
 )
 def test_arrows_of_a_group_of_four(kind: str, count: int, heads: int) -> None:
-    from meshdsl.notebook.arrows import pairs, picture
     from meshdsl.placed.sbp import Mesh
+    from meshdsl.report.pictures import collective_picture, pairs
 
     group = [0, 1, 2, 3]
-    root = drawing(picture(Mesh("m", (("a", 4),)), kind, [group], pairs(kind, group), "note"))
+    root = drawing(
+        collective_picture(Mesh("m", (("a", 4),)), kind, [group], pairs(kind, group), "note")
+    )
     arrows = [path for path in root.iter() if path.get("marker-end")]
     assert len(arrows) == count
     assert all((path.get("marker-start") is not None) == (heads == 2) for path in arrows)
@@ -192,8 +195,6 @@ def test_a_file_that_does_its_worst_is_text() -> None:
 
 
 def test_names_and_notes_are_escaped() -> None:
-    from meshdsl.notebook.svg import join, tag
-
     made = join(tag("td", ATTACK, title=ATTACK), ATTACK)
     root = parsed(f"<table><tbody><tr>{made}</tr></tbody></table>")
     cell = next(root.iter("td"))

@@ -47,9 +47,9 @@ def test_pictures_are_there_and_small() -> None:
         assert 0 < (ROOT / "docs" / name).stat().st_size < MOST_BYTES
 
 
-@pytest.mark.parametrize("module", ["svg", "views"])
+@pytest.mark.parametrize("module", ["report.html", "notebook.views"])
 def test_doctests(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    done = doctest.testmod(importlib.import_module(f"meshdsl.notebook.{module}"))
+    done = doctest.testmod(importlib.import_module(f"meshdsl.{module}"))
     assert done.attempted
     assert not done.failed

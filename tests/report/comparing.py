@@ -7,11 +7,10 @@ from typing import Any
 
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source
-from meshdsl.report.columns import Column, compile_columns, wishes
-from meshdsl.report.compare import compare
-from meshdsl.report.compare_html import page
-from meshdsl.report.compare_terminal import comparison_lines
-from meshdsl.report.measure import NOT_RUN
+from meshdsl.report.columns import NOT_RUN, Column, compile_columns, wishes
+from meshdsl.report.compare import compare, comparison
+from meshdsl.report.page import page
+from meshdsl.report.terminal import lines
 from tests.report.golden import SIZES, layouts, source
 
 POLICIES = ("immediate", "deferred")
@@ -43,7 +42,7 @@ def every_layout(example: str) -> dict[str, Any]:
 
 
 def lines_of(facts: dict[str, Any], text: Source, width: int = 100) -> list[str]:
-    return ["".join(t for t, _ in line) for line in comparison_lines(facts, text, width)]
+    return ["".join(t for t, _ in line) for line in lines(comparison(facts, text), width)]
 
 
 def text_of(facts: dict[str, Any], text: Source, width: int = 200) -> str:

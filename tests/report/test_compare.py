@@ -11,11 +11,9 @@ import pytest
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.placed.ir import Reshard, walk
-from meshdsl.report.columns import Column, Wish
-from meshdsl.report.compare import compare, positional
-from meshdsl.report.compare_terminal import sentence
+from meshdsl.report.columns import Column, Wish, measure
+from meshdsl.report.compare import compare, positional, sentence
 from meshdsl.report.explain import explain
-from meshdsl.report.measure import measure
 from tests.report.comparing import (
     NOW,
     POLICIES,

@@ -11,9 +11,9 @@ import pytest
 
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.pipeline import Options
-from meshdsl.report.columns import Column, raise_if_none_works
-from meshdsl.report.compare_terminal import measured
-from meshdsl.report.measure import measure
+from meshdsl.report.columns import Column, measure, raise_if_none_works
+from meshdsl.report.compare import measured
+from meshdsl.report.terminal import text
 from tests.cli.command import Cli
 from tests.cli.conftest import cli
 from tests.report.comparing import (
@@ -59,7 +59,7 @@ def test_a_column_that_is_too_large_is_not_run_and_says_so() -> None:
     run = measure(columns, 0, budget=4 * 5_000_000)
     assert [r["status"] for r in run["runs"]] == ["ran", "refused"]
     assert not run["between"]
-    assert "B: not executed: MD0703" in " ".join(measured({"run": run}))
+    assert "B: not executed: MD0703" in text(tuple(measured({"run": run})))
     assert {d.severity for d in columns[1].diagnostics} == {"warning"}
 
 
@@ -118,7 +118,7 @@ def test_columns_that_differ_are_not_called_equal(monkeypatch: pytest.MonkeyPatc
     assert pair["output"] == "y"
     assert pair["max_error"] == pytest.approx(0.5)
     assert not pair["ok"]
-    lines = list(measured(facts))
+    lines = text(tuple(measured(facts))).splitlines()
     assert any(line.startswith("  A and C: NOT equal, by ") for line in lines)
     assert any(line.startswith("  C: NOT equal, by ") for line in lines)
 
@@ -127,7 +127,7 @@ def test_a_difference_without_a_number_is_null(monkeypatch: pytest.MonkeyPatch) 
     facts = _spoilt(monkeypatch, lambda y: y * float("nan"))
     assert facts["run"]["between"][0]["max_error"] is None
     json.dumps(facts, allow_nan=False)
-    assert "A and C: NOT equal, `y` has other shapes, NaN" in " ".join(measured(facts))
+    assert "A and C: NOT equal, `y` has other shapes, NaN" in text(tuple(measured(facts)))
 
 
 def test_nothing_is_called_equal_that_was_not_executed() -> None:
@@ -141,6 +141,6 @@ def test_a_program_shown_twice_is_executed_once() -> None:
     run = measure(of_example("mlp"), 0)
     assert run["executed"] == ["A", "C"]
     assert run["between"][0]["max_error"] == 0
-    text = " ".join(measured({"run": run}))
-    assert "B: the program of A, not executed again." in text
-    assert "A and C: equal, bit for bit." in text
+    said = text(tuple(measured({"run": run})))
+    assert "B: the program of A, not executed again." in said
+    assert "A and C: equal, bit for bit." in said

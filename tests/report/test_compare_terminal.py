@@ -12,8 +12,9 @@ from rich.console import Console
 
 from meshdsl.diagnostics import Source
 from meshdsl.pipeline import DEFAULT_POLICY, Options
-from meshdsl.report.compare_terminal import print_comparison
-from meshdsl.report.measure import NOT_RUN
+from meshdsl.report.columns import NOT_RUN
+from meshdsl.report.compare import comparison
+from meshdsl.report.terminal import print_document
 from tests.cli.command import Cli
 from tests.cli.conftest import cli
 from tests.project import ROOT
@@ -64,7 +65,7 @@ def test_many_columns_stand_below_each_other() -> None:
 def _printed(**console: Any) -> str:
     out = console.pop("file", None) or io.StringIO()
     facts = compared(of_example("mlp", "hybrid,megatron"), source("mlp"))
-    print_comparison(facts, source("mlp"), Console(file=out, width=80, **console))
+    print_document(comparison(facts, source("mlp")), Console(file=out, width=80, **console))
     return out.getvalue() if isinstance(out, io.StringIO) else ""
 
 
@@ -87,7 +88,7 @@ def test_nothing_from_a_file_steers_the_terminal() -> None:
     columns = columns_of(text, Options(mesh="d:2"), "b:d")
     out = io.StringIO()
     console = Console(file=out, width=120, force_terminal=True, color_system=None)
-    print_comparison(compared(columns, text), text, console)
+    print_document(comparison(compared(columns, text), text), console)
     assert "\x1b[31m" not in out.getvalue()
     assert "\x07" not in out.getvalue()
     assert "# \\x1b[31m[bold]\\x07" in out.getvalue()

@@ -12,8 +12,8 @@ import meshdsl
 from meshdsl.device.printer import print_program as print_device
 from meshdsl.named.printer import print_program as print_named
 from meshdsl.placed.printer import print_program as print_placed
-from meshdsl.report.explain import explain
-from meshdsl.report.terminal import print_report
+from meshdsl.report.explain import explain, explanation
+from meshdsl.report.terminal import print_document
 from tests.project import matching
 from tests.report.golden import EXAMPLES, GOLDEN, UPDATE, WHOLE, Case, made, same_as_golden
 
@@ -26,7 +26,8 @@ def report_text(case: Case, width: int) -> str:
     """What `explain` prints on a screen that is not a terminal."""
     stages = made(case)
     out = io.StringIO()
-    print_report(explain(stages.device), stages.source, Console(file=out, width=width))
+    document = explanation(explain(stages.device), {stages.source.name: stages.source})
+    print_document(document, Console(file=out, width=width))
     return out.getvalue()
 
 

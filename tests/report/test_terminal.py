@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,14 +13,18 @@ from rich.console import Console
 
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source
-from meshdsl.report.explain import explain
-from meshdsl.report.figures import exact, human, scaled
-from meshdsl.report.terminal import print_report, report_lines, sentence, type_text
+from meshdsl.report.document import exact, human, scaled
+from meshdsl.report.explain import explain, explanation, sentence, type_text
+from meshdsl.report.terminal import Line, lines, print_document
 from tests.report.golden import CASES, Case, made, source
 
 
 def _report(case: Case, **options: Any) -> dict[str, Any]:
     return explain(_stages(case, **options).device)
+
+
+def _shown(report: dict[str, Any], text: Source, width: int = 100) -> Iterator[Line]:
+    return lines(explanation(report, {text.name: text}), width)
 
 
 def _stages(case: Case, **options: Any) -> Compilation:
@@ -30,8 +35,8 @@ def _stages(case: Case, **options: Any) -> Compilation:
 
 
 def _lines(case: Case, width: int = 100, **options: Any) -> list[str]:
-    lines = report_lines(_report(case, **options), source(case.example), width)
-    return ["".join(text for text, _ in line) for line in lines]
+    found = _shown(_report(case, **options), source(case.example), width)
+    return ["".join(text for text, _ in line) for line in found]
 
 
 MLP = Case("mlp", "hybrid")
@@ -68,8 +73,7 @@ def test_a_tensor_and_its_rules() -> None:
 def test_rules_of_the_command_line_are_named_so() -> None:
     stages = compile_source(source("mlp"), Options(mesh="d:2", layout="batch:d"), Diagnostics())
     text = "\n".join(
-        "".join(part for part, _ in line)
-        for line in report_lines(explain(stages.device), stages.source, 100)
+        "".join(part for part, _ in line) for line in _shown(explain(stages.device), stages.source)
     )
     assert "x       f32[batch@d 64→32, io 512]   --layout: batch -> d" in text
     assert "line 1" not in text.replace("line 19", "")
@@ -100,8 +104,8 @@ def test_subexpressions_appear_where_they_send_something() -> None:
 
 def test_warnings_are_counted_and_shown() -> None:
     report = _report(MLP) | {"warnings": [{"code": "MD0305", "message": "dim `q`", "line": 8}]}
-    lines = ["".join(t for t, _ in line) for line in report_lines(report, source("mlp"), 100)]
-    assert lines[-2:] == ["1 warning:", "  MD0305 line 8: dim `q`"]
+    found = ["".join(t for t, _ in line) for line in _shown(report, source("mlp"))]
+    assert found[-2:] == ["1 warning:", "  MD0305 line 8: dim `q`"]
 
 
 @pytest.mark.parametrize("width", [60, 80, 100, 120])
@@ -124,7 +128,7 @@ def test_all_that_is_sent_is_shown(case: Case) -> None:
 
 def _printed(report: dict[str, Any], text: Source, **console: Any) -> str:
     out = console.pop("file", None) or io.StringIO()
-    print_report(report, text, Console(file=out, **console))
+    print_document(explanation(report, {text.name: text}), Console(file=out, **console))
     return out.getvalue() if isinstance(out, io.StringIO) else ""
 
 
@@ -144,7 +148,8 @@ def test_a_terminal_that_knows_only_ascii() -> None:
     out = io.TextIOWrapper(raw, encoding="ascii")
     text = Source("a.mdsl", "dim batch = 4\nprogram p(x[batch]) { # né\n  return x\n}\n")
     stages = compile_source(text, Options(mesh="d:2", layout="batch:d"), Diagnostics())
-    print_report(explain(stages.device), text, Console(file=out, width=80))
+    document = explanation(explain(stages.device), {text.name: text})
+    print_document(document, Console(file=out, width=80))
     out.flush()
     shown = raw.getvalue().decode("ascii")
     assert "f32[batch@d 4->2]" in shown

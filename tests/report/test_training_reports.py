@@ -14,8 +14,8 @@ from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.report.columns import Wish, compile_columns
 from meshdsl.report.compare import compare
-from meshdsl.report.explain import explain
-from meshdsl.report.terminal import report_lines
+from meshdsl.report.explain import explain, explanation
+from meshdsl.report.terminal import text
 
 TEXT = """\
 dim n = 3, a = 4, d = 8
@@ -42,8 +42,7 @@ def made(until: str = "device", **options: Any) -> Compilation:
 
 
 def lines() -> list[str]:
-    found = report_lines(explain(made().device), SOURCE, 100)
-    return ["".join(text for text, _ in line) for line in found]
+    return text(explanation(explain(made().device), {SOURCE.name: SOURCE}), 100).splitlines()
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -11,6 +10,7 @@ from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source
 from meshdsl.named.build import build
 from meshdsl.pipeline import choose_program, front
 from meshdsl.render import render
+from meshdsl.report.document import SourceLine, plain
 from meshdsl.report.terminal import source_line
 from meshdsl.syntax.format import format_source
 from meshdsl.syntax.parse import parse
@@ -89,14 +89,17 @@ def test_formatting_grows_as_the_line_does(name: str) -> None:
     assert many <= 4.4 * few + 2000
 
 
+def _source_line(source: Source) -> str:
+    return plain(source_line(SourceLine("1", source.excerpt(1)), 60))
+
+
 def test_a_report_shows_the_beginning_of_a_line() -> None:
-    report: dict[str, Any] = {"tensors": [], "collectives": []}
     sources = [Source("t", f"y = x # {'漢' * n}") for n in (500, 50_000)]
-    lines = [source_line(report, s, "t", 1, 60) for s in sources]
+    lines = [_source_line(s) for s in sources]
     assert lines[0] == lines[1]
-    assert lines[0][1][0].startswith("y = x # 漢")
-    assert lines[0][1][0].endswith("漢…")
-    work = [calls(lambda s=s: source_line(report, s, "t", 1, 60)) for s in sources]  # type: ignore[misc]
+    assert lines[0].startswith("1 | y = x # 漢")
+    assert lines[0].endswith("漢…")
+    work = [calls(lambda s=s: _source_line(s)) for s in sources]  # type: ignore[misc]
     assert work[1] == work[0]
 
 

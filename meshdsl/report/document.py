@@ -1,0 +1,227 @@
+"""A document: what a report says, before anything is known of a terminal or a page.
+
+A report is a function from facts to a document. `terminal` and `html` write one, and know of no
+report. Text is in pieces with a style; what is `extra` is shown on a page alone, where there is
+room for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+# --- text ------------------------------------------------------------------------------------
+
+Style = Literal[
+    "", "strong", "muted", "code", "name", "number", "arrow", "sent", "amount", "differs", "title"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Text in one style; `axis` is the number of the axis of the mesh that splits it."""
+
+    text: str
+    style: Style = ""
+    extra: bool = False
+    axis: int | None = None
+
+
+Text = tuple[Piece, ...]
+
+
+def plain(text: Text) -> str:
+    """A text without its styles and what is extra."""
+    return "".join(p.text for p in text if not p.extra)
+
+
+# --- blocks ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph:
+    """Text; on a terminal `indent` columns in, lines after the first `hang` more."""
+
+    text: Text
+    hang: int = 0
+    indent: int = 0
+
+
+def line(text: str, style: Style = "") -> Paragraph:
+    """A paragraph in one style."""
+    return Paragraph((Piece(text, style),))
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A drawing, made when it is written; `described` says the same in words.
+
+    A terminal prints the description, unless the picture is `extra`.
+    """
+
+    draw: Callable[[], str]
+    described: str
+    caption: Text = ()
+    extra: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A head and what there is to say of it, beside each other.
+
+    `asides` say one thing at different lengths, the longest first: a terminal takes the first that
+    fits behind the body, else puts the longest below it.
+    """
+
+    head: Text
+    body: Text
+    asides: tuple[str, ...] = ()
+    picture: Picture | None = None
+    indent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A statement with its details, which a page folds away."""
+
+    head: Text
+    details: tuple[Item, ...]
+    indent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What one column has; `why` is told of it on a page."""
+
+    text: Text
+    differs: bool = False
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A label and a cell for each column. `kind` and `data` are for the script of a page.
+
+    Where it is `plain`, a terminal marks what differs in the label alone.
+    """
+
+    label: Text
+    cells: tuple[Cell, ...]
+    kind: str = ""
+    data: tuple[tuple[str, int | str], ...] = ()
+    plain: bool = False
+
+    @property
+    def differs(self) -> bool:
+        """Whether any column is unlike the first."""
+        return any(cell.differs for cell in self.cells)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLine:
+    """A line of a file: where it is, and its text if that is at hand."""
+
+    place: str
+    text: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """What belongs to one source line, or to a title; an `apart` one follows a blank line."""
+
+    head: SourceLine | None
+    body: tuple[Item | Note | Row, ...]
+    apart: bool = False
+    title: str = ""
+    data: tuple[tuple[str, int | str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Sections below each other; `columns` are the names of what rows have cells for.
+
+    `label` is the width of a row's label on a terminal.
+    """
+
+    sections: tuple[Section, ...]
+    columns: tuple[str, ...] = ()
+    title: str = ""
+    label: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A title, names of columns, and lines of plain cells."""
+
+    title: str
+    head: tuple[str, ...]
+    lines: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """Pictures beside each other."""
+
+    pictures: tuple[Picture, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A blank line of a terminal."""
+
+
+Block = Paragraph | Item | Note | Table | Grid | Picture | Beside | Gap
+Document = tuple[Block, ...]
+
+# --- words and numbers -----------------------------------------------------------------------
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+UNIT = re.compile(r"(?<=\d) (?=[KMGTP]?i?B\b)")
+"""The space between a number and its unit, where no line is broken."""
+
+NO_BREAK = "\u00a0"
+
+
+def human(size: int) -> str:
+    """Bytes to three digits in a unit that reads well: `4 B`, `64 KiB`, `6.76 MiB`."""
+    value, unit = float(size), 0
+    while value >= 1023.5 and unit < len(UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{_digits(value)} {UNITS[unit]}"
+
+
+def exact(size: int) -> str:
+    """`64 KiB (65,536 B)`; bytes alone where there are few."""
+    return f"{size:,} B" if size < 1024 else f"{human(size)} ({size:,} B)"
+
+
+def scaled(flops: int, precise: bool = False) -> str:
+    """FLOPs to three digits: `67.2 MFLOP`, with all digits behind them where `precise`."""
+    value, unit = float(flops), 0
+    units = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")
+    while value >= 999.5 and unit < len(units) - 1:
+        value, unit = value / 1000, unit + 1
+    tail = f" ({flops:,})" if precise and unit else ""
+    return f"{_digits(value)} {units[unit]}{tail}"
+
+
+def _digits(value: float) -> str:
+    places = 2 if value < 10 else 1 if value < 100 else 0
+    text = f"{value:.{places}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 device`, `3,072 devices`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def aligned(table: list[list[str]]) -> list[str]:
+    """Lines of text with the columns below each other; a first column of nothing is left out."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    if not widths[0]:
+        table, widths = [line[1:] for line in table], widths[1:]
+    padded = (("{:{}}".format(*c) for c in zip(line, widths, strict=True)) for line in table)
+    return ["  ".join(cells).rstrip() for cells in padded]

@@ -1,0 +1,77 @@
+"""A comparison as one page: no network, no fonts, readable without JavaScript.
+
+The table is plain HTML. The script of the page adds what moves: highlighting, pictures, the slider;
+it reads the JSON of `report/compare.py` and puts text in as text. A content security policy lets
+only this one script run, by its hash, whatever a file may contain.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from importlib.resources import files
+from typing import Any
+
+from meshdsl.diagnostics import Source
+from meshdsl.report.compare import headings, measured, sentence, table
+from meshdsl.report.html import Markup, Writer, escaped, join, tag
+from meshdsl.version import __version__
+
+Json = dict[str, Any]
+_PLACE = re.compile(r"\{\{(\w+)\}\}")
+
+
+def page(compared: Json, source: Source) -> str:
+    """The whole page; `source` is the text of the file it is about."""
+    style, script = _resource("page.css"), _resource("page.js")
+    writer = Writer(classes=True)
+    parts = {
+        "version": escaped(__version__),
+        "title": escaped(f"{compared['program']}, {compared['file']}: meshdsl compare"),
+        "heading": join(compared["program"], " ", tag("small", compared["file"])),
+        "sentence": escaped(sentence(compared)),
+        "columns": writer.write(tuple(headings(compared))),
+        "source": _source(source),
+        "table": writer.write((table(compared, source),)),
+        "measured": writer.write(tuple(measured(compared))),
+        "data": as_data(_needed(compared)),
+        "style": style,
+        "script": script,
+        "style_hash": _hash(style),
+        "script_hash": _hash(script),
+    }
+    return _PLACE.sub(lambda place: parts[place[1]], _resource("page.html"))
+
+
+def _resource(name: str) -> str:
+    return (files(__name__) / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"sha256-{base64.b64encode(digest).decode('ascii')}"
+
+
+def as_data(value: object) -> str:
+    """JSON for a script element: no `<`, `>` or `&`, and nothing but ASCII."""
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _needed(compared: Json) -> Json:
+    """What the script reads: the rows, and of columns what stands around them."""
+    kept = ("letter", "mesh", "totals")
+    columns = [{key: c[key] for key in kept if key in c} for c in compared["columns"]]
+    return {"file": compared["file"], "columns": columns, "rows": compared["rows"]}
+
+
+def _source(source: Source) -> Markup:
+    """All lines of the file, numbered."""
+    lines = [line.removesuffix("\r") for line in source.text.removesuffix("\n").split("\n")]
+    numbered = (
+        tag("li", tag("span", number), tag("code", line), data_line=number)
+        for number, line in enumerate(lines, 1)
+    )
+    return tag("ol", *numbered)
