@@ -24,8 +24,7 @@ import pytest
 from typer.testing import CliRunner
 
 import meshdsl as md
-from meshdsl.cli.app import app
-from meshdsl.cli.later import COMMANDS as LATER
+from meshdsl.cli.app import LATER, app
 from tests.project import ROOT, matching
 from tests.waiting import ended, started
 

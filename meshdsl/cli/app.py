@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from meshdsl.cli import check, compare, compile, explain, fmt, later, render, rows, run, train
+from meshdsl.cli import check, compare, compile, explain, fmt, render, rows, run, train
+from meshdsl.cli.common import reporting
+from meshdsl.cli.options import spread
+from meshdsl.diagnostics import fail
 from meshdsl.version import __version__
+
+LATER = ("search", "simulate", "new")
+"""Commands of the language's reference that are not built yet: each says so."""
 
 app = typer.Typer(
     name="meshdsl",
@@ -38,20 +42,22 @@ def options(
     """Tensor programs with named dimensions, compiled to one torch program per device."""
 
 
-app.command("check")(check.command)
-app.command("fmt")(fmt.command)
-app.command("explain")(explain.command)
-app.command("compile")(compile.command)
-app.command("run")(run.command)
-app.command("train")(train.command)
-app.command("compare")(compare.command)
-app.command("render")(render.command)
-app.command("rows")(rows.command)
-for _name in later.COMMANDS:
-    later.add(app, _name)
+for _module in (check, fmt, explain, compile, run, train, compare, render, rows):
+    _name = _module.__name__.rpartition(".")[2]
+    app.command(_name)(spread(_module.command))
 
 
-@functools.cache
-def command() -> Callable[..., Any]:
-    """The command line as typer makes it of the table."""
-    return typer.main.get_command(app)
+def _add_later(name: str) -> None:
+    """Register a command that reports MD0909 whatever it is given."""
+
+    def command(context: typer.Context) -> None:
+        with reporting():
+            help = "see `meshdsl --help`"
+            fail("MD0909", f"the command `{name}` is not supported yet", help=help)
+
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+    app.command(name, context_settings=settings, hidden=True)(command)
+
+
+for _name in LATER:
+    _add_later(_name)

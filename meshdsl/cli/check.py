@@ -3,47 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from meshdsl.cli import common
+from meshdsl.cli.options import Files, Json, Placing, option, pipeline_options
 from meshdsl.diagnostics import DiagnosticError, Diagnostics
 from meshdsl.pipeline import Options
 
 
-def command(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE…", show_default=False)],
-    program: common.Program = None,
-    mesh: common.Mesh = None,
-    layout: common.Layout = None,
-    sbp: common.Sbp = None,
-    reduce: common.Reduce = common.POLICY,
-    message_bytes: common.MessageBytes = common.MESSAGE,
-    no_cache: common.NoCache = False,
-    settings: common.Set = None,
-    dtype: common.DType = None,
-    strict: common.Strict = False,
-    json: common.Json = False,
-) -> None:
+@option
+class Check(Placing, Json):
+    """Options of `check`."""
+
+
+def command(files: Files, given: Check) -> None:
     """Report what is wrong with files, and whether their `expect` blocks hold."""
-    with common.reporting(json) as diagnostics:
-        chosen = common.options(
-            program, mesh, layout, sbp, reduce, settings, dtype, strict, message_bytes, no_cache
-        )
+    with common.reporting(given.json) as diagnostics:
+        chosen = pipeline_options(given)
         checked = []
         for path in files:
             with common.patience(f"checking {path.name}"):
                 checked.append(_check(path, chosen, diagnostics))
-        if strict:
+        if given.strict:
             diagnostics.promote_warnings()
-        if json:
+        if given.json:
             common.print_json({"version": 1, "diagnostics": common.as_dicts(diagnostics)})
-    code = common.exit_code(diagnostics.errors)
-    if code:
-        raise typer.Exit(code)
-    if not json:
-        typer.echo("\n".join(checked))
+        elif not diagnostics.errors:
+            typer.echo("\n".join(checked))
 
 
 def _check(path: Path, chosen: Options, diagnostics: Diagnostics) -> str:

@@ -1,14 +1,15 @@
-"""What commands share: options, reading a file, and how diagnostics leave the house."""
+"""What commands share: reading a file, writing one, and how diagnostics are shown."""
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any, NoReturn
 
 import typer
 
@@ -18,106 +19,13 @@ from meshdsl.diagnostics import (
     DiagnosticError,
     Diagnostics,
     counted,
-    did_you_mean,
     fail,
 )
-from meshdsl.ir.types import DTYPES
-from meshdsl.pipeline import DEFAULT_POLICY, Compilation, Options, compile_source
-from meshdsl.placed.reshard import MESSAGE_BYTES
+from meshdsl.pipeline import Compilation, Options, compile_source
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="A .mdsl file.", show_default=False)]
-Program = Annotated[
-    str | None, typer.Option("--program", metavar="P", help="Which program (the only one).")
-]
-Mesh = Annotated[
-    str | None,
-    typer.Option("--mesh", metavar="M", help='A mesh by name, or "data:2,model:4" (the first).'),
-]
-Layout = Annotated[
-    str | None,
-    typer.Option(
-        "--layout", metavar="L", help='A layout by name, or "batch:data,hidden:model" (the first).'
-    ),
-]
-Sbp = Annotated[
-    str | None,
-    typer.Option("--sbp", metavar="S", help="An sbp block by name, instead of a layout."),
-]
-Reduce = Annotated[
-    str,
-    typer.Option(
-        "--reduce", metavar="R", help="Partial values: immediate, mesh-tf, deferred or optimal."
-    ),
-]
-MessageBytes = Annotated[
-    int,
-    typer.Option(
-        "--message-bytes",
-        metavar="N",
-        min=0,
-        help="What a collective counts beside its bytes under `optimal`; 0: only bytes count.",
-    ),
-]
-NoCache = Annotated[bool, typer.Option("--no-cache", help="Keep and use no plans of before.")]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="DIM=N …", help="Other sizes for dims.", show_default=False),
-]
-DType = Annotated[str | None, typer.Option("--dtype", metavar="T", help="Another type of float.")]
-Strict = Annotated[bool, typer.Option("--strict", help="Warnings are errors.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite files.")]
-
-POLICY = DEFAULT_POLICY
-MESSAGE = MESSAGE_BYTES
 COMMAND_CODES = ("MD0010", "MD05", "MD06")
 RUN_CODES = ("MD07", "MD08")
 REFUSED_CODES = ("MD0703", "MD0704", "MD0909")
-
-
-def options(
-    program: str | None,
-    mesh: str | None,
-    layout: str | None,
-    sbp: str | None,
-    reduce: str,
-    settings: list[str] | None,
-    dtype: str | None,
-    strict: bool,
-    message_bytes: int = MESSAGE_BYTES,
-    no_cache: bool = False,
-) -> Options:
-    """The options of a command as the pipeline takes them. Raises MD06xx."""
-    if dtype is not None and (dtype not in DTYPES or DTYPES[dtype].kind != "float"):
-        floats = [n for n, d in DTYPES.items() if d.kind == "float"]
-        help = did_you_mean(dtype, floats) or f"there are {', '.join(floats)}"
-        fail("MD0602", f"`--dtype {dtype}`: no float type is called so", help=help)
-    if layout is not None and sbp is not None:
-        fail("MD0601", "`--layout` and `--sbp` are both given", help="choose one of them")
-    return Options(
-        program=program,
-        mesh=mesh,
-        layout=layout,
-        sbp=sbp,
-        reduce=reduce,
-        message_bytes=message_bytes,
-        cache=not no_cache,
-        set_dims=sizes(settings or []),
-        dtype=dtype,
-        strict=strict,
-    )
-
-
-def sizes(settings: Iterable[str]) -> dict[str, int]:
-    """`dim=N` texts as sizes."""
-    found = {}
-    for text in settings:
-        name, equals, size = text.partition("=")
-        if not equals or not size.strip().isascii() or not size.strip().isdigit():
-            help = "for instance `--set batch=64 hidden=2048`"
-            fail("MD0601", f"`--set {text[:40]}`: write `--set dim=N`, N a whole number", help=help)
-        found[name.strip()] = int(size) if len(size) < 20 else 10**19
-    return found
 
 
 def compiled(path: Path, chosen: Options, diagnostics: Diagnostics, until: str) -> Compilation:
@@ -150,7 +58,7 @@ def patience(what: str) -> Iterator[None]:
 
 @contextmanager
 def reporting(as_json: bool = False) -> Iterator[Diagnostics]:
-    """Collect diagnostics, show them at the end, and turn errors into an exit code.
+    """Collect diagnostics, show them at the end, and leave with an exit code for the errors.
 
     With `as_json` they are left for the command to print, unless one ends it early.
     """
@@ -166,6 +74,9 @@ def reporting(as_json: bool = False) -> Iterator[Diagnostics]:
         raise typer.Exit(exit_code(diagnostics.errors)) from None
     if not as_json:
         show(diagnostics)
+    code = exit_code(diagnostics.errors)
+    if code:
+        raise typer.Exit(code)
 
 
 def exit_code(errors: Iterable[Diagnostic]) -> int:
@@ -223,3 +134,40 @@ def print_json(value: object) -> None:
     import json
 
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+# --- files -----------------------------------------------------------------------------------
+
+
+def check_output(path: Path, force: bool) -> None:
+    """Refuse, before any work, a file that cannot be written or would be overwritten."""
+    if path.is_dir():
+        fail("MD0502", f"{path} is a folder", help=f"name a file in it: {path / 'prog.py'}")
+    if os.path.exists(path) and not os.path.isfile(path):
+        fail("MD0502", f"{path} is no regular file", help="name a file, or one that is not there")
+    if not path.parent.is_dir():
+        fail("MD0502", f"there is no folder {path.parent}", help=f"make it: mkdir -p {path.parent}")
+    if path.exists() and not force:
+        fail("MD0503", f"{path} exists", help="--force overwrites it")
+    if not os.access(path.parent, os.W_OK):
+        help = "choose another folder, or change its permissions"
+        fail("MD0502", f"the folder {path.parent} cannot be written to", help=help)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that nobody ever sees half of it."""
+    from meshdsl.backends.runtime.files import regular
+
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        with open(beside, "w", encoding="utf-8", newline="\n", opener=regular) as file:
+            file.write(text)
+        os.replace(beside, path)
+    except OSError as error:
+        refuse_writing(path, error)
+
+
+def refuse_writing(path: Path, error: OSError) -> NoReturn:
+    """MD0501 for a file that the system would not have written."""
+    help = "check the space and the permissions there"
+    fail("MD0501", f"{path} cannot be written: {error.strerror}", help=help)

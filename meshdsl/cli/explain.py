@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from meshdsl.cli import common
+from meshdsl.cli.options import Json, Placing, opt, option, pipeline_options
 from meshdsl.diagnostics import fail
 
 
@@ -22,40 +23,37 @@ class Printed(StrEnum):
     device = "device"
 
 
+@option
+class Stage:
+    """What is printed instead of the report."""
+
+    print_after: Printed | None = opt("--print-after", "STAGE", "Print named, placed or device.")
+
+
+@option
+class Explain(Placing, Json, Stage):
+    """Options of `explain`."""
+
+
 def command(
     file: Annotated[
         str, typer.Argument(metavar="FILE|CODE", help="A .mdsl file, or a code such as MD0301.")
     ],
-    program: common.Program = None,
-    mesh: common.Mesh = None,
-    layout: common.Layout = None,
-    sbp: common.Sbp = None,
-    reduce: common.Reduce = common.POLICY,
-    message_bytes: common.MessageBytes = common.MESSAGE,
-    no_cache: common.NoCache = False,
-    settings: common.Set = None,
-    dtype: common.DType = None,
-    strict: common.Strict = False,
-    json: common.Json = False,
-    print_after: Annotated[
-        Printed | None,
-        typer.Option("--print-after", metavar="STAGE", help="Print named, placed or device."),
-    ] = None,
+    given: Explain,
 ) -> None:
     """Say where communication happens, how much, why, and what would remove it."""
-    with common.reporting(json) as diagnostics:
+    with common.reporting(given.json) as diagnostics:
         if re.fullmatch(r"[Mm][Dd]\d{1,6}", file):
             _explain_code(file.upper())
             return
-        chosen = common.options(
-            program, mesh, layout, sbp, reduce, settings, dtype, strict, message_bytes, no_cache
-        )
-        made = common.compiled(Path(file), chosen, diagnostics, print_after or "device")
-        if print_after is not None:
-            printer = import_module(f"meshdsl.{print_after}.printer")
-            typer.echo(printer.print_program(getattr(made, print_after)), nl=False)
+        stage = given.print_after
+        chosen = pipeline_options(given)
+        made = common.compiled(Path(file), chosen, diagnostics, stage or "device")
+        if stage is not None:
+            printer = import_module(f"meshdsl.{stage}.printer")
+            typer.echo(printer.print_program(getattr(made, stage)), nl=False)
             return
-        if json:
+        if given.json:
             common.print_json(made.report)
             return
         from meshdsl.report.explain import explanation

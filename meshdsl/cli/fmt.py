@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from meshdsl.cli.common import reporting
-from meshdsl.diagnostics import Diagnostic, DiagnosticError
+from meshdsl.cli import common
+from meshdsl.cli.options import Files, flag, option
+from meshdsl.diagnostics import DiagnosticError
 
 
-def command(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE…", show_default=False)],
-    check: Annotated[
-        bool, typer.Option("--check", help="Write nothing; say which files would change.")
-    ] = False,
-) -> None:
+@option
+class Fmt:
+    """Options of `fmt`."""
+
+    check: bool = flag("--check", "Write nothing; say which files would change.")
+
+
+def command(files: Files, given: Fmt) -> None:
     """Rewrite files in canonical form, comments kept."""
     changed = 0
-    with reporting() as diagnostics:
+    with common.reporting() as diagnostics:
         for path in files:
             try:
-                changed += _format(path, check)
+                changed += _format(path, given.check)
             except DiagnosticError as error:
                 diagnostics.add(*error.diagnostics)
-        if diagnostics.errors:
-            raise DiagnosticError
-    if check and changed:
+    if given.check and changed:
         raise typer.Exit(1)
 
 
@@ -49,6 +49,4 @@ def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, encoding="utf-8", newline="\n")
     except OSError as error:
-        message = f"{path} cannot be written: {error.strerror}"
-        help = "check the space and the permissions there"
-        raise DiagnosticError(Diagnostic("MD0501", message, help=help)) from None
+        common.refuse_writing(path, error)

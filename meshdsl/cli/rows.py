@@ -7,23 +7,28 @@ from typing import Annotated
 import typer
 
 from meshdsl.cli import common
+from meshdsl.cli.options import Json, flag, option
+
+
+@option
+class Rows(Json):
+    """Options of `rows`."""
+
+    every: bool = flag("--all", "Every sample call, and rows that hold but are not used.")
 
 
 def command(
     operator: Annotated[
         str, typer.Argument(metavar="OPERATOR", help="Such as einsum, add, + or softmax.")
     ],
-    every: Annotated[
-        bool, typer.Option("--all", help="Every sample call, and rows that hold but are not used.")
-    ] = False,
-    json: common.Json = False,
+    given: Rows,
 ) -> None:
     """Say what an operator's operands and results may be along one mesh axis."""
-    with common.reporting(json):
+    with common.reporting(given.json):
         from meshdsl.report.rows import describe, find, rows_text
 
-        found = describe(find(operator), every)
-        if json:
+        found = describe(find(operator), given.every)
+        if given.json:
             common.print_json(found)
             return
         typer.echo(rows_text(found), nl=False)

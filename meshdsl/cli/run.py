@@ -2,106 +2,104 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from meshdsl.cli import common
-from meshdsl.diagnostics import Diagnostic, Diagnostics, did_you_mean, fail
+from meshdsl.cli.options import (
+    File,
+    Force,
+    Json,
+    Placing,
+    flag,
+    opt,
+    option,
+    pipeline_options,
+    refuse_unknown,
+)
+from meshdsl.diagnostics import Diagnostic, Diagnostics, fail
 from meshdsl.pipeline import Compilation
 
+if TYPE_CHECKING:
+    from meshdsl.backends.engines.run import Result
+    from meshdsl.backends.engines.verify import Comparison
 
-def command(
-    file: common.File,
-    engine: Annotated[
-        str, typer.Option("--engine", metavar="E", help="local, torchrun or reference.")
-    ] = "local",
-    inputs: Annotated[
-        str | None, typer.Option("--inputs", metavar="F", help="Inputs: .npz or .safetensors.")
-    ] = None,
-    params: Annotated[
-        str | None, typer.Option("--params", metavar="F", help="Parameters, likewise.")
-    ] = None,
-    seed: Annotated[
-        int, typer.Option("--seed", metavar="S", help="For values that are not given.")
-    ] = 0,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="F.npz", help="Write the outputs, whole.")
-    ] = None,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Compare with the float64 reference.")
-    ] = False,
-    program: common.Program = None,
-    mesh: common.Mesh = None,
-    layout: common.Layout = None,
-    sbp: common.Sbp = None,
-    reduce: common.Reduce = common.POLICY,
-    message_bytes: common.MessageBytes = common.MESSAGE,
-    no_cache: common.NoCache = False,
-    settings: common.Set = None,
-    dtype: common.DType = None,
-    strict: common.Strict = False,
-    force: common.Force = False,
-    json: common.Json = False,
-) -> None:
+
+@option
+class Run(Placing, Force, Json):
+    """Options of `run`."""
+
+    engine: str = opt("--engine", "E", "local, torchrun or reference.", "local")
+    inputs: str | None = opt("--inputs", "F", "Inputs: .npz or .safetensors.")
+    params: str | None = opt("--params", "F", "Parameters, likewise.")
+    seed: int = opt("--seed", "S", "For values that are not given.", 0)
+    out: Path | None = opt("--out", "F.npz", "Write the outputs, whole.")
+    verify: bool = flag("--verify", "Compare with the float64 reference.")
+
+
+def command(file: File, given: Run) -> None:
     """Run the program: all devices in this process, on real processes, or as the reference."""
-    with common.reporting(json) as diagnostics:
-        from meshdsl.backends.engines.run import ENGINES, Given
-
-        if engine not in ENGINES:
-            help = did_you_mean(engine, list(ENGINES)) or f"there are {', '.join(ENGINES)}"
-            fail("MD0602", f"`--engine {engine}`: no engine is called so", help=help)
-        chosen = common.options(
-            program, mesh, layout, sbp, reduce, settings, dtype, strict, message_bytes, no_cache
-        )
-        if out is not None:
-            _check_out(out, force)
+    with common.reporting(given.json) as diagnostics:
+        check_engine(given)
+        chosen = pipeline_options(given)
+        if given.out is not None:
+            _check_out(given.out, given.force)
         made = common.compiled(file, chosen, diagnostics, "device")
-        _run(made, engine, Given(inputs, params, seed), diagnostics, verify, out, json)
-    code = common.exit_code(diagnostics.errors)
-    if code:
-        raise typer.Exit(code)
+        result, checked = run(made, given, diagnostics)
+        if given.out is not None:
+            _write(given.out, result.outputs)
+        _show(made, given, result, checked)
+
+
+def check_engine(given: Run) -> None:
+    """MD0602 for an engine that there is not."""
+    from meshdsl.backends.engines.run import ENGINES
+
+    refuse_unknown("engine", given.engine, ENGINES, "no engine is called so")
 
 
 def _check_out(out: Path, force: bool) -> None:
-    from meshdsl.cli.compile import check_output
-
     if out.suffix != ".npz":
         fail("MD0602", f"`--out {out}`: outputs are written as .npz", help=f"--out {out.stem}.npz")
-    check_output(out, force)
+    common.check_output(out, force)
 
 
-def _run(
-    made: Compilation,
-    engine: str,
-    given: Any,
-    diagnostics: Diagnostics,
-    verify: bool,
-    out: Path | None,
-    json: bool,
-) -> None:
+def run(
+    made: Compilation, given: Run, diagnostics: Diagnostics
+) -> tuple[Result, Sequence[Comparison]]:
+    """What the engine yields, and how it compares with the reference, if that is asked.
+
+    Raises:
+        DiagnosticError: the run fails (MD07xx).
+    """
     from meshdsl.backends.engines import run as engines
     from meshdsl.backends.engines.verify import problems
-    from meshdsl.report.running import run_as_json, run_report
-    from meshdsl.report.terminal import print_document
 
-    result = engines.run(made, engine, given)
+    values = engines.Given(given.inputs, given.params, given.seed)
+    result = engines.run(made, given.engine, values)
     for note in result.notes:
         diagnostics.add(Diagnostic("MD0506", note, severity="note"))
     for text in result.disagreements:
         diagnostics.add(Diagnostic("MD0707", text))
-    checked = engines.verify(made, given, result.outputs, result.updated) if verify else ()
+    yielded = (result.outputs, result.updated)
+    checked = engines.verify(made, values, *yielded) if given.verify else ()
     diagnostics.add(*problems(checked))
-    if out is not None:
-        _write(out, result.outputs)
-    if json:
-        common.print_json(run_as_json(made, engine, result, checked))
-    else:
-        print_document(tuple(run_report(made, engine, result, checked)))
-        if out is not None:
-            typer.echo(f"wrote {out}")
+    return result, checked
+
+
+def _show(made: Compilation, given: Run, result: Result, checked: Sequence[Comparison]) -> None:
+    from meshdsl.report.running import run_as_json, run_report
+    from meshdsl.report.terminal import print_document
+
+    if given.json:
+        common.print_json(run_as_json(made, given.engine, result, checked))
+        return
+    print_document(tuple(run_report(made, given.engine, result, checked)))
+    if given.out is not None:
+        typer.echo(f"wrote {given.out}")
 
 
 def _write(out: Path, outputs: Mapping[str, Any]) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -16,11 +15,13 @@ from meshdsl.api.places import cell_of
 from meshdsl.api.plan import Plan
 from meshdsl.api.program import Program
 from meshdsl.api.shown import Comparison
-from meshdsl.diagnostics import Diagnostic, Source, did_you_mean, fail
-from meshdsl.named.declarations import Declarations
-from meshdsl.notebook.options import chosen, read_cell, read_line
+from meshdsl.cli.compare import compare_columns
+from meshdsl.cli.options import pipeline_options
+from meshdsl.cli.run import check_engine, run
+from meshdsl.diagnostics import Diagnostic, Diagnostics, Source, did_you_mean, fail
+from meshdsl.notebook.lines import Line, read_cell, read_line
 from meshdsl.notebook.session import CellProgram, Session
-from meshdsl.notebook.views import MeshView
+from meshdsl.notebook.views import MeshView, Ran
 from meshdsl.placed.layout import mesh_of
 
 
@@ -46,14 +47,14 @@ class MdslMagics(Magics):
         `%mdsl tensor NAME`, `%mdsl mesh [NAME]`, `%mdsl show`, `%mdsl reset`.
         """
         if cell is None:
-            given = read_line(line)
-            return getattr(self, f"_{given.verb}")(given)
+            found = read_line(line)
+            return getattr(self, f"_{found.verb}")(found)
         return self._cell(line, cell)
 
     # --- cells -------------------------------------------------------------------------------
 
     def _cell(self, line: str, cell: str) -> Any:
-        given = read_cell(line)
+        given, explained = read_cell(line)
         # The line of the magic is the first line of the cell.
         done = self.session.run(Source(self._cell_name(), f"\n{cell.rstrip()}\n"))
         for program in done.programs:
@@ -61,11 +62,8 @@ class MdslMagics(Magics):
         if done.programs and given.name:
             self.ipython.user_ns[given.name] = done.programs[-1]
         tell(done.diagnostics)
-        wanted = (given.layout, given.mesh, given.sbp, given.reduce, given.dtype, given.settings)
-        if any(w is not None for w in wanted):
-            given.program = None
-            given.name = None
-            return self._explain(given)
+        if explained:
+            return self._explain(Line("explain", None, given))
         return done.programs[-1] if done.programs and not given.quiet else None
 
     def _cell_name(self) -> str:
@@ -80,15 +78,15 @@ class MdslMagics(Magics):
 
     # --- verbs -------------------------------------------------------------------------------
 
-    def _plan(self, given: argparse.Namespace, name: str | None) -> Plan:
+    def _plan(self, line: Line, name: str | None) -> Plan:
         """The program as the command line compiles it: of one that is trained, its step."""
-        options = chosen(given)
+        options = pipeline_options(line.given)
         program = self._program(name, options.set_dims)
         made = program.compilation(program.declarations, options).checked()
         tell(made.diagnostics)
         return Plan(program, made)
 
-    def _program(self, name: str | None, sizes: dict[str, int]) -> Program:
+    def _program(self, name: str | None, sizes: Mapping[str, int]) -> Program:
         """A program of a cell, or one that Python knows by this name."""
         known = self.ipython.user_ns.get(name) if name else None
         if isinstance(known, Program) and not isinstance(known, CellProgram):
@@ -98,56 +96,45 @@ class MdslMagics(Magics):
             return known
         return self.session.resized(self.session.program(name), sizes)
 
-    def _explain(self, given: argparse.Namespace) -> Any:
-        return self._plan(given, given.name or given.program).explain()
+    def _named(self, line: Line) -> Plan:
+        return self._plan(line, line.name or line.given.program)
 
-    def _code(self, given: argparse.Namespace) -> Any:
-        return self._plan(given, given.name or given.program).code
+    def _explain(self, line: Line) -> Any:
+        return self._named(line).explain()
 
-    def _collectives(self, given: argparse.Namespace) -> Any:
-        return self._plan(given, given.name or given.program).collectives
+    def _code(self, line: Line) -> Any:
+        return self._named(line).code
 
-    def _memory(self, given: argparse.Namespace) -> Any:
-        return self._plan(given, given.name or given.program).memory
+    def _collectives(self, line: Line) -> Any:
+        return self._named(line).collectives
 
-    def _tensor(self, given: argparse.Namespace) -> Any:
-        plan = self._plan(given, given.program)
-        return plan.placements if given.name is None else plan.tensor(given.name)
+    def _memory(self, line: Line) -> Any:
+        return self._named(line).memory
 
-    def _compare(self, given: argparse.Namespace) -> Any:
-        from meshdsl.report.columns import (
-            NOT_RUN,
-            compile_columns,
-            measure,
-            raise_if_none_works,
-            wishes,
-        )
-        from meshdsl.report.compare import compare
+    def _tensor(self, line: Line) -> Any:
+        plan = self._plan(line, line.given.program)
+        return plan.placements if line.name is None else plan.tensor(line.name)
 
-        options = chosen(given, several=True)
-        program = self._program(given.name or given.program, options.set_dims)
-        declared: Declarations = program.declarations
-        source = declared.source
-        made = program.compilation(declared, options)
-        layouts = given.layouts or given.layout
-        asked = wishes(declared, layouts, given.sbp, given.reduce, options.reduce)
-        columns = compile_columns(made, asked)
-        raise_if_none_works(columns)
-        ran = measure(columns, given.seed) if given.run else NOT_RUN
-        tell(d for c in columns for d in c.diagnostics)
-        return Comparison({**compare(columns, source), "run": ran}, source)
+    def _compare(self, line: Line) -> Any:
+        options = pipeline_options(line.given)
+        program = self._program(line.name or line.given.program, options.set_dims)
+        made = program.compilation(program.declarations, options)
+        diagnostics = Diagnostics()
+        compared = compare_columns(made, line.given, diagnostics, measured=line.given.run)
+        tell(diagnostics)
+        return Comparison(compared, made.source)
 
-    def _run(self, given: argparse.Namespace) -> Any:
-        from meshdsl.notebook.running import ran
+    def _run(self, line: Line) -> Any:
+        check_engine(line.given)
+        made = self._named(line)._made
+        diagnostics = Diagnostics()
+        result, checked = run(made, line.given, diagnostics)
+        tell(diagnostics)
+        return Ran(made, line.given.engine, result, checked)
 
-        plan = self._plan(given, given.name or given.program)
-        found, told_of = ran(plan, given.engine, given.seed, given.verify)
-        tell(told_of)
-        return found
-
-    def _mesh(self, given: argparse.Namespace) -> Any:
+    def _mesh(self, line: Line) -> Any:
         declared = self.session.declarations
-        name = given.name or next(iter(declared.meshes), "")
+        name = line.name or next(iter(declared.meshes), "")
         if name not in declared.meshes:
             help = (
                 did_you_mean(name, list(declared.meshes)) or "define one: `mesh pod = { data: 4 }`"
@@ -156,16 +143,14 @@ class MdslMagics(Magics):
         found = mesh_of(declared.meshes[name], declared)
         return MeshView(found.name, found.axes)
 
-    def _show(self, given: argparse.Namespace) -> None:
-        del given
+    def _show(self, _line: Line) -> None:
         kinds: dict[str, list[str]] = {}
         for kind, name in self.session:
             kinds.setdefault(kind, []).append(name)
         for kind, names in kinds.items():
             print(f"{kind:8}{', '.join(names)}")
 
-    def _reset(self, given: argparse.Namespace) -> None:
-        del given
+    def _reset(self, _line: Line) -> None:
         self.session = Session()
 
 

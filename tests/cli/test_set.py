@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshdsl.cli import spread_settings
+from meshdsl.cli.options import spread_settings
 
 from .command import Cli
 

@@ -7,14 +7,24 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 import meshdsl as md
 from meshdsl.backends.engines.at_work import device_in
+from meshdsl.cli.app import app
+from meshdsl.diagnostics import DiagnosticError
+from meshdsl.notebook.lines import INSTEAD, VERBS, read_line
+from tests.cli.command import Cli
+from tests.cli.conftest import cli
 from tests.notebook.conftest import Notebook
 from tests.waiting import until
+
+__all__ = ["cli"]
 
 pytestmark = pytest.mark.filterwarnings("ignore::meshdsl.ProgramWarning")
 
@@ -45,6 +55,50 @@ def test_mistakes_in_a_line(defined: Notebook, line: str, code: str, help: str) 
     assert help in (diagnostic.help or "")
 
 
+LINES = {"explain": "explain", "compare": "compare", "run": "run", "code": "compile"}
+"""Lines, and the commands whose options they take."""
+
+OPTIONS = [
+    (line, option)
+    for line, command in LINES.items()
+    for option in typer.main.get_command(app).commands[command].params  # type: ignore[attr-defined]
+    if option.param_type_name == "option" and option.name != "help"
+]
+VALUES = {"print_after": "named"}
+"""Values of options that do not take a 3."""
+
+
+@pytest.mark.parametrize(("line", "option"), OPTIONS, ids=lambda x: getattr(x, "name", x))
+def test_a_line_takes_every_option_of_its_command_or_says_why_not(line: str, option: Any) -> None:
+    value = () if option.is_flag else (VALUES.get(option.name, "3"),)
+    words = " ".join((line, option.opts[-1], *value))
+    if option.name in INSTEAD:
+        with pytest.raises(DiagnosticError) as told:
+            read_line(words)
+        (diagnostic,) = told.value.diagnostics
+        assert (diagnostic.code, diagnostic.help) == ("MD0604", INSTEAD[option.name])
+        return
+    plain, given = (vars_of(read_line(text).given) for text in (line, words))
+    assert {name for name in plain if plain[name] != given[name]} == {option.name}
+
+
+def vars_of(given: Any) -> dict[str, Any]:
+    return {f.name: getattr(given, f.name) for f in fields(given)}
+
+
+def test_nothing_is_refused_that_no_command_has() -> None:
+    assert set(INSTEAD) <= {option.name for _, option in OPTIONS}
+
+
+@pytest.mark.parametrize("words", ["--laut x", "--message-bytes=-1", "--layout", "--strict=1"])
+def test_a_line_is_refused_as_the_command_line_is(words: str, cli: Cli) -> None:
+    with pytest.raises(DiagnosticError) as told:
+        read_line(f"explain {words}")
+    (diagnostic,) = told.value.diagnostics
+    done = cli("explain", "f.mdsl", *words.split())
+    assert done.err.startswith(f"error[{diagnostic.code}]: {diagnostic.message}\n")
+
+
 def test_lines_before_any_cell(notebook: Notebook) -> None:
     for line in ("explain", "run", "compare", "code", "memory", "collectives", "tensor h"):
         with pytest.raises(md.ProgramError, match="MD0111"):
@@ -62,8 +116,6 @@ def test_warnings_are_shown_below(defined: Notebook, capsys: pytest.CaptureFixtu
 
 
 def test_every_line_shows_something(defined: Notebook, capsys: pytest.CaptureFixture[str]) -> None:
-    from meshdsl.notebook.options import VERBS
-
     for verb in VERBS:
         found = defined.line(
             verb if verb in ("mesh", "show", "reset") else f"{verb} --layout hybrid"

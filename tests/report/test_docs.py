@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from meshdsl.cli import spread_settings
 from meshdsl.cli.app import app
+from meshdsl.cli.options import spread_settings
 from tests.project import ROOT
 from tests.report.golden import AGAIN, UPDATE
 
