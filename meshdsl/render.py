@@ -135,7 +135,7 @@ def _underline(text: Text, mark: _Mark, indent: int, under: list[str], gutter: i
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """What is shown for every character of a line, as far from a mark as there may be room for.
+    """The text shown for every character of a line, as far from a mark as there may be room for.
 
     `offset` is that of the first of these characters; `before` and `after` count those left out.
     """
@@ -192,7 +192,7 @@ def cut(text: str, room: int) -> str:
 
 
 def cells_of(line: str) -> list[str]:
-    """What is shown for every character of a line."""
+    """The text shown for every character of a line."""
     return [_TAB if char == "\t" else _shown(char) for char in line]
 
 

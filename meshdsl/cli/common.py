@@ -1,4 +1,4 @@
-"""What commands share: reading a file, writing one, and how diagnostics are shown."""
+"""Steps that commands share: reading a file, writing one, showing diagnostics."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @option
 class Measured:
-    """What is made of the columns."""
+    """How columns are run, and where a page goes."""
 
     seed: int = opt("--seed", "S", "For made-up values.", 0)
     no_run: bool = flag("--no-run", "Execute nothing.")
@@ -61,7 +61,7 @@ def command(file: File, given: Compare) -> None:
 def compare_columns(
     made: Compilation, given: Compare, diagnostics: Diagnostics, measured: bool
 ) -> dict[str, Any]:
-    """The comparison of the columns that are asked for; what they have to say is collected.
+    """The comparison of the chosen columns; their diagnostics are collected.
 
     Raises:
         DiagnosticError: an unknown column, one that is asked for twice, or none that compiles.

@@ -25,7 +25,7 @@ class Printed(StrEnum):
 
 @option
 class Stage:
-    """What is printed instead of the report."""
+    """A stage that is printed instead of the report."""
 
     print_after: Printed | None = opt("--print-after", "STAGE", "Print named, placed or device.")
 

@@ -115,7 +115,7 @@ class Json:
 
 @option
 class Placing(Which, Placement, Search, Sizes, Strict):
-    """What every command takes that places one program."""
+    """Options of every command that places one program."""
 
 
 def pipeline_options(given: Any) -> Options:
@@ -234,7 +234,7 @@ def refusal(error: Exception) -> str | None:
 
 
 def run_words(app: typer.Typer, words: list[str], name: str) -> Any:
-    """What a command of `app` returns. Raises what typer does; nobody is shown its traceback."""
+    """The result of the command of `app` that the words name. Raises what typer raises."""
     return typer.main.get_command(app)(
         spread_settings(words), prog_name=name, standalone_mode=False
     )

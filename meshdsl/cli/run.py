@@ -70,7 +70,7 @@ def _check_out(out: Path, force: bool) -> None:
 def run(
     made: Compilation, given: Run, diagnostics: Diagnostics
 ) -> tuple[Result, Sequence[Comparison]]:
-    """What the engine yields, and how it compares with the reference, if that is asked.
+    """The result of the engine, and its comparison with the reference under `--verify`.
 
     Raises:
         DiagnosticError: the run fails (MD07xx).

@@ -85,7 +85,7 @@ def _text(path: Path | None) -> str | None:
 
 
 def _job(given: Train) -> Job:
-    """What is to be done; the seed is not known yet."""
+    """The job; its seed is not known yet."""
     from meshdsl.backends.train.job import Job
 
     return Job(
@@ -142,7 +142,7 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
     """Compile, train, and show how it ended."""
     from meshdsl.backends.engines.run import refuse_too_large
     from meshdsl.backends.train import run as train_run
-    from meshdsl.report import training
+    from meshdsl.report import running, training
 
     made = common.compiled(file, chosen, diagnostics, "device")
     train_run.check_trainable(made)
@@ -150,7 +150,7 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
     data = replace(job.data, accumulate=train_run.accumulate_dim(made))
     job = train_run.prepared(made, replace(job, data=data), given.seed)
     emitted = train_run.emit_both(made, evaluated=job.eval_every > 0)
-    with training.progress(training.headline(made, given.engine), quiet=given.json) as show:
+    with training.progress(running.headline(made, given.engine), quiet=given.json) as show:
 
         def tell(event: Event) -> None:
             if event["kind"] == "note":

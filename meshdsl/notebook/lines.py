@@ -30,7 +30,7 @@ class CompareHere(Compare):
 
 @option
 class Cell(Explain):
-    """What stands behind `%%mdsl`."""
+    """Options of `%%mdsl`."""
 
     name: str | None = opt("--as", "NAME", "Another name for the program in Python.")
     quiet: bool = flag("--quiet -q", "Show nothing.")
@@ -53,7 +53,7 @@ VERBS: dict[str, tuple[str, type]] = {
     "show": ("what the cells have defined", Nothing),
     "reset": ("forget all of it", Nothing),
 }
-"""What `%mdsl` can be followed by, what it shows, and the options it takes."""
+"""The verbs of `%mdsl`, what each shows, and the options it takes."""
 
 INSTEAD = {
     "json": "what the line yields has it as `.json`",
@@ -81,7 +81,7 @@ class Line:
 
 
 def read_line(line: str) -> Line:
-    """What stands behind `%mdsl`. Raises MD0604."""
+    """The words behind `%mdsl`. Raises MD0604."""
     verb, _, rest = line.strip().partition(" ")
     if verb not in VERBS:
         help = did_you_mean(verb, list(VERBS)) or f"there are {', '.join(VERBS)}"
@@ -96,13 +96,13 @@ def read_line(line: str) -> Line:
 
 
 def read_cell(line: str) -> tuple[Cell, bool]:
-    """What stands behind `%%mdsl`, and whether it is explained. Raises MD0604."""
+    """The options behind `%%mdsl`, and whether the cell is explained. Raises MD0604."""
     found = _read(lambda given: given, Cell, "%%mdsl", line)
     return found, any(word.partition("=")[0] in WANTED for word in shlex.split(line))
 
 
 def _read(function: Callable[..., Any], options: Any, magic: str, line: str) -> Any:
-    """What `function` returns for the words of a line, read as those of a command."""
+    """The result of `function` on the words of a line, read as those of a command."""
     whole = f"{magic} {line}".rstrip()
     names = {f.name: f.metadata["names"] for f in fields(options) if f.name not in INSTEAD}
     takes = f"`{magic}` takes {', '.join(sorted(names.values())) or 'no options'}"

@@ -102,14 +102,10 @@ class MdslMagics(Magics):
     def _explain(self, line: Line) -> Any:
         return self._named(line).explain()
 
-    def _code(self, line: Line) -> Any:
-        return self._named(line).code
+    def _view(self, line: Line) -> Any:
+        return getattr(self._named(line), line.verb)
 
-    def _collectives(self, line: Line) -> Any:
-        return self._named(line).collectives
-
-    def _memory(self, line: Line) -> Any:
-        return self._named(line).memory
+    _code = _collectives = _memory = _view
 
     def _tensor(self, line: Line) -> Any:
         plan = self._plan(line, line.given.program)

@@ -1,4 +1,4 @@
-"""What `%%mdsl` cells have defined so far. A cell adds all of its definitions, or none of them."""
+"""Definitions of the `%%mdsl` cells so far. A cell adds all of its definitions, or none of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from meshdsl.syntax import ast
 from meshdsl.syntax.parse import parse
 
 Key = tuple[type, str]
-"""What is defined: the kind of node, and the name."""
+"""A definition: the kind of node, and the name."""
 
 
 class CellProgram(Program):
@@ -61,7 +61,7 @@ class Defined:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What a cell did: names it defined, its programs, warnings, and failed expectations."""
+    """The result of a cell: names it defined, its programs, warnings, and failed expectations."""
 
     defined: tuple[str, ...]
     programs: tuple[Program, ...]

@@ -77,7 +77,7 @@ class View:
 
 
 class MeshView(View):
-    """The devices of a mesh where they stand."""
+    """The devices of a mesh, each in its place."""
 
     def __init__(self, name: str, axes: tuple[tuple[str, int], ...]) -> None:
         self.mesh = Mesh(name, axes)
@@ -170,7 +170,7 @@ class Placements(View, Mapping[str, TensorView]):
 
 
 LATEST = ("result", "", "carried")
-"""What stands for a name that a loop uses too: what comes out, what is computed or carried."""
+"""The tensors that a name may be of in a loop, the latest first: result, computed, carried."""
 
 
 def placements(report: Json) -> Placements:
@@ -209,12 +209,12 @@ class CollectiveView(View):
 
     @property
     def kind(self) -> str:
-        """What it does: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` or `permute`."""
+        """Its kind: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` or `permute`."""
         return str(self.json["kind"])
 
     @property
     def tensor(self) -> str:
-        """What is sent, a subexpression under its name in the program text; of a bucket all."""
+        """The tensor, a subexpression by its name in the program text; of a bucket all of them."""
         return str(self.json["tensor"])
 
     @property
@@ -403,7 +403,7 @@ class Ran(View):
 
     @cached_property
     def document(self) -> Document:
-        """What each device did, the outputs, and how they compare."""
+        """The devices, the outputs, and how they compare."""
         from meshdsl.report.running import run_report
 
         return tuple(run_report(*self._ran))
@@ -431,11 +431,11 @@ class Code(str):
 
     @property
     def rest(self) -> str:
-        """What is said of the lines that a notebook does not show."""
+        """A comment in the place of the lines that a notebook does not show."""
         return f"# print(plan.code) has the whole program, {len(self.splitlines()):,} lines\n"
 
     def html(self) -> str:
-        """What every device runs, in colours, on a card of its own."""
+        """The function of every device, in colours, on a card of its own."""
         return highlighted(self.device + self.rest, "python")
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:

@@ -1,1 +1,1 @@
-"""What a user is shown about a program: JSON first, every other form drawn from it."""
+"""Reports on a program: facts as JSON first, documents for people made of them."""

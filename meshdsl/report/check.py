@@ -87,7 +87,7 @@ def with_errors(diagnostics: Diagnostics, step: Callable[[], object]) -> None:
 
 
 def check_declared(declarations: Declarations, diagnostics: Diagnostics) -> None:
-    """What meshes and layouts say by themselves, those too that nothing uses."""
+    """Errors of meshes and layouts by themselves, those too that nothing uses."""
     for mesh in declarations.meshes.values():
         with_errors(diagnostics, partial(mesh_of, mesh, declarations))
     for layout in declarations.layouts.values():
@@ -113,7 +113,7 @@ def _check_layouts(
 
 
 def _of_another_layout(name: str, diagnostic: Diagnostic, options: Options) -> Diagnostic:
-    """What a layout that was not chosen has wrong: a note where other meshes or sizes mend it."""
+    """A diagnostic of a layout that was not chosen: a note where other meshes or sizes mend it."""
     on_chosen_mesh = diagnostic.code == "MD0304" and options.mesh is not None
     if diagnostic.severity != "error" and not on_chosen_mesh:
         return diagnostic
@@ -249,7 +249,7 @@ def _check_figure(
 
 
 def _figure(entry: ast.ExpectCount, report: dict[str, Any]) -> int:
-    """What the report says of a figure; MD0402 where it is none."""
+    """The value of a figure in the report; MD0402 where there is no such figure."""
     what = entry.what.text
     if what in KINDS:
         return sum(c["count"] for c in report["collectives"] if _counts(entry, c))

@@ -1,4 +1,4 @@
-"""The columns of a comparison: which are asked for, each of them compiled, and run on one input."""
+"""Columns of a comparison: parsed from options, compiled, and run on the same values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPTIONS = {"layout": "--layouts", "sbp": "--sbp"}
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """One column as it is asked for.
+    """The request for one column.
 
     `kind` is `layout` or `sbp`, `name` None for the first layout. A `positional` column is the same
     program as the one under its layout, shown by positions.
@@ -216,7 +216,7 @@ TOO_LARGE = ("MD0703", "MD0704")
 """Why a run is refused: memory, or the number of devices."""
 
 NOT_RUN: Json = {"executed": [], "seed": None, "engine": None, "runs": [], "between": []}
-"""What there is to say where nothing was executed."""
+"""The result of `measure` where nothing was executed."""
 
 
 def measure(columns: Sequence[Column], seed: int, budget: int | None = None) -> Json:
@@ -293,7 +293,7 @@ def _between(first: str, second: str, yielded: Mapping[str, Yielded], reference:
 
 
 def _worst(checked: Sequence[Comparison]) -> Json:
-    """What is furthest off: `max_error` is the largest max|Δ|, `relative` a part of its `measure`.
+    """The worst output: `max_error` is the largest max|Δ|, `relative` a part of its `measure`.
 
     Both are None where shapes, NaN or infinities differ. `role` is `output`, `param` or `state`.
     """

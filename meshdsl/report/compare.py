@@ -14,12 +14,13 @@ from typing import Any
 from meshdsl.backends.torch.text import taken_names
 from meshdsl.device import ir as device
 from meshdsl.device.from_placed import lower
-from meshdsl.diagnostics import Diagnostic, Source
+from meshdsl.diagnostics import Source
 from meshdsl.named.ir import walk as named_walk
 from meshdsl.pipeline import Compilation
 from meshdsl.placed import ir as placed
 from meshdsl.placed.layout import resolve_layout
 from meshdsl.placed.sbp import WHOLE
+from meshdsl.render import to_json
 from meshdsl.report.columns import Column, Wish
 from meshdsl.report.document import (
     NO_BREAK,
@@ -83,7 +84,7 @@ def _bytes_agree(entries: Sequence[Json]) -> bool:
 
 
 def column_as_json(column: Column) -> Json:
-    """What `explain` says of a column, or what is wrong with it, under its letter and title."""
+    """The report of a column, or its diagnostics, under its letter and title."""
     about = {
         "letter": column.letter,
         "title": column.title,
@@ -93,21 +94,15 @@ def column_as_json(column: Column) -> Json:
     }
     if column.made is None:
         asked = {"version": VERSION, "layout": column.wish.name, "reduce": column.wish.reduce}
-        return {**asked, **about, "diagnostics": [_diagnostic(d) for d in column.diagnostics]}
+        return {**asked, **about, "diagnostics": [to_json(d) for d in column.diagnostics]}
     report = explain(column.made.device, column.diagnostics)
-    for tensor in report["tensors"]:
-        tensor["named"] = named_text(tensor)
-        tensor["sbp"] = positional(tensor)
+    for entry, tensor in zip(report["tensors"], column.made.placed.tensors, strict=True):
+        entry["named"] = tensor.placement.show(tensor.value.type)
+        entry["sbp"] = positional(entry)
     plain = lower(column.made.placed, taken_names())
     routes = [_route(moves, n) for moves, n in _chains(plain)]
     annotations = count_annotations(column.wish, column.made)
     return {**report, **about, "annotations": annotations, "routes": routes}
-
-
-def _diagnostic(diagnostic: Diagnostic) -> Json:
-    from meshdsl.render import to_json
-
-    return to_json(diagnostic)
 
 
 def count_annotations(wish: Wish, made: Compilation) -> Json:
@@ -143,20 +138,6 @@ def _signatures(program: placed.Program) -> int:
     asked = {n.target for n in moved if n.target in settled or n.source.value.role == "param"}
     reductions = {n.target for n in moved if all(s.kind == "all_reduce" for s in n.route.steps)}
     return sum(t.placement != WHOLE for t in stored) + len(asked - reductions)
-
-
-def named_text(tensor: Json) -> str:
-    """`[batch@rows, hidden@(x, y)] partial sum over z`, from the JSON of a tensor."""
-    dims = ", ".join(_dim(d, tensor["order"].get(d, ())) for d in tensor["dims"])
-    partial = {a: c for a, c in tensor["placement"].items() if c.startswith("P")}
-    kind = next(iter(partial.values()), "")[2:-1] or "sum"
-    return f"[{dims}]" + (f" partial {kind} over {', '.join(partial)}" if partial else "")
-
-
-def _dim(name: str, axes: Sequence[str]) -> str:
-    if not axes:
-        return name
-    return f"{name}@{axes[0]}" if len(axes) == 1 else f"{name}@({', '.join(axes)})"
 
 
 def positional(tensor: Json) -> Json:
@@ -323,7 +304,7 @@ def _line(key: Key, cells: list[Json | None], works: Sequence[bool], fact: Any) 
 
 
 def _held(tensor: Json | None) -> Any:
-    """What must agree of a tensor: where it is split, what is partial, and the local shape."""
+    """The facts of a tensor that are compared: splits, partial axes, and the local shape."""
     if tensor is None:
         return None
     partial = {a: c for a, c in tensor["placement"].items() if c.startswith("P")}
@@ -331,7 +312,7 @@ def _held(tensor: Json | None) -> Any:
 
 
 def _sent(route: Json | None) -> Any:
-    """What must agree of a reshard: its steps, its bytes, and how often it runs."""
+    """The facts of a reshard that are compared: its steps, its bytes, and how often it runs."""
     if route is None:
         return None
     return [route[key] for key in ("from", "to", "steps", "count", "wire_bytes", "phase")]
@@ -389,7 +370,7 @@ def _about(column: Json) -> Text:
 
 
 def table(compared: Json, source: Source) -> Table:
-    """Every source line with what it holds and sends, then what is sent and held in all."""
+    """Tensors and reshards of every source line, then the totals of bytes and memory."""
     found, columns = compared["rows"], compared["columns"]
     names = [entry["tensor"] for row in found for entry in (*row["tensors"], *row["routes"])]
     longest = max((len(name) for name in names), default=4) + 3
@@ -464,9 +445,9 @@ def _sums(compared: Json) -> Iterator[Row]:
 
 
 def totals(compared: Json) -> Iterator[tuple[str, list[str], list[bool]]]:
-    """What is written, sent and held: a label, a text per column, and whether that differs.
+    """Annotations, bytes sent and memory: a label, a text per column, and whether that differs.
 
-    What is written is not compared: it is not counted in one unit.
+    Annotations are not compared: they are not counted in one unit.
     """
     works = ["totals" in c for c in compared["columns"]]
     for label, texts in _amounts(compared["columns"]):
@@ -497,7 +478,7 @@ def _number(column: Json, *keys: str) -> str:
 
 
 def _written(column: Json) -> str:
-    """What the user had to write: `2 rules`, or `5 signatures` in a positional column."""
+    """The annotations of the user: `2 rules`, or `5 signatures` in a positional column."""
     about = column["annotations"]
     if column["positional"]:
         return counted(about["signatures"], "signature")

@@ -93,7 +93,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one column has; `why` is told of it on a page."""
+    """The entry of one column; a page shows `why` beside it."""
 
     text: Text
     differs: bool = False
@@ -129,7 +129,7 @@ class SourceLine:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """What belongs to one source line, or to a title; an `apart` one follows a blank line."""
+    """Rows below a source line or a title; an `apart` section follows a blank line."""
 
     head: SourceLine | None
     body: tuple[Item | Note | Row, ...]

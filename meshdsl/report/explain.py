@@ -93,7 +93,7 @@ def _tensors(program: placed.Program) -> list[dict[str, Any]]:
 
 
 def _loop_values(nodes: Iterable[placed.Node]) -> dict[Value, dict[str, Any]]:
-    """What a `repeat` makes of values: `carried` in it, a `slice` of a stack, or its `result`.
+    """The role of values in a `repeat`: `carried` in it, a `slice` of a stack, or its `result`.
 
     What it has `kept` of all trips is there for the backward pass.
     """
@@ -141,7 +141,7 @@ def _role(value: Value, program: placed.Program) -> str:
 
 
 def _collective(node: Collective, count: int, mesh: Mesh, overlapped: bool) -> dict[str, Any]:
-    """One executed collective; of a bucket its tensors are told in `parts`."""
+    """One executed collective; the tensors of a bucket are in `parts`."""
     parts = [_part(move, count) for move in node.moves]
     said = {key: _said(parts, key) for key in ("tensor", "from", "to", "why", "remedy")}
     return {
@@ -168,7 +168,7 @@ def _collective(node: Collective, count: int, mesh: Mesh, overlapped: bool) -> d
 
 
 def _part(node: Move, count: int) -> dict[str, Any]:
-    """What is sent of one tensor; on its own it would send `wire_bytes`."""
+    """The part of one tensor in a collective; on its own it would send `wire_bytes`."""
     return {
         "tensor": node.target.value.name or node.target.name,
         "file": node.span.file,
@@ -184,7 +184,7 @@ def _part(node: Move, count: int) -> dict[str, Any]:
 
 
 def _said(parts: list[dict[str, Any]], key: str) -> str:
-    """What all parts say, each thing once."""
+    """The values of all parts under a key, each once."""
     return (", " if key == "tensor" else "; ").join(dict.fromkeys(part[key] for part in parts))
 
 
@@ -251,7 +251,7 @@ def sentence(report: Json) -> str:
 
 
 def _planned(plan: Json) -> str:
-    """What a plan minimises, and how far that was searched."""
+    """The objective of a plan, and how far it was searched."""
     message = plan["message_bytes"]
     cost = f"bytes + {human(message)} for each collective" if message else "bytes"
     known = "No plan costs less" if plan["least"] else "Not proven to cost least"
@@ -368,7 +368,7 @@ def _dim(name: str, size: int, local: int, tensor: Json) -> Piece:
 
 
 def _rules(tensor: Json, short: bool = False) -> str:
-    """Which rules split it, by the place they stand at; and whether a loop carries or keeps it.
+    """The rules that split it, by their place; and whether a loop carries or keeps it.
 
     `short` leaves out rules that say no more than the dims do: those without a selector.
     """
@@ -395,7 +395,7 @@ def _place(rule: Json, file: str) -> str:
 
 
 def collective_note(c: Json, named: bool, indent: int) -> Note:
-    """What is sent, the formula, the change of placement, why, and what would remove it."""
+    """A collective: bytes, formula, change of placement, reason, and remedy."""
     details = [("bytes", f"{c['formula']} = {c['wire_bytes'] // c['count']:,} B {_inputs(c)}")]
     details += _parts(c) if c["parts"] else [("from", c["from"]), ("to", c["to"])]
     for label, key in (("why", "why"), ("remove it", "remedy")):
@@ -422,7 +422,7 @@ def _bucket(c: Json) -> str:
 
 
 def _parts(c: Json) -> list[tuple[str, str]]:
-    """What of a bucket is which tensor."""
+    """The tensors of a bucket, a line for each."""
     return [
         (
             "holds",
@@ -460,7 +460,7 @@ def _inputs(c: Json) -> str:
 
 
 def _totals_of(report: Json) -> Iterator[Block]:
-    """What is sent, computed and held in all."""
+    """Totals: bytes sent, FLOPs, and memory."""
     yield from _sent_in_all(report)
     flops, devices = report["totals"]["flops_per_device"], report["devices"]
     whole = "" if devices == 1 else f"; {scaled(flops * devices)} on all {devices:,} devices"

@@ -1,4 +1,4 @@
-"""Who holds what of a tensor on a mesh: the facts behind every picture and table of a placement."""
+"""The blocks of a tensor on a mesh, and the devices of each: the facts of pictures and tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from meshdsl.placed.sbp import Mesh
 
 Json = dict[str, Any]
 SIGNS = {"sum": "+", "prod": "×", "max": "max", "min": "min"}
-"""What stands between devices whose parts make up a value."""
+"""Signs between devices whose parts make up a value."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ BLOCKS = (
     "#f0e68c",
     "#9fdcd6",
 )
-"""What blocks and groups are filled with; `INK` can be read on each of them."""
+"""Fills of blocks and groups; `INK` can be read on each of them."""
 
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 MARGIN = 12.0
@@ -165,7 +165,7 @@ class Cell:
 
     @property
     def left_out(self) -> bool:
-        """Whether it stands for parts that are not drawn."""
+        """Whether it is in the place of parts that are not drawn."""
         return None in self.index
 
     @property
@@ -329,7 +329,7 @@ def _drawn_dims(held: Holding, most: int = DIMS) -> tuple[str, ...]:
 
 
 def _tensor_notes(held: Holding) -> tuple[str, ...]:
-    """What a picture says below: copies, parts of a value, and dims that are not drawn."""
+    """The notes below a picture: copies, parts of a value, and dims that are not drawn."""
     left = [d for d in held.dims if d not in _drawn_dims(held)]
     if not left:
         return held.notes

@@ -79,7 +79,7 @@ def _row(row: Row) -> dict[str, Any]:
 
 
 def _because(row: Row) -> str:
-    """What of the record gives the row."""
+    """The part of the record from which the row follows."""
     if row.factor is not None:
         reduced = f", joined by {row.factor.reduce}" if row.factor.reduce else ""
         return f"`{row.factor.name}` is split{reduced}"
@@ -111,7 +111,7 @@ def _whole(sig: Signature, factors: Factors) -> list[str]:
 
 
 def rows_text(found: dict[str, Any]) -> str:
-    """What `describe` found, as text."""
+    """The result of `describe` as text."""
     blocks = [_call_text(found, call) for call in found["calls"]]
     blocks += [notes for notes in (_notes(found),) if notes]
     return "\n\n".join("\n".join(lines) for lines in blocks) + "\n"

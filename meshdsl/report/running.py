@@ -22,8 +22,8 @@ MOST_ROWS = 16
 def run_report(
     made: Compilation, engine: str, result: Result, checked: Sequence[Comparison]
 ) -> Iterator[Block]:
-    """What each device did, the outputs, and the comparison, if there was one."""
-    yield line(_headline(made, engine, result))
+    """The devices, the outputs, and the comparison, if there was one."""
+    yield line(f"{headline(made, engine)}, {result.seconds:.2f} s")
     if engine != "reference":
         yield _devices(made, result)
     yield _outputs(made, result, checked)
@@ -41,28 +41,13 @@ def run_as_json(
     errors = {
         (c.role, c.name): {key: getattr(c, field) for key, field in found.items()} for c in checked
     }
-    outputs = [
-        {
-            "name": name,
-            "dims": list(var.value.type.names),
-            "shape": list(var.value.type.shape),
-            "local_shape": list(var.local.shape),
-            **errors.get(("output", name), {}),
-        }
-        for name, var in made.device.outputs
-    ]
+    outputs = [_facts(n, var, errors.get(("output", n), {})) for n, var in made.device.outputs]
     devices = [{"collectives": n, "wire_bytes": b} for n, b in result.sent]
+    kept = [(str(old.value.name), old) for old, _ in made.device.updates]
     updated = [
-        {
-            "name": var.value.name,
-            "role": var.value.role,
-            "dims": list(var.value.type.names),
-            "shape": list(var.value.type.shape),
-            "local_shape": list(var.local.shape),
-            **errors.get((var.value.role, str(var.value.name)), {}),
-        }
-        for var, _ in made.device.updates
-        if var.value.name in result.updated
+        _facts(name, var, errors.get((var.value.role, name), {}), role=var.value.role)
+        for name, var in kept
+        if name in result.updated
     ]
     return {
         "version": 1,
@@ -74,15 +59,27 @@ def run_as_json(
     }
 
 
-def _headline(made: Compilation, engine: str, result: Result) -> str:
+def _facts(name: str, var: Var, errors: dict[str, Any], **more: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        **more,
+        "dims": list(var.value.type.names),
+        "shape": list(var.value.type.shape),
+        "local_shape": list(var.local.shape),
+        **errors,
+    }
+
+
+def headline(made: Compilation, engine: str) -> str:
+    """The program, its layout, the mesh and the engine."""
     program = made.device
     source = program.placed
     if engine == "reference":
-        return f"{source.named.name}: one device, numpy float64, {result.seconds:.2f} s"
+        return f"{source.named.name}: one device, numpy float64"
     mesh = " x ".join(f"{a} {n}" for a, n in program.mesh.axes) or "one device"
     return (
         f"{source.named.name} under layout {source.layout} on {mesh}: "
-        f"{counted(program.mesh.devices, 'device')}, engine {engine}, {result.seconds:.2f} s"
+        f"{counted(program.mesh.devices, 'device')}, engine {engine}"
     )
 
 
@@ -127,7 +124,7 @@ def _error(found: Comparison | None) -> tuple[str, ...]:
 
 
 def _updated(made: Compilation, result: Result, checked: Sequence[Comparison]) -> Grid:
-    """What a training step has made of parameters; the states of its optimizer are counted.
+    """Parameters after a training step; the states of its optimizer are counted.
 
     Of the states the worst error is shown.
     """

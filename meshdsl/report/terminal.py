@@ -59,7 +59,7 @@ STYLES: dict[Style, str] = {
     "title": "italic",
 }
 RICH: dict[str, Style] = {"bold": "strong", "italic": "title"}
-"""What rich calls the styles of headings and titles."""
+"""The styles of headings and titles by their names in rich."""
 
 IN_ASCII = str.maketrans({"→": "->", "×": "x", "…": "...", "–": "-", "≠": "!"})
 

@@ -1,4 +1,4 @@
-"""What a training run shows while it goes on and at its end: a bar on a terminal, else lines."""
+"""Progress of a training run, a bar on a terminal and lines elsewhere, and its ending."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WINDOW = 3.0
 
 @contextmanager
 def progress(title: str, quiet: bool = False) -> Iterator[Callable[[Event], None]]:
-    """What takes the events of a run and shows them; nothing at all when `quiet`."""
+    """A function that shows the events of a run; nothing at all when `quiet`."""
     from rich.console import Console
 
     if quiet:
@@ -153,16 +153,6 @@ def clock(seconds: float) -> str:
     whole = int(seconds + 0.5)
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
-
-
-def headline(made: Compilation, engine: str) -> str:
-    """What is trained, where."""
-    program = made.device
-    mesh = " x ".join(f"{a} {n}" for a, n in program.mesh.axes) or "one device"
-    return (
-        f"{program.placed.named.name} under layout {program.placed.layout} on {mesh}: "
-        f"{counted(program.mesh.devices, 'device')}, engine {engine}"
-    )
 
 
 def print_ending(ending: Ending, out: str | None) -> None:

@@ -61,7 +61,7 @@ def as_data(value: object) -> str:
 
 
 def _needed(compared: Json) -> Json:
-    """What the script reads: the rows, and of columns what stands around them."""
+    """The data of the script: the rows, and a few facts of the columns."""
     kept = ("letter", "mesh", "totals")
     columns = [{key: c[key] for key in kept if key in c} for c in compared["columns"]]
     return {"file": compared["file"], "columns": columns, "rows": compared["rows"]}
