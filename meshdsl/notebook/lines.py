@@ -106,19 +106,22 @@ def _read(function: Callable[..., Any], options: Any, magic: str, line: str) -> 
     whole = f"{magic} {line}".rstrip()
     names = {f.name: f.metadata["names"] for f in fields(options) if f.name not in INSTEAD}
     takes = f"`{magic}` takes {', '.join(sorted(names.values())) or 'no options'}"
-
     function.__annotations__["given"] = options
     app = typer.Typer(add_completion=False)
     app.command(context_settings={"help_option_names": []})(spread(function))
     try:
-        found = run_words(app, shlex.split(line), magic)
+        words = shlex.split(line)
+    except ValueError as error:
+        _refuse(whole, str(error), takes)
+    try:
+        found = run_words(app, words, magic)
     except Exception as error:
-        message = str(error) if isinstance(error, ValueError) else refusal(error)
+        message = refusal(error)
         if message is None:
             raise
         _refuse(whole, message, takes)
+    given = found.given if isinstance(found, Line) else found
     for f in fields(options):
-        given = getattr(found, "given", found)
         if f.name in INSTEAD and getattr(given, f.name) != f.default:
             name = f.metadata["names"].split()[-1]
             _refuse(whole, f"`{name}` is not for notebooks", INSTEAD[f.name])

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast as python
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
 from meshdsl.backends.runtime.values import group_members, source_rank
@@ -29,6 +28,7 @@ from meshdsl.report.document import (
 )
 from meshdsl.report.explain import sending, tensor_item, typed
 from meshdsl.report.holding import Holding
+from meshdsl.report.running import run_report
 from meshdsl.report.terminal import ENDLESS, text
 
 if TYPE_CHECKING:
@@ -399,14 +399,12 @@ class Ran(View):
         self.outputs = dict(result.outputs)
         self.seconds: float = result.seconds
         self.ok: bool | None = all(c.ok for c in checked) if checked else None
-        self._ran = (made, engine, result, checked)
+        self._document = tuple(run_report(made, engine, result, checked))
 
-    @cached_property
+    @property
     def document(self) -> Document:
         """The devices, the outputs, and how they compare."""
-        from meshdsl.report.running import run_report
-
-        return tuple(run_report(*self._ran))
+        return self._document
 
 
 # --- code ------------------------------------------------------------------------------------

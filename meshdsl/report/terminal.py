@@ -116,8 +116,6 @@ def _block(block: object, width: int) -> Iterator[Text]:
 
 
 def _paragraph(block: Paragraph, width: int) -> Iterator[Text]:
-    if all(p.extra for p in block.text):
-        return
     pad = (Piece(" " * block.indent),) if block.indent else ()
     yield from ((*pad, *line) for line in wrapped(block.text, width - block.indent, block.hang))
 
