@@ -194,19 +194,21 @@ class Writer:
 
     def text(self, text: Text) -> Markup:
         """A text in its styles; what is extra has a line of its own."""
-        return join(*map(self._piece, text))
+        alike = itertools.groupby(text, key=lambda p: replace(p, text=""))
+        return join(*(self._piece(p, "".join(q.text for q in run)) for p, run in alike))
 
-    def _piece(self, piece: Piece) -> Markup:
+    def _piece(self, piece: Piece, words: str) -> Markup:
+        """Words in the style of a piece."""
         if piece.style == "arrow":
-            return join(ARROWS.get(piece.text, ""))
+            return join(ARROWS.get(words, ""))
         if piece.axis is not None:
-            return self._tag("span", f"axis{piece.axis % len(TINTS)}", piece.text)
+            return self._tag("span", f"axis{piece.axis % len(TINTS)}", words)
         if piece.extra and not piece.style:
-            return self._tag("span", "extra", piece.text)
+            return self._tag("span", "extra", words)
         element, look = ELEMENTS.get(piece.style, ("", ""))
         if not element:
-            return join(piece.text)
-        return self._tag(element, look, piece.text) if look else tag(element, piece.text)
+            return join(words)
+        return self._tag(element, look, words) if look else tag(element, words)
 
     # --- pictures ----------------------------------------------------------------------------
 
@@ -263,8 +265,8 @@ class Writer:
         aside = [" ", self._tag("span", "muted", item.asides[0])] if item.asides else []
         body = self._tag("td", "cell", self.text(item.body), *aside)
         # Heads are filled up with spaces for terminals.
-        words = (replace(p, text=p.text.strip()) for p in item.head)
-        named = [part for p in words if p.text for part in (" ", self._piece(p))][1:]
+        heads = ((p, p.text.strip()) for p in item.head)
+        named = [part for p, words in heads if words for part in (" ", self._piece(p, words))][1:]
         return self._row(*first, self._tag("td", "cell", *named), body)
 
     def _note(self, note: Note) -> Markup:
