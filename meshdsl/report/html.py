@@ -120,7 +120,7 @@ LOOKS = {
     "differs": f"{_CELL};background:rgba(240,110,20,.20)",
     "note": f"{_CELL};background:rgba(240,170,0,.14);border-left:3px solid rgb(201,133,0)",
     "line": f"{_CELL};border-top:1px solid rgba(127,127,127,.4)",
-    "number": f"{_SMALL};margin-right:8px",
+    "number": f"font-family:{MONO};{_SMALL};margin-right:8px",
     "muted": _SMALL,
     "extra": f"display:block;{_SMALL}",
     "mark": "font-weight:bold",
@@ -241,7 +241,7 @@ class Writer:
     def _section(self, section: Section, table: Table, columns: int) -> Markup:
         rows = []
         if section.head is not None:
-            place = self._tag("span", "number", section.head.place.strip())
+            place = self._tag("span", "number", section.head.place)
             code = tag("b", self._tag("code", "code", (section.head.text or "").rstrip()))
             rows.append(self._row(self._tag("th", "line", place, code, colspan=columns)))
         if section.title:
