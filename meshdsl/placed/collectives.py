@@ -135,9 +135,9 @@ def permute(mesh: Mesh, p: Placement, splits: dict[str, tuple[str, ...]]) -> Ste
     return Step("permute", mesh.sorted(moved), p, after)
 
 
-def slice_(mesh: Mesh, p: Placement, dim: str, axis: str) -> Step:
-    """`B -> S(dim)`: each device keeps its block."""
-    return Step("slice", (axis,), p, _with(mesh, p, {dim: (*p.axes_of(dim), axis)}), dim=dim)
+def slice_(mesh: Mesh, p: Placement, dim: str, axes: tuple[str, ...]) -> Step:
+    """`B -> S(dim)` over `axes`, outer first: each device keeps its block."""
+    return Step("slice", axes, p, _with(mesh, p, {dim: p.axes_of(dim) + axes}), dim=dim)
 
 
 def zero_fill(mesh: Mesh, p: Placement, axis: str, op: ReduceOp, dim: str | None) -> Step:

@@ -68,7 +68,7 @@ def parse_step(text: str, mesh: Mesh, before: Placement) -> c.Step:
         case "permute":
             return c.permute(mesh, before, dict(words[1:]))
         case "slice":
-            return c.slice_(mesh, before, words[0], axes[0])
+            return c.slice_(mesh, before, words[0], axes)
         case "zero_fill":
             return c.zero_fill(mesh, before, axes[0], words[0], (*words[1:], None)[0])
     raise ir.IRSyntaxError(f"no step: {text}")

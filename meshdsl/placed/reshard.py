@@ -261,7 +261,7 @@ class _Space:
             if whole:
                 for dim in self.ways:
                     if self._divides(p, dim, (axis,)):
-                        yield c.slice_(self.mesh, p, dim, axis)
+                        yield c.slice_(self.mesh, p, dim, (axis,))
             if axis in self.partial and p.op in (None, self.op):
                 yield from self._fills(p, axis, inner, whole)
 

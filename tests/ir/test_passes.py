@@ -45,8 +45,10 @@ from meshdsl.named.training import training_step
 from meshdsl.named.verify import verify as verify_named
 from meshdsl.named.vjp import with_vjp
 from meshdsl.pipeline import Options, front, lower_placed, place_named
+from meshdsl.placed import ir as placed
 from meshdsl.placed import parser as placed_parser
 from meshdsl.placed import printer as placed_printer
+from meshdsl.placed.reshard import route
 from meshdsl.placed.verify import verify as verify_placed
 from meshdsl.syntax import ast
 from meshdsl.syntax.parse import parse
@@ -65,6 +67,8 @@ class Stage:
 
 NAMED = Stage(named_parser.parse_program, named_printer.print_program, verify_named)
 PLACED = Stage(placed_parser.parse_program, placed_printer.print_program, verify_placed)
+UNROUTED = Stage(placed_parser.parse_program, placed_printer.print_program, lambda _: None)
+"""Placed programs whose reshards say what is wanted, not how it comes about."""
 DEVICE = Stage(device_parser.parse_program, device_printer.print_program, verify_device)
 
 
@@ -108,6 +112,22 @@ def place(program: named.Program, layout: str) -> Any:
     return found
 
 
+def routed(program: placed.Program, _: str) -> placed.Program:
+    """Every reshard of the program along its cheapest route."""
+
+    def of(node: placed.Node) -> placed.Node:
+        if isinstance(node, placed.Loop):
+            return replace(node, body=tuple(map(of, node.body)))
+        if not isinstance(node, placed.Reshard):
+            return node
+        ends = (node.source.placement, node.target.placement)
+        found = route(node.target.type, *ends, program.mesh)
+        assert found is not None, "there is no route"
+        return replace(node, route=found)
+
+    return replace(program, body=tuple(map(of, program.body)))
+
+
 PASSES: dict[str, Pass] = {
     "simplify": Pass(NAMED, NAMED, lambda p, _: simplify.simplify(p)),
     "drop_unused": Pass(NAMED, NAMED, lambda p, _: simplify.drop_unused(p)),
@@ -118,6 +138,7 @@ PASSES: dict[str, Pass] = {
     "mixed": Pass(NAMED, NAMED, lambda p, dtype: mixed(p, DTYPES[dtype])),
     "retype": Pass(NAMED, NAMED, lambda p, dtype: retype(p, DTYPES[dtype])),
     "place": Pass(NAMED, PLACED, place),
+    "route": Pass(UNROUTED, PLACED, routed),
     "lower": Pass(PLACED, DEVICE, lambda p, _: lower_placed(p)),
     "buckets": Pass(DEVICE, DEVICE, lambda p, _: in_buckets(p)),
     "sums_in_place": Pass(DEVICE, DEVICE, lambda p, _: summed_in_place(p)),
@@ -161,13 +182,15 @@ CASES = [case for file in FILES for case in cases_of(file)]
 
 
 def becomes(case: Case) -> str:
-    """What the pass makes of a program, verified."""
+    """What the pass makes of a program, verified; it is read back to the same text."""
     it = PASSES[case.name]
     program = it.before.read(case.program)
     it.before.verify(program)
     made = it.run(program, case.argument)
     it.after.verify(made)
-    return it.after.text(made)
+    text = it.after.text(made)
+    assert it.after.text(it.after.read(text)) == text
+    return text
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda c: f"{c.file.stem}: {c.title}")
