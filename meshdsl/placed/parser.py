@@ -21,7 +21,7 @@ from meshdsl.placed.ir import Apply, Loop, Node, Parameter, Program, Reshard, Te
 from meshdsl.placed.reshard import Route
 from meshdsl.placed.sbp import Mesh, Placement, placement
 
-_HEAD = re.compile(r"program (\w+), mesh (.*\)), layout (.*), reduce (\w+)")
+_HEAD = re.compile(r"program (\w+), mesh (.*\)), layout (.*), reduce ([\w-]+)")
 _MESH = re.compile(r"(\S+) \((.*)\)")
 
 
