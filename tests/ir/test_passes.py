@@ -28,6 +28,7 @@ import pytest
 from meshdsl.device import parser as device_parser
 from meshdsl.device import printer as device_printer
 from meshdsl.device.buckets import in_buckets
+from meshdsl.device.from_placed import lower
 from meshdsl.device.overlap import overlapped
 from meshdsl.device.sums import summed_in_place
 from meshdsl.device.verify import verify as verify_device
@@ -44,7 +45,7 @@ from meshdsl.named.retype import retype
 from meshdsl.named.training import training_step
 from meshdsl.named.verify import verify as verify_named
 from meshdsl.named.vjp import with_vjp
-from meshdsl.pipeline import Options, front, lower_placed, place_named
+from meshdsl.pipeline import Options, front, place_named
 from meshdsl.placed import ir as placed
 from meshdsl.placed import parser as placed_parser
 from meshdsl.placed import printer as placed_printer
@@ -139,7 +140,7 @@ PASSES: dict[str, Pass] = {
     "retype": Pass(NAMED, NAMED, lambda p, dtype: retype(p, DTYPES[dtype])),
     "place": Pass(NAMED, PLACED, place),
     "route": Pass(UNROUTED, PLACED, routed),
-    "lower": Pass(PLACED, DEVICE, lambda p, _: lower_placed(p)),
+    "lower": Pass(PLACED, DEVICE, lambda p, _: lower(p)),
     "buckets": Pass(DEVICE, DEVICE, lambda p, _: in_buckets(p)),
     "sums_in_place": Pass(DEVICE, DEVICE, lambda p, _: summed_in_place(p)),
     "overlap": Pass(DEVICE, DEVICE, lambda p, _: overlapped(p)),
