@@ -27,6 +27,7 @@ from meshdsl.device.ir import (
 from meshdsl.ir import parser as ir
 from meshdsl.ir import program as generic
 from meshdsl.ir.parser import Fields, Line, Scanner
+from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed import ir as placed
@@ -47,8 +48,7 @@ def parse_program(text: str) -> Program:
 class _Device(ir.Parser[Var]):
     def begin(self, head: str) -> None:
         found = _HEAD.fullmatch(head)
-        if found is None:
-            raise ir.IRSyntaxError(f"no head of a device program: {head}")
+        assert found, "no head of a device program"
         self.title, self.mesh = found[1], parse_mesh(found[2])
         self.lists: set[Var] = set()
         self.works: dict[str, Collective] = {}
@@ -72,10 +72,10 @@ class _Device(ir.Parser[Var]):
         return Program(before, self.mesh, *made, frozenset(self.lists))
 
     def _entered(self, line: Line, role: str) -> Var:
-        var, scan = self.entry(line, role)
-        scan.expect("=")
-        label = scan.next()
-        return self._known(replace(var, value=replace(var.value, name=label)))
+        with self.reading(line) as scan:
+            var = self.entry(scan, line, role)
+            scan.expect("=")
+            return self._known(replace(var, value=replace(var.value, name=scan.next())))
 
     def _known(self, var: Var) -> Var:
         self.scope[var.name] = var
@@ -103,7 +103,7 @@ class _Device(ir.Parser[Var]):
     def type_of(self, value: Var) -> Fields:
         return {"type": value.type, "placement": value.placement}
 
-    def make_op(self, op: generic.Op[Var], scan: Scanner) -> Compute:
+    def make_op(self, op: generic.Op[Var]) -> Compute:
         ins, outs = (tuple(v.local for v in vs) for vs in (op.ins, op.outs))
         cost = flops(lookup(op.name), Signature(ins, outs, dict(op.attrs)))
         names = [v.name for v in op.ins]
@@ -113,57 +113,65 @@ class _Device(ir.Parser[Var]):
 
     def leaf(self, line: Line) -> Node | None:
         words = line.text.split(" ")
-        if words[-2] == "wait":
+        if words[-2:-1] == ["wait"]:
             collective = self.works[words[-1]]
             self.scope.update({m.target.name: m.target for m in collective.moves})
             return Wait(collective, words[-1])
         if words[1:3] == ["=", "start"]:
             ahead = words[3:] == ["for", "the", "next", "trip"]
-            rest = Line(line.text.split(" ", 3)[-1], line.span, line.inner)
+            rest = replace(line, text=line.text.split(" ", 3)[-1])
             found = self.works[words[0]] if ahead else self._collective(rest)
-            assert found is not None, f"nothing is started: {line.text}"
+            assert found is not None, "nothing is started"
             self.works[words[0]] = found
             return Start(found, words[0], ahead)
         return self._collective(line)
 
     def _collective(self, line: Line) -> Collective | None:
         if line.text.startswith("bucket of "):
-            moves = tuple(m for m in map(self._move, line.inner) if m is not None)
-            return bucket(moves, self.mesh)
+            return bucket(tuple(map(self._moved, line.inner)), self.mesh)
         return self._move(line)
 
     def _move(self, line: Line) -> Move | None:
         found = _MOVE.fullmatch(line.text)
         if found is None:
             return None
-        scan = Scanner(found[3])
-        source = self.scope[scan.next()]
-        phase, _ = self.phase(scan)
-        scan.expect(":")
-        fields = {**self.type(scan), "value": source.value}
-        step = parse_step(found[2], self.mesh, source.placement)
+        with self.reading(replace(line, text=found[3])) as scan:
+            source = self.scope[scan.next()]
+            phase, _ = self.phase(scan)
+            scan.expect(":")
+            fields = {**self.type(scan), "value": source.value}
+        with self.reading(replace(line, text=found[2])) as scan:
+            step = parse_step(scan, self.mesh, source.placement)
         target = self.value(Scanner(found[1]), line)(fields)
         payload, wire, cluster = (
             count(source.type, self.mesh) for count in (step.payload, step.wire, step.cluster_wire)
         )
         return Move(step, source, target, payload, wire, cluster, line.span, "", "", phase)
 
+    def _moved(self, line: Line) -> Move:
+        with self.errors(line):
+            move = self._move(line)
+            assert move is not None, "no collective"
+            return move
+
     # --- loops --------------------------------------------------------------------------------
 
-    def first(self, lines: list[Line], outside: dict[str, Var]) -> tuple[Ahead, ...]:
-        return tuple(self._ahead(line, outside) for line in lines)
+    def first(self, lines: list[Line], outside: dict[str, Var], dim: Dim) -> tuple[Ahead, ...]:
+        return tuple(self._ahead(line, outside, dim) for line in lines)
 
-    def _ahead(self, line: Line, outside: dict[str, Var]) -> Ahead:
-        parts = ir.parts(line.inner, ("slice",))
-        slices = tuple(self.slice(part, outside) for part in parts["slice"])
-        collective = self._collective(parts[""][0])
-        assert collective is not None, f"nothing is issued ahead: {line.text}"
-        work = line.text.split(" ")[1]
-        self.works[work] = collective
-        return Ahead(collective, work, slices)
+    def _ahead(self, line: Line, outside: dict[str, Var], dim: Dim) -> Ahead:
+        with self.errors(line):
+            parts = ir.parts(line.inner, ("slice",))
+            slices = tuple(self.slice(part, outside, dim) for part in parts["slice"])
+            (issued,) = parts[""]
+            collective = self._collective(issued)
+            assert collective is not None, "nothing is issued ahead"
+            work = line.text.split(" ")[1]
+            self.works[work] = collective
+            return Ahead(collective, work, slices)
 
-    def collected(self, scan: Scanner, line: Line, inside: dict[str, Var]) -> Collected:
-        plain = super().collected(scan, line, inside)
+    def collected(self, scan: Scanner, line: Line, inside: dict[str, Var], dim: Dim) -> Collected:
+        plain = super().collected(scan, line, inside, dim)
         is_list = scan.accept("as", "list")
         if is_list:
             self.lists.add(plain.outer)

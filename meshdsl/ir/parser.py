@@ -1,14 +1,16 @@
 """Reads the text of a program, of any stage: what `printer.py` writes.
 
 For tests of passes, which are ten lines of text and the ten lines expected of them. A comment
-`# 17 | …` is the source line of what follows it. What cannot be read raises IRSyntaxError.
+`# 17 | …` is the source line of what follows it; any other comment is for the reader of the text.
+What cannot be read raises IRSyntaxError.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -24,19 +26,21 @@ Fields = dict[str, Any]
 
 _TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[%\w.+-]+|[][(){}=,:;@|])')
 _COMMENT = re.compile(r"# (\d+) \| (.*)")
-_DIM = re.compile(r"([\w.]+)(@\([^)]*\)|@\w+)? (\d+)(?=[],])")
+_TYPE = re.compile(rf"\b(?:{'|'.join(DTYPES)})\[([^]]*)\]")
+_DIM = re.compile(r"([\w.]+)(@\([^)]*\)|@\w+)? (\d+)(?=,|$)")
 _NUMBER = re.compile(r"-?(\d|inf\b|nan\b)")
 
 
 class IRSyntaxError(ValueError):
-    """A line that is no line of a program."""
+    """A line that is no line of a program: its number, what is wrong, and its text."""
 
 
 @dataclass(slots=True)
 class Line:
-    """One line, the lines indented below it, and the source line it comes from."""
+    """One line with its number, the lines indented below it, and the source line it comes from."""
 
     text: str
+    number: int
     span: Span
     inner: list[Line] = field(default_factory=list)
 
@@ -48,7 +52,7 @@ class Scanner:
         self.text = text
         self.tokens = _TOKEN.findall(text)
         if "".join(self.tokens) != re.sub(r"\s+(?=(?:[^\"]*\"[^\"]*\")*[^\"]*$)", "", text):
-            raise IRSyntaxError(f"cannot read: {text}")
+            raise ValueError("it has a sign that means nothing")
         self.at = 0
 
     def peek(self, ahead: int = 0) -> str:
@@ -60,7 +64,7 @@ class Scanner:
         """The next token, which is read."""
         token = self.peek()
         if not token:
-            raise IRSyntaxError(f"ends too early: {self.text}")
+            raise ValueError("it ends too early")
         self.at += 1
         return token
 
@@ -74,8 +78,13 @@ class Scanner:
     def expect(self, *tokens: str) -> None:
         """Read `tokens`, which must be next."""
         if not self.accept(*tokens):
-            wanted = " ".join(tokens)
-            raise IRSyntaxError(f"`{wanted}` is missing before `{self.peek()}`: {self.text}")
+            before = f"before `{self.peek()}`" if self.peek() else "at the end"
+            raise ValueError(f"`{' '.join(tokens)}` is missing {before}")
+
+    def end(self) -> None:
+        """All must have been read."""
+        if self.peek():
+            raise ValueError(f"`{self.peek()}` is one too many")
 
     def listed(self, item: Callable[[], T], end: str) -> list[T]:
         """Items separated by commas, up to `end`, which is read."""
@@ -94,13 +103,17 @@ class Parser(Generic[V]):
     """
 
     def __init__(self, text: str) -> None:
-        (self.top,) = _tree(text)
+        self.top = _tree(text)
         self.scope: dict[str, V] = {}
-        self.begin(self.top.text)
-        self.dims = {
-            name: self.whole(int(size), tuple(re.findall(r"\w+", axes)))
-            for name, axes, size in _DIM.findall(text)
-        }
+        with self.errors(self.top):
+            self.begin(self.top.text)
+        self.dims: dict[str, int] = {}
+        for name, axes, size in (
+            dim for type_ in _TYPE.findall(text) for dim in _DIM.findall(type_)
+        ):
+            whole = self.whole(int(size), tuple(re.findall(r"\w+", axes)))
+            if self.dims.setdefault(name, whole) != whole:
+                raise IRSyntaxError(f"dim {name} is of two sizes: {self.dims[name]} and {whole}")
 
     # --- what a stage says --------------------------------------------------------------------
 
@@ -119,8 +132,8 @@ class Parser(Generic[V]):
         """Reads the type of a value, and whatever else a stage knows of it."""
         raise NotImplementedError
 
-    def make_op(self, op: Op[V], scan: Scanner) -> Any:
-        """The operator of the stage; `scan` is at what follows the types."""
+    def make_op(self, op: Op[V]) -> Any:
+        """The operator of the stage."""
         raise NotImplementedError
 
     def make_loop(self, loop: Loop[V, Any], scan: Scanner, begun: Any) -> Any:
@@ -131,7 +144,7 @@ class Parser(Generic[V]):
         """What `type` reads of a value that is there."""
         raise NotImplementedError
 
-    def first(self, lines: list[Line], outside: dict[str, V]) -> Any:
+    def first(self, lines: list[Line], outside: dict[str, V], dim: Dim) -> Any:
         """More that a stage has at the beginning of a loop."""
         return None
 
@@ -139,16 +152,35 @@ class Parser(Generic[V]):
         """A node that only this stage has, or None."""
         return None
 
-    def collected(self, scan: Scanner, line: Line, inside: dict[str, V]) -> Collected[V]:
+    def collected(self, scan: Scanner, line: Line, inside: dict[str, V], dim: Dim) -> Collected[V]:
         """A value that a loop collects."""
         scan.expect("collect")
         outer = self.typed(scan, line)
-        scan.expect("[")
-        scan.next()
-        scan.expect("]", "=")
+        scan.expect("[", dim.name, "]", "=")
         return Collected(inside[scan.next()], outer)
 
     # --- what is the same everywhere ----------------------------------------------------------
+
+    @contextmanager
+    def errors(self, line: Line) -> Iterator[None]:
+        """Errors say which line cannot be read; of a loop it is the one inside."""
+        try:
+            yield
+        except IRSyntaxError:
+            raise
+        except KeyError as error:
+            message = f"line {line.number}: `{error.args[0]}` is not known: {line.text}"
+            raise IRSyntaxError(message) from None
+        except (ValueError, IndexError, AssertionError) as error:
+            raise IRSyntaxError(f"line {line.number}: {error}: {line.text}") from error
+
+    @contextmanager
+    def reading(self, line: Line) -> Iterator[Scanner]:
+        """The tokens of a line, all of which have to be read."""
+        with self.errors(line):
+            scan = Scanner(line.text)
+            yield scan
+            scan.end()
 
     def typed(self, scan: Scanner, line: Line) -> V:
         """A value where it is made, with its type."""
@@ -179,32 +211,29 @@ class Parser(Generic[V]):
 
     def node(self, line: Line) -> Any:
         """One node of a block."""
-        try:
+        with self.errors(line):
             if line.text.startswith("repeat "):
                 return self.loop(line)
             found = self.leaf(line)
             return self.op(line) if found is None else found
-        except KeyError as error:
-            raise IRSyntaxError(f"{error} is not known: {line.text}") from None
-        except ValueError as error:
-            raise IRSyntaxError(f"{error}: {line.text}") from error
 
     def op(self, line: Line) -> Any:
         """`%5 h = relu %4 {…} [backward] : f32[batch 64]`."""
-        scan = Scanner(line.text)
-        makers = scan.listed(lambda: self.value(scan, line), "=")
-        name, ins = scan.next(), []
-        while scan.peek() not in ("{", "[", ":"):
-            ins.append(self.scope[scan.next()])
-        attrs = self.attributes(scan)
-        phase, block = self.phase(scan)
-        scan.expect(":")
-        outs: list[V] = []
-        for make in makers:
-            if outs:
-                scan.expect(",")
-            outs.append(make(self.type(scan)))
-        return self.make_op(Op(name, tuple(ins), tuple(outs), attrs, line.span, phase, block), scan)
+        with self.reading(line) as scan:
+            makers = scan.listed(lambda: self.value(scan, line), "=")
+            name, ins = scan.next(), []
+            while scan.peek() not in ("{", "[", ":"):
+                ins.append(self.scope[scan.next()])
+            attrs = self.attributes(scan)
+            phase, block = self.phase(scan)
+            scan.expect(":")
+            outs: list[V] = []
+            for make in makers:
+                if outs:
+                    scan.expect(",")
+                outs.append(make(self.type(scan)))
+            made = Op(name, tuple(ins), tuple(outs), attrs, line.span, phase, block)
+            return self.make_op(made)
 
     def phase(self, scan: Scanner) -> tuple[str, int | None]:
         """`[backward]`, `[recompute 1]`, `[backward, recompute 1]` or nothing."""
@@ -246,29 +275,28 @@ class Parser(Generic[V]):
             return {"True": True, "False": False, "None": None}[word]
         return DTYPES[word] if word in DTYPES else Dim(word, self.dims[word])
 
-    def entry(self, line: Line, role: str) -> tuple[V, Scanner]:
-        """`input  %0 x : f32[batch 4]`: the value, and what follows its type."""
-        scan = Scanner(line.text)
+    def entry(self, scan: Scanner, line: Line, role: str) -> V:
+        """`input  %0 x : f32[batch 4]`; a stage may have more to say behind the type."""
         scan.expect(role)
         make = self.value(scan, line)
         scan.expect(":")
-        return make({**self.type(scan), "role": role}), scan
+        return make({**self.type(scan), "role": role})
 
     def output(self, line: Line) -> tuple[str, V]:
         """`return loss = %11`."""
-        scan = Scanner(line.text)
-        scan.expect("return")
-        name = scan.next()
-        scan.expect("=")
-        return name, self.scope[scan.next()]
+        with self.reading(line) as scan:
+            scan.expect("return")
+            name = scan.next()
+            scan.expect("=")
+            return name, self.scope[scan.next()]
 
     def pair(self, line: Line) -> tuple[V, V]:
         """`update %2 = %9`: both values."""
-        scan = Scanner(line.text)
-        scan.next()
-        one = self.scope[scan.next()]
-        scan.expect("=")
-        return one, self.scope[scan.next()]
+        with self.reading(line) as scan:
+            scan.expect("update")
+            one = self.scope[scan.next()]
+            scan.expect("=")
+            return one, self.scope[scan.next()]
 
     def loop(self, line: Line) -> Any:
         """`repeat layers 4`, and the lines below it."""
@@ -276,44 +304,54 @@ class Parser(Generic[V]):
         head.expect("repeat")
         dim, outside = Dim(head.next(), int(head.next())), dict(self.scope)
         found = parts(line.inner, ("slice", "carry", "next", "collect", "ahead"))
-        stacked = tuple(self.slice(part, outside) for part in found["slice"])
-        carried = [self._carry(part, outside) for part in found["carry"]]
-        begun = self.first(found["ahead"], outside)
+        stacked = tuple(self.slice(part, outside, dim) for part in found["slice"])
+        carried = dict(self._carry(part, outside) for part in found["carry"])
+        begun = self.first(found["ahead"], outside, dim)
         body = self.nodes(found[""])
         inside, self.scope = self.scope, outside
-        nexts = zip(carried, found["next"], strict=True)
-        carries = tuple(self._next(*values, part, inside) for values, part in nexts)
-        collected = tuple(
-            self.collected(Scanner(part.text), part, inside) for part in found["collect"]
-        )
-        loop = Loop(dim, carries, stacked, body, line.span, collected)
-        return self.make_loop(loop, head, begun)
+        carries = tuple(self._next(carried, part, inside) for part in found["next"])
+        if carried:
+            raise ValueError(f"no `next` of {', '.join(carried)}")
+        collected = tuple(self._collected(part, inside, dim) for part in found["collect"])
+        made = self.make_loop(Loop(dim, carries, stacked, body, line.span, collected), head, begun)
+        head.end()
+        return made
 
-    def slice(self, line: Line, outside: dict[str, V]) -> Stacked[V]:
+    def slice(self, line: Line, outside: dict[str, V], dim: Dim) -> Stacked[V]:
         """`slice %6 u : f32[hidden 8] = %3[layers]`."""
-        scan = Scanner(line.text)
-        scan.expect("slice")
-        inside = self.typed(scan, line)
-        scan.expect("=")
-        return Stacked(outside[scan.next()], inside)
+        with self.reading(line) as scan:
+            scan.expect("slice")
+            inside = self.typed(scan, line)
+            scan.expect("=")
+            outer = outside[scan.next()]
+            scan.expect("[", dim.name, "]")
+            return Stacked(outer, inside)
 
-    def _carry(self, line: Line, outside: dict[str, V]) -> tuple[V, V]:
-        """`carry %7 h : f32[batch 4] = %5`: what it begins with, and what it is inside."""
-        scan = Scanner(line.text)
-        scan.expect("carry")
-        inside = self.typed(scan, line)
-        scan.expect("=")
-        return outside[scan.next()], inside
+    def _carry(self, line: Line, outside: dict[str, V]) -> tuple[str, tuple[V, V]]:
+        """`carry %7 h : f32[batch 4] = %5`: its name, what it begins with, and what it is inside.
 
-    def _next(self, init: V, inside: V, line: Line, known: dict[str, V]) -> Carry[V]:
-        """`next  %7 = %8; at the end %9`."""
-        scan = Scanner(line.text)
-        scan.expect("next")
-        scan.next()
-        scan.expect("=")
-        next_ = known[scan.next()]
-        scan.expect(";", "at", "the", "end")
-        return Carry(init, inside, next_, self.value(scan, line)(self.type_of(inside)))
+        What an iteration ends with is told by that name.
+        """
+        with self.reading(line) as scan:
+            scan.expect("carry")
+            name = scan.peek()
+            inside = self.typed(scan, line)
+            scan.expect("=")
+            return name, (outside[scan.next()], inside)
+
+    def _next(self, carried: dict[str, tuple[V, V]], line: Line, known: dict[str, V]) -> Carry[V]:
+        """`next  %7 = %8; at the end %9`, of one of the `carried`, which is taken out."""
+        with self.reading(line) as scan:
+            scan.expect("next")
+            init, inside = carried.pop(scan.next())
+            scan.expect("=")
+            next_ = known[scan.next()]
+            scan.expect(";", "at", "the", "end")
+            return Carry(init, inside, next_, self.value(scan, line)(self.type_of(inside)))
+
+    def _collected(self, line: Line, inside: dict[str, V], dim: Dim) -> Collected[V]:
+        with self.reading(line) as scan:
+            return self.collected(scan, line, inside, dim)
 
 
 def parts(lines: Iterable[Line], words: Iterable[str]) -> dict[str, list[Line]]:
@@ -325,25 +363,31 @@ def parts(lines: Iterable[Line], words: Iterable[str]) -> dict[str, list[Line]]:
     return found
 
 
-def _tree(text: str) -> list[Line]:
-    """The lines by their indentation. Comments say which source line follows."""
-    rows = [row for row in text.splitlines() if row.strip()]
-    comments = [_COMMENT.match(row.strip()) for row in rows]
-    numbered = {int(found[1]): found[2] for found in comments if found}
+def _tree(text: str) -> Line:
+    """The first line, and by their indentation all others below it.
+
+    Comments say which source line follows.
+    """
+    rows = [(n, row) for n, row in enumerate(text.splitlines(), 1) if row.strip()]
+    comments = {n: _COMMENT.match(row.strip()) for n, row in rows}
+    numbered = {int(found[1]): found[2] for found in comments.values() if found}
     source = Source(
         "program", "\n".join(numbered.get(n + 1, "") for n in range(max(numbered, default=0)))
     )
-    here, top = Span(source, len(source.text), len(source.text)), Line("", Span(source, 0, 0))
+    here, top = Span(source, len(source.text), len(source.text)), Line("", 0, Span(source, 0, 0))
     levels = [(-1, top)]
-    for row, comment in zip(rows, comments, strict=True):
-        if comment:
+    for number, row in rows:
+        if comment := comments[number]:
             start, end = source.bounds(int(comment[1]))
             here = Span(source, start, end)
+        if row.lstrip().startswith("#"):
             continue
         depth = len(row) - len(row.lstrip())
         while levels[-1][0] >= depth:
             levels.pop()
-        line = Line(row.strip(), here)
+        line = Line(row.strip(), number, here)
         levels[-1][1].inner.append(line)
         levels.append((depth, line))
-    return top.inner
+    if len(top.inner) != 1:
+        raise IRSyntaxError("a program has one first line, and all others indented below it")
+    return top.inner[0]

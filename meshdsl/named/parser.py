@@ -11,11 +11,15 @@ from meshdsl.ir import parser as ir
 from meshdsl.ir import program as generic
 from meshdsl.ir.parser import Fields, Line, Scanner
 from meshdsl.named.ir import Init, Loop, Op, Output, Param, Pin, Program, State, Update, Value
+from meshdsl.ops.opdef import lookup
 
 
 def parse_program(text: str) -> Program:
     """The program that a text is of. Raises IRSyntaxError."""
     return _Named(text).program()
+
+
+_HEAD = re.compile(r"program (\w+)")
 
 
 class _Named(ir.Parser[Value]):
@@ -24,33 +28,45 @@ class _Named(ir.Parser[Value]):
         # Whose rules bind a value may be inside of a loop that is over.
         self.known: dict[str, Value] = {}
 
+    def begin(self, head: str) -> None:
+        found = _HEAD.fullmatch(head)
+        assert found, "no head of a named program"
+        self.title = found[1]
+
     def program(self) -> Program:
         parts = ir.parts(self.top.inner, ("input", "param", "state", "return", "update"))
-        inputs = tuple(self.entry(line, "input")[0] for line in parts["input"])
+        inputs = tuple(map(self._input, parts["input"]))
         params = tuple(map(self._param, parts["param"]))
         states = tuple(map(self._state, parts["state"]))
         body = self.nodes(parts[""])
         outputs = tuple(Output(*self.output(line), line.span) for line in parts["return"])
         updates = tuple(Update(*self.pair(line)) for line in parts["update"])
-        name = self.top.text.removeprefix("program ")
         made = (inputs, params, body, outputs, self.top.span)
-        return Program(name, *made, states=states, updates=updates)
+        return Program(self.title, *made, states=states, updates=updates)
+
+    def _input(self, line: Line) -> Value:
+        with self.reading(line) as scan:
+            return self.entry(scan, line, "input")
 
     def _param(self, line: Line) -> Param:
-        value, scan = self.entry(line, "param")
-        scan.expect("=")
-        kind = scan.next()
-        args = scan.listed(lambda: float(scan.next()), ")") if scan.accept("(") else []
-        scan.expect(",", "fan")
-        fan_in = int(scan.next())
-        scan.expect("to")
-        return Param(value, Init(kind, tuple(args)), fan_in, int(scan.next()))
+        with self.reading(line) as scan:
+            value = self.entry(scan, line, "param")
+            scan.expect("=")
+            kind = scan.next()
+            args = scan.listed(lambda: float(scan.next()), ")") if scan.accept("(") else []
+            scan.expect(",", "fan")
+            fan_in = int(scan.next())
+            scan.expect("to")
+            return Param(value, Init(kind, tuple(args)), fan_in, int(scan.next()))
 
     def _state(self, line: Line) -> State:
-        value, scan = self.entry(line, "state")
-        scan.expect("=")
-        copies = self.scope[scan.next()] if scan.accept("a", "copy", "of") else None
-        return State(value, copies)
+        with self.reading(line) as scan:
+            value = self.entry(scan, line, "state")
+            scan.expect("=")
+            if scan.accept("zeros"):
+                return State(value)
+            scan.expect("a", "copy", "of")
+            return State(value, self.scope[scan.next()])
 
     # --- values and nodes ---------------------------------------------------------------------
 
@@ -59,6 +75,7 @@ class _Named(ir.Parser[Value]):
         name = scan.next() if scan.peek() not in (":", "=", ",", "") else None
 
         def make(fields: Fields) -> Value:
+            assert number not in self.scope, f"{number} is made twice"
             path = tuple(name.split(".")[:-1]) if name else ()
             functions = tuple(re.sub(r"_\d+$", "", part) for part in path)
             made = Value(span=line.span, name=name, path=path, functions=functions, **fields)
@@ -87,7 +104,8 @@ class _Named(ir.Parser[Value]):
     def type_of(self, value: Value) -> Fields:
         return {"type": value.type}
 
-    def make_op(self, op: generic.Op[Value], scan: Scanner) -> Op:
+    def make_op(self, op: generic.Op[Value]) -> Op:
+        lookup(op.name)
         return Op(op.name, op.ins, op.outs, op.attrs, op.span, op.phase, op.block)
 
     def make_loop(self, loop: generic.Loop[Value, Any], scan: Scanner, begun: Any) -> Loop:

@@ -16,6 +16,7 @@ from meshdsl.ir import program as generic
 from meshdsl.ir.parser import Fields, Line, Scanner
 from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as named
+from meshdsl.ops.opdef import lookup
 from meshdsl.placed import collectives as c
 from meshdsl.placed.ir import Apply, Loop, Node, Parameter, Program, Reshard, Tensor
 from meshdsl.placed.reshard import Route
@@ -49,9 +50,8 @@ def parse_placed_type(
     return type_, placement(mesh, splits, _over(scan), op)
 
 
-def parse_step(text: str, mesh: Mesh, before: Placement) -> c.Step:
+def parse_step(scan: Scanner, mesh: Mesh, before: Placement) -> c.Step:
     """`all_to_all heads to seq over tp`, of what is placed as `before`."""
-    scan = Scanner(text)
     kind, words = scan.next(), list[Any]()
     while scan.peek() != "over":
         words.append(_split(scan) if kind == "permute" else scan.next())
@@ -71,7 +71,7 @@ def parse_step(text: str, mesh: Mesh, before: Placement) -> c.Step:
             return c.slice_(mesh, before, words[0], axes)
         case "zero_fill":
             return c.zero_fill(mesh, before, axes[0], words[0], (*words[1:], None)[0])
-    raise ir.IRSyntaxError(f"no step: {text}")
+    raise ValueError(f"`{kind}` is no step")
 
 
 def _over(scan: Scanner) -> tuple[str, ...]:
@@ -94,8 +94,7 @@ def _split(scan: Scanner) -> Any:
 class _Placed(ir.Parser[Tensor]):
     def begin(self, head: str) -> None:
         found = _HEAD.fullmatch(head)
-        if found is None:
-            raise ir.IRSyntaxError(f"no head of a placed program: {head}")
+        assert found, "no head of a placed program"
         self.title, self.layout, self.policy = found[1], found[3], found[4]
         self.mesh = parse_mesh(found[2])
         self.made: list[Tensor] = []
@@ -103,7 +102,7 @@ class _Placed(ir.Parser[Tensor]):
     def program(self) -> Program:
         parts = ir.parts(self.top.inner, ("input", "param", "state", "return", "update"))
         inputs, params, states = (
-            tuple(self.entry(line, word)[0] for line in parts[word])
+            tuple(self._entered(line, word) for line in parts[word])
             for word in ("input", "param", "state")
         )
         body: tuple[Node, ...] = self.nodes(parts[""])
@@ -127,6 +126,10 @@ class _Placed(ir.Parser[Tensor]):
         )  # fmt: skip
         return replace(made, named=made.rewritten)
 
+    def _entered(self, line: Line, role: str) -> Tensor:
+        with self.reading(line) as scan:
+            return self.entry(scan, line, role)
+
     # --- values and nodes ---------------------------------------------------------------------
 
     def value(self, scan: Scanner, line: Line) -> Callable[[Fields], Tensor]:
@@ -134,6 +137,7 @@ class _Placed(ir.Parser[Tensor]):
         name = scan.next() if scan.peek() not in (":", "=", ",", "") else None
 
         def make(fields: Fields) -> Tensor:
+            assert number not in self.scope, f"{number} is made twice"
             path = tuple(name.split(".")[:-1]) if name else ()
             about = (fields["type"], line.span, name, path, path, ())
             value = named.Value(*about, role=fields.get("role", "activation"))
@@ -152,7 +156,8 @@ class _Placed(ir.Parser[Tensor]):
     def type_of(self, value: Tensor) -> Fields:
         return {"type": value.type, "placement": value.placement}
 
-    def make_op(self, op: generic.Op[Tensor], scan: Scanner) -> Apply:
+    def make_op(self, op: generic.Op[Tensor]) -> Apply:
+        lookup(op.name)
         return Apply(op.name, op.ins, op.outs, op.attrs, op.span, op.phase, op.block)
 
     def make_loop(self, loop: generic.Loop[Tensor, Any], scan: Scanner, begun: Any) -> Loop:
@@ -163,17 +168,21 @@ class _Placed(ir.Parser[Tensor]):
     def leaf(self, line: Line) -> Reshard | None:
         if " = reshard " not in line.text:
             return None
-        scan = Scanner(line.text)
-        make = self.value(scan, line)
-        scan.expect("=", "reshard")
-        source = self.scope[scan.next()]
-        phase, _ = self.phase(scan)
-        scan.expect(":")
-        target = make({**self.type(scan), "value": source.value})
+        with self.reading(line) as scan:
+            make = self.value(scan, line)
+            scan.expect("=", "reshard")
+            source = self.scope[scan.next()]
+            phase, _ = self.phase(scan)
+            scan.expect(":")
+            target = make({**self.type(scan), "value": source.value})
+        route = self._route(line.inner, source)
+        return Reshard(source, target, route, line.span, lambda: ("", ""), phase)
+
+    def _route(self, lines: list[Line], source: Tensor) -> Route:
         here, steps = source.placement, list[c.Step]()
-        for inner in line.inner:
-            steps.append(parse_step(inner.text, self.mesh, here))
+        for line in lines:
+            with self.reading(line) as scan:
+                steps.append(parse_step(scan, self.mesh, here))
             here = steps[-1].after
         sent = sum(step.wire(source.type, self.mesh) for step in steps)
-        route = Route(tuple(steps), sent, sum(step.moves for step in steps))
-        return Reshard(source, target, route, line.span, lambda: ("", ""), phase)
+        return Route(tuple(steps), sent, sum(step.moves for step in steps))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -81,17 +82,59 @@ def test_random_programs(case):
         read_again(stage, getattr(stages, stage))
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "%1 = relu %0",
-        "%1 relu %0 : f32[a 4]",
-        "%1 = relu %0 {dims=(a} : f32[a 4]",
-        "%1 = relu %0 : f32[a 4",
-        "%1 = relu %0 : f32[a 4] ?",
-        "repeat a",
-    ],
-)
-def test_what_is_no_line_is_refused(line):
-    with pytest.raises(IRSyntaxError, match=r"%|repeat"):
-        named_parser.parse_program(f"program p\n  input %0 x : f32[a 4]\n  {line}\n")
+INPUT = "  input %0 x : f32[a 4]\n"
+LOOP = "  repeat k 3\n    carry %1 h : f32[a 4] = %0\n"
+PLACED_HEAD = "program p, mesh m (data 2), layout l, reduce deferred\n"
+DEVICE_HEAD = "program p on each of 2 devices, mesh m (data 2)\n"
+
+REFUSED = [
+    ("named", "", "a program has one first line"),
+    ("named", "program p\nprogram q\n", "a program has one first line"),
+    ("named", "prog p\n", "line 1: no head of a named program: prog p"),
+    ("named", "program p\n  input %0 x : f33[a 4]\n", "line 2: `f33` is not known"),
+    ("named", "program p\n  input %0 x : f32[a 4\n", "line 2: `,` is missing at the end"),
+    ("named", "program p\n  input %0 x : f32[a 4] ?\n", "line 2: it has a sign that means nothing"),
+    ("named", "program p\n  input %0 x : f32[a 4] of\n", "line 2: it ends too early"),
+    ("named", f"program p\n{INPUT}  input %1 u : f32[a 5]\n", "dim a is of two sizes: 4 and 5"),
+    ("named", f"program p\n{INPUT}\n  %1 = relu %0\n", "line 4: it ends too early"),
+    ("named", f"program p\n{INPUT}  %1 relu %0 : f32[a 4]\n", "line 3: `,` is missing before `%0`"),
+    ("named", f"program p\n{INPUT}  %1 = rely %0 : f32[a 4]\n", "line 3: `rely` is not known"),
+    ("named", f"program p\n{INPUT}  %1 = relu %2 : f32[a 4]\n", "line 3: `%2` is not known"),
+    ("named", f"program p\n{INPUT}  %0 = relu %0 : f32[a 4]\n", "line 3: %0 is made twice"),
+    ("named", f"program p\n{INPUT}  %1 = relu %0 : f32[a 4] [backward]\n", "`[` is one too many"),
+    ("named", f"program p\n{INPUT}  return %0\n", "line 3: `=` is missing at the end: return %0"),
+    ("named", f"program p\n{INPUT}  repeat k\n", "line 3: it ends too early: repeat k"),
+    ("named", f"program p\n{INPUT}{LOOP}", "line 3: no `next` of %1: repeat k 3"),
+    ("named", f"program p\n{INPUT}{LOOP}    next %2 = %1; at the end %3\n", "line 5: `%2` is not"),
+    (
+        "named",
+        f"program p\n{INPUT}  repeat k 3\n    slice %1 : f32[] = %0[a]\n",
+        "`[ k ]` is missing",
+    ),
+    ("placed", "program p\n", "line 1: no head of a placed program"),
+    ("placed", f"{PLACED_HEAD}  input %0 x : f32[a@rows 4]\n", "line 2: `rows` is not known"),
+    (
+        "placed",
+        f"{PLACED_HEAD}{INPUT}  %1 = reshard %0 : f32[a@data 4]\n    slide a over data\n",
+        "line 4: `slide` is no step: slide a over data",
+    ),
+    ("device", "program p\n", "line 1: no head of a device program"),
+    ("device", f"{DEVICE_HEAD}  y = wait q\n", "line 2: `q` is not known"),
+    (
+        "device",
+        f"{DEVICE_HEAD}  input x : f32[] = x\n  bucket of 2, all_gather\n    y = relu x : f32[]\n",
+        "line 4: no collective: y = relu x",
+    ),
+]
+
+
+@pytest.mark.parametrize(("stage", "text", "message"), REFUSED)
+def test_what_is_no_line_is_refused_with_its_number(stage: str, text: str, message: str) -> None:
+    with pytest.raises(IRSyntaxError, match=re.escape(message)):
+        STAGES[stage][1].parse_program(text)
+
+
+def test_comments_are_skipped() -> None:
+    text = f"program p\n{INPUT}  # what follows is never negative\n  %1 y = relu %0 : f32[a 4]\n"
+    again = named_printer.print_program(named_parser.parse_program(text))
+    assert again == "program p\n  input  %0 x : f32[a 4]\n  %1 y = relu %0 : f32[a 4]\n"
