@@ -642,12 +642,16 @@ class Tape:
         return Emitter(self.builder, self.numbers, at, follows)
 
     def collect(self, loop: Loop, value: Value, depth: int) -> Value:
-        """All iterations' `value` of a forward loop, as a tensor outside it, `depth` loops deep."""
-        known = self.collected.setdefault(self.twins.get(loop, loop), {})
+        """All iterations' `value` of a forward loop, as a tensor outside it, `depth` loops deep.
+
+        What the loop collects anyway, as for a gradient that was taken before, is not kept twice.
+        """
+        loop = self.twins.get(loop, loop)
+        known = self.collected.setdefault(loop, {c.inside: c.outer for c in loop.collected})
         if value not in known:
             type_ = TensorType((loop.dim, *value.type.dims), value.type.dtype)
             known[value] = replace(value, type=type_, role="activation", follows=value.source)
-            self.builder.place(known[value], depth)
+        self.builder.place(known[value], depth)
         return known[value]
 
     def with_collected(self, nodes: tuple[Node, ...]) -> list[Node]:
@@ -655,7 +659,9 @@ class Tape:
         return [self._collecting(n) if isinstance(n, Loop) else n for n in nodes]
 
     def _collecting(self, loop: Loop) -> Loop:
-        more = tuple(Collected(a, b) for a, b in self.collected.get(loop, {}).items())
+        there = {c.outer for c in loop.collected}
+        kept = self.collected.get(loop, {}).items()
+        more = (Collected(inside, outer) for inside, outer in kept if outer not in there)
         body = tuple(self.with_collected(loop.body))
         return replace(loop, body=body, collected=(*loop.collected, *more))
 
