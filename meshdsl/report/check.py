@@ -26,8 +26,7 @@ from meshdsl.named.uncalled import check_uncalled
 from meshdsl.pipeline import Options, build_named, check_policy, front, lower_placed, place_named
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import COLLECTIVES
-from meshdsl.placed.layout import inherited_rules, mesh_of
-from meshdsl.placed.layout import TENSOR, selects
+from meshdsl.placed.layout import TENSOR, inherited_rules, mesh_of, selects
 from meshdsl.report.explain import explain
 from meshdsl.syntax import ast
 
