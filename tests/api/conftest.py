@@ -13,6 +13,7 @@ from meshdsl.api.tracer import Tracer
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.ir.program import substitute
 from meshdsl.named import ir
+from meshdsl.named.autodiff import with_gradients
 from meshdsl.named.printer import print_program
 from meshdsl.named.simplify import drop_unused
 from meshdsl.pipeline import Compilation, Known, Options, finish_named
@@ -28,8 +29,10 @@ class Watched(Tracer):
 
     def build(self, node: ast.Program) -> ir.Program:
         """The program at once, without its tree."""
-        Watched.built = super().build(node)
-        return Watched.built
+        made = super().build(node)
+        # With errors it is nothing that a pass could read.
+        Watched.built = made if self.diagnostics.errors else with_gradients(made, Diagnostics())
+        return made
 
 
 @pytest.fixture(autouse=True)
