@@ -1,7 +1,7 @@
 """One walk of a device program: names, source lines, loops and literals.
 
 Every emitter is a notation of it: it says how an entry, an operator, a collective and the ends of a
-loop are written. Nothing of a `.mdsl` file becomes code: identifiers come from `device/names.py`,
+loop are written. Nothing of a `.mdsl` file becomes code: identifiers come from `torch/names.py`,
 strings are written as literals, and source lines are comments with control characters escaped.
 """
 
@@ -23,7 +23,6 @@ from meshdsl.device.ir import (
     Var,
     Wait,
 )
-from meshdsl.device.names import Names, identifiers
 from meshdsl.diagnostics import Span
 from meshdsl.ir.program import Carry
 
@@ -34,17 +33,15 @@ NOWHERE = ("", 0, "")
 class Walk(ABC):
     """Writes one program in one notation, statement by statement.
 
-    `constants` are the literals of constants, which are written where they are used. `taken` are
-    the names that the notation gives a meaning to; `names` hands out those that are still free.
-    `phases`: comments tell the phase of a statement other than the forward pass.
+    `constants` are the literals of constants, which are written where they are used. `phases`:
+    comments tell the phase of a statement other than the forward pass.
     """
 
     phases = False
 
-    def __init__(self, program: Program, taken: frozenset[str]) -> None:
+    def __init__(self, program: Program) -> None:
         self.program, self.mesh = program, program.mesh
         self.out = Lines(depth=0)
-        self.names = Names(taken | identifiers(program))
         self.constants: dict[Var, str] = {}
         self.shown = NOWHERE
 
@@ -84,11 +81,11 @@ class Walk(ABC):
 
     def filled(self, made: Collected, node: Loop) -> None:
         """The slice that a loop collects at the end of an iteration."""
-        self.out.statement(f"{made.outer.name}[{node.index}] = {self.ref(made.inside)}")
+        self.out.statement(f"{self.name(made.outer)}[{node.index}] = {self.ref(made.inside)}")
 
     def carried(self, carry: Carry[Var]) -> None:
         """The first value of a carried variable that has a name of its own."""
-        self.out.statement(f"{carry.inside.name} = {self.ref(carry.init)}")
+        self.out.statement(f"{self.name(carry.inside)} = {self.ref(carry.init)}")
 
     def next_text(self, carry: Carry[Var]) -> str:
         """The text of the value that the next iteration begins with."""
@@ -96,9 +93,13 @@ class Walk(ABC):
 
     # --- the walk --------------------------------------------------------------------------------
 
+    def name(self, var: Var) -> str:
+        """The identifier of a variable."""
+        return var.name
+
     def ref(self, var: Var) -> str:
-        """The text of a value: its name, or the literal of a constant."""
-        return self.constants.get(var, var.name)
+        """The text of a value: its identifier, or the literal of a constant."""
+        return self.constants[var] if var in self.constants else self.name(var)
 
     def entries(self) -> None:
         """Everything that the program is given."""
@@ -126,7 +127,7 @@ class Walk(ABC):
         """One statement, or a loop; of a constant its literal is noted."""
         match node:
             case Compute(name="constant"):
-                self.constants[node.out] = literal(node.attr("value"))
+                self.constants[node.out] = self.literal(node.attr("value"))
             case Compute():
                 self.compute(node)
             case Move():
@@ -171,7 +172,12 @@ class Walk(ABC):
     def header(self, node: Loop) -> None:
         """The line of the `for`."""
         indices = f"range({node.dim.size})"
-        self.out.add(f"for {node.index} in {f'reversed({indices})' if node.reverse else indices}:")
+        indices = f"reversed({indices})" if node.reverse else indices
+        self.out.add(f"for {self.counter(node)} in {indices}:")
+
+    def counter(self, node: Loop) -> str:
+        """The identifier of the index of a loop."""
+        return node.index
 
     def body(self, node: Loop) -> None:
         """The statements of an iteration."""
@@ -179,13 +185,18 @@ class Walk(ABC):
 
     def next(self, node: Loop) -> None:
         """The next values of what is carried; all at once: one may be another's old value."""
-        pairs = [(c.inside.name, self.next_text(c)) for c in node.carries]
+        pairs = [(self.name(c.inside), self.next_text(c)) for c in node.carries]
         pairs = [(a, b) for a, b in pairs if a != b]
         if pairs:
             names, values = zip(*pairs, strict=True)
             self.out.statement(f"{', '.join(names)} = {', '.join(values)}")
         elif not node.body and not node.stacked and not node.collected:
             self.out.add("pass")
+
+    def literal(self, value: object) -> str:
+        """A number as Python source; infinities have no literal."""
+        text = repr(value)
+        return f'float("{text}")' if text.lstrip("-") in ("inf", "nan") else text
 
     def source_line(self, span: Span, phase: str = "forward") -> None:
         """The source line of the next statements as a comment, unless it stands there already."""
@@ -199,9 +210,3 @@ class Walk(ABC):
             self.out.add()
         text = inert(f"{self.out.place}  {span.source.excerpt(span.line).strip()}")
         self.out.add(f"# {text}" + (f"  [{phase}]" if phase != "forward" else ""))
-
-
-def literal(value: object) -> str:
-    """A number as Python source; infinities have no literal."""
-    text = repr(value)
-    return f'float("{text}")' if text.lstrip("-") in ("inf", "nan") else text

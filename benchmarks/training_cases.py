@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from meshdsl.backends.runtime.values import Array, Spec, draw
+from meshdsl.backends.runtime.values import Array, Spec, draw_part, local_part
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source
 
@@ -138,4 +138,6 @@ def transformer_sizes(model: int) -> dict[str, int]:
 
 def first_values(specs: Mapping[str, Spec], mesh: dict[str, int], rank: int) -> dict[str, Array]:
     """What device `rank` of `mesh` begins with, as the emitted program makes it up."""
-    return {name: draw(spec, name, 0, mesh, rank) for name, spec in specs.items()}
+    return {
+        name: draw_part(spec, name, 0, local_part(spec, mesh, rank)) for name, spec in specs.items()
+    }

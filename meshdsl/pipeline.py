@@ -132,6 +132,13 @@ class Compilation:
         """The torch program that every device runs."""
         return self.emitted.text
 
+    @property
+    def bare(self) -> str:
+        """The function of a device alone, for reading."""
+        from meshdsl.backends.torch.text import emit
+
+        return emit(self.device, {}, bare=True).text
+
     @cached_property
     def report(self) -> dict[str, Any]:
         """What each line holds and sends, why, and what it takes ."""
@@ -303,21 +310,15 @@ def check_policy(policy: str, span: Span | None = None) -> None:
 
 def lower_placed(program: PlacedProgram) -> DeviceProgram:
     """The device program, verified: small collectives in buckets, others under way early."""
-    from meshdsl.backends.torch.text import taken_names
     from meshdsl.device.buckets import in_buckets
     from meshdsl.device.from_placed import lower
     from meshdsl.device.overlap import overlapped
     from meshdsl.device.sums import summed_in_place
     from meshdsl.device.verify import verify
 
-    taken = taken_names()
-    result = lower(program, taken)
+    result = lower(program)
     verify(result)
-    for made in (
-        in_buckets,
-        lambda p: summed_in_place(p, taken),
-        lambda p: overlapped(p, taken),
-    ):
+    for made in (in_buckets, summed_in_place, overlapped):
         result = made(result)
         verify(result)
     return result

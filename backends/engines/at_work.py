@@ -3,7 +3,7 @@
     python -P at_work.py FOLDER (SCRIPT | -m MODULE) ARGUMENT…
 
 runs a script or module as the main program, and a few times a second writes into FOLDER what it is
-doing. Only the standard library is needed: emitted programs are run so, which know no meshdsl.
+doing. Only the standard library is needed.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from meshdsl.backends.engines.local_devices import Devices, LocalRunError
 from meshdsl.backends.engines.local_dist import FILE, LocalDist, Sent
 from meshdsl.backends.engines.reference import block_values
 from meshdsl.backends.runtime.files import ArraysRefused, check_arrays
-from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Spec, local_part
+from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Spec, local_part, spec_of
+from meshdsl.backends.torch.head import RUNTIME
 
 if TYPE_CHECKING:
     import torch
@@ -134,24 +135,28 @@ def _with_updates(
 
 
 def load(text: str, above: int = 0) -> Program:
-    """Execute an emitted text as a module, not as the main program.
+    """Execute an emitted text as a module, not as the main program; its tables hold `Spec`s.
 
-    The lines of its own functions are numbered as if `above` others stood above it.
+    Its lines are numbered as if `above` others stood above it.
     """
     program = Program("meshdsl_device_program")
+    own, _, library = text.partition(RUNTIME)
     sys.modules[program.__name__] = program  # some decorators look their module up
-    library, begin, own = text.partition(DEVICE) if DEVICE in text else ("", "", text)
     try:
+        exec(_code("\n" * above + own), program.__dict__)
         for part in library.split(APART):
             exec(_compiled(part), program.__dict__)
-        exec(_code("\n" * (above + library.count("\n")) + begin + own), program.__dict__)
     finally:
         del sys.modules[program.__name__]
+    for name, table in program.__dict__.items():
+        if name in TABLES:
+            program.__dict__[name] = {key: spec_of(value) for key, value in table.items()}
     return program
 
 
-DEVICE, APART = "\n\n\ndef device(", "\n\n\n"
-"""How the function of a device begins, and what stands between definitions."""
+TABLES = ("INPUTS", "PARAMS", "STATES", "OUTPUTS", "COTANGENTS", "PARAM_GRADS", "INPUT_GRADS")
+APART = "\n\n\n"
+"""What stands between definitions."""
 
 
 def _code(text: str) -> CodeType:

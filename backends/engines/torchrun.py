@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from meshdsl import diagnostics
 from meshdsl.backends.engines import at_work
 from meshdsl.backends.engines.failures import (
     Failure,
@@ -34,6 +35,8 @@ from meshdsl.backends.engines.failures import (
 from meshdsl.backends.engines.stalls import Processes, Watch, is_gone
 from meshdsl.backends.runtime.files import write_npz
 from meshdsl.backends.runtime.values import Array
+
+PROCESS = ["-m", "meshdsl.backends.engines.process"]
 
 EVERY = 0.05
 """Seconds between two looks at what the processes say."""
@@ -93,33 +96,25 @@ def run_torchrun(
     with tempfile.TemporaryDirectory(prefix="meshdsl-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         (folder / "prog.py").write_text(text, encoding="utf-8")
-        options = ["--seed", str(seed), "--out", str(folder / "out.npz")]
-        options += ["--report", str(folder / "report")]
-        trains = "STATES" in _tables(text)
-        options += ["--updated", str(folder / "updated.npz")] if trains else []
-        for option, values in (("inputs", inputs), ("params", params)):
-            if values is not None:
-                options += [f"--{option}", _file(folder / f"{option}.npz", values)]
+        given = {"inputs": inputs, "params": params}
+        job = {what: _file(folder / f"{what}.npz", values) for what, values in given.items()}
+        (folder / "job.json").write_text(json.dumps({**job, "seed": seed}), encoding="utf-8")
         processes = Processes(folder, devices_of(text), lines or {})
-        code = _launch(folder, processes, options, time_limit)
+        code = _launch(folder, processes, time_limit)
         log = (folder / "log").read_text("utf-8", errors="replace")
         if code != 0:
             raise _told(text, reports_in(folder), log, lines)
         outputs = _arrays(folder / "out.npz")
-        updated = _arrays(folder / "updated.npz") if trains else {}
+        updated = _arrays(folder / "updated.npz") if (folder / "updated.npz").exists() else {}
     return TorchrunRun(outputs, log, time.monotonic() - started, updated)
 
 
 def devices_of(text: str) -> int:
     """How many devices an emitted text is for."""
-    sizes: dict[str, int] = ast.literal_eval(_tables(text)["MESH"])
-    return math.prod(sizes.values())
-
-
-def _tables(text: str) -> dict[str, ast.expr]:
-    """What an emitted text assigns at its top, by name."""
     assigned = (node for node in ast.parse(text).body if isinstance(node, ast.Assign))
-    return {ast.unparse(node.targets[0]): node.value for node in assigned}
+    mesh = next(node.value for node in assigned if ast.unparse(node.targets[0]) == "MESH")
+    sizes: dict[str, int] = ast.literal_eval(mesh)
+    return math.prod(sizes.values())
 
 
 def _arrays(path: Path) -> dict[str, Array]:
@@ -127,14 +122,14 @@ def _arrays(path: Path) -> dict[str, Array]:
         return {name: archive[name] for name in archive.files}
 
 
-def _file(path: Path, values: Mapping[str, Any] | str) -> str:
-    if isinstance(values, str):
-        return os.path.abspath(values)
+def _file(path: Path, values: Mapping[str, Any] | str | None) -> str | None:
+    if values is None or isinstance(values, str):
+        return values and os.path.abspath(values)
     write_npz(str(path), {name: np.asarray(array) for name, array in values.items()})
     return str(path)
 
 
-def _launch(folder: Path, processes: Processes, options: list[str], limit: float | None) -> int:
+def _launch(folder: Path, processes: Processes, limit: float | None) -> int:
     """Run the program in `folder` under torchrun; returns the exit code."""
     began = time.monotonic()
 
@@ -143,7 +138,7 @@ def _launch(folder: Path, processes: Processes, options: list[str], limit: float
             message = f"the program did not end within {limit:g} seconds"
             raise TorchrunError("MD0706", message)
 
-    return launch(processes, [str(folder / "prog.py"), *options], look)
+    return launch(processes, [*PROCESS, str(folder)], look)
 
 
 def launch(
@@ -204,14 +199,16 @@ def launched(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """`torchrun` at work: `python ARGUMENTS…` on `devices` processes, all gone at the end.
 
-    What they print goes to `folder/log`; other files there say what they are doing.
+    They find this package. What they print goes to `folder/log`; other files there say what they
+    are doing.
     """
     (folder / "tether.py").write_text(TETHER, encoding="utf-8")
     tethered = [sys.executable, str(folder / "tether.py"), sys.executable]
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(devices)]
     worker = ["--no-python", *tethered, "-P", at_work.__file__, str(folder), *arguments]
-    known = {"MESHDSL_PARENT": str(os.getpid()), "MESHDSL_OVER": str(folder / OVER)}
-    given = {"OMP_NUM_THREADS": "1", **known, **environment}
+    home = str(Path(diagnostics.__file__).parent.parent)
+    paths = os.pathsep.join([home, *filter(None, [os.environ.get("PYTHONPATH")])])
+    given = {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1", **environment}
     with (
         open(folder / "log", "wb") as log,
         subprocess.Popen(
@@ -219,7 +216,7 @@ def launched(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **given},
+            env={**os.environ, **given, "MESHDSL_PARENT": str(os.getpid())},
             start_new_session=True,
         ) as process,
     ):

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from meshdsl.backends.draws import draws
 from meshdsl.backends.module.split import halves, hurried
-from meshdsl.backends.module.text import NAMES, emit_module
-from meshdsl.backends.torch.text import ProgramText, emit, taken_names
+from meshdsl.backends.module.text import emit_module
+from meshdsl.backends.torch.text import ProgramText, emit
 from meshdsl.device import ir as device
 from meshdsl.device.from_placed import lower
 from meshdsl.device.verify import verify as verify_device
@@ -62,7 +62,7 @@ class Compiler:
         return made
 
     def _lowered(self, program: placed.Program) -> device.Program:
-        made = lower(program, taken_names() | NAMES)
+        made = lower(program)
         verify_device(made)
         return made
 

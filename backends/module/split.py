@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from meshdsl.backends.torch.text import taken_names
 from meshdsl.device.buckets import in_buckets
 from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Start, Var, Wait
 from meshdsl.device.liveness import reads
@@ -96,9 +95,8 @@ def hurried(program: Program, cut: Halves) -> Halves:
 
 
 def _hurried(program: Program) -> Program:
-    taken = taken_names()
     verify(program)
-    for step in (in_buckets, lambda p: overlapped(p, taken)):
+    for step in (in_buckets, overlapped):
         program = step(program)
         verify(program)
     return program

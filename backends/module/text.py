@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from meshdsl.backends.module.split import Halves
 from meshdsl.backends.torch.format import quoted
-from meshdsl.backends.torch.head import module_head, type_text
+from meshdsl.backends.torch.head import foot, module_head
 from meshdsl.backends.torch.loops import NOWHERE
 from meshdsl.backends.torch.paste import paste
 from meshdsl.backends.torch.text import Emitter, ProgramText
@@ -19,7 +19,7 @@ from meshdsl.device.liveness import reads
 from meshdsl.named.ir import Value
 
 NAMES = frozenset({"forward", "backward", "saved", "cotangents"})
-"""Names that the text uses for itself, beside those of `torch_text.taken_names`."""
+"""Names that the text uses for itself, beside those of every emitted text."""
 
 
 def emit_module(
@@ -41,20 +41,18 @@ class _ModuleEmitter(Emitter):
     def __init__(
         self, program: Program, cut: Halves, draws: dict[Value, tuple[object, ...]]
     ) -> None:
-        super().__init__(program, draws)
+        super().__init__(program, draws, NAMES)
         self.cut = cut
-        self.used = {"Spec"}
+        self.used = set()
 
-    def emit(self) -> ProgramText:
+    def emit(self, bare: bool = False) -> ProgramText:
         """The text."""
         self._forward()
         self._backward()
-        lines = [(line, "") for line in self._head()]
-        lines += self.out.lines
-        places = {n: place for n, (_, place) in enumerate(lines, 1) if place}
-        return ProgramText("\n".join(line for line, _ in lines) + "\n", places)
+        pasted = paste(self.used)
+        return self._whole(self._head(pasted.imports), foot(pasted.texts))
 
-    def _head(self) -> list[str]:
+    def _head(self, imports: Iterable[str]) -> list[str]:
         cut, program = self.cut, self.program
         given = program.inputs[: len(program.inputs) - len(cut.cotangents)]
         tables = {
@@ -66,7 +64,7 @@ class _ModuleEmitter(Emitter):
             "INPUT_GRADS": list(cut.inputs),
         }
         draws = {v: draw for v, draw in self.draws.items() if v.role in ("input", "param")}
-        return module_head(program, draws, paste(self.used), tables)
+        return module_head(program, draws, imports, tables)
 
     # --- the functions -------------------------------------------------------------------------
 
@@ -83,7 +81,7 @@ class _ModuleEmitter(Emitter):
         kept = frozenset((*(v for _, v in cut.outputs), *cut.saved))
         self._nodes(cut.forward, kept)
         self._blank()
-        saved = ", ".join(f"{quoted(v.name)}: {v.name}" for v in cut.saved)
+        saved = ", ".join(f"{quoted(v.name)}: {self._ref(v)}" for v in cut.saved)
         self.out.statement(f"saved = {{{saved}}}")
         outputs = ", ".join(f"{quoted(n)}: {self._tensor(v)}" for n, v in cut.outputs)
         self.out.statement(f"return {{{outputs}}}, saved")
@@ -101,8 +99,7 @@ class _ModuleEmitter(Emitter):
         self._take("saved", ((v.name, v) for v in cut.saved if v not in self.program.lists))
         for var in (v for v in cut.saved if v in self.program.lists):
             # A loop takes from the end of its list: not of the one that is saved.
-            note = type_text(var.value.type, var.placement)
-            self.out.statement(f"{var.name} = list(saved[{quoted(var.name)}])", note)
+            self._let(var, f"list(saved[{quoted(var.name)}])")
         self._take("cotangents", ((n, v) for n, v in cut.cotangents if v in read))
         self._nodes(cut.backward, cut.returned)
         self._blank()
@@ -133,8 +130,7 @@ class _ModuleEmitter(Emitter):
 
     def _take(self, table: str, items: Iterable[tuple[str, Var]]) -> None:
         for name, var in items:
-            note = type_text(var.value.type, var.placement)
-            self.out.statement(f"{var.name} = {table}[{quoted(name)}]", note)
+            self._let(var, f"{table}[{quoted(name)}]")
 
     def _blank(self) -> None:
         self.out.place = ""

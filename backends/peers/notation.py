@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from meshdsl.backends.peers.spellings import subscripts
 from meshdsl.backends.torch.head import type_text
+from meshdsl.backends.torch.names import Names
 from meshdsl.backends.walk import Walk
 from meshdsl.device.from_placed import lower
 from meshdsl.device.ir import Compute, Loop, Move, Var
@@ -63,7 +64,8 @@ class Notation(Walk):
     phases = True
 
     def __init__(self, source: placed.Program) -> None:
-        super().__init__(lower(source, self.taken), self.taken)
+        self.names = Names(self.taken)
+        super().__init__(lower(source, self.names))
         self.source = source
 
     def text(self) -> str:

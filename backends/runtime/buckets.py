@@ -23,8 +23,7 @@ Tensors = Sequence[torch.Tensor]
 
 def all_reduce_bucket(xs: Tensors, group: Any, op: str) -> list[torch.Tensor]:
     """The sum (max, min, prod) over the group of each tensor; all have one dtype."""
-    found: list[torch.Tensor] = all_reduce_bucket_start(xs, group, op).wait()
-    return found
+    return all_reduce_bucket_start(xs, group, op).wait()  # type: ignore[no-any-return]
 
 
 def all_reduce_bucket_start(xs: Tensors, group: Any, op: str) -> Pending:
@@ -41,8 +40,7 @@ def reduce_scatter_bucket(
     xs: Tensors, dims: Sequence[int], group: Any, op: str
 ) -> list[torch.Tensor]:
     """This device's block, along its dim, of the sum (max, min, prod) of each tensor."""
-    found: list[torch.Tensor] = reduce_scatter_bucket_start(xs, dims, group, op).wait()
-    return found
+    return reduce_scatter_bucket_start(xs, dims, group, op).wait()  # type: ignore[no-any-return]
 
 
 def reduce_scatter_bucket_start(xs: Tensors, dims: Sequence[int], group: Any, op: str) -> Pending:
@@ -58,8 +56,7 @@ def reduce_scatter_bucket_start(xs: Tensors, dims: Sequence[int], group: Any, op
 
 def all_gather_bucket(xs: Tensors, dims: Sequence[int], group: Any) -> list[torch.Tensor]:
     """The blocks of all devices of each tensor, joined along its dim."""
-    found: list[torch.Tensor] = all_gather_bucket_start(xs, dims, group).wait()
-    return found
+    return all_gather_bucket_start(xs, dims, group).wait()  # type: ignore[no-any-return]
 
 
 def all_gather_bucket_start(xs: Tensors, dims: Sequence[int], group: Any) -> Pending:

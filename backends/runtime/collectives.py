@@ -18,8 +18,7 @@ def make_groups(
     """The process group of this device over each set of mesh axes, under `"axis+axis"`."""
     found = {}
     for axes in groups:
-        for members in group_members(mesh, axes):
-            # Every process takes part in making every group, also those it is not in.
+        for members in group_members(mesh, axes):  # all processes take part in making all groups
             whole = len(members) == dist.get_world_size()
             group = dist.group.WORLD if whole else dist.new_group(members)
             if rank in members:
@@ -28,9 +27,9 @@ def make_groups(
 
 
 class Pending:
-    """A collective under way: its kind, what torch calls its work, and what makes the result.
+    """A collective under way: until `wait`, its result is not there, and what is sent is needed.
 
-    Until it is waited for, nobody may read the result or write to what was sent.
+    `kind` is its name, `work` what torch calls so; `finish` makes the result.
     """
 
     def __init__(self, kind: str, work: Any, finish: Callable[[], Any]) -> None:
@@ -46,27 +45,29 @@ class Pending:
 
 def all_reduce(x: torch.Tensor, group: Any, op: str) -> torch.Tensor:
     """The sum (max, min, prod) over the group; `x` may be overwritten."""
-    found: torch.Tensor = all_reduce_start(x, group, op).wait()
-    return found
+    sent, dense = in_order(as_sent(x, op))
+    dist.all_reduce(as_numbers(dense), reduce_op(op, x), group=group)
+    return as_received(sent, x.dtype)
 
 
 def all_reduce_start(x: torch.Tensor, group: Any, op: str) -> Pending:
     """Begin an `all_reduce`."""
-    sent = dense = as_sent(x, op)
-    if not sent.is_contiguous():
-        # The order of dims does not matter to a sum: reduce in the order of the memory.
-        dense = sent.permute(sorted(range(sent.dim()), key=sent.stride, reverse=True))
-    if not dense.is_contiguous():
-        sent = dense = sent.contiguous()
-    op, dtype = reduce_op(op, x), x.dtype
-    work = dist.all_reduce(as_numbers(dense), op, group=group, async_op=True)
+    (sent, dense), dtype = in_order(as_sent(x, op)), x.dtype
+    work = dist.all_reduce(as_numbers(dense), reduce_op(op, x), group=group, async_op=True)
     return Pending("all_reduce", work, lambda: as_received(sent, dtype))
+
+
+def in_order(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`x`, or a copy without gaps, and its memory as a contiguous tensor, dims in any order."""
+    dense = x.permute(sorted(range(x.dim()), key=x.stride, reverse=True))
+    if not dense.is_contiguous():
+        x = dense = x.contiguous()
+    return x, dense
 
 
 def all_gather(x: torch.Tensor, dim: int, group: Any) -> torch.Tensor:
     """The blocks of all devices joined along `dim`, laid out in memory with `dim` outermost."""
-    found: torch.Tensor = all_gather_start(x, dim, group).wait()
-    return found
+    return all_gather_start(x, dim, group).wait()  # type: ignore[no-any-return]
 
 
 def all_gather_start(x: torch.Tensor, dim: int, group: Any) -> Pending:
@@ -80,8 +81,7 @@ def all_gather_start(x: torch.Tensor, dim: int, group: Any) -> Pending:
 
 def reduce_scatter(x: torch.Tensor, dim: int, group: Any, op: str) -> torch.Tensor:
     """This device's block, along `dim`, of the sum (max, min, prod) over the group."""
-    found: torch.Tensor = reduce_scatter_start(x, dim, group, op).wait()
-    return found
+    return reduce_scatter_start(x, dim, group, op).wait()  # type: ignore[no-any-return]
 
 
 def reduce_scatter_start(x: torch.Tensor, dim: int, group: Any, op: str) -> Pending:
@@ -135,14 +135,13 @@ def as_numbers(x: torch.Tensor) -> torch.Tensor:
 
 
 def as_sent(x: torch.Tensor, op: str) -> torch.Tensor:
-    """What is reduced for `x`: itself, or for a maximum or minimum of floats integers like them.
+    """What is reduced for `x`: itself, or for an extreme of floats integers in their order.
 
-    They are in the order of the floats, NaN beyond all: gloo and nccl forget NaN. Of two bytes no
-    integers can be sent, so four are.
+    NaN is beyond all of them: gloo and nccl forget NaN.
     """
     if op not in ("max", "min") or not x.is_floating_point():
         return x
-    wide = x if x.element_size() > 2 else x.float()
+    wide = x if x.element_size() > 2 else x.float()  # no integers of two bytes can be sent
     bits = wide.view(torch.int64 if x.dtype == torch.float64 else torch.int32)
     least, most = torch.iinfo(bits.dtype).min, torch.iinfo(bits.dtype).max
     codes = torch.where(bits < 0, bits ^ most, bits)

@@ -2,47 +2,38 @@
 
 from typing import Any
 
+import numpy as np
+
 
 class IndexOutOfRange(IndexError):
-    """An index tensor holds a value that is no index of the dim it is used on.
-
-    `position` maps the dims of the index tensor to global positions; `str()` is `message`.
-    """
+    """A `value` that is no index of a dim of `size`, at a global `position` by dim."""
 
     def __init__(
-        self, place: str, position: dict[str, int], value: int, size: int, message: str
+        self, message: str, place: str, position: dict[str, int], value: int, size: int
     ) -> None:
         super().__init__(message)
         self.place, self.position, self.value, self.size = place, position, value, size
-        self.message = message
 
 
 def check_index(
-    index: Any,
-    dim: str,
-    size: int,
-    place: str,
-    dims: tuple[str, ...],
-    offsets: tuple[int, ...],
+    index: Any, dim: str, size: int, place: str, dims: tuple[str, ...], offsets: tuple[int, ...]
 ) -> Any:
-    """Return `index` if all of it lies in 0 … size - 1, else raise `IndexOutOfRange`.
+    """Return `index` if all of it lies in 0 … size - 1; nothing waits for a GPU to tell.
 
     `index` is an integer torch tensor or numpy array with dims `dims`; its first element has the
-    global position `offsets`. The error names the first bad element in row-major order.
+    global position `offsets`. IndexOutOfRange names the first bad element in row-major order; on
+    a GPU an assertion fails instead, when it gets there.
     """
     bad = (index < 0) | (index >= size)
-    if not bad.any():
-        return index
-    flat = bad.reshape(-1).tolist().index(True)
-    value = int(index.reshape(-1)[flat])
-    position = {}
-    for name, extent, offset in reversed(list(zip(dims, index.shape, offsets, strict=True))):
-        flat, local = divmod(flat, extent)
-        position[name] = offset + local
-    position = dict(reversed(position.items()))
-    where = ", ".join(f"{name}={at}" for name, at in position.items())
-    message = (
-        f"MD0801 {place}: index {value} {f'at [{where}] ' if where else ''}"
-        f"is out of range for dim `{dim}` of size {size}"
-    )
-    raise IndexOutOfRange(place, position, value, size, message)
+    if getattr(index, "is_cuda", False):
+        import torch
+
+        torch._assert_async(~bad.any(), f"MD0801 {place}: no index of dim `{dim}` of size {size}")
+    elif bad.any():
+        first = [int(at) for at in np.argwhere(np.asarray(bad))[0]]
+        position = {d: o + at for d, o, at in zip(dims, offsets, first, strict=True)}
+        at = f" at [{', '.join(f'{d}={at}' for d, at in position.items())}]" if dims else ""
+        value = int(index[(*first,)])
+        wrong = f"index {value}{at} is out of range for dim `{dim}` of size {size}"
+        raise IndexOutOfRange(f"MD0801 {place}: {wrong}", place, position, value, size)
+    return index

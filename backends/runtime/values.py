@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,17 +19,13 @@ NUMPY_DTYPES = {
     "bool": "bool",
 }
 
-CHUNK = 1 << 15
-"""Elements that are drawn at a time: small enough for the cache, however large the tensor."""
-
 
 class Spec(NamedTuple):
-    """A tensor of the program.
+    """A tensor: sizes of dims in order, the mesh axes that split them, how values are made up.
 
-    `dims` maps each dim, in order, to its size. `split` maps a split dim to the mesh axes it is
-    split over, outer first. `draw` says how to make up values: `("normal", std)`,
-    `("uniform", a, b)`, `("zeros",)`, `("ones",)`, `("below", n)` for integers from 0 to n - 1,
-    `("coin",)` for booleans; `key` names another tensor whose values it begins with.
+    Of several axes the outer one is first. `draw` is `("normal", std)`, `("uniform", a, b)`,
+    `("zeros",)`, `("ones",)`, `("below", n)` for integers from 0 to n - 1, or `("coin",)` for
+    booleans; `key` names another tensor whose values it begins with.
     """
 
     dtype: str
@@ -36,6 +33,16 @@ class Spec(NamedTuple):
     split: dict[str, tuple[str, ...]]
     draw: tuple[Any, ...] | None = None
     key: str = ""
+
+
+def spec_of(text: str) -> Spec:
+    """The tensor written as `f32[vocab=512@tp, model=256] = normal(0.02)`, perhaps ` as key`."""
+    parts = re.fullmatch(r"(\w+)\[(.*?)\](?: = (\w+)\((.*?)\))?(?: as (.+))?", text)
+    assert parts, f"this is no tensor: {text}"
+    found = re.findall(r"([^ ,=]+)=(\d+)@?([^ ,]*)", parts[2])
+    split = {dim: tuple(axes.split("+")) for dim, _, axes in found if axes}
+    draw = (parts[3], *(float(x) for x in parts[4].split(", ") if x)) if parts[3] else None
+    return Spec(parts[1], {dim: int(n) for dim, n, _ in found}, split, draw, parts[5] or "")
 
 
 def coordinates(mesh: dict[str, int], rank: int) -> dict[str, int]:
@@ -78,88 +85,77 @@ def group_members(mesh: dict[str, int], axes: tuple[str, ...]) -> list[list[int]
     """The ranks of every group of devices that differ only along `axes`, in mesh order."""
     ranks = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
     varying = [position for position, axis in enumerate(mesh) if axis in axes]
-    last = range(ranks.ndim - len(varying), ranks.ndim)
     size = math.prod(mesh[axis] for axis in axes)
-    groups: list[list[int]] = np.moveaxis(ranks, varying, last).reshape(-1, size).tolist()
-    return groups
+    rows = np.moveaxis(ranks, varying, range(-len(varying), 0)).reshape(-1, size)
+    return [[int(rank) for rank in row] for row in rows]
 
 
 def local_part(spec: Spec, mesh: dict[str, int], rank: int) -> tuple[slice, ...]:
-    """The slice of each dim that device `rank` holds."""
-    at = coordinates(mesh, rank)
-    parts = []
+    """The slice of each dim that device `rank` holds; its blocks divide it."""
+    numbers = np.unravel_index(rank, (1, *mesh.values()))[1:]
+    at, parts = dict(zip(mesh, map(int, numbers), strict=True)), []
     for dim, size in spec.dims.items():
-        block, blocks = 0, 1
+        block, extent = 0, size
         for axis in spec.split.get(dim, ()):
-            block = block * mesh[axis] + at[axis]
-            blocks *= mesh[axis]
-        extent, rest = divmod(size, blocks)
-        if rest:
-            raise ValueError(f"dim {dim} of size {size} does not divide into {blocks} blocks")
+            block, extent = block * mesh[axis] + at[axis], extent // mesh[axis]
         parts.append(slice(block * extent, (block + 1) * extent))
     return tuple(parts)
 
 
-def draw(spec: Spec, name: str, seed: int, mesh: dict[str, int], rank: int) -> Array:
-    """Made-up values of what device `rank` holds of tensor `name`."""
-    return draw_part(spec, name, seed, local_part(spec, mesh, rank))
+def drawn_part(
+    spec: Spec, name: str, seed: int, part: tuple[slice, ...], chunk: int = 1 << 15
+) -> Array:
+    """Made-up values of one block of a tensor: of the seed, the name and the index in all of it.
 
-
-def draw_part(spec: Spec, name: str, seed: int, part: tuple[slice, ...]) -> Array:
-    """Made-up values of one block of tensor `name`.
-
-    A value depends only on the seed, the name and the row-major index in the whole tensor, so it is
-    the same however the tensor is split.
+    So they are the same however the tensor is split. Those of bf16 are float32, and not rounded.
+    `chunk` elements are drawn at a time: few enough for the cache.
     """
     assert spec.draw is not None, f"{name} cannot be made up"
-    shape = tuple(p.stop - p.start for p in part)
+    kinds = {"f64": "f8", "f16": "f2", "i64": "i8", "i32": "i4", "bool": "?"}  # others are float32
+    shape = [p.stop - p.start for p in part]
+    values = np.empty(shape, kinds.get(spec.dtype, "f4"))
     if spec.draw[0] in ("zeros", "ones"):
-        return np.full(shape, spec.draw[0] == "ones", NUMPY_DTYPES[spec.dtype])
+        return np.full_like(values, spec.draw[0] == "ones")
     digest = hashlib.blake2b(f"{seed}\0{spec.key or name}".encode(), digest_size=8).digest()
-    key = np.frombuffer(digest, "<u8").astype(np.uint64)
-    values = np.empty(math.prod(shape), NUMPY_DTYPES[spec.dtype])
-    for start in range(0, values.size, CHUNK):
+    key, flat = np.frombuffer(digest, "<u8").astype(np.uint64), values.reshape(-1)
+    for start in range(0, flat.size, chunk):
         # Always a full chunk, so that every element goes through the same loop of numpy.
-        index = global_index(np.arange(start, start + CHUNK, dtype=np.int64), part, spec)
-        chunk = values[start : start + CHUNK]
-        chunk[:] = cast(drawn(spec.draw, key, index)[: chunk.size], spec.dtype)
-    return values.reshape(shape)
-
-
-def global_index(local: Array, part: tuple[slice, ...], spec: Spec) -> Array:
-    """Row-major indices in the whole tensor for row-major indices in the block `part`."""
-    index, stride = np.zeros_like(local), 1
-    for block, size in zip(reversed(part), reversed(spec.dims.values()), strict=True):
-        extent = block.stop - block.start
-        index += (local % extent + block.start) * stride
-        local, stride = local // extent, stride * size
-    return index
+        at = np.unravel_index(np.arange(start, start + chunk) % flat.size, [1, *shape])
+        begins = [0, *(p.start for p in part)]
+        here = tuple(a + begin for a, begin in zip(at, begins, strict=True))
+        index = np.ravel_multi_index(here, [1, *spec.dims.values()])
+        flat[start : start + chunk] = drawn(spec.draw, key, index)[: flat.size - start]
+    return values
 
 
 def drawn(how: tuple[Any, ...], key: Array, index: Array) -> Array:
     """The values at `index` of the stream of random numbers that `key` names."""
-    unit: Array = unit_interval(key, 2 * index)
+    unit = unit_interval(key, 2 * index)
     if how[0] == "uniform":
         unit = how[1] + (how[2] - how[1]) * unit
     elif how[0] == "normal":  # after Box and Muller
         angle = 2 * math.pi * unit_interval(key, 2 * index + 1)
         unit = how[1] * np.sqrt(-2 * np.log(1 - unit)) * np.cos(angle)
-    elif how[0] == "below":
-        unit = np.floor(unit * how[1])
-    else:
-        assert how[0] == "coin", f"unknown way to draw: {how[0]}"
-        unit = np.floor(2 * unit)
-    return unit
+    else:  # integers below a number, or truth values
+        unit = np.floor(unit * (how[1] if how[0] == "below" else 2))
+    return np.asarray(unit)
 
 
 def unit_interval(key: Array, counter: Array) -> Array:
     """A number in [0, 1) for each counter: 53 random bits of splitmix64 (Steele et al. 2014)."""
-    bits: Array = key + counter.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    bits = key + counter.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     bits = bits ^ (bits >> np.uint64(31))
-    unit: Array = (bits >> np.uint64(11)) * 2.0**-53
-    return unit
+    return np.asarray((bits >> np.uint64(11)) * 2.0**-53)
+
+
+def draw_part(
+    spec: Spec, name: str, seed: int, part: tuple[slice, ...], chunk: int = 1 << 15
+) -> Array:
+    """The same values as numpy has them: those of bf16 in float32, rounded."""
+    values = drawn_part(spec, name, seed, part, chunk)
+    return round_to_bf16(values) if spec.dtype == "bf16" else values
 
 
 def cast(array: Array, dtype: str) -> Array:

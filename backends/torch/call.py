@@ -19,6 +19,7 @@ class TorchText:
     place:      a Python string literal, quotes included.
     offsets:    text of the global index of the first local element, for each dim in `splits`.
     fresh:      hint -> a variable name that is not taken.
+    checked:    whether operand `index` is known to hold indices of `dim`; it is from now on.
     used:       collects the names of support functions.
     lines:      collects the statements that `let` writes, to stand before the expression.
     helpers:    collects the variables of those statements.
@@ -32,6 +33,7 @@ class TorchText:
     global_outs: tuple[TensorType, ...]
     attrs: Attrs
     fresh: Callable[[str], str]
+    checked: Callable[[int, str], bool] = lambda index, dim: False
     place: str = "''"
     offsets: Mapping[str, str] = field(default_factory=dict)
     splits: frozenset[str] = frozenset()
@@ -48,6 +50,10 @@ class TorchText:
     def is_constant(self, index: int) -> bool:
         """Whether operand `index` is a literal."""
         return self.constants[index]
+
+    def seen(self, index: int, dim: str) -> bool:
+        """Whether operand `index` has been checked to hold indices of `dim`; from now on, it is."""
+        return self.checked(index, dim)
 
     def size(self, dim: str) -> int:
         """Global size of `dim`."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from meshdsl.backends.torch.format import quoted, statement
-from meshdsl.backends.torch.paste import Pasted
+from meshdsl.backends.runtime.values import Spec
+from meshdsl.backends.torch.format import INDENT, WIDTH, quoted, statement
 from meshdsl.device.ir import Bucket, Move, Program, Var, walk
 from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import Value
@@ -15,9 +15,11 @@ from meshdsl.version import __version__
 
 Draws = Mapping[Value, tuple[object, ...]]
 PROVIDED = ("import numpy as np", "import torch", "import torch.distributed as dist")
+RUNTIME = f"# {' the runtime: functions that the program calls ':-^98}"
+"""The line between the program and the functions it calls."""
 
 
-def head(program: Program, draws: Draws, pasted: Pasted) -> list[str]:
+def head(program: Program, draws: Draws, imports: Iterable[str], bare: bool = False) -> list[str]:
     """The lines above the function `device`, the two blank ones before it included."""
     tables = [
         *_table("INPUTS", [(v.value.label, v) for v in program.inputs], draws),
@@ -26,11 +28,15 @@ def head(program: Program, draws: Draws, pasted: Pasted) -> list[str]:
         *_table("OUTPUTS", list(program.outputs), {}),
         *_loss(program),
     ]
-    return _top(program, _about(program), tables, pasted)
+    about = _about(program, bare)
+    return [*about, "", ""] if bare else _top(program, about, tables, imports)
 
 
 def module_head(
-    program: Program, draws: Draws, pasted: Pasted, named: Mapping[str, list[tuple[str, Var]]]
+    program: Program,
+    draws: Draws,
+    imports: Iterable[str],
+    named: Mapping[str, list[tuple[str, Var]]],
 ) -> list[str]:
     """The same above the functions of a module; `named` are its tables of variables."""
     tables = [line for name, items in named.items() for line in _table(name, items, draws)]
@@ -41,30 +47,36 @@ def module_head(
         _placed(program),
         f"# made by meshdsl {__version__}",
     ]
-    return _top(program, about, tables, pasted)
+    return _top(program, about, tables, imports)
 
 
-def _top(program: Program, about: Iterable[str], tables: list[str], pasted: Pasted) -> list[str]:
-    """Comments, imports, tables, and the support library."""
-    tables = [
-        *statement(f"MESH = {_dict((a, str(n)) for a, n in program.mesh.axes)}"),
-        *statement(f"GROUPS = {_tuple(_strings(axes) for axes in _groups(program))}"),
-        *tables,
-    ]
-    first = [text for text in pasted.texts if text.startswith("class Spec")]
-    rest = [text for text in pasted.texts if not text.startswith("class Spec")]
-    parts = [*first, "\n".join(tables), *rest]
-    return [*about, "", *pasted.imports, "", *PROVIDED, *_spaced(parts), "", ""]
+def foot(definitions: Iterable[str], call: str = "") -> list[str]:
+    """The lines below the functions of a program: the support library, and what starts it."""
+    texts = list(definitions)
+    run = ["", "", 'if __name__ == "__main__":', INDENT + call] if call else []
+    return ["", "", RUNTIME, *_spaced(texts), *run] if texts else run
 
 
-def _about(program: Program) -> Iterator[str]:
+def _top(
+    program: Program, about: Iterable[str], tables: list[str], imports: Iterable[str]
+) -> list[str]:
+    """Comments, imports and tables."""
+    mesh = _dict((a, str(n)) for a, n in program.mesh.axes)
+    groups = _tuple(_strings(axes) for axes in _groups(program))
+    tables = [*statement(f"MESH = {mesh}"), *statement(f"GROUPS = {groups}"), *tables]
+    return [*about, "", *imports, *[""][: bool(imports)], *PROVIDED, "", *tables, "", ""]
+
+
+def _about(program: Program, bare: bool) -> Iterator[str]:
     """Comments, not a string: no quote in a file name can end them."""
     source, devices = program.placed, program.mesh.devices
     file = inert(source.named.span.file)
     yield f"# {file}, program {source.named.name}: what each of {devices} devices does."
     yield _placed(program)
     yield (
-        f"# torchrun --nproc-per-node {devices} THIS_FILE "
+        "# This is for reading: `meshdsl compile` without --bare writes a program that runs."
+        if bare
+        else f"# torchrun --nproc-per-node {devices} THIS_FILE "
         "[--inputs F] [--params F] [--seed S] [--out F.npz]"
     )
     yield f"# made by meshdsl {__version__}"
@@ -129,21 +141,32 @@ def _rows(name: str, items: list[tuple[str, str]]) -> list[str]:
     """A dict of texts, one entry a line."""
     if not items:
         return [f"{name} = {{}}"]
-    rows = (f"{quoted(key)}: {text}" for key, text in items)
-    lines = (line for row in rows for line in statement(row, 1, tail=","))
-    return [f"{name} = {{", *lines, "}"]
+    rows = (line for key, text in items for line in _row(f"{INDENT}{quoted(key)}: {text},"))
+    return [f"{name} = {{", *rows, "}"]
+
+
+def _row(line: str) -> list[str]:
+    """An entry on one line where it fits; else its text as two."""
+    first, equals, rest = line.rpartition(" = ")
+    if len(line) <= WIDTH or not equals:
+        return [line]
+    return [f'{first}"', f'{INDENT}"{equals}{rest}']
 
 
 def _spec(var: Var, draw: tuple[object, ...] | None, under: str | None = None) -> str:
-    dims = _dict((d.name, str(d.size)) for d in var.value.type.dims)
-    split = _dict((d, _strings(axes)) for d, axes in var.placement.splits)
-    drawn = "" if draw is None else f", {_tuple(_literal(x) for x in draw)}"
-    key = "" if under is None else f", {quoted(under)}"
-    return f'Spec("{var.value.type.dtype}", {dims}, {split}{drawn}{key})'
+    """The text of what a variable is, for all devices."""
+    type_, split = var.value.type, dict(var.placement.splits)
+    dims = {dim.name: dim.size for dim in type_.dims}
+    return quoted(spec_text(Spec(str(type_.dtype), dims, split, draw, under or "")))
 
 
-def _literal(value: object) -> str:
-    return quoted(value) if isinstance(value, str) else repr(value)
+def spec_text(spec: Spec) -> str:
+    """`f32[vocab=512@tp, model=256] = normal(0.02)`, which `spec_of` of the runtime reads."""
+    axes = {dim: f"@{'+'.join(axes)}" for dim, axes in spec.split.items()}
+    dims = ", ".join(f"{dim}={size}{axes.get(dim, '')}" for dim, size in spec.dims.items())
+    how, *numbers = spec.draw or ("",)
+    drawn = f" = {how}({', '.join(map(repr, numbers))})" if how else ""
+    return f"{spec.dtype}[{dims}]{drawn}{f' as {spec.key}' if spec.key else ''}"
 
 
 def _dict(items: Iterator[tuple[str, str]]) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 
 from meshdsl.backends.torch.call import TorchText
-from meshdsl.backends.torch.moves import Moves, typed
+from meshdsl.backends.torch.moves import Moves
 from meshdsl.device.ir import Collected, Compute, Loop, Node, Program, Start, Var
 from meshdsl.device.liveness import (
     collected,
@@ -13,6 +14,8 @@ from meshdsl.device.liveness import (
     given_up,
     kept_inside,
     left_over,
+    overwrites,
+    shows_operand,
     sums,
     used_up,
 )
@@ -26,8 +29,8 @@ NOWHERE = ("", 0)
 class Loops(Moves):
     """Writes loops; a subclass writes what is in them."""
 
-    def __init__(self, program: Program) -> None:
-        super().__init__(program)
+    def __init__(self, program: Program, taken: frozenset[str] = frozenset()) -> None:
+        super().__init__(program, taken)
         self.shown = NOWHERE
         # Of what loops collect, whether from the last to the first.
         self.backwards: dict[Var, bool] = {}
@@ -51,9 +54,9 @@ class Loops(Moves):
     def _loop(self, node: Loop, dead: tuple[Var, ...]) -> None:
         """A loop; of what is `dead` after it, what it takes over goes as it begins."""
         for carry in node.carries:
-            if carry.inside.name != carry.init.name:
-                init = self._tensor(carry.init)
-                self.out.statement(f"{carry.inside.name} = {init}", typed(carry.inside))
+            text = self._tensor(carry.init)
+            if self.variables.assign(carry.inside) != text:
+                self._let(carry.inside, text)
         self._let_go(given_up(node, dead))
         collected = [c for c in node.collected if c.stack is None]
         for made in collected:
@@ -61,13 +64,14 @@ class Loops(Moves):
             self._room(made)
         self._first(node)
         indices = f"range({node.dim.size})"
-        self.out.add(f"for {node.index} in {f'reversed({indices})' if node.reverse else indices}:")
+        counter = self.variables.counter(node.index, node.dim.name, {n.index for n in self.loops})
+        self.out.add(f"for {counter} in {f'reversed({indices})' if node.reverse else indices}:")
         self.out.depth += 1
         for item in node.stacked:
             text = self._slice_of(item.outer, item.inside, node)
-            self.out.statement(f"{item.inside.name} = {text}", typed(item.inside))
+            self._let(item.inside, text)
         # What is made outside is needed again in the next trip: it is nobody's to overwrite inside.
-        outside, self.fresh = self.fresh, set()
+        outside, self.fresh = self.fresh, set(self._own(node))
         self.loops.append(node)
         self._nodes(node.body, kept_inside(node), entered(node, self.collected))
         self.loops.pop()
@@ -76,8 +80,22 @@ class Loops(Moves):
             self._collect(made, node)
         self._carry(node)
         self._let_go(left_over(node, self.collected))
+        for carry in node.carries:
+            self.variables.assign(carry.result)
+        for made in node.collected:
+            self.variables.assign(made.outer)
         self.out.depth -= 1
         self.shown = NOWHERE
+
+    def _own(self, node: Loop) -> Iterator[Var]:
+        """What a trip begins with and nobody else sees: each trip makes the next one's anew."""
+        makers = {var: maker for maker in node.body for var in maker.makes}
+        for carry in node.carries:
+            begun, maker = carry.init in self.fresh, makers.get(carry.next)
+            alone = self.uses[carry.init] == self.uses[carry.next] == 1
+            if begun and alone and isinstance(maker, Compute):
+                if not shows_operand(maker) and not overwrites(maker):
+                    yield carry.inside
 
     # --- a trip ahead ------------------------------------------------------------------------
 
@@ -93,8 +111,9 @@ class Loops(Moves):
         node = self.loops[-1]
         (ahead,) = (a for a in node.ahead if a.collective is start.collective)
         test, step = ("> 0", "- 1") if node.reverse else (f"< {node.dim.size - 1}", "+ 1")
-        self._read_ahead(ahead.slices, node, f"{node.index} {step}")
-        self.out.add(f"if {node.index} {test}:")
+        counter = self.variables.word(node.index)
+        self._read_ahead(ahead.slices, node, f"{counter} {step}")
+        self.out.add(f"if {counter} {test}:")
         self.out.depth += 1
         self._start(start)
         self.out.depth -= 1
@@ -103,7 +122,7 @@ class Loops(Moves):
         for item in slices:
             position = item.outer.local.index(node.dim.name)
             picked = f".select({position}, {index})" if position else f"[{index}]"
-            self.texts[item.inside] = f"{item.outer.name}{picked}"
+            self.texts[item.inside] = f"{self.variables.of(item.outer)}{picked}"
 
     # --- what is sliced, collected and carried -----------------------------------------------
 
@@ -112,18 +131,19 @@ class Loops(Moves):
         assert node.onto is not None
         text = lookup(node.name).in_place[node.onto](self._call(node))
         assert text is not None, f"{node.name} cannot be done in place"
-        self.out.statement(f"{node.outs[0].name} = {text}", typed(node.outs[0]))
+        self._let(node.outs[0], text)
 
     def _slice_of(self, stack: Var, inside: Var, node: Loop) -> str:
         """The text of the current slice; lists that one loop reads from the end are used up."""
         position = stack.local.index(node.dim.name)
+        name, counter = self.variables.of(stack), self.variables.word(node.index)
         if position:
-            return f"{stack.name}.select({position}, {node.index})"
+            return f"{name}.select({position}, {counter})"
         if stack not in self.program.lists:
-            return f"{stack.name}[{node.index}]"
+            return f"{name}[{counter}]"
         if inside in self.used_up:
-            return f"{stack.name}.pop()"
-        return f"{stack.name}[{'~' * self.backwards[stack]}{node.index}]"
+            return f"{name}.pop()"
+        return f"{name}[{'~' * self.backwards[stack]}{counter}]"
 
     def _room(self, made: Collected) -> None:
         """Where a loop puts what it collects: lists in the order in which it is made."""
@@ -131,17 +151,18 @@ class Loops(Moves):
         if not made.is_list:
             shape, dtype = list(made.outer.local.shape), made.outer.local.dtype.torch
             text = f"torch.empty({shape}, dtype={dtype})"
-        self.out.statement(f"{made.outer.name} = {text}", typed(made.outer))
+        self._let(made.outer, text)
 
     def _collect(self, made: Collected, node: Loop) -> None:
-        text = f"{made.outer.name}[{node.index}] = {self._tensor(made.inside)}"
+        name, item = self.variables.of(made.outer), self._tensor(made.inside)
+        text = f"{name}[{self.variables.word(node.index)}] = {item}"
         if made.is_list:
-            text = f"{made.outer.name}.append({self._tensor(made.inside)})"
+            text = f"{name}.append({item})"
         self.out.statement(text)
 
     def _carry(self, node: Loop) -> None:
         """What the next trip begins with; all at once, since one may be another's old value."""
-        pairs = [(c.inside.name, self._tensor(c.next)) for c in node.carries]
+        pairs = [(self.variables.of(c.inside), self._tensor(c.next)) for c in node.carries]
         pairs = [(a, b) for a, b in pairs if a != b]
         if pairs:
             names, values = zip(*pairs, strict=True)

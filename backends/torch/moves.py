@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 from meshdsl.backends.torch.head import type_text
 from meshdsl.backends.torch.lines import Lines
+from meshdsl.backends.torch.names import Variables
+from meshdsl.backends.torch.paste import defined
 from meshdsl.device.ir import (
     Bucket,
     Collective,
@@ -23,8 +25,10 @@ from meshdsl.diagnostics import Span
 class Moves:
     """What is known while a text is being written, and how it writes moves."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, taken: frozenset[str] = frozenset()) -> None:
         self.program = program
+        self.variables = Variables(program, defined() | taken)
+        self.at = {a: self.variables.word(name, a) for a, name in program.coordinates.items()}
         self.mesh = program.mesh
         self.used: set[str] = set()
         self.out = Lines()
@@ -48,12 +52,13 @@ class Moves:
         with self._at(node.span):
             if not node.ahead:
                 self._about(node.collective)
-            self.out.statement(f"{node.work} = {self._text(node.collective, '_start')}")
+            work = self.variables.word(node.work)
+            self.out.statement(f"{work} = {self._text(node.collective, '_start')}")
 
     def _wait(self, node: Wait) -> None:
         """`w_full = w_work.wait()`."""
         with self._at(node.span):
-            self._assign_targets(node.collective, f"{node.work}.wait()")
+            self._assign_targets(node.collective, f"{self.variables.word(node.work)}.wait()")
 
     @contextmanager
     def _at(self, span: Span) -> Iterator[None]:
@@ -64,15 +69,14 @@ class Moves:
 
     def _about(self, node: Collective) -> None:
         """Comments: what is sent, and why."""
-        n, kind = self.mesh.size(*node.step.axes), node.step.kind
-        sent = f"{kind} over {n} devices, {node.wire:,} B sent"
+        sent = f"{node.step.kind}, {node.wire:,} B sent"
         if isinstance(node, Move):
-            self.out.comment(f"{sent}: {node.why}")
+            self.out.comment(f"{sent}: {_cause(node)}")
             return
         self.out.comment(f"{sent} in a bucket of {len(node.moves)}:")
         whys: dict[str, list[str]] = {}
         for move in node.moves:
-            whys.setdefault(move.why, []).append(move.target.name)
+            whys.setdefault(_cause(move), []).append(self.variables.of(move.target))
         for why, names in whys.items():
             self.out.comment(f"{', '.join(names)}: {why}")
 
@@ -80,11 +84,17 @@ class Moves:
         if node.step.moves:
             self.fresh.update(m.target for m in node.moves)
         if isinstance(node, Move):
-            self.out.statement(f"{node.target.name} = {text}", typed(node.target))
+            if not self.variables.share(node.target, text):
+                self._let(node.target, text)
             return
-        for move in node.moves:
-            self.out.comment(f"{move.target.name}: {typed(move.target)}")
-        self.out.statement(f"{', '.join(m.target.name for m in node.moves)} = {text}")
+        names = [self.variables.assign(move.target) for move in node.moves]
+        for name, move in zip(names, node.moves, strict=True):
+            self.out.comment(f"{name}: {typed(move.target)}")
+        self.out.statement(f"{', '.join(names)} = {text}")
+
+    def _let(self, var: Var, text: str) -> None:
+        """`x = text`, with the type of `x` behind it."""
+        self.out.statement(f"{self.variables.assign(var)} = {text}", typed(var))
 
     def _text(self, node: Collective, suffix: str = "") -> str:
         """The call; `suffix` is `_start` for one that does not wait."""
@@ -135,12 +145,12 @@ class Moves:
     def _all_to_all(self, node: Move, suffix: str) -> str:
         split = self._position(node.source, node.step.to_dim)
         concat = self._position(node.source, node.step.dim)
-        return f"all_to_all({node.source.name}, {split}, {concat}, {self._group(node)})"
+        return f"all_to_all({self._ref(node.source)}, {split}, {concat}, {self._group(node)})"
 
     def _permute(self, node: Move, suffix: str) -> str:
         # A dict of strings and tuples of them: just what it is in Python.
         before, after = (repr(splits) for splits in node.step.changed())
-        return f"permute({node.source.name}, rank, MESH, {before}, {after}, groups)"
+        return f"permute({self._ref(node.source)}, rank, MESH, {before}, {after}, groups)"
 
     # --- what stays on the device ------------------------------------------------------------
 
@@ -149,7 +159,8 @@ class Moves:
         assert dim is not None
         extent = node.target.local.size(dim)
         start = self._times(node.step.axes, extent)
-        return f"{node.source.name}.narrow({self._position(node.source, dim)}, {start}, {extent})"
+        position = self._position(node.source, dim)
+        return f"{self._ref(node.source)}.narrow({position}, {start}, {extent})"
 
     def _zero_fill(self, node: Move, suffix: str) -> str:
         """One device of the axis keeps its copy; partial maxima and minima may all keep theirs."""
@@ -157,11 +168,11 @@ class Moves:
             return self._tensor(node.source)
         if node.step.dim is not None:
             return self._embed(node)
-        axis = self.program.coordinates[node.step.axes[0]]
+        axis = self.at[node.step.axes[0]]
         if node.source in self.constants:
             number, dtype = self.constants[node.source], node.source.local.dtype.torch
             return f"torch.tensor({number} if {axis} == 0 else 0, dtype={dtype})"
-        x = node.source.name
+        x = self._ref(node.source)
         return f"{x} if {axis} == 0 else torch.zeros_like({x})"
 
     def _embed(self, node: Move) -> str:
@@ -172,7 +183,7 @@ class Moves:
         self.used.add("embed_block")
         start = self._times(node.step.axes, extent)
         position = self._position(node.source, dim)
-        return f"embed_block({node.source.name}, {position}, {start}, {size})"
+        return f"embed_block({self._ref(node.source)}, {position}, {start}, {size})"
 
     # --- parts of calls ----------------------------------------------------------------------
 
@@ -181,7 +192,7 @@ class Moves:
         return var.local.index(dim)
 
     def _ref(self, var: Var) -> str:
-        return self.texts.get(var, var.name)
+        return self.texts[var] if var in self.texts else self.variables.of(var)
 
     def _tensor(self, var: Var) -> str:
         """The text of a variable; of a constant that of a tensor."""
@@ -198,11 +209,16 @@ class Moves:
 
     def _index(self, axes: tuple[str, ...]) -> str:
         """Text of the block number of this device along `axes`, outer first."""
-        text = self.program.coordinates[axes[0]]
+        text = self.at[axes[0]]
         for axis in axes[1:]:
             text = f"({text})" if " " in text else text
-            text = f"{text} * {self.mesh.size(axis)} + {self.program.coordinates[axis]}"
+            text = f"{text} * {self.mesh.size(axis)} + {self.at[axis]}"
         return text
+
+
+def _cause(move: Move) -> str:
+    """The first clause of why it is there; `explain` has the rest."""
+    return move.why.partition(";")[0]
 
 
 def typed(var: Var) -> str:

@@ -1,6 +1,8 @@
 """Pasting: the support functions that an emitted program uses, as text, with all they refer to.
 
-The modules of `backends/runtime` are read and parsed, never imported.
+The modules of `backends/runtime` are read and parsed, never imported. What they say to the type
+checker and to the maintainers of this project is left out: annotations of functions, and all but
+the first line of docstrings.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import functools
 import importlib.resources
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+
+from meshdsl.backends.torch.format import INDENT, statement
 
 PROVIDED = ("numpy", "torch", "torch.distributed")
 """What every emitted program imports anyway (as `np`, `torch` and `dist`)."""
@@ -98,11 +102,38 @@ def _modules() -> tuple[tuple[str, str, ast.Module], ...]:
     """The modules of the support library: their names, their texts, their syntax."""
     folder = importlib.resources.files(SUPPORT)
     texts = sorted(
-        (entry.name, entry.read_text("utf-8"))
+        (entry.name, slim(entry.read_text("utf-8")))
         for entry in folder.iterdir()
         if entry.name.endswith(".py") and entry.name != "__init__.py"
     )
     return tuple((name, text, ast.parse(text)) for name, text in texts)
+
+
+def slim(text: str) -> str:
+    """A module less the annotations in functions and the further lines of docstrings."""
+    lines = text.splitlines()
+    nodes = [n for n in ast.walk(ast.parse(text)) if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    functions = (n for n in nodes if isinstance(n, ast.FunctionDef))
+    for variable in {n for f in functions for n in ast.walk(f) if isinstance(n, ast.AnnAssign)}:
+        line, annotation = lines[variable.lineno - 1], variable.annotation
+        name = line[: variable.target.end_col_offset]
+        lines[variable.lineno - 1] = name + line[annotation.end_col_offset :]
+    for node in sorted(nodes, key=lambda n: -n.lineno):
+        first = node.body[0]
+        if _is_docstring(node.body, 0) and first.lineno != first.end_lineno:
+            lines[first.lineno - 1 : first.end_lineno] = [f'{lines[first.lineno - 1]}"""']
+        if isinstance(node, ast.FunctionDef):
+            lines[node.lineno - 1 : first.lineno - 1] = _signature(node)
+    text = "\n".join(line.split("  # type: ignore")[0] for line in lines)
+    return text.replace(f"{INDENT * 2}import torch\n\n", "")
+
+
+def _signature(node: ast.FunctionDef) -> list[str]:
+    """The lines from `def` to the colon, without annotations."""
+    for argument in ast.walk(node.args):
+        if isinstance(argument, ast.arg):
+            argument.annotation = None
+    return statement(f"def {node.name}({ast.unparse(node.args)}):", node.col_offset // len(INDENT))
 
 
 @functools.cache
@@ -207,9 +238,7 @@ def _text(lines: list[str], body: list[ast.stmt], position: int) -> str:
     last = node
     if _is_docstring(body, position + 1) and isinstance(node, ast.Assign | ast.AnnAssign):
         last = body[position + 1]
-    # What is said to the type checker of this project is noise to the program's reader.
-    kept = (line.split("  # type: ignore")[0] for line in lines[first - 1 : last.end_lineno])
-    return "\n".join(kept)
+    return "\n".join(lines[first - 1 : last.end_lineno])
 
 
 def _is_docstring(body: list[ast.stmt], position: int) -> bool:

@@ -1,6 +1,6 @@
 """The text of the emitted program: plain torch with explicit collectives, a statement per operator.
 
-Nothing of a `.mdsl` file becomes code: identifiers come from `device/names.py`, strings are written
+Nothing of a `.mdsl` file becomes code: identifiers come from `names.py`, strings are written
 as literals, and source lines stand in comments with control characters escaped.
 """
 
@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshdsl.backends.torch.call import TorchText
 from meshdsl.backends.torch.format import INDENT, WIDTH, quoted
-from meshdsl.backends.torch.head import head, inert
+from meshdsl.backends.torch.head import foot, head, inert
 from meshdsl.backends.torch.loops import NOWHERE, Loops
 from meshdsl.backends.torch.moves import typed
-from meshdsl.backends.torch.paste import defined, paste
+from meshdsl.backends.torch.paste import paste
 from meshdsl.device.aliases import copied_first
 from meshdsl.device.ir import Bucket, Compute, Loop, Move, Node, Program, Start, Var, Wait
-from meshdsl.device.liveness import LARGE, deaths, given_up, kept_after, shows_operand
-from meshdsl.device.names import Names, identifiers
+from meshdsl.device.liveness import (
+    LARGE,
+    deaths,
+    given_up,
+    kept_after,
+    overwrites,
+    shows_operand,
+)
 from meshdsl.diagnostics import Span
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import lookup
@@ -33,43 +40,57 @@ class ProgramText:
     places: dict[int, str]
 
 
-def taken_names() -> frozenset[str]:
-    """Names that the support library gives a meaning to."""
-    return defined()
+def emit(
+    program: Program, draws: dict[Value, tuple[object, ...]], bare: bool = False
+) -> ProgramText:
+    """The standalone program, or only what a person reads of it.
+
+    `draws` says how values not given are made up (`Spec.draw`).
+    """
+    return Emitter(program, draws).emit(bare)
 
 
-def emit(program: Program, draws: dict[Value, tuple[object, ...]]) -> ProgramText:
-    """The standalone program. `draws` says how values not given are made up (`Spec.draw`)."""
-    return Emitter(program, draws).emit()
+def identifiers(program: Program) -> Mapping[str, str]:
+    """The variables of the text, by their names in the device program."""
+    emitter = Emitter(program, {})
+    emitter.emit(bare=True)
+    return emitter.variables.chosen
 
 
 class Emitter(Loops):
     """Writes one text; `module_text.py` writes another one of the same statements."""
 
-    def __init__(self, program: Program, draws: dict[Value, tuple[object, ...]]) -> None:
-        super().__init__(program)
+    def __init__(
+        self,
+        program: Program,
+        draws: dict[Value, tuple[object, ...]],
+        taken: frozenset[str] = frozenset(),
+    ) -> None:
+        super().__init__(program, taken)
         self.draws = draws
-        self.used = {"main", "Spec"}
-        self.names = Names(taken_names() | identifiers(program))
+        self.used = {"main"}
         self.copied_first = copied_first(program)
         # The last assignment: where its lines begin and end, the variable, the text.
         self.last: tuple[int, int, Var, str] | None = None
         self.renamed: set[Var] = set()
+        self.checked: set[tuple[Var, str]] = set()
         # What the last statement has put into variables of its own, if that may be large.
         self.helpers: list[str] = []
         # What may show memory of another variable, with elements that lie in one place as well.
         self.views: set[Var] = set()
 
-    def emit(self) -> ProgramText:
-        """The text."""
+    def emit(self, bare: bool = False) -> ProgramText:
+        """The text; `bare` is the function `device` alone."""
         self._device()
-        top = head(self.program, self.draws, paste(self.used))
-        lines = [(line, "") for line in top]
-        lines += self.out.lines
+        pasted = paste(self.used)
         states = ", STATES" if self.program.updates else ""
-        call = f"main(MESH, GROUPS, INPUTS, PARAMS, OUTPUTS, device{states})"
-        tail = ["", "", 'if __name__ == "__main__":', INDENT + call]
-        lines += [(line, "") for line in tail]
+        call = f"main(MESH, GROUPS, device, OUTPUTS, INPUTS, PARAMS{states})"
+        below = [] if bare else foot(pasted.texts, call)
+        return self._whole(head(self.program, self.draws, pasted.imports, bare), below)
+
+    def _whole(self, above: list[str], below: list[str]) -> ProgramText:
+        """The functions that have been written, between other lines."""
+        lines = [(line, "") for line in above] + self.out.lines + [(line, "") for line in below]
         places = {n: place for n, (_, place) in enumerate(lines, 1) if place}
         return ProgramText("\n".join(line for line, _ in lines) + "\n", places)
 
@@ -87,13 +108,13 @@ class Emitter(Loops):
         start = len(out.lines)
         for var in program.inputs:
             if self.uses[var]:
-                out.statement(f"{var.name} = inputs[{quoted(var.value.label)}]", typed(var))
+                self._let(var, f"inputs[{quoted(var.value.label)}]")
         for var in program.params:
             if self.uses[var]:
-                out.statement(f"{var.name} = params[{quoted(var.value.name or '')}]", typed(var))
+                self._let(var, f"params[{quoted(var.value.name or '')}]")
         for var in program.states:
             if self.uses[var]:
-                out.statement(f"{var.name} = states[{quoted(var.value.name or '')}]", typed(var))
+                self._let(var, f"states[{quoted(var.value.name or '')}]")
         self._nodes(program.body, kept_after(program))
         self._updates()
         self._return()
@@ -102,7 +123,7 @@ class Emitter(Loops):
     def _coordinates(self, lines: list[tuple[str, str]]) -> list[tuple[str, str]]:
         """Where this device stands on each axis that a function's lines ask for, as lines."""
         text = "\n".join(line for line, _ in lines)
-        names = self.program.coordinates.values()
+        names = self.at.values()
         if not any(re.search(rf"\b{name}\b", text) for name in names):
             return []
         used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
@@ -110,7 +131,7 @@ class Emitter(Loops):
         stride = self.mesh.devices
         for axis, size in self.mesh.axes:
             stride //= size
-            name = self.program.coordinates[axis]
+            name = self.at[axis]
             text = "rank" if stride == 1 else f"rank // {stride}"
             whole = stride * size == self.mesh.devices
             if name in used:
@@ -122,6 +143,7 @@ class Emitter(Loops):
     ) -> None:
         """The statements of a block; large tensors are let go after their last use."""
         for node, dead in zip(nodes, deaths(nodes, kept, own), strict=True):
+            self.variables.reach(node)
             if not isinstance(node, Start | Wait) or self.shown == NOWHERE:
                 self._source_line(node.span)
             match node:
@@ -144,7 +166,8 @@ class Emitter(Loops):
 
     def _let_go(self, dead: tuple[Var, ...]) -> None:
         """Delete variables, in as many statements as fit a line."""
-        names = [*self.helpers, *(v.name for v in dead if v not in self.renamed)]
+        gone = (self.variables.let_go(v) for v in dead if v not in self.renamed)
+        names = [*self.helpers, *(name for name in gone if name)]
         self.helpers = []
         room = WIDTH - len(INDENT) * self.out.depth - len("del ")
         while names:
@@ -167,7 +190,7 @@ class Emitter(Loops):
 
     def _compute(self, node: Compute) -> None:
         if node.name == "constant":
-            self.constants[node.outs[0]] = _literal(node.attr("value"))
+            self.constants[node.outs[0]] = literal(node.attr("value"))
             return
         opdef = lookup(node.name)
         call = self._call(node)
@@ -212,14 +235,20 @@ class Emitter(Loops):
             start, _, source, text = self.last
             del self.out.lines[start:]
             self.renamed.add(source)
+            self.variables.forget(source)
+        elif len(node.outs) == 1 and self.variables.share(target, text):
+            return
         start = len(self.out.lines)
-        self.out.statement(f"{', '.join(v.name for v in node.outs)} = {text}", typed(target))
+        for var, index in zip(node.outs, overwrites(node), strict=False):
+            self.variables.follow(var, node.ins[index])
+        names = [self.variables.assign(var) for var in node.outs]
+        self.out.statement(f"{', '.join(names)} = {text}", typed(target))
         self.last = (start, len(self.out.lines), target, text)
 
     def _only_renames(self, node: Compute, text: str) -> bool:
         assert self.last is not None
         _, end, source, _ = self.last
-        alone = source is node.ins[0] and self.uses[source] == 1 and text == source.name
+        alone = source is node.ins[0] and self.uses[source] == 1 and text == self._ref(source)
         return alone and end == len(self.out.lines)
 
     def _call(self, node: Compute) -> TorchText:
@@ -233,18 +262,25 @@ class Emitter(Loops):
             global_ins=tuple(v.value.type for v in node.ins),
             global_outs=tuple(v.value.type for v in node.outs),
             attrs=dict(node.attrs),
-            fresh=self.names.fresh,
+            fresh=self.variables.names.fresh,
+            checked=lambda index, dim: self._seen(node.ins[index], dim),
             place=repr(self.out.place),
             offsets=offsets,
             splits=frozenset(splits),
             used=self.used,
         )
 
+    def _seen(self, var: Var, dim: str) -> bool:
+        """Whether a variable has been checked to hold indices of a dim; from now on, it is."""
+        known = (var, dim) in self.checked
+        self.checked.add((var, dim))
+        return known
+
     def _argument(self, var: Var, index: int, node: Compute) -> str:
         """The text of an operand; one that is overwritten and shown elsewhere is copied first."""
         if index in lookup(node.name).overwrites and var in self.copied_first:
-            return f"{var.name}.clone()"
-        return self.constants.get(var, var.name)
+            return f"{self._ref(var)}.clone()"
+        return self.constants[var] if var in self.constants else self._ref(var)
 
     def _offset(self, dim: str, axes: tuple[str, ...], node: Compute) -> str:
         holders = [v for v in (*node.ins, *node.outs) if v.placement.axes_of(dim)]
@@ -269,7 +305,14 @@ class Emitter(Loops):
         self.out.statement(f"return {{{', '.join(items)}}}")
 
 
-def _literal(value: object) -> str:
-    """A number as Python source; infinities have no literal."""
+def literal(value: object) -> str:
+    """A number as Python source, `-1e9` where that is much shorter; infinities have no literal."""
     text = repr(value)
-    return f'float("{text}")' if text.lstrip("-") in ("inf", "nan") else text
+    if text.lstrip("-") in ("inf", "nan"):
+        return f'float("{text}")'
+    if not isinstance(value, float):
+        return text
+    mantissa, _, exponent = f"{value:.16e}".partition("e")
+    short = f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    shorter = "e" in text or len(short) + 5 < len(text)
+    return short if shorter and float(short) == value and len(short) <= len(text) else text

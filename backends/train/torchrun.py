@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from meshdsl import diagnostics
 from meshdsl.backends.engines.stalls import Processes
 from meshdsl.backends.engines.torchrun import (
     TorchrunError,
@@ -42,6 +41,7 @@ def train_torchrun(emitted: Emitted, job: Job, tell: Tell, stopping: Callable[[]
     with tempfile.TemporaryDirectory(prefix="meshdsl-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         _write(folder, emitted, job)
+        threads = str(max(1, (os.cpu_count() or 1) // devices))
         processes = Processes(folder, devices, emitted.places)
         with open(folder / "events", encoding="utf-8") as events:
 
@@ -50,7 +50,7 @@ def train_torchrun(emitted: Emitted, job: Job, tell: Tell, stopping: Callable[[]
                 if stopping():
                     (folder / "stop").touch()
 
-            code = launch(processes, [*WORKER, str(folder)], look, **_environment(devices))
+            code = launch(processes, [*WORKER, str(folder)], look, OMP_NUM_THREADS=threads)
             _relay(events, tell)
         if (folder / "ending.json").exists():
             return ending_from_dict(json.loads((folder / "ending.json").read_text("utf-8")))
@@ -68,14 +68,6 @@ def _write(folder: Path, emitted: Emitted, job: Job) -> None:
         (folder / "evaluate.py").write_text(emitted.evaluation.text, encoding="utf-8")
     (folder / "job.json").write_text(job.to_json(), encoding="utf-8")
     (folder / "events").touch()
-
-
-def _environment(devices: int) -> dict[str, str]:
-    """Where the processes find this package, and how many threads each computes with."""
-    home = str(Path(diagnostics.__file__).parent.parent)
-    paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
-    threads = max(1, (os.cpu_count() or 1) // devices)
-    return {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(threads)}
 
 
 def _relay(events: IO[str], tell: Tell) -> None:

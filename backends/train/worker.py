@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -16,9 +15,10 @@ import torch
 import torch.distributed as dist
 
 from meshdsl.backends.engines.at_work import called, collective_of, device_in
+from meshdsl.backends.engines.process import describe_error, leave
 from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.runtime.collectives import make_groups
-from meshdsl.backends.runtime.main import check_world, describe_error, linger, start
+from meshdsl.backends.runtime.main import start
 from meshdsl.backends.torch.text import ProgramText
 from meshdsl.backends.train.data import open_data
 from meshdsl.backends.train.export import export_params
@@ -40,7 +40,7 @@ def main(folder: Path) -> None:
         if rank == 0:
             (folder / "ending.json").write_text(json.dumps(asdict(ending)), encoding="utf-8")
     except Exception as error:  # whatever it is, the parent tells it
-        _leave(folder, rank, _described(error))
+        leave(folder, rank, _described(error))
     # Without the barrier gloo may abort when one process closes while others still read.
     dist.barrier()
     dist.destroy_process_group()
@@ -51,9 +51,7 @@ def _train(folder: Path, rank: int) -> Ending:
     emitted = Emitted(*(ProgramText(text, {}) for text in _texts(folder)))
     texts = emitted.load()
     program, mesh = texts.training, texts.training.MESH
-    world = int(os.environ["WORLD_SIZE"])
-    check_world(mesh, world)
-    where = start(rank, world)
+    where = start(rank, int(os.environ["WORLD_SIZE"]))
     groups = make_groups(mesh, groups_of(texts), rank)
     ranks = Ranks(mesh, rank, dist, groups, where)
     data = open_data(job.data, program.INPUTS, job.seed)
@@ -115,17 +113,7 @@ def _terminated(folder: Path, rank: int, frame: FrameType | None) -> NoReturn:
     device = device_in(frame)
     line, collective = device.f_lineno if device else None, collective_of(frame)
     found = {"kind": "Terminated", "message": "", "line": line, "collective": collective}
-    _leave(folder, rank, {"exit": 3, "loops": {}, "position": None, "in_collective": True, **found})
-
-
-def _leave(folder: Path, rank: int, found: Mapping[str, Any]) -> NoReturn:
-    """Write the report of a failure and end, not waiting for others to close connections."""
-    path = folder / f"report.rank{rank}"
-    if not path.exists():
-        path.write_text(json.dumps({**found, "rank": rank}), encoding="utf-8")
-    sys.stdout.flush()
-    linger()
-    os._exit(3)
+    leave(folder, rank, {"exit": 3, "loops": {}, "position": None, "in_collective": True, **found})
 
 
 if __name__ == "__main__":

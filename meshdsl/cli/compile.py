@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from meshdsl.cli import common
-from meshdsl.cli.options import File, Force, Placing, opt, option, pipeline_options
+from meshdsl.cli.options import File, Force, Placing, flag, opt, option, pipeline_options
 
 
 @option
@@ -16,6 +16,7 @@ class Compile(Placing, Force):
     """Options of `compile`."""
 
     output: Path | None = opt("-o --output", "PROG.py", "Where to (standard output).")
+    bare: bool = flag("--bare", "Only what a person reads: the function of a device.")
 
 
 def command(file: File, given: Compile) -> None:
@@ -25,9 +26,10 @@ def command(file: File, given: Compile) -> None:
         if given.output is not None:
             common.check_output(given.output, given.force)
         made = common.compiled(file, chosen, diagnostics, "device")
+        text = made.bare if given.bare else made.text
         if given.output is None:
-            sys.stdout.write(made.text)
+            sys.stdout.write(text)
             return
-        common.write_whole(given.output, made.text)
-        start = f"torchrun --nproc-per-node {made.device.mesh.devices} {given.output}"
-        typer.echo(f"wrote {given.output}; run it: {start}")
+        common.write_whole(given.output, text)
+        run = f"; run it: torchrun --nproc-per-node {made.device.mesh.devices} {given.output}"
+        typer.echo(f"wrote {given.output}{'' if given.bare else run}")

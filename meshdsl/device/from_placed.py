@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import repeat
 
 from meshdsl.device.ir import Collected, Compute, Loop, Move, Node, Program, Var
-from meshdsl.device.names import Names
+from meshdsl.device.names import Giver, Names
 from meshdsl.ir import program as ir
 from meshdsl.ir.program import Carry, Stacked
+from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed import ir as placed
 from meshdsl.placed.choose import flops
@@ -15,16 +19,17 @@ from meshdsl.placed.sbp import Placement
 from meshdsl.placed.storage import is_load
 
 
-def lower(program: placed.Program, taken: frozenset[str] = frozenset()) -> Program:
-    """The program of each device; `taken` are names that the backend uses for itself."""
-    return _Lowering(program, taken).program()
+def lower(program: placed.Program, names: Giver | None = None) -> Program:
+    """The program of each device; a notation of it may have `names` of its own."""
+    return _Lowering(program, names or Names()).program()
 
 
 class _Lowering:
-    def __init__(self, program: placed.Program, taken: frozenset[str]) -> None:
+    def __init__(self, program: placed.Program, names: Giver) -> None:
         self.source = program
         self.mesh = program.mesh
-        self.names = Names(taken)
+        self.names = names
+        self.results = _results(program)
         self.vars: dict[placed.Tensor, Var] = {}
         self.stacks = _stacks(program.body)
         self.read = _read(program)
@@ -35,9 +40,7 @@ class _Lowering:
         coordinates = {axis: self.names.fresh(axis) for axis in self.mesh.names}
         inputs = tuple(self._new(t) for t in self.source.inputs)
         params = tuple(self._new(p.tensor) for p in self.source.params)
-        states = tuple(
-            self._new(t, (t.value.name or "").replace(".", "_")) for t in self.source.states
-        )
+        states = tuple(map(self._state, self.source.states))
         body = self._nodes(self.source.body)
         outputs = tuple((name, self.vars[t]) for name, t in self.source.outputs)
         updates = tuple((self.vars[a], self.vars[b]) for a, b in self.source.updates)
@@ -46,16 +49,22 @@ class _Lowering:
 
     # --- variables ---------------------------------------------------------------------------
 
-    def _new(self, tensor: placed.Tensor, hint: str | None = None) -> Var:
-        var = self._var(tensor, tensor.placement, hint or self._hint(tensor))
-        self.vars[tensor] = var
-        return var
+    def _new(self, tensor: placed.Tensor, op: str = "t", hint: str = "") -> Var:
+        """A variable for a tensor: a subexpression is named after `op`, and known by `hint`."""
+        name, word = self._word(tensor, op), self._word(tensor, hint or op)
+        self.vars[tensor] = self._var(tensor, tensor.placement, name, word)
+        return self.vars[tensor]
 
-    def _var(self, tensor: placed.Tensor, placement: Placement, hint: str) -> Var:
+    def _var(self, tensor: placed.Tensor, placement: Placement, name: str, hint: str) -> Var:
         local = placement.local(tensor.value.type, self.mesh)
-        return Var(self.names.fresh(hint), tensor.value, placement, local)
+        return Var(self.names.fresh(name), tensor.value, placement, local, hint)
 
-    def _hint(self, tensor: placed.Tensor, op: str = "t") -> str:
+    def _state(self, tensor: placed.Tensor) -> Var:
+        name = (tensor.value.name or "").replace(".", "_")
+        self.vars[tensor] = self._var(tensor, tensor.placement, name, name)
+        return self.vars[tensor]
+
+    def _word(self, tensor: placed.Tensor, op: str) -> str:
         tensor = self.taken_over.get(tensor, tensor)
         name = tensor.value.label if tensor.value.name else op
         if tensor in self.stacks:
@@ -80,7 +89,8 @@ class _Lowering:
 
     def _apply(self, node: placed.Apply) -> Compute:
         ins = tuple(self.vars[t] for t in node.ins)
-        outs = tuple(self._new(t, self._hint(t, node.name)) for t in node.outs)
+        results = (self.results.get(t.value, "") for t in node.outs)
+        outs = tuple(map(self._new, node.outs, repeat(node.name), results))
         local = Signature(
             tuple(v.local for v in ins), tuple(v.local for v in outs), dict(node.attrs)
         )
@@ -92,23 +102,24 @@ class _Lowering:
         moves: list[Move] = []
         source = self.vars[node.source]
         type_ = node.source.value.type
-        words = (*node.words(), node.phase)
+        about = (*node.words(), node.phase)
         for step in node.route.steps:
             last = step is node.route.steps[-1]
-            hint = self._version_hint(node.target, step.after, source)
-            target = self._var(node.target, step.after, hint)
+            version = partial(self._version, node.target, step.after, source)
+            target = self._var(node.target, step.after, version(source.name), version(source.hint))
             if last:
                 self.vars[node.target] = target
             payload, wire = step.payload(type_, self.mesh), step.wire(type_, self.mesh)
             cluster = step.cluster_wire(type_, self.mesh)
-            made = Move(step, source, target, payload, wire, cluster, node.span, *words)
+            made = Move(step, source, target, payload, wire, cluster, node.span, *about)
             moves.append(made)
             source = target
         return moves
 
-    def _version_hint(self, tensor: placed.Tensor, after: Placement, source: Var) -> str:
+    def _version(self, tensor: placed.Tensor, after: Placement, source: Var, word: str) -> str:
+        """The word for another version of a tensor; that of the `source` is `word`."""
         named = self.taken_over.get(tensor, tensor).value
-        label = named.label if named.name else source.name.removesuffix("_part")
+        label = named.label if named.name else word.removesuffix("_part")
         if after.partial:
             return f"{label}_part"
         return label if source.placement.partial else f"{label}_{_suffix(source.placement, after)}"
@@ -118,30 +129,49 @@ class _Lowering:
         if carry.init not in self.taken_over:
             return self._new(carry.inside)
         init, tensor = self.vars[carry.init], carry.inside
-        self.vars[tensor] = Var(init.name, tensor.value, init.placement, init.local)
+        inside = Var(init.name, tensor.value, init.placement, init.local, init.hint)
+        self.vars[tensor] = inside
         return self.vars[tensor]
 
     def _loop(self, node: placed.Loop) -> Loop:
         index = self.names.fresh(node.dim.name)
         inits = [self.vars[c.init] for c in node.carries]
         insides = [self._inside(c) for c in node.carries]
-        stacked = tuple(Stacked(self.vars[s.outer], self._new(s.inside)) for s in node.stacked)
+        stacked = tuple(map(self._slice, node.stacked))
         body = self._nodes(node.body)
         carries = []
         for carry, init, inside in zip(node.carries, inits, insides, strict=True):
             tensor = carry.result
-            result = Var(inside.name, tensor.value, inside.placement, inside.local)
+            result = replace(inside, value=tensor.value)
             self.vars[tensor] = result
             carries.append(Carry(init, inside, self.vars[carry.next], result))
         collected = tuple(map(self._collected, node.collected))
         about = (node.span, collected, node.reverse, node.phase, node.block)
         return Loop(node.dim, tuple(carries), stacked, body, *about, index=index)
 
+    def _slice(self, item: Stacked[placed.Tensor]) -> Stacked[Var]:
+        outer = self.vars[item.outer]
+        return Stacked(outer, self._new(item.inside, hint=outer.hint.removesuffix("_stack")))
+
     def _collected(self, made: ir.Collected[placed.Tensor]) -> Collected:
-        var = self._new(made.outer)
+        var = self._new(made.outer, hint=self.vars[made.inside].hint.removesuffix("_part"))
         if made.outer not in self.read:
             self.lists.add(var)
         return Collected(self.vars[made.inside], var, made.outer not in self.read)
+
+
+def _results(program: placed.Program) -> dict[Value, str]:
+    """The subexpressions that are what a call of a `def` yields, with the name of the call."""
+    found: dict[tuple[str, ...], set[Value]] = {}
+    for node in ir.every(program.body):
+        if isinstance(node, placed.Apply) and node.phase == "forward":
+            for value in (tensor.value for tensor in node.ins):
+                if len(value.path) > len(node.out.value.path) and value.name is None:
+                    found.setdefault(value.path, set()).add(value)
+    # What is simplified may leave several of one call.
+    return {
+        value: path[-1] for path, values in found.items() if len(values) == 1 for value in values
+    }
 
 
 def _suffix(before: Placement, after: Placement) -> str:

@@ -20,12 +20,17 @@ from meshdsl.placed.sbp import Mesh, Placement
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Var:
-    """One local tensor. `name` is a safe Python identifier; compared by identity."""
+    """One local tensor, compared by identity.
+
+    `name` is its own in the device program; of those that are one piece of memory and take turns in
+    it, all have one. `hint` is the word a reader knows it by.
+    """
 
     name: str
     value: Value
     placement: Placement
     local: TensorType
+    hint: str = ""
 
     @property
     def type(self) -> TensorType:

@@ -1,36 +1,34 @@
-"""Names of variables in the emitted program: the user's own where they are safe and free."""
+"""Names of a device program's variables: any two differ. What a backend calls them is its own."""
 
 from __future__ import annotations
 
-import builtins
-import keyword
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 from meshdsl.device.ir import Loop, Program, Start
 from meshdsl.ir.program import every
 
-MODULE_NAMES = frozenset(
-    """np torch dist main device rank groups inputs params states argparse os sys math json struct
-    pathlib MESH GROUPS INPUTS PARAMS STATES OUTPUTS LOSS Spec F""".split()
-)
-"""Names that mean something in the emitted module."""
+
+class Giver(Protocol):
+    """Whoever hands out names."""
+
+    def fresh(self, hint: str) -> str:
+        """A name like `hint` that nothing has yet."""
 
 
 class Names:
-    """Hands out identifiers: no keyword, no builtin, no name of the module, none twice."""
+    """Hands out names, none of which is in `taken`."""
 
-    def __init__(self, taken: frozenset[str] = frozenset()) -> None:
-        self._used = set(taken) | MODULE_NAMES | set(dir(builtins))
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._used = set(taken)
         self._last: dict[str, int] = {}
 
     def fresh(self, hint: str) -> str:
-        """`hint` itself if it is safe and free, otherwise with a number after it."""
-        base = re.sub(r"\W", "_", hint, flags=re.ASCII).strip("_") or "t"
-        if base[0].isdigit() or keyword.iskeyword(base) or keyword.issoftkeyword(base):
-            base = f"t_{base}"
+        """`hint` itself if it is free, otherwise with a number after it."""
+        base = re.sub(r"\W", "_", hint)
         name, number = base, self._last.get(base, 1)
-        while name in self._used or name.startswith("__"):
+        while name in self._used:
             number += 1
             name = f"{base}_{number}"
         self._used.add(name)
@@ -38,8 +36,8 @@ class Names:
         return name
 
 
-def identifiers(program: Program) -> frozenset[str]:
-    """Every identifier that a device program gives a meaning to."""
+def names_of(program: Program) -> frozenset[str]:
+    """Every name in a device program."""
     entries = (*program.inputs, *program.params, *program.states)
     found = {v.name for v in entries} | set(program.coordinates.values())
     for node in every(program.body):

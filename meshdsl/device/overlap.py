@@ -26,21 +26,21 @@ from meshdsl.device.ir import (
     Wait,
 )
 from meshdsl.device.liveness import uses
-from meshdsl.device.names import Names, identifiers
+from meshdsl.device.names import Names, names_of
 from meshdsl.device.windows import Block
 
 
-def overlapped(program: Program, taken: frozenset[str] = frozenset()) -> Program:
-    """The program with collectives issued early; `taken` are names that the backend uses.
+def overlapped(program: Program) -> Program:
+    """The program with collectives issued early.
 
     Without an update that is only gathers of parameters.
     """
-    return replace(program, body=_Overlap(program, taken).block(program.body, {}))
+    return replace(program, body=_Overlap(program).block(program.body, {}))
 
 
 class _Overlap:
-    def __init__(self, program: Program, taken: frozenset[str]) -> None:
-        self.names = Names(taken | identifiers(program))
+    def __init__(self, program: Program) -> None:
+        self.names = Names(names_of(program))
         self.trains = bool(program.updates)
         self.owners = shared(program)
         self.uses = uses(program)

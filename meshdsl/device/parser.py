@@ -91,7 +91,7 @@ class _Device(ir.Parser[Var]):
                 fields["type"], line.span, name, role=fields.get("role", "activation")
             )
             value, where = fields.get("value", plain), fields["placement"]
-            return self._known(Var(name, value, where, where.local(value.type, self.mesh)))
+            return self._known(Var(name, value, where, where.local(value.type, self.mesh), name))
 
         return make
 

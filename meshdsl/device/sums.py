@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from meshdsl.device.ir import Collected, Compute, Loop, Move, Node, Program, Var
 from meshdsl.device.liveness import uses
-from meshdsl.device.names import Names, identifiers
+from meshdsl.device.names import Names, names_of
 from meshdsl.ir.program import Carry, Stacked, every
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed.choose import flops
@@ -20,20 +20,20 @@ from meshdsl.placed.choose import flops
 Nodes = tuple[Node, ...]
 
 
-def summed_in_place(program: Program, taken: frozenset[str] = frozenset()) -> Program:
-    """The program with its carried sums added up in place; `taken` are names the backend uses.
+def summed_in_place(program: Program) -> Program:
+    """The program with its carried sums added up in place.
 
     Only of a training step: any other may be put through torch's autograd.
     """
     if not program.updates:
         return program
-    body = _Sums(program, taken).block(program.body)
+    body = _Sums(program).block(program.body)
     return _without_unread_zeros(replace(program, body=body))
 
 
 class _Sums:
-    def __init__(self, program: Program, taken: frozenset[str]) -> None:
-        self.names = Names(taken | identifiers(program))
+    def __init__(self, program: Program) -> None:
+        self.names = Names(names_of(program))
         self.uses = uses(program)
 
     def block(self, nodes: Nodes) -> Nodes:
@@ -107,7 +107,7 @@ class _Sums:
         value = replace(item.inside.value, type=type_)
         local = total.local.without(loop.dim.name)
         placement = total.placement.without_dim(loop.dim.name)
-        return Var(self.names.fresh(total.name), value, placement, local)
+        return Var(self.names.fresh(total.name), value, placement, local, total.hint)
 
 
 def _zeros(carry: Carry[Var], makers: Mapping[Var, Node]) -> Compute | None:

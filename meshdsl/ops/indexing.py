@@ -74,11 +74,13 @@ def checked_numpy(call: NumpyCall, index: int, array: Array, dim: str) -> Array:
 
 def checked_text(call: TorchCall, index: int, dim: str) -> str:
     """A variable that holds operand `index` as i64 indices of `dim`, checked at run time."""
-    names = call.ins[index].names
+    names, is_long = call.ins[index].names, call.ins[index].dtype == I64
+    if call.seen(index, dim):
+        return call.args[index] if is_long else call.let("index", f"{call.tensor(index)}.long()")
     offsets = tuple_text([call.offset(n) for n in names])
     args = [call.tensor(index), repr(dim), call.size(dim), call.place, tuple_names(names), offsets]
     text = f"{call.use('check_index')}({', '.join(map(str, args))})"
-    return call.let("index", text if call.ins[index].dtype == I64 else f"{text}.long()")
+    return call.let("index", text if is_long else f"{text}.long()")
 
 
 def tuple_names(names: tuple[str, ...]) -> str:

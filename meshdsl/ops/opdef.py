@@ -139,6 +139,9 @@ class TorchCall(Protocol):
     def is_constant(self, index: int) -> bool:
         """Whether operand `index` is a literal."""
 
+    def seen(self, index: int, dim: str) -> bool:
+        """Whether operand `index` has been checked to hold indices of `dim`; from now on, it is."""
+
     def size(self, dim: str) -> int:
         """Global size of `dim`."""
 

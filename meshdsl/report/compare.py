@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from meshdsl.backends.torch.text import taken_names
 from meshdsl.device import ir as device
 from meshdsl.device.from_placed import lower
 from meshdsl.diagnostics import Source
@@ -99,7 +98,7 @@ def column_as_json(column: Column) -> Json:
     for entry, tensor in zip(report["tensors"], column.made.placed.tensors, strict=True):
         entry["named"] = tensor.placement.show(tensor.value.type)
         entry["sbp"] = positional(entry)
-    plain = lower(column.made.placed, taken_names())
+    plain = lower(column.made.placed)
     routes = [_route(moves, n) for moves, n in _chains(plain)]
     annotations = count_annotations(column.wish, column.made)
     return {**report, **about, "annotations": annotations, "routes": routes}

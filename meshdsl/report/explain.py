@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from meshdsl.backends.torch.text import identifiers
 from meshdsl.device.ir import Bucket, Collective, Compute, Move, Program, Wait, walk
 from meshdsl.device.memory import memory
 from meshdsl.diagnostics import Diagnostic, Source
@@ -51,7 +52,9 @@ def explain(program: Program, warnings: Iterable[Diagnostic] = ()) -> dict[str, 
     source = program.placed
     moves = [(n, k) for n, k in walk(program.body) if isinstance(n, Move | Bucket) and n.step.moves]
     hidden = frozenset(n.collective for n in every(program.body) if isinstance(n, Wait))
-    collectives = [_collective(n, k, program.mesh, n in hidden) for n, k in moves]
+    unnamed = any(m.target.value.name is None for n, _ in moves for m in n.moves)
+    names = identifiers(program) if unnamed else {}
+    collectives = [_collective(n, k, program.mesh, n in hidden, names) for n, k in moves]
     return {
         "version": VERSION,
         "program": source.named.name,
@@ -140,9 +143,11 @@ def _role(value: Value, program: placed.Program) -> str:
     return "output" if returned else "activation"
 
 
-def _collective(node: Collective, count: int, mesh: Mesh, overlapped: bool) -> dict[str, Any]:
+def _collective(
+    node: Collective, count: int, mesh: Mesh, overlapped: bool, names: Mapping[str, str]
+) -> dict[str, Any]:
     """One executed collective; the tensors of a bucket are in `parts`."""
-    parts = [_part(move, count) for move in node.moves]
+    parts = [_part(move, count, names) for move in node.moves]
     said = {key: _said(parts, key) for key in ("tensor", "from", "to", "why", "remedy")}
     return {
         "kind": node.step.kind,
@@ -167,10 +172,13 @@ def _collective(node: Collective, count: int, mesh: Mesh, overlapped: bool) -> d
     }
 
 
-def _part(node: Move, count: int) -> dict[str, Any]:
-    """The part of one tensor in a collective; on its own it would send `wire_bytes`."""
+def _part(node: Move, count: int, names: Mapping[str, str]) -> dict[str, Any]:
+    """The part of one tensor in a collective; on its own it would send `wire_bytes`.
+
+    A subexpression has the name that it has in the emitted text, by `names`.
+    """
     return {
-        "tensor": node.target.value.name or node.target.name,
+        "tensor": node.target.value.name or names[node.target.name],
         "file": node.span.file,
         "line": node.span.line,
         "phase": node.phase,

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
+from meshdsl.backends.torch.head import foot
 from meshdsl.backends.torch.paste import paste
+from tests.backends.training_text import tables_text
 
 Emit = Callable[..., str]
 
@@ -17,26 +19,28 @@ def emitted(
     mesh: dict[str, int],
     *,
     groups: Iterable[tuple[str, ...]] = (),
-    inputs: str = "{}",
-    params: str = "{}",
-    outputs: str = "{}",
     use: Iterable[str] = (),
+    **tables: str,
 ) -> str:
     """A program whose `device` has the given body; tables are texts, since they name `Spec`."""
-    pasted = paste({"Spec", "main", *use})
+    pasted = paste({"main", *use})
     head = [
         *pasted.imports,
         "import numpy as np",
         "import torch",
         "import torch.distributed as dist",
+        f"MESH = {mesh}",
+        f"GROUPS = {tuple(groups)}",
+        *tables_text("\n".join(f"{name.upper()} = {tables.get(name, '{}')}" for name in TABLES)),
     ]
-    tables = [f"MESH = {mesh}", f"GROUPS = {tuple(groups)}", f"INPUTS = {inputs}"]
-    tables += [f"PARAMS = {params}", f"OUTPUTS = {outputs}"]
     device = "def device(rank, groups, inputs, params):\n" + textwrap.indent(
         textwrap.dedent(body).strip("\n"), "    "
     )
-    run = 'if __name__ == "__main__":\n    main(MESH, GROUPS, INPUTS, PARAMS, OUTPUTS, device)\n'
-    return "\n\n".join(["\n".join(head), *pasted.texts, "\n".join(tables), device, run])
+    return "\n".join(["\n".join(head), "", "", device, *foot(pasted.texts, RUN), ""])
+
+
+TABLES = ("inputs", "params", "outputs")
+RUN = "main(MESH, GROUPS, device, OUTPUTS, INPUTS, PARAMS)"
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ MESHES = [
     ({"a": 2, "b": 2, "c": 2}, ("a", "c")),
 ]
 SHAPE = (8, 16, 24)
+DRAWN = "{{'x': Spec('f32', {}, {}, ('normal', 1.0))}}"
 SOURCES = {"plain": "x", "transposed": "x.movedim(2, 0)", "expanded": "x[:1].expand(8, -1, -1)"}
 OPS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 
@@ -157,10 +158,10 @@ def test_collectives_take_any_memory_and_leave_it(emit, call, memory):
         """,
         {"r": 2, "s": 2},
         groups=(("r", "s"),),
-        inputs="{'x': Spec('f32', {'d': 4, 'a': 8, 'b': 16, 'c': 24}, {'d': ('r', 's')}, DRAW)}",
+        inputs=DRAWN.format({"d": 4, "a": 8, "b": 16, "c": 24}, {"d": ("r", "s")}),
         outputs="{'y': Spec('bool', {'d': 4}, {'d': ('r', 's')})}",
         use=(call.partition("(")[0],),
-    ).replace("DRAW", "('normal', 1.0)")
+    )
     assert run_local(text).outputs["y"].all()
 
 
@@ -192,10 +193,10 @@ def test_a_bucket_gives_what_one_after_another_does(emit, mesh, axes, kind):
         """,
         mesh,
         groups=(axes,),
-        inputs=f"{{'x': Spec('f32', {dict(d=devices, a=8, b=16, c=24)}, {dict(d=every)}, DRAW)}}",
+        inputs=DRAWN.format(dict(d=devices, a=8, b=16, c=24), {"d": every}),
         outputs=f"{{'y': Spec('bool', {dict(d=devices)}, {dict(d=every)})}}",
         use=(kind, f"{kind}_bucket"),
-    ).replace("DRAW", "('normal', 1.0)")
+    )
     found = run_local(text)
     assert found.outputs["y"].all()
     sent = sorted(found.sent[0].items(), key=lambda item: item[0].line)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshdsl.backends.engines.in_process import load
 from meshdsl.backends.engines.local_devices import LocalRunError
 from meshdsl.backends.runtime.values import draw_part
 from meshdsl.backends.train.data import Shuffled
@@ -65,9 +66,8 @@ def by_hand(data: str, steps: int, seed: int) -> tuple[np.ndarray[Any, Any], lis
     """The same training in numpy: the parameter and the losses."""
     with np.load(data) as arrays:
         x, y = arrays["x"], arrays["y"]
-    specs: dict[str, Any] = {}
-    exec(training_text("return {}", LINE_TABLES).text, specs)
-    w = draw_part(specs["PARAMS"]["w"], "w", seed, (slice(0, 3),))
+    program = load(training_text("return {}", LINE_TABLES).text)
+    w = draw_part(program.PARAMS["w"], "w", seed, (slice(0, 3),))
     v, found, order = np.zeros(3), [], Shuffled(seed, len(x), 8)
     for step in range(steps):
         rows = order.rows(step)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshdsl.backends.runtime import values
-from meshdsl.backends.runtime.values import Spec, cast, draw, draw_part, local_part
+from meshdsl.backends.runtime.values import Spec, cast, draw_part, local_part
 
 DRAWS = [
     ("f32", ("normal", 0.02)),
@@ -31,14 +31,13 @@ def whole(spec, name="w", seed=0):
 
 
 @pytest.mark.parametrize(("dtype", "how"), DRAWS)
-def test_any_slice_has_the_values_of_the_whole(dtype, how, monkeypatch):
-    monkeypatch.setattr(values, "CHUNK", 64)
+def test_any_slice_has_the_values_of_the_whole(dtype, how):
     spec = Spec(dtype, {"a": 5, "b": 7, "c": 11}, {}, how)
     full = whole(spec)
     assert full.dtype == values.NUMPY_DTYPES[dtype]
     for a, b, c in itertools.product([(0, 5), (1, 4), (4, 5)], [(0, 7), (3, 4)], [(0, 11), (2, 9)]):
         part = (slice(*a), slice(*b), slice(*c))
-        np.testing.assert_array_equal(draw_part(spec, "w", 0, part), full[part])
+        np.testing.assert_array_equal(draw_part(spec, "w", 0, part, chunk=64), full[part])
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ def test_shards_over_meshes_tile_the_whole(mesh, split):
     covered = np.zeros(full.shape, bool)
     for rank in ranks:
         part = local_part(spec, mesh, rank)
-        np.testing.assert_array_equal(draw(spec, "w", 0, mesh, rank), full[part])
+        np.testing.assert_array_equal(draw_part(spec, "w", 0, part, chunk=64), full[part])
         covered[part] = True
     assert covered.all()
 

@@ -235,7 +235,7 @@ def test_devices_that_update_one_parameter_differently_are_told(emit: Emit) -> N
         "outputs": "{'y': Spec('f32', {}, {})}",
     }
     text = emit(body, {"r": 3}, **tables).replace("inputs, params):", "inputs, params, states):")
-    text = text.replace("PARAMS =", "STATES = {'step': Spec('i32', {}, {}, ('zeros',))}\nPARAMS =")
+    text = text.replace("PARAMS =", "STATES = {'step': 'i32[] = zeros()'}\nPARAMS =")
     found = run_local(text)
     assert found.disagreements() == ["device 2 holds other values of w after the step"]
     assert found.updated["step"] == 1

@@ -5,9 +5,12 @@ What the loop, the data and the engines promise is tested on them whatever the c
 
 from __future__ import annotations
 
+import ast
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+from meshdsl.backends.runtime.values import Spec
+from meshdsl.backends.torch.head import foot, spec_text
 from meshdsl.backends.torch.paste import paste
 from meshdsl.backends.torch.text import ProgramText
 from meshdsl.backends.train.local import Emitted
@@ -23,21 +26,33 @@ def training_text(
     states: bool = True,
 ) -> ProgramText:
     """A program whose `device` has the given body; line n of it stands for line n of the source."""
-    pasted = paste({"Spec", "all_reduce", "check_index"})
+    pasted = paste({"all_reduce", "check_index"})
     head = [
         *pasted.imports,
         "import numpy as np",
         "import torch",
         "import torch.distributed as dist",
+        f"MESH = {mesh or {'d': 2}}",
+        f"GROUPS = {tuple(groups)}",
+        'LOSS = "loss"',
+        *tables_text(tables),
     ]
-    head += [*pasted.texts, f"MESH = {mesh or {'d': 2}}", f"GROUPS = {tuple(groups)}"]
-    head += ['LOSS = "loss"', textwrap.dedent(tables).strip()]
     arguments = "rank, groups, inputs, params" + ", states" * states
     lines = textwrap.dedent(body).strip("\n").split("\n")
     text = "\n".join([*head, f"def device({arguments}):"])
     first = text.count("\n") + 2
     places = {first + n: f"{FILE}:{n + 1}" for n in range(len(lines))}
-    return ProgramText(text + "\n" + "".join(f"    {line}\n" for line in lines), places)
+    below = "\n".join([*(f"    {line}" for line in lines), *foot(pasted.texts), ""])
+    return ProgramText(f"{text}\n{below}", places)
+
+
+def tables_text(tables: str) -> Iterator[str]:
+    """Tables as they are emitted, of the text of dicts of `Spec`s."""
+    for node in ast.parse(textwrap.dedent(tables).strip()).body:
+        assert isinstance(node, ast.Assign)
+        specs = eval(ast.unparse(node.value), {"Spec": Spec})
+        texts = {name: spec_text(spec) for name, spec in specs.items()}
+        yield " = ".join([*map(ast.unparse, node.targets), repr(texts)])
 
 
 # A line through points, y = x w, by momentum; the batch is split over two devices.

@@ -49,6 +49,15 @@ def test_exit_codes(command: str, cli: Cli) -> None:
     assert "Traceback" not in done.out + done.err
 
 
+def test_compile_bare_writes_no_runtime(cli: Cli) -> None:
+    path = write("dim a = 4\n\nprogram p(x[a]) {\n  return x\n}\n", "good.mdsl")
+    done = cli("compile", path, "--bare")
+    assert done.code == 0
+    assert "def device(" in done.out
+    assert "import" not in done.out
+    assert "torchrun" not in cli("compile", path, "--bare", "-o", "bare.txt").out
+
+
 INDIVISIBLE = """\
 dim a = 5
 mesh m = { x: 2 }

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from meshdsl.backends.draws import draws
 from meshdsl.backends.engines.in_process import LocalRun, run_local
 from meshdsl.backends.engines.reference import made_up, whole_specs
-from meshdsl.backends.torch.text import emit, taken_names
+from meshdsl.backends.torch.text import emit
 from meshdsl.device.buckets import in_buckets
 from meshdsl.device.from_placed import lower
 from meshdsl.device.ir import Program
@@ -66,12 +66,12 @@ def placed(layout: str, policy: str = "optimal", text: str = TEXT, mesh: str = "
 
 def plain(layout: str, policy: str = "optimal", text: str = TEXT, mesh: str = "") -> Program:
     """The device program as it is before any pass."""
-    return lower(placed(layout, policy, text, mesh).placed, taken_names())
+    return lower(placed(layout, policy, text, mesh).placed)
 
 
 def with_overlap(program: Program) -> Program:
     """The program as the pipeline makes it."""
-    return overlapped(in_buckets(program), taken_names())
+    return overlapped(in_buckets(program))
 
 
 def passed(program: Program, *passes: Pass) -> Program:

@@ -103,8 +103,8 @@ def test_the_text_of_a_loop_that_gathers_ahead() -> None:
     assert "[up_stack[0], down_stack[0], gain_stack[0]], [0, 1, 0]" in forward
     assert "if layers < 2:" in backward
     assert "up_stack[layers + 1]" in backward
-    assert "if layers_2 > 0:" in backward
-    assert "up_stack[layers_2 - 1]" in backward
+    assert "if layers > 0:" in backward
+    assert "up_stack[layers - 1]" in backward
     assert "up_stack[2]" in backward
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 
 from meshdsl.backends.torch.format import double_quoted, statement
+from meshdsl.backends.torch.head import RUNTIME
 from tests.project import ROOT, matching
 from tests.report.golden import CASES, Case, made
 from tests.waiting import ended, started
@@ -93,6 +96,37 @@ def test_only_the_standard_library_numpy_and_torch_are_imported(case: Case) -> N
     imported |= {str(n.module) for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     roots = {name.split(".")[0] for name in imported} - {"numpy", "torch"}
     assert roots <= set(sys.stdlib_module_names)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_program_comes_first_and_says_no_more_than_it_must(case: Case) -> None:
+    text = made(case).text
+    device, _, runtime = text.partition(RUNTIME)
+    assert "\ndef device(" in device
+    assert "\ndef " not in device.partition("\ndef device(")[2]
+    defined = {n.name for n in ast.parse(runtime).body if isinstance(n, ast.FunctionDef)}
+    used = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
+    assert defined <= used
+    # Another name for what has one is only what a trip of a loop hands on to the next.
+    lines = [line for line in device.split("\n") if line.strip()]
+    for line, following in itertools.pairwise(lines):
+        if re.match(r" +\w+ = (?!rank\b)[a-z]\w*(  #|$)", line):
+            assert len(following) - len(following.lstrip()) < len(line) - len(line.lstrip())
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_a_person_reads_is_the_function_of_a_device(case: Case) -> None:
+    heading, _, device = made(case).bare.partition("\n\n\n")
+    assert "for reading" in heading
+    assert all(line.startswith("# ") for line in heading.split("\n"))
+    assert f"\n\n\n{device}\n\n{RUNTIME}\n" in made(case).text
+
+
+def test_the_transformer_is_short() -> None:
+    """Header, tables, program and runtime; the program alone is a quarter of it."""
+    case = Case("transformer", "megatron")
+    assert len(made(case).text.splitlines()) <= 470
+    assert len(made(case).bare.splitlines()) <= 135
 
 
 LONG = "a" * 30

@@ -17,6 +17,7 @@ import torch
 
 from meshdsl.backends.runtime import softmax, updates
 from meshdsl.backends.runtime.values import Array
+from meshdsl.backends.torch.head import RUNTIME
 from meshdsl.backends.torch.text import emit
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.ir.types import F64, Dim, TensorType
@@ -77,7 +78,7 @@ def block(logits: str, out: str, masked: bool) -> Callable[..., dict[str, Any]]:
     program = step_of(builder, [x], [wq, wk, wv], loss)
     text = emit(placed_on(program, "d:1", "", "deferred"), {}).text
     names: dict[str, Any] = {"torch": torch, **vars(softmax), **vars(updates)}
-    exec(text[text.index("def device(") : text.index('if __name__ == "__main__"')], names)
+    exec(text[text.index("def device(") : text.index(RUNTIME)], names)
     found: Callable[..., dict[str, Any]] = names["device"]
     return found
 

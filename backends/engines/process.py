@@ -1,0 +1,126 @@
+"""A process of a run under torchrun: one device of an emitted text. `python -m` runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from meshdsl.backends.engines.in_process import as_array, check_given, load, local_tensors
+from meshdsl.backends.engines.local_devices import LocalRunError
+from meshdsl.backends.engines.torchrun import OVER
+from meshdsl.backends.runtime.collectives import as_numbers, make_groups
+from meshdsl.backends.runtime.files import Refused, read_arrays, write_npz
+from meshdsl.backends.runtime.main import start
+from meshdsl.backends.runtime.values import Spec, local_part
+
+EVERY, PATIENCE = 0.025, 20.0
+"""Seconds between two looks at the parent, and the most that a failed process waits for it."""
+
+
+def main(folder: Path) -> None:
+    """Run one device of the job in `folder`, and leave there its outputs or its failure."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    try:
+        _run(folder, rank, world)
+    except KeyboardInterrupt:
+        os._exit(130)
+    except Exception as error:  # whatever it is, the parent tells it
+        refused = isinstance(error, Refused | LocalRunError)
+        leave(folder, rank, {"exit": 2 if refused else 3, **describe_error(error)})
+    # Without the barrier gloo may abort when one process closes while others still read.
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _run(folder: Path, rank: int, world: int) -> None:
+    job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+    program = load((folder / "prog.py").read_text(encoding="utf-8"))
+    mesh, states = program.MESH, getattr(program, "STATES", {})
+    inputs, params = (read_arrays(job[what]) if job[what] else {} for what in ("inputs", "params"))
+    check_given(inputs, program.INPUTS, "inputs")
+    check_given(params, program.PARAMS, "parameters")
+    sides = [(program.INPUTS, inputs), (program.PARAMS, params), (states, params)]
+    blocks = [local_tensors(mesh, *side, job["seed"], [rank])[0] for side in sides]
+    where = start(rank, world)
+    held = [{name: block.to(where) for name, block in table.items()} for table in blocks]
+    groups = make_groups(mesh, program.GROUPS, rank)
+    with torch.inference_mode():
+        outputs = program.device(rank, groups, *held[: 3 if states else 2])
+    _write(folder / "out.npz", program.OUTPUTS, mesh, outputs)
+    if states:
+        _write(folder / "updated.npz", {**program.PARAMS, **states}, mesh, {**held[1], **held[2]})
+
+
+def _write(
+    path: Path, specs: Mapping[str, Spec], mesh: dict[str, int], local: Mapping[str, torch.Tensor]
+) -> None:
+    """Write whole tensors on device 0."""
+    whole = {n: as_array(gather_whole(s, mesh, local[n]).cpu()) for n, s in specs.items()}
+    if dist.get_rank() == 0:
+        write_npz(str(path), whole)
+
+
+def gather_whole(spec: Spec, mesh: dict[str, int], block: torch.Tensor) -> torch.Tensor:
+    """The whole tensor on device 0 (empty elsewhere), from the first that holds each block."""
+    rank, block = dist.get_rank(), block.contiguous()
+    parts = [local_part(spec, mesh, other) for other in range(dist.get_world_size())]
+    shape = [*spec.dims.values()] if rank == 0 else [0]
+    whole = torch.empty(shape, dtype=block.dtype, device="cpu")
+    for other in sorted({parts.index(part) for part in parts}):
+        if rank == other != 0:
+            dist.send(as_numbers(block), 0)
+        elif rank == 0:
+            found = torch.empty_like(block) if other else block
+            if other:
+                dist.recv(as_numbers(found), other)
+            whole[parts[other]] = found.cpu()
+    return whole
+
+
+# --- failures ------------------------------------------------------------------------------------
+
+
+def describe_error(error: Exception) -> dict[str, Any]:
+    """An error as data: the line of `device` it came from, and the counters of the loops around."""
+    line, loops, in_collective = None, {}, False
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_name == "device" and line is None:
+            line = trace.tb_lineno
+            loops = {k: v for k, v in trace.tb_frame.f_locals.items() if type(v) is int}
+        waits = code.co_qualname == "Pending.wait" and trace.tb_next is None
+        in_collective |= waits or code.co_filename.endswith("distributed_c10d.py")
+        trace = trace.tb_next
+    found = {"kind": type(error).__name__, "message": str(error), "line": line, "loops": loops}
+    position = getattr(error, "position", None)
+    return {**found, "position": position, "in_collective": in_collective}
+
+
+def leave(folder: Path, rank: int, found: Mapping[str, Any]) -> NoReturn:
+    """Write the report of a failure and end, not waiting for others to close connections."""
+    path = folder / f"report.rank{rank}"
+    if not path.exists():
+        path.write_text(json.dumps({**found, "rank": rank}), encoding="utf-8")
+    sys.stdout.flush()
+    linger(folder)
+    os._exit(int(found["exit"]))
+
+
+def linger(folder: Path) -> None:
+    """Wait until the parent says that no other process will fail, but not for long."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until and not (folder / OVER).exists():
+        time.sleep(EVERY)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

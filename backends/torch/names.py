@@ -1,0 +1,204 @@
+"""Identifiers of the emitted text: the user's own names where they are safe and free."""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import math
+import re
+from collections import Counter
+
+from meshdsl.device.ir import Loop, Node, Program, Var
+from meshdsl.ir.program import every
+
+MODULE_NAMES = frozenset(
+    """np torch dist main device rank groups inputs params states argparse os sys math json struct
+    pathlib MESH GROUPS INPUTS PARAMS STATES OUTPUTS LOSS Spec F""".split()
+)
+"""Names that mean something in the emitted module."""
+
+
+class Names:
+    """Hands out identifiers: no keyword, no builtin, no name of the module, none twice."""
+
+    def __init__(self, taken: frozenset[str] = frozenset()) -> None:
+        self._used = set(taken) | MODULE_NAMES | set(dir(builtins))
+        self._last: dict[str, int] = {}
+
+    def fresh(self, hint: str) -> str:
+        """`hint` itself if it is safe and free, otherwise with a number after it."""
+        base = safe(hint)
+        name, number = base, self._last.get(base, 1)
+        while name in self._used or name.startswith("__"):
+            number += 1
+            name = f"{base}_{number}"
+        self._used.add(name)
+        self._last[base] = number
+        return name
+
+    def is_free(self, hint: str) -> bool:
+        """Whether `hint` itself may still be handed out."""
+        return safe(hint) not in self._used
+
+    def free(self, name: str, hint: str) -> None:
+        """Take back `name`, which was made of `hint`."""
+        self._used.discard(name)
+        self._last.pop(safe(hint), None)
+
+
+def safe(hint: str) -> str:
+    """An identifier like `hint`, no keyword."""
+    base = re.sub(r"\W", "_", hint, flags=re.ASCII).strip("_") or "t"
+    reserved = base[0].isdigit() or keyword.iskeyword(base) or keyword.issoftkeyword(base)
+    return f"t_{base}" if reserved else base
+
+
+class Variables:
+    """The identifiers of a device program's variables, chosen as they are assigned, in order.
+
+    A variable of the source has its name there as soon as nobody reads what has it so far: what
+    the source assigns again, the text assigns again. One that is the same as another has no
+    identifier of its own.
+    """
+
+    def __init__(self, program: Program, taken: frozenset[str]) -> None:
+        self.names = Names(taken)
+        self._reads, shared = _Reads(program), _shared(program)
+        self.until = self._reads.until
+        self.shared = frozenset(
+            name for name, count in Counter(shared.values()).items() if count > 1
+        )
+        self.now = 0
+        self.chosen: dict[str, str] = {}
+        self._counters: dict[str, str] = {}
+        # Until when an identifier is read, and the variables that it now stands for.
+        self._busy: dict[str, float] = {}
+        self._holders: dict[str, set[str]] = {}
+        self._last: dict[str, Var] = {}
+        loops = [node for node in every(program.body) if isinstance(node, Loop)]
+        made = {c.outer for loop in loops for c in loop.collected}
+        self._views = {s.inside for loop in loops for s in loop.stacked if s.outer not in made}
+
+    def of(self, var: Var) -> str:
+        """The identifier of a variable."""
+        if var.name not in self.chosen:
+            self.chosen[var.name] = self._chosen(var)
+        return self.chosen[var.name]
+
+    def word(self, name: str, hint: str = "") -> str:
+        """The identifier of what is no tensor: an axis, a collective under way, a counter."""
+        if name not in self.chosen:
+            self.chosen[name] = self.names.fresh(hint or name)
+        return self.chosen[name]
+
+    def counter(self, name: str, dim: str, around: set[str]) -> str:
+        """The identifier of a loop's counter: what a loop before it counted with, if there was."""
+        before = self._counters.get(dim)
+        if before is not None and before not in around:
+            self.chosen[name] = self.chosen[before]
+        self._counters[dim] = name
+        return self.word(name, dim)
+
+    def reach(self, node: Node) -> None:
+        """Go on to a node."""
+        self.now = self._reads.order[node]
+
+    def _chosen(self, var: Var) -> str:
+        name = var.value.name or ""
+        if var.hint == var.value.label and self._may_follow(safe(var.hint), var):
+            return safe(var.hint)
+        long = name.replace(".", "_") + var.hint.removeprefix(var.value.label)
+        if "." in name and not self.names.is_free(var.hint) and self.names.is_free(long):
+            return self.names.fresh(long)
+        return self.names.fresh(var.hint)
+
+    def _may_follow(self, name: str, var: Var) -> bool:
+        """Whether a variable may take an identifier over from another one, which is read no more.
+
+        That is in the same block: memory is counted as if what a loop leaves stayed to the end.
+        """
+        if self._busy.get(name, math.inf) > self.now:
+            return False
+        last, home = self._last[name], self._reads.home
+        return last in self._views or home.get(last, ()) == home.get(var, ())
+
+    def assign(self, var: Var) -> str:
+        """The identifier of a variable that is assigned here."""
+        found = self.of(var)
+        self._busy[found], self._last[found] = self.until.get(var, self.now), var
+        self._holders[found] = {var.name}
+        return found
+
+    def follow(self, var: Var, before: Var) -> None:
+        """Let what is written over another variable have its identifier, if it is read no more."""
+        name = self.of(before)
+        if var.name not in self.chosen and self._busy.get(name, math.inf) <= self.now:
+            self.chosen[var.name] = name
+
+    def share(self, var: Var, other: str) -> bool:
+        """Let a variable have the identifier `other` instead of one of its own, if it can be."""
+        if var.name in self.shared or var.name in self.chosen or other not in self._holders:
+            return False
+        self.chosen[var.name] = other
+        self._busy[other] = max(self._busy[other], self.until.get(var, self.now))
+        self._holders[other].add(var.name)
+        return True
+
+    def forget(self, var: Var) -> None:
+        """Take back the identifier of a variable whose statement has been removed."""
+        self.names.free(self.chosen.pop(var.name), var.hint)
+
+    def let_go(self, var: Var) -> str | None:
+        """The identifier to delete now that nobody reads a variable, if it stands for no other."""
+        found = self.of(var)
+        holders = self._holders.get(found, set())
+        if var.name not in holders:
+            return None
+        holders.remove(var.name)
+        return None if holders else found
+
+
+class _Reads:
+    """Until when each variable is read: twice the number of a node, one more at its loop's end."""
+
+    def __init__(self, program: Program) -> None:
+        self.order: dict[Node, int] = {n: 2 * i for i, n in enumerate(every(program.body))}
+        self.until: dict[Var, float] = {}
+        self.home: dict[Var, tuple[Loop, ...]] = {}
+        self._block(program.body, ())
+        last = [v for _, v in (*program.outputs, *program.updates)]
+        self.until.update(dict.fromkeys(last, math.inf))
+
+    def _block(self, nodes: tuple[Node, ...], loops: tuple[Loop, ...]) -> None:
+        for node in nodes:
+            self.home.update(dict.fromkeys(node.makes, loops))
+            for var in node.reads:
+                self._read(var, loops, self.order[node])
+            if isinstance(node, Loop):
+                self._loop(node, (*loops, node))
+
+    def _loop(self, node: Loop, loops: tuple[Loop, ...]) -> None:
+        slices = node.slices
+        self.home.update(dict.fromkeys((*node.enters, *(s.inside for s in slices)), loops))
+        self._block(node.body, loops)
+        for var in (*node.ends, *(s.outer for s in slices)):
+            self._read(var, loops, self._end(node))
+
+    def _read(self, var: Var, loops: tuple[Loop, ...], at: int) -> None:
+        """What comes from outside of a loop is read again in its next trip."""
+        inner = loops[len(self.home.get(var, ())) :]
+        position = self._end(inner[0]) if inner else at
+        self.until[var] = max(self.until.get(var, 0), position)
+
+    def _end(self, loop: Loop) -> int:
+        return max(self.order[node] for node in every((loop,))) + 1
+
+
+def _shared(program: Program) -> dict[Var, str]:
+    """The name of every variable of a program."""
+    found = {v: v.name for v in (*program.inputs, *program.params, *program.states)}
+    for node in every(program.body):
+        found.update((v, v.name) for v in node.makes)
+        if isinstance(node, Loop):
+            found.update((v, v.name) for v in node.enters)
+    return found
