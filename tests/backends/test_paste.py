@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 import builtins
+import json
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 
+from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.torch.paste import library, merge_imports, paste
+from tests.compiling import compile_text
 
 STANDARD = [name for name, definition in library().items() if definition.name]
 
@@ -107,3 +110,30 @@ def test_a_program_runs_where_there_is_no_meshdsl(emit, tmp_path):
     assert result.stdout == "y: f32[2, 2]\nn: f32[] = 6.0\n"
     with np.load(tmp_path / "out.npz") as archive:
         np.testing.assert_array_equal(archive["y"], np.full((2, 2), 3))
+
+
+STEP = """
+dim batch = 4, io = 3
+program line(x[batch, io], y[batch]) {
+  param w[io]
+  loss = mean((einsum(x, w -> [batch]) - y)^2)
+  return loss
+  minimize loss with momentum(lr=0.1)
+}
+"""
+
+
+def test_a_training_step_reads_safetensors_and_writes_what_it_updates(tmp_path):
+    w = np.array([1, 2, 3], "<f4")
+    header = json.dumps({"w": {"dtype": "F32", "shape": [3], "data_offsets": [0, 12]}}).encode()
+    data = len(header).to_bytes(8, "little") + header + w.tobytes()
+    (tmp_path / "w.safetensors").write_bytes(data)
+    text = compile_text(STEP, layout=None, mesh="r:1").text
+    (tmp_path / "prog.py").write_text(text)
+    command = [sys.executable, "prog.py", "--params", "w.safetensors", "--updated", "new.npz"]
+    subprocess.run(command, cwd=tmp_path, capture_output=True, check=True)
+    expected = run_local(text, params={"w": w}).updated
+    with np.load(tmp_path / "new.npz") as found:
+        assert set(found) == set(expected) == {"w", "w.v", "step"}
+        for name, array in expected.items():
+            np.testing.assert_array_equal(found[name], array)
