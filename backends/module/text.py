@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from meshdsl.backends.module.split import Halves
 from meshdsl.backends.torch.format import quoted
 from meshdsl.backends.torch.head import foot, module_head
-from meshdsl.backends.torch.loops import NOWHERE
 from meshdsl.backends.torch.paste import paste
 from meshdsl.backends.torch.text import Emitter, ProgramText
+from meshdsl.backends.walk import NOWHERE
 from meshdsl.device.ir import Node, Program, Var
 from meshdsl.device.liveness import reads
 from meshdsl.named.ir import Value
@@ -79,9 +79,9 @@ class _ModuleEmitter(Emitter):
         self._take("inputs", ((n, v) for n, v in inputs if v in read))
         self._take("params", ((n, v) for n, v in params if v in read))
         kept = frozenset((*(v for _, v in cut.outputs), *cut.saved))
-        self._nodes(cut.forward, kept)
+        self.block(cut.forward, kept)
         self._blank()
-        saved = ", ".join(f"{quoted(v.name)}: {self._ref(v)}" for v in cut.saved)
+        saved = ", ".join(f"{quoted(v.name)}: {self.name(v)}" for v in cut.saved)
         self.out.statement(f"saved = {{{saved}}}")
         outputs = ", ".join(f"{quoted(n)}: {self._tensor(v)}" for n, v in cut.outputs)
         self.out.statement(f"return {{{outputs}}}, saved")
@@ -101,7 +101,7 @@ class _ModuleEmitter(Emitter):
             # A loop takes from the end of its list: not of the one that is saved.
             self._let(var, f"list(saved[{quoted(var.name)}])")
         self._take("cotangents", ((n, v) for n, v in cut.cotangents if v in read))
-        self._nodes(cut.backward, cut.returned)
+        self.block(cut.backward, cut.returned)
         self._blank()
         # Autograd may keep a gradient as it is and add to it later: its memory is its own.
         taken: set[Var] = set()

@@ -10,20 +10,15 @@ from meshdsl.backends.torch.moves import Moves
 from meshdsl.device.ir import Collected, Compute, Loop, Node, Program, Start, Var
 from meshdsl.device.liveness import (
     collected,
-    entered,
     given_up,
-    kept_inside,
     left_over,
     overwrites,
     shows_operand,
     sums,
     used_up,
 )
-from meshdsl.ir.program import Stacked
+from meshdsl.ir.program import Carry, Stacked
 from meshdsl.ops.opdef import lookup
-
-NOWHERE = ("", 0)
-"""The source place of no statement."""
 
 
 class Loops(Moves):
@@ -31,7 +26,8 @@ class Loops(Moves):
 
     def __init__(self, program: Program, taken: frozenset[str] = frozenset()) -> None:
         super().__init__(program, taken)
-        self.shown = NOWHERE
+        # The variables to delete after each statement.
+        self.dead: dict[Node, tuple[Var, ...]] = {}
         # Of what loops collect, whether from the last to the first.
         self.backwards: dict[Var, bool] = {}
         self.loops: list[Loop] = []
@@ -42,50 +38,44 @@ class Loops(Moves):
         """What a record is given to write `node`."""
 
     @abstractmethod
-    def _nodes(
-        self, nodes: tuple[Node, ...], kept: frozenset[Var], own: frozenset[Var] = frozenset()
-    ) -> None:
-        """The statements of a block; `kept` are read after it, `own` are there with it."""
-
-    @abstractmethod
     def _let_go(self, dead: tuple[Var, ...]) -> None:
         """Delete variables."""
 
-    def _loop(self, node: Loop, dead: tuple[Var, ...]) -> None:
-        """A loop; of what is `dead` after it, what it takes over goes as it begins."""
+    def enter(self, node: Loop) -> None:
+        """The first values; of what is dead after the loop, what it takes over goes here."""
         for carry in node.carries:
             text = self._tensor(carry.init)
             if self.variables.assign(carry.inside) != text:
                 self._let(carry.inside, text)
-        self._let_go(given_up(node, dead))
-        collected = [c for c in node.collected if c.stack is None]
-        for made in collected:
-            self.backwards[made.outer] = node.reverse
-            self._room(made)
-        self._first(node)
-        indices = f"range({node.dim.size})"
-        counter = self.variables.counter(node.index, node.dim.name, {n.index for n in self.loops})
-        self.out.add(f"for {counter} in {f'reversed({indices})' if node.reverse else indices}:")
-        self.out.depth += 1
-        for item in node.stacked:
-            text = self._slice_of(item.outer, item.inside, node)
-            self._let(item.inside, text)
+        self._let_go(given_up(node, self.dead[node]))
+
+    def header(self, node: Loop) -> None:
+        """The line of the `for`, after the issue of what the first iteration waits for."""
+        first = node.dim.size - 1 if node.reverse else 0
+        for ahead in node.ahead:
+            self._read_ahead(ahead.slices, node, str(first))
+            self.start(Start(ahead.collective, ahead.work))
+        super().header(node)
+
+    def counter(self, node: Loop) -> str:
+        """The index of a loop has the identifier of one before, where that is not around it."""
+        return self.variables.counter(node.index, node.dim.name, {n.index for n in self.loops})
+
+    def body(self, node: Loop) -> None:
+        """The statements of an iteration."""
         # What is made outside is needed again in the next trip: it is nobody's to overwrite inside.
         outside, self.fresh = self.fresh, set(self._own(node))
         self.loops.append(node)
-        self._nodes(node.body, kept_inside(node), entered(node, self.collected))
+        super().body(node)
         self.loops.pop()
         self.fresh = outside | {c.outer for c in node.collected if not c.is_list} | sums(node)
-        for made in collected:
-            self._collect(made, node)
-        self._carry(node)
+
+    def next(self, node: Loop) -> None:
+        """The next values; large tensors of this iteration go, and results are there."""
+        super().next(node)
         self._let_go(left_over(node, self.collected))
-        for carry in node.carries:
-            self.variables.assign(carry.result)
-        for made in node.collected:
-            self.variables.assign(made.outer)
-        self.out.depth -= 1
-        self.shown = NOWHERE
+        for var in node.makes:
+            self.variables.assign(var)
 
     def _own(self, node: Loop) -> Iterator[Var]:
         """What a trip begins with and nobody else sees: each trip makes the next one's anew."""
@@ -99,14 +89,14 @@ class Loops(Moves):
 
     # --- a trip ahead ------------------------------------------------------------------------
 
-    def _first(self, node: Loop) -> None:
-        """Issue what the first trip waits for."""
-        first = node.dim.size - 1 if node.reverse else 0
-        for ahead in node.ahead:
-            self._read_ahead(ahead.slices, node, str(first))
-            self._start(Start(ahead.collective, ahead.work))
+    def start(self, node: Start) -> None:
+        """The issue of a collective; one for the next iteration is under its condition."""
+        if node.ahead:
+            self._ahead(node)
+        else:
+            super().start(node)
 
-    def _next(self, start: Start) -> None:
+    def _ahead(self, start: Start) -> None:
         """Issue what the next trip waits for, if there is one."""
         node = self.loops[-1]
         (ahead,) = (a for a in node.ahead if a.collective is start.collective)
@@ -115,7 +105,7 @@ class Loops(Moves):
         self._read_ahead(ahead.slices, node, f"{counter} {step}")
         self.out.add(f"if {counter} {test}:")
         self.out.depth += 1
-        self._start(start)
+        super().start(start)
         self.out.depth -= 1
 
     def _read_ahead(self, slices: tuple[Stacked[Var], ...], node: Loop, index: str) -> None:
@@ -145,27 +135,31 @@ class Loops(Moves):
             return f"{name}.pop()"
         return f"{name}[{'~' * self.backwards[stack]}{counter}]"
 
-    def _room(self, made: Collected) -> None:
+    def stacked(self, stack: Var, inside: Var, node: Loop) -> None:
+        """The current slice of a stack."""
+        self._let(inside, self._slice_of(stack, inside, node))
+
+    def begun(self, made: Collected, node: Loop) -> None:
         """Where a loop puts what it collects: lists in the order in which it is made."""
+        if made.stack is not None:
+            return
+        self.backwards[made.outer] = node.reverse
         text = "[]"
         if not made.is_list:
             shape, dtype = list(made.outer.local.shape), made.outer.local.dtype.torch
             text = f"torch.empty({shape}, dtype={dtype})"
         self._let(made.outer, text)
 
-    def _collect(self, made: Collected, node: Loop) -> None:
+    def filled(self, made: Collected, node: Loop) -> None:
+        """The slice that is collected, unless it is written over its place already."""
+        if made.stack is not None:
+            return
         name, item = self.variables.of(made.outer), self._tensor(made.inside)
         text = f"{name}[{self.variables.word(node.index)}] = {item}"
         if made.is_list:
             text = f"{name}.append({item})"
         self.out.statement(text)
 
-    def _carry(self, node: Loop) -> None:
-        """What the next trip begins with; all at once, since one may be another's old value."""
-        pairs = [(self.variables.of(c.inside), self._tensor(c.next)) for c in node.carries]
-        pairs = [(a, b) for a, b in pairs if a != b]
-        if pairs:
-            names, values = zip(*pairs, strict=True)
-            self.out.statement(f"{', '.join(names)} = {', '.join(values)}")
-        elif not node.body and not node.stacked and not node.collected:
-            self.out.add("pass")
+    def next_text(self, carry: Carry[Var]) -> str:
+        """The next value, as a tensor."""
+        return self._tensor(carry.next)

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from meshdsl.backends.torch.head import type_text
-from meshdsl.backends.torch.lines import Lines
 from meshdsl.backends.torch.names import Variables
 from meshdsl.backends.torch.paste import defined
+from meshdsl.backends.walk import Walk
 from meshdsl.device.ir import (
     Bucket,
     Collective,
@@ -22,17 +22,14 @@ from meshdsl.device.liveness import uses
 from meshdsl.diagnostics import Span
 
 
-class Moves:
+class Moves(Walk):
     """What is known while a text is being written, and how it writes moves."""
 
     def __init__(self, program: Program, taken: frozenset[str] = frozenset()) -> None:
-        self.program = program
+        super().__init__(program)
         self.variables = Variables(program, defined() | taken)
         self.at = {a: self.variables.word(name, a) for a, name in program.coordinates.items()}
-        self.mesh = program.mesh
         self.used: set[str] = set()
-        self.out = Lines()
-        self.constants: dict[Var, str] = {}
         self.uses = uses(program)
         # What nobody else's memory is.
         self.fresh: set[Var] = set()
@@ -41,13 +38,20 @@ class Moves:
 
     # --- collectives -------------------------------------------------------------------------
 
+    def move(self, node: Move) -> None:
+        """Done at once."""
+        self._collective(node)
+
+    def bucket(self, node: Bucket) -> None:
+        """All targets come of one call."""
+        self._collective(node)
+
     def _collective(self, node: Collective) -> None:
-        """Done at once; of a bucket, all targets come of one call."""
         if node.step.moves:
             self._about(node)
         self._assign_targets(node, self._text(node))
 
-    def _start(self, node: Start) -> None:
+    def start(self, node: Start) -> None:
         """`w_work = all_gather_start(…)`."""
         with self._at(node.span):
             if not node.ahead:
@@ -55,7 +59,7 @@ class Moves:
             work = self.variables.word(node.work)
             self.out.statement(f"{work} = {self._text(node.collective, '_start')}")
 
-    def _wait(self, node: Wait) -> None:
+    def wait(self, node: Wait) -> None:
         """`w_full = w_work.wait()`."""
         with self._at(node.span):
             self._assign_targets(node.collective, f"{self.variables.word(node.work)}.wait()")
@@ -135,7 +139,7 @@ class Moves:
 
     def _all_gather(self, node: Move, suffix: str) -> str:
         dim = self._position(node.source, node.step.dim)
-        return f"all_gather{suffix}({self._ref(node.source)}, {dim}, {self._group(node)})"
+        return f"all_gather{suffix}({self.name(node.source)}, {dim}, {self._group(node)})"
 
     def _reduce_scatter(self, node: Move, suffix: str) -> str:
         dim = self._position(node.source, node.step.dim)
@@ -145,12 +149,12 @@ class Moves:
     def _all_to_all(self, node: Move, suffix: str) -> str:
         split = self._position(node.source, node.step.to_dim)
         concat = self._position(node.source, node.step.dim)
-        return f"all_to_all({self._ref(node.source)}, {split}, {concat}, {self._group(node)})"
+        return f"all_to_all({self.name(node.source)}, {split}, {concat}, {self._group(node)})"
 
     def _permute(self, node: Move, suffix: str) -> str:
         # A dict of strings and tuples of them: just what it is in Python.
         before, after = (repr(splits) for splits in node.step.changed())
-        return f"permute({self._ref(node.source)}, rank, MESH, {before}, {after}, groups)"
+        return f"permute({self.name(node.source)}, rank, MESH, {before}, {after}, groups)"
 
     # --- what stays on the device ------------------------------------------------------------
 
@@ -160,7 +164,7 @@ class Moves:
         extent = node.target.local.size(dim)
         start = self._times(node.step.axes, extent)
         position = self._position(node.source, dim)
-        return f"{self._ref(node.source)}.narrow({position}, {start}, {extent})"
+        return f"{self.name(node.source)}.narrow({position}, {start}, {extent})"
 
     def _zero_fill(self, node: Move, suffix: str) -> str:
         """One device of the axis keeps its copy; partial maxima and minima may all keep theirs."""
@@ -172,7 +176,7 @@ class Moves:
         if node.source in self.constants:
             number, dtype = self.constants[node.source], node.source.local.dtype.torch
             return f"torch.tensor({number} if {axis} == 0 else 0, dtype={dtype})"
-        x = self._ref(node.source)
+        x = self.name(node.source)
         return f"{x} if {axis} == 0 else torch.zeros_like({x})"
 
     def _embed(self, node: Move) -> str:
@@ -183,7 +187,7 @@ class Moves:
         self.used.add("embed_block")
         start = self._times(node.step.axes, extent)
         position = self._position(node.source, dim)
-        return f"embed_block({self._ref(node.source)}, {position}, {start}, {size})"
+        return f"embed_block({self.name(node.source)}, {position}, {start}, {size})"
 
     # --- parts of calls ----------------------------------------------------------------------
 
@@ -191,13 +195,14 @@ class Moves:
         assert dim is not None
         return var.local.index(dim)
 
-    def _ref(self, var: Var) -> str:
+    def name(self, var: Var) -> str:
+        """The identifier of a variable, or the text of a slice that is read ahead."""
         return self.texts[var] if var in self.texts else self.variables.of(var)
 
     def _tensor(self, var: Var) -> str:
         """The text of a variable; of a constant that of a tensor."""
         if var not in self.constants:
-            return self._ref(var)
+            return self.name(var)
         return f"torch.tensor({self.constants[var]}, dtype={var.local.dtype.torch})"
 
     def _times(self, axes: tuple[str, ...], extent: int) -> str:

@@ -13,21 +13,22 @@ from dataclasses import dataclass
 
 from meshdsl.backends.torch.call import TorchText
 from meshdsl.backends.torch.format import INDENT, WIDTH, quoted
-from meshdsl.backends.torch.head import foot, head, inert
-from meshdsl.backends.torch.loops import NOWHERE, Loops
+from meshdsl.backends.torch.head import foot, head
+from meshdsl.backends.torch.loops import Loops
 from meshdsl.backends.torch.moves import typed
 from meshdsl.backends.torch.paste import paste
 from meshdsl.device.aliases import copied_first
-from meshdsl.device.ir import Bucket, Compute, Loop, Move, Node, Program, Start, Var, Wait
+from meshdsl.device.ir import Compute, Loop, Node, Program, Var
 from meshdsl.device.liveness import (
     LARGE,
     deaths,
+    entered,
     given_up,
     kept_after,
+    kept_inside,
     overwrites,
     shows_operand,
 )
-from meshdsl.diagnostics import Span
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import lookup
 
@@ -106,16 +107,8 @@ class Emitter(Loops):
             f'"""What device `rank` of {self.mesh.devices} does; the same text for all of them."""'
         )
         start = len(out.lines)
-        for var in program.inputs:
-            if self.uses[var]:
-                self._let(var, f"inputs[{quoted(var.value.label)}]")
-        for var in program.params:
-            if self.uses[var]:
-                self._let(var, f"params[{quoted(var.value.name or '')}]")
-        for var in program.states:
-            if self.uses[var]:
-                self._let(var, f"states[{quoted(var.value.name or '')}]")
-        self._nodes(program.body, kept_after(program))
+        self.entries()
+        self.block(program.body, kept_after(program))
         self._updates()
         self._return()
         out.lines[start:start] = self._coordinates(out.lines)
@@ -138,31 +131,35 @@ class Emitter(Loops):
                 found.append((f"{INDENT}{name} = {text}{'' if whole else f' % {size}'}", ""))
         return found
 
-    def _nodes(
-        self, nodes: tuple[Node, ...], kept: frozenset[Var], own: frozenset[Var] = frozenset()
-    ) -> None:
-        """The statements of a block; large tensors are let go after their last use."""
+    def entry(self, var: Var, kind: str) -> None:
+        """A tensor that is given, if it is read."""
+        key = var.value.label if kind == "inputs" else var.value.name or ""
+        if self.uses[var]:
+            self._let(var, f"{kind}[{quoted(key)}]")
+
+    def block(self, nodes: tuple[Node, ...], kept: frozenset[Var]) -> None:
+        """The statements of a function; `kept` are read after them."""
+        self._mark(nodes, kept, frozenset())
+        self.nodes(nodes)
+
+    def _mark(self, nodes: tuple[Node, ...], kept: frozenset[Var], own: frozenset[Var]) -> None:
+        """Note which large tensors are let go after each statement, and in loops."""
         for node, dead in zip(nodes, deaths(nodes, kept, own), strict=True):
-            self.variables.reach(node)
-            if not isinstance(node, Start | Wait) or self.shown == NOWHERE:
-                self._source_line(node.span)
-            match node:
-                case Compute(onto=int()):
-                    self._add_onto(node)
-                case Compute():
-                    self._compute(node)
-                case Move() | Bucket():
-                    self._collective(node)
-                case Start(ahead=True):
-                    self._next(node)
-                case Start():
-                    self._start(node)
-                case Wait():
-                    self._wait(node)
-                case Loop():
-                    self._loop(node, dead)
-                    dead = tuple(v for v in dead if v not in given_up(node, dead))
-            self._let_go(dead)
+            self.dead[node] = dead
+            if isinstance(node, Loop):
+                self._mark(node.body, kept_inside(node), entered(node, self.collected))
+
+    def headed(self, node: Node) -> bool:
+        """A constant has its source line as well."""
+        return super().headed(node) or isinstance(node, Compute)
+
+    def node(self, node: Node) -> None:
+        """One statement; large tensors are let go after their last use."""
+        self.variables.reach(node)
+        super().node(node)
+        dead = self.dead[node]
+        gone = given_up(node, dead) if isinstance(node, Loop) else ()
+        self._let_go(tuple(v for v in dead if v not in gone))
 
     def _let_go(self, dead: tuple[Var, ...]) -> None:
         """Delete variables, in as many statements as fit a line."""
@@ -177,20 +174,10 @@ class Emitter(Loops):
             self.out.statement(f"del {', '.join(names[:count])}")
             names = names[count:]
 
-    def _source_line(self, span: Span) -> None:
-        """The source line that the next statements come from, as a comment."""
-        place = (span.file, span.line)
-        self.out.place = f"{span.file}:{span.line}"
-        if place == self.shown:
-            return
-        self.shown = place
-        if not self.out.lines[-1][0].endswith(":"):
-            self.out.add()
-        self.out.add(f"# {inert(self.out.place)}  {inert(span.source.excerpt(span.line).strip())}")
-
-    def _compute(self, node: Compute) -> None:
-        if node.name == "constant":
-            self.constants[node.outs[0]] = literal(node.attr("value"))
+    def compute(self, node: Compute) -> None:
+        """An operator, in place where that is nobody else's."""
+        if node.onto is not None:
+            self._add_onto(node)
             return
         opdef = lookup(node.name)
         call = self._call(node)
@@ -248,7 +235,7 @@ class Emitter(Loops):
     def _only_renames(self, node: Compute, text: str) -> bool:
         assert self.last is not None
         _, end, source, _ = self.last
-        alone = source is node.ins[0] and self.uses[source] == 1 and text == self._ref(source)
+        alone = source is node.ins[0] and self.uses[source] == 1 and text == self.name(source)
         return alone and end == len(self.out.lines)
 
     def _call(self, node: Compute) -> TorchText:
@@ -279,12 +266,24 @@ class Emitter(Loops):
     def _argument(self, var: Var, index: int, node: Compute) -> str:
         """The text of an operand; one that is overwritten and shown elsewhere is copied first."""
         if index in lookup(node.name).overwrites and var in self.copied_first:
-            return f"{self._ref(var)}.clone()"
-        return self.constants[var] if var in self.constants else self._ref(var)
+            return f"{self.name(var)}.clone()"
+        return self.ref(var)
 
     def _offset(self, dim: str, axes: tuple[str, ...], node: Compute) -> str:
         holders = [v for v in (*node.ins, *node.outs) if v.placement.axes_of(dim)]
         return self._times(axes, holders[0].local.size(dim))
+
+    def literal(self, value: object) -> str:
+        """A number as Python source, `-1e9` where that is much shorter than its digits."""
+        text = repr(value)
+        if text.lstrip("-") in ("inf", "nan"):
+            return f'float("{text}")'
+        if not isinstance(value, float):
+            return text
+        mantissa, _, exponent = f"{value:.16e}".partition("e")
+        short = f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+        shorter = "e" in text or len(short) + 5 < len(text)
+        return short if shorter and float(short) == value and len(short) <= len(text) else text
 
     # --- end ---------------------------------------------------------------------------------
 
@@ -303,16 +302,3 @@ class Emitter(Loops):
         self.out.add()
         items = [f"{quoted(n)}: {self._tensor(var)}" for n, var in self.program.outputs]
         self.out.statement(f"return {{{', '.join(items)}}}")
-
-
-def literal(value: object) -> str:
-    """A number as Python source, `-1e9` where that is much shorter; infinities have no literal."""
-    text = repr(value)
-    if text.lstrip("-") in ("inf", "nan"):
-        return f'float("{text}")'
-    if not isinstance(value, float):
-        return text
-    mantissa, _, exponent = f"{value:.16e}".partition("e")
-    short = f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
-    shorter = "e" in text or len(short) + 5 < len(text)
-    return short if shorter and float(short) == value and len(short) <= len(text) else text
