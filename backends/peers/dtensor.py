@@ -24,8 +24,8 @@ from meshdsl.backends.torch.format import quoted, statement
 from meshdsl.device.ir import Compute, Var
 from meshdsl.ops.einsum_text import einsum_text
 from meshdsl.ops.opdef import Signature, lookup
-from meshdsl.placed.sbp import Placement, Split
 from meshdsl.placed.rows import Row
+from meshdsl.placed.sbp import Placement, Split
 
 NAMES = "torch init_device_mesh DTensor Partial Replicate Shard distribute_tensor mesh"
 REDUCE_OPS = {"sum": "sum", "max": "max", "min": "min", "prod": "product"}

@@ -22,8 +22,8 @@ from meshdsl.backends.torch.format import quoted, statement
 from meshdsl.device.ir import Compute, Var
 from meshdsl.ops.opdef import lookup
 from meshdsl.ops.text import tuple_text
-from meshdsl.placed.sbp import Partial, Placement, Split
 from meshdsl.placed.rows import Row
+from meshdsl.placed.sbp import Partial, Placement, Split
 
 _SUPPORT = {
     "gelu_grad": '''

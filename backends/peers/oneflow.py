@@ -14,8 +14,8 @@ from meshdsl.backends.peers.peer import Outcome, Peer, becomes_partial, in_mesh_
 from meshdsl.backends.peers.spellings import Library
 from meshdsl.device.ir import Compute, Var
 from meshdsl.ops.text import tuple_text
-from meshdsl.placed.sbp import Mesh, Placement
 from meshdsl.placed.rows import Row
+from meshdsl.placed.sbp import Mesh, Placement
 
 _SUPPORT = {
     "rms_norm": '''

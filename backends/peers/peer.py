@@ -23,8 +23,8 @@ from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import lookup
 from meshdsl.ops.text import tuple_text
 from meshdsl.placed import ir as placed
-from meshdsl.placed.sbp import B, Component, Mesh, Partial, Placement, Split, placement
 from meshdsl.placed.rows import Row
+from meshdsl.placed.sbp import B, Component, Mesh, Partial, Placement, Split, placement
 
 MARK = "NOT AS OURS"
 """Stands in the note of every line where the other system holds something else than we do."""
