@@ -166,7 +166,7 @@ def _results(program: placed.Program) -> dict[Value, str]:
     for node in ir.every(program.body):
         if isinstance(node, placed.Apply) and node.phase == "forward":
             for value in (tensor.value for tensor in node.ins):
-                if len(value.path) > len(node.out.value.path) and value.name is None:
+                if len(value.path) > len(node.outs[0].value.path) and value.name is None:
                     found.setdefault(value.path, set()).add(value)
     # What is simplified may leave several of one call.
     return {
