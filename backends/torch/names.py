@@ -40,6 +40,11 @@ class Names:
         """Whether `hint` itself may still be handed out."""
         return safe(hint) not in self._used
 
+    def taken(self, hint: str) -> str:
+        """`hint` itself, which from now on is handed out."""
+        self._used.add(safe(hint))
+        return safe(hint)
+
     def free(self, name: str, hint: str) -> None:
         """Take back `name`, which was made of `hint`."""
         self._used.discard(name)
@@ -106,7 +111,7 @@ class Variables:
     def _chosen(self, var: Var) -> str:
         name = var.value.name or ""
         if var.hint == var.value.label and self._may_follow(safe(var.hint), var):
-            return safe(var.hint)
+            return self.names.taken(var.hint)
         long = name.replace(".", "_") + var.hint.removeprefix(var.value.label)
         if "." in name and not self.names.is_free(var.hint) and self.names.is_free(long):
             return self.names.fresh(long)
