@@ -7,7 +7,6 @@ The grammar and the backends lie beside this folder in a checkout and inside it 
 copy; they are `meshdsl.grammar` and `meshdsl.backends` in both.
 """
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshdsl.version import __version__ as __version__
@@ -43,10 +42,6 @@ __all__ = [
     "f16", "f32", "f64", "function", "grad", "i32", "i64", "layout", "load", "mesh", "minimize",
     "name", "param", "program", "recompute", "repeat",
 ]  # fmt: skip
-
-_CHECKOUT = Path(__file__).resolve().parent.parent
-if (_CHECKOUT / "grammar" / "mdsl.lark").is_file():
-    __path__.append(str(_CHECKOUT))  # noqa: F405
 
 _PUBLIC = {
     "dims": "Dim DType bf16 bool dim dims f16 f32 f64 i32 i64",
