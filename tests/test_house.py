@@ -152,3 +152,11 @@ def test_no_file_contains(why: str) -> None:
         for match in pattern.finditer((ROOT / path).read_bytes())
     ]
     assert not found, why
+
+
+def test_the_walk_through_the_house_is_short_and_leads_through_files() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    walk = text.partition("## One rule, from text to collective")[2].partition("\n## ")[0]
+    files = re.findall(r"`((?:meshdsl|backends)/[\w/]+\.py)`", walk)
+    assert 8 <= len(files) <= 12
+    assert [name for name in files if not (ROOT / name).is_file()] == []
