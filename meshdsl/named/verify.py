@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from meshdsl.ir.printer import type_text
 from meshdsl.ir.types import TensorType
 from meshdsl.ir.verify import Verifier
 from meshdsl.named.ir import Loop, Op, Program, Value
@@ -30,14 +33,21 @@ class _Named(Verifier[Value]):
     def check(self, node: Op) -> None:
         types = lookup(node.name).infer(tuple(v.type for v in node.ins), dict(node.attrs))
         expected = tuple(v.type for v in node.outs)
-        assert types == expected, f"{node.name} yields {types}, not its outputs"
+        assert types == expected, f"{node.name} yields {_texts(types)}, not {_texts(expected)}"
 
     def check_loop(self, node: Loop) -> None:
         for item in node.stacked:
-            assert item.inside.type == item.outer.type.without(node.dim.name)
+            found, expected = item.inside.type, item.outer.type.without(node.dim.name)
+            assert found == expected, f"a slice is {type_text(expected)}, not {type_text(found)}"
         for carry in node.carries:
             types = {carry.init.type, carry.inside.type, carry.next.type, carry.result.type}
-            assert len(types) == 1, f"the carry {carry.inside.label} changes its type: {types}"
+            label = carry.inside.label
+            assert len(types) == 1, f"the carry {label} changes its type: {_texts(types)}"
         for made in node.collected:
             dims = (node.dim, *made.inside.type.dims)
-            assert made.outer.type == TensorType(dims, made.inside.type.dtype)
+            found, expected = made.outer.type, TensorType(dims, made.inside.type.dtype)
+            assert found == expected, f"collected is {type_text(expected)}, not {type_text(found)}"
+
+
+def _texts(types: Iterable[TensorType]) -> str:
+    return ", ".join(map(type_text, types))
