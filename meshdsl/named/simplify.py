@@ -11,7 +11,9 @@ from meshdsl.ops.opdef import lookup
 
 def simplify(program: Program) -> Program:
     """The same program: summed products contracted, invariants before loops, nothing unused."""
-    return drop_unused(hoist_invariants(name_transposes(contract_products(program))))
+    # A sum that has moved out of a loop may have met its product there.
+    hoisted = hoist_invariants(name_transposes(contract_products(program)))
+    return drop_unused(contract_products(hoisted))
 
 
 # --- sum[k](a * b) is einsum(a, b -> …) -------------------------------------------------------

@@ -23,7 +23,7 @@ from tests.ir.test_passes import CASES, Case
 Array = Any
 STEP = 1e-6
 
-SAME = [c for c in CASES if c.name in ("simplify", "drop_unused", "cse")]
+SAME = [c for c in CASES if c.name in ("simplify", "drop_unused", "cse", "hoist_invariants")]
 # Nothing flows through `stop_gradient`, and a difference does not see it.
 GRADIENTS = [c for c in CASES if c.name == "gradient" and "stop_gradient" not in c.program]
 

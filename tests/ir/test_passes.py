@@ -17,6 +17,7 @@ program p
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -54,7 +55,7 @@ from meshdsl.placed.verify import verify as verify_placed
 from meshdsl.syntax import ast
 from meshdsl.syntax.parse import parse
 from tests.project import matching
-from tests.report.golden import AGAIN, UPDATE
+from tests.report.golden import UPDATE
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,9 @@ def test_pass(case: Case) -> None:
         text = text.replace(case.text, replace(case, expected=f"{found}\n").text)
         case.file.write_text(f"{text.rstrip()}\n", encoding="utf-8", newline="\n")
         return
-    assert found.rstrip() == case.expected.rstrip(), f"{case.file.name}: {AGAIN}"
+    one, other = (text.rstrip().splitlines() for text in (case.expected, found))
+    differs = "\n".join(difflib.unified_diff(one, other, "expected", "found", n=99, lineterm=""))
+    assert not differs, f"{case.file.name}: {case.title}\n{differs}"
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
