@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from meshdsl.backends.torch.call import TorchText
 from meshdsl.backends.torch.moves import Moves
@@ -53,8 +54,8 @@ class Loops(Moves):
         """The line of the `for`, after the issue of what the first iteration waits for."""
         first = node.dim.size - 1 if node.reverse else 0
         for ahead in node.ahead:
-            self._read_ahead(ahead.slices, node, str(first))
-            self.start(Start(ahead.collective, ahead.work))
+            with self._reading_ahead(ahead.slices, node, str(first)):
+                self.start(Start(ahead.collective, ahead.work))
         super().header(node)
 
     def counter(self, node: Loop) -> str:
@@ -102,17 +103,24 @@ class Loops(Moves):
         (ahead,) = (a for a in node.ahead if a.collective is start.collective)
         test, step = ("> 0", "- 1") if node.reverse else (f"< {node.dim.size - 1}", "+ 1")
         counter = self.variables.word(node.index)
-        self._read_ahead(ahead.slices, node, f"{counter} {step}")
         self.out.add(f"if {counter} {test}:")
         self.out.depth += 1
-        super().start(start)
+        with self._reading_ahead(ahead.slices, node, f"{counter} {step}"):
+            super().start(start)
         self.out.depth -= 1
 
-    def _read_ahead(self, slices: tuple[Stacked[Var], ...], node: Loop, index: str) -> None:
+    @contextmanager
+    def _reading_ahead(
+        self, slices: tuple[Stacked[Var], ...], node: Loop, index: str
+    ) -> Iterator[None]:
+        """Meanwhile, slices are those of another iteration: the one at `index`."""
         for item in slices:
             position = item.outer.local.index(node.dim.name)
             picked = f".select({position}, {index})" if position else f"[{index}]"
             self.texts[item.inside] = f"{self.variables.of(item.outer)}{picked}"
+        yield
+        for item in slices:
+            del self.texts[item.inside]
 
     # --- what is sliced, collected and carried -----------------------------------------------
 

@@ -85,9 +85,11 @@ class Variables:
         self._views = {s.inside for loop in loops for s in loop.stacked if s.outer not in made}
 
     def of(self, var: Var) -> str:
-        """The identifier of a variable."""
+        """The identifier of a variable, which is taken from here on."""
         if var.name not in self.chosen:
-            self.chosen[var.name] = self._chosen(var)
+            found = self.chosen[var.name] = self._chosen(var)
+            # Several may get theirs before the first is assigned: those that one bucket brings.
+            self._busy[found], self._last[found] = self.until.get(var, self.now), var
         return self.chosen[var.name]
 
     def word(self, name: str, hint: str = "") -> str:
