@@ -42,11 +42,7 @@ class _Device(Verifier[Var]):
         local = value.placement.local(value.value.type, self.program.mesh)
         assert value.local == local, f"shape of {value.name}"
         assert value.name not in self.names, f"{value.name} is assigned twice"
-        self._name(value.name)
-
-    def _name(self, name: str) -> None:
-        assert name.isidentifier(), f"{name!r} is no identifier"
-        self.names.add(name)
+        self.names.add(value.name)
 
     def define_over(self, var: Var, before: Var | None) -> None:
         """`var` is there; where it has the name of `before`, that one no longer is."""
@@ -90,7 +86,7 @@ class _Device(Verifier[Var]):
             self.need(node.reads, node.work)
             self.check(node.collective)
             assert node.work not in self.names, f"{node.work} is assigned twice"
-            self._name(node.work)
+            self.names.add(node.work)
         self.works[node.work] = node.collective
 
     # --- loops --------------------------------------------------------------------------------

@@ -29,7 +29,14 @@ TABLES = {
 
 def failing(emit, body, devices=2, **options):
     """The error of a program whose devices share one group."""
-    use = ("all_reduce", "all_gather", "all_gather_start", "check_index", "IndexOutOfRange")
+    use = (
+        "all_reduce",
+        "all_reduce_start",
+        "all_gather",
+        "all_gather_start",
+        "check_index",
+        "IndexOutOfRange",
+    )
     mesh, groups = options.pop("mesh", {"r": devices}), options.pop("groups", (("r",),))
     outputs = "{'y': Spec('f32', {'n': 4}, {})}"
     text = emit(body, mesh, groups=groups, outputs=outputs, use=use)
@@ -283,7 +290,7 @@ def test_a_result_is_there_when_it_is_waited_for(emit):
     return {"y": sum(work.wait() for work in reversed(works)) + 1000 * last.sum()}
     """
     outputs = "{'y': Spec('f32', {'n': 4}, {})}"
-    use = ("all_reduce", "all_gather")
+    use = ("all_reduce_start", "all_gather")
     found = run_local(emit(body, {"r": 3}, groups=(("r",),), outputs=outputs, use=use))
     np.testing.assert_array_equal(found.outputs["y"], [3333] * 4)
     assert not found.disagreements()
@@ -300,7 +307,7 @@ def test_ctrl_c_releases_what_is_under_way(emit):
         time.sleep(0.001)
     return {"y": work.wait()}
     """
-    text = emit(body, {"r": 3}, groups=(("r",),), use=("all_reduce",))
+    text = emit(body, {"r": 3}, groups=(("r",),), use=("all_reduce_start",))
     with pytest.raises(KeyboardInterrupt):
         run_local(text)
     until_devices_end()
