@@ -44,7 +44,7 @@ class Dim(Arithmetic):
 
     @property
     def size(self) -> int:
-        """Its size as a plain number, which no longer knows whose it is."""
+        """The size as a plain number, without the dim that it is of."""
         return self.__index__()
 
     def by(self, window: Dim) -> By:
@@ -99,7 +99,7 @@ class By:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """`batch @ "data"`: a dim of one tensor, and the mesh axes that split it over any layout.
+    """`batch @ "data"`: a dim of one tensor, pinned to mesh axes whatever the layout.
 
     `axes` is empty for `@ None`.
     """
@@ -134,7 +134,7 @@ bool = DType("bool")
 
 
 def as_tuple(dims: Any) -> tuple[Any, ...]:
-    """What stood in brackets as a tuple."""
+    """The items in brackets as a tuple."""
     return tuple(dims) if isinstance(dims, tuple | list) else (dims,)
 
 
@@ -162,7 +162,7 @@ def dim(name: str, size: int | Dim | Size | None = None, *, like: Dim | None = N
     """One dim: `md.dim("hidden", 4 * io)`, or `md.dim("mem", like=seq)`, of the same size.
 
     Raises:
-        ProgramError: a name or a size that the language does not have (MD0105, MD0106, MD0817).
+        ProgramError: a name or a size that the language does not allow (MD0105, MD0106, MD0817).
     """
     site = here()
     if (size is None) == (like is None):
@@ -179,7 +179,7 @@ def dim(name: str, size: int | Dim | Size | None = None, *, like: Dim | None = N
 
 
 def _dim(name: str, given: Any, span: Span, place: Span | None = None) -> Dim:
-    """A dim that stands at `span`; its size at `place`."""
+    """The dim written at `span`, with its size written at `place`."""
     check_name("dim", name, span)
     number = number_of(given)
     if number is None and hasattr(given, "__index__"):
@@ -201,14 +201,14 @@ def _dim(name: str, given: Any, span: Span, place: Span | None = None) -> Dim:
 
 
 def check_name(what: str, name: Any, span: Span) -> None:
-    """Refuse a name that the language could not write (MD0817)."""
+    """Refuse a name that cannot be written in the language (MD0817)."""
     if not isinstance(name, str) or not is_name(name):
         help = "use ASCII letters, digits and `_`, and no word of the language such as `param`"
         fail("MD0817", f"`{name}` cannot name a {what}", span, help=help)
 
 
 def is_name(name: str) -> builtins.bool:
-    """Whether the language has such a name."""
+    """Whether the language allows this name."""
     from meshdsl.syntax.tokens import MAX_NAME, RESERVED
 
     reserved = name.islower() and name.upper() in RESERVED
@@ -216,7 +216,7 @@ def is_name(name: str) -> builtins.bool:
 
 
 def need_dim(found: Any, span: Span, known: Iterable[str] = ()) -> Dim:
-    """`found` if it is a dim (MD0815)."""
+    """The dim `found`; MD0815 if it is none."""
     if isinstance(found, Dim):
         return found
     _no_dim(found, span, known)
@@ -231,6 +231,6 @@ def _no_dim(found: Any, span: Span, known: Iterable[str]) -> NoReturn:
 
 
 def kind_of(found: Any) -> str:
-    """What a Python value is, in words."""
+    """The kind of a Python value, in words."""
     text = repr(found)
     return f"`{text}`" if len(text) <= 40 and "\n" not in text else f"a {type(found).__name__}"

@@ -21,9 +21,9 @@ WIDTH = 100
 
 
 class ProgramError(DiagnosticError):
-    """What is wrong with a program, a layout or a call of a plan.
+    """An error in a program, a layout or a call of a plan.
 
-    `diagnostics` has the code, the place and the way out of each; the text of the exception is what
+    `diagnostics` has the code, the span and the help of each; the text of the exception is what
     the command line prints.
     """
 
@@ -31,25 +31,25 @@ class ProgramError(DiagnosticError):
         return "\n" + "\n".join(map(shown, self.diagnostics))
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows for a traceback: the places are in the diagnostics."""
+        """The traceback in IPython, reduced to the diagnostics: they have the spans."""
         from meshdsl.render import render
 
         return [in_bold(render(d, WIDTH)) for d in self.diagnostics]
 
 
 class ProgramWarning(UserWarning):
-    """What the compiler reports without refusing: a rule that matches nothing, for instance."""
+    """A report of the compiler that is no error: a rule that matches nothing, for instance."""
 
 
 def shown(diagnostic: Diagnostic) -> str:
-    """A diagnostic as the command line prints it, without colours."""
+    """The text of a diagnostic as the command line prints it, without colours."""
     from meshdsl.render import render
 
     return render(diagnostic, WIDTH).plain
 
 
 def in_bold(text: Text) -> str:
-    """Text with its bold parts as a terminal has them; notebooks put a colour behind it."""
+    """The text with bold parts as escape codes of a terminal; notebooks give those a background."""
     import io
 
     from rich.console import Console
@@ -62,7 +62,7 @@ def in_bold(text: Text) -> str:
 
 
 def told(function: Callable[P, R]) -> Callable[P, R]:
-    """A function of the public interface: its diagnostics leave as `ProgramError`."""
+    """Make a public function raise its diagnostics as `ProgramError`."""
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -82,7 +82,7 @@ _ARROW = re.compile(r"(\w+\[[^]`=]*)->([^]`=]*\](?=[`(]))")
 
 
 def in_python(diagnostic: Diagnostic) -> Diagnostic:
-    """A diagnostic whose way out is written as Python writes it, not as a command or a file."""
+    """The diagnostic with its help written in Python, not as a command or a file."""
     if diagnostic.help is None:
         return diagnostic
     help = _OPTION.sub(r'`\1="\2"`', _SETTING.sub(r"`\1=\2`", diagnostic.help))

@@ -44,7 +44,7 @@ class Function(Generic[P, R]):
         return self if instance is None else functools.partial(self, instance)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """What the function returns, as part of the program being traced."""
+        """Call the function within the program being traced; returns its results."""
         return self._inlined(*args, **kwargs)
 
     @told
@@ -76,7 +76,7 @@ class Function(Generic[P, R]):
     def _bound(
         self, args: Any, kwargs: Any, tracer: Tracer, call: Call, site: Site
     ) -> inspect.BoundArguments:
-        """The arguments, tensors as the innermost loop sees them."""
+        """The bound arguments; tensors are those of the innermost loop."""
         bound = inspect.signature(self.function).bind(*args, **kwargs)
         for name, found in bound.arguments.items():
             if isinstance(found, Tensor):
@@ -89,7 +89,7 @@ class Function(Generic[P, R]):
         return bound
 
     def _param(self, name: str, value: Value, tracer: Tracer, span: Span) -> ast.TensorParam:
-        """A tensor that it takes: as it declares it, or else with the dims that it is given."""
+        """The tensor parameter: with the dims of its annotation, or else those of the argument."""
         if name in self.types:
             return tracer.tensor_param(name, self.types[name], self._span(name, span))
         dims = tuple(ast.DimRef(ast.Name(d, span), None, span) for d in value.type.names)
@@ -111,7 +111,7 @@ class Function(Generic[P, R]):
             raise ProgramError(*(self._at(d, site) for d in error.diagnostics)) from None
 
     def _at(self, diagnostic: Diagnostic, site: Site) -> Diagnostic:
-        """Add the call to what went wrong inside."""
+        """The diagnostic of an error inside the function, with the call added."""
         from dataclasses import replace
 
         if len(diagnostic.related) >= 3:
@@ -120,7 +120,7 @@ class Function(Generic[P, R]):
         return replace(diagnostic, related=(*diagnostic.related, note))
 
     def _results(self, found: Any, tracer: Tracer, call: Call, site: Site) -> tuple[Any, ...]:
-        """The values of what was returned; checked, and brought into the declared order."""
+        """The returned values, checked and transposed to the declared order."""
         listed = tracer.results(found, site.span)
         if not all(isinstance(x, Tensor) for x in listed):
             return ()
@@ -135,7 +135,7 @@ class Function(Generic[P, R]):
         return tuple(tracer._result_type(declared, v, returned, tracer.scope) for v in values)
 
     def _span(self, name: str, otherwise: Span) -> Span:
-        """Where a parameter (or the result) is declared."""
+        """The span where a parameter (or the result) is declared."""
         return declared_at(self.function, name) or otherwise
 
 
@@ -147,10 +147,10 @@ def function(*, name: str) -> Callable[[Callable[P, R]], Function[P, R]]: ...
 def function(function: Any = None, /, *, name: str | None = None) -> Any:
     """Make a function of programs of a Python function: see `Function`.
 
-    `name` is what layouts and parameters call it by; else it is the function's own.
+    `name` is the one that layouts and parameters use; by default, the function's own.
 
     Raises:
-        ProgramError: the name is one that the language does not have (MD0817).
+        ProgramError: the language cannot write the name (MD0817).
     """
     frame = user_frame()
     if function is None:
@@ -165,7 +165,7 @@ def _function(function: Callable[P, R], name: str | None, frame: FrameType) -> F
     return Function(function, called, types_of(function, frame))
 
 
-# --- declarations of Python --------------------------------------------------------------------
+# --- annotations -------------------------------------------------------------------------------
 
 
 def types_of(function: Callable[..., Any], frame: FrameType) -> dict[str, TensorType]:
@@ -179,7 +179,7 @@ def types_of(function: Callable[..., Any], frame: FrameType) -> dict[str, Tensor
 
 
 def _evaluated(annotation: Any, function: Callable[..., Any], frame: FrameType) -> Any:
-    """An annotation that is still a string, in the names seen where the function is defined."""
+    """The value of an annotation that is still a string, in the scope of the function."""
     if not isinstance(annotation, str):
         return annotation
     scope = {**getattr(function, "__globals__", {}), **frame.f_locals}
@@ -214,7 +214,7 @@ def _tensor_type(annotation: Any) -> TensorType | None:
 
 
 def place_of(function: Callable[..., Any]) -> Span:
-    """The name in the `def` of a function, or where it begins."""
+    """The span of the name in a function's `def`, or of its first line."""
     code = function.__code__
     file = file_of(code)
     node = file.definition(code)
@@ -225,7 +225,7 @@ def place_of(function: Callable[..., Any]) -> Span:
 
 
 def declared_at(function: Callable[..., Any], name: str) -> Span | None:
-    """Where a function declares a parameter, or its result; None where that cannot be seen."""
+    """The span that declares a parameter, or the result; None if it cannot be found."""
     code = function.__code__
     file = file_of(code)
     node = file.definition(code)

@@ -1,4 +1,4 @@
-"""Meshes and layouts as Python writes them, into the declarations that a file would hold."""
+"""Meshes and layouts written in Python, as the declarations that a file would have."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Mesh:
 
     @property
     def devices(self) -> int:
-        """How many devices there are."""
+        """The number of devices."""
         count = 1
         for _, size in self.axes:
             count *= size
@@ -58,7 +58,7 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Rules `dim -> axis` under a name. A layout extends another by displacing its rules."""
+    """Rules `dim -> axis` under a name. A layout extends another by overriding its rules."""
 
     name: str
     rules: tuple[ast.Rule, ...]
@@ -70,7 +70,7 @@ class Layout:
         return f"layout {self.name}{base} {{ {', '.join(map(_rule_text, self.rules))} }}"
 
     def syntax(self) -> Iterator[ast.Layout]:
-        """The declaration, and those it extends."""
+        """The declaration of this layout, and of those it extends."""
         base = ast.Name(self.base.name, self.span) if self.base else None
         yield ast.Layout(ast.Name(self.name, self.span), base, self.rules, self.span)
         if self.base is not None:
@@ -87,7 +87,7 @@ def _rule_text(rule: ast.Rule) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The argument of a call that a mesh or a layout is given by."""
+    """The argument of a call that gives a mesh or a layout."""
 
     site: Site
     name: str
@@ -95,11 +95,11 @@ class Place:
 
     @property
     def span(self) -> Span:
-        """All of the argument."""
+        """The span of the whole argument."""
         return self.site.argument(self.name, self.position)
 
     def entry(self, key: str) -> Span:
-        """One entry of it, where it is written as a dict."""
+        """The span of one entry of an argument that is written as a dict."""
         return self.site.entry(key, self.name, self.position)
 
 
@@ -145,7 +145,7 @@ def _mesh(name: str, axes: Mapping[str, Any], spans: Mapping[str, Span], place: 
 def with_mesh(
     declarations: Declarations, given: Any, place: Place
 ) -> tuple[Declarations, str | None]:
-    """Declarations with a mesh that is given somehow, and how the compiler is asked for it."""
+    """The declarations with a mesh given in any form, and the name to request it by."""
     span = place.span
     if isinstance(given, Mapping):
         given = _mesh("mesh", given, {a: place.entry(a) for a in given}, span)
@@ -168,12 +168,12 @@ def layout(rules: Rules | None = None, /, *, extends: Layout | None = None, **di
     Rules come in any of these forms:
 
     - by name, or as a dict: `md.layout({"batch": "rows", "hidden": ("x", "y"), "seq": None})`; a
-      selector stands before a colon: `{"params: model": "data"}`;
+      selector is written before a colon: `{"params: model": "data"}`;
     - the string of Mesh-TensorFlow: `"batch:rows,hidden:cols"`;
     - rules of the language, in one string or several: `["params: model -> data", "seq -> none"]`.
 
     Raises:
-        ProgramError: what is given is no rule (MD0818).
+        ProgramError: an entry is no rule (MD0818).
     """
     site = here()
     first = _rules(rules, Place(site, "rules", 0))
@@ -185,7 +185,7 @@ def layout(rules: Rules | None = None, /, *, extends: Layout | None = None, **di
 def with_layout(
     declarations: Declarations, given: Any, place: Place
 ) -> tuple[Declarations, str | None]:
-    """Declarations with a layout that is given somehow, and the name to ask for it by."""
+    """The declarations with a layout given in any form, and the name to request it by."""
     if given is None or (isinstance(given, str) and given in declarations.layouts):
         return declarations, given
     if isinstance(given, str) and ":" not in given and "->" not in given:
@@ -202,7 +202,7 @@ def _layout_name(rules: tuple[ast.Rule, ...]) -> str:
 
 
 def _rules(given: Any, place: Place) -> Iterator[ast.Rule]:
-    """The rules in any of the forms that `layout` takes."""
+    """The rules in any of the forms that `layout` accepts."""
     if given is None:
         return
     if isinstance(given, Mapping):
@@ -220,7 +220,7 @@ def _rules(given: Any, place: Place) -> Iterator[ast.Rule]:
 
 
 def _of_pair(key: Any, axes: Any, span: Span) -> ast.Rule:
-    """`"batch": "rows"`, `"params: model": ("x", "y")`, `seq: None`."""
+    """The rule of a pair: `"batch": "rows"`, `"params: model": ("x", "y")`, `seq: None`."""
     selector, _, dim = str(key).rpartition(":")
     names = (axes,) if isinstance(axes, str) else tuple(axes or ())
     parts = [p.strip() for p in selector.split(".")] if selector else []
@@ -234,7 +234,7 @@ def _of_pair(key: Any, axes: Any, span: Span) -> ast.Rule:
 
 
 def _of_mesh_tensorflow(text: str, span: Span) -> Iterator[ast.Rule]:
-    """`batch:rows,hidden:cols`; a dim named twice is split over several axes, outer first."""
+    """The rules of `batch:rows,hidden:cols`; a dim named twice is split over both, outer first."""
     found: dict[str, tuple[str, ...]] = {}
     for part in filter(None, (p.strip() for p in text.replace(";", ",").split(","))):
         dim, colon, axis = (s.strip() for s in part.partition(":"))
@@ -246,7 +246,7 @@ def _of_mesh_tensorflow(text: str, span: Span) -> Iterator[ast.Rule]:
 
 
 def _of_text(text: str, span: Span) -> Iterator[ast.Rule]:
-    """Rules of the language, read by its parser; their place is that of the call."""
+    """Rules of the language, read by its parser; their span is that of the call."""
     from meshdsl.syntax.parse import parse
 
     tree, problems = parse(Source("layout", f"layout written {{\n{text}\n}}\n"))
@@ -275,7 +275,7 @@ def _no_rule(given: Any, span: Span) -> None:
 
 
 def with_sbp(declarations: Declarations, given: Any, span: Span) -> tuple[Declarations, str | None]:
-    """Declarations with an `sbp` block: by name, or as `{"x": "S(0), B", "w at y": ("B", "P")}`."""
+    """The declarations with an `sbp` block: a name, or `{"x": "S(0), B", "w at y": ("B", "P")}`."""
     from meshdsl.syntax.parse import parse
 
     if given is None or isinstance(given, str):

@@ -1,8 +1,8 @@
 """Every operator of the language as a Python object of the same name, made from the registry.
 
 `[ ]` holds dims and `( )` holds tensors, as in the language: `md.softmax[mem](s)`, `md.iota[seq]`,
-`md.zeros[m, k]()`, `md.top_k[experts >> slots](g)`. Names of initialisers without brackets write an
-initialiser down (`md.zeros()`, `md.normal(0.02)`), and so do those of optimizers and schedules.
+`md.zeros[m, k]()`, `md.top_k[experts >> slots](g)`. Names of initialisers without brackets make an
+initialiser (`md.zeros()`, `md.normal(0.02)`), and those of optimizers and schedules do likewise.
 
 Type checkers read `operators.pyi`, which is generated from the registry too (`signatures.py`).
 """
@@ -85,7 +85,7 @@ class Maker:
 
     @told
     def __call__(self, *args: Any, **options: Any) -> Form:
-        """Write it down with these arguments."""
+        """The call with these arguments, as syntax."""
         site = here()
         notes = [computed(a, site.operand(i)) for i, a in enumerate(args)]
         notes += [computed(a, site.argument(name)) for name, a in options.items()]
@@ -97,7 +97,7 @@ class Maker:
 
 
 def _einsum(tensors: tuple[Any, ...], options: dict[str, Any], site: Any) -> Any:
-    """`md.einsum(a, b, out=[dims])`."""
+    """The tensor `md.einsum(a, b, out=[dims])`."""
     out = options.pop("out", None)
     if not isinstance(out, tuple | list):
         help = "write `md.einsum(…, out=[batch, hidden])`: dims that are missing there are summed"

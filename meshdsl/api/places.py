@@ -1,4 +1,4 @@
-"""Where in the user's Python something was called, and the name it is assigned to.
+"""The place of a call in the user's Python, and the name its result is assigned to.
 
 The place is that of the running instruction (PEP 657), so a diagnostic underlines the very
 expression. The name of a tensor is the variable it is assigned to: the statement around the
@@ -26,7 +26,7 @@ Key = tuple[int | None, ...]
 """First line, last line, first column, last column: lines from 1, columns in bytes from 0."""
 
 Names = str | tuple[str | None, ...] | None
-"""The variable that a result is assigned to, or one per result; None where there is none."""
+"""The variable that a result is assigned to, or one per result; None if there is none."""
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 _NOT_USERS = (_PACKAGE, contextlib.__file__)
@@ -105,7 +105,7 @@ class File:
                     self.names[key] = target
 
     def span(self, key: Key) -> Span:
-        """The characters at a place; all of the line where columns are not known."""
+        """The span at a place; the whole line if the columns are not known."""
         first, last, start, end = key
         begin = self._offset(first or 1, start or 0)
         if end is None:
@@ -133,7 +133,7 @@ class File:
 
 
 def here() -> Site:
-    """The expression of the user's that is being evaluated."""
+    """The site of the user's expression that is being evaluated."""
     frame = user_frame()
     code = frame.f_code
     file = file_of(code, frame)
@@ -151,7 +151,7 @@ def user_frame() -> FrameType:
 
 
 def file_of(code: CodeType, frame: FrameType | None = None) -> File:
-    """The file that code was compiled from; of one that cannot be read, lines without text."""
+    """The file that code was compiled from; lines without text if it cannot be read."""
     name = code.co_filename
     lines = linecache.getlines(name, frame.f_globals if frame else None)
     if not lines:
@@ -167,7 +167,7 @@ _POSITIONS: dict[int, tuple[CodeType, list[Key]]] = {}
 
 
 def _positions(code: CodeType) -> list[Key]:
-    """The place of every instruction. The code is kept, so that its id stays its own."""
+    """The place of every instruction. The code is kept alive, so that its id stays unique."""
     found = _POSITIONS.get(id(code))
     if found is None:
         found = _POSITIONS[id(code)] = (code, list(code.co_positions()))
@@ -175,7 +175,7 @@ def _positions(code: CodeType) -> list[Key]:
 
 
 def cell_of(filename: str) -> str | None:
-    """The number of the notebook cell that code of this file name stands in: `In[3]`."""
+    """The notebook cell of code with this file name: `In[3]`."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     found = None if shell is None else shell.compile.format_code_name(filename)
@@ -183,7 +183,7 @@ def cell_of(filename: str) -> str | None:
 
 
 def _shown(filename: str) -> str:
-    """What users call the file: no folder, and a cell is `In[3]`, as in tracebacks."""
+    """The file's name for users: no folder, and a cell is `In[3]`, as in tracebacks."""
     cell = cell_of(filename)
     if cell is not None:
         return cell
@@ -206,7 +206,7 @@ def _is_dict(node: ast.AST | None) -> TypeGuard[ast.Dict]:
 
 
 def _keys(node: ast.AST) -> Iterator[Key]:
-    """The place of an expression; of a method call over several lines, Python tells another."""
+    """The places of an expression; Python reports another for a method call over several lines."""
     yield key_of(node)
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return
@@ -241,7 +241,7 @@ def _operands(node: ast.AST | None) -> Sequence[ast.expr]:
 
 
 def _assignments(node: ast.AST) -> Iterator[tuple[ast.AST, Names]]:
-    """The expressions whose results a statement gives names to."""
+    """The expressions of a statement whose results are assigned to names."""
     match node:
         case ast.Assign():
             yield from _named(node.value, node.targets[0])

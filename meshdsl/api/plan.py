@@ -1,4 +1,4 @@
-"""A compiled program: run it, look at it, compare it."""
+"""A compiled program: run it, view it, compare it."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from meshdsl.pipeline import Compilation
 
 
-# --- what a plan shows of itself ----------------------------------------------------------------
+# --- views of a plan ----------------------------------------------------------------------------
 
 
 PRELUDE = "<prelude>"
-"""The file that library functions are of."""
+"""The name of the source of library functions."""
 
 
 class Looks:
-    """The side of a plan that is looked at; `_made` is its compilation."""
+    """The views of a plan; `_made` is its compilation."""
 
     program: Program
     _made: Compilation
@@ -47,7 +47,7 @@ class Looks:
 
     @property
     def _sources(self) -> dict[str, Source]:
-        """The user's texts that lines of a report are of, that of the program first."""
+        """The user's texts that lines of a report refer to, that of the program first."""
         first: Source = self._made.source
         found = {first.name: first}
         for op in walk(self._made.named.body):
@@ -56,14 +56,14 @@ class Looks:
 
     @property
     def placements(self) -> Placements:
-        """Every named tensor with where it lies, by name."""
+        """The placement of every named tensor, by name."""
         from meshdsl.notebook.views import placements
 
         return placements(self._report)
 
     @told
     def tensor(self, name: str) -> TensorView:
-        """Who holds what of a tensor, as a picture and as text; see `TensorView`.
+        """The shards of a tensor and their devices, as a picture and as text; see `TensorView`.
 
         Raises:
             ProgramError: the program has no tensor of this name (MD0102).
@@ -77,14 +77,14 @@ class Looks:
 
     @property
     def collectives(self) -> Collectives:
-        """What is sent, in order; each shows its tensor before and after, and who talks to whom."""
+        """The collectives in order, each with its tensor before and after, and its groups."""
         from meshdsl.notebook.views import collectives
 
         return collectives(self._made.device, self._report)
 
     @property
     def memory(self) -> Memory:
-        """Bytes that a device holds: parameters, gradients, state, inputs, activations."""
+        """Bytes of memory per device: parameters, gradients, state, inputs, activations."""
         from meshdsl.notebook.views import Memory
 
         return Memory({self._made.placed.layout: self._report["memory"]})
@@ -100,7 +100,7 @@ Array = Any
 class Plan(Looks):
     """A program on a mesh under a layout. Calling it runs every device in this process.
 
-    `plan.named`, `plan.warnings` and `plan.mesh` say what it was made of; parameters are made up
+    `plan.named`, `plan.warnings` and `plan.mesh` describe its origin; parameters are initialised
     from a seed when they are first needed, the same under every layout, and stay until they are
     set. Of a program with `md.minimize`, `explain`, `cost`, `compare` and `code` are about the
     whole training step, while a call computes the outputs alone; `train` takes the steps.
@@ -114,7 +114,7 @@ class Plan(Looks):
         self._blocks: Blocks | None = None
         self._lock = threading.RLock()
 
-    # --- what it is --------------------------------------------------------------------------
+    # --- properties --------------------------------------------------------------------------
 
     @property
     def named(self) -> ir.Program:
@@ -123,7 +123,7 @@ class Plan(Looks):
 
     @property
     def options(self) -> Options:
-        """What it was compiled for."""
+        """The options of the compilation."""
         return self._made.options
 
     @property
@@ -140,7 +140,7 @@ class Plan(Looks):
 
     @property
     def devices(self) -> int:
-        """How many devices it is for."""
+        """The number of devices of the mesh."""
         return self._made.device.mesh.devices
 
     @property
@@ -157,7 +157,7 @@ class Plan(Looks):
         return f"<plan of {self.program.name} on {{{mesh}}}, {how}, reduced {placed.policy}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A plan is pickled as its program, what was chosen, and its parameters if they are set."""
+        """Pickle a plan as its program, the options, and its parameters if they are set."""
         return again, (self.program, *chosen_of(self), self._arrays)
 
     # --- running -----------------------------------------------------------------------------
@@ -168,8 +168,8 @@ class Plan(Looks):
     ) -> Outputs:
         """Run it: inputs in order or by name, whole arrays of numpy or torch; whole outputs.
 
-        Outputs are tensors of torch if an input is one, else arrays of numpy. `params` stands for
-        this call before the plan's own parameters.
+        Outputs are tensors of torch if an input is one, else arrays of numpy. `params` overrides
+        the plan's own parameters for this call.
 
         Raises:
             ProgramError: an input is missing or unknown (MD0820), has another shape or kind of
@@ -193,7 +193,7 @@ class Plan(Looks):
     def reference(
         self, *args: Array, params: Mapping[str, Array] | None = None, **inputs: Array
     ) -> Outputs:
-        """What the unsharded program computes in float64, on the same inputs and parameters."""
+        """The outputs of the unsharded program in float64, on the same inputs and parameters."""
         from meshdsl.backends.engines.reference import made_up, run_reference
 
         given = self._inputs(args, inputs)
@@ -276,7 +276,7 @@ class Plan(Looks):
         return whole_specs(self.named, draws(self.named))
 
     def _inputs(self, args: Sequence[Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
-        """Every input by name; what is missing or unknown is refused."""
+        """Every input by name; refuse missing and unknown ones."""
         names = [v.label for v in self.named.inputs]
         given = {**dict(zip(names, args, strict=False)), **inputs}
         if len(args) <= len(names) and len(given) == len(args) + len(inputs):
@@ -314,7 +314,7 @@ class Plan(Looks):
                 fail("MD0820", message, here().argument(name), help=close)
 
     def _tell(self, error: Exception) -> None:
-        """Raise what went wrong in a run as a diagnostic; what is none is left to the caller."""
+        """Raise an error of a run as a diagnostic; return if it has none."""
         from meshdsl.backends.engines.failures import RunError
         from meshdsl.backends.engines.run import line_of
         from meshdsl.backends.runtime.files import ArraysRefused
@@ -345,7 +345,7 @@ class Plan(Looks):
         resume: bool = False,
         force: bool = False,
     ) -> Training:
-        """Take `steps` steps from the plan's parameters, which are then what was learned.
+        """Take `steps` steps from the plan's parameters, and set them to the trained ones.
 
         `data` is a file (.npz, or a text), or arrays by the names of inputs, with N samples each;
         the batches of a run depend on `seed` and the step alone. The other arguments are those of
@@ -375,16 +375,16 @@ class Plan(Looks):
 
         return module_of(self._made, device_mesh, seed=seed, params=self._arrays)
 
-    # --- looking -----------------------------------------------------------------------------
+    # --- reports -----------------------------------------------------------------------------
 
     @told
     def explain(self) -> Explanation:
-        """What each line holds and sends, why, and what it takes; `.json` has it as data."""
+        """The report per line: local tensors, bytes sent, reasons, costs; `.json` has the data."""
         return Explanation(self._report, self._made.source, self._sources)
 
     @told
     def cost(self) -> Cost:
-        """Bytes sent, FLOPs and memory, per device."""
+        """The costs per device: bytes sent, FLOPs and memory."""
         return Cost.of(self.explain().json)
 
     @told
@@ -429,7 +429,7 @@ class Plan(Looks):
 
 
 def _fitting(arrays: Mapping[str, Array], specs: Mapping[str, Any], what: str) -> dict[str, Any]:
-    """Copies of the arrays, as numpy has them. Raises ArraysRefused where one does not fit."""
+    """The arrays copied to numpy. Raises ArraysRefused where one does not fit its spec."""
     from meshdsl.backends.engines.persistent import as_numpy
     from meshdsl.backends.runtime.files import check_arrays
 
@@ -444,14 +444,14 @@ def _read_only(array: Any) -> Any:
     return view
 
 
-# --- from a program and what was chosen for it to a plan ----------------------------------------
+# --- from a program and its options to a plan ---------------------------------------------------
 
 
 NO_AXIS = "MD0304"
 
 
 def planned(program: Program, chosen: Mapping[str, Any], strict: bool, site: Site) -> Plan:
-    """Compile a program for what was chosen; `site` is the call."""
+    """The plan of a program for the options `chosen`; `site` is the call."""
     made = program.compilation(*_asked(program, chosen, site))
     try:
         made.checked()
@@ -468,7 +468,7 @@ def planned(program: Program, chosen: Mapping[str, Any], strict: bool, site: Sit
 
 
 def _asked(program: Program, chosen: Mapping[str, Any], site: Site) -> tuple[Declarations, Options]:
-    """What the pipeline is asked for: layouts that were given beside those of the program."""
+    """The pipeline's arguments: the declarations with the given layouts added, and the options."""
     declarations = program.declarations
     dtype = chosen["dtype"] and str(chosen["dtype"])
     if dtype is not None and (dtype not in types.DTYPES or types.DTYPES[dtype].kind != "float"):
@@ -499,7 +499,7 @@ TABLES = ("meshes", "layouts", "sbps")
 
 
 def chosen_of(plan: Plan) -> tuple[Options, dict[str, dict[str, Any]]]:
-    """What a plan was made for: options, and the declarations that its program's text lacks."""
+    """The options of a plan, and the declarations that its program's text lacks."""
     made, known = plan._made.declarations, plan.program.declarations
     is_text = plan.program._read_from is not None
     added = {
@@ -519,7 +519,7 @@ def again(
     added: Mapping[str, Mapping[str, Any]],
     params: Mapping[str, Any] | None,
 ) -> Plan:
-    """The plan that was pickled, compiled anew; what there was to say has been said."""
+    """The plan that was pickled, compiled anew without repeating its warnings."""
     known = program.declarations
     tables: dict[str, Any] = {t: {**getattr(known, t), **added[t]} for t in TABLES}
     plan = Plan(program, program.compilation(replace(known, **tables), options).checked())
@@ -529,7 +529,7 @@ def again(
 
 
 def _in_python(diagnostic: Diagnostic, site: Site) -> Diagnostic:
-    """A diagnostic about an option, at the argument that stands for it."""
+    """A diagnostic about an option, at the argument that gives it."""
     positions = {"mesh": 0, "layout": 1}
     span = diagnostic.span
     if span is None or not span.file.startswith("--"):
@@ -539,7 +539,7 @@ def _in_python(diagnostic: Diagnostic, site: Site) -> Diagnostic:
 
 
 def _refuse_missing_axes(diagnostics: Diagnostics, options: Options, program: Program) -> None:
-    """A layout written in Python for this mesh has no use for an axis that the mesh lacks."""
+    """Refuse a layout written in Python that names an axis which the mesh lacks."""
     if options.layout is None or options.layout in program.declarations.layouts:
         return
     missing = [d for d in diagnostics if d.code == NO_AXIS]

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 class Program:
-    """A program: what it computes, and nothing of where. `compile` makes a plan of it for a mesh.
+    """A program: a computation without placements. `compile` makes a plan of it for a mesh.
 
-    The function is traced when its program is first needed, once. What it says of a wrong program
-    is a `ProgramError` at the line of Python (or of the file).
+    The function is traced once, when its program is first needed. An error in the program is a
+    `ProgramError` at the line of Python (or of the file).
     """
 
     def __init__(self, name: str, made: Callable[[], Compilation]) -> None:
@@ -58,7 +58,7 @@ class Program:
 
     @told
     def _written(self) -> Compilation:
-        """The program on its way through the compiler, as far as it is written."""
+        """The compilation of the program as it is written."""
         if self._found is None:
             made = self._made()
             assert made.written, "a program without errors is built"
@@ -66,7 +66,7 @@ class Program:
         return self._found
 
     def retrace(self) -> None:
-        """Trace it anew: names that the function reads may mean something else by now."""
+        """Trace it anew: names that the function reads may have been rebound."""
         self._forget()
         self._written()
 
@@ -78,12 +78,12 @@ class Program:
     def named(self, dtype: str | None = None, *, evaluate: bool = True) -> ir.Program:
         """The named program, verified and simplified; with `dtype`, every float of that type.
 
-        Of one that minimises a loss it is the forward pass, or else (not `evaluate`) the step.
+        Of one that minimises a loss it is the forward pass, or (without `evaluate`) the step.
         """
         return self._version(dtype, evaluate).named
 
     def _version(self, dtype: str | None, evaluate: bool) -> Compilation:
-        """The program with every float of a type, and with or without what `minimize` adds."""
+        """The program with floats of type `dtype`; without `evaluate`, the step of `minimize`."""
         key = (dtype, evaluate)
         if key not in self._versions:
             made = self._written()
@@ -94,7 +94,7 @@ class Program:
     def compilation(
         self, declarations: Declarations, options: Options, diagnostics: Diagnostics | None = None
     ) -> Compilation:
-        """The program on its way through the compiler; `declarations` may hold more layouts."""
+        """The compilation of the program; `declarations` may have more layouts."""
         made = self._version(options.dtype, options.evaluate)
         same = replace(options, program=made.options.program, set_dims=made.options.set_dims)
         return made.under(same, diagnostics or Diagnostics(), declarations)
@@ -106,7 +106,7 @@ class Program:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of what it returns, in order."""
+        """The names of the outputs, in order."""
         return tuple(o.name for o in self.named().outputs)
 
     @property
@@ -115,9 +115,9 @@ class Program:
         return {str(p.value.name): str(p.value.type) for p in self.named().params}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A program is pickled as text: that of its file, or what `to_mdsl` writes.
+        """Pickle a program as text: that of its file, or that of `to_mdsl`.
 
-        Raises TypeError where no text could say it, at its own sizes either.
+        Raises TypeError where no text can express it, not even at its own sizes.
         """
         text = self._read_from or (Source(f"{self.name}.mdsl", self._text()), None, {})
         if self._unsayable is not None:
@@ -140,8 +140,8 @@ class Program:
     def to_mdsl(self) -> str:
         """The program as readable `.mdsl` text that means the same.
 
-        Sizes stay what they were made of, so that the text with `--set` means what it says. Raises
-        ProgramError (MD0821) where no text could: `math.sqrt(key)` of Python.
+        Sizes keep their formulas, so that the text under `--set` means the same. Raises
+        ProgramError (MD0821) where no text can: `math.sqrt(key)` of Python.
         """
         text = self._text()
         reason = self._lost or self._unsayable
@@ -162,16 +162,15 @@ class Program:
         strict: bool = False,
         dtype: str | None = None,
     ) -> Plan:
-        """The plan for a mesh under a layout: what each device holds, computes and sends.
+        """The plan for a mesh under a layout: what each device stores, computes and sends.
 
         `mesh` is `md.mesh(rows=2, cols=2)`, a dict, a string `"rows:2,cols:2"`, or the name of one
         in the file; None: the first of the file, or one device. `layout` is `md.layout(…)`, or
-        anything that makes one; None: the first of the file, or none. `sbp` stands instead of a
-        layout: `{"x": "S(0), B"}`. `reduce` says when partial sums are added up: `immediate`,
+        anything that makes one; None: the first of the file, or none. `sbp` replaces a layout:
+        `{"x": "S(0), B"}`. `reduce` says when partial values are reduced: `immediate`,
         `mesh-tf`, `deferred` or `optimal`, which minimises the bytes that are sent, and
         `message_bytes` more for each collective; with `cache`, its plan is kept for the next time.
-        Under `strict`, warnings are errors. `dtype` is another
-        type for every float.
+        Under `strict`, warnings are errors. `dtype` is another type for every float.
 
         Raises:
             ProgramError: no such mesh or axis, two dims on one axis, a dim that does not divide, …
@@ -217,7 +216,7 @@ def program(function: Any = None, /, *, name: str | None = None) -> Any:
     `@` fixes where the input lies. Tensors have the names of the variables they are assigned to.
 
     Raises:
-        ProgramError: an input has no type (MD0819), or its name is none (MD0817).
+        ProgramError: an input has no type (MD0819), or its name is not allowed (MD0817).
     """
     frame = user_frame()
     if function is None:
@@ -239,7 +238,7 @@ def _program(function: Callable[..., Any], name: str | None, frame: FrameType) -
 def _traced(
     program: Program, function: Callable[..., Any], types: Mapping[str, TensorType]
 ) -> Compilation:
-    """A trace on its way through the compiler; what no text says of it is kept by `program`."""
+    """The compilation of a trace; `program` keeps what text cannot express of it."""
     from meshdsl.pipeline import Compilation, Known, Options
 
     traced = trace(function, program.name, types)
@@ -250,9 +249,9 @@ def _traced(
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """The result of a trace: the syntax tree, and what of it no text says.
+    """The result of a trace: the syntax tree, and what of it text cannot express.
 
-    `lost` is why a text could not say it at other sizes, `unsayable` why not even at these.
+    `lost` is the reason at other sizes, `unsayable` the reason even at these.
     """
 
     tree: ast.File
@@ -261,7 +260,7 @@ class Traced:
 
 
 def trace(function: Callable[..., Any], name: str, types: Mapping[str, TensorType]) -> Traced:
-    """The syntax tree of what a Python function computes."""
+    """The syntax tree of the computation of a Python function."""
     code = function.__code__
     linecache.checkcache(code.co_filename)
     diagnostics = Diagnostics()
@@ -299,7 +298,7 @@ def _tree_of(
     inputs: Sequence[tuple[ast.TensorParam, Variable]],
     returned: Sequence[tuple[str | None, ast.Expr]],
 ) -> tuple[Writer, ast.Program]:
-    """The program that was recorded; it is written until its `def`s take all dims they must."""
+    """The program that was recorded, written again until its `def`s take all dims they need."""
     sizes, called = frozenset(tracer.sizes), frozenset(tracer.called)
     shared: Mapping[str, Shared] = {}
     while True:
@@ -337,7 +336,7 @@ def _input(
 def _returned(
     tracer: Tracer, function: Callable[..., Any], found: Any, place: Span
 ) -> list[tuple[str | None, ast.Expr]]:
-    """What the function returned, each under the name that stands behind `return`."""
+    """The returned tensors, each with its name in the `return`."""
     if found is None:
         fail("MD0113", "this program returns nothing", place, help="end it with `return NAME, …`")
     listed = tracer.results(list(found.values()) if isinstance(found, Mapping) else found, place)
@@ -352,7 +351,7 @@ def _returned(
 
 
 def _key(tracer: Tracer, name: Any, span: Span) -> str:
-    """The name that a returned dict gives to an output; refused where the language has no such."""
+    """The output name that a returned dict gives; refuse one that the language does not allow."""
     check_name("result", name, span)
     tracer._check_name(ast.Name(name, span))
     return str(name)
@@ -364,7 +363,7 @@ def _label(result: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Where each result stands in a `return`, and its key in a dict; `names` are variables."""
+    """The span of each result in a `return`, and its key in a dict; `names` are variables."""
 
     values: list[Span]
     keys: list[Span]
@@ -372,7 +371,7 @@ class _Places:
 
 
 def _return_places(function: Callable[..., Any], count: int, place: Span) -> _Places:
-    """The places in the only `return`; else that of the only one, or of the function."""
+    """The places of results in the only `return`; else that of its value, or of the function."""
     code = function.__code__
     file = file_of(code)
     node = file.definition(code)
@@ -392,7 +391,7 @@ def _return_places(function: Callable[..., Any], count: int, place: Span) -> _Pl
 
 
 def _variable(node: python.expr) -> str | None:
-    """The name of a variable, if the language has such a name."""
+    """The name of a variable, if the language allows it."""
     name = node.id if isinstance(node, python.Name) else ""
     return name if is_name(name) and name not in RESERVED_TENSORS else None
 
@@ -416,9 +415,9 @@ def _returns(body: Sequence[python.stmt]) -> list[python.Return]:
 def load(
     path: str | Path, *, program: str | None = None, dims: Mapping[str, int] | None = None
 ) -> Program:
-    """A program of a `.mdsl` file, the same object as a traced one; `dims` are other sizes.
+    """A program of a `.mdsl` file, the same object as a traced one; `dims` overrides sizes.
 
-    Its meshes and layouts are asked for by name: `md.load("mlp.mdsl").compile("square", "hybrid")`.
+    Its meshes and layouts are given by name: `md.load("mlp.mdsl").compile("square", "hybrid")`.
 
     Raises:
         ProgramError: the file cannot be read, or is wrong; it has several programs and none is
@@ -442,7 +441,7 @@ def read(source: Source, program: str | None, dims: Mapping[str, int]) -> Progra
 def _needed(tree: ast.File, name: str, sizes: Mapping[str, int]) -> ast.File:
     """The declarations of a program: its own, the `def`s it calls and the dims it names.
 
-    `sizes` are those that dims were given from outside.
+    `sizes` are those given to dims from outside.
     """
     nodes = [_sized(d, sizes) for d in tree.declarations]
     found: list[ast.Declaration] = []
@@ -456,7 +455,7 @@ def _needed(tree: ast.File, name: str, sizes: Mapping[str, int]) -> ast.File:
 
 
 def _sized(node: ast.Declaration, sizes: Mapping[str, int]) -> ast.Declaration:
-    """A declaration; that of a dim in `sizes` says its size."""
+    """A declaration; that of a dim in `sizes` with this size."""
     if isinstance(node, ast.Dim) and node.name.text in sizes:
         return replace(node, value=ast.Number(sizes[node.name.text], node.span))
     return node

@@ -1,7 +1,7 @@
 """The record of a trace: statements on variables, in blocks.
 
-A `Variable` is a tensor of Python. What it is called in the syntax tree is known when the trace is
-over and all that reads it is (`written.py`).
+A `Variable` is a tensor of Python. Its name in the syntax tree is determined when the trace is
+complete and all its uses are known (`written.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from meshdsl.syntax import ast
 
 @dataclass(slots=True, eq=False)
 class Variable:
-    """A tensor of Python: the name it was given, the dims it was declared with, where it is made.
+    """A tensor of Python: its given name, its declared dims, and where it is made.
 
     `home` is the call of a function whose body makes it, None for the program itself.
     """
@@ -27,21 +27,21 @@ class Variable:
     dims: tuple[ast.DimRef, ...] | None = None
 
     def is_made_in(self, call: Call | None) -> bool:
-        """Whether a call, or the program for None, makes it: not if it is given."""
+        """Whether it is made in a call, or in the program for None, rather than passed in."""
         given = () if call is None else (a.inside for a in call.arguments)
         return self.home is call and all(v is not self for v in given)
 
 
 @dataclass(frozen=True, slots=True)
 class Read(Given):
-    """A variable where an expression reads it; `operand` is its value there."""
+    """A use of a variable in an expression; `operand` is its value there."""
 
     variable: Variable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Made:
-    """An expression and what it yields."""
+    """An expression and its results."""
 
     node: ast.Expr
     results: tuple[Variable, ...]
@@ -65,7 +65,7 @@ class Declared:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Carried:
-    """A tensor that a loop carries; `name` is what the Python body calls it.
+    """A tensor that a loop carries; `name` is its name in the Python body.
 
     `init` enters the first iteration as `inside`, `next` the next one; `result` is the last.
     """
@@ -93,7 +93,7 @@ class Repeated:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recomputed:
-    """A block whose values are computed again in the backward pass."""
+    """A block whose values are rematerialised in the backward pass."""
 
     block: Block
     span: Span
@@ -116,9 +116,9 @@ class Minimized:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """A tensor that a function is given: as the function takes it, inside, and in its caller.
+    """A tensor passed to a function: as its parameter, as read inside, and in the caller.
 
-    It is `open` where the function itself does not declare the dims.
+    `open` is true where the function does not declare the dims.
     """
 
     node: ast.TensorParam
@@ -131,9 +131,9 @@ class Argument:
 class Call:
     """A call of a function in its `caller` (None: the program).
 
-    It is at `span`, and the function is defined at `place`. `free` are variables from outside that
-    it reads without being given them, `escapes` are variables made inside that are read outside.
-    `result` are the dims that it declares to return.
+    `span` is that of the call, `place` that of the definition. `free` are variables from outside
+    that it reads without taking them, `escapes` are those made inside and read outside. `result`
+    are the declared dims of the result.
     """
 
     label: str
@@ -158,7 +158,7 @@ Block = list[Item]
 
 
 def note_read(read: Read, reader: Call | None) -> None:
-    """Tell all calls between where a variable is made and where it is read."""
+    """Record a use in all calls between the variable's definition and its reader."""
     inner, outer = _around(reader), _around(read.variable.home)
     shared = sum(one is other for one, other in zip(inner, outer, strict=False))
     for call in inner[shared:]:
@@ -168,7 +168,7 @@ def note_read(read: Read, reader: Call | None) -> None:
 
 
 def _around(call: Call | None) -> list[Call]:
-    """A call and all that it is made in, outermost first."""
+    """A call and those that it is nested in, outermost first."""
     found: list[Call] = []
     while call is not None:
         found.append(call)
@@ -177,5 +177,5 @@ def _around(call: Call | None) -> list[Call]:
 
 
 def reads_of(node: ast.Expr) -> Iterator[Read]:
-    """Where an expression reads variables, in order of evaluation."""
+    """The uses of variables in an expression, in order of evaluation."""
     return (n for n in ast.walk(node) if isinstance(n, Read))

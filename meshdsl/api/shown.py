@@ -1,4 +1,4 @@
-"""What a plan yields and shows: outputs, the report, the comparison, the costs."""
+"""The results and views of a plan: outputs, the report, the comparison, the costs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 class Outputs:
-    """What a plan yields, in the order of `return`.
+    """The outputs of a plan, in the order of `return`.
 
     By name (`out.y`, `out["y"]`), unpacked (`loss, y = plan(x=x)`), or as `dict(out)`.
     """
@@ -51,7 +51,7 @@ class Outputs:
 
 
 class Explanation(View):
-    """What `meshdsl explain` prints of a plan. `.json` is the same as data (version 1).
+    """The report of a plan that `meshdsl explain` prints. `.json` is the same as data (version 1).
 
     `sources` are the texts, by name, whose tensors a notebook shows.
     """
@@ -66,7 +66,7 @@ class Explanation(View):
 
     @property
     def document(self) -> Document:
-        """Every line with what it holds and sends."""
+        """The document of all lines: local tensors and collectives."""
         return explanation(self.json | {"warnings": []}, self.sources)
 
     def text(self, width: int | None = None) -> str:
@@ -77,9 +77,9 @@ class Explanation(View):
 
 
 class Comparison(View):
-    """What `meshdsl compare` prints. `.json` is the same as data; `.same`: whether all agree.
+    """The table that `meshdsl compare` prints. `.json` is the same as data; `.same`: all agree.
 
-    Columns are beside each other, or below each other where the width of the text is too small.
+    Columns are side by side, or one below the other where the text is too narrow.
     """
 
     width = WIDTH
@@ -94,12 +94,12 @@ class Comparison(View):
 
     @property
     def memory(self) -> Memory:
-        """What a device holds under each column, as bars to one scale."""
+        """The memory of a device under each column, as bars to one scale."""
         return of_columns(self.json)
 
     @property
     def document(self) -> Document:
-        """Tensors and what is sent of each line, one column beside the other."""
+        """The document of all lines: tensors and reshards, column beside column."""
         return comparison(self.json, self.source)
 
     def html(self) -> str:
@@ -114,11 +114,10 @@ class Comparison(View):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one device does in a run: bytes it sends by ring algorithms, FLOPs, bytes it holds.
+    """The costs of a run per device: bytes sent (ring algorithms), FLOPs, bytes of memory.
 
     `cluster_wire_bytes` is the sum over the devices; collectives in loops are counted each time.
-    `memory` tells by role what is held: `params`, `grads`, `state`, `inputs`, and `activations` at
-    the worst line.
+    `memory` is by role: `params`, `grads`, `state`, `inputs`, and `activations` at the peak.
     """
 
     wire_bytes: float

@@ -11,7 +11,7 @@ from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES
 from meshdsl.ops.opdef import OpDef, load_all
 
 RATES = (*OPTIMIZERS, *(name for name in SCHEDULES if name not in (*INITS, "constant")))
-"""What `md.minimize` and its options take: optimizers, and schedules of a learning rate."""
+"""The arguments of `md.minimize` and its options: optimizers, and learning-rate schedules."""
 
 POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
 OPTION = inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -29,7 +29,7 @@ _BRACKETS = {
 
 
 def names() -> list[str]:
-    """The operators that the language calls by name, views aside, and functions of the prelude."""
+    """The operators that the language calls by name, except views, and the prelude's functions."""
     from meshdsl.named.prelude import prelude
 
     called = [n for n, o in load_all().items() if o.surface.items != "view"]
@@ -37,7 +37,7 @@ def names() -> list[str]:
 
 
 def signature_of(name: str) -> inspect.Signature:
-    """What stands in the parentheses of an operator."""
+    """The signature of an operator's parentheses."""
     if name not in load_all():
         return inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
     opdef = load_all()[name]
@@ -60,7 +60,7 @@ def _tensor(name: str, needed: bool) -> inspect.Parameter:
 
 
 def _in_order(found: list[inspect.Parameter]) -> list[inspect.Parameter]:
-    """Once a parameter has a default, those after it can only be given by name."""
+    """The parameters, those behind the first default as keyword-only."""
     optional, ordered = False, []
     for parameter in found:
         has_default = parameter.default is not inspect.Parameter.empty
@@ -72,7 +72,7 @@ def _in_order(found: list[inspect.Parameter]) -> list[inspect.Parameter]:
 
 
 def _tensor_names(opdef: OpDef) -> list[str]:
-    """The names of the tensors: those of the prelude's definition, or letters."""
+    """The names of the tensor operands: those of the prelude's definition, or letters."""
     from meshdsl.named.prelude import prelude
 
     function = prelude().functions.get(opdef.name)
@@ -164,7 +164,7 @@ def _class(name: str) -> str:
 
 
 def _typed(opdef: OpDef) -> str:
-    """The parameters of the call with their types."""
+    """The parameters of the call with their type annotations."""
     parts = ["self"]
     positional = keyword = False
     for p in signature_of(opdef.name).parameters.values():
@@ -196,7 +196,7 @@ def _option_type(name: str, default: Any) -> str:
 
 
 def _result(opdef: OpDef) -> str:
-    """`Tensor`, or a tuple of as many as the operator yields."""
+    """The return annotation: `Tensor`, or a tuple with one for each result."""
     sample = opdef.samples[0]
     count = len(opdef.infer(sample.ins, dict(sample.attrs)))
     return "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"

@@ -1,7 +1,7 @@
-"""Numbers that Python makes of the sizes of dims: `4 * io`, `key ** -0.5`.
+"""Numbers that Python computes from the sizes of dims: `4 * io`, `key ** -0.5`.
 
-They remember what they are made of, so that `to_mdsl` can write it. Where Python takes one for a
-plain number (`math.sqrt(key)`, `range(heads)`, `if seq > 128`), that is lost; when it was is noted.
+They keep their formula, so that `to_mdsl` can write it. Where Python takes one for a plain number
+(`math.sqrt(key)`, `range(heads)`, `if seq > 128`), the formula is lost; the moment is recorded.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ _CLOCK = itertools.count()
 
 
 def tick() -> int:
-    """A number larger than all before it: what happened later has the larger one."""
+    """The next value of a counter: later events have larger ones."""
     return next(_CLOCK)
 
 
 _LAST: dict[Dim, Moment] = {}
-"""When the size of a dim, or of one equal to it, was taken last.
+"""The last moment at which the size of a dim, or of one equal to it, was taken.
 
-A trace may know an equal one: `typing` keeps annotations, and gives the same for equal arguments.
+A trace may have an equal one: `typing` caches annotations by equality of arguments.
 """
 
 
 @dataclass(slots=True)
 class Taken:
-    """When and where Python first took the size of a dim for a plain number."""
+    """The time and place at which Python first took the size of a dim for a plain number."""
 
     first: Moment | None = None
 
     def note(self) -> Moment:
-        """It is taken now."""
+        """Record that it is taken now."""
         now = Moment(here().span, tick())
         self.first = self.first or now
         return now
@@ -54,30 +54,30 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A place in the source, and when it was come by."""
+    """A place in the source, and the tick at which it was reached."""
 
     span: Span
     when: int
 
 
 class Arithmetic:
-    """What is a number made of sizes, in expressions of Python.
+    """A number made of sizes, in Python expressions.
 
-    To type checkers its arithmetic yields plain numbers: what takes one takes a `Size`.
+    To type checkers its arithmetic yields plain numbers: a parameter for one takes a `Size`.
     """
 
     __slots__ = ()
 
     def _number(self) -> Number:
-        """The number, which knows what it is made of."""
+        """The number with its formula."""
         raise NotImplementedError
 
     def _dims(self) -> tuple[Dim, ...]:
-        """The dims that it is made of."""
+        """The dims in its formula."""
         raise NotImplementedError
 
     def _take(self) -> Number:
-        """The plain number; that it was taken is noted."""
+        """The plain number; records that it was taken."""
         for dim in self._dims():
             _LAST[dim] = dim._taken.note()
         return _plain(self._number())
@@ -155,7 +155,7 @@ class Arithmetic:
 
 
 class Size(Arithmetic):
-    """A number made of the sizes of dims, `4 * io`. Wherever Python wants a number it is one."""
+    """A number made of the sizes of dims, `4 * io`; usable wherever Python wants a number."""
 
     __slots__ = ("_made_of", "_value")
 
@@ -200,7 +200,7 @@ class Size(Arithmetic):
 
 
 def number_of(found: Any) -> Number | None:
-    """The number that a Python value is, with what it is made of; None where it is no number."""
+    """The number that a Python value is, with its formula; None if it is no number."""
     if isinstance(found, Arithmetic):
         return found._number()
     if isinstance(found, int | float):
@@ -212,9 +212,9 @@ def number_of(found: Any) -> Number | None:
 
 
 def computed(found: Any, span: Span) -> Moment | None:
-    """A note that the number `found`, given at `span`, may be made of what Python took of dims.
+    """The moment at which `found`, given at `span`, may have been computed from taken sizes.
 
-    None for numbers that stand there as such, and for those that know what they are made of.
+    None for literals, and for numbers that keep their formula.
     """
     if isinstance(found, Arithmetic) or number_of(found) is None or _is_written_out(span.text):
         return None
@@ -222,7 +222,7 @@ def computed(found: Any, span: Span) -> Moment | None:
 
 
 def _is_written_out(text: str) -> bool:
-    """Whether a Python expression is made of literals alone: `0.5`, `-1e9`, `64 * 1024`."""
+    """Whether a Python expression consists of literals alone: `0.5`, `-1e9`, `64 * 1024`."""
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError):
@@ -257,11 +257,11 @@ _UFUNCS = {
     "floor_divide": "floordiv",
     "remainder": "mod",
 }
-"""Functions of numpy that Python calls for an operator whose left operand is a number of numpy."""
+"""The operators by the numpy functions that Python calls where the left operand is numpy's."""
 
 
 def _combined(name: str, left: Any, right: Any) -> int:
-    """A number made of two, one of them of sizes; tensors get their own say."""
+    """The number made of two, one of them of sizes; NotImplemented leaves it to the other."""
     one, other = number_of(left), number_of(right)
     if one is None or other is None:
         return cast(int, NotImplemented)
@@ -271,7 +271,7 @@ def _combined(name: str, left: Any, right: Any) -> int:
 
 
 def _written(name: str, value: Number, one: Number, other: Number) -> Number:
-    """`value` in operators of the language: `a // b` is `floor(a / b)`, `a % b` what it leaves."""
+    """`value` in operators of the language: `a // b` is `floor(a / b)`, `a % b` the remainder."""
     if name not in ("floordiv", "mod"):
         return made(value, name, one, other)
     quotient = made(one / other, "div", one, other)
@@ -283,7 +283,7 @@ def _written(name: str, value: Number, one: Number, other: Number) -> Number:
 
 
 def _if_equal(value: Number, written: Number) -> Number:
-    """`written`, if it is Python's value; else a number that no text can say."""
+    """`written` if it has Python's value, else a number without a formula."""
     if written == value:
         return written
     return made(value, "", written)
@@ -298,11 +298,11 @@ def _compared(compare: Callable[[Any, Any], Any], size: Size, other: object) -> 
     return compare(size._take(), _plain(number))
 
 
-# --- what a text can say -----------------------------------------------------------------------
+# --- what text can express ---------------------------------------------------------------------
 
 
 def with_makers(known: Mapping[str, Dim]) -> dict[str, Dim]:
-    """The dims of a program and those that their sizes are made of, by name."""
+    """The dims of a program and those in the formulas of their sizes, by name."""
     found = dict(known)
     waiting = list(known.values())
     for dim in waiting:
@@ -313,7 +313,7 @@ def with_makers(known: Mapping[str, Dim]) -> dict[str, Dim]:
 
 
 def sizes_of(dims: Mapping[str, Dim]) -> dict[str, int]:
-    """The sizes that are made of those of other dims, and how; not of others of the same name."""
+    """The sizes computed from other dims, with formulas; not from dims of the same name."""
     found: dict[str, Any] = {}
     for name, dim in dims.items():
         is_known = all(dims[d.name] == d for d in _makers(dim))
@@ -323,12 +323,12 @@ def sizes_of(dims: Mapping[str, Dim]) -> dict[str, int]:
 
 
 def _makers(dim: Dim) -> tuple[Dim, ...]:
-    """The dims that the size of a dim is made of."""
+    """The dims in the formula of a dim's size."""
     return () if dim._made_of is None else dim._made_of._dims()
 
 
 def _leads_back(name: str, dims: Mapping[str, Dim]) -> bool:
-    """Whether the size of a dim is made of itself: dims were defined anew in between."""
+    """Whether the size of a dim depends on its own name: dims were redefined in between."""
     seen, waiting = set[str](), [name]
     for current in waiting:
         others = {d.name for d in _makers(dims[current])}
@@ -338,10 +338,10 @@ def _leads_back(name: str, dims: Mapping[str, Dim]) -> bool:
 
 
 def unsayable(started: int, numbers: Sequence[Moment], dims: Iterable[Dim]) -> Diagnostic | None:
-    """Why no text can say what a program traced since `started` does at other sizes, if none can.
+    """The reason why text cannot express a program traced since `started` at other sizes, if any.
 
-    Python took the size of one of its dims for a plain number in the trace; or before one of
-    `numbers` was given, which may be made of it.
+    Python took the size of one of its dims for a plain number during the trace, or before one of
+    `numbers` was given, which may be computed from it.
     """
     help = "compute with the dim: `md.sqrt(key)`, `key ** -0.5`, `4 * io`; or write the number out"
     for dim in dims:

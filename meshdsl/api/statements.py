@@ -1,4 +1,4 @@
-"""What stands on a line of its own in the language: parameters, names, loops, goals."""
+"""Statements of the language as functions: parameters, names, loops, goals."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ def _form(tracer: Tracer, init: Any, span: Span) -> ast.Call | None:
 
 @told
 def name(name: str, value: Operand, dims: Dims | None = None) -> Tensor:
-    """`value` under a name: `h = md.name("h", md.relu(x), [batch @ "data", hidden])`.
+    """The tensor `value` named: `h = md.name("h", md.relu(x), [batch @ "data", hidden])`.
 
-    With `dims` they are checked and the tensor is brought into this order; `@` fixes where it lies,
+    With `dims` they are checked and the tensor is transposed to this order; `@` pins its placement
     over any layout.
 
     Raises:
-        ProgramError: the dims are others (MD0250), or the name is none (MD0817).
+        ProgramError: the dims are others (MD0250), or the name is not allowed (MD0817).
     """
     site = here()
     tracer = tracing(site)
@@ -127,7 +127,7 @@ def _tensor(tracer: Tracer, node: ast.Expr, span: Span) -> Tensor:
 
 @told
 def repeat(dim: Dim, body: Callable[..., Any], *carries: Operand) -> Any:
-    """`body` once for each index of `dim`; it takes and returns what is carried.
+    """Run `body` once for each index of `dim`; it takes and returns the carried tensors.
 
     Parameters made inside gain the dim, and a tensor from outside that has it is read at the
     current index. Yields what the last iteration returned: nothing, a tensor, or a tuple of them.
@@ -168,7 +168,7 @@ def repeat(dim: Dim, body: Callable[..., Any], *carries: Operand) -> Any:
 
 
 def _carried_names(body: Callable[..., Any], count: int) -> list[str]:
-    """The names of the parameters of the body, for messages; they are told apart at any rate."""
+    """Distinct names of the parameters of the body, for messages."""
     code = getattr(body, "__code__", None)
     own = list(code.co_varnames[: code.co_argcount]) if code else []
     return own if len(own) == count else [f"carry {i + 1}" for i in range(count)]
@@ -196,7 +196,7 @@ def _body(
 
 @contextmanager
 def recompute() -> Iterator[None]:
-    """A block whose values are computed again in the backward pass instead of kept.
+    """A block whose values are rematerialised in the backward pass instead of stored.
 
     ::
 

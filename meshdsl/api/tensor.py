@@ -1,4 +1,4 @@
-"""A tensor of a program being traced: what a Python function of the embedded language works on."""
+"""A tensor of a program being traced: the values of Python functions in the embedded language."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from meshdsl.named.ir import Value
 
 Operand = Any
-"""What stands where a tensor may: a tensor, a number, or a dim (its size)."""
+"""An operand: a tensor, a number, or a dim (its size)."""
 
 
 class Tensor:
-    """A tensor with named dims. It has a type and no values: those come when a plan is called.
+    """A tensor with named dims. It has a type and no values: those exist when a plan is called.
 
     Operators broadcast by name; the result's dims are in order of first appearance. `&`, `|` and
     `~` are `and`, `or` and `not`. A view is written in brackets or as a method:
@@ -48,11 +48,11 @@ class Tensor:
     def __class_getitem__(cls, dims: Any) -> TensorType:
         return TensorType(as_tuple(dims))
 
-    # --- what is known of it -----------------------------------------------------------------
+    # --- type and name -----------------------------------------------------------------------
 
     @property
     def name(self) -> str | None:
-        """The dotted name by which layouts and reports call it; None for a subexpression."""
+        """The dotted name used by layouts and reports; None for a subexpression."""
         return self._value.name
 
     @property
@@ -156,7 +156,7 @@ class Tensor:
     def __getitem__(self, arrows: Any) -> Tensor:
         """`x[seq >> mem, model >> (heads, key)]`: renames, splits and merges, one after another.
 
-        Renames that stand together happen at once, so that two dims may swap their names.
+        Adjacent renames happen at once, so that two dims may swap their names.
         """
         return _view(self, [("arrow", a) for a in as_tuple(arrows)])
 
@@ -190,7 +190,7 @@ class Tensor:
         """Indices `start` to `stop` (exclusive) of `dim`, under the name `target`."""
         return _view(self, [("slice", dim, start, stop, target)])
 
-    # --- what only a value could answer --------------------------------------------------------
+    # --- operations that need values -----------------------------------------------------------
 
     def __bool__(self) -> bool:
         _no_condition(self)
@@ -217,7 +217,7 @@ class Tensor:
         _no_value(self, "numpy", "use the operators of `md`: `md.exp(x)`, `md.sum[batch](x)`")
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        """`numpy_number * tensor`; any other function of numpy has nothing to compute with."""
+        """`numpy_number * tensor`; refused for any other numpy function."""
         op = _UFUNCS.get(ufunc.__name__)
         if op is None or method != "__call__" or kwargs:
             _no_value(self, f"`numpy.{ufunc.__name__}`", f"write `md.{ufunc.__name__}(x)`")
@@ -241,7 +241,7 @@ _UFUNCS = {
     "greater": ">",
     "greater_equal": ">=",
 }
-"""Functions of numpy that Python calls for an operator whose left operand is a number of numpy."""
+"""The operators by the numpy functions that Python calls where the left operand is numpy's."""
 
 
 @told
@@ -293,7 +293,7 @@ def _no_torch() -> NoReturn:
     )
 
 
-# --- which program is being traced --------------------------------------------------------------
+# --- the program being traced -------------------------------------------------------------------
 
 
 class _Stack(threading.local):
@@ -306,7 +306,7 @@ _STACK = _Stack()
 
 @contextmanager
 def tracing_in(tracer: Tracer) -> Iterator[None]:
-    """Make `tracer` the one that operators go to."""
+    """Trace operators with `tracer`."""
     _STACK.tracers.append(tracer)
     try:
         yield
@@ -315,7 +315,7 @@ def tracing_in(tracer: Tracer) -> Iterator[None]:
 
 
 def tracing(site: Site) -> Tracer:
-    """The program being traced in this thread."""
+    """The tracer of the program being traced in this thread."""
     if not _STACK.tracers:
         message = "no program is being traced here"
         help = "operators stand in functions under `@md.program`, and in what these call"

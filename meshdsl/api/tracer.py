@@ -1,8 +1,8 @@
-"""The program under construction while a Python function of it runs.
+"""The program under construction while its Python function runs.
 
-A `Tracer` records the syntax of what Python does (`recorded.py`). It builds it at once, too, by the
-builder that all programs are built with: so Python knows the type of every tensor, and what is
-wrong is told at its line. A value at hand takes the place of a name (`Read`).
+A `Tracer` records the syntax of what Python does (`recorded.py`), and builds it at once with the
+builder that all programs share: Python knows the type of every tensor, and an error is reported at
+its line. A value at hand takes the place of a name (`Read`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PythonBody(ast.Assign):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A call that is written down, not applied: an initialiser, an optimizer, a schedule."""
+    """A call kept as syntax, not applied: an initialiser, an optimizer, a schedule."""
 
     name: str
     args: tuple[Any, ...]
@@ -50,13 +50,13 @@ class Form:
         return f"{self.name}({', '.join([*map(repr, self.args), *options])})"
 
     def inside(self) -> Iterator[Any]:
-        """It, and what it and the calls inside it are given."""
+        """This form, and all values given to it and to the forms inside it."""
         yield self
         for value in (*self.args, *(v for _, v in self.options)):
             yield from value.inside() if isinstance(value, Form) else (value,)
 
     def syntax(self) -> ast.Call:
-        """The call as the parser would have read it."""
+        """The call as the parser would read it."""
         args = tuple(self._constant(a) for a in self.args)
         keywords = tuple(
             ast.Keyword(ast.Name(n, self.span), self._constant(v), self.span)
@@ -117,7 +117,7 @@ class Tracer(ProgramBuilder):
         finally:
             self.scopes.pop()
 
-    # --- what is recorded --------------------------------------------------------------------
+    # --- recording ---------------------------------------------------------------------------
 
     @property
     def block(self) -> Block:
@@ -147,14 +147,14 @@ class Tracer(ProgramBuilder):
         """A new variable of the innermost function."""
         return Variable(span, self.inner, label)
 
-    # --- what Python passes ------------------------------------------------------------------
+    # --- values of Python --------------------------------------------------------------------
 
     def tensor(self, value: ir.Value, variable: Variable) -> Tensor:
-        """A value as Python sees it."""
+        """The Python tensor of a value."""
         return Tensor(self, value, self.builder.frames[-1], variable)
 
     def operand(self, found: Any, span: Span) -> Operand:
-        """What a Python value means in an expression."""
+        """The operand that a Python value is in an expression."""
         if isinstance(found, Tensor):
             return self.value(found, span)
         if isinstance(found, DType):
@@ -174,24 +174,24 @@ class Tracer(ProgramBuilder):
         fail("MD0815", f"{what} is no tensor of the program", span, help=help)
 
     def _note_sizes(self, found: Any, span: Span) -> None:
-        """Remember the dims that a number is made of, and the operators that make it."""
+        """Record the dims of which a number is computed, and the operators that do it."""
         if isinstance(found, Arithmetic):
             self.sizes.update(self.dim(dim, span).name for dim in found._dims())
             self.called.update(operators_of(found._number()))
 
     def note(self, *found: Moment | None) -> None:
-        """Remember numbers that Python has computed."""
+        """Record numbers that Python has computed."""
         self.computed += [c for c in found if c is not None]
 
     def form(self, form: Form) -> ast.Call:
-        """A call that was written down, as the parser would have read it."""
+        """The call of a form, as the parser would read it."""
         for part in form.inside():
             self.note(*(part.computed if isinstance(part, Form) else ()))
             self._note_sizes(part, form.span)
         return form.syntax()
 
     def value(self, tensor: Tensor, span: Span) -> ir.Value:
-        """The value of a tensor, which must be of this program and still exist here."""
+        """The value of a tensor, which must be of this program and in scope here."""
         made = Related(tensor._value.span, "made here")
         if tensor._tracer is not self:
             message = f"`{tensor._value.label}` is a tensor of another program"
@@ -204,7 +204,7 @@ class Tracer(ProgramBuilder):
         return self.builder.current(tensor._value)
 
     def given(self, found: Any, span: Span) -> ast.Expr:
-        """A Python value as an expression."""
+        """The expression of a Python value."""
         operand = self.operand(found, span)
         if isinstance(found, Tensor):
             assert isinstance(operand, ir.Value), "a tensor is a value"
@@ -218,7 +218,7 @@ class Tracer(ProgramBuilder):
         return Given(ast.Name("_", span), span, operand)
 
     def dim(self, found: Any, span: Span) -> types.Dim:
-        """A dim as the program knows it; it has one size in all of it."""
+        """The program's dim for a Python dim; it has one size throughout."""
         dim = need_dim(found, span, self.dims)
         old = self.dims.setdefault(dim.name, dim)
         if old != dim:
@@ -232,11 +232,11 @@ class Tracer(ProgramBuilder):
         return self.known.setdefault(dim.name, types.Dim(dim.name, dim._size))
 
     def dim_name(self, found: Any, span: Span) -> ast.Name:
-        """A dim as it stands in brackets."""
+        """The name of a dim in brackets."""
         return ast.Name(self.dim(found, span).name, span)
 
     def dim_refs(self, dims: Sequence[Any], span: Span) -> tuple[ast.DimRef, ...]:
-        """`[batch @ "data", io]` as a list of dims."""
+        """The dims of a list such as `[batch @ "data", io]`."""
         found = []
         for item in dims:
             if item is ...:
@@ -259,18 +259,18 @@ class Tracer(ProgramBuilder):
     # --- operators ---------------------------------------------------------------------------
 
     def binary(self, op: str, left: Any, right: Any, site: Site) -> Tensor:
-        """`left op right`."""
+        """The tensor `left op right`."""
         one, other = (self.given(x, site.operand(i)) for i, x in enumerate((left, right)))
         node = ast.Binary(op, one, other, site.span, site.span)
         return self._one(node, site)
 
     def unary(self, op: str, operand: Tensor, site: Site) -> Tensor:
-        """`-x` or `not x`."""
+        """The tensor `-x` or `not x`."""
         node = ast.Unary(op, self.given(operand, site.operand(0)), site.span)
         return self._one(node, site)
 
     def view(self, tensor: Tensor, items: list[tuple[Any, ...]], site: Site) -> Tensor:
-        """A view; `items` are arrows, picks and slices."""
+        """The view of a tensor; `items` are arrows, picks and slices."""
         given = self.given(tensor, site.receiver())
         node = ast.View(given, tuple(self._item(*i, site=site) for i in items), site.span)
         return self._one(node, site)
@@ -294,7 +294,7 @@ class Tracer(ProgramBuilder):
         return ast.SliceItem(dim, start, stop, self.dim_name(rest[2], span), span)
 
     def bracket_item(self, item: Any, span: Span) -> ast.Item:
-        """What stands in the brackets of an operator or a view: a dim, an arrow, a window."""
+        """The syntax of an item in the brackets of an operator or a view: dim, arrow or window."""
         if isinstance(item, Arrow):
             sources = tuple(self.dim_name(d, span) for d in item.sources)
             return ast.ArrowItem(sources, tuple(self.dim_name(d, span) for d in item.targets), span)
@@ -336,14 +336,14 @@ class Tracer(ProgramBuilder):
     # --- results -----------------------------------------------------------------------------
 
     def finish(self, node: ast.Expr, results: tuple[Operand, ...], site: Site) -> Any:
-        """Results of an expression for Python, under the names of what they are assigned to."""
+        """The results of an expression, named as the variables they are assigned to."""
         made = tuple(self.variable(site.span) for _ in results)
         if any(isinstance(x, ir.Value) for x in results):
             self.block.append(Made(node, made))
         return self.finished(made, results, site)
 
     def finished(self, made: tuple[Variable, ...], results: tuple[Operand, ...], site: Site) -> Any:
-        """Results that are recorded as the variables `made`."""
+        """The results, recorded as the variables `made`."""
         names = (site.names,) if len(results) == 1 else _spread(site.names, len(results))
         given = zip(made, results, names, strict=True)
         found = [self._finished(v, x, n, site) for v, x, n in given]
@@ -358,7 +358,7 @@ class Tracer(ProgramBuilder):
         return self.tensor(result, variable)
 
     def number(self, found: Operand) -> Any:
-        """A number as Python sees it: one made of sizes stays one."""
+        """The Python number of an operand; one made of sizes keeps track of them."""
         dims = tuple(self.dims[d.name] for d in dims_of(found))
         return Size(found, dims) if dims and isinstance(found, int | float) else found
 
@@ -387,13 +387,13 @@ class Tracer(ProgramBuilder):
         return named
 
     def results(self, found: Any, span: Span) -> tuple[Any, ...]:
-        """What a Python function returned, one by one."""
+        """The results that a Python function returned, as a tuple."""
         if found is None:
             return ()
         return tuple(found) if isinstance(found, tuple | list) else (found,)
 
     def carried(self, found: Any, names: list[str], span: Span) -> list[ast.Expr]:
-        """What the body of a loop returned: as much as it carries."""
+        """The values that a loop body returned, one for each carried tensor."""
         results = self.results(found, span)
         if len(results) != len(names):
             gives = counted(len(results), "tensor")

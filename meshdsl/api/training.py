@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What a training run came to.
+    """The result of a training run.
 
     `losses` has one number per step of this run; `values` are the last scalars the program
     returned, `evaluated` their last averages over held-out batches. `seconds` is the time of all
@@ -44,7 +44,7 @@ class Training:
 
 
 def train(plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any]) -> Training:
-    """Train the step `made` of a plan, and keep what was learned as the plan's parameters."""
+    """Train the step `made` of a plan, and set the plan's parameters to the trained ones."""
     from meshdsl.backends.engines.run import refuse_too_large
     from meshdsl.backends.train.run import check_trainable, own_folder
 
@@ -102,7 +102,7 @@ def _train(
 
 
 def _stored(data: Any, path: Path) -> str:
-    """The path of a file with the data: as it is given, or arrays written to `path`."""
+    """The path of a data file: the one given, or `path` with the arrays written to it."""
     if isinstance(data, str | Path):
         return str(data)
     arrays: dict[str, Any] = {name: np.asarray(array) for name, array in data.items()}

@@ -1,9 +1,9 @@
-"""From what a trace has recorded to the syntax tree that the program is.
+"""From the record of a trace to the syntax tree of the program.
 
-Tensors without a name stand where they are read, if that is once and in the order of evaluation;
-else they get a variable that names nothing (`ast.Name.known`). A variable has the name of its
-tensor wherever that is free: two tensors of one name may both be in use. Each call becomes a `def`;
-calls that differ in nothing but dims share it.
+Unnamed tensors are written inline if they are read once and in the order of evaluation; else they
+get a variable that names nothing (`ast.Name.known`). A variable has the name of its tensor
+wherever that is free: two tensors of one name may both be live. Each call becomes a `def`; calls
+that differ in nothing but dims share it.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from meshdsl.ops.opdef import load_all, lookup
 from meshdsl.syntax import ast
 
 DEEPEST = 10
-"""Expressions inside each other; what is deeper gets a variable."""
+"""The depth of nested expressions; deeper ones get a variable."""
 
 STEM = "t"
-"""What variables are called that name nothing."""
+"""The stem of variables that name nothing."""
 
 Number = int | float
 
@@ -59,18 +59,18 @@ class Shared:
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """The `def` of a call, and the same where tensors may have any dims if it declares none."""
+    """The `def` of a call, and its variant with tensors of any dims if it declares none."""
 
     function: ast.Function
     open: ast.Function
 
 
 class Writer:
-    """The `def`s of one program, and why some number of it cannot be written.
+    """The `def`s of one program, and the reasons why a number of it cannot be written.
 
     `sizes` are the dims whose sizes are used as numbers; `called` the operators called by name.
-    `shared` is what calls of one `def` were found to disagree about. Where that has `grown`, all
-    is to be written once more.
+    `shared` is how calls of one `def` were found to disagree. Where that has `grown`, everything
+    must be written again.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Writer:
     def function(
         self, call: Call, number: int, counts: Counter[str]
     ) -> tuple[str, tuple[ast.Name, ...]]:
-        """The `def` of a call, by which the call has the name that it has in Python, and its dims.
+        """Write the `def` of a call; returns its name and dims for the call.
 
         It is the `number`-th of its name in its caller; `counts` are the calls there of each `def`.
         """
@@ -122,7 +122,7 @@ class Writer:
         return self.shared.get(name, Shared())
 
     def _is_free(self, name: str, made: _Made) -> bool:
-        """Whether a `def` may be called `name`, or is one that differs at most in its dims."""
+        """Whether a `def` may have this `name`: it is unused, or that of one equal up to dims."""
         if name in self.called:
             return False
         known = self.functions.get(name, made)
@@ -148,7 +148,7 @@ class Writer:
         return list(found.values())
 
     def _on(self, made: ast.Function, names: Mapping[str, str]) -> ast.Function:
-        """A `def` on dims of other names."""
+        """A `def` with its dims renamed."""
 
         def of(dim: ast.Name) -> ast.Name:
             return replace(dim, text=names.get(dim.text, dim.text))
@@ -158,7 +158,7 @@ class Writer:
         return found
 
     def refuse(self, message: str, help: str, span: Span) -> None:
-        """Note what no text says."""
+        """Note a number that text cannot express."""
         self.unsayable.append(Diagnostic("MD0821", message, span, help=help))
 
     def _function(self, call: Call) -> _Made:
@@ -177,7 +177,7 @@ class Writer:
         return _Made(made, replace(made, params=tuple(_open(p) if o else p for p, o in given)))
 
     def defined(self) -> tuple[ast.Function, ...]:
-        """All `def`s, those that others call first."""
+        """All `def`s, callees first."""
         return tuple(self._defined(name, made) for name, made in self.functions.items())
 
     def _defined(self, text: str, made: _Made) -> ast.Function:
@@ -189,9 +189,9 @@ class Writer:
     # --- numbers -----------------------------------------------------------------------------
 
     def number(self, node: ast.Number, taken: Iterable[str] = ()) -> ast.Expr:
-        """A number as a text says it; one that no text says as it is, and why not.
+        """The expression of a number; one that text cannot express stays a literal and is refused.
 
-        `taken` are names of tensors, behind which dims of the same name cannot be seen.
+        `taken` are names of tensors, which shadow dims of the same name.
         """
         reason, help = self._reason(node.value, taken)
         if not reason:
@@ -226,7 +226,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """An expression that waits for the only one that reads it, and how deep it is."""
+    """An expression that waits for its only reader, and its depth."""
 
     variable: Variable
     node: ast.Expr
@@ -236,9 +236,9 @@ class _Pending:
 class _Scope:
     """The body of a program, or of the `def` of one call: what names mean, statement by statement.
 
-    `out` are the statements so far, `calls` and `counts` those by the names that functions have in
-    Python and here. Positions count the items of the body in order. `outside` are
-    the names from outside of the loops around, which these would carry if they were assigned.
+    `out` are the statements so far, `calls` and `counts` those by the names of functions in
+    Python and in the text. Positions count the items of the body in order. `outside` are names
+    from outside of the enclosing loops, which these would carry if they were assigned.
     """
 
     def __init__(
@@ -261,17 +261,17 @@ class _Scope:
     # --- names -------------------------------------------------------------------------------
 
     def put(self, variable: Variable, name: str) -> None:
-        """Let `name` mean `variable` from here on."""
+        """Bind `name` to `variable` from here on."""
         self.names[variable], self.meaning[name] = name, variable
         self.used.add(name)
 
     def param(self, variable: Variable, wanted: ast.Name) -> ast.Name:
-        """The name of a tensor that the `def` takes."""
+        """The name of a tensor parameter of the `def`."""
         name = self._bind(variable, wanted.text, -1)
         return ast.Name(name, wanted.span)
 
     def _bind(self, variable: Variable, wanted: str | None, at: int) -> str:
-        """A name for what is made at `at`: the one that is `wanted` if it is free."""
+        """A name for a tensor made at `at`: the `wanted` one if it is free."""
         if wanted is None or not self._is_free(wanted, at, self.uses.last(variable)):
             wanted = self._fresh(wanted or STEM)
         self.put(variable, wanted)
@@ -285,7 +285,7 @@ class _Scope:
         return name not in self.writer.sizes and self._is_unbound(name, at)
 
     def _is_unbound(self, name: str, at: int) -> bool:
-        """Whether nobody needs the name for what it has meant until `at`."""
+        """Whether the variable that the name is bound to is dead at `at`."""
         if not _is_speakable(name) or name in self.outside:
             return False
         return name not in self.meaning or self.uses.last(self.meaning[name]) <= at
@@ -331,7 +331,7 @@ class _Scope:
                     self.out.append(ast.Minimize(loss, optimizer, item.node.span))
 
     def _inside(self, block: Block, then: Any = None) -> tuple[ast.Statement, ...]:
-        """The statements of a block inside this one; `then` is done at its end."""
+        """The statements of a block inside this one; `then` runs at its end."""
         before, self.out = (self.block, self.out), []
         self.block = block
         self.items(block)
@@ -343,7 +343,7 @@ class _Scope:
         return found
 
     def _yield(self, results: Sequence[Variable], node: ast.Expr, at: int, span: Span) -> None:
-        """Put down what an expression yields, or keep it for the one that reads it."""
+        """Assign the results of an expression, or keep it for its only reader."""
         variable = results[0]
         if len(results) == 1 and (variable.label is None or variable.home is not self.home):
             depth = 1 + self.depth
@@ -409,7 +409,7 @@ class _Scope:
             self.put(carry.result, name)
 
     def _carried_names(self, item: Repeated, at: int) -> list[str]:
-        """The names of carried tensors: as the body gives them, or its parameters."""
+        """The names of carried tensors: those of the body, or of its parameters."""
         found: list[str] = []
         for carry in item.carries:
             made = carry.next.variable if isinstance(carry.next, Read) else None
@@ -423,7 +423,7 @@ class _Scope:
         return found
 
     def _next(self, item: Repeated, names: list[str]) -> None:
-        """Assign what the next iteration begins with; what is carried must be assigned."""
+        """Assign the tensors carried to the next iteration; each must be assigned."""
         nexts = self._filled([c.next for c in item.carries])
         self._flush()
         given = zip(names, nexts, item.carries, strict=True)
@@ -435,7 +435,7 @@ class _Scope:
         self._assign_all(pairs, item.span)
 
     def _assign_all(self, pairs: Sequence[tuple[str, ast.Expr]], span: Span) -> None:
-        """Assign values to names, all at once."""
+        """Assign values to names, simultaneously."""
         texts = [_texts(v) for _, v in pairs]
         for index, (name, _) in enumerate(pairs):
             if any(name in later for later in texts[index + 1 :]):
@@ -457,7 +457,7 @@ class _Scope:
     # --- results -----------------------------------------------------------------------------
 
     def returned(self, call: Call, returned: Sequence[ast.Expr]) -> tuple[ast.DimRef, ...] | None:
-        """Write the `return` of a `def`; the dims that it declares for its results."""
+        """Write the `return` of a `def`; returns the declared dims of its results."""
         values = self._filled(returned) or [ast.Number(0.0, call.place)]
         self._flush()
         own = len(call.returned)
@@ -471,7 +471,7 @@ class _Scope:
     def outputs(self, returned: Sequence[tuple[str | None, ast.Expr]], span: Span) -> None:
         """Write the `return` of a program: every output is a variable of its name.
 
-        One that is to be called `out0` or the like may be an expression.
+        Only an output to be called `out0` or the like may be an expression.
         """
         values = self._filled([e for _, e in returned])
         self._flush()
@@ -491,7 +491,7 @@ class _Scope:
     # --- expressions -------------------------------------------------------------------------
 
     def _filled(self, nodes: Sequence[ast.Expr]) -> list[ast.Expr]:
-        """Expressions with what they read, which was waiting last and in this order, or by name."""
+        """Expressions with their operands: the last waiting ones if in this order, else by name."""
         reads = [r.variable for node in nodes for r in reads_of(node)]
         waiting = {p.variable for p in self.pending}
         wanted = [v for v in reads if v in waiting]
@@ -506,7 +506,7 @@ class _Scope:
         return [self._closed(node, inside) for node in nodes]
 
     def _flush(self) -> None:
-        """Give what waits a variable."""
+        """Assign waiting expressions to variables."""
         waiting, self.pending = self.pending, []
         for item in waiting:
             span = item.variable.span
@@ -516,7 +516,7 @@ class _Scope:
     def _closed(
         self, node: Any, inside: Mapping[Variable, ast.Expr] | None = None, flags: bool = False
     ) -> Any:
-        """A node without values of Python: variables by name, numbers as text says them."""
+        """A node without values of Python: variables by name, numbers as expressions."""
         match node:
             case Read():
                 return (inside or {}).get(node.variable) or self._ref(node)
@@ -549,10 +549,10 @@ class _Scope:
 
 
 class _Uses:
-    """Who reads what in one body: positions of items, and of what they read.
+    """The uses of variables in one body, by positions of items.
 
-    `params` are those of the body by name: position, and whether a loop is around. `hoisted` are
-    those that are read after a loop that they are declared in, and must stand before it.
+    `params` are those of the body by name: position, and whether they are in a loop. `hoisted` are
+    those that are declared in a loop and read after it: they must be declared before it.
     """
 
     def __init__(self, block: Block, finals: Sequence[ast.Expr]) -> None:
@@ -569,16 +569,16 @@ class _Uses:
             self._note(node, next(self._count), block, ())
 
     def last(self, variable: Variable) -> int:
-        """The position of the last that reads a variable; -1 where nobody does."""
+        """The position of the last use of a variable; -1 if there is none."""
         return max((at for at, _ in self._reads.get(variable, ())), default=-1)
 
     def is_for_one(self, variable: Variable, block: Block) -> bool:
-        """Whether only one expression reads a variable, and in this block."""
+        """Whether a variable has a single use, and in this block."""
         found = self._reads.get(variable, ())
         return len(found) == 1 and found[0][1] == id(block)
 
     def made_in(self, block: Block) -> set[Variable]:
-        """The variables that the items of a block make, but for those of loops inside."""
+        """The variables that the items of a block make, except inside loops."""
         found: set[Variable] = set()
         for item in block:
             match item:
@@ -640,7 +640,7 @@ _DIMS: Mapping[type, tuple[str, ...]] = {
 
 
 def _with_dims(node: Any, of: Callable[[ast.Name], ast.Name], sizes: frozenset[str]) -> Any:
-    """A node with `of` for every dim in it; `sizes` are the dims that stand for numbers."""
+    """A node with `of` applied to every dim; `sizes` are the dims used as numbers."""
     if isinstance(node, tuple):
         return tuple(_with_dims(n, of, sizes) for n in node)
     if type(node).__module__ != ast.__name__:
@@ -654,13 +654,13 @@ def _with_dims(node: Any, of: Callable[[ast.Name], ast.Name], sizes: frozenset[s
 
 
 def _open(param: ast.TensorParam) -> ast.TensorParam:
-    """A tensor that is taken in with any dims."""
+    """A tensor parameter with any dims."""
     rest = ast.DimRef(ast.Name("...", param.span), None, param.span)
     return replace(param, dims=(rest,))
 
 
 def _named(part: Any, of: Callable[[ast.Name], ast.Name]) -> Any:
-    """The dims in a field of a node."""
+    """The dims in a field of a node, renamed by `of`."""
     if isinstance(part, tuple):
         return tuple(map(of, part))
     return part if part is None or part.text == "..." else of(part)
@@ -670,14 +670,14 @@ def _named(part: Any, of: Callable[[ast.Name], ast.Name]) -> Any:
 
 
 def _known(text: str, label: str, span: Span) -> ast.Name:
-    """The identifier `text` for what is called `label`."""
+    """The identifier `text` with the given `label`."""
     return ast.Name(text, span, None if text == label else label)
 
 
 def _nameless(
     name: str, value: ast.Expr, span: Span, dims: tuple[ast.DimRef, ...] | None = None
 ) -> ast.Assign:
-    """A variable for a tensor that it does not name."""
+    """An assignment to a variable that does not name its tensor."""
     return ast.Assign((ast.Target(_known(name, "", span), dims, span),), value, span)
 
 
@@ -695,7 +695,7 @@ def _texts(node: ast.Expr) -> set[str]:
 
 
 def _is_speakable(name: str) -> bool:
-    """Whether a variable may have this name: nothing else of the language has it."""
+    """Whether a variable may have this name: it has no other meaning in the language."""
     if not is_name(name) or name in RESERVED_TENSORS or name in DTYPES:
         return False
     record = load_all().get(name)
@@ -707,7 +707,7 @@ def _numbers(how: How) -> list[Number]:
 
 
 def _amount(value: Number, span: Span) -> ast.Expr:
-    """A number as an expression: a literal, or what it is made of: `4 * io`, `sqrt(key)`."""
+    """A number as an expression: a literal, or its formula: `4 * io`, `sqrt(key)`."""
     how = how_of(value)
     if how is None:
         return _literal(value, span)
@@ -724,7 +724,7 @@ def _literal(value: Number, span: Span) -> ast.Expr:
 
 
 def _applied(operator: str, operands: list[ast.Expr], span: Span) -> ast.Expr:
-    """An operator of numbers, by its sign where it has one."""
+    """An operator on numbers, by its sign if it has one."""
     if operator in ("identity", "square"):
         operands = [*operands, ast.Number(1 if operator == "identity" else 2, span)]
         operator = "pow"
@@ -740,7 +740,7 @@ _ARITHMETIC = ("add", "sub", "mul", "div", "pow", "neg")
 
 
 def _arithmetic(size: Number, span: Span) -> ast.Expr | None:
-    """A size by `+ - * / ^` alone, where `/` leaves nothing over: Python's `//` may be one."""
+    """A size by `+ - * / ^` alone, if each `/` is exact: Python's `//` may be one."""
     how = how_of(size)
     if isinstance(size, int) and (how is None or how.operator == "size"):
         return _amount(size, span)
