@@ -1,1 +1,1 @@
-"""meshdsl in notebooks: `%load_ext meshdsl`, `%%mdsl` cells, and what objects look like there."""
+"""meshdsl in notebooks: `%load_ext meshdsl`, `%%mdsl` cells, and views of plans."""

@@ -1,7 +1,7 @@
 """The line of a magic: its words, read by the parser of the command line.
 
-A line takes the options of a command, without its file; those that are about files and the
-terminal are refused, with what a notebook has instead.
+A line takes the options of a command, without its file; those about files and the terminal are
+refused, with the notebook's alternative.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from meshdsl.diagnostics import Source, Span, did_you_mean, fail
 
 @option
 class CompareHere(Compare):
-    """Options of `%mdsl compare`; values are compared where that is asked for."""
+    """Options of `%mdsl compare`; values are compared only on request."""
 
     run: bool = flag("--run", "Execute the columns and compare their values.")
 
@@ -53,7 +53,7 @@ VERBS: dict[str, tuple[str, type]] = {
     "show": ("what the cells have defined", Nothing),
     "reset": ("forget all of it", Nothing),
 }
-"""The verbs of `%mdsl`, what each shows, and the options it takes."""
+"""The verbs of `%mdsl`: description and class of options."""
 
 INSTEAD = {
     "json": "what the line yields has it as `.json`",
@@ -63,10 +63,10 @@ INSTEAD = {
     "out": "what the line yields has the values as `.outputs`",
     "force": "a line writes no files",
 }
-"""Options of commands that a line refuses, and what there is instead."""
+"""Options of commands that a line refuses, and their alternatives."""
 
 WANTED = {"--layout", "--mesh", "--sbp", "--reduce", "--dtype", "--set"}
-"""Options with which a cell shows what `explain` says."""
+"""Options with which a cell shows the report of `explain`."""
 
 Name = Annotated[str | None, typer.Argument(help="A program, a mesh or a tensor.")]
 
@@ -81,7 +81,7 @@ class Line:
 
 
 def read_line(line: str) -> Line:
-    """The words behind `%mdsl`. Raises MD0604."""
+    """The parsed words behind `%mdsl`. Raises MD0604."""
     verb, _, rest = line.strip().partition(" ")
     if verb not in VERBS:
         help = did_you_mean(verb, list(VERBS)) or f"there are {', '.join(VERBS)}"

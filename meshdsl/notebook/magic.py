@@ -27,7 +27,7 @@ from meshdsl.placed.layout import mesh_of
 
 @magics_class
 class MdslMagics(Magics):
-    """One session of cells in one shell."""
+    """The magics of one shell, with one session of cells."""
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
@@ -39,9 +39,9 @@ class MdslMagics(Magics):
     def mdsl(self, line: str, cell: str | None = None) -> Any:
         """`%%mdsl [--layout L] [--mesh M] …`: define what the cell declares.
 
-        Definitions stay for later cells; a name that is defined anew is replaced. A program is
-        bound to its name in Python (`--as NAME`: to another one). With a layout, a mesh or a
-        policy, the cell shows what `explain` says.
+        Definitions stay for later cells; a redefined name is replaced. A program is bound to its
+        name in Python (`--as NAME`: to another one). With a layout, a mesh or a policy, the cell
+        shows the report of `explain`.
 
         `%mdsl explain|compare|run|code|collectives|memory [PROGRAM] [options]`,
         `%mdsl tensor NAME`, `%mdsl mesh [NAME]`, `%mdsl show`, `%mdsl reset`.
@@ -67,7 +67,7 @@ class MdslMagics(Magics):
         return done.programs[-1] if done.programs and not given.quiet else None
 
     def _cell_name(self) -> str:
-        """`In[3]`, the number under which the running cell stands in the notebook."""
+        """The name of the running cell by its number in the notebook: `In[3]`."""
         frame: FrameType | None = sys._getframe()
         while frame is not None:
             found = cell_of(frame.f_code.co_filename)
@@ -79,7 +79,7 @@ class MdslMagics(Magics):
     # --- verbs -------------------------------------------------------------------------------
 
     def _plan(self, line: Line, name: str | None) -> Plan:
-        """The program as the command line compiles it: of one that is trained, its step."""
+        """The program as the command line compiles it: of a trained one, the step."""
         options = pipeline_options(line.given)
         program = self._program(name, options.set_dims)
         made = program.compilation(program.declarations, options).checked()
@@ -87,7 +87,7 @@ class MdslMagics(Magics):
         return Plan(program, made)
 
     def _program(self, name: str | None, sizes: Mapping[str, int]) -> Program:
-        """A program of a cell, or one that Python knows by this name."""
+        """The program of this name, defined in a cell or bound in Python."""
         known = self.ipython.user_ns.get(name) if name else None
         if isinstance(known, Program) and not isinstance(known, CellProgram):
             if sizes:

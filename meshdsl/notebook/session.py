@@ -20,10 +20,10 @@ Key = tuple[type, str]
 
 
 class CellProgram(Program):
-    """A program of a cell. Meshes and layouts of later cells are known to it too.
+    """A program of a cell. It sees meshes and layouts of later cells too.
 
-    What a later cell defines anew counts from then on, here as well; a program that is itself
-    defined anew leaves this one as it was.
+    Definitions of a later cell replace earlier ones here as well; if a program itself is
+    redefined, this one stays as it was.
     """
 
     def __init__(self, node: ast.Program, defined: Defined) -> None:
@@ -38,14 +38,14 @@ class CellProgram(Program):
         return Compilation(source, options, known=known)
 
     def renew(self, defined: Defined) -> None:
-        """Take what is defined now."""
+        """Update to the current definitions."""
         self._defined = defined
         self._forget()
 
 
 @dataclass(frozen=True, slots=True)
 class Defined:
-    """All that cells have defined: as one file, and by name; `sizes` are other ones for dims."""
+    """All definitions of cells: as one file, and by name; `sizes` override those of dims."""
 
     tree: ast.File
     declarations: Declarations
@@ -55,7 +55,7 @@ class Defined:
     def of(
         cls, tree: ast.File, diagnostics: Diagnostics, sizes: Mapping[str, int] | None = None
     ) -> Defined:
-        """What a file defines; errors go to `diagnostics`."""
+        """The definitions of a file; errors go to `diagnostics`."""
         return cls(tree, declare(tree, diagnostics, sizes), sizes or {})
 
 
@@ -77,10 +77,10 @@ class Session:
         self.declarations = Declarations(Source("no cell", ""))
 
     def run(self, source: Source) -> Cell:
-        """Take in a cell. Its `expect`s are about its programs, or else about the last one.
+        """Add a cell. Its `expect`s are about its programs, or else about the last one.
 
         Raises:
-            DiagnosticError: all that is wrong with the cell; then nothing of it is defined.
+            DiagnosticError: all errors of the cell; then none of its definitions is added.
         """
         diagnostics = Diagnostics()
         tree, problems = parse(source)
@@ -102,7 +102,7 @@ class Session:
     def _with(
         self, tree: ast.File, nodes: Mapping[Key, ast.Declaration], diagnostics: Diagnostics
     ) -> Defined:
-        """Everything that would be defined with the cell; two of a name in it are told."""
+        """The definitions including those of the cell; duplicates within it are reported."""
         fresh = {id(node) for node in tree.declarations}
         kept = tuple(node for node in nodes.values() if id(node) not in fresh)
         return Defined.of(ast.File((*kept, *tree.declarations), tree.span), diagnostics)
@@ -110,7 +110,7 @@ class Session:
     def _checked(
         self, tree: ast.File, defined: Defined, diagnostics: Diagnostics
     ) -> list[CellProgram]:
-        """The programs of the cell, built; what else it defines is looked through."""
+        """The programs of the cell, built; its other declarations are checked."""
         names = {node.name.text for node in tree.declarations if not isinstance(node, ast.Expect)}
         declarations = defined.declarations
         check_declared(declarations, diagnostics)
@@ -140,7 +140,7 @@ class Session:
         for program in self.programs.values():
             program.renew(defined)
 
-    # --- looking -----------------------------------------------------------------------------
+    # --- look-up -----------------------------------------------------------------------------
 
     def program(self, name: str | None) -> CellProgram:
         """A program by its name; the last one for None.
@@ -181,7 +181,7 @@ def _key(node: ast.Declaration) -> Key:
 
 
 def _raise(diagnostics: Diagnostics, broken: bool) -> None:
-    """Raise the errors; of a text that could not be read all, without what follows from that."""
+    """Raise the errors; for a `broken` (partly parsed) text, without their consequences."""
     found = [d for d in diagnostics.errors if not (broken and d.code in CONSEQUENCES)]
     if found:
         raise DiagnosticError(*found)

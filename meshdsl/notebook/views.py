@@ -1,6 +1,6 @@
-"""Objects that plans are looked at by: as text with `print`, as pictures in a notebook.
+"""Views of plans: text with `print`, pictures in a notebook.
 
-Each of them is a document, written as text and as HTML.
+Each is a document, written as text and as HTML.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 WIDTH = 100
-"""Columns of a text that is broken into lines."""
+"""Columns to which a text is wrapped."""
 
 
 class View:
-    """Something to look at. `str(view)` is its text, `view.html()` what a notebook shows."""
+    """A view. `str(view)` is its text, `view.html()` the HTML that a notebook shows."""
 
     width = ENDLESS
-    """Columns of its text."""
+    """The columns of the text."""
 
     @property
     def document(self) -> Document:
-        """The document of which both are written."""
+        """The document from which text and HTML are written."""
         raise NotImplementedError
 
     def html(self) -> str:
-        """HTML that needs neither a script nor anything from elsewhere."""
+        """The view as HTML without scripts or external resources."""
         from meshdsl.report.html import html
 
         return html(self.document)
@@ -77,7 +77,7 @@ class View:
 
 
 class MeshView(View):
-    """The devices of a mesh, each in its place."""
+    """The devices of a mesh by their coordinates."""
 
     def __init__(self, name: str, axes: tuple[tuple[str, int], ...]) -> None:
         self.mesh = Mesh(name, axes)
@@ -94,7 +94,7 @@ class MeshView(View):
 
 
 class TensorView(View):
-    """Where a tensor lies: `placement` per axis, `shape`, `local_shape`, and `json` with all of it.
+    """The layout of a tensor: `placement` per axis, `shape`, `local_shape`; `json` has all of it.
 
     >>> import meshdsl as md
     >>> plan = md.load("examples/mlp.mdsl").compile("square", "hybrid")
@@ -109,37 +109,37 @@ class TensorView(View):
 
     @property
     def name(self) -> str:
-        """As layouts and reports call it."""
+        """The name in layouts and reports."""
         return self.held.name
 
     @property
     def dims(self) -> tuple[str, ...]:
-        """Its dims, in order."""
+        """The dims, in order."""
         return self.held.dims
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Whole sizes."""
+        """The global shape."""
         return self.held.shape
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """The sizes that one device holds."""
+        """The shape of one device's block."""
         return tuple(self.json["local_shape"])
 
     @property
     def placement(self) -> dict[str, str]:
-        """Per axis of the mesh: `S(dim)`, `B` or `P`."""
+        """The placement per mesh axis: `S(dim)`, `B` or `P`."""
         return dict(self.json["placement"])
 
     @property
     def holders(self) -> dict[tuple[int, ...], tuple[int, ...]]:
-        """The devices that hold each block; a block is its number along every dim."""
+        """The ranks that have each block; the key is the block's index along every dim."""
         return self.held.holders(self.held.dims)
 
     @property
     def document(self) -> Document:
-        """The tensor in blocks, coloured by who holds them."""
+        """The tensor in blocks, coloured by devices."""
         from meshdsl.report.pictures import tensor_picture, tensor_text
 
         head = Item((Piece(f"{self.name}  ", "code"),), typed(self.json))
@@ -163,18 +163,18 @@ class Placements(View, Mapping[str, TensorView]):
 
     @property
     def document(self) -> Document:
-        """A line with a small picture for each."""
+        """A line with a small picture for each tensor."""
         width = max(map(len, self), default=0)
         items = (tensor_item(t.json, t.mesh, width=width) for t in self.values())
         return (Table((Section(None, tuple(items)),)),)
 
 
 LATEST = ("result", "", "carried")
-"""The tensors that a name may be of in a loop, the latest first: result, computed, carried."""
+"""The roles of a loop's tensors of one name, the latest first: result, computed, carried."""
 
 
 def placements(report: Json) -> Placements:
-    """The named tensors of a report in order, one for each name; of several the last made."""
+    """The named tensors of a report in order, one for each name: the one made last."""
     found: dict[str, Json] = {}
     for tensor in report["tensors"]:
         old = found.setdefault(tensor["name"], tensor) if tensor["name"] else None
@@ -184,7 +184,7 @@ def placements(report: Json) -> Placements:
 
 
 def _rank(tensor: Json) -> int:
-    """How late a tensor is made among those of its name: 0 is the latest."""
+    """The order in which a tensor is made among those of its name: 0 is the latest."""
     what = (tensor["loop"] or {"as": ""})["as"]
     return LATEST.index(what) if what in LATEST else len(LATEST)
 
@@ -192,13 +192,13 @@ def _rank(tensor: Json) -> int:
 # --- collectives -----------------------------------------------------------------------------
 
 MOST_GROUPS = 12
-"""Groups that are listed in a text; of more the first few."""
+"""The most groups that a text lists."""
 
 
 class CollectiveView(View):
-    """One collective. `json` is what `explain` says of it; `before` and `after` are its tensor's.
+    """One collective. `json` is its entry in `explain`; `before` and `after` show its tensor.
 
-    Of a bucket of several tensors they are those of the first.
+    For a bucket of several tensors they show the first.
     """
 
     def __init__(self, json: Json, node: Move | Bucket, mesh: Mesh) -> None:
@@ -209,17 +209,17 @@ class CollectiveView(View):
 
     @property
     def kind(self) -> str:
-        """Its kind: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` or `permute`."""
+        """The kind: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` or `permute`."""
         return str(self.json["kind"])
 
     @property
     def tensor(self) -> str:
-        """The tensor, a subexpression by its name in the program text; of a bucket all of them."""
+        """The tensor, a subexpression by its name in the program text; all tensors of a bucket."""
         return str(self.json["tensor"])
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The mesh axes along which devices talk."""
+        """The mesh axes of the collective."""
         return tuple(self.json["axes"])
 
     @property
@@ -229,17 +229,17 @@ class CollectiveView(View):
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes that each device sends, all trips of a loop together."""
+        """Bytes that each device sends, all iterations of a loop together."""
         return int(self.json["wire_bytes"])
 
     @property
     def groups(self) -> list[list[int]]:
-        """The ranks that talk to each other."""
+        """The groups of ranks."""
         return group_members(dict(self.mesh.axes), self.axes)
 
     @property
     def sends(self) -> list[tuple[int, int]]:
-        """Pairs of ranks along which data moves: around a ring, each to each, or where it goes."""
+        """Pairs of ranks (source, target): around a ring, all to all, or a permutation."""
         from meshdsl.report.pictures import pairs
 
         if self.kind == "permute":
@@ -249,7 +249,7 @@ class CollectiveView(View):
 
     @property
     def title(self) -> str:
-        """`all_reduce sum of y over cols: 64 KiB (65,536 B) sent per device`."""
+        """The sentence `all_reduce sum of y over cols: 64 KiB (65,536 B) sent per device`."""
         named = any(move.target.value.name for move in self._node.moves)
         whose = self.tensor if named else f"a subexpression (`{self.tensor}`)"
         return plain(sending(self.json, whose))
@@ -307,20 +307,20 @@ class Collectives(View, Sequence[CollectiveView]):
 
     @property
     def document(self) -> Document:
-        """All of them below each other."""
+        """The collectives, one below the other."""
         found = tuple(block for c in self for block in c.document)
         return found or (line("nothing is sent"),)
 
 
 def collectives(program: Program, report: Mapping[str, Any]) -> Collectives:
-    """The collectives of a device program, and what its report says of each."""
+    """The collectives of a device program, with their entries in its report."""
     nodes = [n for n, _ in walk(program.body) if isinstance(n, Move | Bucket) and n.step.moves]
     told = zip(report["collectives"], nodes, strict=True)
     return Collectives([CollectiveView(json, node, program.mesh) for json, node in told])
 
 
 def holding(var: Var, mesh: Mesh) -> Holding:
-    """A version of a tensor as it lies on the mesh."""
+    """The blocks of a tensor's version on the mesh."""
     type_, p = var.value.type, var.placement
     return Holding(
         var.value.name or var.name,
@@ -338,9 +338,9 @@ def holding(var: Var, mesh: Mesh) -> Holding:
 
 
 class Memory(View):
-    """Bytes that one device holds, by kind; of several plans a row for each.
+    """Bytes of memory per device, by kind; for several plans a row each.
 
-    `json` maps a title to what `explain` says of memory; `memory["params"]` is of the first.
+    `json` maps a title to the `memory` of `explain`; `memory["params"]` is that of the first.
     """
 
     def __init__(self, json: Mapping[str, Json]) -> None:
@@ -350,7 +350,7 @@ class Memory(View):
         return int(next(iter(self.json.values()))[kind])
 
     def beside(self, **others: Memory) -> Memory:
-        """This one (the first row), and others below it under the names given."""
+        """A view with this one (the first row) and others below it, under the names given."""
         rows = {name: next(iter(other.json.values())) for name, other in others.items()}
         return Memory({**self.json, **rows})
 
@@ -362,14 +362,14 @@ class Memory(View):
         return kinds_held(self.json)
 
     def table(self) -> list[list[str]]:
-        """A head and a line for each row: every kind, and all together."""
+        """The header and a line for each row: every kind, and the total."""
         from meshdsl.report.pictures import memory_table
 
         return memory_table(self.json)
 
     @property
     def document(self) -> Document:
-        """Bars to one scale."""
+        """The bars, to one scale."""
         from meshdsl.report.pictures import memory_picture
 
         return (Picture(lambda: memory_picture(self.json), "\n".join(aligned(self.table()))),)
@@ -386,7 +386,7 @@ def of_columns(compared: Json) -> Memory:
 
 
 class Ran(View):
-    """A run: `outputs` by name, whole; `seconds`; `ok`, whether it equals the reference, if asked.
+    """A run: `outputs` by name, whole; `seconds`; `ok`: equal to the reference, if compared.
 
     On real ranks (`torchrun`) it was a process of its own: interrupting the kernel ends it.
     """
@@ -410,7 +410,7 @@ class Ran(View):
 # --- code ------------------------------------------------------------------------------------
 
 STYLE = "default"
-"""A style of Pygments whose colours can be read on the card."""
+"""A style of Pygments with colours that are legible on the card."""
 
 
 class Code(str):
@@ -420,7 +420,7 @@ class Code(str):
 
     @property
     def device(self) -> str:
-        """The function that every device runs; the rest reads values and starts it."""
+        """The function that every device runs; the rest reads values and launches it."""
         lines = self.splitlines()
         for node in python.parse(self).body:
             if isinstance(node, python.FunctionDef) and node.name == "device":
@@ -429,11 +429,11 @@ class Code(str):
 
     @property
     def rest(self) -> str:
-        """A comment in the place of the lines that a notebook does not show."""
+        """A comment in place of the lines that a notebook does not show."""
         return f"# print(plan.code) has the whole program, {len(self.splitlines()):,} lines\n"
 
     def html(self) -> str:
-        """The function of every device, in colours, on a card of its own."""
+        """The function of every device, in colours, on its own card."""
         return highlighted(self.device + self.rest, "python")
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
@@ -441,7 +441,7 @@ class Code(str):
 
 
 def highlighted(text: str, language: str) -> Markup:
-    """`text` in a frame, with the colours in the elements themselves."""
+    """`text` in a frame, with inline colours."""
     from pygments import highlight
     from pygments.formatters import HtmlFormatter
 
