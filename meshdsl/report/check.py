@@ -32,7 +32,7 @@ from meshdsl.syntax import ast
 
 
 def check_source(source: Source, options: Options, diagnostics: Diagnostics) -> str:
-    """Collect everything there is to say about one file; returns a line on what was checked.
+    """Collect the diagnostics of one file; returns a line on the scope of the check.
 
     Whether a layout fits does not depend on when values are reduced, so no optimum is searched.
     """
@@ -46,7 +46,7 @@ def check_source(source: Source, options: Options, diagnostics: Diagnostics) -> 
 
 
 CONSEQUENCES = ("MD0101", "MD0102", "MD0103", "MD0108", "MD0111", "MD0112", "MD0113")
-"""Errors about names that a part of the file may define which could not be read."""
+"""Errors about names whose definition may be in a part of the file that was not parsed."""
 
 
 def _check(source: Source, options: Options, diagnostics: Diagnostics) -> str:
@@ -78,7 +78,7 @@ def _programs(
 
 
 def with_errors(diagnostics: Diagnostics, step: Callable[[], object]) -> None:
-    """Run a step and keep what it raises, so that the next one is run too."""
+    """Run a step and collect its errors, so that the next one runs too."""
     try:
         step()
     except DiagnosticError as error:
@@ -86,7 +86,7 @@ def with_errors(diagnostics: Diagnostics, step: Callable[[], object]) -> None:
 
 
 def check_declared(declarations: Declarations, diagnostics: Diagnostics) -> None:
-    """Errors of meshes and layouts by themselves, those too that nothing uses."""
+    """Check meshes and layouts by themselves, unused ones too."""
     for mesh in declarations.meshes.values():
         with_errors(diagnostics, partial(mesh_of, mesh, declarations))
     for layout in declarations.layouts.values():
@@ -99,7 +99,7 @@ def _check_layouts(
     options: Options,
     diagnostics: Diagnostics,
 ) -> None:
-    """The chosen layout must fit; of the others it is noted where their mesh does not suit them."""
+    """Check that the chosen layout fits; note the others that do not fit their mesh."""
     _check_layout(programs, declarations, options, diagnostics)
     if options.layout is not None or options.sbp is not None:
         return
@@ -112,7 +112,7 @@ def _check_layouts(
 
 
 def _of_another_layout(name: str, diagnostic: Diagnostic, options: Options) -> Diagnostic:
-    """A diagnostic of a layout that was not chosen: a note where other meshes or sizes mend it."""
+    """A diagnostic of a layout that was not chosen: a note if another mesh or size resolves it."""
     on_chosen_mesh = diagnostic.code == "MD0304" and options.mesh is not None
     if diagnostic.severity != "error" and not on_chosen_mesh:
         return diagnostic
@@ -126,7 +126,7 @@ def _check_layout(
     options: Options,
     diagnostics: Diagnostics,
 ) -> None:
-    """Errors of one layout in any program; warnings only where every program gives them."""
+    """Report errors of one layout in any program; warnings only if every program gives them."""
     found = [Diagnostics() for _ in programs]
     for program, own in zip(programs, found, strict=True):
         with_errors(own, partial(place_named, program, declarations, options, own))
@@ -151,7 +151,7 @@ def check_expect(
     declarations: Declarations,
     diagnostics: Diagnostics,
 ) -> None:
-    """Compile what the block is about and compare; MD0401 where it does not hold."""
+    """Compile the subject of the block and compare; MD0401 where it does not hold."""
     options = _options(node, declarations)
     results = [place_named(p, declarations, options, Diagnostics()) for p in programs]
     reports = [explain(lower_placed(result)) for result in results]
@@ -183,7 +183,7 @@ def _options(node: ast.Expect, declarations: Declarations) -> Options:
 
 
 def raise_unknown(kind: str, name: ast.Name, known: list[str]) -> None:
-    """MD0108 for a name in the head of an `expect`."""
+    """Raise MD0108 for a name in the head of an `expect`."""
     raise DiagnosticError(unknown("MD0108", kind, name, known))
 
 
@@ -217,7 +217,7 @@ def _check_placement(
 def _placement_problem(
     entry: ast.ExpectPlacement, tensor: placed.Tensor, program: placed.Program
 ) -> str | None:
-    """How a tensor differs from what is expected of it, or None. Axes of size 1 do not count."""
+    """The difference of a tensor from its expectation, or None. Axes of size 1 do not count."""
     names = tuple(d.dim.text for d in entry.dims)
     actual = tensor.placement.show(tensor.value.type)
     if set(names) != set(tensor.value.type.names):
@@ -263,7 +263,7 @@ def _figure(entry: ast.ExpectCount, report: dict[str, Any]) -> int:
 
 
 def _check_axes(axes: tuple[ast.Name, ...], known: Iterable[str]) -> None:
-    """MD0402 for an axis that the mesh does not have."""
+    """Raise MD0402 for an axis that the mesh does not have."""
     for axis in axes:
         if axis.text not in known:
             raise DiagnosticError(unknown("MD0402", "mesh axis", axis, list(known)))

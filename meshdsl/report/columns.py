@@ -44,9 +44,9 @@ class Wish:
 
 @dataclass(slots=True)
 class Column:
-    """One column: its letter, the stages that were made, and what the compiler had to say.
+    """One column: its letter, the stages of its compilation, and its diagnostics.
 
-    `same_as` is the letter of an earlier column with the very same program.
+    `same_as` is the letter of an earlier column with an identical program.
     """
 
     letter: str
@@ -57,19 +57,19 @@ class Column:
 
     @property
     def works(self) -> bool:
-        """Whether it compiled."""
+        """Whether the column compiled."""
         return self.made is not None
 
     @property
     def title(self) -> str:
-        """`layout hybrid, reduced immediate`."""
+        """The title `layout hybrid, reduced immediate`."""
         name = self.made.placed.layout if self.made else self.wish.name
         how = f"{self.wish.kind} {name}" if name not in (None, "none") else "no layout"
         as_sbp = ", as positional SBP" if self.wish.positional else ""
         return f"{how}, reduced {self.wish.reduce}{as_sbp}"
 
 
-# --- what is asked for -----------------------------------------------------------------------
+# --- requests --------------------------------------------------------------------------------
 
 
 def wishes(
@@ -79,10 +79,10 @@ def wishes(
     policies: str | None,
     default: str,
 ) -> tuple[Wish, ...]:
-    """The product of what the options give.
+    """The requested columns: the product of the options.
 
-    Without any: the first layout, its program as positional SBP, and reduced immediately.
-    Raises a diagnostic for an unknown name, and for a column that is asked for twice.
+    By default: the first layout, its program as positional SBP, and reduced immediately.
+    Raises a diagnostic for an unknown name, and for a column that is requested twice.
     """
     reduces = [part for part, _ in _policies(policies)] if policies is not None else [default]
     placed = [*_named(declarations, "layout", layouts), *_named(declarations, "sbp", sbps)]
@@ -133,7 +133,7 @@ def _once(part: str, span: Span, found: dict[str, Span]) -> None:
 
 
 def _parts(text: str, option: str) -> Iterator[tuple[str, Span]]:
-    """The parts of a list with their places; `;` keeps its own mark for `_joined`."""
+    """The parts of a list with their spans; a `;` is kept as a mark for `_joined`."""
     source = Source(option, text)
     start = 0
     for part in text.replace(";", ",;").split(","):
@@ -148,7 +148,7 @@ def _parts(text: str, option: str) -> Iterator[tuple[str, Span]]:
 
 
 def _joined(parts: Iterator[tuple[str, Span]]) -> Iterator[tuple[str, Span]]:
-    """`a`, `batch:x`, `io:y` as `a`, `batch:x,io:y`: rules in a row make one layout up to `;`."""
+    """`a`, `batch:x`, `io:y` as `a`, `batch:x,io:y`: adjacent rules make one layout up to `;`."""
     held: list[tuple[str, Span]] = []
     for part, span in parts:
         rule = ":" in part
@@ -164,13 +164,13 @@ def _join(parts: Sequence[tuple[str, Span]]) -> tuple[str, Span]:
     return ",".join(part for part, _ in parts), parts[0][1].to(parts[-1][1])
 
 
-# --- what the compiler makes of it -----------------------------------------------------------
+# --- compilation -----------------------------------------------------------------------------
 
 
 def compile_columns(made: Compilation, asked: Sequence[Wish]) -> list[Column]:
     """Every column of a program, placed and lowered.
 
-    What cannot be placed keeps its diagnostics; columns of one program share it.
+    A column that cannot be placed keeps its diagnostics; equal columns share a program.
     """
     columns: list[Column] = []
     for number, wish in enumerate(asked):
@@ -201,19 +201,19 @@ def options_of(wish: Wish, chosen: Options) -> Options:
 
 
 def raise_if_none_works(columns: Sequence[Column]) -> None:
-    """Raise all that is wrong where no column compiled."""
+    """Raise all errors if no column compiled."""
     if not any(c.works for c in columns):
         found: list[Diagnostic] = [d for c in columns for d in c.diagnostics]
         raise DiagnosticError(*dict.fromkeys(found))
 
 
-# --- what they yield -------------------------------------------------------------------------
+# --- runs ------------------------------------------------------------------------------------
 
 Yielded = tuple[Mapping[str, Any], Mapping[str, Any]]
-"""The outputs of a run, and parameters and states after its step."""
+"""The outputs of a run, and its parameters and states after the step."""
 
 TOO_LARGE = ("MD0703", "MD0704")
-"""Why a run is refused: memory, or the number of devices."""
+"""The codes of refused runs: too much memory, or too many devices."""
 
 NOT_RUN: Json = {"executed": [], "seed": None, "engine": None, "runs": [], "between": []}
 """The result of `measure` where nothing was executed."""
@@ -224,7 +224,7 @@ def measure(columns: Sequence[Column], seed: int, budget: int | None = None) -> 
 
     `runs` has an entry per column: `status` is `ran`, `same` (the program of an earlier column,
     not run again), `refused` (too large), `failed` or `broken` (it did not compile). `between`
-    compares every two that ran. `budget` is the memory there is; None asks the machine.
+    compares every two that ran. `budget` is the available memory; None queries the machine.
     """
     from meshdsl.backends.engines.run import Given, reference_of
 
@@ -277,7 +277,7 @@ def _against_reference(
     yielded: Mapping[str, Yielded],
     runs: Sequence[Json],
 ) -> None:
-    """Add to every run how far its outputs, and what it has updated, are from the reference's."""
+    """Add to every run the distance of its outputs and updates from the reference's."""
     from meshdsl.backends.engines.verify import problems
 
     for entry, column in zip(runs, columns, strict=True):

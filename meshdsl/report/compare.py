@@ -1,8 +1,8 @@
 """`compare`: one program in several columns, statement by statement.
 
 `compare` gives the facts as JSON, and every view is made of them; `comparison` is the document for
-people. A row is a source line that holds or sends something. In it the named tensors and the
-reshards of all columns are beside each other; a cell is None where a column has none.
+people. A row is a source line with tensors or reshards: the named tensors and the reshards of all
+columns side by side; a cell is None where a column has none.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from meshdsl.report.explain import explain
 Json = dict[str, Any]
 Place = tuple[str, int]
 Key = tuple[str, int, str, int]
-"""A tensor or a reshard of the program: file, line, name, and which one of these."""
+"""A tensor or a reshard of the program: file, line, name, and its number among those."""
 
 VERSION = 1
 UNNAMED = "a subexpression"
 MOST_NAME = 14
-"""Characters of a name that have a line to themselves."""
+"""The longest name that shares a line with its cells."""
 
 
 def compare(columns: Sequence[Column], source: Source) -> Json:
-    """The comparison. Each entry of `columns` is what `explain` says, and more (docs/compare.md).
+    """The comparison. Each entry of `columns` is that of `explain`, and more (docs/compare.md).
 
     `same` is true where placements, routes and bytes of all columns agree.
     """
@@ -105,12 +105,12 @@ def column_as_json(column: Column) -> Json:
 
 
 def count_annotations(wish: Wish, made: Compilation) -> Json:
-    """How much is written: `rules` and `pins` by name, `signatures` by position.
+    """The number of annotations: `rules` and `pins` by name, `signatures` by position.
 
-    Of a layout, `signatures` counts what a positional system would need: one for every input and
-    parameter that is not whole, and one for every value that is brought to another split than its
+    Of a layout, `signatures` counts those that a positional system needs: one for every input and
+    parameter that is not whole, and one for every value that is resharded to another split than its
     operator gives it; the backward pass and the update follow from those of the forward pass. Of an
-    `sbp` block it counts what is written.
+    `sbp` block it counts the entries.
     """
     declarations, program = made.declarations, made.placed
     if wish.kind == "sbp":
@@ -121,7 +121,7 @@ def count_annotations(wish: Wish, made: Compilation) -> Json:
     named = program.named
     values = (*named.inputs, *(p.value for p in named.params))
     results = (v for op in named_walk(named.body) for v in op.outs)
-    # What a backward pass makes of a tensor has its pins as well.
+    # Values of the backward pass share the pins of their tensors.
     pins = {v.pins for v in (*values, *results) if v.pins}
     return {"rules": len(layout.rules), "pins": len(pins), "signatures": _signatures(program)}
 
@@ -140,7 +140,7 @@ def _signatures(program: placed.Program) -> int:
 
 
 def positional(tensor: Json) -> Json:
-    """The same by positions, per mesh axis: `S(0)`, `B`, `P`, `P(max)`.
+    """The placement by positions, per mesh axis: `S(0)`, `B`, `P`, `P(max)`.
 
     A position is that of a dim as the program declares the tensor. A dim that several axes split in
     another order than the mesh's gets its rank: `S(0)/2` is the second cut of dim 0.
@@ -164,9 +164,9 @@ def _component(tensor: Json, axis: str, mesh: Sequence[str]) -> str:
 
 
 def _chains(program: device.Program) -> list[tuple[list[device.Move], int]]:
-    """The steps of every reshard, those too that stay on the device, and how often they run.
+    """The steps of every reshard, local ones too, and how often they run.
 
-    Steps of one reshard may stand apart, and those of several in one bucket.
+    Steps of one reshard may be apart, and those of several in one bucket.
     """
     chains: list[tuple[list[device.Move], int]] = []
     ends: dict[device.Var, list[device.Move]] = {}
@@ -222,7 +222,7 @@ def _step(move: device.Move) -> Json:
 
 
 def _placement(var: device.Var) -> Json:
-    """The text of a placement, and what a picture of it needs."""
+    """The text of a placement, and the data for a picture of it."""
     p = var.placement
     return {
         "named": p.show(var.value.type),
@@ -249,7 +249,7 @@ def rows(entries: Sequence[Json], source: Source) -> list[Json]:
 
 
 def _tensors(entry: Json, source: Source) -> Iterator[tuple[Key, Json]]:
-    """The named tensors of the file; of what a loop makes again on each trip, what it carries."""
+    """The named tensors of the file; of those that a loop makes, the carried ones."""
     seen: Counter[tuple[str, int, str]] = Counter()
     for tensor in entry.get("tensors", ()):
         loop = tensor["loop"] or {"as": "carried", "line": tensor["line"]}
@@ -296,14 +296,14 @@ def _keys(columns: Iterable[Mapping[Key, Json]], place: Place) -> list[Key]:
 
 
 def _line(key: Key, cells: list[Json | None], works: Sequence[bool], fact: Any) -> Json:
-    """One tensor or reshard in all columns; columns that did not compile are left aside."""
+    """One tensor or reshard in all columns; columns that did not compile are ignored."""
     first = fact(cells[works.index(True)])
     differs = [ok and fact(c) != first for c, ok in zip(cells, works, strict=True)]
     return {"tensor": key[2], "same": not any(differs), "differs": differs, "cells": cells}
 
 
 def _held(tensor: Json | None) -> Any:
-    """The facts of a tensor that are compared: splits, partial axes, and the local shape."""
+    """The facts of a tensor to compare: splits, partial axes, and the local shape."""
     if tensor is None:
         return None
     partial = {a: c for a, c in tensor["placement"].items() if c.startswith("P")}
@@ -311,7 +311,7 @@ def _held(tensor: Json | None) -> Any:
 
 
 def _sent(route: Json | None) -> Any:
-    """The facts of a reshard that are compared: its steps, its bytes, and how often it runs."""
+    """The facts of a reshard to compare: steps, bytes, and the number of executions."""
     if route is None:
         return None
     return [route[key] for key in ("from", "to", "steps", "count", "wire_bytes", "phase")]
@@ -321,7 +321,7 @@ def _sent(route: Json | None) -> Any:
 
 
 def comparison(compared: Json, source: Source) -> Document:
-    """The comparison as a document, with what was measured (`run`)."""
+    """The comparison as a document, with measurements (`run`)."""
     return (
         line(sentence(compared), "strong"),
         Gap(),
@@ -334,7 +334,7 @@ def comparison(compared: Json, source: Source) -> Document:
 
 
 def sentence(compared: Json) -> str:
-    """`mlp in 3 columns: 1 of 6 statements differs.`."""
+    """The sentence `mlp in 3 columns: 1 of 6 statements differs.`."""
     columns, found = compared["columns"], compared["rows"]
     head = f"{compared['program']} in {counted(len(columns), 'column')}"
     broken = sum("totals" not in c for c in columns)
@@ -349,14 +349,14 @@ def sentence(compared: Json) -> str:
 
 
 def headings(compared: Json) -> Iterator[Item]:
-    """A line for each column; of one that did not compile, why."""
+    """A line for each column; for one that did not compile, the reason."""
     for column in compared["columns"]:
         head = (Piece(f"  {column['letter']}  ", "strong"),)
         yield Item(head, (Piece(column["title"]), *_about(column)))
 
 
 def _about(column: Json) -> Text:
-    """`, on rows:2, cols:2 (4 devices)`, and what else there is to know of a column."""
+    """The text `, on rows:2, cols:2 (4 devices)`, and other properties of a column."""
     if "totals" not in column:
         errors = [d for d in column["diagnostics"] if d["severity"] == "error"]
         why = "; ".join(f"{d['code']} {d['message']}" for d in errors)
@@ -412,7 +412,7 @@ def _entry(entry: Json, kind: str, data: Any, columns: Sequence[Json]) -> Row:
 
 
 def _tensor_text(tensor: Json, column: Json) -> Text:
-    """By name, or in a positional column by position, one entry per mesh axis."""
+    """The placement by name, or in a positional column by position, one entry per mesh axis."""
     if column["positional"]:
         places = f"({', '.join(tensor['sbp'].values())})"
         return (Piece(places, "code"), Piece(tensor["named"], extra=True))
@@ -446,7 +446,7 @@ def _sums(compared: Json) -> Iterator[Row]:
 def totals(compared: Json) -> Iterator[tuple[str, list[str], list[bool]]]:
     """Annotations, bytes sent and memory: a label, a text per column, and whether that differs.
 
-    Annotations are not compared: they are not counted in one unit.
+    Annotations are not compared: their units differ.
     """
     works = ["totals" in c for c in compared["columns"]]
     for label, texts in _amounts(compared["columns"]):
@@ -477,7 +477,7 @@ def _number(column: Json, *keys: str) -> str:
 
 
 def _written(column: Json) -> str:
-    """The annotations of the user: `2 rules`, or `5 signatures` in a positional column."""
+    """The number of annotations: `2 rules`, or `5 signatures` in a positional column."""
     about = column["annotations"]
     if column["positional"]:
         return counted(about["signatures"], "signature")
@@ -485,11 +485,11 @@ def _written(column: Json) -> str:
     return counted(about["rules"], "rule") + pins
 
 
-# --- what was measured -----------------------------------------------------------------------
+# --- measurements ----------------------------------------------------------------------------
 
 
 def measured(compared: Json) -> Iterator[Block]:
-    """Sentences on what was executed; nothing is called equal that was not."""
+    """Sentences on the runs; only values that were compared are called equal."""
     return (Paragraph((Piece(text),), hang=2) for text in _measured(compared["run"]))
 
 
@@ -524,7 +524,7 @@ def _ran(entry: Json) -> str:
 
 
 def _verdict(found: Json) -> str:
-    """How far two results are apart, in words that hold."""
+    """The distance between two results, in words."""
     which = f"`{found['output']}`{'' if found['role'] == 'output' else ' after the step'}"
     if found["relative"] is None:
         return f"NOT equal, {which} has other shapes, NaN or infinities"

@@ -1,7 +1,7 @@
-"""A document: what a report says, before anything is known of a terminal or a page.
+"""A document: the content of a report, independent of terminal and page.
 
-A report is a function from facts to a document. `terminal` and `html` write one, and know of no
-report. Text is in pieces with a style; what is `extra` is shown on a page alone, where there is
+A report is a function from facts to a document. `terminal` and `html` write any document, and know
+no report. Text is in pieces with a style; `extra` text is shown on a page alone, where there is
 room for it.
 """
 
@@ -21,7 +21,7 @@ Style = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Text in one style; `axis` is the number of the axis of the mesh that splits it."""
+    """Text in one style; `axis` is the number of the mesh axis that splits it."""
 
     text: str
     style: Style = ""
@@ -33,7 +33,7 @@ Text = tuple[Piece, ...]
 
 
 def plain(text: Text) -> str:
-    """A text without its styles and what is extra."""
+    """The text without styles and `extra` pieces."""
     return "".join(p.text for p in text if not p.extra)
 
 
@@ -56,7 +56,7 @@ def line(text: str, style: Style = "") -> Paragraph:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawing, made when it is written; `described` says the same in words.
+    """A drawing, made when it is written; `described` is its description in words.
 
     A terminal prints the description, unless the picture is `extra`.
     """
@@ -69,9 +69,9 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """A head and what there is to say of it, beside each other.
+    """A head and its description, side by side.
 
-    `asides` say one thing at different lengths, the longest first: a terminal takes the first that
+    `asides` are one remark at different lengths, the longest first: a terminal takes the first that
     fits behind the body, else puts the longest below it.
     """
 
@@ -84,7 +84,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A statement with its details, which a page folds away."""
+    """A statement with its details, which a page folds."""
 
     head: Text
     details: tuple[Item, ...]
@@ -104,7 +104,7 @@ class Cell:
 class Row:
     """A label and a cell for each column. `kind` and `data` are for the script of a page.
 
-    Where it is `plain`, a terminal marks what differs in the label alone.
+    If it is `plain`, a terminal marks differences in the label alone.
     """
 
     label: Text
@@ -115,13 +115,13 @@ class Row:
 
     @property
     def differs(self) -> bool:
-        """Whether any column is unlike the first."""
+        """Whether any column differs from the first."""
         return any(cell.differs for cell in self.cells)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """A line of a file: where it is, and its text if that is at hand."""
+    """A line of a file: its position, and its text if available."""
 
     place: str
     text: str | None
@@ -140,7 +140,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Sections below each other; `columns` are the names of what rows have cells for.
+    """Sections one below the other; `columns` are the names of the cells of rows.
 
     `label` is the width of a row's label on a terminal.
     """
@@ -162,7 +162,7 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """Pictures beside each other."""
+    """Pictures side by side."""
 
     pictures: tuple[Picture, ...]
 
@@ -179,13 +179,13 @@ Document = tuple[Block, ...]
 
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 UNIT = re.compile(r"(?<=\d) (?=[KMGTP]?i?B\b)")
-"""The space between a number and its unit, where no line is broken."""
+"""The space between a number and its unit, where lines are not broken."""
 
 NO_BREAK = "\u00a0"
 
 
 def human(size: int) -> str:
-    """Bytes to three digits in a unit that reads well: `4 B`, `64 KiB`, `6.76 MiB`."""
+    """Bytes to three digits in a suitable unit: `4 B`, `64 KiB`, `6.76 MiB`."""
     value, unit = float(size), 0
     while value >= 1023.5 and unit < len(UNITS) - 1:
         value, unit = value / 1024, unit + 1
@@ -193,12 +193,12 @@ def human(size: int) -> str:
 
 
 def exact(size: int) -> str:
-    """`64 KiB (65,536 B)`; bytes alone where there are few."""
+    """`64 KiB (65,536 B)`; bytes alone if there are few."""
     return f"{size:,} B" if size < 1024 else f"{human(size)} ({size:,} B)"
 
 
 def scaled(flops: int, precise: bool = False) -> str:
-    """FLOPs to three digits: `67.2 MFLOP`, with all digits behind them where `precise`."""
+    """FLOPs to three digits: `67.2 MFLOP`, with all digits behind them if `precise`."""
     value, unit = float(flops), 0
     units = ("FLOP", "kFLOP", "MFLOP", "GFLOP", "TFLOP", "PFLOP", "EFLOP")
     while value >= 999.5 and unit < len(units) - 1:
@@ -219,7 +219,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def aligned(table: list[list[str]]) -> list[str]:
-    """Lines of text with the columns below each other; a first column of nothing is left out."""
+    """Lines of text with aligned columns; an empty first column is left out."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     if not widths[0]:
         table, widths = [line[1:] for line in table], widths[1:]

@@ -1,4 +1,4 @@
-"""`explain`: where each tensor lies, what is sent, why, and what would remove it.
+"""`explain`: each tensor's layout, the bytes sent, the reasons, and the remedies.
 
 `explain` gives the facts as JSON version 1, and every other view is made of them; `explanation`
 is the document for people.
@@ -44,7 +44,7 @@ from meshdsl.report.pictures import small_picture
 Json = dict[str, Any]
 VERSION = 1
 LOOP_WORDS = {"carried": "carried through {trips} trips", "kept": "kept from {trips} trips"}
-"""Words on a tensor that a loop carries, or keeps for the backward pass."""
+"""The words for a tensor that a loop carries, or stores for the backward pass."""
 
 
 def explain(program: Program, warnings: Iterable[Diagnostic] = ()) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def _tensors(program: placed.Program) -> list[dict[str, Any]]:
 def _loop_values(nodes: Iterable[placed.Node]) -> dict[Value, dict[str, Any]]:
     """The role of values in a `repeat`: `carried` in it, a `slice` of a stack, or its `result`.
 
-    What it has `kept` of all trips is there for the backward pass.
+    Values `kept` from all iterations are for the backward pass.
     """
     found: dict[Value, dict[str, Any]] = {}
     for node in nodes:
@@ -173,9 +173,9 @@ def _collective(
 
 
 def _part(node: Move, count: int, names: Mapping[str, str]) -> dict[str, Any]:
-    """The part of one tensor in a collective; on its own it would send `wire_bytes`.
+    """The part of one tensor in a collective; alone it would send `wire_bytes`.
 
-    A subexpression has the name that it has in the emitted text, by `names`.
+    A subexpression has its name in the emitted text, by `names`.
     """
     return {
         "tensor": node.target.value.name or names[node.target.name],
@@ -192,7 +192,7 @@ def _part(node: Move, count: int, names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _said(parts: list[dict[str, Any]], key: str) -> str:
-    """The values of all parts under a key, each once."""
+    """The distinct values of all parts under a key, joined."""
     return (", " if key == "tensor" else "; ").join(dict.fromkeys(part[key] for part in parts))
 
 
@@ -234,7 +234,7 @@ def explanation(report: Json, sources: Mapping[str, Source]) -> Document:
 
 
 def _summary(report: Json) -> Iterator[Block]:
-    """One sentence on the whole program, then what is worth knowing before the details."""
+    """A sentence on the whole program, then notes to read before the details."""
     yield line(sentence(report), "strong")
     if len(report["collectives"]) > 1:
         yield line(_largest(report))
@@ -259,7 +259,7 @@ def sentence(report: Json) -> str:
 
 
 def _planned(plan: Json) -> str:
-    """The objective of a plan, and how far it was searched."""
+    """The objective of a plan, and the extent of its search."""
     message = plan["message_bytes"]
     cost = f"bytes + {human(message)} for each collective" if message else "bytes"
     known = "No plan costs less" if plan["least"] else "Not proven to cost least"
@@ -281,9 +281,9 @@ def _largest(report: Json) -> str:
 
 
 def _listing(report: Json, sources: Mapping[str, Source]) -> Table:
-    """The source lines that hold or send something: those of the first file in order, then others.
+    """The source lines with tensors or collectives: those of the first file in order, then others.
 
-    One that sends something has blank lines around it.
+    Lines with collectives have blank lines around them.
     """
     first = next(iter(sources), "")
     found = {(t["file"], _line_of(t)) for t in report["tensors"] if _shown(t, sources)}
@@ -317,7 +317,7 @@ def _section(
 
 
 def _shown(tensor: Json, sources: Mapping[str, Source]) -> bool:
-    """Named tensors of the sources, but not what a loop makes of them again on each trip."""
+    """Whether a tensor is listed: named and of the sources, but not remade per loop iteration."""
     return bool(tensor["name"]) and tensor["file"] in sources and _told(tensor)
 
 
@@ -326,7 +326,7 @@ def _told(tensor: Json) -> bool:
 
 
 def _line_of(tensor: Json) -> int:
-    """A tensor that is carried or kept belongs to the line of its `repeat`."""
+    """The line of a tensor; a carried or kept one belongs to that of its `repeat`."""
     line: int = (tensor.get("loop") or tensor)["line"]
     return line
 
@@ -350,12 +350,12 @@ def tensor_item(tensor: Json, mesh: Mapping[str, int], indent: int = 0, width: i
 
 
 def type_text(tensor: Json) -> str:
-    """Global sizes, arrows to the local ones where a dim is split, and what is partial."""
+    """The type with global sizes, arrows to local ones of split dims, and partial axes."""
     return plain(typed(tensor))
 
 
 def typed(tensor: Json) -> Text:
-    """The same in pieces; the style of a split dim has the number of its first axis."""
+    """The type in pieces; the style of a split dim has the number of its first axis."""
     sizes = zip(tensor["dims"], tensor["shape"], tensor["local_shape"], strict=True)
     dims = [_dim(d, n, local, tensor) for d, n, local in sizes]
     separated = [part for dim in dims for part in (Piece(", ", "code"), dim)][1:]
@@ -376,9 +376,9 @@ def _dim(name: str, size: int, local: int, tensor: Json) -> Piece:
 
 
 def _rules(tensor: Json, short: bool = False) -> str:
-    """The rules that split it, by their place; and whether a loop carries or keeps it.
+    """The rules that split a tensor, by line; and whether a loop carries or keeps it.
 
-    `short` leaves out rules that say no more than the dims do: those without a selector.
+    `short` omits rules that the dims already show: those without a selector.
     """
     loop = tensor.get("loop") if _told(tensor) else None
     notes = [LOOP_WORDS[loop["as"]].format(trips=loop["trips"])] if loop else []
@@ -417,7 +417,7 @@ def collective_note(c: Json, named: bool, indent: int) -> Note:
 
 
 def sending(c: Json, whose: str) -> Text:
-    """`all_reduce sum of y over cols: 64 KiB (65,536 B) sent per device`."""
+    """The text `all_reduce sum of y over cols: 64 KiB (65,536 B) sent per device`."""
     phase = "" if c["phase"] == "forward" else f" [{c['phase']}]"
     op = f" {c['op']}" if c["op"] else ""
     head = f"{c['kind']}{op} of {whose} over {'+'.join(c['axes'])}{phase}"
@@ -425,7 +425,7 @@ def sending(c: Json, whose: str) -> Text:
 
 
 def _bucket(c: Json) -> str:
-    """`3 tensors in a bucket`; empty for a collective on one tensor."""
+    """The text `3 tensors in a bucket`; empty for a collective on one tensor."""
     return f"{counted(len(c['parts']), 'tensor')} in a bucket" if c["parts"] else ""
 
 
@@ -441,7 +441,7 @@ def _parts(c: Json) -> list[tuple[str, str]]:
 
 
 def _reasons(c: Json, key: str) -> list[str]:
-    """A reason or a way out; of a bucket each one with the tensors that it is about."""
+    """The reasons or the remedies; in a bucket each with its tensors."""
     whose: dict[str, list[str]] = {}
     for part in c["parts"]:
         whose.setdefault(part[key], []).append(part["tensor"])
@@ -451,7 +451,7 @@ def _reasons(c: Json, key: str) -> list[str]:
 
 
 def _sent(c: Json) -> str:
-    """`64 KiB (65,536 B) sent per device`; in a loop per trip, and in all."""
+    """`64 KiB (65,536 B) sent per device`; in a loop per iteration, and in total."""
     meanwhile = " while it computes" if c["overlapped"] else ""
     whole = f"{exact(c['wire_bytes'])} sent per device{meanwhile}"
     if c["count"] == 1:
@@ -464,7 +464,7 @@ def _inputs(c: Json) -> str:
     return f"(n = {c['group_size']:,} devices, b = {c['payload_bytes']:,} B on each)"
 
 
-# --- in all ----------------------------------------------------------------------------------
+# --- totals ----------------------------------------------------------------------------------
 
 
 def _totals_of(report: Json) -> Iterator[Block]:

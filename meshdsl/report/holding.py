@@ -1,4 +1,4 @@
-"""The blocks of a tensor on a mesh, and the devices of each: the facts of pictures and tables."""
+"""The blocks of a tensor on a mesh, and the devices of each: the data of pictures and tables."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from meshdsl.placed.sbp import Mesh
 
 Json = dict[str, Any]
 SIGNS = {"sum": "+", "prod": "×", "max": "max", "min": "min"}
-"""Signs between devices whose parts make up a value."""
+"""Signs between devices whose partial values are reduced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
     """A tensor on a mesh. `order` has the axes of each split dim, outer first.
 
-    `partial` axes hold parts of the value, to be joined by `op`.
+    Along `partial` axes devices have partial values, to be reduced by `op`.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Holding:
 
     @classmethod
     def of(cls, tensor: Json, mesh: Mapping[str, int]) -> Holding:
-        """From an entry of `tensors` in the JSON of `explain`, and its `mesh`."""
+        """The tensor of an entry of `tensors` in the JSON of `explain`, on its `mesh`."""
         partial = {a: c for a, c in tensor["placement"].items() if c.startswith("P")}
         return cls(
             tensor["name"] or "a subexpression",
@@ -48,11 +48,11 @@ class Holding:
     # --- blocks ------------------------------------------------------------------------------
 
     def size(self, dim: str) -> int:
-        """The whole size of a dim."""
+        """The global size of a dim."""
         return self.shape[self.dims.index(dim)]
 
     def parts(self, dim: str) -> int:
-        """How many blocks a dim is cut into."""
+        """The number of blocks along a dim."""
         return self.mesh.size(*self.order.get(dim, ()))
 
     def extent(self, dim: str, part: int) -> str:
@@ -64,7 +64,7 @@ class Holding:
         return str(first) if local == 1 else f"{first}–{first + local - 1}"
 
     def part_of(self, rank: int) -> dict[str, int]:
-        """Which block of every dim device `rank` holds."""
+        """The block index of device `rank` along every dim."""
         at = self.mesh.coordinates(rank)
         found = {}
         for dim in self.dims:
@@ -75,23 +75,23 @@ class Holding:
         return found
 
     def holders(self, dims: tuple[str, ...]) -> dict[tuple[int, ...], tuple[int, ...]]:
-        """The devices that hold each block; a block is its number along each of `dims`."""
+        """The ranks that have each block; the key is the block's index along each of `dims`."""
         found: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.mesh.devices):
             part = self.part_of(rank)
             found.setdefault(tuple(part[d] for d in dims), []).append(rank)
         return {block: tuple(ranks) for block, ranks in sorted(found.items())}
 
-    # --- copies and parts of a sum -----------------------------------------------------------
+    # --- replicas and partial values ---------------------------------------------------------
 
     @property
     def copies(self) -> int:
-        """How many devices, or sums of devices, hold the same."""
+        """The number of replicas (of a device, or of a group with partial values)."""
         used = {axis for axes in self.order.values() for axis in axes} | set(self.partial)
         return math.prod(n for axis, n in self.mesh.axes if axis not in used)
 
     def terms(self, ranks: tuple[int, ...]) -> list[list[int]]:
-        """The holders of one block, those together whose parts make up the value."""
+        """The ranks of one block, grouped by those whose partial values are reduced together."""
         found: dict[tuple[int, ...], list[int]] = {}
         for rank in ranks:
             at = self.mesh.coordinates(rank)
@@ -100,7 +100,7 @@ class Holding:
         return list(found.values())
 
     def label(self, ranks: tuple[int, ...], room: int = 10_000) -> str:
-        """`3`, `0 = 2` for copies, `0 + 1` for parts, shortened to about `room` characters."""
+        """`3`, `0 = 2` for replicas, `0 + 1` for partial values, in about `room` characters."""
         terms = self.terms(ranks)
         texts = [f" {SIGNS[self.op]} ".join(map(str, term)) for term in terms]
         if len(terms) > 1 and self.partial:
@@ -117,7 +117,7 @@ class Holding:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Sentences on copies, parts, and dims cut by several axes."""
+        """Sentences on replicas, partial values, and dims split by several axes."""
         found = []
         if self.copies > 1:
             found.append(f"{self.copies:,} copies of each block (=)")

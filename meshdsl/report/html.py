@@ -1,8 +1,8 @@
 """HTML: elements whose text is escaped, and documents written in them.
 
-Whatever is no `Markup` goes in as text. The result is well-formed XML, so that a test can parse it.
-In a notebook, which strips style sheets, every element has its style with it, and text its colour
-from the theme; on a page of its own it has a class. Pictures are images with all of their data
+Text that is not `Markup` is escaped. The result is well-formed XML, so that a test can parse it.
+In a notebook, which strips style sheets, every element has its style inline, and text its colour
+from the theme; on a separate page it has a class. Pictures are images with all of their data
 inside: such an image runs no script and loads nothing, and it is shown where notebooks strip
 `<svg>` itself (GitHub's viewer, JupyterLab before a notebook is trusted).
 """
@@ -37,11 +37,11 @@ from meshdsl.report.document import (
 
 NAMESPACE = "http://www.w3.org/2000/svg"
 _ALONE = frozenset({"img", "br", "rect", "line", "path", "circle"})
-"""Elements that are written without an end tag when they are empty."""
+"""Elements that have no end tag when they are empty."""
 
 
 class Markup(str):
-    """Text that is markup already; only the functions of this module make any."""
+    """Text that is already markup; only the functions of this module make any."""
 
     __slots__ = ()
 
@@ -68,12 +68,12 @@ def tag(name: str, /, *children: Child, **attributes: Attribute) -> Markup:
 
 
 def join(*children: Child) -> Markup:
-    """Several pieces, one behind the other."""
+    """Several pieces, concatenated."""
     return Markup("".join(c if isinstance(c, Markup) else escaped(str(c)) for c in children))
 
 
 def escaped(text: str) -> Markup:
-    """Text from anywhere: control characters shown as escapes, then the signs of HTML."""
+    """Untrusted text: control characters shown as escapes, then HTML's special ones escaped."""
     shown = "\n".join("".join(cells_of(line)) for line in text.split("\n"))
     return Markup(escape(shown, quote=True))
 
@@ -94,7 +94,7 @@ def drawing(width: float, height: float, *children: Child) -> Markup:
     )
 
 
-# --- how they look ---------------------------------------------------------------------------
+# --- styles ----------------------------------------------------------------------------------
 
 MONO = "ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace"
 TINTS = (
@@ -105,7 +105,7 @@ TINTS = (
     "rgba(225,80,80,.28)",
     "rgba(20,165,160,.30)",
 )
-"""Backgrounds of what is split over the axes of a mesh; light or dark text can be read on them."""
+"""Backgrounds of dims split over mesh axes; light or dark text is legible on them."""
 
 _CELL = (
     "text-align:left;vertical-align:middle;padding:2px 8px;max-width:none;white-space:pre-wrap;"
@@ -142,10 +142,10 @@ ELEMENTS = {
     "code": ("code", "code"),
     "muted": ("span", "muted"),
 }
-"""The element of a style, and how it looks."""
+"""The element of a style, and its look."""
 
 ARROWS = {"=> ": "⇒ "}
-"""Signs that are drawn otherwise than on a terminal; the room of a missing one is left out."""
+"""Signs drawn otherwise than on a terminal; the room of a missing one is left out."""
 
 
 def html(document: Document) -> Markup:
@@ -155,12 +155,12 @@ def html(document: Document) -> Markup:
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Writes documents; with `classes`, for a page with a style sheet of its own."""
+    """Writes documents; with `classes`, for a page with its own style sheet."""
 
     classes: bool = False
 
     def write(self, document: Document) -> Markup:
-        """All blocks in one element. Items and notes that follow each other are one table."""
+        """The document as one element. Adjacent items and notes form one table."""
         blocks = [b for b in document if not isinstance(b, Gap)]
         groups = itertools.groupby(blocks, key=lambda b: isinstance(b, Item | Note))
         found = (
@@ -193,7 +193,7 @@ class Writer:
     # --- text --------------------------------------------------------------------------------
 
     def text(self, text: Text) -> Markup:
-        """A text in its styles; what is extra has a line of its own."""
+        """A text in its styles; `extra` text has its own line."""
         alike = itertools.groupby(text, key=lambda p: replace(p, text=""))
         return join(*(self._piece(p, "".join(q.text for q in run)) for p, run in alike))
 
@@ -264,7 +264,7 @@ class Writer:
         first = [self._tag("td", "cell", *image)] if pictured else []
         aside = [" ", self._tag("span", "muted", item.asides[0])] if item.asides else []
         body = self._tag("td", "cell", self.text(item.body), *aside)
-        # Heads are filled up with spaces for terminals.
+        # Heads are padded with spaces for terminals.
         heads = ((p, p.text.strip()) for p in item.head)
         named = [part for p, words in heads if words for part in (" ", self._piece(p, words))][1:]
         return self._row(*first, self._tag("td", "cell", *named), body)

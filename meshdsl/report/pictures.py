@@ -1,6 +1,6 @@
-"""Pictures of tensors, meshes, collectives and memory, and the same as tables of text.
+"""Pictures of tensors, meshes, collectives and memory, and their tables as text.
 
-A picture is a card of its own, so that any theme can be around it.
+A picture has its own background, so that any theme can be around it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ BLOCKS = (
     "#f0e68c",
     "#9fdcd6",
 )
-"""Fills of blocks and groups; `INK` can be read on each of them."""
+"""Fills of blocks and groups; `INK` is legible on each of them."""
 
 FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 MARGIN = 12.0
 LETTER = 7.0
-"""Pixels that a character of a label takes, generously."""
+"""The width in pixels of a character of a label, generously."""
 
 MOST = 8
-"""Parts along one direction that are drawn; of more the first and the last."""
+"""The number of parts drawn along one direction: the first ones and the last."""
 
 
 def colour(number: int) -> str:
@@ -50,7 +50,7 @@ def colour(number: int) -> str:
 
 
 def card(width: float, height: float, *children: Child) -> Markup:
-    """A drawing with a margin, on a background of its own."""
+    """A drawing with a margin and a background."""
     back = tag(
         "rect",
         x=0.5,
@@ -67,7 +67,7 @@ def card(width: float, height: float, *children: Child) -> Markup:
 
 
 def words(x: float, y: float, text: str, **attributes: str | int | float | None) -> Markup:
-    """Text in a drawing; `y` is that of its line."""
+    """Text in a drawing; `y` is that of the baseline."""
     return tag("text", text, x=x, y=y, **attributes)
 
 
@@ -88,18 +88,18 @@ def lines_of_text(x: float, y: float, lines: tuple[str, ...], fill: str = SOFT) 
 
 
 def wrapped(texts: tuple[str, ...], width: float) -> tuple[str, ...]:
-    """Small text in lines of about `width` pixels."""
+    """Small text wrapped to about `width` pixels."""
     room = max(int(width / (LETTER * 11 / 12)), 36)
     return tuple(line for text in texts for line in textwrap.wrap(text, room))
 
 
 def width_of(text: str, size: float = 12.0) -> float:
-    """About how wide a text is, in pixels."""
+    """The approximate width of a text, in pixels."""
     return len(text) * LETTER * size / 12
 
 
 def shown(count: int) -> tuple[int | None, ...]:
-    """The numbers that are drawn of 0 … count-1; None stands for those left out."""
+    """The numbers of 0 … count-1 to draw; None marks omitted ones."""
     if count <= MOST:
         return tuple(range(count))
     return (*range(MOST - 2), None, count - 1)
@@ -110,12 +110,12 @@ def shown(count: int) -> tuple[int | None, ...]:
 GAP = 12.0
 TITLE, TICK = 17.0, 14.0
 Index = tuple[int | None, ...]
-"""A number for each direction, None where parts are left out."""
+"""A number for each direction, None where parts are omitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """One direction: a name, how long it is, and a label for each part (empty: it needs none)."""
+    """One direction: its name and length, and a label for each part (empty if it needs none)."""
 
     name: str
     ticks: tuple[str, ...] = ("",)
@@ -123,7 +123,7 @@ class Direction:
 
     @property
     def title(self) -> str:
-        """`batch 64`, or the name alone."""
+        """The title `batch 64`, or the name alone."""
         return f"{self.name} {self.size}".rstrip()
 
     @property
@@ -136,7 +136,7 @@ class Direction:
         return "…" if number is None else self.ticks[number]
 
     def part(self, number: int | None) -> str:
-        """`batch 0–31`; of a direction that is in one piece `batch 64`."""
+        """The text `batch 0–31`; of a direction in one piece `batch 64`."""
         return f"{self.name} {self.tick(number)}" if self.ticked else self.title
 
     @property
@@ -150,7 +150,7 @@ NOWHERE = Direction("")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """Where one block is drawn."""
+    """The rectangle of one block."""
 
     x: float
     y: float
@@ -160,17 +160,17 @@ class Cell:
 
     @property
     def centre(self) -> tuple[float, float]:
-        """The middle of it."""
+        """The centre of the cell."""
         return self.x + self.width / 2, self.y + self.height / 2
 
     @property
     def left_out(self) -> bool:
-        """Whether it is in the place of parts that are not drawn."""
+        """Whether the cell marks omitted parts."""
         return None in self.index
 
     @property
     def room(self) -> int:
-        """How many characters fit in it."""
+        """The number of characters that fit."""
         return int((self.width - 6) / LETTER)
 
 
@@ -185,7 +185,7 @@ class Grid:
     def of(
         cls, inner: list[Direction], cell: tuple[float, float] | None = None, least: float = 46
     ) -> Grid:
-        """Up to four directions, the last across; cells as wide as labels and `least` want them."""
+        """Up to four directions, the last across; cells as wide as labels and `least` require."""
         assert len(inner) <= 4, f"{len(inner)} directions cannot be drawn"
         found = (*[NOWHERE] * (4 - len(inner)), *inner)
         panels, rows, columns = (len(d.numbers) for d in found[1:])
@@ -201,19 +201,19 @@ class Grid:
 
     @property
     def left(self) -> float:
-        """Room at the left, for the title and the labels of the rows."""
+        """The space at the left, for the title and the labels of the rows."""
         rows = self.directions[2]
         ticks = max(width_of(rows.tick(n), 11) for n in rows.numbers) + 6 if rows.ticked else 0
         return (TITLE if rows.title else 0) + ticks
 
     @property
     def _above(self) -> float:
-        """Room above the cells of a panel, for its caption and the labels of its columns."""
+        """The space above the cells of a panel, for its caption and the labels of its columns."""
         return TICK * (self._captions + self.directions[3].ticked)
 
     @property
     def _captions(self) -> int:
-        """How many lines stand above each panel."""
+        """The number of captions above each panel."""
         return sum(d.ticked for d in self.directions[:2])
 
     @property
@@ -223,29 +223,29 @@ class Grid:
 
     @property
     def top(self) -> float:
-        """Room above all panels, for the title of the columns."""
+        """The space above all panels, for the title of the columns."""
         return TITLE if self.directions[3].title else 0
 
     @property
     def width(self) -> float:
-        """Of all of it."""
+        """The total width."""
         across = len(self.directions[1].numbers)
         most = self.left + across * (self._panel[0] + GAP) - GAP
         return max(most, self.left + width_of(self.directions[3].title))
 
     @property
     def height(self) -> float:
-        """Of all of it; at least what the title of the rows takes."""
+        """The total height; at least that of the title of the rows."""
         down = len(self.directions[0].numbers)
         most = self.top + down * (self._panel[1] + GAP) - GAP
         return max(most, self.top + self._above + width_of(self.directions[2].title))
 
     def _corner(self, panel: tuple[int, int]) -> tuple[float, float]:
-        """Where a panel begins, by its place."""
+        """The corner of a panel, by its indices."""
         width, height = self._panel
         return self.left + panel[1] * (width + GAP), self.top + panel[0] * (height + GAP)
 
-    # --- what is drawn -----------------------------------------------------------------------
+    # --- drawing -----------------------------------------------------------------------------
 
     def cells(self) -> Iterator[Cell]:
         """Every block, panel by panel and row by row."""
@@ -302,10 +302,10 @@ class Grid:
 
 DIMS = 4
 STACK = 4.0
-"""Pixels by which a copy stands out behind the block in front."""
+"""The offset in pixels of a copy behind the block in front."""
 
 WIDEST = 150.0
-"""Pixels that a block may take for its label."""
+"""The greatest width of a block for its label, in pixels."""
 
 HATCH = tag(
     "defs",
@@ -322,14 +322,14 @@ HATCH = tag(
 
 
 def _drawn_dims(held: Holding, most: int = DIMS) -> tuple[str, ...]:
-    """The dims that are drawn, in order: at most `most`, those that are split before the others."""
+    """The dims to draw, in order: at most `most`, split dims first."""
     split = [d for d in held.dims if held.parts(d) > 1]
     chosen = list(dict.fromkeys([*split, *reversed(held.dims)]))[:most]
     return tuple(d for d in held.dims if d in chosen)
 
 
 def _tensor_notes(held: Holding) -> tuple[str, ...]:
-    """The notes below a picture: copies, parts of a value, and dims that are not drawn."""
+    """The notes below a picture: replicas, partial values, and dims that are not drawn."""
     left = [d for d in held.dims if d not in _drawn_dims(held)]
     if not left:
         return held.notes
@@ -338,7 +338,7 @@ def _tensor_notes(held: Holding) -> tuple[str, ...]:
 
 
 def tensor_picture(held: Holding) -> Markup:
-    """The tensor as a drawing: blocks with the devices that hold them."""
+    """The tensor as a drawing: blocks with their devices."""
     dims = _drawn_dims(held)
     labels = map(held.label, held.holders(dims).values())
     widest = max(width_of(label) for label in labels) + 16
@@ -380,7 +380,7 @@ def _block_of(index: Index, dims: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def _block(held: Holding, cell: Cell, fill: str, label: str) -> Markup:
-    """A block, its copies behind it, hatched where it is a part of a sum."""
+    """A block, its replicas behind it, hatched if it is partial."""
     behind = _behind(held)
     size = {"width": cell.width - 4 - STACK * behind, "height": cell.height - 4 - STACK * behind}
     frame: dict[str, Attribute] = {**size, "rx": 2, "stroke": INK, "stroke_width": 0.8}
@@ -402,12 +402,12 @@ def _block(held: Holding, cell: Cell, fill: str, label: str) -> Markup:
 
 
 def small_picture(held: Holding, described: str) -> Picture:
-    """The tensor for a line of a table."""
+    """The picture of a tensor for a line of a table."""
     return Picture(lambda: thumbnail(held), described, extra=True)
 
 
 def thumbnail(held: Holding) -> Markup:
-    """The blocks alone, very small: rows and columns of two dims, those that are split first."""
+    """The blocks without labels, very small: rows and columns of two dims, split dims first."""
     *_, rows, columns = ("", "", *_drawn_dims(held, 2))
     dims = tuple(d for d in (rows, columns) if d)
     numbers = [shown(held.parts(d)) if d else (0,) for d in (rows, columns)]
@@ -426,7 +426,7 @@ def thumbnail(held: Holding) -> Markup:
 
 
 def tensor_text(held: Holding) -> str:
-    """The same as tables of text, one for each panel."""
+    """The picture as tables of text, one for each panel."""
     dims = _drawn_dims(held)
     holders = held.holders(dims)
 
@@ -454,14 +454,14 @@ def _tables(directions: list[Direction], label: Callable[[Index], str]) -> Itera
 
 AXES = 4
 DEVICE = (56.0, 44.0)
-"""Pixels of a device with the room around it …"""
+"""The size in pixels of a device with its margin …"""
 
 ROOMY = (76.0, 60.0)
-"""… and where arrows are drawn."""
+"""… and with room for arrows."""
 
 
 def _drawn_axes(mesh: Mesh) -> tuple[str, ...]:
-    """The axes that are drawn, in order: those with several devices before the others."""
+    """The axes to draw, in order: those with several devices before the others."""
     several = [a for a, n in mesh.axes if n > 1]
     chosen = list(dict.fromkeys([*several, *mesh.names]))[:AXES]
     return tuple(a for a in mesh.names if a in chosen)
@@ -473,7 +473,7 @@ def _directions(mesh: Mesh) -> list[Direction]:
 
 
 def _rank_at(mesh: Mesh, index: Sequence[int | None]) -> int | None:
-    """The rank at an index of the grid, 0 along axes that are not drawn; None: left out."""
+    """The rank at an index of the grid, 0 along axes that are not drawn; None if omitted."""
     drawn = _drawn_axes(mesh)
     numbers = index[len(index) - len(drawn) :]
     if None in numbers:
@@ -486,7 +486,7 @@ def _rank_at(mesh: Mesh, index: Sequence[int | None]) -> int | None:
 
 
 def _mesh_notes(mesh: Mesh) -> tuple[str, ...]:
-    """How many devices there are, and what is not drawn."""
+    """The number of devices, and the axes that are not drawn."""
     left = [f"{a}:{n}" for a, n in mesh.axes if a not in _drawn_axes(mesh)]
     several = f"{mesh.devices:,} device{'s' if mesh.devices > 1 else ''}"
     return (several, *([f"not drawn: {', '.join(left)}"] if left else []))
@@ -503,7 +503,7 @@ def mesh_picture(mesh: Mesh) -> Markup:
 
 
 def _devices(mesh: Mesh, grid: Grid) -> Iterator[Markup]:
-    """A box with its rank for every device."""
+    """A box for every device, with its rank."""
     for cell in grid.cells():
         rank = _rank_at(mesh, cell.index)
         if rank is None:
@@ -529,7 +529,7 @@ def _device(cell: Cell, rank: int, fill: str) -> Markup:
 
 
 def mesh_text(mesh: Mesh) -> str:
-    """The same as tables of ranks."""
+    """The mesh as tables of ranks."""
     lines = _tables(_directions(mesh), lambda index: str(_rank_at(mesh, index)))
     return "\n".join([*lines, *_mesh_notes(mesh)])
 
@@ -537,7 +537,7 @@ def mesh_text(mesh: Mesh) -> str:
 # --- a collective ----------------------------------------------------------------------------
 
 BULGE = 24.0
-"""Pixels by which an arrow bends around the devices between its ends."""
+"""The pixels by which an arrow bends around the devices between its ends."""
 
 HEAD = tag(
     "defs",
@@ -557,7 +557,7 @@ Pair = tuple[int, int]
 
 
 def pairs(kind: str, members: Sequence[int]) -> list[Pair]:
-    """Who sends to whom in a group: around a ring, or in an all_to_all each to each."""
+    """Pairs of sender and receiver in a group: around a ring, or all to all for an all_to_all."""
     if kind == "all_to_all":
         return list(itertools.combinations(members, 2))
     if len(members) == 2 and kind == "all_reduce":
@@ -587,7 +587,7 @@ def _inner(cell: Cell) -> Cell:
 
 
 def _gaps(mesh: Mesh, grid: Grid) -> Iterator[Markup]:
-    """Dots where devices are left out."""
+    """Dots in place of omitted devices."""
     for cell in grid.cells():
         if _rank_at(mesh, cell.index) is None:
             yield centred(*cell.centre, "…")
@@ -614,7 +614,7 @@ def _arrow(source: Cell, target: Cell, both: bool, dashed: bool) -> Markup:
 
 
 def _path(source: Cell, target: Cell) -> str:
-    """Straight between neighbours; bent around the devices between others of a row or column."""
+    """The path of an arrow: straight between neighbours, else bent around the devices between."""
     (x0, y0), (x1, y1) = source.centre, target.centre
     half_width, half_height = source.width / 2 - 16, source.height / 2 - 16
     across, down = x1 - x0, y1 - y0
@@ -665,7 +665,7 @@ def kinds_held(rows: Mapping[str, Json]) -> tuple[str, ...]:
 
 
 def memory_table(rows: Mapping[str, Json]) -> list[list[str]]:
-    """A head and a line for each row: every kind, and all together."""
+    """The header and a line for each row: every kind, and the total."""
     kinds = kinds_held(rows)
     head = ["held per device", *(KINDS[k] for k in kinds), "at most"]
     return [head] + [
@@ -674,7 +674,7 @@ def memory_table(rows: Mapping[str, Json]) -> list[list[str]]:
 
 
 def memory_picture(rows: Mapping[str, Json]) -> Markup:
-    """A bar for each row, to one scale, its total behind it."""
+    """A bar for each row, to one scale, with its total."""
     kinds = kinds_held(rows)
     left = max(width_of(title) for title in rows) + 10
     most = max(1, *(row["peak"] for row in rows.values()))

@@ -1,6 +1,6 @@
 """The legal rows of one operator, as JSON first; all of them are derived from its factors.
 
-A row says, along one mesh axis, what each operand is and what the results then are. Placements on
+A row gives, along one mesh axis, the placement of each operand and of the results. Placements on
 several axes take one row per axis.
 """
 
@@ -21,7 +21,7 @@ _M, _K, _N = Dim("m", 4), Dim("k", 6), Dim("n", 8)
 TELLING: dict[str, Sample] = {
     "einsum": Sample((TensorType((_M, _K), F32), TensorType((_K, _N), F32)), (("dims", (_M, _N)),)),
 }
-"""Calls that show more of an operator than any sample of its record."""
+"""Calls that show more rows of an operator than any sample of its record."""
 
 
 def find(name: str) -> OpDef:
@@ -100,7 +100,7 @@ def joined(words: list[str]) -> str:
 
 
 def _whole(sig: Signature, factors: Factors) -> list[str]:
-    """Dims of operands in no loop: they are gathered first."""
+    """The dims of operands that are in no loop of the factors: they are gathered first."""
     free = {(i, dim) for f in factors.loops for i, dim in enumerate(f.ins)}
     return list(
         dict.fromkeys(n for i, t in enumerate(sig.ins) for n in t.names if (i, n) not in free)

@@ -1,4 +1,4 @@
-"""`run`: what devices did, the outputs, and how they compare, as JSON and as a document."""
+"""`run`: devices, outputs and their comparison, as JSON and as a document."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from meshdsl.pipeline import Compilation
 
 MOST_ROWS = 16
-"""Devices that are listed one by one; of more the first few stand for all."""
+"""The most devices listed one by one; of more, the first few represent all."""
 
 
 def run_report(
     made: Compilation, engine: str, result: Result, checked: Sequence[Comparison]
 ) -> Iterator[Block]:
-    """The devices, the outputs, and the comparison, if there was one."""
+    """The devices, the outputs, and the comparison, if there is one."""
     yield line(f"{headline(made, engine)}, {result.seconds:.2f} s")
     if engine != "reference":
         yield _devices(made, result)
@@ -36,7 +36,7 @@ def run_report(
 def run_as_json(
     made: Compilation, engine: str, result: Result, checked: Sequence[Comparison]
 ) -> dict[str, Any]:
-    """The same as data. Values are left to `--out`."""
+    """The report as data, without values, which `--out` writes."""
     found = {"max_error": "error", "relative": "relative", "ok": "ok"}
     errors = {
         (c.role, c.name): {key: getattr(c, field) for key, field in found.items()} for c in checked
@@ -117,14 +117,14 @@ def _described(name: str, var: Var, value: Any) -> tuple[str, ...]:
 
 
 def _error(found: Comparison | None) -> tuple[str, ...]:
-    """The cell of an error; none where nothing was compared."""
+    """The cell of an error; none if nothing was compared."""
     if found is None:
         return ()
     return (f"{found.relative:.1e}" if found.error else "none",)
 
 
 def _updated(made: Compilation, result: Result, checked: Sequence[Comparison]) -> Grid:
-    """Parameters after a training step; the states of its optimizer are counted.
+    """The parameters after a training step, and the number of its optimizer's states.
 
     Of the states the worst error is shown.
     """
@@ -146,7 +146,7 @@ def _shape(type_: TensorType) -> str:
 
 
 def _summary(array: Any) -> str:
-    """A scalar itself, of anything larger the range and the mean."""
+    """A scalar's value; of a larger array the range and the mean."""
     if array.ndim == 0:
         return f"{array.item():.7g}" if array.dtype.kind == "f" else str(array.item())
     if array.dtype.kind == "b":

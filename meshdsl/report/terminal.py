@@ -1,7 +1,7 @@
-"""Documents on a terminal: lines of styled parts, and those put on a screen.
+"""Documents on a terminal: lines of styled parts, printed to a console.
 
-Nothing that comes from a file is taken for markup or reaches the terminal as a control character.
-Columns that are too many for the width are shown below each other.
+Text from a file is never read as markup, nor does it reach the terminal as a control character.
+Columns that are too many for the width are shown one below the other.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LEAST_WRAPPED = 24
 LEAST_CELL = 20
 GAP = 2
 ENDLESS = 1_000_000
-"""A width at which no line is broken."""
+"""A width at which no line is wrapped."""
 
 STYLES: dict[Style, str] = {
     "number": "blue",
@@ -59,13 +59,13 @@ STYLES: dict[Style, str] = {
     "title": "italic",
 }
 RICH: dict[str, Style] = {"bold": "strong", "italic": "title"}
-"""The styles of headings and titles by their names in rich."""
+"""The names in rich of the styles of headings and titles."""
 
 IN_ASCII = str.maketrans({"→": "->", "×": "x", "…": "...", "–": "-", "≠": "!"})
 
 
 def print_document(document: Document, console: Console | None = None) -> None:
-    """Print a document on a console, the standard output if none is given."""
+    """Print a document on a console, by default on the standard output."""
     from rich.console import Console
     from rich.text import Text as RichText
 
@@ -81,7 +81,7 @@ def _in_ascii(text: str) -> str:
 
 
 def text(document: Document, width: int = ENDLESS) -> str:
-    """A document without styles, no line with spaces at its end."""
+    """The text of a document without styles, with no spaces at ends of lines."""
     return "\n".join("".join(t for t, _ in line).rstrip() for line in lines(document, width))
 
 
@@ -160,7 +160,7 @@ def source_line(line: SourceLine, width: int) -> Text:
 def wrapped(text: Text, width: int, hang: int = 0) -> list[Text]:
     """Lines of `text`, at least one, all but the first `hang` deep; numbers keep their units.
 
-    All are in the style of the first piece: a terminal has few.
+    All have the style of the first piece: a terminal has few.
     """
     broken = textwrap.wrap(
         UNIT.sub(NO_BREAK, plain(text)),
@@ -176,7 +176,7 @@ def wrapped(text: Text, width: int, hang: int = 0) -> list[Text]:
 
 
 class _Columns:
-    """A table on the screen: its columns beside each other, or, `stacked`, below each other."""
+    """A table on the screen: its columns side by side, or, if `stacked`, one below the other."""
 
     def __init__(self, table: Table, width: int) -> None:
         self.table, self.width = table, width
@@ -185,7 +185,7 @@ class _Columns:
         self.stacked = self.cell < LEAST_CELL
 
     def lines(self) -> Iterator[Text]:
-        """All sections."""
+        """The lines of all sections."""
         if self.table.columns and not self.stacked:
             letters = tuple(Cell((Piece(name, "strong"),)) for name in self.table.columns)
             yield from self._row(Row((Piece(""),), letters))
@@ -228,7 +228,7 @@ class _Columns:
 
 
 def _cell(cell: Cell, unsigned: bool) -> Piece:
-    """A cell in one style, with the sign of what differs."""
+    """A cell in one style, with the sign of a difference."""
     words = plain(cell.text)
     if cell.differs:
         return Piece(words if unsigned else f"≠ {words}", "differs")
@@ -236,7 +236,7 @@ def _cell(cell: Cell, unsigned: bool) -> Piece:
 
 
 def _cut(text: str, width: int) -> list[str]:
-    """`text` in lines of at most `width`; words that are longer are broken, numbers keep units."""
+    """`text` in lines of at most `width`; longer words are broken, numbers keep units."""
     found = textwrap.wrap(UNIT.sub(NO_BREAK, text), width, break_on_hyphens=False)
     return [line.replace(NO_BREAK, " ") for line in found] or [""]
 
@@ -256,7 +256,7 @@ def _trimmed(line: Text) -> Text:
 
 
 def _grid(grid: Grid, width: int) -> Iterator[Text]:
-    """A table as rich lays it out: columns share the width, cells are folded."""
+    """A table laid out by rich: columns share the width, cells are folded."""
     from rich import table
     from rich.console import Console
     from rich.text import Text as RichText

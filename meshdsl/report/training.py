@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from meshdsl.pipeline import Compilation
 
 LINES = 10
-"""Lines that a run prints on its way where there is no terminal …"""
+"""The number of progress lines of a run without a terminal …"""
 
 SILENCE = 15.0
-"""… and the seconds after which it prints one anyway."""
+"""… and the seconds after which one is printed anyway."""
 
 REFRESH = 0.1
 """Seconds between two changes of the bar."""
 
 WINDOW = 3.0
-"""Seconds of training, at least, that the speed that is shown is the mean of."""
+"""The least seconds of training over which the speed is averaged."""
 
 
 @contextmanager
 def progress(title: str, quiet: bool = False) -> Iterator[Callable[[Event], None]]:
-    """A function that shows the events of a run; nothing at all when `quiet`."""
+    """A function that shows the events of a run; none of them if `quiet`."""
     from rich.console import Console
 
     if quiet:
@@ -56,7 +56,7 @@ class Lines:
         self.window = [(0, 0.0)] * 3
 
     def tell(self, event: Event) -> None:
-        """Show what is worth it."""
+        """Show an event, steps only now and then."""
         kind = event["kind"]
         if kind == "begin":
             self._begin(event)
@@ -75,7 +75,7 @@ class Lines:
         self.console.print(text, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: lines leave nothing open."""
 
     def _begin(self, event: Event) -> None:
         self.start, self.steps = event["start"], event["steps"]
@@ -96,7 +96,7 @@ class Lines:
             self.say(f"step {step}/{self.steps}: {numbers(event['values'])}, {self.speed(step)}")
 
     def measure(self, event: Event) -> None:
-        """Take a step into the window that the speed is measured in."""
+        """Add a step to the window of the speed."""
         first, middle, _ = self.window
         now = (event["step"], event["seconds"])
         if now[1] - middle[1] > WINDOW:
@@ -104,7 +104,7 @@ class Lines:
         self.window = [first, middle, now]
 
     def speed(self, step: int) -> str:
-        """Samples or tokens per second, and the time that is left."""
+        """The samples or tokens per second, and the remaining time."""
         done = step - self.start
         left = (time.monotonic() - self.begun) / done * (self.steps - step)
         (before, began), _, (after, ended) = self.window
@@ -113,7 +113,7 @@ class Lines:
 
 
 class Bar(Lines):
-    """The run as a bar that moves; what is said meanwhile stands above it."""
+    """The run as a bar that moves; messages appear above it."""
 
     def __init__(self, console: Console, title: str) -> None:
         from rich.progress import BarColumn, Progress, TextColumn
@@ -125,7 +125,7 @@ class Bar(Lines):
         self.drawn = 0.0
 
     def close(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self.bar.stop()
 
     def _begin(self, event: Event) -> None:
@@ -143,7 +143,7 @@ class Bar(Lines):
 
 
 def numbers(values: Mapping[str, Any]) -> str:
-    """`loss 1.234, accuracy 0.9`."""
+    """The text `loss 1.234, accuracy 0.9`."""
     shown = (f"{v:.4g}" if isinstance(v, float) else str(v) for v in values.values())
     return ", ".join(f"{name} {text}" for name, text in zip(values, shown, strict=True))
 
@@ -156,7 +156,7 @@ def clock(seconds: float) -> str:
 
 
 def print_ending(ending: Ending, out: str | None) -> None:
-    """Print how a run ended, for people."""
+    """Print the ending of a run, for people."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -183,7 +183,7 @@ def _lines(ending: Ending, out: str | None) -> Iterator[str]:
 def ending_as_json(
     made: Compilation, engine: str, ending: Ending, files: Mapping[str, str | None]
 ) -> dict[str, Any]:
-    """How a run ended, as data. `files` are what it wrote, by kind."""
+    """The ending of a run, as data. `files` are the written ones, by kind."""
     program = made.device
     return {
         "version": 1,

@@ -1,8 +1,8 @@
 """A comparison as one page: no network, no fonts, readable without JavaScript.
 
-The table is plain HTML. The script of the page adds what moves: highlighting, pictures, the slider;
-it reads the JSON of `report/compare.py` and puts text in as text. A content security policy lets
-only this one script run, by its hash, whatever a file may contain.
+The table is plain HTML. The script of the page adds interaction: highlighting, pictures, slider;
+it reads the JSON of `report/compare.py` and inserts text as text. A content security policy allows
+only this one script, by its hash, whatever a file may contain.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 
 def page(compared: Json, source: Source) -> str:
-    """The whole page; `source` is the text of the file it is about."""
+    """The whole page; `source` is the text of the compared file."""
     style, script = _resource("page.css"), _resource("page.js")
     writer = Writer(classes=True)
     parts = {
@@ -55,7 +55,7 @@ def _hash(text: str) -> str:
 
 
 def as_data(value: object) -> str:
-    """JSON for a script element: no `<`, `>` or `&`, and nothing but ASCII."""
+    """JSON for a script element: ASCII without `<`, `>` or `&`."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -68,7 +68,7 @@ def _needed(compared: Json) -> Json:
 
 
 def _source(source: Source) -> Markup:
-    """All lines of the file, numbered."""
+    """The lines of the file, numbered."""
     lines = [line.removesuffix("\r") for line in source.text.removesuffix("\n").split("\n")]
     numbered = (
         tag("li", tag("span", number), tag("code", line), data_line=number)
