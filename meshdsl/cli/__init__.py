@@ -11,7 +11,7 @@ from typing import Any
 
 
 def main() -> None:
-    """Run the command line; the console script's entry. Nobody is shown a traceback."""
+    """Run the command line, without tracebacks; the console script's entry."""
     from meshdsl.backends.runtime.output import keep_stdout
 
     keep_stdout()
@@ -23,7 +23,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        # Whoever read our output has seen enough; a second complaint at exit would not help.
+        # The reader of our output has closed it; a second complaint at exit would not help.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except Exception as error:
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def _usage(error: Any) -> int | None:
-    """Tell of a command line that the parser of arguments refused; None: it is another error."""
+    """Report a refused command line; returns the exit code, None for any other error."""
     from meshdsl.cli.common import show
     from meshdsl.cli.options import refusal
     from meshdsl.diagnostics import Diagnostic

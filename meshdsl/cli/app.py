@@ -13,7 +13,7 @@ from meshdsl.diagnostics import fail
 from meshdsl.version import __version__
 
 LATER = ("search", "simulate", "new")
-"""Commands of the language's reference that are not built yet: each says so."""
+"""Commands in the language's reference that are not built yet; each reports so."""
 
 app = typer.Typer(
     name="meshdsl",
@@ -48,7 +48,7 @@ for _module in (check, fmt, explain, compile, run, train, compare, render, rows)
 
 
 def _add_later(name: str) -> None:
-    """Register a command that reports MD0909 whatever it is given."""
+    """Register a command that always reports MD0909."""
 
     def command(context: typer.Context) -> None:
         with reporting():

@@ -34,7 +34,7 @@ def command(files: Files, given: Check) -> None:
 
 
 def _check(path: Path, chosen: Options, diagnostics: Diagnostics) -> str:
-    """Check one file; what it was checked for, in a line."""
+    """Check one file; returns a line on the scope of the check."""
     from meshdsl.report.check import check_source
     from meshdsl.syntax.parse import read_source
 

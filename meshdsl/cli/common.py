@@ -29,7 +29,7 @@ REFUSED_CODES = ("MD0703", "MD0704", "MD0909")
 
 
 def compiled(path: Path, chosen: Options, diagnostics: Diagnostics, until: str) -> Compilation:
-    """A file compiled as far as `until`."""
+    """The compilation of a file as far as `until`."""
     from meshdsl.syntax.parse import read_source
 
     source = read_source(path)
@@ -38,12 +38,12 @@ def compiled(path: Path, chosen: Options, diagnostics: Diagnostics, until: str) 
 
 
 PATIENCE = 1.0
-"""Seconds after which somebody at a terminal is told what takes so long."""
+"""Seconds before a terminal shows what takes so long."""
 
 
 @contextmanager
 def patience(what: str) -> Iterator[None]:
-    """Say on a terminal's standard error what is being done, where it takes more than a moment."""
+    """Print `what` to a terminal's standard error if it takes longer than `PATIENCE`."""
     if not sys.stderr.isatty():
         yield
         return
@@ -58,7 +58,7 @@ def patience(what: str) -> Iterator[None]:
 
 @contextmanager
 def reporting(as_json: bool = False) -> Iterator[Diagnostics]:
-    """Collect diagnostics, show them at the end, and leave with an exit code for the errors.
+    """Collect diagnostics, show them at the end, and exit with the code of the errors.
 
     With `as_json` they are left for the command to print, unless one ends it early.
     """
@@ -80,7 +80,7 @@ def reporting(as_json: bool = False) -> Iterator[Diagnostics]:
 
 
 def exit_code(errors: Iterable[Diagnostic]) -> int:
-    """2 if the command is wrong, 3 if it failed while running, 1 if the program is wrong."""
+    """The code: 2 for a wrong command, 3 for a run that failed, 1 for a wrong program."""
     codes = []
     for error in errors:
         about_command = error.code.startswith(COMMAND_CODES) or error.code in REFUSED_CODES
@@ -155,7 +155,7 @@ def check_output(path: Path, force: bool) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that nobody ever sees half of it."""
+    """Write a file atomically."""
     from meshdsl.backends.runtime.files import regular
 
     beside = path.with_name(f".{path.name}.part")
@@ -168,6 +168,6 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def refuse_writing(path: Path, error: OSError) -> NoReturn:
-    """MD0501 for a file that the system would not have written."""
+    """Raise MD0501 for a file that the system refused to write."""
     help = "check the space and the permissions there"
     fail("MD0501", f"{path} cannot be written: {error.strerror}", help=help)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @option
 class Measured:
-    """How columns are run, and where a page goes."""
+    """Options of runs of the columns, and the output page."""
 
     seed: int = opt("--seed", "S", "For made-up values.", 0)
     no_run: bool = flag("--no-run", "Execute nothing.")
@@ -61,10 +61,10 @@ def command(file: File, given: Compare) -> None:
 def compare_columns(
     made: Compilation, given: Compare, diagnostics: Diagnostics, measured: bool
 ) -> dict[str, Any]:
-    """The comparison of the chosen columns; their diagnostics are collected.
+    """The comparison of the chosen columns; collects their diagnostics.
 
     Raises:
-        DiagnosticError: an unknown column, one that is asked for twice, or none that compiles.
+        DiagnosticError: an unknown column, one that is requested twice, or none that compiles.
     """
     from meshdsl.report import columns
     from meshdsl.report.compare import compare

@@ -1,4 +1,4 @@
-"""`meshdsl explain`: what each device holds and does, per source line; or what a code means."""
+"""`meshdsl explain`: the report of a program per source line, or the meaning of a code."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Printed(StrEnum):
 
 @option
 class Stage:
-    """A stage that is printed instead of the report."""
+    """The stage to print instead of the report."""
 
     print_after: Printed | None = opt("--print-after", "STAGE", "Print named, placed or device.")
 

@@ -1,7 +1,7 @@
-"""Options of commands, each declared once; those that go together are a class.
+"""Options of commands, each declared once; related ones form a class.
 
-A command takes an object of the classes whose options it knows, a notebook line as well. `spread`
-shows that to typer as single options: those of the class itself, then those of its bases in order.
+A command takes an object of its classes of options, and so does a notebook line. `spread` presents
+it to typer as single options: those of the class itself, then those of its bases in order.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ File = Annotated[Path, Argument(metavar="FILE", help="A .mdsl file.", show_defau
 Files = Annotated[list[Path], Argument(metavar="FILE…", show_default=False)]
 
 SETTING = re.compile(r"[A-Za-z_]\w*=-?\d+")
-"""One `dim=size`, as `--set` takes several of them in a row."""
+"""One `dim=size`; `--set` takes several in a row."""
 
 option = dataclass(frozen=True, kw_only=True)
-"""A class of options."""
+"""The decorator of a class of options."""
 
 
 def opt(names: str, metavar: str | None, help: str, default: Any = None, **more: Any) -> Any:
-    """One option: its names, spaces between them, and its value if it is not given (`...`: it is).
+    """One option: its names, separated by spaces, and its default (`...`: required).
 
     `more` goes to typer: the least and the greatest value, for instance.
     """
@@ -43,13 +43,13 @@ def opt(names: str, metavar: str | None, help: str, default: Any = None, **more:
 
 
 def flag(name: str, help: str) -> Any:
-    """An option that is given or not."""
+    """A boolean option."""
     return opt(name, None, help, False)
 
 
 @option
 class Which:
-    """Which program on which mesh."""
+    """Options of the program and the mesh."""
 
     program: str | None = opt("--program", "P", "Which program (the only one).")
     mesh: str | None = opt("--mesh", "M", 'A mesh by name, or "data:2,model:4" (the first).')
@@ -57,7 +57,7 @@ class Which:
 
 @option
 class Placement:
-    """How it is placed."""
+    """Options of the placement."""
 
     layout: str | None = opt(
         "--layout", "L", 'A layout by name, or "batch:data,hidden:model" (the first).'
@@ -70,7 +70,7 @@ class Placement:
 
 @option
 class Search:
-    """How a plan is searched for."""
+    """Options of the search for a plan."""
 
     message_bytes: int = opt(
         "--message-bytes",
@@ -84,7 +84,7 @@ class Search:
 
 @option
 class Sizes:
-    """Other sizes and types than the file has."""
+    """Options of sizes and types that override the file's."""
 
     settings: list[str] | None = opt(
         "--set", "DIM=N …", "Other sizes for dims.", show_default=False
@@ -94,21 +94,21 @@ class Sizes:
 
 @option
 class Strict:
-    """Whether warnings count."""
+    """The option that makes warnings errors."""
 
     strict: bool = flag("--strict", "Warnings are errors.")
 
 
 @option
 class Force:
-    """Whether what is there may go."""
+    """The option to overwrite files."""
 
     force: bool = flag("--force", "Overwrite files.")
 
 
 @option
 class Json:
-    """Whether the output is data."""
+    """The option of output as data."""
 
     json: bool = flag("--json", "Print JSON.")
 
@@ -119,9 +119,9 @@ class Placing(Which, Placement, Search, Sizes, Strict):
 
 
 def pipeline_options(given: Any) -> Options:
-    """Options of the command line as the pipeline takes them. Raises MD06xx.
+    """The options of the pipeline from those of the command line. Raises MD06xx.
 
-    `given` is of the classes of `Placing`, or of those but `Placement`.
+    `given` has the classes of `Placing`, with or without `Placement`.
     """
     placed = given if isinstance(given, Placement) else Placement()
     dtype = given.dtype
@@ -145,7 +145,7 @@ def pipeline_options(given: Any) -> Options:
 
 
 def refuse_unknown(option: str, value: str, known: Iterable[str], why: str) -> None:
-    """MD0602 for a value that is none of the `known`."""
+    """Raise MD0602 for a value that is not among the `known`."""
     names = list(known)
     if value not in names:
         help = did_you_mean(value, names) or f"there are {', '.join(names)}"
@@ -153,7 +153,7 @@ def refuse_unknown(option: str, value: str, known: Iterable[str], why: str) -> N
 
 
 def sizes(settings: Iterable[str]) -> dict[str, int]:
-    """`dim=N` texts as sizes."""
+    """The sizes by dim of `dim=N` texts."""
     found = {}
     for text in settings:
         name, equals, size = text.partition("=")
@@ -164,11 +164,11 @@ def sizes(settings: Iterable[str]) -> dict[str, int]:
     return found
 
 
-# --- what typer makes of them ----------------------------------------------------------------
+# --- adapters to typer -----------------------------------------------------------------------
 
 
 def spread(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function as typer reads it: of a parameter that is a class of options, each of these."""
+    """The function with its parameter of a class of options spread into single ones, for typer."""
     hints = get_type_hints(function, include_extras=True)
     hints.pop("return", None)
     classes: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
@@ -213,7 +213,7 @@ def _options(kind: Any) -> Iterator[inspect.Parameter]:
 
 
 def spread_settings(arguments: list[str]) -> list[str]:
-    """`--set a=1 b=2` as `--set a=1 --set b=2`: an option of the parser takes one value."""
+    """Rewrite `--set a=1 b=2` as `--set a=1 --set b=2`: the parser's options take one value."""
     found: list[str] = []
     setting = False
     for argument in arguments:
@@ -226,7 +226,7 @@ def spread_settings(arguments: list[str]) -> list[str]:
 
 
 def refusal(error: Exception) -> str | None:
-    """The sentence of a command line that typer refused; None for any other exception."""
+    """The message of a command line that typer refused; None for any other exception."""
     if not (hasattr(error, "format_message") and hasattr(error, "ctx")):
         return None
     message: str = error.format_message().rstrip(".")
@@ -234,7 +234,7 @@ def refusal(error: Exception) -> str | None:
 
 
 def run_words(app: typer.Typer, words: list[str], name: str) -> Any:
-    """The result of the command of `app` that the words name. Raises what typer raises."""
+    """Run the command of `app` that the words name; returns its result, raises typer's errors."""
     return typer.main.get_command(app)(
         spread_settings(words), prog_name=name, standalone_mode=False
     )

@@ -55,7 +55,7 @@ def command(file: File, given: Run) -> None:
 
 
 def check_engine(given: Run) -> None:
-    """MD0602 for an engine that there is not."""
+    """Raise MD0602 for an unknown engine."""
     from meshdsl.backends.engines.run import ENGINES
 
     refuse_unknown("engine", given.engine, ENGINES, "no engine is called so")

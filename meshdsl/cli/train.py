@@ -71,7 +71,7 @@ def command(file: File, given: Train) -> None:
 
 
 def _files(given: Train) -> DataFiles:
-    """Where samples come from."""
+    """The files of samples."""
     from meshdsl.backends.train.job import DataFiles
 
     fraction = given.eval_fraction if given.eval_every and not given.eval_data else 0.0
@@ -85,7 +85,7 @@ def _text(path: Path | None) -> str | None:
 
 
 def _job(given: Train) -> Job:
-    """The job; its seed is not known yet."""
+    """The training job, with its seed not yet chosen."""
     from meshdsl.backends.train.job import Job
 
     return Job(
@@ -102,7 +102,7 @@ def _job(given: Train) -> Job:
 
 
 def _check(job: Job, given: Train) -> None:
-    """Refuse options that contradict each other, and outputs with no place to go."""
+    """Refuse options that contradict each other, and outputs that cannot be written."""
     from meshdsl.backends.train.data import TOKENS
     from meshdsl.backends.train.run import ENGINES
 
@@ -113,7 +113,7 @@ def _check(job: Job, given: Train) -> None:
 
 
 def _check_together(job: Job) -> None:
-    """Refuse options without those that they need."""
+    """Refuse options whose required companions are missing."""
     needs = {
         "--resume": (job.resume, "--checkpoint DIR", job.checkpoint),
         "--checkpoint-every": (job.checkpoint_every, "--checkpoint DIR", job.checkpoint),
@@ -139,7 +139,7 @@ def _check_outputs(job: Job, force: bool) -> None:
 
 
 def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Diagnostics) -> Ending:
-    """Compile, train, and show how it ended."""
+    """Compile, train, and show the ending."""
     from meshdsl.backends.engines.run import refuse_too_large
     from meshdsl.backends.train import run as train_run
     from meshdsl.report import running, training
@@ -174,7 +174,7 @@ def _note(event: Mapping[str, Any]) -> Diagnostic:
 
 
 def _interrupted(ending: Ending) -> Diagnostic:
-    """A note on where a run that was stopped goes on."""
+    """A note on how to resume a run that was interrupted."""
     message = f"stopped after step {ending.step}"
     if ending.checkpoint is None:
         help = "nothing was kept: `--checkpoint DIR` would have kept it"
