@@ -1,8 +1,8 @@
-"""Reads the text of a program, of any stage: what `printer.py` writes.
+"""Parser of the text of a program, of any stage, as `printer.py` writes it.
 
 For tests of passes, which are ten lines of text and the ten lines expected of them. A comment
 `# 17 | …` is the source line of what follows it; any other comment is for the reader of the text.
-What cannot be read raises IRSyntaxError.
+Text that cannot be read raises IRSyntaxError.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ V = TypeVar("V")
 T = TypeVar("T")
 
 Fields = dict[str, Any]
-"""What is known of a value, by name."""
+"""The fields of a value that are known, by name."""
 
 _TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[%\w.+-]+|[][(){}=,:;@|])')
 _COMMENT = re.compile(r"# (\d+) \| (.*)")
@@ -32,7 +32,7 @@ _NUMBER = re.compile(r"-?(\d|inf\b|nan\b)")
 
 
 class IRSyntaxError(ValueError):
-    """A line that is no line of a program: its number, what is wrong, and its text."""
+    """A line that is not legal in a program: its number, the error, and its text."""
 
 
 @dataclass(slots=True)
@@ -61,7 +61,7 @@ class Scanner:
         return self.tokens[at] if at < len(self.tokens) else ""
 
     def next(self) -> str:
-        """The next token, which is read."""
+        """Consume the next token and return it."""
         token = self.peek()
         if not token:
             raise ValueError("it ends too early")
@@ -69,25 +69,25 @@ class Scanner:
         return token
 
     def accept(self, *tokens: str) -> bool:
-        """Whether `tokens` are next; then they are read."""
+        """Consume `tokens` if they are next; whether they were."""
         if any(self.peek(i) != token for i, token in enumerate(tokens)):
             return False
         self.at += len(tokens)
         return True
 
     def expect(self, *tokens: str) -> None:
-        """Read `tokens`, which must be next."""
+        """Consume `tokens`, which must be next."""
         if not self.accept(*tokens):
             before = f"before `{self.peek()}`" if self.peek() else "at the end"
             raise ValueError(f"`{' '.join(tokens)}` is missing {before}")
 
     def end(self) -> None:
-        """All must have been read."""
+        """Raise ValueError unless all tokens were consumed."""
         if self.peek():
             raise ValueError(f"`{self.peek()}` is one too many")
 
     def listed(self, item: Callable[[], T], end: str) -> list[T]:
-        """Items separated by commas, up to `end`, which is read."""
+        """Items separated by commas, up to and including `end`."""
         found: list[T] = []
         while not self.accept(end):
             if found:
@@ -97,9 +97,9 @@ class Scanner:
 
 
 class Parser(Generic[V]):
-    """Reads blocks; a stage says how its values are made, and reads nodes that only it has.
+    """Parser of blocks; a stage defines how its values are made, and reads nodes that only it has.
 
-    `scope` has the values by the names they are referred to.
+    `scope` has the values by the names that refer to them.
     """
 
     def __init__(self, text: str) -> None:
@@ -115,21 +115,21 @@ class Parser(Generic[V]):
             if self.dims.setdefault(name, whole) != whole:
                 raise IRSyntaxError(f"dim {name} is of two sizes: {self.dims[name]} and {whole}")
 
-    # --- what a stage says --------------------------------------------------------------------
+    # --- hooks of a stage ---------------------------------------------------------------------
 
     def begin(self, head: str) -> None:
-        """Reads the first line, before anything else."""
+        """Read the first line, before anything else."""
 
     def whole(self, size: int, axes: tuple[str, ...]) -> int:
         """The size of a dim that is written with `size` and split over `axes`."""
         return size
 
     def value(self, scan: Scanner, line: Line) -> Callable[[Fields], V]:
-        """Reads how a value is called where it is made; yields what makes it of its type."""
+        """Read the name of a value at its definition; the result makes the value from its type."""
         raise NotImplementedError
 
     def type(self, scan: Scanner) -> Fields:
-        """Reads the type of a value, and whatever else a stage knows of it."""
+        """Read the type of a value, and the other fields that a stage gives it."""
         raise NotImplementedError
 
     def make_op(self, op: Op[V]) -> Any:
@@ -137,33 +137,33 @@ class Parser(Generic[V]):
         raise NotImplementedError
 
     def make_loop(self, loop: Loop[V, Any], scan: Scanner, begun: Any) -> Any:
-        """The loop of the stage; `scan` is at what follows the dim, `begun` is from `first`."""
+        """The loop of the stage; `scan` is behind the dim, `begun` is from `first`."""
         raise NotImplementedError
 
     def type_of(self, value: V) -> Fields:
-        """What `type` reads of a value that is there."""
+        """The fields that `type` reads, of an existing value."""
         raise NotImplementedError
 
     def first(self, lines: list[Line], outside: dict[str, V], dim: Dim) -> Any:
-        """More that a stage has at the beginning of a loop."""
+        """Read the stage's own lines at the beginning of a loop."""
         return None
 
     def leaf(self, line: Line) -> Any:
-        """A node that only this stage has, or None."""
+        """Read a node that only this stage has, or return None."""
         return None
 
     def collected(self, scan: Scanner, line: Line, inside: dict[str, V], dim: Dim) -> Collected[V]:
-        """A value that a loop collects."""
+        """A collected value of a loop."""
         scan.expect("collect")
         outer = self.typed(scan, line)
         scan.expect("[", dim.name, "]", "=")
         return Collected(inside[scan.next()], outer)
 
-    # --- what is the same everywhere ----------------------------------------------------------
+    # --- common to all stages -----------------------------------------------------------------
 
     @contextmanager
     def errors(self, line: Line) -> Iterator[None]:
-        """Errors say which line cannot be read; of a loop it is the one inside."""
+        """Give errors the number of their line; in a loop it is the innermost one."""
         try:
             yield
         except IRSyntaxError:
@@ -176,14 +176,14 @@ class Parser(Generic[V]):
 
     @contextmanager
     def reading(self, line: Line) -> Iterator[Scanner]:
-        """The tokens of a line, all of which have to be read."""
+        """The tokens of a line, all of which must be consumed."""
         with self.errors(line):
             scan = Scanner(line.text)
             yield scan
             scan.end()
 
     def typed(self, scan: Scanner, line: Line) -> V:
-        """A value where it is made, with its type."""
+        """The value at its definition, with its type."""
         make = self.value(scan, line)
         scan.expect(":")
         return make(self.type(scan))
@@ -276,7 +276,7 @@ class Parser(Generic[V]):
         return DTYPES[word] if word in DTYPES else Dim(word, self.dims[word])
 
     def entry(self, scan: Scanner, line: Line, role: str) -> V:
-        """`input  %0 x : f32[batch 4]`; a stage may have more to say behind the type."""
+        """`input  %0 x : f32[batch 4]`; a stage may read more behind the type."""
         scan.expect(role)
         make = self.value(scan, line)
         scan.expect(":")
@@ -291,7 +291,7 @@ class Parser(Generic[V]):
             return name, self.scope[scan.next()]
 
     def pair(self, line: Line) -> tuple[V, V]:
-        """`update %2 = %9`: both values."""
+        """The two values of `update %2 = %9`."""
         with self.reading(line) as scan:
             scan.expect("update")
             one = self.scope[scan.next()]
@@ -328,9 +328,9 @@ class Parser(Generic[V]):
             return Stacked(outer, inside)
 
     def _carry(self, line: Line, outside: dict[str, V]) -> tuple[str, tuple[V, V]]:
-        """`carry %7 h : f32[batch 4] = %5`: its name, what it begins with, and what it is inside.
+        """The name, initial value and inside value of `carry %7 h : f32[batch 4] = %5`.
 
-        What an iteration ends with is told by that name.
+        The name is the key of the matching `next` line.
         """
         with self.reading(line) as scan:
             scan.expect("carry")
@@ -355,7 +355,7 @@ class Parser(Generic[V]):
 
 
 def parts(lines: Iterable[Line], words: Iterable[str]) -> dict[str, list[Line]]:
-    """Lines by their first word; under nothing those that begin with another."""
+    """Lines by their first word; all others under the empty word."""
     found: dict[str, list[Line]] = {word: [] for word in ("", *words)}
     for line in lines:
         word = line.text.split(" ", 1)[0]
@@ -364,9 +364,9 @@ def parts(lines: Iterable[Line], words: Iterable[str]) -> dict[str, list[Line]]:
 
 
 def _tree(text: str) -> Line:
-    """The first line, and by their indentation all others below it.
+    """The first line, and below it all others by their indentation.
 
-    Comments say which source line follows.
+    A comment gives the source line of the line that follows it.
     """
     rows = [(n, row) for n, row in enumerate(text.splitlines(), 1) if row.strip()]
     comments = {n: _COMMENT.match(row.strip()) for n, row in rows}

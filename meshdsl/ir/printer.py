@@ -14,7 +14,7 @@ program mlp
   return loss = %11
 ```
 
-What a value is called and what is said of its type is a stage's own; `parser.py` reads all of it.
+The names of values and the text of their types are a stage's own; `parser.py` reads all of it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Numbers:
 
 
 class SourceLines:
-    """Says which source line comes next, where it changes."""
+    """The source lines of a program, each yielded where it changes."""
 
     def __init__(self) -> None:
         self._shown: tuple[str, int] = ("", 0)
@@ -62,27 +62,27 @@ class SourceLines:
 
 
 class Printer(Generic[V]):
-    """The text of nodes; a stage says how its values are written, and nodes that only it has."""
+    """The text of nodes; a stage defines the text of its values, and of nodes that only it has."""
 
     def __init__(self) -> None:
         self.sources = SourceLines()
 
-    # --- what a stage says --------------------------------------------------------------------
+    # --- hooks of a stage ---------------------------------------------------------------------
 
     def name(self, value: V) -> str:
-        """How a value is referred to."""
+        """The name that refers to a value."""
         raise NotImplementedError
 
     def defined(self, value: V) -> str:
-        """How a value is called where it is made."""
+        """The name of a value at its definition."""
         return self.name(value)
 
     def type(self, value: V) -> str:
-        """The type of a value, and whatever else a stage knows of it."""
+        """The type of a value, and the other fields that a stage gives it."""
         raise NotImplementedError
 
     def after(self, op: Op[V]) -> str:
-        """What follows the types of an operator."""
+        """The text after the types of an operator."""
         return ""
 
     def leaf(self, node: Any) -> Iterator[str]:
@@ -90,11 +90,11 @@ class Printer(Generic[V]):
         raise NotImplementedError
 
     def shows_source(self, node: Any) -> bool:
-        """Whether a node that only this stage has is shown under its source line."""
+        """Whether a node that only this stage has is printed under its source line."""
         return False
 
     def repeat(self, node: Any) -> str:
-        """What follows the dim of a loop."""
+        """The text after the dim of a loop."""
         return ""
 
     def first(self, node: Any, depth: int) -> Iterator[str]:
@@ -102,13 +102,13 @@ class Printer(Generic[V]):
         yield from ()
 
     def collect(self, node: Any, made: Any) -> str:
-        """A value that a loop collects."""
+        """The text of a value that a loop collects."""
         return f"collect {self.typed(made.outer)}[{node.dim.name}] = {self.name(made.inside)}"
 
-    # --- what is the same everywhere ----------------------------------------------------------
+    # --- common to all stages -----------------------------------------------------------------
 
     def typed(self, value: V) -> str:
-        """A value where it is made, with its type."""
+        """The value at its definition, with its type."""
         return f"{self.defined(value)} : {self.type(value)}"
 
     def nodes(self, nodes: Iterable[Any], depth: int) -> Iterator[str]:
@@ -178,7 +178,7 @@ def _literal(value: Any) -> str:
 
 
 def attribute(value: Any) -> str:
-    """One constant of an operator for a reader; dims and dtypes by their names."""
+    """One constant of an operator for a reader; dims and dtypes by name."""
     if isinstance(value, Dim | DType):
         return value.name
     if isinstance(value, TensorType):

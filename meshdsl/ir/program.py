@@ -1,6 +1,6 @@
 """The program, whatever its stage: operators and loops over values.
 
-`V` is what is known of a value: a tensor of the named program, one with a placement, a variable of
+`V` is the value of a stage: a tensor of the named program, one with a placement, a variable of
 one device. `N` are the nodes of a stage: its operators, whatever else it has, and its loops. Nodes
 and values are compared by identity; programs are in SSA form: each value is made once, before it
 is read.
@@ -21,33 +21,33 @@ N = TypeVar("N", bound="Node")
 
 
 class Node(Protocol):
-    """One statement of a program: what it reads and makes, and whence it comes.
+    """One statement of a program: its operands, its results and its source.
 
     `phase` is `forward`, `backward` or `update`.
     """
 
     @property
     def reads(self) -> tuple[Any, ...]:
-        """Values from before that it reads; of a loop those that it is given, not its body."""
+        """The operands; of a loop, its initial values and stacks, without the reads of its body."""
 
     @property
     def makes(self) -> tuple[Any, ...]:
-        """Values that are there once it is done."""
+        """The values that it defines."""
 
     @property
     def span(self) -> Span:
-        """The source it comes from."""
+        """The source of the node."""
 
     @property
     def phase(self) -> str:
-        """The part of a training step that it belongs to."""
+        """The part of a training step to which it belongs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Op(Generic[V]):
     """One operator of the registry applied to values; `attrs` are known at compile time.
 
-    `block` numbers the `recompute` it is in: what the backward pass needs of it is computed again.
+    `block` numbers the `recompute` that it is in, which the backward pass rematerialises.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Op(Generic[V]):
 
     @property
     def out(self) -> V:
-        """The only output."""
+        """The result of an operator that has only one."""
         assert len(self.outs) == 1, f"{self.name} has {len(self.outs)} outputs"
         return self.outs[0]
 
@@ -127,22 +127,22 @@ class Loop(Generic[V, N]):
 
     @property
     def reads(self) -> tuple[V, ...]:
-        """Stacks, and what carries begin with; the body reads more."""
+        """Stacks, and the initial values of carries; the body reads more."""
         return (*(c.init for c in self.carries), *(s.outer for s in self.stacked))
 
     @property
     def enters(self) -> tuple[V, ...]:
-        """What an iteration begins with."""
+        """The values that exist at the beginning of an iteration."""
         return (*(c.inside for c in self.carries), *(s.inside for s in self.stacked))
 
     @property
     def ends(self) -> tuple[V, ...]:
-        """What an iteration hands on: to the next one, and to what is collected."""
+        """The values at the end of an iteration: for the next one, and to be collected."""
         return (*(c.next for c in self.carries), *(c.inside for c in self.collected))
 
     @property
     def makes(self) -> tuple[V, ...]:
-        """What was carried, as it is after the last iteration, and what was collected."""
+        """The results of the carries after the last iteration, and the collected values."""
         return (*(c.result for c in self.carries), *(c.outer for c in self.collected))
 
 
@@ -155,7 +155,7 @@ def every(nodes: Iterable[N]) -> Iterator[N]:
 
 
 def counted(nodes: Iterable[N], trips: int = 1) -> Iterator[tuple[N, int]]:
-    """Every node in program order, a loop before its body, with how often it runs."""
+    """Every node in program order, a loop before its body, with the number of times it runs."""
     for node in nodes:
         yield node, trips
         if isinstance(node, Loop):
@@ -163,7 +163,7 @@ def counted(nodes: Iterable[N], trips: int = 1) -> Iterator[tuple[N, int]]:
 
 
 def uses(nodes: Iterable[Any]) -> Counter[Any]:
-    """How often each value is read by nodes, carried on or collected."""
+    """The number of times that each value is read by nodes, carried on or collected."""
     found: Counter[Any] = Counter()
     for node in every(nodes):
         found.update(node.reads)

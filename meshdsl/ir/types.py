@@ -63,7 +63,7 @@ class TensorType:
     _hash: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        # Both are asked for more often than anything else in the compiler.
+        # Both are read more often than anything else in the compiler.
         object.__setattr__(self, "names", tuple([d.name for d in self.dims]))
         object.__setattr__(self, "_hash", hash((self.dims, self.dtype.name)))
 
@@ -77,12 +77,12 @@ class TensorType:
 
     @property
     def elements(self) -> int:
-        """How many elements there are."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:
-        """Size of the whole tensor in bytes."""
+        """The size of the whole tensor in bytes."""
         return self.elements * self.dtype.bytes
 
     def index(self, name: str) -> int:

@@ -1,6 +1,6 @@
-"""What is legal in a program of any stage: values are made once, before they are read.
+"""The rules for a program of any stage: values are made once, before they are read.
 
-A violation is our mistake, hence an assert with a message. A stage adds what is legal in it.
+A violation is our mistake, hence an assert with a message. A stage adds rules of its own.
 """
 
 from __future__ import annotations
@@ -14,37 +14,37 @@ V = TypeVar("V")
 
 
 class Verifier(Generic[V]):
-    """Walks a program in order; `known` are the values that are there."""
+    """Walks a program in order; `known` are the values defined so far."""
 
     def __init__(self) -> None:
         self.known: set[V] = set()
 
-    # --- what a stage says --------------------------------------------------------------------
+    # --- hooks of a stage ---------------------------------------------------------------------
 
     def label(self, value: V) -> str:
-        """How a value is called in a message."""
+        """The name of a value in a message."""
         raise NotImplementedError
 
     def check_value(self, value: V) -> None:
-        """What is legal for a value where it is made."""
+        """Check a value at its definition."""
 
     def check(self, node: Any) -> None:
-        """What is legal for a node that is no loop; what it reads is there."""
+        """Check a node that is no loop; its operands are known."""
 
     def check_loop(self, node: Any) -> None:
-        """What is legal for a loop beside its body."""
+        """Check a loop except its body."""
 
-    # --- what is the same everywhere ----------------------------------------------------------
+    # --- common to all stages -----------------------------------------------------------------
 
     def define(self, values: Iterable[V]) -> None:
-        """`values` are there from here on."""
+        """Add `values` to the known ones."""
         for value in values:
             assert value not in self.known, f"{self.label(value)} is made twice"
             self.check_value(value)
             self.known.add(value)
 
     def need(self, values: Iterable[V], who: str) -> None:
-        """`values` must be there."""
+        """Assert that `values` are known."""
         for value in values:
             assert value in self.known, f"{who} reads {self.label(value)}, which is not made"
 
@@ -63,7 +63,7 @@ class Verifier(Generic[V]):
         self.define(node.makes)
 
     def loop(self, node: Loop[V, Any]) -> None:
-        """Check a loop; what its body makes is not there after it."""
+        """Check a loop; values made in its body are unknown after it."""
         who = f"repeat {node.dim}"
         self.need(node.reads, who)
         outside = set(self.known)

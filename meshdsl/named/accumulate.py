@@ -19,7 +19,7 @@ from meshdsl.named.ir import Loop, Output, Program, Value, walk
 from meshdsl.named.prelude import prelude
 
 DIM = "accumulate"
-"""The dim that inputs gain, first of all; the outputs that are no numbers gain it too."""
+"""The dim that inputs gain, first of all; so do the outputs that are no scalars."""
 
 
 def accumulated(
@@ -27,7 +27,7 @@ def accumulated(
 ) -> tuple[Program, dict[Value, Value | None]]:
     """The program in a loop over `count` batches, and the mean gradient of every parameter.
 
-    Numbers that it returns become means as well, the loss among them.
+    Scalars among its outputs become means as well, the loss among them.
     """
     return _Loop(program, builder, _dim(program, count)).build()
 
@@ -76,7 +76,7 @@ class _Loop:
         self.builder.frames[-1].body.append(Loop(self.dim, *made))
 
     def _finish(self, inputs: tuple[Value, ...], outputs: dict[Output, Value]) -> Program:
-        """The program that returns means of numbers, and all of what is no number."""
+        """The program that returns the means of scalars, and every iteration of other outputs."""
         assert self.program.goal is not None
         loss = self.program.goal.loss
         finished = ((o, self._finished(v, o.value.type.dtype)) for o, v in outputs.items())
@@ -87,12 +87,12 @@ class _Loop:
         return replace(self.program, inputs=inputs, outputs=values, body=body, goal=goal)
 
     def _widened(self, value: Value) -> Value:
-        """An input with a batch after the other."""
+        """An input with one batch after the other along a new dim."""
         type_ = TensorType((self.dim, *value.type.dims), value.type.dtype)
         return replace(value, type=type_, declared=value.positions)
 
     def _sum(self, of: Value, part: Value, role: str) -> Value:
-        """The sum of `part` over the iterations; `of` is what it is the gradient of, or itself."""
+        """The sum of `part` over the iterations; `of` is `part`, or the tensor of this gradient."""
         fields = of.as_gradient if role == "grad" else {"name": None}
         type_ = replace(part.type, dtype=summed(part.type.dtype))
         inside = replace(part, type=type_, role="activation", **fields)
@@ -123,7 +123,7 @@ class _Loop:
         return outer
 
     def _zeros(self) -> None:
-        """Sums begin with zeros."""
+        """Initialise the sums with zeros."""
         for index, carry in enumerate(self.carries):
             type_, scope = carry.inside.type, Scope({}, {}, prelude())
             attrs = {"dims": type_.dims, "dtype": type_.dtype}
@@ -132,7 +132,7 @@ class _Loop:
             self.carries[index] = replace(carry, init=init)
 
     def _finished(self, value: Value, dtype: DType) -> Value:
-        """What an output of `dtype` comes to."""
+        """The final value of an output of `dtype`: a mean is cast back."""
         if all(c.result is not value for c in self.carries):
             return value
         mean = self._mean(value, "forward")

@@ -2,8 +2,8 @@
 
 The backward pass is more of the same program, so that it is placed, reduced, costed and printed
 like everything else. A loop is differentiated by a loop that runs from the last iteration to the
-first; what it needs of the forward one is collected there. Contributions to one gradient are summed
-as they are, still partial where they are. (Griewank and Walther 2008; for loops as here: JAX scan.)
+first; the values it reads of the forward one are collected there. Contributions to a gradient are
+summed as they are, still partial if so. (Griewank and Walther 2008; for loops as here: JAX scan.)
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def gradients(
     """The gradients of `loss` by the values `wrt`, emitted at the end of the current block.
 
     Differentiates the nodes of the block so far. Each gradient has the type of its tensor; None
-    where the loss does not depend on it. `seed` is the gradient of the loss, 1 without.
+    where the loss does not depend on it. `seed` is the cotangent of the loss, 1 by default.
     """
     return pulled_back(builder, [(loss, seed)], wrt)
 
@@ -40,7 +40,7 @@ def gradients(
 def pulled_back(
     builder: Builder, seeds: Sequence[tuple[Value, Value | None]], wrt: Sequence[Value]
 ) -> list[Value | None]:
-    """The same for a loss that depends on several values: pairs of one and its own gradient."""
+    """The same for a loss that depends on several values: pairs of a value and its cotangent."""
     nodes = tuple(builder.frames[-1].body)
     tape = Tape(builder, active(nodes, set(wrt), builder.originals), frozenset(wrt))
     start = len(builder.frames[-1].body)
@@ -57,9 +57,9 @@ def pulled_back(
 
 
 def _distinct(tape: Tape, found: list[Value | None], wrt: Sequence[Value]) -> list[Value | None]:
-    """Of each tensor a gradient of its own: what several have in common is named for the first.
+    """A gradient of its own for each tensor: a shared one is named for the first.
 
-    What is a copy of a forward value is no gradient either.
+    A copy of a forward value is not used as a gradient either.
     """
     taken: set[Value] = set()
     for index, (grad, value) in enumerate(zip(found, wrt, strict=True)):
@@ -73,7 +73,7 @@ def _distinct(tape: Tape, found: list[Value | None], wrt: Sequence[Value]) -> li
 def _marked(
     builder: Builder, start: int, found: list[Value | None], wrt: Sequence[Value]
 ) -> list[Value | None]:
-    """The gradients of parameters, marked as such: values of their own."""
+    """The gradients of parameters, marked as such, each a value of its own."""
     body = builder.frames[-1].body
     made = {v for n in body[start:] for v in n.makes}
     new: dict[Value, Value] = {}
@@ -93,7 +93,7 @@ def _marked(
 
 
 def _parts(nodes: Sequence[Node], grad: Value) -> Iterator[Value]:
-    """What a loop collects `grad` from, if it is collected: a gradient as well, slice by slice."""
+    """The values that a loop collects as `grad`, if it does: gradients as well, slice by slice."""
     for loop in (n for n in nodes if isinstance(n, Loop)):
         for made in (c.inside for c in loop.collected if c.outer is grad):
             if any(made in op.outs for op in loop.body if isinstance(op, Op)):
@@ -102,7 +102,7 @@ def _parts(nodes: Sequence[Node], grad: Value) -> Iterator[Value]:
 
 @contextmanager
 def in_phase(builder: Builder, phase: str) -> Iterator[None]:
-    """What is emitted meanwhile belongs to `phase`, and to no `recompute` block."""
+    """Emit operators in `phase`, outside of any `recompute` block."""
     before = builder.phase, builder.block
     builder.phase, builder.block = phase, None
     try:
@@ -115,7 +115,7 @@ def in_phase(builder: Builder, phase: str) -> Iterator[None]:
 
 
 def with_gradients(program: Program, diagnostics: Diagnostics) -> Program:
-    """The program with each `grad` written out, in order: one may be of the result of another.
+    """Replace each `grad` by its operators, in order: one may be of the result of another.
 
     A loss that does not depend on a tensor is MD0292, one that may do so through an earlier
     iteration of a loop MD0293.
@@ -186,7 +186,7 @@ class _Gradients:
                 self.builder.place(out, len(self.builder.frames) - 1)
 
     def _named(self, grad: Value, out: Value, value: Value, start: int | None) -> None:
-        """`grad` takes the place of `out`, with the name that has; `start`: where it is made."""
+        """Put `grad` in place of `out`, under that name; `start`: where its operators begin."""
         body = self.builder.frames[-1].body
         if (out.name, out.pins) == (value.source.as_gradient["name"], ()):
             self.new[out] = grad
@@ -198,7 +198,7 @@ class _Gradients:
             self.builder.append(Op("identity", (grad,), (out,), (), out.span))
 
     def _need_clear(self, loss: Value, value: Value, span: Span) -> None:
-        """MD0293 where earlier iterations of a loop may lead from a value outside to the loss."""
+        """Raise MD0293 where earlier iterations of a loop may lead from `value` to the loss."""
         carried = self.builder.carried(feeding(self.builder.frames[-1].body, {loss}), value)
         if carried is None:
             return
@@ -219,7 +219,7 @@ def _refuse(value: Value, place: Span, loss: Span) -> NoReturn:
 
 
 FREE = ("cast", "identity")
-"""Beside views: operators that are done again rather than kept, if they read nothing else kept."""
+"""Beside views: operators rematerialised rather than stored, if that stores no operand."""
 
 
 class Block:
@@ -247,7 +247,7 @@ class Block:
     # --- gradients ---------------------------------------------------------------------------
 
     def add(self, value: Value, grad: Value) -> None:
-        """A contribution to the gradient of `value`; a copy made again stands for its original."""
+        """Add a contribution to the gradient of `value`; a rematerialised copy is its original."""
         original = self.tape.builder.originals.get(value)
         target = value if original is None or original not in self.own else original
         self.grads.setdefault(target, []).append(grad)
@@ -273,10 +273,10 @@ class Block:
             return emit.zeros(value.type)
         return emit.full(total, value.type.dims)
 
-    # --- one node after the other, backwards ------------------------------------------------
+    # --- reverse walk over the nodes --------------------------------------------------------
 
     def reverse(self) -> None:
-        """Walk the nodes from the last to the first."""
+        """Differentiate the nodes from the last to the first."""
         groups = [(b, list(g)) for b, g in itertools.groupby(self.nodes, lambda n: n.block)]
         for block, group in reversed(groups):
             if not any(v in self.grads for n in group for v in n.makes):
@@ -309,7 +309,7 @@ class Block:
                 self.add(op.ins[index], own)
 
     def _defined(self, op: Op) -> None:
-        """Differentiate a composite as its definition in the prelude, computed again for that."""
+        """Differentiate a composite by its definition in the prelude, rematerialised for that."""
         if not lookup(op.name).composite:
             return
         expansion = expand(op, {})
@@ -322,10 +322,10 @@ class Block:
         for inner in reversed(expansion.ops):
             self._op(inner)
 
-    # --- what the backward pass reads of the forward one -------------------------------------
+    # --- forward values in the backward pass --------------------------------------------------
 
     def available(self, value: Value) -> Value:
-        """What stands for a value of the forward block here."""
+        """The value that replaces a value of the forward block here."""
         if value in self.moved:
             return self.moved[value]
         if self.loop is None or self.parent is None:
@@ -341,15 +341,15 @@ class Block:
         return self.moved[value]
 
     def _collected(self, value: Value, loop: Loop, parent: Block) -> Value:
-        """All that `value` was in the iterations of the forward loop, as the parent has it."""
+        """The values of `value` in all iterations of the forward loop, as the parent reads them."""
         outer = self.tape.collect(loop, self.tape.again.get(value, value), self.depth - 1)
-        if loop in self.tape.twins:  # it was done again beside the loop that is being built
+        if loop in self.tape.twins:  # it was rematerialised beside the loop that is being built
             return outer
         parent.own.add(outer)
         return parent.available(outer)
 
     def _is_free(self, value: Value) -> bool:
-        """Whether it costs nothing to make the value again: it need not be kept."""
+        """Whether rematerialising the value is free, so that it need not be stored."""
         assert self.loop is not None
         op = self.made.get(value)
         if op is None:
@@ -360,7 +360,7 @@ class Block:
         return light and all(v not in self.own or self._is_free(v) for v in op.ins)
 
     def _compute_again(self, group: list[Node]) -> None:
-        """Do a `recompute` block once more; what follows reads its values from here."""
+        """Rematerialise a `recompute` block; the rest of the backward pass reads these values."""
         for node in group:
             if isinstance(node, Loop):
                 self.moved.update(copied_loop(self.tape, node, self.available))
@@ -375,7 +375,7 @@ class Block:
     # --- loops ---------------------------------------------------------------------------------
 
     def _loop(self, loop: Loop) -> None:
-        """A loop from the last iteration to the first, carrying the gradients of the carries."""
+        """Append a loop from the last iteration to the first that carries the cotangents."""
         if not any(v in self.grads for v in loop.makes):
             return
         carries = self._reached(loop)
@@ -396,7 +396,7 @@ class Block:
     def _close(
         self, loop: Loop, child: Block, carried: list[tuple[Carry[Value], Value, Value, Value]]
     ) -> None:
-        """Append the backward loop, and hand on the gradients of what the forward one read."""
+        """Append the backward loop, and pass the gradients of the forward loop's operands on."""
         stacked = [(s, child.total(s.inside)) for s in loop.stacked if s.inside in child.grads]
         sums = [(v, child.summed(v)) for v in list(child.grads) if v not in child.own]
         frame = self.builder.frames.pop()
@@ -422,7 +422,7 @@ class Block:
         self.builder.frames[-1].body.append(made)
 
     def summed(self, value: Value) -> tuple[Value, Value]:
-        """The gradient of a value from outside, added up over the iterations: carry and next."""
+        """The gradient of an outer value, summed over the iterations: carry and next."""
         grad = self.total(value)
         assert grad is not None
         inside = self._gradient(value, grad.type.dims)
@@ -430,7 +430,7 @@ class Block:
         return inside, emit.full(emit.emit("add", inside, grad), inside.type.dims)
 
     def _gradient(self, value: Value, dims: tuple[Dim, ...] | None = None) -> Value:
-        """A new value for a gradient of `value`."""
+        """A new value for the gradient of `value`."""
         type_ = TensorType(value.type.dims if dims is None else dims, value.type.dtype)
         plain = Value(type_, value.span, path=value.path, functions=value.functions)
         grad = replace(plain, **value.source.as_gradient)
@@ -438,7 +438,7 @@ class Block:
         return grad
 
     def _reached(self, loop: Loop) -> list[Carry[Value]]:
-        """The carries whose gradients go round: those that reach what has a gradient."""
+        """The carries whose cotangents are carried: those that reach a value with a gradient."""
         found = {c for c in loop.carries if c.result in self.grads}
         ends = {c.inside for c in loop.collected if c.outer in self.grads}
         while True:
@@ -453,7 +453,7 @@ class Block:
 
 
 class Emitter:
-    """Emits operators at the place of `at`; arithmetic of known numbers is done at once.
+    """Emits operators at the place of `at`; arithmetic on known numbers is folded.
 
     `numbers` are the constants emitted so far. Results follow `follows`, where it is given.
     """
@@ -469,12 +469,12 @@ class Emitter:
     def apply(
         self, name: str, ins: tuple[Value, ...], attrs: Mapping[str, Any]
     ) -> tuple[Value, ...]:
-        """Emit an operator as it stands."""
+        """Emit an operator without folding."""
         fields = {} if self.follows is None else self.follows.as_gradient
         return self.builder.emit(name, ins, attrs, self.span, self.scope, fields=fields)
 
     def number(self, number: float, dtype: DType) -> Value:
-        """A constant without dims."""
+        """Emit a constant without dims."""
         value = self.builder.constant(number, dtype, self.span, self.scope)
         self.numbers[value] = number
         return value
@@ -514,7 +514,7 @@ class Emitter:
     def _folded(
         self, name: str, known: list[float | None], operands: tuple[Value | float, ...]
     ) -> Value | float | None:
-        """What the call comes to without an operator: an operand, a number, or None."""
+        """The folded result of a call: an operand, a number, or None where it needs an operator."""
         if name in ("cast", "neg", *_ARITHMETIC) and all(k is not None for k in known):
             return _arithmetic(name, [k for k in known if k is not None])
         if name == "eq" and all(k is not None for k in known):
@@ -595,15 +595,15 @@ class Call:
         return dict(self.op.attrs)
 
     def wanted(self, index: int) -> bool:
-        """Whether anybody needs the gradient of operand `index`."""
+        """Whether the gradient of operand `index` is used."""
         return index in self.wants
 
     def operand(self, index: int) -> Value:
-        """Operand `index` as the backward pass has it."""
+        """Operand `index` as the backward pass reads it."""
         return self.available(self.op.ins[index])
 
     def result(self) -> Value:
-        """The result as the backward pass has it."""
+        """The result as the backward pass reads it."""
         return self.available(self.op.out)
 
     def emit(self, name: str, *operands: Value | float, **attrs: Any) -> Value:
@@ -615,7 +615,7 @@ class Call:
         return self.emitter.full(value, dims)
 
     def sized(self, value: Value, index: int) -> Value:
-        """What `value`, given per element of the result, comes to for operand `index`."""
+        """`value`, given per element of the result, summed and scaled for operand `index`."""
         own, every = self.op.ins[index].type, self.op.out.type
         extra = tuple(d for d in value.type.dims if not own.has(d.name))
         lost = [d for d in every.dims if not own.has(d.name) and not value.type.has(d.name)]
@@ -624,11 +624,11 @@ class Call:
         return self.emit("mul", value, float(math.prod(d.size for d in lost)))
 
 
-# --- what the blocks of one backward pass share -------------------------------------------------
+# --- state shared by the blocks of one backward pass ----------------------------------------
 
 
 class Tape:
-    """What the blocks of one backward pass share."""
+    """State shared by the blocks of one backward pass."""
 
     def __init__(self, builder: Builder, active: set[Value], wrt: frozenset[Value]) -> None:
         self.builder, self.active, self.wrt = builder, active, wrt
@@ -638,13 +638,13 @@ class Tape:
         self.again: dict[Value, Value] = {}
 
     def emitter(self, at: Value, follows: Value | None = None) -> Emitter:
-        """Emits for the gradient of `at`, at its place in the source."""
+        """An emitter for the gradient of `at`, at its place in the source."""
         return Emitter(self.builder, self.numbers, at, follows)
 
     def collect(self, loop: Loop, value: Value, depth: int) -> Value:
         """All iterations' `value` of a forward loop, as a tensor outside it, `depth` loops deep.
 
-        What the loop collects anyway, as for a gradient that was taken before, is not kept twice.
+        A value that is collected anyway, as for an earlier gradient, is not stored twice.
         """
         loop = self.twins.get(loop, loop)
         known = self.collected.setdefault(loop, {c.inside: c.outer for c in loop.collected})
@@ -655,7 +655,7 @@ class Tape:
         return known[value]
 
     def with_collected(self, nodes: tuple[Node, ...]) -> list[Node]:
-        """`nodes` with the loops collecting what has been asked for."""
+        """`nodes` with the loops that collect the requested values."""
         return [self._collecting(n) if isinstance(n, Loop) else n for n in nodes]
 
     def _collecting(self, loop: Loop) -> Loop:
@@ -677,7 +677,7 @@ def active(
 ) -> set[Value]:
     """Floats that depend on `seeds` in a differentiable way, those inside loops too.
 
-    A copy that was made for a backward pass depends on what its original in `originals` does.
+    A rematerialised copy depends on the seeds as its original in `originals` does.
     """
     found = {v for v in seeds if v.type.dtype.kind == "float"}
     for node in nodes:
@@ -690,7 +690,7 @@ def active(
 
 
 def is_differentiable(op: Op) -> bool:
-    """Whether the operator passes gradients on: by its own rule, or by those of its definition."""
+    """Whether the operator has a gradient: its own rule, or those of its definition."""
     opdef = lookup(op.name)
     return opdef.gradient is not None or opdef.composite
 
@@ -709,7 +709,7 @@ def _active_loop(loop: Loop, outside: set[Value]) -> set[Value]:
 
 
 def feeding(nodes: Sequence[Node], needed: set[Value]) -> set[Value]:
-    """Everything that the values `needed` are computed from in a block, and they themselves."""
+    """Every value that the values `needed` are computed from in a block, and they themselves."""
     needed = set(needed)
     for node in reversed(nodes):
         if needed.isdisjoint(node.makes):
@@ -727,11 +727,11 @@ def feeding(nodes: Sequence[Node], needed: set[Value]) -> set[Value]:
 
 
 Read = Callable[[Value], Value]
-"""What stands in the backward pass for a value of the forward one."""
+"""Maps a value of the forward pass to its replacement in the backward pass."""
 
 
 def copied(tape: Tape, op: Op, ins: tuple[Value, ...]) -> tuple[Value, ...]:
-    """Emit a copy of `op` on `ins`; its results, bound by the same rules."""
+    """Emit a copy of `op` on `ins`; its results are bound by the same rules."""
     tape.emitter(op.outs[0]).apply(op.name, ins, dict(op.attrs))
     outs = tuple(_copy(tape, value) for value in op.outs)
     body = tape.builder.frames[-1].body
@@ -742,7 +742,7 @@ def copied(tape: Tape, op: Op, ins: tuple[Value, ...]) -> tuple[Value, ...]:
 
 
 def copied_loop(tape: Tape, loop: Loop, read: Read) -> dict[Value, Value]:
-    """Emit a copy of a loop; what its results are there."""
+    """Emit a copy of a loop; the new value of each of its results."""
     return _Copy(tape, loop, read).made()
 
 
@@ -764,7 +764,7 @@ class _Copy:
         self.depth = len(tape.builder.frames)
 
     def made(self) -> dict[Value, Value]:
-        """The results of the original and those of the copy."""
+        """Emit the copy; the results of the original, mapped to those of the copy."""
         loop = self.loop
         inits = [self.read(c.init) for c in loop.carries]
         self.builder.frames.append(Frame(loop.dim))
@@ -799,7 +799,7 @@ class _Copy:
         return made
 
     def look(self, value: Value) -> Value:
-        """What stands for a value that the body reads."""
+        """The replacement of a value that the body reads."""
         if value not in self.new:
             with self.builder.at(self.depth):
                 self.new[value] = self.builder.reach(self.read(self.slices.get(value, value)))

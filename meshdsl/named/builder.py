@@ -22,18 +22,18 @@ MAX_ELEMENTS = 2**63
 NO_FIELDS: Mapping[str, Any] = {}
 
 MAX_OPERATORS = 50_000
-"""Calls are inlined, so that a short text can mean a huge program; beyond this it is refused."""
+"""The most operators: calls are inlined, so that a short text can mean a huge program."""
 
 Operand = Value | int | float | DType | str
-"""What an expression yields: a tensor, a number that has no dtype yet, a dtype, or a string."""
+"""The value of an expression: a tensor, a number without a dtype yet, a dtype, or a string."""
 
 
 class TooLarge(DiagnosticError):
-    """The program has grown too large: nothing more of it is built."""
+    """The program has grown too large: building stops here."""
 
 
 class Poisoned(Exception):
-    """A name whose definition was already reported as wrong was used: nothing new to say."""
+    """A name was used whose definition was already reported as wrong: no second report."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Frame:
 
 @dataclass(slots=True)
 class Scope:
-    """What names mean in one function body: dims, tensors, and where it was called from.
+    """The names of one function body: dims, tensors, and the place of its call.
 
     A name that failed to get a value maps to None.
     """
@@ -80,8 +80,8 @@ class PendingParam:
 class Builder:
     """The program under construction. All operators pass through `emit`.
 
-    `originals` are the forward values that copies made for a backward pass stand for; `renamed` has
-    the named value of each that got its name after others had taken hold of it.
+    `originals` maps copies made for a backward pass to their forward values; `renamed` maps
+    each value that was named after others had read it to its named value.
     """
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -108,7 +108,7 @@ class Builder:
         return made
 
     def adopt(self, program: Program) -> None:
-        """Continue `program` in the current block: its body is what has been built so far."""
+        """Continue `program` in the current block: its body becomes the nodes built so far."""
         frame = self.frames[-1]
         entered = (*program.inputs, *(p.value for p in program.params))
         for value in (*entered, *(v for node in program.body for v in node.makes)):
@@ -131,7 +131,7 @@ class Builder:
             self.frames.extend(inner)
 
     def carried(self, values: Iterable[Value], beyond: Value) -> Value | None:
-        """One of `values` that loops carry into which `beyond` comes from outside, or None."""
+        """One of `values` carried by a loop that `beyond` is outside of, or None."""
         made = {v for node in self.frames[-1].body for v in node.makes}
         slices = {v for frame in self.frames for v in frame.stacked.values()}
         for value in values:
@@ -142,13 +142,13 @@ class Builder:
         return None
 
     def current(self, value: Value) -> Value:
-        """`value`, or what it was renamed to."""
+        """`value`, or the named value that replaces it."""
         while value in self.renamed:
             value = self.renamed[value]
         return value
 
     def reach(self, value: Value) -> Value:
-        """`value` as it is seen in the innermost loop: sliced by the loops it comes into."""
+        """`value` as the innermost loop reads it: sliced by the loops on the way."""
         value = self.current(value)
         for depth in range(self._depth[value] + 1, len(self.frames)):
             frame = self.frames[depth]
@@ -175,7 +175,7 @@ class Builder:
     # --- operators ---------------------------------------------------------------------------
 
     def append(self, node: Node) -> None:
-        """Append a node that is there already, and what it makes."""
+        """Append an existing node, and place its results."""
         self._count(node.span, sum(1 for _ in walk((node,))))
         for value in node.makes:
             self.place(value, len(self.frames) - 1)
@@ -191,9 +191,9 @@ class Builder:
         spans: tuple[Span, ...] = (),
         fields: Mapping[str, Any] = NO_FIELDS,
     ) -> tuple[Value, ...]:
-        """Append operator `name`; what it refuses becomes a diagnostic at `span`.
+        """Append operator `name`; a call that it refuses becomes a diagnostic at `span`.
 
-        `spans` are where the operands stand, to point at their types; `fields` go to the results.
+        `spans` are the places of the operands, to point at their types; `fields` go to the results.
         """
         try:
             types = lookup(name).infer(tuple(v.type for v in ins), attrs)
@@ -256,7 +256,7 @@ class Builder:
 
 
 def check_number(number: int | float, dtype: DType, span: Span) -> None:
-    """Refuse a number that a tensor of this dtype cannot hold."""
+    """Refuse a number that this dtype cannot represent."""
     if dtype.kind == "float":
         fits = abs(number) <= LARGEST[dtype.name]
     else:
@@ -284,13 +284,13 @@ def check_elements(type_: TensorType, span: Span) -> None:
 
 
 def need_tensor(operand: Operand, span: Span) -> NoReturn:
-    """Refuse what is no tensor where one is needed."""
+    """Report an operand that should be a tensor and is none."""
     help = "name a tensor, or compute one"
     fail("MD0254", f"a tensor is needed here, and this is {kind_of(operand)}", span, help=help)
 
 
 def kind_of(operand: Operand) -> str:
-    """What an operand is, in words."""
+    """The kind of an operand, in words."""
     if isinstance(operand, Value):
         return f"a tensor {operand.type}"
     if isinstance(operand, DType):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from meshdsl.named.from_syntax import ProgramBuilder
 
 MAX_CALL_DEPTH = 64
-"""How deep calls may nest."""
+"""The greatest depth of nested calls."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Arguments:
 
 
 class Calls:
-    """Resolves what a call means: a user's `def`, an operator, or a `def` of the prelude."""
+    """Resolves the function of a call: a user's `def`, an operator, or a `def` of the prelude."""
 
     def __init__(self, program: ProgramBuilder) -> None:
         self.program = program
@@ -78,7 +78,7 @@ class Calls:
     # --- operators ---------------------------------------------------------------------------
 
     def operator(self, opdef: OpDef, node: ast.Call, scope: Scope) -> tuple[Operand, ...]:
-        """Apply an operator of the registry as its `surface` says."""
+        """Apply an operator of the registry by its `surface`."""
         try:
             arguments = self._arguments(opdef, node, scope)
         except Poisoned:
@@ -140,7 +140,7 @@ class Calls:
     def _items(
         self, opdef: OpDef, node: ast.Call, tensors: list[Value], scope: Scope
     ) -> dict[str, Any]:
-        """The attributes that the bracket (or the arrow) of a call gives."""
+        """The attributes from the bracket (or the arrow) of a call."""
         kind = opdef.surface.items
         if kind == "none":
             _no_items(node, opdef)
@@ -307,7 +307,7 @@ class Calls:
 
 
 def mismatch(value: Value, dims: tuple[Dim, ...], rest: bool) -> str | None:
-    """What is wrong with a tensor that should have `dims` (and any others with `rest`), or None."""
+    """The mismatch of a tensor with `dims` (and any others with `rest`) in words, or None."""
     declared = {d.name for d in dims}
     missing = [d.name for d in dims if not value.type.has(d.name)]
     extra = [] if rest else [n for n in value.type.names if n not in declared]
@@ -323,7 +323,7 @@ def _names(names: list[str]) -> str:
 
 
 def _at_call(error: DiagnosticError, node: ast.Call) -> DiagnosticError:
-    """Add the call to what went wrong inside the function."""
+    """The errors inside the function, each with the call as a related place."""
     related = Related(node.span, f"in this call of `{node.function.text}`")
     found = []
     for d in error.diagnostics:
@@ -346,7 +346,7 @@ def _no_result_dims(opdef: OpDef, node: ast.Call) -> NoReturn:
 
 
 def _form(function: ast.Function) -> str:
-    """How a call of a function is written."""
+    """The form of a call of a function."""
     dims = f"[{', '.join(d.text for d in function.dims)}]" if function.dims else ""
     return f"{function.name.text}{dims}({', '.join(p.name.text for p in function.params)})"
 

@@ -1,8 +1,8 @@
-"""Common subexpression elimination: what computes the same from the same values is done once.
+"""Common subexpression elimination: equal operators on the same operands are merged.
 
-After expansion a backward pass finds again what its forward pass has found: the maximum and the sum
-of a softmax over a split dim, each behind a collective. Nothing large is held longer for it: one
-phase reads of another only what is smaller than the operands, and nothing of a `recompute` block.
+After expansion a backward pass recomputes results of its forward pass: the maximum and the sum
+of a softmax over a split dim, each behind a collective. No large tensor is kept longer for it: one
+phase reads of another only results smaller than the operands, and none of a `recompute` block.
 (Value numbering, Alpern, Wegman and Zadeck 1988.)
 """
 
@@ -18,17 +18,17 @@ from meshdsl.named.simplify import drop_unused
 from meshdsl.ops.opdef import lookup
 
 Alike = Callable[[Op, Op], bool]
-"""Whether a layout asks the same of two operators."""
+"""Whether a layout constrains two operators alike."""
 
 SAME_NUMBERS = ("identity", "stop_gradient")
 """Operators whose result is their operand: gradients have been taken before anything is merged."""
 
 
 def cse(program: Program, alike: Alike) -> Program:
-    """The program with equal operators of a block done once; itself where there are none.
+    """The program with equal operators of a block merged; itself where there are none.
 
-    What has a name or a pin, is returned, stored, carried or collected stays a value of its own: an
-    identity. `alike` has the last word.
+    A value that has a name or a pin, or is returned, stored, carried or collected, stays one of its
+    own: an identity. Operators are merged only if they are `alike`.
     """
     kept = {o.value for o in program.outputs} | {u.new for u in program.updates}
     kept |= {program.goal.loss} if program.goal else set()
@@ -42,9 +42,9 @@ class _Block:
     """One block of nodes.
 
     numbers: values that are equal have one number; a value without one is equal only to itself.
-    same:    values that are gone, and what stands for them.
-    done:    by what they compute, a number and the operators that are kept.
-    shared:  values that one phase has made and another one reads.
+    same:    the removed values, and their replacements.
+    done:    the remaining operators, with a number, by what they compute.
+    shared:  values made in one phase and read in another.
     """
 
     alike: Alike
@@ -72,7 +72,7 @@ class _Block:
         return replace(loop, body=body)
 
     def _op(self, op: Op) -> Op | None:
-        """The operator, an identity of an equal one, or None where that one stands for it."""
+        """The operator, an identity of an equal one, or None where that one replaces it."""
         if len(op.outs) != 1 or lookup(op.name).overwrites:
             return op
         number, before = self._equal(op)
@@ -98,7 +98,7 @@ class _Block:
         return ins[0] if op.name in SAME_NUMBERS else number, before
 
     def _may_stand_for(self, first: Op, again: Op) -> bool:
-        """Whether what `first` has made may be read in place of what `again` would."""
+        """Whether the result of `first` may be read in place of that of `again`."""
         if not again.ins or again.out.role != "activation":
             return False
         if first.phase != again.phase and (first.block is not None or not self._is_light(again)):
@@ -106,7 +106,7 @@ class _Block:
         return self.alike(first, again)
 
     def _is_light(self, op: Op) -> bool:
-        """Whether the result is smaller than some operand, or as small as what is shared."""
+        """Whether the result is smaller than some operand, or as small as the shared values."""
         most = max(v.type.elements for v in op.ins)
         shared = all(v in self.shared or not v.type.dims for v in op.ins)
         return op.out.type.elements < most or (shared and op.out.type.elements == most)

@@ -25,12 +25,12 @@ MAX_DIM = 2**31 - 1
 """The largest size of one dim."""
 
 RESERVED_TENSORS = ("params", "grads", "state")
-"""Selectors of layouts, which no tensor may be named."""
+"""Selectors of layouts; no tensor may have these names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Declarations:
-    """What a file declares, by name."""
+    """The declarations of a file, by name."""
 
     source: Source
     dims: Mapping[str, Dim] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Declarations:
 def declare(
     tree: ast.File, diagnostics: Diagnostics, set_dims: Mapping[str, int] | None = None
 ) -> Declarations:
-    """Resolve the declarations of `tree`; errors go to `diagnostics`, what is wrong is left out."""
+    """Resolve the declarations of `tree`; errors go to `diagnostics`, wrong ones are left out."""
     source = tree.span.source
     entries = _unique(tree.declarations, diagnostics)
     sizes = _DimSizes(entries["dim"], set_dims or {}, diagnostics)
@@ -77,7 +77,7 @@ def unknown(
 def constant_integer(node: ast.Expr, sizes: Mapping[str, int], largest: int = MAX_DIM) -> int:
     """The value of constant integer arithmetic over dims; raises a diagnostic when it is not that.
 
-    The result must lie in 1 … `largest`. Nothing larger than 64 bits is computed on the way.
+    The result must be in 1 … `largest`. Nothing larger than 64 bits is computed on the way.
     """
     value = _integer(node, sizes)
     if value < 1:
@@ -172,7 +172,7 @@ class _DimSizes:
                 self.diagnostics.add(Diagnostic("MD0106", message, span, help=help))
 
     def _resolve_from(self, name: str) -> None:
-        """Resolve `name` and what it needs, with a stack of our own: chains may be long."""
+        """Resolve `name` and the dims it depends on, with an explicit stack: chains may be long."""
         stack = {name: None}
         while stack:
             current = next(reversed(stack))

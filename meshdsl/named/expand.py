@@ -1,4 +1,4 @@
-"""Operators whose own dim is split, written with operators that can work on parts.
+"""Forms of operators whose own dim is split, in operators that can work on parts.
 
 Composites are replaced by their definition in the prelude. `cumsum` becomes a cumsum inside blocks
 plus the sum of the blocks before: only one number per block is exchanged. Floats of two bytes are
@@ -26,7 +26,7 @@ from meshdsl.ops.opdef import lookup
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """Operators that yield the same output, and rules for dims made up on the way (dim, axes)."""
+    """Operators that yield the same output, and rules (dim, axes) for dims that they introduce."""
 
     ops: tuple[Op, ...]
     rules: tuple[tuple[Dim, tuple[str, ...]], ...] = ()
@@ -40,7 +40,7 @@ Axes = tuple[tuple[str, int], ...]
 
 
 def expand(op: Op, split: Mapping[str, Axes]) -> Expansion | None:
-    """`op` over parts, None where it has no such form. `split`: own dim -> axes with sizes."""
+    """`op` on parts, None if it has no such form. `split`: own dim -> axes with sizes."""
     if op.name in RUNNING:
         return _in_blocks(op, split)
     return Expansion(_from_prelude(op)) if lookup(op.name).composite else None
@@ -92,7 +92,7 @@ def _in_blocks(op: Op, split: Mapping[str, Axes]) -> Expansion:
     parts = 1
     for _, size in axes:
         parts *= size
-    # A dot cannot stand in a user's name.
+    # A user's name cannot contain a dot.
     blocks, every = Dim(f"{dim.name}.blocks", parts), Dim(f"{dim.name}.all_blocks", parts)
     block = Dim(f"{dim.name}.block", dim.size // parts)
     builder, scope = Builder(Diagnostics()), _scope(op, prelude())

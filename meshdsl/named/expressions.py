@@ -27,21 +27,21 @@ LATER = {
     "uniform": "MD0901",
     "dropout": "MD0901",
 }
-"""Operators of the language that are read but not built yet, and the code that says so."""
+"""Operators of the language that are parsed but not built yet, and the code that reports it."""
 
 NEUTRAL = (("mul", 1), ("div", 1), ("add", 0), ("sub", 0))
-"""Operators and right operands that change nothing: what defaults such as `g = 1.0` come to."""
+"""Operators and right operands that change nothing, such as those of the default `g = 1.0`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given(ast.Ref):
-    """A value at hand where a name would stand: what the embedded language passes."""
+    """An operand in place of a name, passed by the embedded language."""
 
     operand: Operand
 
 
 class Expressions:
-    """Evaluates expressions in a scope; what is made is appended to the builder."""
+    """Evaluates expressions in a scope; operators are appended to the builder."""
 
     def __init__(self, program: ProgramBuilder) -> None:
         self.program = program
@@ -82,7 +82,7 @@ class Expressions:
         raise AssertionError(node)
 
     def reference(self, name: ast.Name, scope: Scope) -> Operand:
-        """What a bare name means: a tensor, else the size of a dim, else a dtype."""
+        """The meaning of a bare name: a tensor, else the size of a dim, else a dtype."""
         if name.text in scope.names:
             found = scope.names[name.text]
             if found is None:
@@ -107,7 +107,7 @@ class Expressions:
         raise DiagnosticError(unknown("MD0102", "tensor", name, known))
 
     def dim(self, name: ast.Name, scope: Scope) -> Dim:
-        """The dim that `name` means in a bracket."""
+        """The dim called `name` in a bracket."""
         if name.text in scope.dims:
             return scope.dims[name.text]
         known = list(scope.dims)
@@ -178,7 +178,7 @@ def _maker_call(node: ast.Expr, scope: Scope) -> ast.Expr:
 
 
 def _is_neutral(name: str, operands: list[Operand]) -> bool:
-    """Whether a float tensor is combined with a number that changes nothing, whatever sizes are."""
+    """Whether a float tensor is combined with a number that changes nothing, whatever the sizes."""
     first, last = operands[0], operands[-1]
     is_float = isinstance(first, Value) and first.type.dtype.kind == "float"
     is_number = isinstance(last, int | float) and how_of(last) is None
@@ -217,7 +217,7 @@ def _literal_dtype(name: str, operands: list[Operand]) -> DType:
 
 
 def option_value(operand: Operand, span: Span) -> Any:
-    """The constant that an option gets; tensors are refused."""
+    """The constant given for an option; tensors are refused."""
     if isinstance(operand, Value):
         help = "write a number, a string or a dtype"
         fail("MD0253", "an option is a constant, not a tensor", span, help=help)
@@ -227,13 +227,13 @@ def option_value(operand: Operand, span: Span) -> Any:
 
 
 def unknown_function(name: ast.Name, known: list[str]) -> NoReturn:
-    """Report a call of something that does not exist."""
+    """Report a call of an unknown function."""
     help = did_you_mean(name.text, known) or "operators are listed in grammar/README.md"
     fail("MD0103", f"unknown function or operator `{name.text}`", name.span, help=help)
 
 
 def surface_name(opdef: OpDef) -> str:
-    """How a call of the operator is written, for help lines."""
+    """The form of a call of the operator, for help lines."""
     items = {
         "dims": "[dim, …]",
         "dims?": "[dim, …]",

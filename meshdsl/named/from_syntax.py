@@ -37,12 +37,12 @@ from meshdsl.named.views import Views
 from meshdsl.syntax import ast
 
 INITS = {"zeros": 0, "ones": 0, "normal": 1, "uniform": 2, "glorot": 0, "he": 0}
-"""How parameters may be initialised, and with how many numbers."""
+"""The initialisers of parameters, with the numbers that each takes."""
 
 
 @dataclass(slots=True)
 class _Returned:
-    """What a body returned: expressions with their values, and where."""
+    """The return of a body: expressions with their values, and the place."""
 
     values: tuple[tuple[ast.Expr, Operand], ...]
     span: Span
@@ -65,7 +65,7 @@ class ProgramBuilder:
         self.failures = 0
 
     def build(self, node: ast.Program) -> Program:
-        """The program as far as it could be built; what is wrong is in the diagnostics."""
+        """The program as far as it could be built; errors are in the diagnostics."""
         scope = Scope(dict(self.root_dims), {}, self.declarations)
         for param in node.params:
             self._guarded(lambda param=param: self._input(param, scope))
@@ -145,7 +145,7 @@ class ProgramBuilder:
     def _guarded(
         self, build: object, statement: ast.Statement | None = None, scope: Scope | None = None
     ) -> _Returned | None:
-        """Run `build`; its diagnostics are kept and the names it was to give are poisoned."""
+        """Run `build`; its diagnostics are collected and the names it should bind are poisoned."""
         assert callable(build)
         try:
             found = build()
@@ -208,7 +208,7 @@ class ProgramBuilder:
         return (self.expressions.evaluate(node.value, scope),)
 
     def _bind(self, target: ast.Target, operand: Operand, span: Span, scope: Scope) -> Operand:
-        """Name what was computed, as the target says: dims checked, transposed, pinned."""
+        """Name a computed value as the target says: dims checked, transposed, pinned."""
         if not isinstance(operand, Value):
             if target.dims is not None or not isinstance(operand, int | float):
                 need_tensor(operand, span)
@@ -236,7 +236,7 @@ class ProgramBuilder:
     # --- parameters --------------------------------------------------------------------------
 
     def _param(self, node: ast.Param, scope: Scope) -> None:
-        """A parameter gains the dims of the loops it stands in."""
+        """Declare a parameter; it gains the dims of the loops around it."""
         name = node.target.name
         self._check_name(name)
         if name.text in scope.params:
@@ -290,7 +290,7 @@ class ProgramBuilder:
     # --- functions ---------------------------------------------------------------------------
 
     def function_body(self, function: ast.Function, scope: Scope) -> tuple[Operand, ...]:
-        """The values that an inlined function returns, in its own scope; raises what is wrong."""
+        """The values that an inlined function returns, in its own scope; raises its errors."""
         before = self.failures
         returned = self.body(function.body, scope)
         if self.failures > before:
@@ -340,7 +340,7 @@ class ProgramBuilder:
         return tuple(dims), any(n.dim.text == "..." for n in nodes)
 
     def pins(self, nodes: tuple[ast.DimRef, ...], scope: Scope) -> tuple[Pin, ...]:
-        """What `@` fixes in a list of dims."""
+        """The pins (`@`) in a list of dims."""
         return tuple(
             Pin(self.expressions.dim(n.dim, scope).name, tuple(a.text for a in n.axes), n.span)
             for n in nodes
@@ -357,7 +357,7 @@ class ProgramBuilder:
 
 
 def has_return(statements: tuple[ast.Statement, ...]) -> bool:
-    """Whether a `return` stands anywhere in a body, also where it may not."""
+    """Whether a body contains a `return` anywhere, also where it is not legal."""
     blocks = [s.body for s in statements if isinstance(s, ast.Repeat | ast.Recompute)]
     return any(isinstance(s, ast.Return) for s in statements) or any(map(has_return, blocks))
 

@@ -26,16 +26,16 @@ class Pin:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """One tensor: what an operator, an input or a parameter yields.
+    """One tensor: the result of an operator, an input or a parameter.
 
     `name` is the dotted path the user would call it by (`attention_2.q`), or None for a
     subexpression.
-    `path` holds the instance names of the calls it was made inside, outermost first; `functions`,
+    `path` has the instance names of the calls it was made inside, outermost first; `functions`,
     in parallel, the names of the `def`s.
     `role` is `activation`, `input`, `param`, `grad` (the gradient of a parameter) or `state` (of an
-    optimizer, and what its update computes on the way).
-    `follows` is the tensor whose rules bind this one too: of a gradient, what it is the gradient
-    of; of a state, its parameter.
+    optimizer, and the intermediate values of its update).
+    `follows` is the tensor whose rules bind this one too: for a gradient, the tensor it is the
+    gradient of; for a state, its parameter.
     `declared` are the names of the dims that the program gives it, where it has others: a loop adds
     its dim, or takes it away.
     """
@@ -52,7 +52,7 @@ class Value:
 
     @property
     def positions(self) -> tuple[str, ...]:
-        """The names of its dims in the order in which the program speaks of them."""
+        """The names of its dims in the order used in the program."""
         return self.source.type.names if self.source.declared is None else self.source.declared
 
     @property
@@ -62,14 +62,14 @@ class Value:
 
     @property
     def source(self) -> Value:
-        """The tensor whose rules bind what stands for this one."""
+        """The tensor whose rules bind this one."""
         return self.follows or self
 
     @property
     def as_gradient(self) -> dict[str, Any]:
         """The fields of a value that is the gradient of this one.
 
-        It belongs where this one does, also where it is made inside a function that reads it:
+        It has the path of this one, also where it is made inside a function that reads it:
         selectors of that function do not mean it.
         """
         name = ".".join((*self.path, f"d_{self.label}")) if self.name else None
@@ -78,7 +78,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Init:
-    """How a parameter's values are made up: `zeros ones normal(std) uniform(a, b) glorot he`.
+    """The initial values of a parameter: `zeros ones normal(std) uniform(a, b) glorot he`.
 
     `args` is empty for `normal` without a standard deviation: 1/sqrt(fan_in) then, `fan_in` being
     the product of the dims that the parameter's first use sums over.
@@ -113,7 +113,7 @@ Node = Op | Loop
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Output:
-    """One returned tensor, the name it is returned under, and where."""
+    """One returned tensor, the name it is returned under, and the place."""
 
     name: str
     value: Value
@@ -133,7 +133,7 @@ class State:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """What a training step makes of a parameter or a state: `old` is `new` in the next step."""
+    """An update of a parameter or a state in a training step: `old` is `new` in the next step."""
 
     old: Value
     new: Value
@@ -148,7 +148,7 @@ class Goal:
     span: Span
 
     def without_mixed(self) -> Goal:
-        """The same, all in one precision: what `--dtype` asks for."""
+        """The same goal in one precision, for `--dtype`."""
         options = {**self.optimizer.options, "compute": None}
         return replace(self, optimizer=replace(self.optimizer, options=options))
 
@@ -158,7 +158,7 @@ class Program:
     """A whole named program. `inputs`, `params` and `outputs` are in order of declaration.
 
     One with a `goal` becomes a training step (`training.py`): `states` are the optimizer's,
-    `updates` what becomes of them and of the parameters.
+    `updates` the new values of these and of the parameters.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""`repeat`: a loop that carries what existed before it, and slices what has its dim."""
+"""`repeat`: a loop carries names from before it, and slices tensors that have its dim."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from meshdsl.named.from_syntax import ProgramBuilder
 
 MAX_LOOPS = 12
-"""How deep loops may nest once calls are inlined; Python itself allows 20 in a program."""
+"""The greatest depth of loops once calls are inlined; Python itself allows 20 in a program."""
 
 
 class Loops:
@@ -112,12 +112,12 @@ class Loops:
 
 
 def assigned(statements: tuple[ast.Statement, ...]) -> list[str]:
-    """The names that statements give to tensors, those of blocks inside too."""
+    """The names that statements assign to tensors, including those of blocks inside."""
     return [name.text for name in targets(statements)]
 
 
 def targets(statements: tuple[ast.Statement, ...]) -> list[ast.Name]:
-    """The same, with their places."""
+    """The assigned names of `assigned`, with their places."""
     names: list[ast.Name] = []
     for statement in statements:
         match statement:

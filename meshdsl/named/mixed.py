@@ -36,7 +36,7 @@ class _Mixed:
         return replace(program, params=params, body=body, outputs=outputs, goal=goal)
 
     def of(self, value: Value) -> Value:
-        """What has become of a value."""
+        """The new value of a value of the program."""
         return self.made.get(value, value)
 
     def _narrowed(self, dtype: DType) -> DType:
@@ -87,7 +87,7 @@ class _Mixed:
         return self.casts[value, dtype]
 
     def _loop(self, loop: Loop) -> None:
-        """Carries keep the dtype they enter with."""
+        """Rebuild a loop; carries keep the dtype of their initial value."""
         for item in loop.stacked:
             self._new(item.inside, self.of(item.outer).type.dtype)
         for carry in loop.carries:

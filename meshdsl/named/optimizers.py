@@ -1,6 +1,6 @@
 """`minimize loss with adamw(lr=cosine(3e-4, 1000), clip=1.0)`: the optimizer and its options.
 
-`OPTIMIZERS` and `SCHEDULES` are the tables of all there are; `resolve` reads a call by them.
+`OPTIMIZERS` and `SCHEDULES` are the tables of all of them; `resolve` reads a call by them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Shape = Literal["constant", "cosine", "linear"]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A learning rate for every step: `peak`, times what warming up and falling make of it.
+    """A learning rate for every step: `peak`, times the factors of warmup and decay.
 
     The first `warmup` steps rise in equal parts, the last of them to `peak`. A `cosine` (Loshchilov
     and Hutter 2017, without restarts) or `linear` one then falls, and is `final` from step `steps`
@@ -44,7 +44,7 @@ class Schedule:
         return rise * (self.final + (self.peak - self.final) * self._height(step))
 
     def _height(self, step: int) -> float:
-        """How much of the way from `final` up to `peak` is left after `step` steps."""
+        """The remaining share of the way from `final` up to `peak` after `step` steps."""
         if self.shape == "constant":
             return 1.0
         done = min(1.0, max(0.0, (step - self.warmup) / (self.steps - self.warmup)))
@@ -52,7 +52,7 @@ class Schedule:
 
 
 class UpdateEmitter(Protocol):
-    """Where an update is written to: it becomes the last part of a training step."""
+    """Writes an update at the end of a training step."""
 
     def emit(
         self, name: str, *ins: Value, follows: Value | None, **attrs: Any
@@ -65,7 +65,7 @@ class UpdateEmitter(Protocol):
     def state(
         self, name: str, type: TensorType, follows: Value | None, copies: Value | None = None
     ) -> Value:
-        """Declare a state that is kept from step to step; at first zeros, or what it `copies`."""
+        """Declare a state that is kept from step to step; at first zeros, or a copy of `copies`."""
 
     def constant(self, number: int | float, dtype: DType) -> Value:
         """A number as a value without dims."""
@@ -106,7 +106,7 @@ def emit_rate(schedule: Schedule, do: Arithmetic, step: Value) -> Value:
 
 
 def _fall(schedule: Schedule, do: Arithmetic, step: Value) -> Value:
-    """The learning rate without warming up."""
+    """The learning rate without warmup."""
     if schedule.shape == "constant":
         return do.number(schedule.peak)
     since = do("sub", step, float(schedule.warmup)) if schedule.warmup else step
@@ -128,16 +128,16 @@ if TYPE_CHECKING:
 
 
 Evaluate = Callable[[ast.Expr], Any]
-"""What an expression comes to: a number, a string, a dtype, or what no option may be."""
+"""The value of an expression: a number, a string, a dtype, or anything illegal for an option."""
 
-# --- what there is -----------------------------------------------------------------------------
+# --- tables ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What an option may be: `kind`, and the `range` in words that `holds` checks.
+    """The legal values of an option: `kind`, and the `range` in words that `holds` checks.
 
-    `default` is None where the option is off without being given, and `...` where it must be given.
+    `default` is None where the option is off by default, and `...` where it must be given.
     """
 
     default: Any
@@ -148,7 +148,7 @@ class Option:
 
     @property
     def shown(self) -> str:
-        """A value that is fine, as it is written."""
+        """A legal value, as it is written."""
         if self.example or self.default is None:
             return self.example
         return str(self.default).lower()
@@ -171,7 +171,7 @@ def _count(default: Any, least: int, example: str = "") -> Option:
 
 
 def _optimizer(lr: float, **own: Option) -> Mapping[str, Option]:
-    """The options of an optimizer: those of all of them, and its own."""
+    """The options of an optimizer: the common ones and its own."""
     return {
         "lr": Option(Schedule("constant", lr), "rate", "above 0", lambda x: x > 0, repr(lr)),
         **own,
@@ -244,7 +244,7 @@ class Optimizer:
 
     @property
     def accumulate(self) -> int:
-        """How many batches a step reads, whose gradients are added up."""
+        """The number of batches that a step reads; their gradients are summed."""
         found: int = self.options["accumulate"]
         return found
 
@@ -256,7 +256,7 @@ class Optimizer:
 
     @property
     def seed(self) -> int:
-        """The seed of what is drawn in training."""
+        """The seed of random draws in training."""
         found: int = self.options["seed"]
         return found
 
@@ -265,7 +265,7 @@ class Optimizer:
 
 
 def literal(node: ast.Expr) -> Any:
-    """The value of a number or a string as it stands; anything else yields `node` itself."""
+    """The value of a literal number or string; any other `node` is returned itself."""
     if isinstance(node, ast.Unary) and node.op == "-" and isinstance(node.operand, ast.Number):
         return -node.operand.value
     return node.value if isinstance(node, ast.Number | ast.String) else node
@@ -280,7 +280,7 @@ def resolve(call: ast.Call, evaluate: Evaluate = literal) -> Optimizer:
     """The optimizer that `minimize … with CALL` names; `evaluate` computes constant expressions.
 
     Raises:
-        DiagnosticError: everything that is wrong with the call (MD0270 to MD0276).
+        DiagnosticError: all errors of the call (MD0270 to MD0276).
     """
     name = call.function.text
     if name not in OPTIMIZERS:
@@ -293,7 +293,7 @@ def resolve(call: ast.Call, evaluate: Evaluate = literal) -> Optimizer:
 
 
 class _Reader:
-    """Reads the arguments of optimizers and schedules, and collects what is wrong with them."""
+    """Reads the arguments of optimizers and schedules, and collects their errors."""
 
     def __init__(self, evaluate: Evaluate) -> None:
         self.evaluate = evaluate
@@ -337,7 +337,7 @@ class _Reader:
         return given
 
     def _value(self, call: ast.Call, name: str, option: Option, node: ast.Expr) -> Any:
-        """The value of one option; reported, and perhaps of any type, where it is wrong."""
+        """The value of one option; after an error, which is reported, perhaps of any type."""
         if option.kind == "rate" and isinstance(node, ast.Call) and not _is_folded(node):
             return self._schedule(node)
         value = self._constant(option, node)
@@ -376,7 +376,7 @@ class _Reader:
         return Schedule("cosine" if name == "cosine" else "linear", **values)
 
     def _check_course(self, call: ast.Call, values: Mapping[str, Any]) -> None:
-        """A schedule warms up before it ends, and falls."""
+        """Report a schedule that does not warm up before it ends, or does not fall."""
         name = call.function.text
         if values["warmup"] >= values["steps"]:
             message = f"`{name}` warms up for {values['warmup']} of its {values['steps']} steps"
@@ -418,7 +418,7 @@ def _described(value: Any) -> str:
 
 
 def _form(call: ast.Call) -> str:
-    """How a call of this optimizer or schedule may be written."""
+    """The form of a call of this optimizer or schedule."""
     name = call.function.text
     if name in OPTIMIZERS:
         return f"{name}(lr={OPTIMIZERS[name]['lr'].shown})"
@@ -429,14 +429,14 @@ def _listed(names: Mapping[str, object]) -> str:
     return ", ".join(f"`{n}`" for n in names)
 
 
-# --- what minimize says -------------------------------------------------------------------------
+# --- goals -------------------------------------------------------------------------------------
 
 
 FORM = "`grad(loss, x, …)`"
 
 
 class Goals:
-    """What a program says about its loss."""
+    """The statements of a program about its loss: `grad`, `minimize` and `recompute`."""
 
     def __init__(self, program: ProgramBuilder) -> None:
         self.program = program
@@ -457,7 +457,7 @@ class Goals:
     def gradients(
         self, operands: list[Operand], spans: list[Span], span: Span
     ) -> tuple[Value, ...]:
-        """The gradients of the first operand by the others; `spans` are where they stand."""
+        """The gradients of the first operand by the others; `spans` are their places."""
         loss = need_loss("grad", operands[0], spans[0])
         wrt = [self._variable(x, s) for x, s in zip(operands[1:], spans[1:], strict=True)]
         outs = tuple(map(self._gradient, wrt))
@@ -468,7 +468,7 @@ class Goals:
         return outs
 
     def _gradient(self, value: Value) -> Value:
-        """The gradient by `value`, which `autodiff.py` writes out later."""
+        """The gradient by `value`, written out later by `autodiff.py`."""
         target = value.source
         role = "grad" if value.role == "param" else "activation"
         return Value(value.type, value.span, role=role, **target.as_gradient)
@@ -484,7 +484,7 @@ class Goals:
     # --- minimize ------------------------------------------------------------------------------
 
     def minimize(self, node: ast.Minimize, scope: Scope) -> None:
-        """Note what is to be minimised, and how; `training.py` makes the training step of it."""
+        """Record the loss and the optimizer; `training.py` makes the training step."""
         if self.goal is not None:
             where = Related(self.goal.span, "the first one")
             message = "a program minimises one loss"
@@ -501,7 +501,7 @@ class Goals:
     # --- recompute -----------------------------------------------------------------------------
 
     def recompute(self, node: ast.Recompute, scope: Scope) -> None:
-        """A block whose operators are numbered; one inside another belongs to the outer one."""
+        """Build a block with numbered operators; one inside another belongs to the outer one."""
         for statement in node.body:
             if isinstance(statement, ast.Return):
                 help = "return after the block"
@@ -518,7 +518,7 @@ class Goals:
 
 
 def need_loss(said: str, operand: Operand, span: Span) -> Value:
-    """The loss; refused unless it is one float."""
+    """The loss; anything but one float is refused."""
     if not isinstance(operand, Value):
         need_tensor(operand, span)
     type_ = operand.type

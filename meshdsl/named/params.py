@@ -1,4 +1,4 @@
-"""What a parameter's first use tells: the `fan_in` of its initialisation."""
+"""`fan_in` of the initialisation of parameters, from their first use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def finish_params(pending: tuple[PendingParam, ...], body: tuple[Node, ...]) -> 
 
 
 def _follow(value: Value, uses: dict[Value, Op | Value]) -> tuple[TensorType, tuple[str, ...]]:
-    """The type the first real use sees, and the dims it sums."""
+    """The type seen by the first real use, and the dims it sums."""
     use = uses.get(value)
     while use is not None:
         if isinstance(use, Value):

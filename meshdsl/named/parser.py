@@ -1,4 +1,4 @@
-"""Reads the text of a named program, as `printer.py` writes it: for tests of passes."""
+"""Parser of the text of a named program, as `printer.py` writes it: for tests of passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshdsl.ops.opdef import lookup
 
 
 def parse_program(text: str) -> Program:
-    """The program that a text is of. Raises IRSyntaxError."""
+    """The program of a text. Raises IRSyntaxError."""
     return _Named(text).program()
 
 
@@ -25,7 +25,7 @@ _HEAD = re.compile(r"program (\w+)")
 class _Named(ir.Parser[Value]):
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        # Whose rules bind a value may be inside of a loop that is over.
+        # The value whose rules bind another may be inside a loop that has ended.
         self.known: dict[str, Value] = {}
 
     def begin(self, head: str) -> None:

@@ -64,7 +64,7 @@ class _Named(Printer[Value]):
         return f"{self.numbers[value]}{label(value)}"
 
     def type(self, value: Value) -> str:
-        """The type, pins, the dims by which rules know it, its role and whose rules bind it."""
+        """The type, pins, the dims by which rules know it, its role and the source of its rules."""
         pins = "".join(f" @{p.dim}:{'+'.join(p.axes) or 'none'}" for p in value.pins)
         dims = value.declared
         known_by = "" if dims in (None, value.type.names) else f" as [{', '.join(dims or ())}]"

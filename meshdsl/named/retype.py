@@ -10,7 +10,7 @@ from meshdsl.named.ir import Loop, Node, Op, Output, Program, Value
 
 
 def retype(program: Program, dtype: DType) -> Program:
-    """Every float tensor, literal and cast becomes `dtype`; integers and bools stay."""
+    """Change every float tensor, literal and cast to `dtype`; integers and bools stay."""
     return _Retype(dtype).program(program)
 
 

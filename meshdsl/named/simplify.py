@@ -10,7 +10,7 @@ from meshdsl.ops.opdef import lookup
 
 
 def simplify(program: Program) -> Program:
-    """The same program: summed products contracted, invariants before loops, nothing unused."""
+    """The program with summed products contracted, invariants hoisted and dead code removed."""
     # A sum that has moved out of a loop may have met its product there.
     hoisted = hoist_invariants(name_transposes(contract_products(program)))
     return drop_unused(contract_products(hoisted))
@@ -20,7 +20,7 @@ def simplify(program: Program) -> Program:
 
 
 def contract_products(program: Program) -> Program:
-    """`sum` of a product nobody else uses becomes an einsum; the product is never made."""
+    """Replace the `sum` of a product with no other use by an einsum, which never stores it."""
     uses = _uses(program)
     return replace(program, body=_contract_block(program.body, uses))
 
@@ -61,7 +61,7 @@ def _scaled(ops: list[Op], value: Value, constant: Value, out: Value, op: Op) ->
 
 
 def _is_hidden_product(value: Value, made: dict[Value, Op], uses: Counter[Value]) -> bool:
-    """A product that has no name and one use: nobody can see that it is gone."""
+    """Whether a value is a product without a name and with one use: its removal is invisible."""
     plain = value.name is None and not value.pins and uses[value] == 1
     return plain and value in made and made[value].name == "mul"
 
@@ -93,7 +93,7 @@ def _count(nodes: tuple[Node, ...], uses: Counter[Value]) -> None:
 
 
 def name_transposes(program: Program) -> Program:
-    """Einsums that only reorder dims become what they are: views of their operand."""
+    """Replace einsums that only reorder dims by transposes, which are views of their operand."""
     return replace(program, body=_transposed_block(program.body))
 
 
@@ -115,10 +115,10 @@ def _transposed(op: Op) -> Op:
 
 
 def hoist_invariants(program: Program) -> Program:
-    """What every iteration of a loop would compute alike is computed once, before it.
+    """Compute operators that yield the same in every iteration of a loop once, before it.
 
-    What reads a parameter stays: it is gathered where it is used, and a copy of it would be held as
-    long as the loop runs. So does what only makes numbers and feeds nothing that moves.
+    Readers of a parameter stay: it is gathered where it is used, and a copy of it would be live as
+    long as the loop runs. So do makers of constants that feed nothing that moves.
     """
     return replace(program, body=_hoisted(program.body))
 
@@ -139,7 +139,7 @@ def _out_of(loop: Loop) -> tuple[Node, ...]:
         if isinstance(node, Op) and _may_leave(node, loop) and inside.isdisjoint(node.ins):
             moved.append(node)
             inside.difference_update(node.outs)
-    # Makers cost nothing where they are.
+    # Makers cost nothing inside the loop.
     read: set[Value] = set()
     leaving: list[Op] = []
     for op in reversed(moved):
@@ -152,23 +152,23 @@ def _out_of(loop: Loop) -> tuple[Node, ...]:
 
 
 def _may_leave(op: Op, loop: Loop) -> bool:
-    """Whether an operator may be done before a loop, if it reads nothing that is made in it."""
+    """Whether an operator may move before a loop, if it reads nothing that is made in it."""
     plain = op.phase == "forward" and not lookup(op.name).overwrites
     reads_param = any(v.role == "param" for v in op.ins)
     return plain and not reads_param and not any(v.type.has(loop.dim.name) for v in op.outs)
 
 
-# --- unused ----------------------------------------------------------------------------------
+# --- dead code -------------------------------------------------------------------------------
 
 
 def drop_unused(program: Program) -> Program:
-    """Without operators, loops, carries and slices whose results nobody reads."""
+    """Remove operators, loops, carries and slices whose results nobody reads."""
     needed = set(_kept(program))
     return replace(program, body=_needed_nodes(program.body, needed))
 
 
 def _kept(program: Program) -> list[Value]:
-    """What is read when all is done."""
+    """The values that are read after the program."""
     kept = [o.value for o in program.outputs] + [u.new for u in program.updates]
     return [*kept, program.goal.loss] if program.goal else kept
 
@@ -186,7 +186,7 @@ def _needed_nodes(nodes: tuple[Node, ...], needed: set[Value]) -> tuple[Node, ..
 
 
 def _needed_loop(node: Loop, needed: set[Value]) -> Loop | None:
-    """The loop with the carries that are read after it, or needed inside, and what it collects."""
+    """The loop with the carries and collected values that are read, inside or after it."""
     wanted = {c for c in node.carries if c.result in needed}
     collected = tuple(c for c in node.collected if c.outer in needed)
     if not wanted and not collected:

@@ -1,7 +1,7 @@
-"""Numbers made of the sizes of dims, with what they are made of: `4 * io`, `sqrt(key)`.
+"""Numbers made of the sizes of dims, which record their derivation: `4 * io`, `sqrt(key)`.
 
-They are numbers to every station. But `--set` changes sizes, so such a number is never taken for
-the literal that it happens to equal, and `to_mdsl` writes what it was made of.
+They are plain numbers to every pass. But `--set` changes sizes, so such a number is never taken
+for the literal that it happens to equal, and `to_mdsl` writes its derivation.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import overload
 from meshdsl.ir.types import Dim
 
 LONGEST = 200
-"""Operators in one number; of one with more it is only known that it is made of sizes."""
+"""The most operators recorded in one number; beyond it only its use of sizes is known."""
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """What a number is made by: `size` of a dim, or an operator of numbers.
+    """The derivation of a number: `size` of a dim, or an operator of numbers.
 
-    No operator, the empty name, is one that the language does not have. `count` counts operators.
+    An empty `operator` is one that the language does not have. `count` counts operators.
     """
 
     operator: str
@@ -41,7 +41,7 @@ class SizedFloat(float):
 
 
 def size_of(dim: Dim) -> int:
-    """The size of a dim, which knows whose size it is."""
+    """The size of a dim, with the dim recorded."""
     return _with(dim.size, How("size", (dim,)))
 
 
@@ -50,7 +50,7 @@ def made(value: int, operator: str, *operands: int | float) -> int: ...
 @overload
 def made(value: int | float, operator: str, *operands: int | float) -> int | float: ...
 def made(value: int | float, operator: str, *operands: int | float) -> int | float:
-    """`value`, which knows that it is `operator` of `operands`, if any of them is made of sizes."""
+    """`value`, recorded as `operator` of `operands`, if any of them is made of sizes."""
     found = [how for how in map(how_of, operands) if how is not None]
     if not found:
         return value
@@ -62,13 +62,13 @@ def made(value: int | float, operator: str, *operands: int | float) -> int | flo
 
 
 def as_float(number: int | float) -> float:
-    """`float(number)` that keeps what the number is made of."""
+    """`float(number)` with the same derivation."""
     how = how_of(number)
     return float(number) if how is None else _with(float(number), how)
 
 
 def how_of(number: object) -> How | None:
-    """What a number is made of, or None for one that is not made of sizes."""
+    """The derivation of a number, or None for one that is not made of sizes."""
     return number.how if isinstance(number, SizedInt | SizedFloat) else None
 
 
@@ -83,7 +83,7 @@ def dims_of(number: object) -> Iterator[Dim]:
 
 
 def operators_of(number: object) -> Iterator[str]:
-    """The operators that make a number of sizes, some more than once."""
+    """The operators in the derivation of a number, some more than once."""
     how = how_of(number)
     if how is not None and how.operator != "size":
         yield how.operator

@@ -22,7 +22,7 @@ from meshdsl.named.updates import emit_update
 
 
 def training_step(program: Program) -> Program:
-    """The program less its goal's future: it computes gradients and updates what it trains.
+    """The training step of a program with a goal: gradients and updates added.
 
     Raises MD0294 when the loss depends on no parameter.
     """
@@ -69,13 +69,13 @@ def with_loss(program: Program) -> Program:
 
 
 def loss_name(program: Program) -> str:
-    """The name of the output that is minimised."""
+    """The name of the minimised output."""
     assert program.goal is not None
     return next(o.name for o in program.outputs if o.value is program.goal.loss)
 
 
 def _stacked(nodes: Iterable[Node]) -> dict[Value, tuple[str, ...]]:
-    """The dims that parameters have from the loops they stand in."""
+    """The dims that parameters have from the loops around them."""
     found: dict[Value, tuple[str, ...]] = {}
     for node in nodes:
         if not isinstance(node, Loop):
@@ -90,9 +90,9 @@ def _stacked(nodes: Iterable[Node]) -> dict[Value, tuple[str, ...]]:
 
 @dataclass(slots=True)
 class _Emitter:
-    """Writes the update to the end of a program; an `UpdateEmitter` of `schedules.py`.
+    """Writes the update at the end of a program; an `UpdateEmitter` of `optimizers.py`.
 
-    What is kept from step to step has one name each, parameters (`taken`) and states.
+    Parameters (`taken`) and states are stored from step to step and have one name each.
     """
 
     builder: Builder

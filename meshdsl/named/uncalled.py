@@ -1,4 +1,4 @@
-"""Functions that no program calls: what is wrong with them is reported all the same."""
+"""Checks of functions that no program calls."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from meshdsl.named.from_syntax import ProgramBuilder
 from meshdsl.syntax import ast
 
 SURE = ("MD01", "MD09")
-"""Sections of the codes that hold whatever dims a function is called with."""
+"""Sections of the codes of errors that do not depend on the dims of a call."""
 
 
 def check_uncalled(declarations: Declarations, diagnostics: Diagnostics) -> None:
     """Build every `def` that no program reaches on tensors as it declares them.
 
-    Of one that works on any dims (`[d]`, `...`) only wrong names are told.
+    For one that works on any dims (`[d]`, `...`) only wrong names are reported.
     """
     for function in uncalled(declarations):
         own = Diagnostics()

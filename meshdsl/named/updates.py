@@ -1,7 +1,7 @@
-"""What a training step makes of parameters and of an optimizer's states, written in operators.
+"""The new values of parameters and of an optimizer's states in a training step, as operators.
 
 The update is part of the program, so that it is placed, reduced and costed like everything else:
-the norm of split gradients is reduced over their devices, a split state is updated where it lies.
+the norm of split gradients is reduced over their devices, a split state is updated in place.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from meshdsl.named.ir import Value
 from meshdsl.named.optimizers import Arithmetic, Optimizer, UpdateEmitter, emit_rate
 
 CLIP_EPS = 1e-6
-"""Added to the norm that gradients are clipped by, as `torch.nn.utils.clip_grad_norm_` does."""
+"""Added to the norm in gradient clipping, as `torch.nn.utils.clip_grad_norm_` does."""
 
 
 def emit_update(
@@ -39,7 +39,7 @@ def emit_update(
 
 
 def master_dtype(param: Value) -> DType:
-    """The dtype that a parameter is updated in: its own, but at least f32."""
+    """The dtype in which a parameter is updated: its own, but at least f32."""
     return param.type.dtype if param.type.dtype.bytes >= F32.bytes else F32
 
 
@@ -47,7 +47,7 @@ def master_dtype(param: Value) -> DType:
 
 
 class _Shared:
-    """What the updates of all parameters share: the counter, and scalars in each dtype."""
+    """Operators shared by the updates of all parameters: the counter, scalars in each dtype."""
 
     def __init__(
         self,
@@ -71,14 +71,14 @@ class _Shared:
         return self._made["lr", dtype]
 
     def number(self, dtype: DType) -> Value:
-        """Which step this is, from 1."""
+        """The number of this step, from 1."""
         if ("number", dtype) not in self._made:
             do = Arithmetic(self.emitter, dtype)
             self._made["number", dtype] = do("cast", self.count, dtype=dtype)
         return self._made["number", dtype]
 
     def scale(self, dtype: DType) -> Value:
-        """What gradients are multiplied by: 1, or less where their norm is above `clip`."""
+        """The factor of gradients: 1, or less where their norm is above `clip`."""
         if ("scale", dtype) not in self._made:
             self._made["scale", dtype] = self._scale(dtype)
         return self._made["scale", dtype]
@@ -129,12 +129,12 @@ class _Parameter:
 
     @property
     def dtype(self) -> DType:
-        """The dtype it is updated in."""
+        """The dtype in which it is updated."""
         return self.w.type.dtype
 
     @property
     def do(self) -> Arithmetic:
-        """Writes operators whose results follow the parameter."""
+        """Arithmetic whose results follow the parameter."""
         return Arithmetic(self.shared.emitter, self.dtype, self.param)
 
     @property
@@ -152,7 +152,7 @@ class _Parameter:
         return _state(self.shared, self.param, name, self.w.type.without(*without))
 
     def fused(self, name: str, *operands: Value, states: Sequence[Value], **attrs: object) -> Value:
-        """The new `w` of an update operator, which yields the new `states` too."""
+        """Emit an update operator, which yields the new `states` too; the new `w`."""
         new, *kept = self.shared.emitter.emit(name, *operands, follows=self.param, **attrs)
         for old, value in zip(states, kept, strict=True):
             self.shared.emitter.update(old, value)
@@ -167,7 +167,7 @@ def _state(
 
 
 def _update_parameter(shared: _Shared, param: Value, grad: Value, dims: tuple[str, ...]) -> None:
-    """Write the update of one parameter: of itself, or of its master copy and what follows."""
+    """Emit the update of one parameter: of itself, or of its master copy and then a cast."""
     dtype, rule = master_dtype(param), _RULES[shared.optimizer.name]
     if dtype == param.type.dtype:
         new = rule(_Parameter(shared, param, param, grad, dims))
@@ -226,8 +226,8 @@ def _adafactor(p: _Parameter) -> Value:
 def _normalised(p: _Parameter, grad: Value, weight: Value) -> Value:
     """The gradient divided by the root of the running mean of its square.
 
-    Of a matrix only the means of rows and columns are kept: their product, divided by the mean of
-    all, stands for the whole.
+    For a matrix only the means of rows and columns are stored: their product, divided by the mean
+    of all, replaces the whole.
     """
     do, square = p.do, p.do("square", grad)
     if len(p.dims) < 2:

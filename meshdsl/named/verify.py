@@ -1,4 +1,4 @@
-"""What is legal in a named program: operators' types are what their records say."""
+"""The rules for a named program: types of operators agree with their records."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshdsl.ops.opdef import lookup
 
 
 def verify(program: Program) -> None:
-    """Values are made once, before they are read, and typed as operators and loops say.
+    """Check that values are made once, before they are read, and have the types of their operators.
 
     A violation is our mistake, hence an assert with a message.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Views:
-    """Applies the items of a bracket in order; renames that stand together are simultaneous."""
+    """Applies the items of a bracket in order; neighbouring renames are simultaneous."""
 
     def __init__(self, program: ProgramBuilder) -> None:
         self.program = program

@@ -1,6 +1,6 @@
-"""A program with its vector-Jacobian product: what a loss that is computed elsewhere needs.
+"""A program with its vector-Jacobian product, for a loss that is computed elsewhere.
 
-The gradients of the outputs come in as more inputs, those of parameters and inputs go out as more
+The cotangents of the outputs are more inputs, the gradients of parameters and inputs are more
 outputs. (The names are JAX's; Griewank and Walther 2008 call it the reverse mode.)
 """
 
@@ -22,7 +22,7 @@ from meshdsl.named.verify import verify
 class Vjp:
     """A program with its vector-Jacobian product.
 
-    The last inputs of `program` are the gradients of the outputs `cotangents`, by name; its last
+    The last inputs of `program` are the cotangents of the outputs `cotangents`, by name; its last
     outputs are the gradients of `params`, and then those of `inputs`.
     """
 
@@ -35,7 +35,7 @@ class Vjp:
 def with_vjp(program: Program, params: Collection[str], inputs: Collection[str]) -> Vjp:
     """The program with the gradients of the float parameters and inputs that are named.
 
-    Those that no output depends on have none, and so have outputs that depend on none of them.
+    Those that no output depends on have none; outputs that depend on none of them have none either.
     """
     assert not program.updates, "a training step is not differentiated again"
     builder = Builder(Diagnostics())
@@ -75,9 +75,9 @@ def _is_wanted(value: Value, name: str | None, names: Collection[str]) -> bool:
 
 
 def _computed(builder: Builder, output: Output) -> Output:
-    """The output; of a gradient that is returned, a value of its own.
+    """The output; for a returned gradient, a value of its own.
 
-    What is stored lies elsewhere than what is computed, and a cotangent lies where its output does.
+    A stored gradient and a computed one differ in placement, and a cotangent has its output's.
     """
     value = output.value
     if value.role != "grad":
@@ -91,7 +91,7 @@ def _computed(builder: Builder, output: Output) -> Output:
 
 
 def _cotangent(builder: Builder, value: Value) -> Value:
-    """The gradient of an output as an input: it lies where the output does."""
+    """The cotangent of an output as an input: it has the placement of the output."""
     plain = Value(value.type, value.span, path=value.path, functions=value.functions, role="input")
     named = value.source.as_gradient
     made = replace(plain, **{**named, "name": named["name"] or "d_out"})
@@ -100,7 +100,7 @@ def _cotangent(builder: Builder, value: Value) -> Value:
 
 
 def _own(builder: Builder, grad: Value, value: Value, taken: set[Value]) -> Value:
-    """The gradient of an input, made a value of its own that lies where the input does."""
+    """The gradient of an input, made a value of its own with the placement of the input."""
     if grad.follows is value and grad.role == "activation" and grad not in taken:
         return grad
     scope = Scope({}, {}, prelude(), value.path, value.functions)
