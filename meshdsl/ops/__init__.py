@@ -1,1 +1,1 @@
-"""The operators: one record for each, which every station reads."""
+"""The operators: one record for each, which every pass reads."""

@@ -92,7 +92,7 @@ def _slope(
 
 
 def _slope_gradient(name: str, curve: Callable[[Backward], Value] | None) -> Gradient:
-    """By dy: the same operator again. By z: dy times the derivative of the slope."""
+    """The gradients by dy, the same operator, and by z, dy times the derivative of the slope."""
 
     def gradient(call: Backward) -> Mapping[int, Value]:
         found = {}
@@ -131,7 +131,7 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _sigmoid_curve(call: Backward) -> Value:
-    """Of y * (1 - y): 1 - 2 * y."""
+    """The derivative of y * (1 - y): 1 - 2 * y."""
     return call.emit("add", call.emit("mul", call.operand(1), -2.0), 1.0)
 
 

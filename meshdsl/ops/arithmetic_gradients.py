@@ -1,4 +1,4 @@
-"""Gradients of arithmetic, extremes, `where`: products are contracted, never made large."""
+"""Gradients of arithmetic, extremes, `where`: products are contracted, never materialised."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Grads = Mapping[int, Value]
 
 
 def _both(call: Backward, rules: Mapping[int, Gradient]) -> Grads:
-    """What the rules of the wanted operands yield."""
+    """The gradients by the rules of the wanted operands."""
     found: dict[int, Value] = {}
     for index, rule in rules.items():
         if call.wanted(index):
@@ -54,7 +54,7 @@ def einsum_gradient(call: Backward) -> Grads:
 
 
 def div_gradient(call: Backward) -> Grads:
-    """Of x / y: 1 / y, and -(x / y) / y."""
+    """Derivatives of x / y: 1 / y, and -(x / y) / y."""
 
     def numerator(call: Backward) -> Grads:
         x, y = call.ins
@@ -71,7 +71,7 @@ def div_gradient(call: Backward) -> Grads:
 
 
 def pow_gradient(call: Backward) -> Grads:
-    """Of x ^ p: p * x^(p-1), which is 0 for p = 0, and x^p * log(x).
+    """Derivatives of x ^ p: p * x^(p-1), which is 0 for p = 0, and x^p * log(x).
 
     The latter is 0 for x = 0, unless p is negative and the power infinite.
     """
@@ -97,7 +97,7 @@ def pow_gradient(call: Backward) -> Grads:
 
 
 def extreme_gradient(lost: str, not_won: str) -> Gradient:
-    """Of `maximum` (`lt`, `le`) or `minimum` (`gt`, `ge`): to whom it came from; half at a tie.
+    """The rule of `maximum` (`lt`, `le`) or `minimum` (`gt`, `ge`): to the winner; half at a tie.
 
     Where one is NaN, to both, as `torch.maximum`.
     """
@@ -131,7 +131,7 @@ def where_gradient(call: Backward) -> Grads:
 
 
 def cast_gradient(call: Backward) -> Grads:
-    """Cast back; what comes from integers has no gradient, and is never wanted."""
+    """The cotangent cast back; integers have no gradient, and none is ever wanted."""
     old = call.ins[0].dtype
     return {
         0: call.grad if call.grad.type.dtype == old else call.emit("cast", call.grad, dtype=old)

@@ -1,4 +1,4 @@
-"""What the operator files share: checks with their messages, factors, numpy, samples."""
+"""Helpers of the operator files: checks with their messages, factors, numpy, samples."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def align(array: Array, type_: TensorType, dims: Sequence[Dim]) -> Array:
 
 
 def numpy_dtype(dtype: DType) -> npt.DTypeLike:
-    """What the numpy engine makes of a dtype: all floats are float64 there, integers are exact."""
+    """The numpy engine's dtype: all floats are float64 there, integers are exact."""
     return np.float64 if dtype.kind == "float" else dtype.numpy
 
 
@@ -153,7 +153,7 @@ def axes(type_: TensorType, dims: Sequence[Dim]) -> tuple[int, ...]:
 
 
 def no_flops(sig: Signature) -> int:
-    """For operators that only move or relabel data."""
+    """The flops of operators that only move or relabel data: 0."""
     del sig
     return 0
 
@@ -170,7 +170,7 @@ def tensor(*dims: Dim, dtype: DType = F32) -> TensorType:
 
 
 def sample(*ins: TensorType, values: str | tuple[str, ...] = "int", **attrs: Any) -> Sample:
-    """A sample call; one value kind stands for all operands."""
+    """A sample call; a single value kind applies to all operands."""
     kinds = (values,) * len(ins) if isinstance(values, str) else values
     return Sample(ins, tuple(attrs.items()), kinds)
 

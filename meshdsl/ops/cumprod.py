@@ -37,11 +37,11 @@ def _torch(call: TorchCall) -> str:
 
 
 def _gradient(call: Backward) -> Mapping[int, Value]:
-    """Of x[i]: the sum, over all j from i on, of dy[j] times the product up to j without x[i].
+    """The gradient by x[i]: sum over j >= i of dy[j] times the product up to j without x[i].
 
     In front of the first zero of its row that product is y[j] / x[i]. At the first zero it is the
-    product of the others; behind it there is always a zero left. So one pass over the products in
-    which the first zero is left out will do. (Torch's formula for inputs with zeros, in operators.)
+    product of the others; behind it there is always a zero left. So one pass over the products
+    without the first zero suffices. (Torch's formula for inputs with zeros, in operators.)
     """
     x, dim = call.operand(0), call.attrs["dim"]
     dtype = x.type.dtype

@@ -68,7 +68,7 @@ def _numpy(call: NumpyCall, *arrays: Array) -> Array:
     for array, type_ in zip(arrays, call.ins, strict=True):
         spec += [array, [numbers[n] for n in type_.names]]
     target = [numbers[n] for n in call.outs[0].names]
-    # `optimize` goes through BLAS; it is worth nothing, and fails, on scalars.
+    # `optimize` goes through BLAS; it gains nothing, and fails, on scalars.
     found = np.einsum(*spec, target, optimize=len(arrays) > 1 and bool(numbers))  # type: ignore[call-overload]
     return np.asarray(found, dtype=np.result_type(*arrays))
 
@@ -124,7 +124,7 @@ _SAMPLES = (
 
 
 def _scratch(sig: Signature, numbers: Mapping[int, Any]) -> int:
-    """Of two operands that have all dims of the result, the product is summed as it is."""
+    """The bytes of a product of two operands that has all dims of the result and is summed."""
     del numbers
     if len(sig.ins) != 2:
         return 0

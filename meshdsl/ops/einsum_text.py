@@ -1,7 +1,7 @@
-"""How a good engineer writes an einsum in torch: a product, a sum, a matmul; `torch.einsum` else.
+"""The torch text of an einsum: a product, a sum, a matmul; `torch.einsum` else.
 
-A matmul is written with as few copies as can be: none where operands are `[batch…, rows…, k…]` or
-that transposed, since `.mT`, `flatten` and `unflatten` are views of what is contiguous.
+A matmul is written with as few copies as possible: none where operands are `[batch…, rows…, k…]`
+or that transposed, since `.mT`, `flatten` and `unflatten` are views of contiguous tensors.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _without_lone(call: TorchCall, index: int, kept: Names) -> Term:
 
 
 def _product(call: TorchCall, target: Names) -> str:
-    """Nothing is summed over both operands: an elementwise product of what remains of each."""
+    """The elementwise product of the operands' sums, where no dim of both is summed."""
     texts = [_factor(call, i, target) for i in range(2)]
     if call.is_constant(0) and call.is_constant(1):
         texts[0] = call.tensor(0)
@@ -121,7 +121,7 @@ class _Groups:
 
 @dataclass(frozen=True, slots=True)
 class _Matmul:
-    """A way to write a contraction; `copied` counts operands that have to be brought into order."""
+    """A matmul for a contraction; `copied` counts operands that have to be permuted."""
 
     text: str
     copied: int
@@ -129,19 +129,19 @@ class _Matmul:
 
     @property
     def effort(self) -> tuple[int, bool, int]:
-        """The less the better: copies, then strides for who comes next, then length."""
+        """The cost, least first: copies, then strides for the next reader, then length."""
         return self.copied, not self.is_in_order, len(self.text)
 
 
 def _matmul(call: TorchCall, terms: list[Term], target: Names, views: bool) -> str | None:
     """`a @ b`, of either order; with `views`, only where it is `[batch…, rows…, cols…]` as it is.
 
-    Otherwise operands and result are permuted: what `torch.einsum` does too, at more expense.
+    Otherwise operands and result are permuted, as `torch.einsum` does at more expense.
     """
     a, b = terms
     found = [
         written
-        for left, right in ((a, b), (b, a))  # a vector may stand on either side
+        for left, right in ((a, b), (b, a))  # a vector may be on either side
         for groups in _groupings(left, right, target)
         if (written := _written(call, left, right, groups, target)) is not None
     ]
@@ -196,7 +196,7 @@ def _elements(call: TorchCall, term: Term) -> int:
 
 
 def _plain_left(a: Term, groups: _Groups) -> str | None:
-    """A matmul takes any leading dims of its left operand as they are."""
+    """A matmul with any leading dims of its left operand as they are, or None."""
     if groups.batch or a.dims != groups.rows + groups.k:
         return None
     flat = f".flatten({len(groups.rows) or ''})" if len(groups.k) > 1 else ""
@@ -204,7 +204,7 @@ def _plain_left(a: Term, groups: _Groups) -> str | None:
 
 
 def _in_order(term: Term, batch: Names, first: Names, second: Names) -> Term:
-    """The operand permuted for a matmul; what lies side by side in memory stays so if it can."""
+    """The operand permuted for a matmul; dims adjacent in memory stay adjacent if possible."""
     order = batch + first + second
     if term.dims[-1] not in second:
         order = batch + second + first
@@ -221,7 +221,7 @@ def _side(term: Term, batch: Names, first: Names, second: Names) -> str | None:
 
 
 def _flattened(text: str, start: int, first: Names, second: Names) -> str:
-    """`text` with each group of dims made one; the later group first, so that positions hold."""
+    """`text` with each group of dims made one; the later first, so that positions stay valid."""
     end = start + len(first)
     if len(second) > 1:
         text += f".flatten({end})" if end else ".flatten()"
@@ -231,7 +231,7 @@ def _flattened(text: str, start: int, first: Names, second: Names) -> str:
 
 
 def _unflattened(call: TorchCall, groups: _Groups, rows_are_flat: bool) -> str:
-    """What gives a product the dims of the result back where several were made one."""
+    """The text that restores the dims of the result where several were made one."""
     sizes = dict(zip(call.outs[0].names, call.outs[0].shape, strict=True))
     suffix = ""
     if len(groups.cols) > 1:
@@ -246,7 +246,7 @@ def _unflattened(call: TorchCall, groups: _Groups, rows_are_flat: bool) -> str:
 
 
 def _spelled(call: TorchCall, terms: list[Term], target: Names) -> str:
-    """`torch.einsum("bsm,mhk->bhsk", x, w)`; the sizes have been checked, it would not."""
+    """`torch.einsum("bsm,mhk->bhsk", x, w)`; sizes have been checked, since torch would not."""
     letters = letters_for(tuple(dict.fromkeys(n for t in terms for n in t.dims)))
     ins = ",".join("".join(letters[n] for n in t.dims) for t in terms)
     out = "".join(letters[n] for n in target)

@@ -168,7 +168,7 @@ pointwise(
 
 
 def _compare(name: str, sign: str, numpy: Any, accept: str, rises: int | None) -> None:
-    """A comparison; it rises in operand `rises` and falls in the other (None: neither)."""
+    """Register a comparison, rising in operand `rises` and falling in the other (None: neither)."""
     rows = {0: ("B, P({}) -> P({})"), 1: ("P({}), B -> P({})")}
     true: Mapping[str, str] = {}
     if rises in rows:
@@ -290,7 +290,7 @@ def _where_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType,
     del attrs
     need_kind("where", "bool", ins[0])
     dtype = need_one_dtype("where", *ins[1:])
-    # The values come first: a mask of a few dims must not turn the memory round.
+    # The values come first, so that a mask with few dims does not transpose the memory layout.
     return (TensorType(merged_dims("where", *ins[1:], ins[0]), dtype),)
 
 
@@ -304,7 +304,7 @@ def _where_torch(call: TorchCall) -> str:
 
 
 def _where_first(call: TorchCall) -> str | None:
-    """Into the values where the condition holds; the others must be a literal."""
+    """Write into the values where the condition is true; the others must be a literal."""
     mask = call.aligned(0, call.outs[0].dims)
     if not call.is_constant(2) or call.is_constant(0):
         return None
@@ -312,7 +312,7 @@ def _where_first(call: TorchCall) -> str | None:
 
 
 def _where_second(call: TorchCall) -> str | None:
-    """Into the values where the condition does not hold; the others must be a literal."""
+    """Write into the values where the condition is false; the others must be a literal."""
     mask = call.aligned(0, call.outs[0].dims)
     if not call.is_constant(1) or call.is_constant(0):
         return None
@@ -361,14 +361,14 @@ def _cast_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, 
 
 
 def _is_widening(old: DType, new: DType) -> bool:
-    """Whether every sum of `old` values is the same sum after the cast; integers wrap before it."""
+    """Whether a sum of `old` values is the same after the cast; integers wrap before it."""
     if old.kind != "float":
         return old == new and old.kind == "int"
     return old.kind == new.kind and new.bytes >= old.bytes and {old, new} != _HALVES
 
 
 def _keeps_order(old: DType, new: DType) -> bool:
-    """Whether no value is less than another after the cast that was not so before."""
+    """Whether the cast is monotone: it never reverses the order of two values."""
     return new.kind != "int" or (old.kind != "float" and new.bytes >= old.bytes)
 
 

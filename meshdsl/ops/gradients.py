@@ -1,4 +1,4 @@
-"""What the gradients of the operators share: contractions, numbers, the rules met most often."""
+"""Helpers of the operators' gradients: contractions, numbers, the most frequent rules."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def with_dims(call: Backward, *dims: Dim) -> Value:
 
 
 def passed(call: Backward) -> Mapping[int, Value]:
-    """The gradient of an operator of one operand that changes nothing but dims it may lack."""
+    """The cotangent unchanged: along the dims that it lacks, the gradient is constant."""
     return {0: call.grad}
 
 
 def summed(call: Backward) -> Mapping[int, Value]:
-    """The gradient of the only operand: that of the result, summed over what it does not have."""
+    """The gradient of the only operand: the cotangent, summed over the dims that it lacks."""
     return {0: call.sized(call.grad, 0)}
 
 
@@ -75,7 +75,7 @@ def factor_of(slope: Slope) -> Gradient:
 
 
 def applied(name: str, *, to_result: bool = False) -> Gradient:
-    """The gradient that the operator `name` makes of the cotangent and the operand (or result).
+    """The gradient as operator `name` of the cotangent and the operand (or result).
 
     It takes the attributes of the call.
     """

@@ -50,7 +50,7 @@ from meshdsl.ops.text import aligned, atom, extent, indexed, permuted, tuple_tex
 
 
 def need_indices(said: str, type_: TensorType, dim: Dim) -> None:
-    """MD0211 unless `type_` holds integers, MD0205 if it has the dim that it indexes."""
+    """MD0211 unless `type_` is of integers, MD0205 if it has the dim that it indexes."""
     if type_.dtype.kind != "int":
         raise OpError(
             "MD0211",
@@ -73,7 +73,7 @@ def checked_numpy(call: NumpyCall, index: int, array: Array, dim: str) -> Array:
 
 
 def checked_text(call: TorchCall, index: int, dim: str) -> str:
-    """A variable that holds operand `index` as i64 indices of `dim`, checked at run time."""
+    """A variable with operand `index` as i64 indices of `dim`, checked at run time."""
     names, is_long = call.ins[index].names, call.ins[index].dtype == I64
     if call.seen(index, dim):
         return call.args[index] if is_long else call.let("index", f"{call.tensor(index)}.long()")
@@ -140,7 +140,7 @@ def _gather_text(call: TorchCall) -> str:
     local = call.let("local", f"{index} - {atom(call.offset(dim))}")
     inside = call.let("inside", f"({local} >= 0) & ({local} < {extent(call, dim)})")
     found = call.let("found", _taken_text(call, call.let("local", f"{local}.where({inside}, 0)")))
-    # The rows of others are replaced, not multiplied by zero: they might hold NaN.
+    # The rows of others are replaced, not multiplied by zero: they might be NaN.
     zero = "False" if call.outs[0].dtype == BOOL else "0"
     inside = aligned(inside, call.ins[1].names, call.outs[0].names)
     return f"torch.where({inside}, {found}, {zero})"
@@ -165,7 +165,7 @@ def _taken_text(call: TorchCall, index: str) -> str:
 
 
 def _along(call: TorchCall, index: str, names: tuple[str, ...], new: str = "") -> str:
-    """`take_along_dim`, which pairs up dims that both have; `new` stands for the indexed dim."""
+    """`take_along_dim`, which pairs dims that both have; `new` replaces the indexed dim."""
     dim = call.attrs["dim"].name
     target = tuple(new if n == dim else n for n in call.ins[0].names)
     text = aligned(index, names, target, full=True)
@@ -173,7 +173,7 @@ def _along(call: TorchCall, index: str, names: tuple[str, ...], new: str = "") -
 
 
 def _gather_gradient(call: Backward) -> Mapping[int, Value]:
-    """Each row's parts added up; dims of the table that the cotangent lacks stay out."""
+    """The gradient by the table: a scatter-add; dims of it that the cotangent lacks stay out."""
     table, ids = call.ins
     dim = call.attrs["dim"]
     grad = with_dims(call, *ids.dims)

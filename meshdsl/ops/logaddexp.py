@@ -13,13 +13,13 @@ from meshdsl.ops.pointwise import pointwise
 
 
 def _torch(call: TorchCall, texts: list[str]) -> str:
-    """Torch has it of tensors only."""
+    """The torch text; `torch.logaddexp` takes tensors only."""
     found = [call.tensor(i) if call.is_constant(i) else text for i, text in enumerate(texts)]
     return f"torch.logaddexp({', '.join(found)})"
 
 
 def _gradient(call: Backward) -> Mapping[int, Value]:
-    """The share of each operand in the sum of exponentials: the sigmoid of what it is larger by."""
+    """The share of each operand in the sum of exponentials: the sigmoid of the difference."""
     found = {}
     for index in (0, 1):
         if call.wanted(index):

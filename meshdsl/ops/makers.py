@@ -109,7 +109,7 @@ register(
 
 
 def _filled(name: str, value: int) -> None:
-    """A tensor of the given dims, all `value`."""
+    """Register a maker of a tensor of the given dims, all `value`."""
 
     def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
         del ins

@@ -47,9 +47,9 @@ from meshdsl.ops.text import aligned_tensor, tuple_text
 
 
 def _concat_bind(attrs: Attrs, ins: tuple[TensorType, ...]) -> Attrs:
-    """What the bracket says becomes `target`, and `sources` the dim of each operand that goes in.
+    """The attributes of a join: `target`, and in `sources` the dim of each operand that it joins.
 
-    `[(a, b) -> all]` names them, `[a -> all]` one for all operands; `[all]` leaves it to the names.
+    `[(a, b) -> all]` names them, `[a -> all]` one for all operands; `[all]` infers them by name.
     """
     if "dim" in attrs:
         return {"target": attrs["dim"], "sources": _told_by_names(attrs["dim"], ins)}
@@ -68,7 +68,7 @@ def sources_by_name(ins: Sequence[TensorType]) -> tuple[Dim, ...] | None:
     """The dims that `concat[all]` joins: of each operand the only one that not all have.
 
     Operands that all have one and the same dim, and no other, are joined along it. None where names
-    do not tell. Sizes never do: another size would give the program another meaning.
+    do not decide. Sizes never do: another size would give the program another meaning.
     """
     if all(t.names == ins[0].names and len(t.dims) == 1 for t in ins):
         return (ins[0].dims[0],) * len(ins)
@@ -155,7 +155,7 @@ def _concat_text(call: TorchCall) -> str:
 
 
 def _concat_gradient(call: Backward) -> Mapping[int, Value]:
-    """The part of the cotangent that each operand became."""
+    """The slice of the cotangent for each operand."""
     target, start, found = call.attrs["target"], 0, {}
     for i, source in enumerate(call.attrs["sources"]):
         stop = start + source.size
@@ -272,7 +272,7 @@ def _pad_text(call: TorchCall) -> str:
 
 
 def _padded(call: TorchCall, at: int, before: int, after: int, fill: str = "") -> str:
-    """Torch lists the widths from the last dim backwards."""
+    """Write a pad; torch lists the widths from the last dim backwards."""
     widths = [0, 0] * (len(call.ins[0].dims) - 1 - at) + [before, after]
     return f"torch.nn.functional.pad({call.tensor(0)}, {tuple_text(widths)}{fill})"
 

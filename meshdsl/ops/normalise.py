@@ -76,7 +76,7 @@ def composite(
     """Register a composite along `dim`, which is in no loop; `cost` is its flops per element.
 
     An `internal` one cannot be called by name. Where its result is a float and it has no
-    `gradient`, that of its definition in the prelude is taken.
+    `gradient`, that of its definition in the prelude is used.
     """
 
     def factors(sig: Signature) -> Factors:
@@ -118,12 +118,12 @@ def _widely_along(function: str) -> Callable[[TorchCall], str]:
 
 
 def _wide(call: TorchCall) -> str:
-    """The first operand; f16 as f32, since torch's kernels for CPUs add up exponentials in f16."""
+    """The first operand; f16 as f32, since torch's CPU kernels sum exponentials in f16."""
     return f"{call.tensor(0)}.float()" if call.ins[0].dtype == F16 else call.tensor(0)
 
 
 def _narrow(call: TorchCall) -> str:
-    """What follows where `_wide` widened."""
+    """The cast back where `_wide` widened."""
     return ".half()" if call.ins[0].dtype == F16 else ""
 
 
@@ -143,14 +143,14 @@ _SAMPLES = (
 
 
 def _logsumexp(x: Array, axis: int) -> Array:
-    """An infinite maximum is left out: less itself it would be NaN."""
+    """logsumexp; an infinite maximum is not subtracted: inf - inf would be NaN."""
     top = x.max(axis, keepdims=True)
     top = np.where(np.isinf(top), 0, top)
     return np.asarray(top + np.log(np.exp(x - top).sum(axis, keepdims=True)))
 
 
 def _log_softmax(x: Array, axis: int) -> Array:
-    """Here an infinite maximum stays, and makes all of a row NaN."""
+    """log_softmax; an infinite maximum is subtracted, and makes all of a row NaN."""
     z = x - x.max(axis, keepdims=True)
     return np.asarray(z - np.log(np.exp(z).sum(axis, keepdims=True)))
 
@@ -161,7 +161,7 @@ def softmax_numpy(x: Array, axis: int) -> Array:
 
 
 def _from_result(name: str) -> Gradient:
-    """The gradient that the composite `name` makes of the cotangent, all of it, and the result."""
+    """The gradient as composite `name` of the cotangent with all its dims, and the result."""
 
     def gradient(call: Backward) -> Mapping[int, Value]:
         grad = call.full(call.grad, call.outs[0].dims)
@@ -171,7 +171,7 @@ def _from_result(name: str) -> Gradient:
 
 
 def _logsumexp_gradient(call: Backward) -> Mapping[int, Value]:
-    """The cotangent times the softmax, which the result gives without another reduction."""
+    """The cotangent times the softmax, computed from the result without another reduction."""
     share = call.emit("exp", call.emit("sub", call.operand(0), call.result()))
     return {0: product(call, call.grad, share)}
 
@@ -260,14 +260,14 @@ def _rms_norm_numpy(call: NumpyCall, x: Array, *scales: Array) -> Array:
 
 
 def _scaled(call: NumpyCall, x: Array, scales: Sequence[Array]) -> Array:
-    """`x * g + b`, as far as they are given."""
+    """`x * g + b`, with the operands that are given."""
     parts = [align(s, t, call.ins[0].dims) for s, t in zip(scales, call.ins[1:], strict=True)]
     x = x * parts[0] if parts else x
     return np.asarray(x + parts[1] if len(parts) > 1 else x)
 
 
 def _norm_text(function: str, eps: float) -> Callable[[TorchCall], str]:
-    """A kernel that normalises the last dim; another dim is brought there and back by strides."""
+    """A kernel that normalises the last dim; another dim is permuted there and back as a view."""
 
     def write(call: TorchCall) -> str:
         dim, names = call.attrs["dim"], call.ins[0].names
@@ -281,12 +281,12 @@ def _norm_text(function: str, eps: float) -> Callable[[TorchCall], str]:
 
 
 def _norm_linear(sig: Signature) -> Sequence[Sequence[int]]:
-    """Scale and shift together; the scale alone where there is no shift."""
+    """Linear in scale and shift together; in the scale alone where there is no shift."""
     return (tuple(range(1, len(sig.ins))),) if len(sig.ins) > 1 else ()
 
 
 def _norm_gradient(name: str) -> Gradient:
-    """One composite for x. Scale and shift take sums linear in a cotangent that may be partial."""
+    """By x, one composite. By scale and shift, sums linear in a cotangent that may be partial."""
 
     def gradient(call: Backward) -> Mapping[int, Value]:
         dim, scales = call.attrs["dim"], range(1, min(2, len(call.ins)))
@@ -368,7 +368,7 @@ def _cross_entropy_numpy(call: NumpyCall, logits: Array, targets: Array) -> Arra
 
 
 def _cross_entropy_text(call: TorchCall) -> str:
-    """Torch's kernel is fast on positions × classes; flattening to that is a view as a rule."""
+    """Torch's kernel is fast on positions × classes; flattening to that is usually a view."""
     dim, out = call.attrs["dim"].name, call.outs[0].names
     index = aligned(checked_text(call, 1, dim), call.ins[1].names, out)
     logits, suffix = permuted(_wide(call), call.ins[0].names, (*out, dim)), _narrow(call)

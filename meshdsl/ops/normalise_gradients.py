@@ -91,7 +91,7 @@ def _kernel(name: str) -> Callable[[TorchCall], str]:
 
 
 def _into_dy(function: str) -> Mapping[int, Callable[[TorchCall], str]]:
-    """The same kernel, by a support function."""
+    """The same kernel, called through a support function."""
 
     def write(call: TorchCall) -> str:
         return f"{call.use(function)}({call.tensor(0)}, {call.tensor(1)}, {_axis(call)})"
@@ -100,7 +100,7 @@ def _into_dy(function: str) -> Mapping[int, Callable[[TorchCall], str]]:
 
 
 def _softmax_gradient(call: Backward) -> Mapping[int, Value]:
-    """The rule is symmetric in `dy`; by y it is linear in both, and once more in each."""
+    """The rule is symmetric in `dy`; by y it is linear in both, and again in each."""
     dim, dims = call.attrs["dim"], call.outs[0].dims
     grad = call.full(call.grad, dims)
     found = {}
@@ -159,7 +159,7 @@ composite(
 
 
 def _linear(sig: Signature) -> tuple[tuple[int, ...], ...]:
-    """In the cotangent, and in the scale."""
+    """Linear in the cotangent, and in the scale."""
     return ((0,), (2,))[: len(sig.ins) - 1]
 
 
@@ -184,7 +184,7 @@ def _rms_norm_numpy(call: NumpyCall, dy: Array, x: Array, *scales: Array) -> Arr
 
 
 def _layer_norm_text(call: TorchCall) -> str:
-    """A kernel for the last dim; it wants mean and deviation, which the forward one yields."""
+    """Torch's kernel for the last dim, with the mean and deviation from the forward kernel."""
     dim, names = call.attrs["dim"], call.ins[0].names
     last = (*(n for n in names if n != dim.name), dim.name)
     dy, x = (permuted(call.tensor(i), names, last) for i in (0, 1))
@@ -273,7 +273,7 @@ def _cross_entropy_numpy(call: NumpyCall, dy: Array, logits: Array, targets: Arr
 
 
 def _cross_entropy_text(call: TorchCall) -> str:
-    """The softmax times dy, in its own memory; then dy less at the targets."""
+    """The softmax times dy, computed in place; then dy is subtracted at the targets."""
     logits, dim = call.ins[1], call.attrs["dim"].name
     at = logits.index(dim)
     positions = tuple(n for n in logits.names if n != dim)

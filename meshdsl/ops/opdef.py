@@ -1,4 +1,4 @@
-"""One operator, one record: everything the compiler knows of an operator stands in its `OpDef`.
+"""One operator, one record: an `OpDef` has everything the compiler knows of an operator.
 
 Shape rule, factors (the loops it runs over, from which its legal placements follow), numpy meaning,
 and how torch writes it. The local work of a sharded operator is the same operator on local shapes;
@@ -43,7 +43,7 @@ class Factor:
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """What an operator allows, as data (GSPMD's and Shardy's sharding rule, with partial values).
+    """Legal placements of a call as data (GSPMD's and Shardy's sharding rule, with partial values).
 
     `loops` may be split. Dims in no loop need whole data.
     `linear`: sets of operands; a partial sum in all of one set, and whole copies of the others,
@@ -68,8 +68,8 @@ class Signature:
 class NumpyCall:
     """One call on numpy arrays, whole or local.
 
-    `ins` and `outs` are the global types. `extents` and `offsets` tell, for each split dim, how
-    many elements this part has and where it begins; a dim that is not there is whole.
+    `ins` and `outs` are the global types. `extents` and `offsets` give, for each split dim, the
+    size and the first index of this part; a dim that is not there is whole.
     `place` names the source line for run-time errors.
     """
 
@@ -93,7 +93,7 @@ class NumpyCall:
         return self.offsets.get(dim, 0)
 
     def is_split(self, dim: str) -> bool:
-        """Whether this part holds only some of `dim`."""
+        """Whether this part has only some of `dim`."""
         return dim in self.extents
 
     def local(self, type_: TensorType) -> TensorType:
@@ -102,19 +102,17 @@ class NumpyCall:
 
 
 class TorchCall(Protocol):
-    """One call to be written as torch text. Types are local: what one device holds.
+    """One call to be written as torch text. Types are local: those of one device's shards.
 
     A record's `torch` returns the text of one expression. It may first put values into variables
-    with
-    `let`, and ask for a function of `backends/runtime` with `use`.
+    with `let`, and request a function of `backends/runtime` with `use`.
     """
 
     @property
     def args(self) -> tuple[str, ...]:
         """The text of each operand: a variable, or a literal for a constant.
 
-        Safe to follow by `.f()`
-        only through `tensor(i)`.
+        Safe to follow by `.f()` only through `tensor(i)`.
         """
 
     @property
@@ -140,13 +138,13 @@ class TorchCall(Protocol):
         """Whether operand `index` is a literal."""
 
     def seen(self, index: int, dim: str) -> bool:
-        """Whether operand `index` has been checked to hold indices of `dim`; from now on, it is."""
+        """Whether operand `index` was checked to be indices of `dim`; records that it now is."""
 
     def size(self, dim: str) -> int:
         """Global size of `dim`."""
 
     def is_split(self, dim: str) -> bool:
-        """Whether a device holds only some of `dim`."""
+        """Whether a device has only some of `dim`."""
 
     def offset(self, dim: str) -> str:
         """Text of the global index of the first local element of `dim` (`0` when it is whole)."""
@@ -158,14 +156,14 @@ class TorchCall(Protocol):
         """Assign `text` to a fresh variable named after `hint`; returns the variable."""
 
     def use(self, function: str) -> str:
-        """Ask for a function of the support library; returns the name to call it by."""
+        """Request a function of the support library; returns the name to call it by."""
 
 
 class Backward(Protocol):
-    """One call to be differentiated. What is emitted here becomes part of the backward pass.
+    """One call to be differentiated. Operators emitted here become part of the backward pass.
 
     The gradient of a tensor has its dtype and no dims but its own. It lacks the dims along which it
-    is constant: pointwise operators broadcast by name, so nothing is made large before it must be.
+    is constant: pointwise operators broadcast by name, so nothing is materialised too early.
     """
 
     @property
@@ -182,16 +180,16 @@ class Backward(Protocol):
 
     @property
     def grad(self) -> Value:
-        """The gradient of the (only) result; some of its dims may be missing."""
+        """The cotangent of the (only) result; some of its dims may be missing."""
 
     def wanted(self, index: int) -> bool:
-        """Whether anybody needs the gradient of operand `index`."""
+        """Whether the gradient of operand `index` is used."""
 
     def operand(self, index: int) -> Value:
-        """Operand `index`. Asking for it keeps it until the backward pass (or recomputes it)."""
+        """Operand `index`. Reading it stores it until the backward pass (or rematerialises it)."""
 
     def result(self) -> Value:
-        """The result of the call; kept likewise."""
+        """The result of the call; stored likewise."""
 
     def emit(self, name: str, *operands: Value | float, **attrs: Any) -> Value:
         """Apply an operator of one result; numbers take the dtype of the first tensor."""
@@ -200,7 +198,7 @@ class Backward(Protocol):
         """`value` with all of `dims`, in this order: broadcast over those it lacks."""
 
     def sized(self, value: Value, index: int) -> Value:
-        """What `value`, given per element of the result, comes to for operand `index`.
+        """`value`, given per element of the result, summed and scaled for operand `index`.
 
         Summed over the dims that the operand does not have; of those, one that `value` lacks as
         well counts with its size.
@@ -214,7 +212,7 @@ Scratch = Callable[[Signature, Mapping[int, Any]], int]
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """How the language calls an operator: `name[items](args, options)`.
+    """The call syntax of an operator: `name[items](args, options)`.
 
     items: `none`; `dims` (one or more); `dims?` (none means all); `dim` (exactly one); `arrow`
     (`a -> b`); `join` (a dim, or `(a, b) -> c`); `out` (`(… -> [dims])`); `maker` (the dims of the
@@ -232,9 +230,9 @@ class Surface:
 class Sample:
     """A small call for the tests that loop over the registry.
 
-    `values` says how to draw each operand: `int` (non-zero integers), `positive`, `half` (multiples
-    of 0.5 that are not integers), `unit` (in (-1, 1)), `bool`, or `index:DIM` (valid indices of
-    that dim).
+    `values` is the distribution of each operand: `int` (non-zero integers), `positive`, `half`
+    (multiples of 0.5 that are not integers), `unit` (in (-1, 1)), `bool`, or `index:DIM` (valid
+    indices of that dim).
     """
 
     ins: tuple[TensorType, ...]
@@ -244,7 +242,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """An operator in another system: how it is written, and which partial values pass through it.
+    """The text of an operator in another system, and the partial values that pass through it there.
 
     text:     a template (or a function of the call) in the words of `backends/peers/spellings.py`;
               without one the operator is refused (MD0910). DTensor has the torch text.
@@ -265,12 +263,10 @@ class OpDef:
 
     bind:    (attrs as the call gave them, operand types) -> attrs; None keeps them.
     infer:   (operand types, attrs) -> output types; raises `OpError` on a call it refuses.
-    factors: signature -> what may be split, and where partial values pass.
-    numpy:   (call, *arrays) -> array or tuple of arrays; float arithmetic in the dtype of the
-    arrays.
+    factors: signature -> loops that may be split, and where partial values pass.
+    numpy:   (call, *arrays) -> array or tuple of arrays; float arithmetic in their dtype.
     torch:   call -> text of an expression.
-    exact:   no rounding on integer-valued operands (finite sums below 2**24): no exp, root,
-    division.
+    exact:   no rounding on integer-valued operands (finite sums < 2**24): no exp, root, division.
     view:    a mere relabelling of operand 0, whose memory the torch result may show.
     shows:   other calls, by operand types and attributes, whose torch result may show the memory of
     operand 0. Every other result has memory of its own (`device/aliases.py`).
@@ -280,7 +276,7 @@ class OpDef:
     element.
     legal:   further condition on a whole multi-axis placement (views): (signature, splits of the
              operand, splits of the output) -> bool, where splits map dim -> product of axis sizes.
-    true_rows: placements that hold numerically but are not declared, each with the reason why not.
+    true_rows: placements that are numerically valid but not declared, each with the reason.
     gradient: call to be differentiated -> the gradient of every wanted operand, by index; an
               operand that is not there has none (indices, conditions). None: constant almost
               everywhere, or not of numbers.
@@ -288,9 +284,9 @@ class OpDef:
               is operand `overwrites[i]`, which nobody may read afterwards. The numpy meaning
               changes nothing.
     in_place: by operand, a call -> torch text that may leave the result in the memory of that
-              operand (None where it cannot). It is asked for where the operand has the type of the
-              result, memory of its own, and nobody needs it any more. The text is right on any
-              strides; not every kernel of torch minds those of its `out=`.
+              operand (None where it cannot). It is requested where the operand has the type of the
+              result, memory of its own, and is dead. The text is right on any strides; not every
+              kernel of torch minds those of its `out=`.
     scratch: (signature of local types, operands that are numbers, by index) -> bytes that the torch
              text takes beside its results while it runs; None: nothing of the size of an operand.
     infix: the sign between its two operands in the language.
@@ -301,8 +297,8 @@ class OpDef:
              narrow one (products).
     lazy:  a sum over a mesh axis that is still to be reduced passes through it in Mesh-TensorFlow
              (`LazyAllreduceSum`), where both operands wait for the same one.
-    relocates: the result holds elements of operand 0, or zeros; a view does so anyway.
-    spelled: by system (`dtensor`, `jax`, `oneflow`), how it does an operator that is not in the
+    relocates: the result has elements of operand 0, or zeros; a view does so anyway.
+    spelled: by system (`dtensor`, `jax`, `oneflow`), the text of an operator that is not in the
              table of `backends/peers/spellings.py`.
     """
 
@@ -333,12 +329,12 @@ class OpDef:
     spelled: Mapping[str, Spelling] = field(default_factory=dict)
 
     def indexed(self) -> int | None:
-        """The operand that holds indices of the attribute `dim`, if there is one."""
+        """The operand with indices of the attribute `dim`, if there is one."""
         kinds = self.samples[0].values
         return next((i for i, kind in enumerate(kinds) if kind.startswith("index:")), None)
 
     def shows_operand(self, ins: tuple[TensorType, ...], attrs: Attrs) -> bool:
-        """Whether the torch result of a call may show the memory of operand 0."""
+        """Whether the torch result of a call may share the memory of operand 0."""
         return self.view or (self.shows is not None and self.shows(ins, attrs))
 
 

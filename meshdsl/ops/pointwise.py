@@ -68,7 +68,7 @@ def pointwise(
     `numpy` takes aligned arrays. `torch` is a template over aligned texts, or a function of the
     call and those texts. `accept` is a key of `KINDS`; `result`, where given, the result's dtype.
     An `internal` one cannot be called by name. `in_place` are texts, for each operand, that leave
-    the result in its memory. `said` is what messages call it, an `infix` its own sign.
+    the result in its memory. `said` is its name in messages, `infix` its sign in the language.
     """
     said = said or infix or name
 
@@ -128,7 +128,7 @@ def torch_pointwise(text: Text) -> Callable[[TorchCall], str]:
 
 
 def pointwise_samples(arity: int, accept: str, values: str | tuple[str, ...]) -> tuple[Sample, ...]:
-    """Samples of one or two operands of the kind `accept`, values drawn as `values` says."""
+    """Samples of one or two operands of the kind `accept`, drawn from the distribution `values`."""
     dtype = {"bool": BOOL, "float": F32, "number": F32, "any": I32}[accept]
     kinds = "bool" if accept == "bool" else values
     shapes = {1: UNARY, 2: BINARY}[arity]

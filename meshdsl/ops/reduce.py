@@ -137,7 +137,7 @@ def _mean_text(call: TorchCall, positions: list[int]) -> str:
 
 
 def _mean_part_text(call: TorchCall, positions: list[int], count: int) -> str:
-    """The part of a mean over a split dim; a sum of two-byte floats may not fit into one."""
+    """The part of a mean over a split dim, summed in f32 where two bytes may overflow."""
     dtype = call.ins[0].dtype
     if dtype.kind == "float" and dtype.bytes < F32.bytes:
         over = "" if len(positions) == len(call.ins[0].dims) else f"{one_or_tuple(positions)}, "
@@ -174,7 +174,7 @@ def _method(whole: str, over: str) -> Callable[[TorchCall, list[int]], str]:
 
 
 def _prod_text(call: TorchCall, positions: list[int]) -> str:
-    """One dim at a time, which is all that torch knows; the last dim first, so positions hold."""
+    """One dim at a time, since torch reduces only one; the last first, so positions stay valid."""
     dtype = "dtype=torch.int32" if call.ins[0].dtype == I32 else ""
     if len(positions) == len(call.ins[0].dims):
         return f"{call.tensor(0)}.prod({dtype})"
@@ -183,7 +183,7 @@ def _prod_text(call: TorchCall, positions: list[int]) -> str:
 
 
 def _extreme_gradient(call: Backward) -> Mapping[int, Value]:
-    """To the elements that attain the extreme, in equal shares; NaN to all if it is NaN.
+    """The cotangent in equal shares to the elements that attain the extreme; NaN to all if NaN.
 
     As `torch.amax`.
     """
@@ -246,7 +246,7 @@ def _running(
 ) -> OpDef:
     """Register a running sum along `dim`, which is in no loop; `back` is its gradient.
 
-    `torch` is a template of the operand, the position of the dim, and the dtype where torch would
+    `torch.einsum("bsm,mhk->bhsk", x, w)`; sizes have been checked, since torch would not.
     take another.
     """
 

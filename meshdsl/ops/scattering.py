@@ -1,7 +1,7 @@
 """`scatter_add`, the gradient of a gather: each position's part added to the row it was taken from.
 
-With the indexed dim split, each device adds up the positions of its own rows; the parts of the
-others go to one more row, which is cut off. Indices are checked here too: a program may want the
+With the indexed dim split, each device sums the positions of its own rows; the parts of the
+others go to one more row, which is cut off. Indices are checked here too: a program may have the
 gradient alone, without the gather.
 """
 
@@ -45,7 +45,7 @@ from meshdsl.ops.text import Names, aligned, atom, extent, permuted, tuple_text
 
 
 def _infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
-    """`dims` are those of the result: `dim`, which the indices mean, and any others of `dy`."""
+    """The type of the result: `dims` are `dim`, which is indexed, and any others of `dy`."""
     dy, ids = ins
     dims, dim = attrs["dims"], attrs["dim"]
     need_distinct("scatter_add", dims)
@@ -87,7 +87,7 @@ def _text(call: TorchCall) -> str:
     positions = tuple(n for n in ids.names if not out.has(n))
     target = (*out.names[:at], *positions, *out.names[at + 1 :])
     parts = _joined(permuted(call.tensor(0), dy.names, target), at, len(positions))
-    # Many small numbers added up in half precision would stop growing.
+    # A sum of many small numbers in half precision would stop growing.
     is_half = dy.dtype.bytes < F32.bytes
     parts = call.let("parts", f"{parts}.float()" if is_half else parts)
     spare = 1 if call.is_split(dim) else 0
@@ -105,7 +105,7 @@ def _joined(text: str, at: int, count: int) -> str:
 
 
 def _rows(call: TorchCall) -> str:
-    """A variable with the local rows that the indices mean; past the end for those of others."""
+    """A variable with the local rows of the indices; past the end for rows of other devices."""
     dim = call.attrs["dim"].name
     index = checked_text(call, 1, dim)
     if not call.is_split(dim):
@@ -116,7 +116,7 @@ def _rows(call: TorchCall) -> str:
 
 
 def _added(call: TorchCall, zeros: str, parts: str, index: str, target: Names) -> str:
-    """`parts` added to `zeros` at the rows `index`; dims that both have go together."""
+    """`parts` added to `zeros` at the rows `index`; dims of both are paired."""
     ids, out, dim = call.ins[1].names, call.outs[0].names, call.attrs["dim"].name
     at = out.index(dim)
     positions = tuple(n for n in ids if n not in out)
@@ -135,7 +135,7 @@ def _added(call: TorchCall, zeros: str, parts: str, index: str, target: Names) -
 
 
 def _gradient(call: Backward) -> Mapping[int, Value]:
-    """Gathered again: what is linear by a row goes to all its positions."""
+    """The gradient by the parts: the cotangent gathered at their positions."""
     grad, dim = call.grad, call.attrs["dim"]
     if not grad.type.has(dim.name):
         return {0: grad}
@@ -148,7 +148,7 @@ _B, _S, _H, _V = BATCH, SEQ, HIDDEN, VOCAB
 
 
 def _scratch(sig: Signature, numbers: Mapping[int, Any]) -> int:
-    """Half precision is added up in f32: the parts, and the result before it is rounded."""
+    """The bytes of f32 copies for half precision: the parts, and the result before rounding."""
     del numbers
     is_half = sig.outs[0].dtype.bytes < F32.bytes
     elements = sig.ins[0].elements + sig.outs[0].elements

@@ -11,7 +11,7 @@ Names = tuple[str, ...]
 
 
 def permuted(text: str, old: Names, new: Names) -> str:
-    """`text` with its dims brought from order `old` to `new`: `x`, `x.mT` or `x.permute(…)`."""
+    """`text` with its dims permuted from order `old` to `new`: `x`, `x.mT` or `x.permute(…)`."""
     if old == new:
         return text
     if len(old) > 1 and new == (*old[:-2], old[-1], old[-2]):
@@ -61,12 +61,12 @@ def tuple_text(items: Sequence[object]) -> str:
 
 
 def one_or_tuple(items: Sequence[object]) -> str:
-    """The item itself when there is one, else a tuple."""
+    """The item itself when it is the only one, else a tuple."""
     return str(items[0]) if len(items) == 1 else tuple_text(items)
 
 
 def indexed(text: str, at: int, index: object) -> str:
-    """`text[:, :, index]`, the index standing at dim `at`."""
+    """`text[:, :, index]`, with the index at dim `at`."""
     return f"{text}[{':, ' * at}{index}]"
 
 

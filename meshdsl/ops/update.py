@@ -1,9 +1,9 @@
-"""Updates: what one step of an optimizer makes of a parameter and of what it keeps about it.
+"""Updates: one step of an optimizer on a parameter and its states.
 
-They stand at the end of a training step (`named/optimizers.py` emits them) and cannot be called.
+They are at the end of a training step (`named/optimizers.py` emits them) and cannot be called.
 `w` is the parameter, or its master copy where it is of a narrower dtype; `g`, its gradient, may be
-of a narrower dtype and have its dims in another order. `scale` multiplies the gradient: it is what
-clipping by norm comes to. All but `g` have the dtype of `w`. `lr`, `scale` and `step` are scalars
+of a narrower dtype and have its dims in another order. `scale` multiplies the gradient: the factor
+of clipping by norm. All but `g` have the dtype of `w`. `lr`, `scale` and `step` are scalars
 or, of a parameter stacked by a `repeat`, have some of its dims. The torch text works in place.
 """
 
@@ -84,7 +84,7 @@ def update(
 
 
 def _scratch(scale: int) -> Scratch:
-    """A gradient that is widened, scaled, decayed or looked ahead of is a copy."""
+    """The bytes of a copy of the gradient, if it is widened, scaled, decayed or looked ahead of."""
 
     def count(sig: Signature, numbers: Mapping[int, Any]) -> int:
         w, g, attrs = sig.ins[0], sig.ins[1], sig.attrs
@@ -96,7 +96,7 @@ def _scratch(scale: int) -> Scratch:
 
 
 def _infer(name: str, operands: tuple[str, ...], new: tuple[int, ...]) -> Infer:
-    """The results have the type of `w`. Nobody writes these calls: what is wrong is our mistake."""
+    """The results have the type of `w`. These calls are only generated: an error is our mistake."""
 
     def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
         del attrs
@@ -131,7 +131,7 @@ def _text(function: str, new: tuple[int, ...]) -> Callable[[TorchCall], str]:
 
 
 def _vector(states: str, scalars: int, **attrs: object) -> Sample:
-    """A vector in f32 with a gradient in bf16; `states`: for each, how its values are drawn."""
+    """A vector in f32 with a gradient in bf16; `states`: the distribution of each one's values."""
     return _sample(((SEQ,), (SEQ,)), BF16, states, scalars, attrs)
 
 

@@ -101,7 +101,7 @@ def need_size(what: str, found: int, wanted: Dim) -> None:
 
 
 def _moved(sig: Signature, renames: Mapping[str, str]) -> Factors:
-    """Every dim of the operand in a loop that knows it by its new name in the result."""
+    """Loops that map every dim of the operand to its new name in the result."""
     pairs = [(n, renames.get(n, n)) for n in sig.ins[0].names]
     loops_ = tuple(Factor(old, (old,), (new,)) for old, new in pairs if sig.outs[0].has(new))
     return Factors(loops_, (frozenset({0}),), (0,))
@@ -155,7 +155,7 @@ view(
 
 
 def _blocks(parts: Sequence[Dim], splits: Splits) -> int | None:
-    """Into how many equal blocks the parts (outer first) split the dim they make up, or None."""
+    """The number of equal blocks that the parts (outer first) split their dim into, or None."""
     blocks, room = 1, True
     for part in parts:
         count = splits.get(part.name, 1)
@@ -243,7 +243,7 @@ def _merge_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType,
 
 
 def _merge_order(type_: TensorType, dims: Sequence[Dim]) -> tuple[Dim, ...]:
-    """The dims with the merged ones side by side, as listed, where the first of them stood."""
+    """The dims with the merged ones side by side, as listed, at the place of the first."""
     merged = [type_.dims[type_.index(d.name)] for d in dims]
     names = {d.name for d in dims}
     first = next(i for i, d in enumerate(type_.dims) if d.name in names)
