@@ -3,7 +3,7 @@
 The embedded language is this module: `import meshdsl as md`. Its names are looked up when they are
 first used, so that the import itself costs nothing.
 
-The grammar and the backends lie beside this folder in a checkout and inside it in an installed
+The grammar and the backends are beside this folder in a checkout and inside it in an installed
 copy; they are `meshdsl.grammar` and `meshdsl.backends` in both.
 """
 

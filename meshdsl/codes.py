@@ -1,4 +1,4 @@
-"""Every diagnostic code that the project reports, with what it means and the way out.
+"""Every diagnostic code that the project reports, with its meaning and the way out.
 
 The records are data: `codes.toml`, beside this file.
 """
@@ -15,8 +15,8 @@ from importlib.resources import files
 class Code:
     """One stable diagnostic code, for `meshdsl explain MD0301`.
 
-    `meaning` says in a few sentences when the compiler reports it, `wrong` is a small example that
-    it is reported for (empty where a text cannot show it), `way_out` says what to do about it.
+    `meaning` describes in a few sentences when the compiler reports it, `wrong` is a small example
+    of it (empty where a text cannot show it), `way_out` is the remedy.
     """
 
     code: str
@@ -27,7 +27,7 @@ class Code:
 
     @property
     def explanation(self) -> str:
-        """All of it as text of some lines."""
+        """The whole record as text of some lines."""
         parts = [f"{self.code}: {self.title}", self.meaning]
         if self.wrong:
             parts.append("\n".join(f"    {line}" for line in self.wrong.split("\n")))

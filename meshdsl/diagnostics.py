@@ -1,4 +1,4 @@
-"""Sources, spans and diagnostics: what a user is told, where, and how to get out.
+"""Sources, spans and diagnostics: the messages to a user, their places and the ways out.
 
 A user's mistake is a `Diagnostic` with a stable code. It is collected in a `Diagnostics` bag, so
 that one pass can report many; `DiagnosticError` carries one or more of them past code that cannot
@@ -27,7 +27,7 @@ MAX_ERRORS = 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Source:
-    """One text that spans point into: `name` is what the user is shown, lines end in a newline."""
+    """A text that spans point into: `name` is shown to the user, lines end in a newline."""
 
     name: str
     text: str
@@ -52,7 +52,7 @@ class Source:
         return self.text[start:end]
 
     def excerpt(self, number: int) -> str:
-        """The text of line `number` as far as reports and comments show it."""
+        """The text of line `number`, cut to the length that reports and comments show."""
         start, end = self.bounds(number)
         shown = self.text[start : min(end, start + SHOWN)]
         return shown if len(shown) == end - start else f"{shown}…"
@@ -91,7 +91,7 @@ class Span:
 
     @property
     def text(self) -> str:
-        """The characters themselves."""
+        """The characters of the span."""
         return self.source.text[self.start : self.end]
 
     def to(self, other: Span) -> Span:
@@ -101,7 +101,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Related:
-    """A second place that a diagnostic points at, such as the declaration of what was misused."""
+    """A second place of a diagnostic, such as the declaration of a misused name."""
 
     span: Span
     message: str
@@ -109,7 +109,7 @@ class Related:
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One thing to tell the user: a stable code, a sentence, a place, and ways out (`help`).
+    """One message to the user: a stable code, a sentence, a place, and ways out (`help`).
 
     Further lines of `message`, where there are any, are a table or the end of a log.
     """
@@ -123,7 +123,7 @@ class Diagnostic:
 
 
 class DiagnosticError(Exception):
-    """Diagnostics on their way to the user past code that cannot go on without an answer."""
+    """Diagnostics raised past code that cannot go on without an answer."""
 
     def __init__(self, *diagnostics: Diagnostic) -> None:
         super().__init__(*diagnostics)
@@ -148,7 +148,7 @@ class Diagnostics:
         self._known: set[tuple[str, str, Span | None]] = set()
 
     def add(self, *diagnostics: Diagnostic) -> None:
-        """Keep what is not there yet (the same code, message and place)."""
+        """Add the diagnostics that are not there yet (the same code, message and place)."""
         for item in diagnostics:
             key = (item.code, item.message, item.span)
             if key not in self._known:
@@ -163,7 +163,7 @@ class Diagnostics:
 
     @property
     def errors(self) -> tuple[Diagnostic, ...]:
-        """Those of severity `error`."""
+        """The diagnostics of severity `error`."""
         return tuple(d for d in self._items if d.severity == "error")
 
     def promote_warnings(self) -> None:
@@ -186,8 +186,8 @@ def counted(number: int, noun: str) -> str:
 def did_you_mean(name: str, known: list[str]) -> str | None:
     """A `did you mean` sentence for a misspelt `name`, or None when nothing known is close.
 
-    What is longer than `LONGEST_WORD` is nobody's slip of the pen: comparing takes the product of
-    the lengths.
+    A name longer than `LONGEST_WORD` is no slip of the pen: comparing takes the product of the
+    lengths.
     """
     import difflib
 

@@ -1,8 +1,8 @@
-"""What is made once and kept for the next command: JSON files in the user's cache folder.
+"""A cache on disk: JSON files in the user's cache folder, made by one command for the next.
 
 `MESHDSL_CACHE` names another folder. A file is there whole or not at all, and is read only where
-its content has the digest it was written with; what it says is still to be checked by whoever reads
-it. Where nothing can be read or written, nothing is kept.
+its content has the digest it was written with; its meaning is still to be checked by the
+reader. Where nothing can be read or written, nothing is cached.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 MOST_FILES = 1000
-"""Files of one kind that are kept; the ones not used for longest go first."""
+"""The most files of one kind; beyond it the least recently used are removed."""
 
 
 def folder(kind: str) -> Path:
-    """Where files of one kind are kept."""
+    """The folder of the files of one kind."""
     chosen = os.environ.get("MESHDSL_CACHE")
     if chosen:
         return Path(chosen) / kind
@@ -30,7 +30,7 @@ def folder(kind: str) -> Path:
 
 
 def read(kind: str, key: str) -> Any:
-    """What was kept under a key; None where there is nothing, or nothing whole."""
+    """The content stored under a key; None where there is none, or none whole."""
     path = folder(kind) / f"{key}.json"
     try:
         digest, written = path.read_text(encoding="utf-8").split("\n", 1)
@@ -44,7 +44,7 @@ def read(kind: str, key: str) -> Any:
 
 
 def write(kind: str, key: str, content: Any) -> None:
-    """Keep something that JSON can hold."""
+    """Store content that JSON can represent."""
     written = json.dumps(content)
     with suppress(OSError):
         where = folder(kind)

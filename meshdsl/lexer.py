@@ -1,7 +1,7 @@
 """A Pygments lexer for `.mdsl`, and highlighting with it.
 
-The words are those of the language's own lexer, so that nothing is written twice: what is coloured
-is what is read. What a name is follows from where it stands: dims in `[ ]`, axes behind `@` and
+The words are those of the language's own lexer, so that nothing is written twice: the coloured text
+is what is read. The type of a name follows from its context: dims in `[ ]`, axes behind `@` and
 `->`, operators before `(` and `[`. Broken text is highlighted as far as it can be read.
 """
 
@@ -35,7 +35,7 @@ FUNCTION = Name.Function
 OPERATOR = Name.Builtin
 SELECTOR = Name.Builtin.Pseudo
 DTYPE = Keyword.Type
-"""What names stand for, in the types of Pygments."""
+"""The kinds of names, as token types of Pygments."""
 
 _PLAIN = {
     "NUMBER": Number,
@@ -53,7 +53,7 @@ _PLAIN = {
     "EQUAL": Operator,
     "_NL": Whitespace,
 }
-"""The types of words that are the same wherever they stand."""
+"""The types of words that do not depend on context."""
 
 _WORDS_IN_EXPRESSIONS = ("AND", "OR", "NOT")
 
@@ -62,7 +62,7 @@ _WORDS_IN_EXPRESSIONS = ("AND", "OR", "NOT")
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """The words that mean something: from the grammar, and from the tables of what can be called.
+    """The words with a meaning: from the grammar, and from the tables of callables.
 
     `declarations`, `statements`, `links` (`on`, `extends`, …) and `logic` are reserved. `operators`
     are called with `( )` or `[ ]`; `settings` are initialisers, optimizers and schedules.
@@ -80,7 +80,7 @@ class Vocabulary:
 
 @functools.cache
 def vocabulary() -> Vocabulary:
-    """The words of the language as it is."""
+    """The words of the language as it is now."""
     from meshdsl.grammar import spelling
     from meshdsl.ir.types import DTYPES
     from meshdsl.named.declarations import RESERVED_TENSORS
@@ -106,7 +106,7 @@ def vocabulary() -> Vocabulary:
     )
 
 
-# --- what a name is --------------------------------------------------------------------------
+# --- types of names --------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -120,9 +120,9 @@ class _Bracket:
 
 @dataclass(slots=True)
 class _Place:
-    """Where in a text the next word stands.
+    """The context of the next word of a text.
 
-    `head` is the word that the declaration begins with, `functions` the names of all `def`s.
+    `head` is the first word of the declaration, `functions` the names of all `def`s.
     """
 
     functions: frozenset[str] = frozenset()
@@ -133,11 +133,11 @@ class _Place:
 
     @property
     def inside(self) -> _Bracket:
-        """The innermost bracket; one of no kind at the outside."""
+        """The innermost open bracket; one of no kind at the outside."""
         return self.opened[-1] if self.opened else _Bracket("")
 
     def follow(self, word: Word) -> None:
-        """Move behind `word`."""
+        """Advance behind `word`."""
         kind = word.type
         if kind in ("LPAR", "LSQB", "LBRACE"):
             around = self.inside
@@ -172,7 +172,7 @@ _HEADS = frozenset({"DIM", "MESH", "LAYOUT", "SBP", "DEF", "PROGRAM", "EXPECT"})
 
 
 def _type_of_name(text: str, following: str, place: _Place) -> Any:
-    """The type of a name, from where it stands and the kind of word that follows."""
+    """The type of a name, from its context and the kind of word that follows."""
     if place.last in ("PIN", "OVER") or place.pinned:
         return Keyword.Constant if text == "none" else AXIS
     if place.last in _HEADS and place.last != "DIM":
@@ -239,7 +239,7 @@ _DECLARED = {
     "SBP": _type_in_sbp,
     "EXPECT": _type_in_expect,
 }
-"""What names are inside declarations that hold no statements."""
+"""The types of names inside declarations without statements."""
 
 # --- the lexer -------------------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ def highlight_html(text: str) -> str:
 
 
 def highlight_css() -> str:
-    """The style sheet of `highlight_html`, for a light page and, where the reader asks, a dark one.
+    """The style sheet of `highlight_html`, for a light page and, by media query, a dark one.
 
     In Jupyter the page's own theme decides.
     """

@@ -1,6 +1,6 @@
 """The one way through the compiler: `Compilation` has every stage of a program as a property.
 
-The command line, Python, notebooks, modules and training all go through it. Below it stand the
+The command line, Python, notebooks, modules and training all go through it. Below it are the
 stages themselves, pure functions of what comes before.
 """
 
@@ -30,9 +30,9 @@ DEFAULT_POLICY = "optimal"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a user chooses beside the file, named as on the command line; None: the default.
+    """The user's choices beside the file, named as on the command line; None: the default.
 
-    `message_bytes` is what a collective counts beside its bytes where the policy is `optimal`;
+    `message_bytes` is the cost of a collective beside its bytes where the policy is `optimal`;
     with `cache`, plans are kept in the user's cache folder. `evaluate` leaves out what `minimize`
     adds: gradients and update.
     """
@@ -51,13 +51,13 @@ class Options:
 
     @property
     def search(self) -> Search:
-        """How a plan is searched for."""
+        """The objective and the cache of the search for a plan."""
         return Search(Price(self.message_bytes), self.cache)
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Stages that are there before: the tree that Python recorded, all of one placed otherwise."""
+    """Stages known beforehand: the tree recorded in Python, all of one program placed otherwise."""
 
     tree: ast.File | None = None
     declarations: Declarations | None = None
@@ -69,7 +69,7 @@ class Known:
 class Compilation:
     """One program on its way from text to text. A stage is made when it is first read.
 
-    What there is to say goes to `diagnostics`. A stage that finds errors raises DiagnosticError.
+    Messages go to `diagnostics`. A stage that finds errors raises DiagnosticError.
     """
 
     source: Source
@@ -79,14 +79,14 @@ class Compilation:
 
     @cached_property
     def tree(self) -> ast.File:
-        """The syntax tree of what could be read."""
+        """The syntax tree of the parts that could be parsed."""
         if self.known.tree is not None:
             return self.known.tree
         return parsed(self.source, self.diagnostics)
 
     @cached_property
     def declarations(self) -> Declarations:
-        """What the file declares, by kind and name."""
+        """The declarations of the file, by kind and name."""
         if self.known.declarations is not None:
             return self.known.declarations
         found = declare(self.tree, self.diagnostics, self.options.set_dims)
@@ -95,7 +95,7 @@ class Compilation:
 
     @cached_property
     def written(self) -> NamedProgram:
-        """The chosen program as it is written."""
+        """The chosen program, before it is simplified and becomes a training step."""
         if self.known.written is not None:
             return self.known.written
         return written(self.declarations, self.options.program, self.diagnostics)
@@ -109,7 +109,7 @@ class Compilation:
 
     @cached_property
     def placed(self) -> PlacedProgram:
-        """Where each value lies on the mesh, and how it gets there."""
+        """The placement of each value on the mesh, and its reshards."""
         found = place_named(self.named, self.declarations, self.options, self.diagnostics)
         self.diagnostics.raise_errors()
         return found
@@ -134,14 +134,14 @@ class Compilation:
 
     @property
     def bare(self) -> str:
-        """The function of a device alone, for reading."""
+        """The function of one device alone, for reading."""
         from meshdsl.backends.torch.text import emit
 
         return emit(self.device, {}, bare=True).text
 
     @cached_property
     def report(self) -> dict[str, Any]:
-        """What each line holds and sends, why, and what it takes ."""
+        """The memory and communication of each line, their reasons, and their cost."""
         from meshdsl.report.explain import explain
 
         return explain(self.device, self.diagnostics)
@@ -163,7 +163,7 @@ class Compilation:
         diagnostics: Diagnostics,
         declarations: Declarations | None = None,
     ) -> Compilation:
-        """The same program placed otherwise, which has no part in what placing does not change.
+        """The same program placed otherwise; the stages that placing does not change are reused.
 
         `declarations` are those of this program, and more: layouts that `options` names.
         """
@@ -199,7 +199,7 @@ def front(source: Source, set_dims: Mapping[str, int], diagnostics: Diagnostics)
 
 
 def parsed(source: Source, diagnostics: Diagnostics) -> ast.File:
-    """The syntax tree of what could be read of a file; errors go to `diagnostics`."""
+    """The syntax tree of the parsable parts of a file; errors go to `diagnostics`."""
     from meshdsl.syntax.parse import parse
 
     tree, problems = parse(source)
@@ -222,7 +222,7 @@ def build_named(
 
 
 def written(declarations: Declarations, name: str | None, diagnostics: Diagnostics) -> NamedProgram:
-    """The program called `name` (the only one for None), as it is written."""
+    """The program called `name` (the only one for None), as built from the tree."""
     program = build(declarations, choose_program(declarations, name), diagnostics)
     diagnostics.raise_errors()
     assert program is not None
@@ -230,7 +230,7 @@ def written(declarations: Declarations, name: str | None, diagnostics: Diagnosti
 
 
 def finish_named(program: NamedProgram, dtype: str | None, evaluate: bool) -> NamedProgram:
-    """What is made of a program that has been built, from text or in Python."""
+    """Retype, verify and simplify a built program; with `minimize`, make its training step."""
     from meshdsl.named.retype import retype
     from meshdsl.named.training import training_step, with_loss
 
@@ -255,7 +255,7 @@ def _simplified(program: NamedProgram) -> NamedProgram:
 
 
 def choose_program(declarations: Declarations, name: str | None) -> ast.Program:
-    """The program a command is about."""
+    """The program called `name`, or the only one; anything else is an error."""
     programs = declarations.programs
     if name is None and len(programs) == 1:
         return next(iter(programs.values()))
@@ -309,7 +309,7 @@ def check_policy(policy: str, span: Span | None = None) -> None:
 
 
 def lower_placed(program: PlacedProgram) -> DeviceProgram:
-    """The device program, verified: small collectives in buckets, others under way early."""
+    """The device program, verified: small collectives in buckets, others in flight early."""
     from meshdsl.device.buckets import in_buckets
     from meshdsl.device.from_placed import lower
     from meshdsl.device.overlap import overlapped

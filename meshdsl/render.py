@@ -1,4 +1,4 @@
-"""Diagnostics as a reader sees them: the sentence, the place with carets, the way out; or as JSON.
+"""Diagnostics for a reader: the sentence, the place with carets, the way out; or as JSON.
 
 Nothing that comes from a file is taken for markup or reaches the terminal as a control character.
 """
@@ -27,7 +27,7 @@ _ENDLESS = re.compile(r"(\S{160})\S{80,}(\S{80})")
 
 @dataclass(frozen=True, slots=True)
 class _Mark:
-    """Something to point at: a span, the sign under it, the words behind that, the style."""
+    """A mark at a span: the sign under it, the words behind that, the style."""
 
     span: Span
     sign: str
@@ -36,7 +36,7 @@ class _Mark:
 
 
 def render(diagnostic: Diagnostic, console_width: int = 100) -> Text:
-    """A diagnostic as text of some lines, each ended; source lines are cut to the width.
+    """The diagnostic as lines of text, each ended; source lines are cut to the width.
 
     Lines of the message after the first (a table, the end of a log) are indented.
 
@@ -155,14 +155,14 @@ class _Line:
         return cls(cells, first, first - start, end - last)
 
     def columns(self, mark: _Mark) -> tuple[int, int]:
-        """The first cell and the end of what is marked of the line."""
+        """The first marked cell of the line, and the end of the marked ones."""
         first = min(max(mark.span.start - self.offset, 0), len(self.cells))
         last = min(max(mark.span.end - self.offset, 0), len(self.cells))
         return first, max(last, first + 1)
 
 
 def _window(line: _Line, first: int, last: int, room: int) -> tuple[int, int]:
-    """Which cells to show of a line that may be wider than `room`, with the mark in view."""
+    """The range of cells to show of a line that may be wider than `room`, with the mark in view."""
     cells, more = line.cells, line.after
     if not line.before and not more and _width(cells) <= room:
         return 0, len(cells)
@@ -202,7 +202,7 @@ def safe(text: str) -> str:
 
 
 def _brief(text: str) -> str:
-    """A sentence for a reader: like `safe`, and of words beyond all measure the ends."""
+    """A sentence for a reader: like `safe`, but overlong words are cut in the middle."""
     return safe(_ENDLESS.sub(rf"\1{_CUT}\2", text))
 
 

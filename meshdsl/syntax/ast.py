@@ -1,4 +1,4 @@
-"""The syntax tree of `.mdsl`: what was written, with the span of every node, and no meaning yet."""
+"""The syntax tree of `.mdsl`: the text as nodes with their spans, without meaning yet."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from meshdsl.diagnostics import Span
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """An identifier where it stands.
+    """An identifier at its place.
 
     `known` is the name of the tensor or function where that is not the identifier, and empty where
-    it has none. No text says so: it is of trees that Python recorded, whose variables may be called
-    alike.
+    it has none. Texts leave it None: it is for trees recorded in Python, whose variables may share
+    a name.
     """
 
     text: str
@@ -24,7 +24,7 @@ class Name:
 
     @property
     def label(self) -> str:
-        """The name of the tensor or function that it stands for; empty for none."""
+        """The name of the tensor or function; empty for none."""
         return self.text if self.known is None else self.known
 
 
@@ -49,7 +49,7 @@ class String:
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A name used as a value: a tensor, or a dim standing for its size."""
+    """A name used as a value: a tensor, or a dim whose size is meant."""
 
     name: Name
     span: Span
@@ -167,7 +167,7 @@ Expr = Number | String | Ref | Unary | Binary | Call | View
 class DimRef:
     """`batch`, `batch@data`, `batch@(x, y)` or `batch@none` in a list of dims.
 
-    `axes` is None when nothing is fixed, and empty for `@none`. The dim `...` is what is left in
+    `axes` is None when nothing is fixed, and empty for `@none`. The dim `...` is all the others, in
     functions.
     """
 
@@ -301,7 +301,7 @@ class Layout:
 class SbpEntry:
     """`x: (S(0), B)`: one component (`S(0)`, `B`, `P`, `P(max)` as a Ref or Call) per mesh axis.
 
-    `x at y: (…)` holds only where `x` is read on the way to `y`; `at` is empty without it.
+    `x at y: (…)` applies only where `x` is read on the way to `y`; `at` is empty without it.
     """
 
     tensor: tuple[Name, ...]
@@ -321,7 +321,7 @@ class Sbp:
 
 @dataclass(frozen=True, slots=True)
 class TensorParam:
-    """A tensor taken in: `x[..., d]`, `ids[batch]: i32`, `scale[d] = 1.0`, `rate`."""
+    """A tensor parameter: `x[..., d]`, `ids[batch]: i32`, `scale[d] = 1.0`, `rate`."""
 
     name: Name
     dims: tuple[DimRef, ...]

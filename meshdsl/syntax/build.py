@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from lark import Token, Tree
 
 MAX_DEPTH = 200
-"""Operators, calls, views and blocks that may stand inside each other."""
+"""The greatest depth of nested operators, calls, views and blocks."""
 
 _DEEPENS = frozenset({"binary", "unary", "call", "view", "bracketed", "block"})
 
 
 def build_file(source: Source, file: Tree[Token]) -> tuple[ast.File, list[Diagnostic]]:
-    """The syntax tree of a parsed file, and the mistakes that the grammar alone does not see.
+    """The syntax tree of a parsed file, and the errors that the grammar alone cannot find.
 
-    What was broken or is found wrong here is left out: the smallest statement or declaration.
+    Wrong or broken parts are left out: the smallest statement or declaration.
     """
     builder = Builder(source)
     fit: list[Any] = []
@@ -43,7 +43,7 @@ def _declarations(file: Any) -> list[Any]:
 
 
 def _too_deep(b: Builder, tree: Any) -> Diagnostic | None:
-    """A complaint where nodes stand deeper inside each other than later passes can walk."""
+    """A complaint about nodes nested deeper than later passes can walk."""
     todo: list[tuple[Any, int]] = [(tree, 0)]
     while todo:
         node, depth = todo.pop()

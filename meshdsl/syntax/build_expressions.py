@@ -16,13 +16,13 @@ from meshdsl.syntax.literals import number_value, string_value
 
 @dataclass(frozen=True, slots=True)
 class Builder:
-    """Makes the nodes of one file; mistakes are collected, and what holds them is left out."""
+    """Makes the nodes of one file; errors are collected, and the nodes around them left out."""
 
     source: Source
     errors: list[Diagnostic] = field(default_factory=list)
 
     def span(self, tree: Any) -> Span:
-        """Where a parse tree stands."""
+        """The span of a parse tree."""
         return Span(self.source, tree.meta.start_pos, tree.meta.end_pos)
 
     def name(self, token: Any) -> ast.Name:
@@ -59,7 +59,7 @@ class Builder:
         return None if tree is None else self.dims(tree)
 
     def all_of(self, trees: list[Any], makers: Makers) -> tuple[Any, ...]:
-        """A node per tree, without those that were broken or are found wrong now."""
+        """A node per tree, without those that are broken or found wrong now."""
         nodes = []
         for tree in trees:
             if tree.data == "broken":
@@ -122,7 +122,7 @@ def _view(b: Builder, tree: Any) -> ast.View:
 
 
 def make_call(b: Builder, tree: Any) -> ast.Call:
-    """A call, where only a call can stand or anywhere else."""
+    """A call, in a place for calls only or for any expression."""
     head, arguments = tree.children
     *given, out = arguments.children
     function, items = (head.children) if hasattr(head, "data") else (head, None)

@@ -1,8 +1,8 @@
 """One canonical form of a `.mdsl` text, made from its words, so that every comment survives.
 
-Lines stay where the writer broke them, but for braces: a block over several lines has its braces at
+Line breaks of the writer stay, but for braces: a block over several lines has its braces at
 the ends of lines. Indentation, spaces, blank lines, needless commas and the columns of comments are
-settled here.
+canonical.
 """
 
 from __future__ import annotations

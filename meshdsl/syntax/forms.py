@@ -1,4 +1,4 @@
-"""How every declaration and statement is written: the way out of a syntax error like no other."""
+"""The form of every declaration and statement, for the help of a syntax error without a hint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ENTRIES = {
 
 
 def form_of(head: str, inside: str | None = None) -> str:
-    """How that is written which begins with `head`, in the block of a declaration `inside`."""
+    """The form of the construct that begins with `head`, in the block of a declaration `inside`."""
     if head == "NAME" and inside in ENTRIES:
         return ENTRIES[inside]
     if head == "NAME" and inside is None:

@@ -32,7 +32,7 @@ def number_value(text: str, span: Span) -> int | float:
 
 
 def string_value(text: str, span: Span) -> str:
-    r"""What stands between the quotes, with `\n`, `\t`, `\"` and `\\` resolved.
+    r"""The text between the quotes, with `\n`, `\t`, `\"` and `\\` resolved.
 
     Raises:
         DiagnosticError: another character after a backslash (MD0009).

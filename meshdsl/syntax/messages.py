@@ -1,4 +1,4 @@
-"""Human words for syntax errors: what was found, what would have been fine, and the likely slip."""
+"""Messages of syntax errors: the word found, those expected, and the likely slip."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ _FOREIGN = {
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """All that is known where the parser cannot go on.
+    """The context in which the parser cannot go on.
 
     `token` is the word it stumbled over (None: the end of the file), `before` the last word before
     it that is not a line end, `head` the first word of the statement or declaration that it is in,
-    `opened` the brackets open there, `expected` the kinds of words that would have been fine,
-    `block` the kind of declaration that it stands inside the braces of.
+    `opened` the brackets open there, `expected` the kinds of words that would have been legal,
+    `block` the kind of the declaration whose braces are around it.
     """
 
     source: Source
@@ -86,7 +86,7 @@ class Situation:
 
     @property
     def span(self) -> Span:
-        """The word found; the end of what was written where a line or the file ends too soon."""
+        """The word found; the end of the text before it where a line or the file ends too soon."""
         if self.token is not None and self.token.type != "_NL":
             return span_of(self.source, self.token)
         length = len(self.source.text)
@@ -124,7 +124,7 @@ def describe(token: Token | None) -> str:
 
 
 def expectation(kinds: Iterable[str]) -> str:
-    """What could stand here, in few words: ``an expression, `)` or end of line``."""
+    """The expected words, in short: ``an expression, `)` or end of line``."""
     from meshdsl.grammar import spelling
 
     left, words = set(kinds) - {"BROKEN"}, []
@@ -148,7 +148,7 @@ def _plain(at: Situation) -> str:
 
 
 def _plain_help(at: Situation) -> str | None:
-    """A way out where the plain sentence names none."""
+    """A way out where the plain sentence has none."""
     before = at.before.type if at.before else ""
     if (at.kind, before) in _PAIRS:
         return _PAIRS[at.kind, before]
@@ -177,7 +177,7 @@ _AFTER = {"LSQB": _VIEW}
 
 
 def _bad_word(at: Situation) -> Diagnostic | None:
-    """A word that the language does not know at all."""
+    """A word that the language does not have."""
     token = at.token
     if token is None or not token.type.startswith("BAD"):
         return None
@@ -207,7 +207,7 @@ def _short(text: str) -> str:
 
 
 def _reserved(at: Situation) -> Diagnostic | None:
-    """`dim dim = 3` or `param = 3`: a reserved word where a name is wanted."""
+    """`dim dim = 3` or `param = 3`: a reserved word where a name is needed."""
     if at.kind == "EQUAL" and at.before is not None and at.before.type in RESERVED:
         return _not_a_name(str(at.before), span_of(at.source, at.before))
     if at.kind not in RESERVED or "NAME" not in at.expected or _looks_new(at):
@@ -221,7 +221,7 @@ def _not_a_name(word: str, span: Span) -> Diagnostic:
 
 
 def _looks_new(at: Situation) -> bool:
-    """Whether a reserved word begins a statement or declaration rather than stands for a name."""
+    """Whether a reserved word begins a statement or declaration, and is not used as a name."""
     starts = at.kind in STATEMENTS | DECLARATIONS
     named = any(word.type in ("EQUAL", "LSQB") for word in at.following[:1])
     return starts and at.begins_line and not named

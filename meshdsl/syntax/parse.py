@@ -16,7 +16,7 @@ def read_source(path: str | Path) -> Source:
     """The text of a file, named as the path was given, its line ends normalised, without a BOM.
 
     Raises:
-        DiagnosticError: the file cannot be read (MD0010), is not UTF-8 (MD0011) or holds a NUL
+        DiagnosticError: the file cannot be read (MD0010), is not UTF-8 (MD0011) or contains a NUL
             byte (MD0012).
     """
     name = str(path)
@@ -37,7 +37,7 @@ def read_source(path: str | Path) -> Source:
 
 
 def _closest(path: Path) -> str:
-    """What may have been meant by the name of a file that is not there."""
+    """The path probably meant by the name of a missing file, as help."""
     if not path.parent.is_dir():
         return f"there is no folder `{path.parent}` either"
     found = did_you_mean(path.name, sorted(p.name for p in path.parent.glob("*.mdsl")))
@@ -74,10 +74,10 @@ def _unix(text: str) -> str:
 
 @functools.lru_cache(maxsize=8)
 def parse(source: Source) -> tuple[ast.File, tuple[Diagnostic, ...]]:
-    """The tree of what could be parsed, and the syntax errors of the whole file in order.
+    """The tree of the parsable parts, and the syntax errors of the whole file in order.
 
     The tree is complete exactly when there are no errors. Not more than `MAX_ERRORS` errors are
-    looked for; a note says so when there were as many. The last few texts are kept: one file is
+    reported; a note follows when there were as many. The last few texts are cached: one file is
     placed under many layouts.
     """
     from meshdsl.syntax.build import build_file

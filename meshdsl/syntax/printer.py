@@ -1,6 +1,6 @@
-"""A syntax tree as text in canonical form: parsed again, it is the same tree but for its places.
+"""A syntax tree as text in canonical form; parsing it gives the same tree but for its places.
 
-Brackets stand where the grammar needs them. Lines longer than `WIDTH` are broken inside theirs.
+Brackets are written where the grammar needs them. Lines longer than `WIDTH` are broken in theirs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ WIDTH = 100
 INDENT = "  "
 
 OR, AND, NOT, COMPARE, SUM, PRODUCT, NEGATION, POWER, ATOM = range(9)
-"""How tightly an expression binds, loosest first: the levels of the grammar."""
+"""Precedence of expressions, loosest first: the levels of the grammar."""
 
 _SIDES = {
     "or": (OR, OR, AND),
@@ -25,13 +25,13 @@ _SIDES = {
     "/": (PRODUCT, PRODUCT, NEGATION),
     "^": (POWER, ATOM, NEGATION),
 }
-"""The level of a binary operator, and those that its operands need at least."""
+"""The level of a binary operator, and the least levels of its operands."""
 
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\t": r"\t"})
 
 
 def print_file(tree: ast.File) -> str:
-    """The text of a whole file; declarations of one kind stand together where they follow."""
+    """The text of a whole file; neighbouring declarations of one kind are grouped."""
     parts = []
     for kind, group in itertools.groupby(tree.declarations, type):
         nodes = list(group)
@@ -102,7 +102,7 @@ def _function(node: ast.Function) -> str:
 
 
 def _tensor(node: ast.TensorParam, scalar: str = "") -> str:
-    """A tensor that is taken in; `scalar` stands behind the name of one without dims."""
+    """A tensor parameter; `scalar` is the text behind the name of one without dims."""
     dims = _dim_refs(node.dims) if node.dims else scalar
     dtype = f": {node.dtype.text}" if node.dtype else ""
     default = "" if node.default is None else f" = {expression(node.default)}"
@@ -164,7 +164,7 @@ def _dim_ref(node: ast.DimRef) -> str:
 
 
 def expression(node: ast.Expr, level: int = OR) -> str:
-    """The text of an expression for a place that takes what binds at least as tightly as `level`.
+    """The text of an expression, in parentheses if it binds less tightly than `level`.
 
     `level` counts those of the grammar, from `OR` to `ATOM`.
     """
@@ -200,7 +200,7 @@ def _binary(node: ast.Binary) -> tuple[int, str]:
 
 
 def number(value: int | float) -> str:
-    """A number as one would write it: digits, or the shorter form with an exponent."""
+    """A number in the usual notation: digits, or the shorter form with an exponent."""
     text = repr(value)
     if isinstance(value, int):
         return text
@@ -252,7 +252,7 @@ def _path(names: Sequence[ast.Name]) -> str:
 def _wrapped(text: str) -> Iterator[str]:
     """The lines of `text`; of one that is too long, the widest bracket is written over several.
 
-    What stands between its commas gets a line of its own, broken further if it must be.
+    The text between its commas gets a line of its own, broken further if it must be.
     """
     for line in text.split("\n"):
         yield from _broken(line) if len(line) > WIDTH else [line]
@@ -289,7 +289,7 @@ def _filled(line: str) -> Iterator[str]:
 
 
 def _widest(line: str) -> tuple[int, int] | None:
-    """The places of the outermost parentheses that hold the most."""
+    """The places of the outermost parentheses with the longest text."""
     pairs: list[tuple[int, int]] = []
     opened: list[int] = []
     for at, char in enumerate(line):
@@ -303,7 +303,7 @@ def _widest(line: str) -> tuple[int, int] | None:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """What stands between the outermost commas."""
+    """The texts between the outermost commas."""
     depth, start = 0, 0
     for at, char in enumerate(text):
         depth += (char in "([") - (char in ")]")

@@ -22,7 +22,7 @@ _OPENS_ENTRIES = frozenset({"MESH", "LAYOUT", "SBP", "EXPECT", "DIM"})
 
 
 def parse_tree(source: Source, tokens: list[Token]) -> tuple[Tree[Token], list[Diagnostic]]:
-    """The parse tree of the words, with `broken` where they make no sense, and why they do not."""
+    """The parse tree of the words, with `broken` for parts in error, and the errors."""
     run = _Run(source, tokens)
     at = 0
     while at < len(tokens) and len(run.errors) < MAX_ERRORS:
@@ -66,7 +66,7 @@ class _Run:
         return at + 1
 
     def finish(self) -> Tree[Token]:
-        """Close what is open at the end of the file; the tree."""
+        """Close all open brackets at the end of the file; the tree."""
         if self.opened and len(self.errors) < MAX_ERRORS:
             self.report(len(self.tokens), self.tokens[-1])
         if any(token.type == "LBRACE" for token in self.opened):
@@ -78,7 +78,7 @@ class _Run:
         return tree
 
     def recover(self, at: int) -> int:
-        """Report the word at index `at` and put `BROKEN` for what it is part of."""
+        """Report the word at index `at` and put `BROKEN` for the construct that it is part of."""
         token = self.tokens[at]
         if self.is_missing_brace(at):
             self.report(at, token)
@@ -143,7 +143,7 @@ class _Run:
     def break_off(self) -> None:
         """Take the unfinished part off the stack and put `BROKEN` there.
 
-        A block that was closed already comes off whole: nothing more can stand inside it.
+        A block that was closed already comes off whole: nothing more can be inside it.
         """
         state = self.parser.parser_state
         closed = 0
@@ -164,7 +164,7 @@ class _Run:
         self.feed("_NL")
         self.opened.clear()
 
-    # --- what to skip ------------------------------------------------------------------------
+    # --- skipping --------------------------------------------------------------------------------
 
     def is_missing_brace(self, at: int) -> bool:
         """Whether a declaration begins here while a block is open, out where the block began."""
@@ -179,7 +179,7 @@ class _Run:
     def skip(self, head: int, at: int) -> int:
         """Index of the word to go on with after the broken part that begins at `head`.
 
-        The word is a line end, a comma between entries, the brace that closes what is around, or
+        The word is a line end, a comma between entries, the closing brace of the block around, or
         the brace of a block whose statements are worth reading.
         """
         column = self.column(self.tokens[head])
@@ -211,7 +211,7 @@ class _Run:
         return word.type == "COMMA" and "COMMA" in self.parser.accepts()
 
     def runs_on(self, line_end: int, head: int) -> bool:
-        """Whether a line ends after an operator and the next one, further in, is its rest."""
+        """Whether a line ends after an operator and the next one, further in, continues it."""
         if not 0 < line_end < len(self.tokens) - 1:
             return False
         before, after = self.tokens[line_end - 1], self.tokens[line_end + 1]
@@ -220,7 +220,7 @@ class _Run:
         return before.type in OPERATORS and not fresh and further_in
 
     def has_statements(self, head: int, brace: int) -> bool:
-        """Whether the brace at index `brace` opens statements, going by what stands before it."""
+        """Whether the brace at index `brace` opens statements, judged by the words before it."""
         kind = self.tokens[head].type
         words = {word.type for word in self.tokens[head:brace]}
         if kind in _OPENS_ENTRIES or "EQUAL" in words:
@@ -228,7 +228,7 @@ class _Run:
         return kind in _OPENS_BLOCK or bool(self.opened) or "LPAR" in words
 
     def next_is_declaration(self, line_end: int) -> bool:
-        """Whether the next line stands at the margin, or begins a declaration further in."""
+        """Whether the next line begins at the margin, or with a declaration further in."""
         if line_end + 1 >= len(self.tokens):
             return True
         word = self.tokens[line_end + 1]
@@ -251,18 +251,18 @@ class _Run:
 
 
 def _values(state: Any) -> list[Any]:
-    """What stands on the stack, top first, and None for the state below all."""
+    """The values on the stack, top first, and None for the state below all."""
     return [*reversed(state.value_stack), None]
 
 
 def _closed(closed: int, value: Any) -> int:
-    """How many blocks are left half taken off, once `value` comes off the stack."""
+    """The number of blocks left half removed, once `value` comes off the stack."""
     kind = getattr(value, "type", "")
     return closed + 1 if kind == "RBRACE" else max(0, closed - (kind == "LBRACE"))
 
 
 def _start(value: Any, otherwise: int | None) -> int | None:
-    """Where a tree or word on the stack begins; `otherwise` for an empty tree."""
+    """The start of a tree or word on the stack; `otherwise` for an empty tree."""
     if hasattr(value, "meta"):
         return getattr(value.meta, "start_pos", otherwise)
     start: int | None = value.start_pos

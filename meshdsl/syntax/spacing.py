@@ -1,4 +1,4 @@
-"""Which words of a line stand apart in the canonical form, and which touch."""
+"""Spaces between the words of a line in the canonical form."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _nested(opened: list[Bracket]) -> bool:
 
 
 def _apart(before: Token | None, last: Token, word: Token, opened: list[Bracket]) -> bool:
-    """Whether a space stands between two neighbours; `before` is the word before them."""
+    """Whether there is a space between two neighbours; `before` is the word before them."""
     inside = opened[-1] if opened else None
     if "EQUAL" in (last.type, word.type):
         return inside is None or inside.kind != "LPAR" or inside.header

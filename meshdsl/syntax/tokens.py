@@ -1,4 +1,4 @@
-"""Text to words, and the limits that hold before anything is parsed."""
+"""Text to words, and the limits that are checked before anything is parsed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from lark import Token
 
 OPENERS = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
-"""Which word closes what an opening word opens."""
+"""The closing word of each opening word."""
 
 CLOSERS = frozenset(OPENERS.values())
 
@@ -22,7 +22,7 @@ STATEMENTS = frozenset({"PARAM", "REPEAT", "RECOMPUTE", "RETURN", "MINIMIZE"})
 """Words that begin a statement."""
 
 OPTIONS = frozenset({"ON", "EXTENDS", "AT", "OVER", "BY", "WITH"})
-"""Words that nothing begins with: before the `=` of an argument they are names."""
+"""Words that begin nothing: before the `=` of an argument they are names."""
 
 RESERVED = DECLARATIONS | STATEMENTS | OPTIONS | {"AND", "OR", "NOT"}
 """Words that cannot be names."""
@@ -32,7 +32,7 @@ MAX_NESTING = 100
 
 
 MAX_WORDS = 500_000
-"""Words that a text may have: more than any program that is small enough to be compiled."""
+"""The most words of a text: more than any program that is small enough to be compiled."""
 
 MAX_NAME = 255
 """Characters that a name may have."""
@@ -41,8 +41,8 @@ MAX_NAME = 255
 def lex(source: Source) -> list[Token]:
     """Every word of the text with its place; comments and line ends are words too, spaces are not.
 
-    Never fails: what the language does not know comes as `BAD`, `BAD_NAME`, `BAD_NUMBER` or
-    `BAD_STRING`. Of a text with more than `MAX_WORDS` words, one more than these.
+    Never fails: unknown words come as `BAD`, `BAD_NAME`, `BAD_NUMBER` or `BAD_STRING`.
+    Of a text with more than `MAX_WORDS` words, one more than these.
     """
     from meshdsl.grammar import load
 
@@ -52,7 +52,7 @@ def lex(source: Source) -> list[Token]:
 def significant(tokens: list[Token]) -> list[Token]:
     """The words that the parser sees: no comments, one line end per run, one at the very end.
 
-    No line end comes first. The last one is made up, of no width, where the file has none.
+    No line end comes first. The last one is synthetic, of no width, where the file has none.
     """
     from lark import Token
 
@@ -71,7 +71,7 @@ def _ends_line(tokens: list[Token]) -> bool:
 
 
 def span_of(source: Source, token: Token) -> Span:
-    """Where a word stands."""
+    """The span of a word."""
     assert token.start_pos is not None
     assert token.end_pos is not None
     return Span(source, token.start_pos, token.end_pos)
