@@ -1,8 +1,8 @@
-"""Plans kept for the next time: what `explain` has searched, `compare`, `run` and `train` find.
+"""The cache of plans: one that `explain` has searched is found by `compare`, `run` and `train`.
 
 The key of a problem is the hash of all that a search depends on: operators, types and demands by
 number, mesh, price, and versions of meshdsl and of the solver. A plan is used only where it is
-legal for the program; anything else is a search done anew.
+legal for the program; otherwise the search is repeated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from meshdsl.version import __version__
 
 FORMAT = 2
 KIND = "plans"
-"""The folder that plans are kept in."""
+"""The folder of cached plans."""
 
 
 class Problem:
@@ -40,7 +40,7 @@ class Problem:
         self.values = list(self.numbers)
 
     def load(self) -> Plan | None:
-        """The plan that is kept for this problem."""
+        """The cached plan of this problem; None without one."""
         kept = read(KIND, self.key)
         try:
             return None if kept is None else self._plan(kept)
@@ -48,7 +48,7 @@ class Problem:
             return None
 
     def store(self, plan: Plan) -> None:
-        """Keep a plan."""
+        """Store a plan in the cache."""
         write(KIND, self.key, self._written(plan))
 
     # --- the problem -------------------------------------------------------------------------
@@ -66,7 +66,7 @@ class Problem:
         yield [[self._value(u.old), self._value(u.new)] for u in self.program.updates]
 
     def _value(self, value: Value) -> Any:
-        """The number of a value; where it comes up first, what it is and what is asked of it."""
+        """The number of a value; at its first occurrence its type and the demands on it."""
         if value in self.numbers:
             return self.numbers[value]
         self.numbers[value] = len(self.numbers)
@@ -104,7 +104,7 @@ class Problem:
         }
 
     def _plan(self, written: Any) -> Plan | None:
-        """The plan as it was kept; None where it does not fit the program."""
+        """The cached plan; None where it does not fit the program."""
         choices = {}
         for op, (needs, yields, targets) in zip(self.ops, written["decisions"], strict=True):
             made = Choice(
@@ -127,7 +127,7 @@ class Problem:
         return tuple(self._placement(v, p) for v, p in zip(values, written, strict=True))
 
     def _placement(self, value: Value, written: Any) -> Placement:
-        """Raises ValueError for one that the tensor cannot have."""
+        """The placement of a value. Raises ValueError for one that the tensor cannot have."""
         splits, partial, op = written
         made = placement(self.mesh, {d: tuple(axes) for d, axes in splits}, tuple(partial), op)
         for dim, axes in made.splits:

@@ -1,9 +1,9 @@
-"""Which legal placement an operator gets: the rows of its factors, combined over the mesh axes.
+"""The choice of an operator's placement: the rows of its factors, combined over the mesh axes.
 
-Where the operands already stand on a row, there is no conflict and that row is taken. Otherwise the
-rows worth considering are those that the operands or the result call for, and the combination is
-taken whose reshards send the fewest bytes; ties go to fewer collectives, fewer partial results,
-fewer FLOPs, and then the order of the rows.
+Where the operands already match a row, there is no conflict and that row is taken. Otherwise the
+candidates are the rows that the operands or the result call for, and the combination is taken
+whose reshards send the fewest bytes; ties go to fewer collectives, fewer partial results, fewer
+FLOPs, and then the order of the rows.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from meshdsl.placed.sbp import Component, Mesh, Partial, Placement, Split, place
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Placements the operands must have, what the operator yields, and what it is to become.
+    """Placements required of the operands, yielded by the operator, and settled in by its results.
 
     `cost` is in wire bytes per device; a new partial result counts what reducing it would send.
     """
@@ -37,11 +37,11 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What is demanded of an output.
+    """A demand on an output.
 
     kind: `ruled` (split as in `placement`; whole or partial on the other axes), `exact`
     (just `placement`), `free` (anything). `summed` are the axes over which rules split dims that
-    the output has no more: those the operator reduces.
+    the operator reduces.
     """
 
     placement: Placement
@@ -49,13 +49,13 @@ class Want:
     summed: tuple[tuple[str, tuple[str, ...]], ...] = ()
 
     def stands(self, component: Component, axis: str) -> bool:
-        """Whether an output that is `component` along the axis is as wanted, or needs reducing."""
+        """Whether `component` along the axis meets the demand, or may once it is reduced."""
         if self.kind == "free" or isinstance(component, Partial):
             return True
         return component == self.placement.component(axis)
 
     def allows(self, row: Row, axis: str) -> bool:
-        """Whether a row splits what is summed along the axis as rules say."""
+        """Whether a row splits the reduced dims along the axis as the rules require."""
         dims = {c.dim for c in row.ins if isinstance(c, Split)}
         return all((axis in axes) == (dim in dims) for dim, axes in self.summed)
 
@@ -77,7 +77,7 @@ def _candidates(chooser: Chooser) -> tuple[Choice, ...]:
 
 
 def is_legal(op: Op, needs: Sequence[Placement], yields: Sequence[Placement], mesh: Mesh) -> bool:
-    """Whether an operator stands on a legal row along every axis."""
+    """Whether the placements of an operator are a legal row along every axis."""
     legal = _legal_pairs(call_of(op))
     pairs = (
         (tuple(p.component(axis) for p in needs), tuple(p.component(axis) for p in yields))
@@ -96,8 +96,8 @@ def _legal_pairs(call: Call) -> frozenset[tuple[object, object]]:
 class Chooser:
     """Chooses for one operator.
 
-    `versions` are the placements each operand is to be had in; `wants` what is demanded of the
-    outputs; `pins` the placements in which single operands must be read; `price` that of a reshard.
+    `versions` are the placements each operand is available in; `wants` the demands on the outputs;
+    `pins` the placements in which single operands must be read; `price` that of a reshard.
     Under `immediate`, or where it is `forced`, no result stays partial unless that is wanted.
     """
 
@@ -115,7 +115,7 @@ class Chooser:
         return _candidates(self)
 
     def next_best(self, chosen: Choice) -> int | None:
-        """The cost of the cheapest way that costs more than `chosen`: only for explanations."""
+        """The cost of the cheapest combination dearer than `chosen`: only for explanations."""
         found = self.candidates()
         made = (c.cost for c in found if (c.needs, c.yields) == (chosen.needs, chosen.yields))
         cost = next(made, chosen.cost)
@@ -127,7 +127,7 @@ class Chooser:
     # --- rows --------------------------------------------------------------------------------
 
     def combined(self, standing: bool) -> list[Choice]:
-        """Every legal combination; `standing` on what operands are, wherever they can."""
+        """Every legal combination; if `standing`, of rows that the operands match where any do."""
         return [c for c in map(self._choice, self._combinations(standing)) if c is not None]
 
     def _combinations(self, standing: bool) -> Iterator[dict[str, Row]]:
@@ -154,7 +154,7 @@ class Chooser:
         return len(partial) == 1 and axis in next(iter(partial))
 
     def _stands(self, row: Row, axis: str) -> bool:
-        """Whether every operand is what the row takes, and rules agree with what it yields."""
+        """Whether every operand matches the row, and the demands agree with its results."""
         for component, placements in zip(row.ins, self._read, strict=True):
             if all(p.component(axis) != component for p in placements):
                 return False
@@ -162,11 +162,11 @@ class Chooser:
 
     @property
     def _read(self) -> tuple[tuple[Placement, ...], ...]:
-        """The placements that operands may be read in as they are."""
+        """The placements in which each operand may be read without a reshard."""
         return tuple((p,) if p else v for p, v in zip(self.pins, self.versions, strict=True))
 
     def _called_for(self, row: Row, axis: str) -> bool:
-        """Whether an operand already is what the row takes, or a rule wants what it yields."""
+        """Whether an operand already matches the row, or a rule demands a split that it yields."""
         for component, placements in zip(row.ins, self._read, strict=True):
             held = any(p.component(axis) == component for p in placements)
             if held and isinstance(component, Split | Partial):
@@ -194,7 +194,7 @@ class Chooser:
     def placements(
         self, combination: dict[str, Row]
     ) -> tuple[tuple[Placement, ...], tuple[Placement, ...]] | None:
-        """What a combination of rows needs and yields; None where that is not legal, or pinned."""
+        """Operand and result placements of a combination; None if illegal or against a pin."""
         picked = combination.items()
         needs = [
             self._compose(type_, {a: row.ins[i] for a, row in picked}, combination)
@@ -269,7 +269,7 @@ class Chooser:
         return {d: self.mesh.size(*axes) for d, axes in p.splits}
 
     def _target(self, yielded: Placement, want: Want) -> Placement:
-        """What the result becomes: as wanted, and partial where it may stay so."""
+        """The placement a result settles in: as demanded, and partial where it may stay so."""
         if want.kind == "exact":
             return want.placement
         splits = dict((yielded if want.kind == "free" else want.placement).splits)
@@ -301,7 +301,7 @@ class Chooser:
         return routes if len(routes) == len(found) else None
 
     def _expected(self, targets: tuple[Placement, ...]) -> list[Route]:
-        """What reducing would send where a result is newly partial: not done here, but caused."""
+        """The reductions that newly partial results will cause later."""
         carried = {a for placements in self.versions for p in placements for a in p.partial}
         found = []
         for type_, target, want in zip(self.call.outs, targets, self.wants, strict=True):
@@ -328,7 +328,7 @@ def cheapest(
     mesh: Mesh,
     price: Price = BYTES,
 ) -> Route | None:
-    """The cheapest way to `need` from any of the versions there are."""
+    """The cheapest route to `need` from any of the existing versions."""
     routes = [route(type_, p, need, mesh, price) for p in placements]
     known = [r for r in routes if r is not None]
     return min(known, key=lambda r: (price.of(r), r.collectives, len(r.steps)), default=None)

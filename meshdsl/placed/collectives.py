@@ -1,4 +1,4 @@
-"""One record per collective: what it does to a placement, and the bytes it sends.
+"""The record of each collective: its effect on a placement, and the bytes it sends.
 
 Bytes are those of ring algorithms, sent per device (Thakur, Rabenseifner and Gropp 2005;
 n devices, b bytes of the local input). They are rounded up to whole bytes.
@@ -18,7 +18,7 @@ from meshdsl.placed.sbp import Mesh, Placement, placement
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """`wire(n, b)`: bytes a device sends. `moves` is False for steps that stay on the device."""
+    """`wire(n, b)`: bytes sent per device. `moves` is False for steps that stay on the device."""
 
     kind: str
     wire: Callable[[int, int], int]
@@ -44,9 +44,9 @@ COLLECTIVES: dict[str, Collective] = {
 class Step:
     """One step of a reshard.
 
-    `dim` is what is gathered, or split off (slice, reduce_scatter), or was split (all_to_all,
-    zero_fill of a split); `to_dim` is what an all_to_all splits instead. `axes` are in mesh order,
-    of a slice outer first.
+    `dim` is gathered, or split off (slice, reduce_scatter), or split before (all_to_all, zero_fill
+    of a split); `to_dim` is split by an all_to_all instead. `axes` are in mesh order, of a slice
+    outer first.
     """
 
     kind: str
@@ -59,36 +59,36 @@ class Step:
 
     @property
     def moves(self) -> bool:
-        """Whether anything is sent."""
+        """Whether the step sends anything."""
         return COLLECTIVES[self.kind].moves
 
     @property
     def kernels(self) -> int:
-        """Passes over memory of a step that stays on the device: zeros, and a block copied in."""
+        """Passes over memory of a local step: zeros, and a block copied in."""
         if self.moves:
             return 0
         return 2 if self.kind == "zero_fill" and self.dim is not None else 1
 
     def payload(self, type_: TensorType, mesh: Mesh) -> int:
-        """Bytes of the local input, as it is sent."""
+        """Bytes of the local input, as sent."""
         local = self.before.local(type_, mesh)
         # Maxima and minima of floats are reduced as integers, which no backend sends of two bytes.
         widened = self.op in ("max", "min") and self.moves and type_.dtype.kind == "float"
         return local.elements * (max(type_.dtype.bytes, 4) if widened else type_.dtype.bytes)
 
     def wire(self, type_: TensorType, mesh: Mesh) -> int:
-        """Bytes one device sends."""
+        """Bytes sent per device."""
         sends = self.sends(mesh)
         return sends(self.payload(type_, mesh)) if sends else 0
 
     def sends(self, mesh: Mesh) -> Callable[[int], int] | None:
-        """Bytes one device sends for a number of local bytes; None for a step that stays there."""
+        """Bytes sent per device as a function of the local bytes; None for a local step."""
         if not self.moves:
             return None
         return functools.partial(COLLECTIVES[self.kind].wire, mesh.size(*self.axes))
 
     def cluster_wire(self, type_: TensorType, mesh: Mesh) -> int:
-        """Bytes all devices send together; of a permute some send nothing."""
+        """Bytes all devices send together; in a permute some send nothing."""
         if self.kind != "permute":
             return self.wire(type_, mesh) * mesh.devices
         part = {a: mesh.size(a) for a in self.axes}

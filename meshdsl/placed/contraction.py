@@ -13,11 +13,11 @@ from meshdsl.named.ir import Op, Value
 from meshdsl.placed.sbp import Mesh, Placement
 
 FLOPS_PER_BYTE = 64
-"""What sending a byte counts against, in FLOPs: about the balance of a core and its network."""
+"""The cost of sending a byte, in FLOPs: about the balance of a core and its network."""
 
 
 MOST_EXACT = 8
-"""Operands of an einsum whose cheapest order is found; of more, a good one."""
+"""The most operands for which the order of an einsum is searched exhaustively; above, greedily."""
 
 
 def pairwise(op: Op, placed: tuple[Placement, ...], mesh: Mesh) -> tuple[Op, ...]:
@@ -42,7 +42,7 @@ def pairwise(op: Op, placed: tuple[Placement, ...], mesh: Mesh) -> tuple[Op, ...
 
 
 def _between(op: Op, ins: tuple[Value, ...], rest: list[Value]) -> Value:
-    """The result of contracting operands early: every dim that is still needed."""
+    """The result of contracting operands early, with every dim that is needed later."""
     needed = {d for v in (*rest, op.out) for d in v.type.names}
     dims = dict.fromkeys(d for v in ins for d in v.type.dims if d.name in needed)
     type_ = TensorType(tuple(dims), op.out.type.dtype)
@@ -50,7 +50,7 @@ def _between(op: Op, ins: tuple[Value, ...], rest: list[Value]) -> Value:
 
 
 def order(op: Op, ways: Mapping[str, int]) -> Sequence[tuple[int, ...]]:
-    """Positions per step; what a step takes is removed and its result appended."""
+    """Positions per step; the operands of a step are removed and its result appended."""
     from opt_einsum.paths import DynamicProgramming, greedy
 
     # Small integers, not names: their sets iterate in the same order in every process.
@@ -73,7 +73,7 @@ def order(op: Op, ways: Mapping[str, int]) -> Sequence[tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
-    """What the greedy search takes the least of: elements of the result that the operands had not.
+    """The greedy search's objective: elements of the result less those of its operands.
 
     An all_reduce of the result counts with the elements it sends.
     """

@@ -1,12 +1,12 @@
 """From the named program to the placed program, in one walk in program order.
 
-What placement is asked of a value is the `Request`'s to answer (`request.py`: a layout, or an `sbp`
-block). What it leaves open a `Decider` decides: a `Walk`, as it comes to each operator, or the
-`Plan` of a search (`optimal.py`). The `Placer` asks both, and makes the reshards that follow.
+The `Request` has the placements requested of values (`request.py`: a layout, or an `sbp` block). A
+`Decider` decides what it leaves open: a `Walk`, at each operator in turn, or the `Plan` of a search
+(`optimal.py`). The `Placer` consults both, and emits the reshards that follow.
 
 A walk gives an operator the placement whose reshards send the fewest bytes (`choose.py`); on axes
-nothing is asked for, a value is whole, or partial for as long as the policy allows. Once a consumer
-has forced a reduction, later ones read the result.
+without a demand, a value is whole, or partial for as long as the policy allows. Once a consumer has
+forced a reduction, later ones read the result.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from meshdsl.placed.storage import is_load, is_loaded
 
 
 class Decider(Protocol):
-    """Decides what a request leaves open: operator by operator, or for the whole program.
+    """The decisions that a request leaves open: operator by operator, or for the whole program.
 
-    `foresees`: whether every reader was known when it was decided where a value settles. Then each
-    reads the version decided for it; else what was reduced for one is read so by later ones.
+    `foresees`: whether every reader was known when the placement of a value was decided. Then each
+    reads the version decided for it; else later readers share what was reduced for an earlier one.
     """
 
     foresees: ClassVar[bool]
@@ -49,21 +49,21 @@ class Decider(Protocol):
 
     @property
     def price(self) -> Price:
-        """The price of reshards, of which the least is looked for."""
+        """The price of reshards, to be minimised."""
 
     def choice(self, op: named.Op, chooser: Chooser) -> Choice | None:
-        """The placements of an operator; None where what is pinned leaves none."""
+        """The placements of an operator; None where its pins allow none."""
 
     def carries(self, loop: named.Loop) -> Mapping[Value, Placement] | None:
-        """Placements of what a loop carries and collects, where not as asked; None: by trial."""
+        """Placements of carries and collected values, where not as requested; None: by trial."""
 
     def versions(self, value: Value) -> tuple[Placement, ...]:
-        """The versions of a value that something may be sent for; others are had from them."""
+        """The versions of a value that may be sent for; others are made of them locally."""
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Decides for each operator when it comes to it; `policy` is one of `place.WALKS`."""
+    """Decides operator by operator, in program order; `policy` is one of `place.WALKS`."""
 
     policy: str
     foresees: ClassVar[bool] = False
@@ -74,21 +74,21 @@ class Walk:
         return Price(scatter=self.policy != "mesh-tf")
 
     def choice(self, op: named.Op, chooser: Chooser) -> Choice | None:
-        """The cheapest."""
+        """The cheapest candidate."""
         return next(iter(chooser.candidates()), None)
 
     def carries(self, loop: named.Loop) -> Mapping[Value, Placement] | None:
-        """As asked where partial values are reduced at once."""
+        """As requested where partial values are reduced at once."""
         return {} if self.policy == "immediate" else None
 
     def versions(self, value: Value) -> tuple[Placement, ...]:
-        """None ahead of a reader."""
+        """None before a reader needs one."""
         return ()
 
 
 @dataclass(slots=True)
 class _State:
-    """What a trial can take back: versions per value, node lists per loop depth, known causes."""
+    """The state a trial restores: versions per value, node lists per loop depth, known causes."""
 
     versions: dict[Value, list[Tensor]] = field(default_factory=dict)
     depth: dict[Value, int] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class _State:
 
 
 class Placer:
-    """One walk over the program of a request, which comes to know the dims made up on the way."""
+    """One walk over the program of a request, extending it by rules for dims made up on the way."""
 
     def __init__(self, request: Request, decider: Decider) -> None:
         self.source, self.request, self.decider = request.program, request, decider
@@ -136,13 +136,13 @@ class Placer:
     # --- versions ----------------------------------------------------------------------------
 
     def _asked(self, value: Value) -> Placement:
-        """The placement asked of a value, with the causes noted."""
+        """The placement requested of a value, with the causes noted."""
         asked = self.request.asked(value)
         self.causes[value] = asked.causes
         return asked.placement
 
     def _entering(self, value: Value) -> Tensor:
-        """An input as the devices are given it, a parameter or a state as it is stored: in blocks.
+        """The blocks in which an input is given to the devices, or a parameter or state is stored.
 
         Where it is to be partial, all devices but one drop theirs.
         """
@@ -171,7 +171,7 @@ class Placer:
         self.state.blocks[depth].append(node)
 
     def _version(self, value: Value, need: Placement, ask: why.Ask) -> Tensor:
-        """The version for a reader; a decided one that gives it for nothing is made first."""
+        """The version for a reader; a decided one from which it is made locally is made first."""
         here, decided = self._placements(value), self.decider.versions(value)
         if need not in (*here, *decided):
             missing = (p for p in decided if p not in here and self._is_free(value, p, need))
@@ -186,7 +186,7 @@ class Placer:
     def _made(self, value: Value, need: Placement, ask: why.Ask) -> Tensor:
         """The version of `value` placed as `need`, made by the cheapest reshard if there is none.
 
-        It is made where the value lives: a tensor from outside a loop is resharded before the loop.
+        It is made where the value is defined: one from outside a loop is resharded before the loop.
         """
         versions = self.state.versions[value]
         for tensor in versions:
@@ -224,7 +224,7 @@ class Placer:
             self._apply(op)
 
     def _load(self, op: named.Op) -> None:
-        """What is stored, brought to what the computation uses; the stored version stays alone."""
+        """Reshard a stored value to the placement of its use; the stored version stays apart."""
         stored, want = self._latest(op.ins[0]), self._asked(op.out)
         made = self._enter(op.out, stored.placement, len(self.state.blocks) - 1)
         self._emit(Apply.of(op, (stored,), (made,)))
@@ -236,7 +236,7 @@ class Placer:
     def _rewritten(self, op: named.Op) -> tuple[named.Op, ...]:
         """The operator; an n-ary einsum in pairs; a composite whose own dim is split, expanded.
 
-        A plan is made of a program that has been rewritten.
+        The program of a plan has been rewritten before.
         """
         if self.decider.foresees:
             return (op,)
@@ -282,11 +282,11 @@ class Placer:
             self._settle(value, target, self._ask_result(value, op, instead))
 
     def _chooser(self, op: named.Op) -> Chooser:
-        """Everything that `op` may do."""
+        """The chooser of `op`, with the versions of its operands and the demands on its results."""
         wants, pins = self.request.wants(op), self.request.pins(op)
         self.causes.update((v, self.request.asked(v).causes) for v in op.outs)
         versions = tuple(self._placements(v) for v in op.ins)
-        # Outputs force: what is returned is reduced as it appears, and everyone reads the result.
+        # Outputs force: a returned value is reduced at its definition, and all readers share that.
         forced = not self.returned.isdisjoint(op.outs)
         by = (self.mesh, self.decider.policy, self.price, forced)
         return Chooser(call_of(op), versions, wants, pins, *by)
@@ -299,7 +299,7 @@ class Placer:
         return why.Ask(kind, "", op.span, instead, op.phase)
 
     def _settle(self, value: Value, target: Placement, ask: why.Ask) -> None:
-        """Bring a result to where it settles; what it came about as is gone."""
+        """Reshard a result to where it settles; its first version is dropped."""
         self._made(value, target, ask)
         self._keep_only(value, target)
 
@@ -309,7 +309,7 @@ class Placer:
         self.state.settled[value] = kept[0]
 
     def _note_partial(self, op: named.Op, choice: Choice) -> None:
-        """Remember why a result is partial, for whoever has to reduce it."""
+        """Note why a result is partial, for the reshard that reduces it."""
         if not any(p.partial for p in choice.yields):
             return
         pairs = zip(op.ins, choice.needs, strict=True)
@@ -340,7 +340,7 @@ class Placer:
     def _loop(
         self, node: named.Loop, decided: Mapping[Value, Placement]
     ) -> tuple[int, dict[Value, Placement]]:
-        """One loop with its carries as `decided`, others as asked; its bytes, and what came out."""
+        """One loop, carries as `decided`, others as requested; its bytes, and result placements."""
         entry = len(self.state.blocks[-1])
         wants = {c.inside: decided.get(c.inside, self._carried(c)) for c in node.carries}
         inits = [
@@ -376,7 +376,7 @@ class Placer:
         return self._bytes(entry, results), natural
 
     def _carry(self, value: Value, who: str, want: Placement, node: named.Loop) -> Tensor:
-        """The version of a value with which an iteration begins, or ends."""
+        """The version of a value at the start or the end of an iteration."""
         ask = why.Ask("carry", f"{who} `repeat {node.dim}` so", node.span, phase=node.phase)
         return self._version(value, want, ask)
 
@@ -395,7 +395,7 @@ class Placer:
         return self._enter(value, placed, len(self.state.blocks) - 1)
 
     def _settle_collected(self, value: Value, node: named.Loop) -> None:
-        """Bring what was collected to what is asked of the whole.
+        """Reshard a collected value to the placement requested of the whole.
 
         Where readers are foreseen they do that, unless the dim of the loop is to be split.
         """
@@ -409,14 +409,14 @@ class Placer:
         self._keep_only(value, want)
 
     def _carried(self, carry: ir.Carry[Value]) -> Placement:
-        """The placement asked of a carried value, or the one it enters in."""
+        """The placement requested of a carried value, or that of its initial value."""
         value = self.request.carried(carry)
         return self._latest(carry.init).placement.reduced if value is None else self._asked(value)
 
     def _stack(self, item: ir.Stacked[Value], node: named.Loop, depth: int) -> Stacked[Tensor]:
         """A stack that is whole along the dim of its loop, and a slice of it."""
         loop = node.dim.name
-        # Some operator may have wanted a version of it that is split along the loop.
+        # An operator may have needed a version of it that is split along the loop.
         settled, *later = self.state.versions[item.outer]
         versions = [settled, *reversed(later)]
         whole = [t for t in versions if not t.placement.axes_of(loop)]
@@ -428,7 +428,7 @@ class Placer:
         return Stacked(outer, inside)
 
     def _bytes(self, entry: int, results: list[Tensor]) -> int:
-        """Bytes of what was placed since `entry`, and of reducing what the loop leaves partial."""
+        """Bytes sent since node `entry`, and by reducing what the loop leaves partial."""
         nodes = tuple(self.state.blocks[-1][entry:])
         total = sum(n.route.wire_bytes * k for n, k in walk(nodes) if isinstance(n, Reshard))
         for tensor in results:
@@ -451,7 +451,7 @@ class Placer:
         return self._version(value, want, ask)
 
     def _update(self, update: named.Update, old: Tensor) -> tuple[Tensor, Tensor]:
-        """What is stored and what it becomes, brought to where it is stored."""
+        """A stored value and its new value, resharded to the stored placement."""
         who = f"the new `{update.old.label}` is stored so"
         ask = why.Ask("update", who, update.new.span, phase="update")
         return old, self._version(update.new, old.placement, ask)

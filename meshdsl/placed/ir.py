@@ -15,7 +15,7 @@ from meshdsl.placed.sbp import Mesh, Placement
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """One version of a value: the same numbers, held in one way. Compared by identity."""
+    """One version of a value: the same numbers in one placement. Compared by identity."""
 
     value: names.Value
     placement: Placement
@@ -26,7 +26,7 @@ class Tensor:
         return self.value.type
 
     def local(self, mesh: Mesh) -> TensorType:
-        """The type of what one device holds."""
+        """The type of the local block of one device."""
         return self.placement.local(self.value.type, mesh)
 
 
@@ -34,9 +34,9 @@ class Tensor:
 class Reshard:
     """`source` into `target` along `route`.
 
-    `span` is the place that asked for it; `words` finds what asked and what would remove it (it
-    looks for the next best way, and most programs that are placed are never shown). `phase` is
-    that of what asked: `forward`, `backward`, `update`.
+    `span` is the place that requires it; `words` finds its cause and remedy lazily (that needs the
+    next best route, and most programs that are placed are never shown). `phase` is that of the
+    cause: `forward`, `backward`, `update`.
     """
 
     source: Tensor
@@ -48,18 +48,18 @@ class Reshard:
 
     @property
     def reads(self) -> tuple[Tensor, ...]:
-        """The version that is there."""
+        """The version that is read."""
         return (self.source,)
 
     @property
     def makes(self) -> tuple[Tensor, ...]:
-        """The version that is wanted."""
+        """The version that is made."""
         return (self.target,)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Apply(ir.Op[Tensor]):
-    """An operator on placed tensors; what each device does is the operator on its local parts."""
+    """An operator on placed tensors; each device applies it to its local blocks."""
 
     @classmethod
     def of(cls, op: names.Op, ins: tuple[Tensor, ...], outs: tuple[Tensor, ...]) -> Apply:
@@ -91,10 +91,10 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """How the plan under `optimal` was found.
+    """Provenance of the plan under `optimal`.
 
-    `message_bytes` is what a collective counted beside its bytes; `least` says that nothing else
-    among what was `searched` costs less.
+    `message_bytes` is the price of a collective beside its bytes; `least`: nothing else in the
+    space that was `searched` costs less.
     """
 
     message_bytes: int
@@ -108,16 +108,16 @@ class Found:
 
 
 EVERY = "splits along every dim"
-"""What is searched where the search is as wide as can be."""
+"""The description of the widest space searched."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Program:
     """A whole placed program.
 
-    `tensors` are all values in the version they settle in, in order of definition; `causes` tells,
-    per value, which rule split which dim. `states` are an optimizer's as stored; `updates` pairs of
-    what is stored and what it becomes, placed alike. `plan` is there under `optimal`.
+    `tensors` are all values in the version they settle in, in order of definition; `causes` has,
+    per value, the rule behind each split dim. `states` are an optimizer's as stored; `updates`
+    pairs of a stored value and its new value, placed alike. `plan` is set under `optimal`.
     """
 
     named: names.Program
@@ -136,7 +136,7 @@ class Program:
 
     @property
     def rewritten(self) -> names.Program:
-        """The named program with the operators that placing it has made: expanded, in pairs."""
+        """The named program with the operators rewritten by placement: expanded, in pairs."""
         return replace(self.named, body=_named_nodes(self.body))
 
 

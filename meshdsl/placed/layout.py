@@ -1,4 +1,4 @@
-"""Layouts: rules `dim -> axis`, who they bind, and which wins.
+"""Layouts: rules `dim -> axis`, the tensors they bind, and their precedence.
 
 A rule binds every tensor that has its dim. A selector narrows it: a role (`params:`), a function
 (`head:`), one tensor (`h:`); `@` on a tensor is narrower still. Per tensor and dim the narrowest
@@ -28,16 +28,16 @@ STORAGE = tuple((role,) for role in ROLES)
 
 
 _ROLE_OF = {"grad": ("grads",), "state": ("state",)}
-"""The selector of what is kept in a role, beside that of parameters."""
+"""The selector of a role that is stored, beside that of parameters."""
 
 GENERAL, STORED, ROLE, FUNCTION, TENSOR, PIN = range(6)
-"""How narrowly a rule speaks of a tensor: the narrowest wins."""
+"""Levels of precedence of a rule for a tensor: the narrowest wins."""
 
 
 def selects(selector: tuple[str, ...], value: Value) -> int | None:
-    """How a dotted selector means this value: as TENSOR, as one in a FUNCTION, or not (None)."""
+    """The level at which a selector names a value: TENSOR, FUNCTION, or None if it does not."""
     parts = tuple((value.name or "").split("."))
-    # `w.m` is a state of `w`; `m` alone is a tensor that the program calls so.
+    # `w.m` is a state of `w`; `m` alone is a tensor of that name.
     alone = parts if value.role == "state" else (value.label,)
     if value.name is not None and selector in (parts, alone):
         return TENSOR
@@ -71,7 +71,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """What rules say of one tensor: its splits, and the rule behind each ruled dim.
+    """The rules that apply to one tensor: its splits, and the rule behind each ruled dim.
 
     A dim with a rule to `none`, or one that lost its axis, has a cause but no split.
     """
@@ -88,7 +88,7 @@ class Binding:
 class Layout:
     """A resolved layout on a mesh.
 
-    `declared` says of `("dim", name)` and `("axis", name)` where they were declared.
+    `declared` has the places where `("dim", name)` and `("axis", name)` are declared.
     """
 
     name: str
@@ -98,13 +98,13 @@ class Layout:
 
     @property
     def known(self) -> frozenset[tuple[str, str]]:
-        """The pairs (dim, axis) that some rule splits so."""
+        """The pairs (dim, axis) that some rule splits."""
         return frozenset((rule.dim, axis) for rule in self.rules for axis in rule.axes)
 
     def bind(self, value: Value, stored: bool = False) -> Binding:
-        """The splits that rules demand of `value`; with `stored`, of one that is kept.
+        """The splits that rules demand of `value`; with `stored`, of a stored value.
 
-        Gradients and states are kept as their parameter is, unless rules of their own say more.
+        Gradients and states are stored as their parameter is, unless rules of their own say more.
         Raises MD0301 (does not divide), MD0302 (two dims on one axis), MD0303 (equally narrow
         rules).
         """
@@ -120,14 +120,14 @@ class Layout:
         return Binding(splits, {d: rule for d, (_, rule) in chosen.items()})
 
     def demand(self, value: Value, returned: bool = False) -> Binding:
-        """The splits of `value` where it is: as it is stored, if it is, else as it is computed.
+        """The splits of `value` at its definition: as stored, if it is, else as computed.
 
-        A gradient is stored as it appears where it is `returned` or a `grads:` rule speaks of it.
+        A gradient is stored as defined where it is `returned` or a `grads:` rule binds it.
         """
         return self.bind(value, self.is_stored(value, returned))
 
     def summed(self, value: Value, op: Op) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """How rules that name a result of `op` split dims that it has no more, having reduced them.
+        """Splits that rules naming a result of `op` demand of dims that `op` has reduced.
 
         Less those that `op` cannot follow: it splits no dim unevenly, and none along an axis that
         splits another one.
@@ -150,7 +150,7 @@ class Layout:
         return tuple(found.items())
 
     def is_stored(self, value: Value, returned: bool) -> bool:
-        """Whether rules for what is kept bind a value where it is made."""
+        """Whether rules for stored values bind a value at its definition."""
         if value.role == "grad":
             return returned or self._has_rule("grads", value)
         return value.role == "state" or (value.role == "param" and value.follows is None)
@@ -177,7 +177,7 @@ class Layout:
                 yield PIN, Rule((value.label,), pin.dim, pin.axes, False, pin.span)
 
     def _exists(self, axes: tuple[str, ...]) -> bool:
-        """Whether a rule to these axes says anything here: `none`, or an axis of the mesh."""
+        """Whether a rule to these axes has a meaning here: `none`, or an axis of the mesh."""
         return not axes or any(a in self.mesh.names for a in axes)
 
     def _level(self, rule: Rule, value: Value, stored: bool) -> int | None:
@@ -417,7 +417,7 @@ def inherited_rules(node: ast.Layout, declarations: Declarations) -> tuple[Rule,
 
 
 def _circle(layouts: list[ast.Layout]) -> NoReturn:
-    """Layouts each of which extends the next, and the last the first."""
+    """Report layouts each of which extends the next, and the last the first."""
     first = min(layouts, key=lambda layout: layout.span.start)
     assert first.base is not None
     bases = (n.base.span for n in layouts if n is not first and n.base is not None)

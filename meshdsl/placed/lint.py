@@ -12,7 +12,7 @@ from meshdsl.placed.sbp_block import Annotations, means
 
 
 def values_of(program: Program) -> Iterator[Value]:
-    """Every tensor of a program: what it is given and keeps, results, what loops carry, collect."""
+    """Every tensor of a program: inputs, stored values, results, carried and collected values."""
     yield from program.inputs
     yield from (p.value for p in program.params)
     yield from (s.value for s in program.states)
@@ -26,7 +26,7 @@ def values_of(program: Program) -> Iterator[Value]:
 def lint(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
     """Warn of rules that cannot have an effect, each with a way out."""
     values = tuple(values_of(program))
-    # Rules for the dims that `repeat` runs over are answered elsewhere.
+    # Rules for the dims of a `repeat` are reported elsewhere.
     dims = {d for v in values for d in v.type.names} | {n.dim.name for n in loops(program)}
     for rule in layout.rules:
         for axis in rule.axes:
@@ -36,7 +36,7 @@ def lint(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
             diagnostics.add(_no_dim(rule, dims))
         elif not _selects_any(rule, values) and not _selects_summed(rule, program, layout):
             diagnostics.add(_selects_nothing(rule, values))
-    # What the backward pass makes of a tensor has its pins as well.
+    # The backward pass copies the pins of a tensor.
     for pin in dict.fromkeys(pin for value in values for pin in value.pins):
         for axis in pin.axes:
             if axis not in layout.mesh.names:

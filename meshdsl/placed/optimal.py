@@ -12,37 +12,37 @@ reader r of v (an operator, a loop, an output, an update) needs it in n:
     z[v,y,s]  v is yielded in y and settles in s
     S[v,s]    v settles in s; no variable, but the sum over y of z[v,y,s]
     f[r,s,n]  r needs in n what settled in s
-    g[r,k,n]  the part of f[r,s,n] that r has from version k of the same s, with nothing sent: a
+    g[r,k,n]  the part of f[r,s,n] that r makes of version k of the same s, with nothing sent: a
               slice of it, or itself among zeros
     m[v,s,n]  version n of v is made from s
 
 Constraints, for all indices that are not summed over:
 
     sum over c of x[o,c] = 1
-    sum over s of z[v,y,s] = sum of the x[o,c] that yield y    what is yielded settles somewhere
+    sum over s of z[v,y,s] = sum of the x[o,c] that yield y    a yielded value settles somewhere
     sum over n of f[r,s,n] = S[v,s]                            the flow of a reader is a transport
     sum over s of f[r,s,n] = sum of the x[o,c] that need n     problem, from s to n
     sum over k of g[r,k,n] <= f[r,s,n]
     f[r,s,n] - sum over k of g[r,k,n] + sum over k of g[r,n,k] <= m[v,s,n]
 
-The last says that a reader takes one version at a time: halves of a version do not serve two of its
-needs at once. What a loop carries has one S inside and outside, that its entry and its end need.
+The last makes a reader take one version at a time: halves of a version do not serve two of its
+needs at once. A carried value has one S inside and outside, that its entry and its end need.
 
-Objective: the least sum, over z, g and m, of the `Price` of the reshard times its trips (how often
-the loops around it run). So a version is paid for once, however many read it. Price counts bytes
-first of all, along the cheapest route (`reshard.py`); ties go to fewer collectives, then fewer
-local steps and FLOPs; all of them together weigh less than a byte.
+Objective: the least sum, over z, g and m, of the `Price` of the reshard times its iterations (of
+the loops around it). So a version is paid for once, however many read it. Price counts bytes first
+of all, along the cheapest route (`reshard.py`); ties go to fewer collectives, then fewer local
+steps and FLOPs; all of them together weigh less than a byte.
 
 HiGHS (Huangfu and Hall, 2018) solves the relaxation first, and branches on x, z, carried S and m
 with parts only where that leaves fractions. Nearly every relaxation is tight: given x and S, the
-flows are transport problems. What has one option is a constant, and placements that are nowhere
+flows are transport problems. A choice of one option is a constant, and placements that are nowhere
 cheaper than another are left out.
 
 Proven, as `Plan.least`: of the space that was searched, no plan costs less, by the solver's bound.
 That is the widest of three spaces that is small enough. Values keep the splits that rules demand,
-and operators the rows that keep them (`Space._rows`); on axes no rule speaks of, values may be
-whole, partial or split; else split only as some rule splits that dim elsewhere; else not split.
-Not proven: other orders of products of many operands (one is given), and what a stack that is split
+and operators the rows that keep them (`Space._rows`); on axes without a rule, values may be whole,
+partial or split; else split only as some rule splits that dim elsewhere; else not split. Not
+proven: other orders of products of many operands (one is given), and what a stack that is split
 along its loop might have become before it.
 """
 
@@ -92,7 +92,7 @@ TOLERANCE = 1e-6
 
 
 SOLVER = "highspy 1.15"
-"""The solver whose answers these are: another one may find another plan of the same cost."""
+"""The solver and its version: another one may find another plan of the same cost."""
 
 
 class NoPlan(Exception):
@@ -108,13 +108,13 @@ class Answer:
     proven: bool
 
     def of(self, terms: Terms) -> int:
-        """What a 0-1 quantity came to."""
+        """The value of a 0-1 quantity."""
         return round(sum(c * (self.values[i] if i >= 0 else 1) for i, c in terms.items()))
 
 
 @dataclass(slots=True)
 class ZeroOne:
-    """A 0-1 program in the making: costs per variable and linear constraints.
+    """A 0-1 program under construction: costs per variable and linear constraints.
 
     Raises NoPlan when it has more than `most` coefficients, or a constraint that cannot be met.
     """
@@ -143,7 +143,7 @@ class ZeroOne:
         return made
 
     def pay(self, terms: Terms, cost: float) -> None:
-        """Add `cost` times a quantity to what is minimised."""
+        """Add `cost` times a quantity to the objective."""
         for variable, coefficient in terms.items():
             if variable == ONE:
                 self.paid += cost * coefficient
@@ -227,7 +227,7 @@ _OPTIONS: dict[str, bool | int | float | str] = {
     "threads": 1,
     "parallel": "off",
     "random_seed": 0,
-    "presolve": "off",  # what has one option is gone already
+    "presolve": "off",  # choices of one option are constants already
     "simplex_iteration_limit": MOST_ITERATIONS,
     "mip_rel_gap": 0.0,
     "mip_abs_gap": 1e-6,
@@ -251,29 +251,29 @@ MOST_COMBINATIONS = 4_000
 """Combinations of rows of all operators together that a search may consider."""
 
 MOST_PAIRS = 56_000
-"""Pairs of placements that a search may price: ways of values to where they may settle, and on.
+"""Pairs of placements that a search may price: of values as yielded, settled and needed.
 
-Each counts as often as there are axes, squared: a way over more axes is one among more placements.
+Each counts as often as there are axes, squared: over more axes a route passes more placements.
 """
 
 MOST_COEFFICIENTS = 250_000
-"""Size of the 0-1 program that is tried."""
+"""The largest 0-1 program attempted, in coefficients."""
 
 MOST_PLACEMENTS = 40
-"""Placements of one value that are considered; where there are more, splits are left out."""
+"""Placements considered of one value; where there are more, splits are left out."""
 
 LIGHT = 8
-"""An operator of fewer FLOPs per element that it reads or writes may be done on every device."""
+"""An operator of fewer FLOPs per element that it reads or writes may run on every device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The placements of a whole program, decided at once: a `Decider`.
 
-    choices: what each operator reads and yields, and where its results settle. carried: the
-    placements of what loops carry and collect. sent: per value, the versions that something is sent
-    for. `cost` is that of all reshards by `price`, in all trips. `least`: no other plan costs less,
-    of those that were `searched`.
+    choices: operand and result placements of each operator, and where its results settle. carried:
+    the placements of what loops carry and collect. sent: per value, the versions that something is
+    sent for. `cost` is that of all reshards by `price`, in all iterations. `least`: no other plan
+    costs less, of those that were `searched`.
     """
 
     choices: dict[Op, Choice]
@@ -291,7 +291,7 @@ class Plan:
         return self.choices[op]
 
     def carries(self, loop: named.Loop) -> Mapping[Value, Placement] | None:
-        """The placements of all that loops carry and collect."""
+        """The placements of all carries and collected values."""
         return self.carried
 
     def versions(self, value: Value) -> tuple[Placement, ...]:
@@ -303,8 +303,7 @@ def solve(request: Request, price: Price) -> Plan | None:
     """The plan of least cost; None where the search is too large.
 
     The program of `request` is rewritten: it has no composite whose own dim is split, and no n-ary
-    einsum. What is searched is the widest space that is not too large; its answer is the least of
-    that space.
+    einsum. The widest space that is not too large is searched; the plan is the least of that space.
     """
     spaces: dict[str, Splits | None] = {EVERY: None, KNOWN: request.known, NONE: frozenset()}
     for searched, splits in spaces.items():
@@ -321,12 +320,12 @@ Splits = frozenset[tuple[str, str]]
 """Pairs (dim, axis)."""
 
 KNOWN, NONE = ("splits that rules know", "whole and partial values only")
-"""What is searched, short of `EVERY`, on axes that no rule speaks of."""
+"""The spaces searched, short of `EVERY`, on axes without a rule."""
 
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """One combination of rows of an operator, and what it computes."""
+    """One combination of rows of an operator, and the FLOPs it costs."""
 
     needs: tuple[Placement, ...]
     yields: tuple[Placement, ...]
@@ -334,11 +333,11 @@ class Combination:
 
 
 class Space:
-    """What there is to choose: combinations of every operator, and where values may settle.
+    """The search space: combinations of every operator, and where values may settle.
 
-    readers: every placement that somebody may need a value in. trips: how often a value is made.
+    readers: every placement that a reader may need a value in. trips: how often a value is made.
     sliced: the dims of loops that slice or collect a value. splits: those that are considered on
-    axes no rule speaks of; None for all.
+    axes without a rule; None for all.
     """
 
     def __init__(self, request: Request, price: Price, splits: Splits | None) -> None:
@@ -356,7 +355,7 @@ class Space:
         self.outputs = {value: p for value, p in left.items() if p is not None}
         self.trips = self._trips()
         self.sliced = self._sliced()
-        # Where nothing is demanded nothing is partial either: such axes are left alone.
+        # Without demands nothing is partial either: such axes are left alone.
         asked = self._asked_axes()
         self.axes = tuple(a for a, n in self.mesh.axes if n > 1 and a in asked)
         self.ops = self._arising()
@@ -365,7 +364,7 @@ class Space:
         self._collect_readers()
 
     def route(self, value: Value, source: Placement, target: Placement) -> Route | None:
-        """The cheapest way from one placement of a value to another."""
+        """The cheapest route from one placement of a value to another."""
         return route(value.type, source, target, self.mesh, self.price)
 
     # --- the program -------------------------------------------------------------------------
@@ -380,7 +379,7 @@ class Space:
 
     def _sliced(self) -> dict[Value, set[str]]:
         found: dict[Value, set[str]] = defaultdict(set)
-        # What an inner loop slices further lies, outside of the outer one, as it does inside.
+        # Dims that an inner loop slices count for the stack of the outer loop too.
         for loop in reversed(self.loops):
             for made in loop.collected:
                 found[made.outer].add(loop.dim.name)
@@ -396,7 +395,7 @@ class Space:
         return {a for p in asked for a in (*p.partial, *(a for _, axes in p.splits for a in axes))}
 
     def _arising(self) -> set[ReduceOp]:
-        """Operations of the partial values that can come about: sums, and what reduces here."""
+        """Operations of the partial values that can arise: sums, and those of reductions here."""
         calls = {call_of(op) for op in named.walk(self.program.body)}
         made = [r for c in calls for r in legal_rows(c) if not _partial_ops(r.ins)]
         asked = {self.request.ruled(v).op for v in self.trips}
@@ -404,7 +403,7 @@ class Space:
         return sums.union(*(_partial_ops(row.outs) for row in made), {op for op in asked if op})
 
     def _collect_readers(self) -> None:
-        """Which versions somebody may need."""
+        """Note the placements that readers may need."""
         for op, combinations in self.combinations.items():
             for index, value in enumerate(op.ins):
                 self.need(value, (c.needs[index] for c in combinations))
@@ -414,7 +413,7 @@ class Space:
             self.need(update.new, [self.request.stored(update.old)])
 
     def need(self, value: Value, placements: Iterable[Placement]) -> None:
-        """Somebody may need a value so."""
+        """Note that a reader may need a value in these placements."""
         self.readers.setdefault(value, {}).update(dict.fromkeys(placements))
 
     # --- combinations ------------------------------------------------------------------------
@@ -443,10 +442,10 @@ class Space:
     def _rows(
         self, op: Op, axis: str, ruled: tuple[Placement, ...], wants: tuple[Want, ...]
     ) -> list[Row]:
-        """Rows along one axis that suit what rules say of the result, or stand on what they split.
+        """Rows along one axis that suit the demands on the result, or the splits of the operands.
 
-        Where a row does both, no other is considered but that which spares reducing a large result
-        of small operands.
+        Where a row does both, no other is considered but one that spares reducing a large result of
+        small operands.
         """
         legal = allowed_rows(legal_rows(call_of(op)), wants, axis)
         every = [r for r in legal if _partial_ops((*r.ins, *r.outs)) <= self.ops]
@@ -461,7 +460,7 @@ class Space:
         return [r for r in found if r in standing or self._is_considered(r, axis)] or found
 
     def _is_considered(self, row: Row, axis: str) -> bool:
-        """Whether a search of some splits only considers a row."""
+        """Whether a row splits dims only as the search considers it."""
         dims = (c.dim for c in (*row.ins, *row.outs) if isinstance(c, Split))
         return all(self._may_split(d, axis) for d in dims)
 
@@ -473,9 +472,9 @@ class Space:
     def targets(
         self, value: Value, yields: tuple[Placement, ...], without: str = ""
     ) -> list[Placement]:
-        """Where a value may settle; what a loop carries or collects is yielded by nobody.
+        """Where a value may settle; carried and collected values have no `yields`.
 
-        The dim `without` stays whole, whatever rules say of it.
+        The dim `without` stays whole, whatever rules demand.
         """
         ruled = self.request.ruled(value).without_dim(without)
         if self.request.is_settled(value):
@@ -487,7 +486,7 @@ class Space:
         if self.pairs * len(self.axes) ** 2 > MOST_PAIRS:
             raise NoPlan
         if self.request.waits(value):
-            # A gradient stays as it came about until the update asks for it.
+            # A gradient keeps its first placement until the update reads it.
             return [p for p in found if p in yields] or found
         return found
 
@@ -499,7 +498,7 @@ class Space:
     def _completed(
         self, value: Value, ruled: Placement, yields: tuple[Placement, ...], splits: bool
     ) -> Iterator[Placement]:
-        """What rules demand, with the free axes whole, partial or split."""
+        """The demanded splits, with the free axes whole, partial or split."""
         taken = {a for _, axes in ruled.splits for a in axes}
         free = [a for a in self.axes if a not in taken]
         for op in _sorted_ops(p.op for p in yields):
@@ -512,9 +511,9 @@ class Space:
     def _along(
         self, value: Value, axis: str, yields: tuple[Placement, ...], op: ReduceOp, splits: bool
     ) -> list[Component]:
-        """What a value may be along a free axis.
+        """The components of a value along a free axis.
 
-        What was yielded whole or split is best left so, or whole: versions can be made of it.
+        A value yielded whole or split best stays so, or becomes whole: versions can be made of it.
         """
         came = {p.component(axis) for p in yields}
         if came and not _partial_ops(came):
@@ -537,17 +536,17 @@ class Space:
 
 
 Pair = tuple[Placement, Placement]
-"""Where a value settled, and a version that is made from it."""
+"""A settled placement of a value, and a version made from it."""
 
 Reader = dict[Pair, Terms]
-"""What one reader takes."""
+"""The flows to one reader."""
 
 
 class Model:
     """A space as a 0-1 program; see the head of this file for its quantities.
 
-    settled: S by value. kept: as what a loop collects a value. readers: f by value and reader,
-    where something is sent. versions: m.
+    settled: S by value. kept: the same for collected values, inside their loop. readers: f by value
+    and reader, where something is sent. versions: m.
     """
 
     def __init__(self, space: Space) -> None:
@@ -560,7 +559,7 @@ class Model:
         self.readers: dict[Value, list[Reader]] = {}
         self.versions: dict[Value, dict[Pair, Terms]] = {}
         self.tie = 0.25 / (1 + len(space.trips) + len(space.combinations))
-        """What a collective weighs beside a byte; a local step an eighth of it."""
+        """The weight of a collective beside a byte; that of a local step is an eighth."""
 
     def plan(self) -> Plan | None:
         """The least plan; None where none was found."""
@@ -585,7 +584,7 @@ class Model:
             self._settle_collected(item)
         stacked = [s for loop in self.space.loops for s in loop.stacked]
         shared = {s.outer for s in stacked} | {c.inside for c in collected if c not in apart}
-        # All that there is to price is counted before anything is.
+        # The pairs to price are counted before any is priced.
         results = ((op, i) for op in self.space.combinations for i in range(len(op.outs)))
         targets = {op.outs[i]: self.space.results(op, i) for op, i in results}
         for op in self.space.combinations:
@@ -597,7 +596,7 @@ class Model:
             self.settled[piece.inside] = self._sliced(piece)
 
     def _settle_collected(self, item: ir.Collected[Value]) -> None:
-        """What is collected lies as its parts do; a rule that splits the loop's dim comes after."""
+        """Place a collected value as its parts; a rule that splits the loop's dim applies later."""
         loop = next(d for d in item.outer.type.names if not item.inside.type.has(d))
         found = self.space.targets(item.outer, (), without=loop)
         self.kept[item.outer] = dict(zip(found, self.lp.choice(len(found)), strict=True))
@@ -609,11 +608,11 @@ class Model:
             self.settled[item.outer] = self.kept[item.outer]
 
     def _settles_alike(self, item: ir.Collected[Value]) -> bool:
-        """Whether all of a gradient waits as each part of it came about."""
+        """Whether a whole gradient keeps the placement in which its parts arise."""
         return item.inside.role == "grad" and self.request.waits(item.outer)
 
     def _sliced(self, item: ir.Stacked[Value]) -> dict[Placement, Terms]:
-        """A slice lies as the stack does, made whole along the dim of the loop."""
+        """Placements of a slice: those of the stack, made whole along the dim of the loop."""
         loop = next(d for d in item.outer.type.names if not item.inside.type.has(d))
         return self._whole_along(loop, item.outer)
 
@@ -627,7 +626,7 @@ class Model:
         self.settled[value] = dict(zip(found, self.lp.choice(len(found)), strict=True))
 
     def _settle_carry(self, carry: ir.Carry[Value], loop: str) -> None:
-        """One placement for the value inside a loop and for what the loop leaves."""
+        """One placement for the value inside a loop and for the loop's result."""
         found = self.space.targets(carry.inside, ())
         ruled = self.request.ruled(carry.next)
         if self.request.is_settled(carry.next) and ruled in found:
@@ -692,7 +691,7 @@ class Model:
         self.settled[value] = {p: total(edges) for p, edges in into.items() if edges}
 
     def _cost(self, value: Value, source: Placement, target: Placement) -> float:
-        """What a reshard of a value costs in all its trips, with its weight among ties."""
+        """The cost of a reshard of a value in all iterations, with its weight among ties."""
         costs = self.costs.setdefault(value, {})
         if (source, target) not in costs:
             costs[source, target] = self._priced(value, source, target)
@@ -732,12 +731,12 @@ class Model:
             self._read_stack(piece, loop.dim.name)
 
     def _read_stack(self, item: ir.Stacked[Value], loop: str) -> None:
-        """What lies split along the dim of its loop is made whole along it before."""
+        """A stack that is split along the dim of its loop is made whole along it before."""
         if any(p.axes_of(loop) for p in self.settled[item.outer]):
             self._read(item.outer, self._whole_along(loop, item.outer))
 
     def _read(self, value: Value, wanted: dict[Placement, Terms]) -> None:
-        """One reader: where the value settled flows to what the reader wants."""
+        """One reader: flows from where the value settled to the placements the reader needs."""
         settled = self.settled[value]
         if len(wanted) == 1:
             (need,) = wanted
@@ -769,7 +768,7 @@ class Model:
         return flows
 
     def _make(self, value: Value) -> None:
-        """The versions that are sent, and which of them each reader takes."""
+        """The versions that are sent, and the one that each reader takes."""
         readers = self.readers[value]
         pairs = list(dict.fromkeys(pair for paid in readers for pair in paid))
         others = {pair: self._sources(value, pair, pairs) for pair in pairs}
@@ -785,7 +784,7 @@ class Model:
         self.versions[value] = made
 
     def _sources(self, value: Value, pair: Pair, pairs: list[Pair]) -> list[Pair]:
-        """Versions made from the same placement that the one of `pair` is had from unsent."""
+        """Versions of the same source from which that of `pair` can be made locally."""
         source, need = pair
         if self._is_local(value, source, need):
             return []
@@ -793,14 +792,14 @@ class Model:
         return [(s, n) for s, n in same if self._is_local(value, n, need)]
 
     def _is_local(self, value: Value, source: Placement, target: Placement) -> bool:
-        """Whether nothing is sent on the way."""
+        """Whether the route sends nothing."""
         if not source.may_become(target):
             return False
         found = self.space.route(value, source, target)
         return found is not None and not found.collectives
 
     def _version(self, here: Terms, reading: list[Terms], linked: bool) -> Terms:
-        """When a version is made; it needs a variable only where that is not plain."""
+        """The quantity of a version; a variable only where no existing quantity equals it."""
         if linked:
             return self.lp.variable()
         if here in reading:
@@ -811,7 +810,7 @@ class Model:
     def _take(
         self, value: Value, paid: Reader, made: dict[Pair, Terms], others: dict[Pair, list[Pair]]
     ) -> None:
-        """A reader takes one version: together it takes no more of one than there is."""
+        """Make a reader take one version: of each it takes no more in all than there is."""
         taken: dict[Pair, list[Terms]] = {}
         for pair, terms in paid.items():
             via = [self.lp.variable(whole=False) for _ in others[pair]]
@@ -836,7 +835,7 @@ class Model:
         carried |= {v: self.kept.get(v, self.settled[v]) for v in collected}
         carries = {v: _picked(found, answer) for v, found in carried.items()}
         versions = {v: self._sent(v, answer) for v in self.versions}
-        # It is not searched what a stack that is split along its loop may become before the loop.
+        # The space has no placements before the loop of a stack that is split along its loop.
         split = any(
             self._settled_in(s.outer, answer).axes_of(loop.dim.name)
             for loop in loops
@@ -870,13 +869,13 @@ def _partial_ops(components: Iterable[Component]) -> set[ReduceOp]:
 
 
 def _sorted_ops(ops: Iterable[ReduceOp | None]) -> list[ReduceOp]:
-    """Those that are there; sums where there are none."""
+    """The operations present; sums where there are none."""
     sums: list[ReduceOp] = ["sum"]
     return sorted({op for op in ops if op}) or sums
 
 
 def _stands(row: Row, axis: str, ruled: tuple[Placement, ...]) -> bool:
-    """Whether the row takes every operand that rules split along the axis as it is."""
+    """Whether the row takes as it is every operand that rules split along the axis."""
     return all(
         not isinstance(p.component(axis), Split) or p.component(axis) == component
         for component, p in zip(row.ins, ruled, strict=True)
@@ -884,7 +883,7 @@ def _stands(row: Row, axis: str, ruled: tuple[Placement, ...]) -> bool:
 
 
 def _agrees(row: Row, axis: str, wants: tuple[Want, ...]) -> bool:
-    """Whether no result comes out split otherwise than it is wanted."""
+    """Whether no result is split otherwise than demanded."""
     pairs = zip(row.outs, (w.placement.component(axis) for w in wants), strict=True)
     return not any(isinstance(c, Split) and isinstance(w, Split) and c != w for c, w in pairs)
 
@@ -892,8 +891,8 @@ def _agrees(row: Row, axis: str, wants: tuple[Want, ...]) -> bool:
 def _spares(op: Op, rows: list[Row]) -> bool:
     """Whether gathering the operands sends less than reducing what every row leaves partial.
 
-    Only where doing the whole on every device is light: a lookup's gradient, not a product. What a
-    rule splits of a parameter is meant to stay so.
+    Only where a whole result on every device is cheap: a lookup's gradient, not a product. Rules
+    for the splits of a parameter are followed.
     """
     split = {v for row in rows for v, c in zip(op.ins, row.ins, strict=True) if c != B}
     if not all(_partial_ops(row.outs) for row in rows) or any(v.role == "param" for v in split):

@@ -1,7 +1,7 @@
-"""Reads the text of a placed program, as `printer.py` writes it: for tests of passes.
+"""Parser of the text of a placed program, as `printer.py` writes it: for tests of passes.
 
-Costs are those of the steps. Which rule split which dim, and why a tensor is resharded, is in no
-text.
+Costs are those of the steps. The text has neither the rules behind the splits nor the causes of
+reshards.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MESH = re.compile(r"(\S+) \((.*)\)")
 
 
 def parse_program(text: str) -> Program:
-    """The program that a text is of. Raises IRSyntaxError."""
+    """The program of a text. Raises IRSyntaxError."""
     return _Placed(text).program()
 
 
@@ -51,7 +51,7 @@ def parse_placed_type(
 
 
 def parse_step(scan: Scanner, mesh: Mesh, before: Placement) -> c.Step:
-    """`all_to_all heads to seq over tp`, of what is placed as `before`."""
+    """`all_to_all heads to seq over tp`, of a tensor placed as `before`."""
     kind, words = scan.next(), list[Any]()
     while scan.peek() != "over":
         words.append(_split(scan) if kind == "permute" else scan.next())
@@ -77,7 +77,7 @@ def parse_step(scan: Scanner, mesh: Mesh, before: Placement) -> c.Step:
 def _over(scan: Scanner) -> tuple[str, ...]:
     scan.expect("over")
     axes = [scan.next()]
-    # In a list of types the next one follows behind a comma as well.
+    # In a list of types a comma also separates the next one.
     while scan.peek() == "," and scan.peek(2) != "[":
         scan.next()
         axes.append(scan.next())

@@ -1,4 +1,4 @@
-"""Placing a program: which policy, hence who decides, and the best of what they found.
+"""Placing a program: the policy, the decider it selects, and the best of several results.
 
 A layout or an `sbp` block becomes a `Request` (`request.py`); a `Walk` or a `Plan` decides what it
 leaves open; `from_named.Placer` carries out the decisions.
@@ -22,26 +22,26 @@ from meshdsl.placed.sbp_block import Annotations
 from meshdsl.placed.storage import with_loads
 
 WALKS = ("immediate", "mesh-tf", "deferred")
-"""Policies that one walk in program order carries out."""
+"""Policies carried out by one walk in program order."""
 
 ONE_ORDER = "products of many operands in one order"
-"""What is searched of an einsum that comes to several."""
+"""The space searched where an einsum is split into several."""
 
 POLICIES = (*WALKS, "optimal")
-"""When partial values are reduced."""
+"""Policies for when partial values are reduced."""
 
 WITH_MESSAGES = Price(MESSAGE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """How the plan of `optimal` is found: by what `price`, and whether it is kept for next time."""
+    """The search for the plan of `optimal`: its `price`, and whether the plan is cached."""
 
     price: Price = WITH_MESSAGES
     cache: bool = True
 
     def plan(self, request: Request) -> Plan | None:
-        """The plan of least cost; None where there is too much to search."""
+        """The plan of least cost; None where the space is too large."""
         if not self.cache:
             return solve(request, self.price)
         problem = Problem(request, self.price)
@@ -79,7 +79,7 @@ def _request(program: named.Program, asked: Layout | Annotations) -> Request:
 
 
 def _walked(request: Request, policy: str) -> tuple[Program, Request]:
-    """The placed program with equal operators done once, those too that placing it has made.
+    """The placed program after common subexpression elimination, also of rewritten operators.
 
     And the request, which has rules for the dims that rewriting made up.
     """
@@ -94,9 +94,9 @@ def _walked(request: Request, policy: str) -> tuple[Program, Request]:
 
 
 def _least(request: Request, search: Search) -> Program:
-    """The planned program, unless a walk needs nothing sent, or is better, or there is no plan.
+    """The planned program, unless a walk sends nothing, or is better, or there is no plan.
 
-    The plan is made for what the last walk has rewritten; the other walks where nothing is proven.
+    The plan is made for the last walk's rewritten program; the others run if nothing is proven.
     """
     price = search.price
     last, known = _walked(request, WALKS[-1])
@@ -115,7 +115,7 @@ def _least(request: Request, search: Search) -> Program:
 
 
 def _planned(request: Request, known: Request, last: Program, search: Search) -> Program | None:
-    """The program under a plan for what the last walk made of it, products in its order."""
+    """The program under a plan for the last walk's rewritten program and contraction order."""
     left = {tensor.value: tensor.placement for _, tensor in last.outputs}
     rewritten = known.on(last.rewritten, left)
     plan = search.plan(rewritten)
@@ -132,7 +132,7 @@ def _is_proven(program: Program) -> bool:
 
 
 def _cost(program: Program, price: Price) -> tuple[int, int, int]:
-    """The cost that is minimised; then collectives, and steps that stay on the device."""
+    """The cost that is minimised; then collectives, and local steps."""
     moves = [(n.route, k) for n, k in walk(program.body) if isinstance(n, Reshard)]
     collectives = sum(r.collectives * k for r, k in moves)
     local = sum(r.kernels * k for r, k in moves)

@@ -1,7 +1,7 @@
-"""The placements that are asked of a program's values: by the rules of a layout, or an `sbp` block.
+"""The placements requested of a program's values: by the rules of a layout, or an `sbp` block.
 
-`Request` answers for a layout; `BlockRequest` for a block, where tensors without an annotation are
-free. A walk (`from_named.py`) and the search for the optimum (`optimal.py`) put the same questions.
+`Request` is that of a layout; `BlockRequest` that of a block, where tensors without an annotation
+are free. The walk (`from_named.py`) and the search for the optimum (`optimal.py`) both query it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Pins = tuple[Placement | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The placement asked of a value; per split dim the text that asks for it, and its place."""
+    """The placement requested of a value; per split dim the text that requests it, and where."""
 
     placement: Placement
     causes: dict[str, tuple[str, Span]]
@@ -36,7 +36,7 @@ class Asked:
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """The placements that the rules of a layout ask of the values of a program.
+    """The placements that the rules of a layout request of the values of a program.
 
     `left` are the placements in which a walk has left the outputs.
     """
@@ -46,7 +46,7 @@ class Request:
     left: Mapping[Value, Placement] = field(default_factory=dict)
 
     def on(self, program: named.Program, left: Mapping[Value, Placement] | None = None) -> Self:
-        """The same request of a program that has been rewritten."""
+        """The same request for a program that has been rewritten."""
         return replace(self, program=program, left=left or {})
 
     def also(self, dim: Dim, axes: tuple[str, ...], span: Span) -> Self:
@@ -66,7 +66,7 @@ class Request:
     # --- of a value --------------------------------------------------------------------------
 
     def asked(self, value: Value) -> Asked:
-        """The placement asked of a value where it is made, and why; on other axes it is free."""
+        """The placement requested of a value at its definition, and why; other axes are free."""
         if value not in self._asked:
             self._asked[value] = self._ask(value)
         return self._asked[value]
@@ -81,15 +81,15 @@ class Request:
         return Asked(found.placement(self.mesh), causes)
 
     def ruled(self, value: Value) -> Placement:
-        """The placement asked of a value."""
+        """The placement requested of a value."""
         return self.asked(value).placement
 
     def demanded(self, value: Value) -> Placement:
-        """The placement asked of a value if it is not returned."""
+        """The placement requested of a value that is not returned."""
         return self.layout.demand(value).placement(self.mesh)
 
     def stored(self, value: Value) -> Placement:
-        """The placement a parameter or a state is kept in; what is read in parts is kept whole."""
+        """The placement a parameter or a state is stored in; one that is read in parts is whole."""
         return self.ruled(value).reduced
 
     def output(self, value: Value) -> Placement | None:
@@ -99,7 +99,7 @@ class Request:
         return self.ruled(value)
 
     def carried(self, carry: ir.Carry[Value]) -> Value | None:
-        """The value whose placement a loop carries; None where it is as it enters, reduced."""
+        """The value whose placement a loop carries; None: that of the initial value, reduced."""
         return carry.inside
 
     # --- of an operator ----------------------------------------------------------------------
@@ -109,15 +109,15 @@ class Request:
         return tuple(Want(self.ruled(v), summed=self.layout.summed(v, op)) for v in op.outs)
 
     def pins(self, op: Op) -> Pins:
-        """The placements that `op` must read its operands in; rules do not tell readers apart."""
+        """The placements in which `op` must read its operands; rules do not tell readers apart."""
         return (None,) * len(op.ins)
 
     def refuse(self, op: Op) -> NoReturn:
-        """Raise MD0309: no row of `op` has its operands as `pins` wants them."""
+        """Raise MD0309: no row of `op` has its operands as `pins` demand."""
         raise AssertionError(f"{op.name} has no legal placement, and nothing is pinned")
 
     def alike(self, first: Op, second: Op) -> bool:
-        """Whether the results of two operators are asked for in one placement."""
+        """Whether the results of two operators are requested in one placement."""
         pairs = zip(first.outs, second.outs, strict=True)
         return all(self.demanded(a) == self.demanded(b) for a, b in pairs)
 
@@ -125,33 +125,33 @@ class Request:
 
     @cached_property
     def known(self) -> frozenset[tuple[str, str]]:
-        """The pairs (dim, axis) that are split so somewhere."""
+        """The pairs (dim, axis) of all requested splits."""
         return self.layout.known
 
     def is_settled(self, value: Value) -> bool:
-        """Whether a value is to be just as it is ruled, on all axes."""
+        """Whether the placement of a value is fixed by `ruled`, on all axes."""
         return value in self.returned or value.role == "param"
 
     def is_known(self, value: Value) -> bool:
-        """Whether `ruled` tells along which dims a value is split wherever it is read."""
+        """Whether `ruled` has the split dims of a value wherever it is read."""
         return True
 
     def may_split(self, value: Value) -> tuple[str, ...]:
-        """The dims that may be split on axes no rule speaks of; a rule to `none` speaks of all."""
+        """The dims that may be split on axes without a rule; a rule to `none` fixes all."""
         causes = self.layout.bind(value).causes
         return tuple(d for d in value.type.names if d not in causes or causes[d].axes)
 
     def waits(self, value: Value) -> bool:
-        """Whether a value is a gradient that stays as it came about until the update asks."""
+        """Whether a value is a gradient that keeps its placement until the update reads it."""
         return value.role == "grad" and not self.layout.is_stored(value, value in self.returned)
 
 
 @dataclass(frozen=True, eq=False)
 class BlockRequest(Request):
-    """The placements that an `sbp` block asks for: just what it says of a tensor, or anything.
+    """The placements that an `sbp` block requests: those of its annotations, or anything.
 
-    Inputs, parameters and states without an annotation are whole. `layout` has no rules but those
-    for dims that were made up. When to reduce does not change where the outputs lie.
+    Inputs, parameters and states without an annotation are whole. `layout` has rules only for dims
+    that were made up. When to reduce does not change the placement of outputs.
     """
 
     annotations: Annotations = field(kw_only=True)
@@ -196,7 +196,7 @@ class BlockRequest(Request):
     # --- of an operator ----------------------------------------------------------------------
 
     def wants(self, op: Op) -> tuple[Want, ...]:
-        """Just as annotated, or anything. Raises MD0309."""
+        """As annotated, or anything. Raises MD0309."""
         found = tuple(self._want(v, op) for v in op.outs)
         for value, want in zip(op.outs, found, strict=True):
             self._check_yields(op, value, want)
@@ -208,13 +208,13 @@ class BlockRequest(Request):
             return Want(placed.reduced if value in self.returned else placed, "exact")
         if self.layout.bind(value).causes:
             return Want(self.ruled(value))
-        # What is made from nothing is made whole: to split it later costs nothing.
+        # An operator without operands yields a whole value: to split it later costs nothing.
         return Want(WHOLE, "free" if op.ins else "exact")
 
     def _check_yields(self, op: Op, value: Value, want: Want) -> None:
-        """MD0309 where a result is to be partial and no row of the operator yields that.
+        """Raise MD0309 where a result is to be partial and no row of the operator yields that.
 
-        What is made from nothing may begin a sum in parts: all but one device hold zeros.
+        An operator without operands may begin a partial sum: zeros on all devices but one.
         """
         found = self._annotated(value)
         if found is None or not want.placement.op or not op.ins:
@@ -239,7 +239,7 @@ class BlockRequest(Request):
         return self.annotations.at(value, self._readers.get(op))
 
     def refuse(self, op: Op) -> NoReturn:
-        """MD0309: the operator, the axis, and the rows there are."""
+        """MD0309: the operator, the axis, and its legal rows."""
         pin = next(found for v in op.ins if (found := self._pin(v, op)))
         legal = legal_rows(call_of(op))
         for axis in self.mesh.names:
@@ -273,11 +273,11 @@ class BlockRequest(Request):
         return self.layout.known | {(d, a) for p in ruled for d, axes in p.splits for a in axes}
 
     def is_settled(self, value: Value) -> bool:
-        """What is annotated or returned has no freedom."""
+        """Whether a value is annotated or returned: it has no freedom."""
         return value in self.returned or self._annotated(value) is not None
 
     def is_known(self, value: Value) -> bool:
-        """What is stored, annotated, or a slice of it."""
+        """Whether a value is stored, annotated, or a slice of such."""
         stored = value.role in ("param", "state", "input")
         return stored or value in self._slices or self._annotated(value) is not None
 

@@ -1,7 +1,7 @@
-"""Resharding: the steps from one placement to another that cost least.
+"""Resharding: the cheapest steps from one placement to another.
 
 Dijkstra over placements. An edge is one collective over one axis or over the product of several, or
-a step that stays on the device. Cost: what `Price` counts, then collectives, then steps.
+a local step. Cost: that of `Price`, then collectives, then steps.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from meshdsl.placed.sbp import Mesh, Placement
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a reshard costs, in bytes that a device sends.
+    """The cost of a reshard, in bytes sent per device.
 
-    A collective counts `message` more, and a pass over memory on the device a quarter of that
+    A collective counts `message` more, and a pass over local memory a quarter of that
     (slices and zero-fills are kernels to start, too). Without `scatter` there is no reduce_scatter
     (Mesh-TensorFlow has none).
     """
@@ -34,7 +34,7 @@ class Price:
 
     @property
     def kernel(self) -> int:
-        """What a pass over memory costs."""
+        """The cost of a pass over memory."""
         return self.message // 4
 
     def of(self, route: Route) -> int:
@@ -46,13 +46,13 @@ class Price:
 BYTES = Price()
 
 MESSAGE_BYTES = 8192
-"""What a collective counts unless a user says otherwise: a link of 10 GB/s moves that in 0.8 µs,
-about what starting one costs at least."""
+"""The default cost of a collective: a link of 10 GB/s moves that in 0.8 µs, about the least time
+to start one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The steps from one placement to another, and what they send per device.
+    """The steps from one placement to another, and the bytes they send per device.
 
     `collectives` of the steps send anything.
     """
@@ -63,7 +63,7 @@ class Route:
 
     @property
     def kernels(self) -> int:
-        """Passes over memory of the steps that stay on the device."""
+        """Passes over memory of the local steps."""
         return sum(step.kernels for step in self.steps)
 
     @property
@@ -173,7 +173,7 @@ def _shared_space(
 
 
 class _Edge(NamedTuple):
-    """A step, the placement it leads to, what it sends for a number of local bytes, its kernels."""
+    """A step, the placement it leads to, bytes sent as a function of local bytes, its kernels."""
 
     after: int
     sends: Callable[[int], int] | None
@@ -185,9 +185,9 @@ class _Edge(NamedTuple):
 class _Space:
     """The steps worth taking between placements, on the way to one partial over `partial`.
 
-    `ways` tells of each dim that may be split by which numbers of parts it divides: those that
-    divide the number here. Placements are numbered as they are met: `parts` are those each is
-    split into, `known` the steps from it once they were asked for.
+    `ways` has for each dim that may be split a number whose divisors are the numbers of parts it
+    divides into. Placements are numbered in order of discovery: `parts` are the numbers of blocks
+    of each, `known` the steps from it once computed.
     """
 
     ways: dict[str, int]

@@ -14,7 +14,7 @@ from meshdsl.placed.sbp import B, Component, Partial, Split
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One legal row: what each operand and each output is along an axis.
+    """One legal row: the component of each operand and each output along an axis.
 
     `factor` is the loop that is split, None for the others.
     """
@@ -29,7 +29,7 @@ class Row:
 
 
 def rows(factors: Factors, ins: int, outs: int) -> tuple[Row, ...]:
-    """Every legal row of an operator with that many operands and outputs, the all-`B` row first."""
+    """Every legal row for that many operands and outputs, the all-`B` row first."""
     found = [Row((B,) * ins, (B,) * outs)]
     found += [_split_row(f) for f in factors.loops]
     found += [_partial_row(group, "sum", ins, outs) for group in factors.linear]
@@ -53,7 +53,7 @@ def _partial_row(group: frozenset[int], op: ReduceOp, ins: int, outs: int) -> Ro
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What an operator's placement depends on; `same` numbers the operands, one value once."""
+    """All that an operator's placement depends on; `same` numbers the operands, one value once."""
 
     name: str
     attrs: tuple[tuple[str, Any], ...]
@@ -73,7 +73,7 @@ class Call:
 
 
 def call_of(op: Op) -> Call:
-    """`op` less its identity: calls alike are placed alike."""
+    """`op` less its identity: equal calls are placed alike."""
     ins, outs = (tuple(v.type for v in vs) for vs in (op.ins, op.outs))
     return Call(op.name, op.attrs, ins, outs, tuple(op.ins.index(v) for v in op.ins))
 

@@ -1,9 +1,8 @@
-"""Named SBP: what each device of a mesh holds of a tensor.
+"""Named SBP: the local block of a tensor on each device of a mesh.
 
 Per mesh axis a tensor is split along a dim (`Split`), a full copy (`B`), or partial (`Partial`):
-the value is then the elementwise sum, max, min or product of what the devices hold (OneFlow's SBP
-with names for positions). `Placement` keeps this per dim, since one dim may be split over several
-axes.
+the value is then the elementwise sum, max, min or product of the local parts (OneFlow's SBP with
+names for positions). `Placement` stores this per dim, since one dim may be split over several axes.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Mesh:
 
     @property
     def devices(self) -> int:
-        """How many devices there are."""
+        """The number of devices."""
         return math.prod(size for _, size in self.axes)
 
     def size(self, *axes: str) -> int:
@@ -45,7 +44,7 @@ class Mesh:
         return self._sizes.get(axis, 1)
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Where device `rank` stands on every axis."""
+        """The coordinate of device `rank` on every axis."""
         found = {}
         for name, size in reversed(self.axes):
             rank, found[name] = divmod(rank, size)
@@ -65,7 +64,7 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Each device along the axis holds an equal block of the dim."""
+    """Each device along the axis has an equal block of the dim."""
 
     dim: str
 
@@ -75,7 +74,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Each device along the axis holds a full copy."""
+    """Each device along the axis has a replica."""
 
     def __str__(self) -> str:
         return "B"
@@ -83,7 +82,7 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Each device along the axis holds a part; the value is their elementwise `op`."""
+    """Each device along the axis has a part; the value is their elementwise `op`."""
 
     op: ReduceOp = "sum"
 
@@ -115,7 +114,7 @@ class Placement:
         return ()
 
     def component(self, axis: str) -> Component:
-        """What the tensor is along one mesh axis."""
+        """The component of the placement along one mesh axis."""
         for dim, axes in self.splits:
             if axis in axes:
                 return Split(dim)
@@ -125,7 +124,7 @@ class Placement:
         return B
 
     def local(self, type_: TensorType, mesh: Mesh) -> TensorType:
-        """The type of what one device holds. Every split must divide its dim."""
+        """The type of the local block of one device. Every split must divide its dim."""
         sizes = {}
         for dim, axes in self.splits:
             size, rest = divmod(type_.size(dim), mesh.size(*axes))
@@ -134,7 +133,7 @@ class Placement:
         return type_.resized(sizes)
 
     def may_become(self, other: Placement) -> bool:
-        """Whether nothing that is split or partial here would have to be sent for `other`."""
+        """Whether `other` keeps split and partial axes, or has them partial: nothing is sent."""
         gone = (a for d, axes in self.splits for a in axes if a not in other.axes_of(d))
         return set(self.partial).union(gone) <= set(other.partial)
 
@@ -160,7 +159,7 @@ def placement(
     partial: tuple[str, ...] | frozenset[str] | set[str] = (),
     op: ReduceOp | None = None,
 ) -> Placement:
-    """The canonical placement; axes of size 1 hold everything and are dropped."""
+    """The canonical placement; axes of size 1 are dropped."""
     kept = {d: tuple(a for a in axes if mesh.size(a) > 1) for d, axes in splits.items()}
     summed = mesh.sorted({a for a in partial if mesh.size(a) > 1})
     used = [a for axes in kept.values() for a in axes] + list(summed)

@@ -26,7 +26,7 @@ class Annotation:
 
 @dataclass(frozen=True, slots=True)
 class Annotations:
-    """A resolved block. Entries with `at` bind a tensor where it is read on the way to that one."""
+    """A resolved block. Entries with `at` bind a tensor only as an operand of that one."""
 
     name: str
     mesh: Mesh
@@ -95,7 +95,7 @@ class Annotations:
         fail("MD0308", "this is no component of a placement", node.span, help=help)
 
     def _dim(self, value: Value, index: int, span: Span) -> str:
-        """A position is that of a dim as the program declares the tensor."""
+        """The dim at a position of the tensor as the program declares it."""
         names = value.positions
         if index >= len(names):
             where = Related(value.span, f"it is {value.type.dtype}[{', '.join(names)}]")
@@ -111,12 +111,12 @@ class Annotations:
 
 
 def means(path: tuple[ast.Name, ...], value: Value) -> bool:
-    """Whether a dotted path means a tensor."""
+    """Whether a dotted path names a tensor."""
     return selects(tuple(n.text for n in path), value) == TENSOR
 
 
 def resolve_sbp(declarations: Declarations, name: str, mesh: Mesh) -> Annotations:
-    """The block called `name`. Raises a diagnostic when there is none, or it says a thing twice."""
+    """The block called `name`. Raises a diagnostic when there is none, or it repeats an entry."""
     if name not in declarations.sbps:
         wrong = ast.Name(name, Span(Source("--sbp", name), 0, len(name)))
         raise DiagnosticError(unknown("MD0108", "sbp block", wrong, list(declarations.sbps)))

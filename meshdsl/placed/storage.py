@@ -1,4 +1,4 @@
-"""Parameters that are stored otherwise than the computation uses them: where they are gathered.
+"""Parameters whose stored placement is not that of their use: where they are gathered.
 
 Each use goes through a `load`: an identity whose result is placed by the general rules alone. A
 load serves one block of one phase, so that the backward pass gathers again; with `keep` it serves
@@ -16,12 +16,12 @@ from meshdsl.placed.layout import Layout
 
 
 def is_load(op: Op) -> bool:
-    """Whether an operator is a parameter's way from storage to use."""
+    """Whether an operator loads a parameter from storage for use."""
     return op.name == "identity" and is_loaded(op.out)
 
 
 def is_loaded(value: Value) -> bool:
-    """Whether a value is a parameter as it is used, not as it is stored."""
+    """Whether a value is a parameter as used, not as stored."""
     return value.role == "param" and value.follows is not None
 
 
@@ -76,7 +76,7 @@ class _Block:
         return self.loads[key]
 
     def _whole_along(self, value: Value, loop: Loop) -> Value:
-        """A stack whose slices every device has a part of.
+        """A stack with a part of each slice on every device.
 
         One that is stored split along the loop's dim is split along another one instead, by an
         exchange before the loop: each iteration then gathers its own slice. Where no other dim
@@ -95,7 +95,7 @@ class _Block:
         return self._load(value, loop.phase, loop.span)
 
     def _loop(self, loop: Loop) -> Loop:
-        """Stacks are read slice by slice as stored, and each slice is loaded inside."""
+        """The loop, its stacks read slice by slice as stored, and each slice loaded inside."""
         if loop.phase == "update":
             return loop
         outside = {v for op in walk(loop.body) for v in op.ins} | {c.init for c in loop.carries}

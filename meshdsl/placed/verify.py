@@ -1,4 +1,4 @@
-"""What is legal in a placed program: rows of operators, routes of reshards, placements of loops."""
+"""Verifier of a placed program: rows of operators, routes of reshards, placements of loops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from meshdsl.placed.sbp import Mesh, Placement, placement
 
 
 def verify(program: Program) -> None:
-    """Placements fit their tensors; operators have legal rows; routes lead where they say.
+    """Check that placements fit their tensors, rows are legal, and routes end at their targets.
 
     A violation is our mistake, hence an assert with a message.
     """
@@ -33,7 +33,7 @@ class _Placed(Verifier[Tensor]):
         return f"a version of {value.value.label}"
 
     def check_value(self, value: Tensor) -> None:
-        """Blocks are equal, dims exist, no axis serves twice, partial axes share one op."""
+        """Check that blocks are equal, dims exist, axes serve once, partial axes share an op."""
         p = value.placement
         again = placement(self.mesh, dict(p.splits), p.partial, p.op)
         assert p == again, f"not canonical: {p}"

@@ -1,4 +1,4 @@
-"""Words for reshards: what asked for one, and what would remove it."""
+"""Explanations of reshards: the cause of one, and what would remove it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from meshdsl.placed.reshard import Route
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Who needs a tensor placed otherwise.
+    """The reader that needs a tensor placed otherwise.
 
-    kind: `operand` (an operator), `rule` (the layout), `policy` (reduce at once), `plan`
-    (the optimum), `storage` (a
-    parameter is stored otherwise), `carry` (a loop), `output`, `update` (the new value of what is
-    stored). `who` is a clause or an operator.
-    `instead` finds the bytes of the next best way, if one was considered.
+    kind: `operand` (an operator), `rule` (the layout), `policy` (reduce at once), `plan` (the
+    optimum), `storage` (a parameter is stored otherwise), `carry` (a loop), `output`, `update` (the
+    new value of a stored one). `who` is a clause or an operator. `instead` finds the bytes of the
+    next best route, if one was considered.
     """
 
     kind: str
@@ -31,20 +30,20 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of the tensor: the rule per split dim, and why it is partial."""
+    """Known facts of a tensor: the rule per split dim, and why it is partial."""
 
     causes: Mapping[str, tuple[str, Span]]
     partial: tuple[str, ...]
 
 
 def operator(op: Op) -> str:
-    """How an operator is called in a sentence: with the name it yields, where there is one."""
+    """The designation of an operator in a sentence: with the name it yields, where there is one."""
     name = op.outs[0].label
     return f"`{op.name}`" if name == "_" else f"`{op.name}` (for `{name}`)"
 
 
 def _runner_up(ask: Ask) -> str:
-    """The cost of the next best way, as a clause; empty without one."""
+    """The cost of the next best route, as a clause; empty without one."""
     other = ask.instead()
     return f"the next best way sends {other:,} B per device" if other else ""
 
@@ -54,7 +53,7 @@ ANNOTATED = ("the `sbp` block says so",)
 
 
 def summed(op: Op, choice: Choice, causes: Mapping[str, tuple[str, Span]]) -> tuple[str, ...]:
-    """Why a result is newly partial: the split dims that the operator reduces."""
+    """Reasons why a result is newly partial: the split dims that the operator reduces."""
     gone = {
         d
         for v, p in zip(op.ins, choice.needs, strict=True)
@@ -69,7 +68,7 @@ def summed(op: Op, choice: Choice, causes: Mapping[str, tuple[str, Span]]) -> tu
 
 
 def explain(value: Value, route: Route, ask: Ask, facts: Facts) -> tuple[str, str]:
-    """Why this reshard is there, and what would remove it."""
+    """The cause of a reshard, and what would remove it."""
     kinds = {step.kind for step in route.steps}
     if kinds & {"all_reduce", "reduce_scatter"}:
         text = ", and ".join(facts.partial) or "each device holds a part"
@@ -115,7 +114,7 @@ def _moved_for(ask: Ask, route: Route) -> str:
 
 
 def _moved(route: Route) -> tuple[list[str], list[str]]:
-    """The dims that come in other parts, and the axes that is sent over; each once, in order."""
+    """The dims whose blocks move, and the axes they move over; each once, in order."""
     steps = [step for step in route.steps if step.moves]
     dims = [step.dim for step in steps if step.dim]
     dims += [d for step in steps if step.kind == "permute" for d in step.changed()[0]]
@@ -125,7 +124,7 @@ def _moved(route: Route) -> tuple[list[str], list[str]]:
 
 
 def _plain(ask: Ask) -> str:
-    """Who asks, less the `so` that stands for a placement."""
+    """The reader, less the `so` in place of a placement."""
     return ask.who.removesuffix(" so")
 
 
@@ -143,7 +142,7 @@ def _stored_by(value: Value, facts: Facts) -> str:
 
 
 def _split_by(route: Route, facts: Facts) -> str:
-    """What split the dims that move."""
+    """The rules that split the dims that move."""
     ruled = [f"{_rule(c)} splits `{d}`" for d in _moved(route)[0] if (c := facts.causes.get(d))]
     own = [f"its operator splits `{d}`" for d in _moved(route)[0] if d not in facts.causes]
     return " and ".join(ruled + own)
