@@ -1,14 +1,14 @@
-"""Which variables may show the same memory, and what is overwritten while others still show it.
+"""Aliases: variables that may share memory, and those overwritten while others still show them.
 
-What every text of an operator, a collective or a support function may assume about memory:
+Every text of an operator, a collective or a support function may assume of memory:
 
 - A variable may be any view: its dims permuted, with gaps between elements and before the first,
   and after a broadcast with many elements in one place. Its values alone count.
 - A result has memory of its own, in which no two elements share a place, unless the record of its
   operator says that it may show operand 0 (`OpDef.shows_operand`).
-- Written to is only what nobody reads afterwards. Texts `in_place`, and an all_reduce in place, get
-  an operand whose memory is its own, all of it; its dims may still be permuted, with gaps between.
-  What an operator `overwrites` is copied first where anything else shows it (`copied_first`).
+- Only dead variables are written to. Texts `in_place`, and an all_reduce in place, get an operand
+  whose memory is its own, all of it; its dims may still be permuted, with gaps between. An operand
+  that an operator `overwrites` is copied first where anything else shows it (`copied_first`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from meshdsl.ops.opdef import lookup
 
 
 def shared(program: Program) -> Mapping[Var, Var]:
-    """Of every variable one that stands for all that may show the same memory.
+    """The representative of each variable among all that may show the same memory.
 
-    Views, slices, what a loop carries or lists, what is filled up with zeros on some devices only,
-    and results of operators that overwrite. A variable that is not there shows its own.
+    Views, slices, carries, listed slices, values filled up with zeros on some devices only, and
+    results of operators that overwrite. A variable that is missing has memory of its own.
     """
     found: dict[Var, Var] = {}
     for node in every(program.body):
@@ -43,7 +43,7 @@ def _root(found: Mapping[Var, Var], var: Var) -> Var:
 
 
 def _pairs(node: Node) -> Iterator[tuple[Var, Var]]:
-    """Pairs of variables that may show the same memory once `node` is done."""
+    """Pairs of variables that may show the same memory after `node`."""
     match node:
         case Compute():
             yield from _of_operator(node)
@@ -65,9 +65,9 @@ def _of_operator(node: Compute) -> Iterator[tuple[Var, Var]]:
 
 
 def copied_first(program: Program) -> frozenset[Var]:
-    """The variables that an operator overwrites while anything that is read shows them.
+    """The variables that an operator overwrites while a live variable shows them.
 
-    That is another operand of it, or what was made before and is read later, by outputs too.
+    That is another operand of it, or one made before and read later, by outputs too.
     """
     nodes = tuple(enumerate(every(program.body)))
     made_at = {v: at for at, node in nodes for v in node.makes}

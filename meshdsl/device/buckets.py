@@ -1,8 +1,8 @@
 """Buckets: collectives on small tensors that can take place together become one on a flat buffer.
 
 After the gradient buckets of PyTorch's DistributedDataParallel (Li et al. 2020). A reduction waits
-for the last of its bucket, never longer than until the first reader of any of them; parameters are
-gathered with the first of theirs that is needed.
+for the last of its bucket, at most until the first reader of any of them; parameters are gathered
+with the first of theirs that is needed.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from meshdsl.placed.sbp import Mesh
 SMALL = LARGE
 """Bytes below which a tensor goes into a bucket.
 
-What is smaller is held until its block ends anyway, so a flat buffer that it is part of keeps no
-memory longer. On two gloo processes four all_reduces in a bucket take a third of the time at 1 KiB,
-half at 64 KiB, and as long as apart at 1 MiB, where copying eats what is saved.
+A smaller one lives until its block ends anyway, so a flat buffer with it in it lives no longer. On
+two gloo processes four all_reduces in a bucket take a third of the time at 1 KiB, half at 64 KiB,
+and as long as apart at 1 MiB, where copying costs what is saved.
 """
 
 FULL = 25 << 20
-"""Bytes that a bucket holds at most, as in DistributedDataParallel: later ones need not wait."""
+"""The most bytes of a bucket, as in DistributedDataParallel: later ones need not wait."""
 
 KINDS = ("all_reduce", "reduce_scatter", "all_gather")
 
@@ -36,14 +36,14 @@ Key = tuple[object, ...]
 def in_buckets(program: Program) -> Program:
     """The program with its small collectives in buckets.
 
-    Without an update only what the backward pass sends is put together.
+    Without an update only collectives of the backward pass are put together.
     """
     return replace(program, body=_Buckets(program).block(program.body))
 
 
 @dataclass(slots=True)
 class _Open:
-    """A bucket that is being filled: positions of its moves, and where it may stand."""
+    """A bucket that is being filled: positions of its moves, and its window."""
 
     window: Window
     late: bool
@@ -52,7 +52,7 @@ class _Open:
 
     @property
     def place(self) -> int:
-        """Before which node of the block the bucket stands."""
+        """The position in the block before which the bucket is placed."""
         return self.window.needed if self.late else self.window.ready + 1
 
 
@@ -102,18 +102,18 @@ class _Buckets:
     def _candidates(self, block: Block) -> Iterator[tuple[int, Window, bool]]:
         """Moves that may go into a bucket: their positions, windows, and whether they come late.
 
-        What the block begins with is gathered when it is needed; all else is sent when it is made.
+        Variables from outside the block are gathered when needed; all others are sent when made.
         """
         for i, node in enumerate(block.nodes):
             if isinstance(node, Move) and self._eligible(node):
                 gathers = node.step.kind == "all_gather"
                 late = gathers and node.source not in block.made
-                # What is made before the update and gathered later would only be held longer.
+                # Delaying the gather of a result made before the update would only take memory.
                 if late or not gathers or node.phase == "update":
                     yield i, self._window(block, i, node), late
 
     def _window(self, block: Block, i: int, node: Move) -> Window:
-        """The window of a move; one that waits for another stays behind it, which may move too."""
+        """The window of a move; one whose source another move makes stays behind that one."""
         window, maker = block.window(i, node), block.made.get(node.source)
         if maker is not None and isinstance(block.nodes[maker], Move):
             return Window(i, window.needed)
@@ -133,7 +133,7 @@ def bucket(moves: tuple[Move, ...], mesh: Mesh) -> Bucket:
 
 
 def _key(node: Move, late: bool) -> Key:
-    """What moves of one bucket have in common."""
+    """The properties that moves of one bucket share."""
     step = node.step
     same = (step.kind, step.axes, step.op, node.source.local.dtype)
     return (*same, node.phase) if late else same

@@ -50,7 +50,7 @@ class _Lowering:
     # --- variables ---------------------------------------------------------------------------
 
     def _new(self, tensor: placed.Tensor, op: str = "t", hint: str = "") -> Var:
-        """A variable for a tensor: a subexpression is named after `op`, and known by `hint`."""
+        """The variable of a tensor: a subexpression is named after `op`, and known by `hint`."""
         name, word = self._word(tensor, op), self._word(tensor, hint or op)
         self.vars[tensor] = self._var(tensor, tensor.placement, name, word)
         return self.vars[tensor]
@@ -125,7 +125,7 @@ class _Lowering:
         return label if source.placement.partial else f"{label}_{_suffix(source.placement, after)}"
 
     def _inside(self, carry: Carry[placed.Tensor]) -> Var:
-        """The carried variable; it has the name of what it takes over."""
+        """The carried variable; it takes over the name of its initial value where that is dead."""
         if carry.init not in self.taken_over:
             return self._new(carry.inside)
         init, tensor = self.vars[carry.init], carry.inside
@@ -161,14 +161,14 @@ class _Lowering:
 
 
 def _results(program: placed.Program) -> dict[Value, str]:
-    """The subexpressions that are what a call of a `def` yields, with the name of the call."""
+    """The subexpressions that are results of a call of a `def`, with the name of the call."""
     found: dict[tuple[str, ...], set[Value]] = {}
     for node in ir.every(program.body):
         if isinstance(node, placed.Apply) and node.phase == "forward":
             for value in (tensor.value for tensor in node.ins):
                 if len(value.path) > len(node.outs[0].value.path) and value.name is None:
                     found.setdefault(value.path, set()).add(value)
-    # What is simplified may leave several of one call.
+    # Simplification may leave several results of one call.
     return {
         value: path[-1] for path, values in found.items() if len(values) == 1 for value in values
     }
@@ -183,7 +183,7 @@ def _suffix(before: Placement, after: Placement) -> str:
 
 
 def _read(program: placed.Program) -> set[placed.Tensor]:
-    """What is read as a whole, or along a dim that is not its first: not slice by slice."""
+    """Tensors read as a whole, or along a dim that is not their first: not slice by slice."""
     found = {t for _, t in program.outputs} | {new for _, new in program.updates}
     for node in ir.every(program.body):
         if isinstance(node, placed.Loop):
@@ -197,15 +197,15 @@ def _read(program: placed.Program) -> set[placed.Tensor]:
 
 
 def _stacks(nodes: tuple[placed.Node, ...]) -> set[placed.Tensor]:
-    """What loops read a slice of in every trip; the slice gets the plain name."""
+    """Stacks: tensors of which loops read a slice per iteration; the slice gets the plain name."""
     loops = (node for node in ir.every(nodes) if isinstance(node, placed.Loop))
     return {item.outer for loop in loops for item in loop.stacked}
 
 
 def _taken_over(program: placed.Program) -> Iterator[tuple[placed.Tensor, placed.Tensor]]:
-    """Pairs of what a carry begins with and the carry, where nobody else has to do with the first.
+    """Pairs of a carry's initial value and the carry, where nothing else reads the former.
 
-    It is made in the block where the loop stands: a loop around it makes it anew for every trip.
+    It is made in the block of the loop: a loop around it makes it anew in every iteration.
     """
     reads = ir.uses(program.body)
     reads.update(t for _, t in (*program.outputs, *program.updates))
@@ -223,7 +223,7 @@ def _taken_over(program: placed.Program) -> Iterator[tuple[placed.Tensor, placed
 
 
 def _makes(node: placed.Node) -> tuple[placed.Tensor, ...]:
-    """The variables that a node makes: a parameter that is loaded has one, a number needs none."""
+    """The variables of a node: a loaded parameter has one already, a number needs none."""
     if isinstance(node, placed.Apply) and (is_load(node.named) or node.name == "constant"):
         return ()
     return node.makes

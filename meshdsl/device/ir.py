@@ -1,6 +1,6 @@
-"""The device program: what every device of the mesh does, on local tensors, in order.
+"""The device program: the statements of every device of the mesh, on local tensors, in order.
 
-All devices run the same text. A variable is what one device holds of one version of a tensor.
+All devices run the same text. A variable is the local block of one version of a tensor.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from meshdsl.placed.sbp import Mesh, Placement
 class Var:
     """One local tensor, compared by identity.
 
-    `name` is its own in the device program; of those that are one piece of memory and take turns in
-    it, all have one. `hint` is the word a reader knows it by.
+    `name` is its own in the device program, but variables that share one piece of memory in turn
+    share one name. `hint` is the word a reader knows it by.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Var:
 class Compute(ir.Op[Var]):
     """An operator on local tensors.
 
-    `onto` is the operand that the result is written over and has the name of, if there is one.
+    `onto` is the operand that the result overwrites and shares the name of, if there is one.
     """
 
     flops: int = 0
@@ -53,8 +53,8 @@ class Compute(ir.Op[Var]):
 class Move:
     """One step of a reshard: a collective, or a slice or zero-fill that stays on the device.
 
-    `payload` is the size of the local input in bytes, `wire` the most that a device sends,
-    `cluster` what all send together.
+    `payload` is the size of the local input in bytes, `wire` the most bytes sent by a device,
+    `cluster` those sent by all together.
     """
 
     step: Step
@@ -70,17 +70,17 @@ class Move:
 
     @property
     def moves(self) -> tuple[Move, ...]:
-        """The moves that it does: itself, as a bucket has several."""
+        """The moves in it: itself, as a bucket has several."""
         return (self,)
 
     @property
     def reads(self) -> tuple[Var, ...]:
-        """What is sent."""
+        """The source."""
         return (self.source,)
 
     @property
     def makes(self) -> tuple[Var, ...]:
-        """What arrives."""
+        """The target."""
         return (self.target,)
 
 
@@ -98,7 +98,7 @@ class Bucket:
 
     @property
     def step(self) -> Step:
-        """What any of the moves does, but for dims and placements."""
+        """The step of the first move; the others differ in dims and placements."""
         return self.moves[0].step
 
     @property
@@ -108,17 +108,17 @@ class Bucket:
 
     @property
     def phase(self) -> str:
-        """That of the last move: what a bucket waits for."""
+        """The phase of the last move, for which the bucket waits."""
         return self.moves[-1].phase
 
     @property
     def reads(self) -> tuple[Var, ...]:
-        """What is sent."""
+        """The sources."""
         return tuple(m.source for m in self.moves)
 
     @property
     def makes(self) -> tuple[Var, ...]:
-        """What arrives."""
+        """The targets."""
         return tuple(m.target for m in self.moves)
 
 
@@ -127,9 +127,9 @@ Collective = Move | Bucket
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Start:
-    """Issues a collective; `work` is the variable that stands for it while it is under way.
+    """Issues a collective; `work` is the variable that names it while it is in flight.
 
-    One issued `ahead` is that of the loop's next trip, and nothing in the last one.
+    One issued `ahead` is that of the loop's next iteration, and does nothing in the last one.
     """
 
     collective: Collective
@@ -148,18 +148,18 @@ class Start:
 
     @property
     def reads(self) -> tuple[Var, ...]:
-        """What is sent; slices of the next trip are read by the loop."""
+        """The sources; slices of the next iteration are read by the loop."""
         return () if self.ahead else self.collective.reads
 
     @property
     def makes(self) -> tuple[Var, ...]:
-        """What arrives: room is made at the start; for the next trip the loop makes it."""
+        """The targets, allocated at the start; for the next iteration the loop makes them."""
         return () if self.ahead else self.collective.makes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Wait:
-    """Waits for a collective that was issued before; its targets are there from here on."""
+    """Waits for a collective issued before; its targets are available from here on."""
 
     collective: Collective
     work: str
@@ -176,25 +176,25 @@ class Wait:
 
     @property
     def reads(self) -> tuple[Var, ...]:
-        """The targets, and what is read until the collective is over.
+        """The targets, and the sources that are live until the collective is over.
 
-        A bucket has copied that, and an all_reduce works in the memory of its target.
+        A bucket has copied its own, and an all_reduce works in the memory of its target.
         """
         copied = isinstance(self.collective, Bucket) or self.collective.step.kind == "all_reduce"
         return (*self.makes, *(() if copied else self.collective.reads))
 
     @property
     def makes(self) -> tuple[Var, ...]:
-        """What has arrived."""
+        """The targets."""
         return self.collective.makes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Ahead:
-    """A collective on slices of stacks that is issued one trip ahead, the first before the loop.
+    """A collective on slices of stacks that is issued one iteration ahead, first before the loop.
 
-    `slices` has one per move. In the body stands a `Wait`, and behind it
-    the `Start` for the next trip.
+    `slices` has one per move. The body has a `Wait`, and behind it the `Start` for the next
+    iteration.
     """
 
     collective: Collective
@@ -204,10 +204,10 @@ class Ahead:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Collected(ir.Collected[Var]):
-    """All iterations' `inside`. One that only loops read is a list, which nobody has to copy.
+    """All iterations' `inside`. One that only loops read is a list, which need not be copied.
 
-    Where each is written over its slice of a stack that is there before, that is `stack`: then
-    `outer` has its memory and its name, and nothing is left to be collected.
+    Where each is written over its slice of an existing stack, that is `stack`: then `outer` has
+    its memory and its name, and nothing is left to be collected.
     """
 
     is_list: bool = False
@@ -218,7 +218,7 @@ class Collected(ir.Collected[Var]):
 class Loop(ir.Loop[Var, "Node"]):
     """`repeat dim`; `index` is the loop variable.
 
-    The `inside` and `result` of a carry share a name. So does `init` where nobody else reads it,
+    The `inside` and `result` of a carry share a name. So does `init` where nothing else reads it,
     and `next` where it is written over `inside`.
     """
 
@@ -228,12 +228,12 @@ class Loop(ir.Loop[Var, "Node"]):
 
     @property
     def slices(self) -> tuple[Stacked[Var], ...]:
-        """Stacks and their slices, those too that are only read ahead."""
+        """Stacks and their slices, also those only read ahead."""
         return (*self.stacked, *(item for ahead in self.ahead for item in ahead.slices))
 
     @property
     def reads(self) -> tuple[Var, ...]:
-        """Stacks, and what carries begin with; the body reads more."""
+        """Stacks, and initial values of carries; the body reads more."""
         return (*(c.init for c in self.carries), *(s.outer for s in self.slices))
 
 
@@ -244,8 +244,8 @@ Node = Compute | Move | Bucket | Start | Wait | Loop
 class Program:
     """The program of each device. `outputs` are in the order of `return`.
 
-    `updates` are pairs of a parameter or state and what it becomes. `lists` are the variables that
-    hold a list of slices.
+    `updates` are pairs of a parameter or state and its new value. `lists` are the variables that
+    are lists of slices.
     """
 
     placed: placed.Program
@@ -263,7 +263,7 @@ class Program:
 def walk(nodes: tuple[Node, ...]) -> Iterator[tuple[Compute | Collective, int]]:
     """Every operator and collective in order, with how often it runs.
 
-    A collective that is issued ahead counts where it is waited for.
+    A collective that is issued ahead counts at its `Wait`.
     """
     for node, trips in ir.counted(nodes):
         match node:

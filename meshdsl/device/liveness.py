@@ -1,4 +1,4 @@
-"""When local tensors are last read, and the most memory that is held at once.
+"""Liveness: the last reads of local tensors, hence where the program deletes them.
 
 A Python variable keeps its tensor until it is deleted. Only large tensors are worth a `del` in a
 program that people read: smaller ones stay until their block ends, and are counted so.
@@ -24,7 +24,7 @@ from meshdsl.ir.program import every
 from meshdsl.ops.opdef import lookup
 
 LARGE = 1 << 20
-"""Bytes from which on a tensor is deleted after its last use."""
+"""The least bytes of a tensor that is deleted after its last use."""
 
 
 def deaths(
@@ -32,8 +32,8 @@ def deaths(
 ) -> tuple[tuple[Var, ...], ...]:
     """Per node of a block, the large variables of the block that nothing reads after it.
 
-    Those are made in it, or `entered` with the trip of a loop; `kept` are read after the block.
-    What goes into a bucket is as large as all of it.
+    Those are made in it, or `entered` with the iteration of a loop; `kept` are read after the
+    block. A tensor in a bucket counts as large as all of it.
     """
     own = entered | {v for node in nodes if not is_constant(node) for v in node.makes}
     later: set[str] = {v.name for v in kept}
@@ -49,13 +49,13 @@ def deaths(
 
 
 def entered(node: Loop, collected: frozenset[Var]) -> frozenset[Var]:
-    """What a trip begins with and need not keep: carries, and slices of what was `collected`."""
+    """Variables that begin an iteration and may die in it: carries, slices of `collected`."""
     carried = (c.inside for c in node.carries)
     return frozenset((*carried, *(s.inside for s in node.stacked if s.outer in collected)))
 
 
 def given_up(node: Loop, dead: tuple[Var, ...]) -> tuple[Var, ...]:
-    """Of what is `dead` after a loop, what only a carry begins with: it goes as the loop begins."""
+    """Variables `dead` after a loop that only begin a carry: deleted as the loop begins."""
     inside = {*(s.outer for s in node.slices), *(v for n in node.body for v in reads(n))}
     begun = {c.init for c in node.carries} - inside - set(node.makes)
     carried = {c.inside.name for c in node.carries}
@@ -63,12 +63,12 @@ def given_up(node: Loop, dead: tuple[Var, ...]) -> tuple[Var, ...]:
 
 
 def sums(node: Loop) -> frozenset[Var]:
-    """What a loop has added up in place, in memory that nobody else sees."""
+    """The sums that a loop adds up in place, in memory of their own."""
     return frozenset(c.result for c in node.carries if c.next.name == c.inside.name == c.init.name)
 
 
 def left_over(node: Loop, collected: frozenset[Var]) -> tuple[Var, ...]:
-    """The large variables of a trip that nothing reads once it is over: what it has handed on."""
+    """The large variables of an iteration that are dead after it, having been handed on."""
     own = entered(node, collected) | {v for n in node.body for v in n.makes}
     carried = {c.inside.name for c in node.carries}
     ends = {v.name: v for v in node.ends if v in own and v.name not in carried}
@@ -76,13 +76,13 @@ def left_over(node: Loop, collected: frozenset[Var]) -> tuple[Var, ...]:
 
 
 def collected(program: Program) -> frozenset[Var]:
-    """What loops collect."""
+    """The variables that loops collect."""
     loops = (node for node in every(program.body) if isinstance(node, Loop))
     return frozenset(c.outer for loop in loops for c in loop.collected)
 
 
 def used_up(program: Program) -> frozenset[Var]:
-    """The slices that loops take from the end of a list, which nobody else reads."""
+    """The slices that loops take from the end of a list, which nothing else reads."""
     read = uses(program)
     made_in: dict[Var, tuple[int, bool]] = {}
 
@@ -91,7 +91,7 @@ def used_up(program: Program) -> frozenset[Var]:
             if isinstance(node, Loop):
                 made_in.update({c.outer: (depth, node.reverse) for c in node.collected})
                 for item in node.stacked:
-                    # One that stands in another loop comes by more than once.
+                    # A list read in an inner loop is read more than once.
                     ends = made_in.get(item.outer) == (depth, not node.reverse)
                     if item.outer in program.lists and ends and read[item.outer] == 1:
                         yield item.inside
@@ -101,16 +101,16 @@ def used_up(program: Program) -> frozenset[Var]:
 
 
 def reads(node: Node) -> tuple[Var, ...]:
-    """The variables that a node reads, of a loop those too that its body reads."""
+    """The variables that a node reads, of a loop also those that its body reads."""
     if not isinstance(node, Loop):
         return node.reads
     return (*node.reads, *(v for n in node.body for v in reads(n)), *node.ends)
 
 
 def uses(program: Program) -> Counter[Var]:
-    """How often each variable is read, those that a step ends with among them.
+    """The number of reads of each variable, those at the end of a step included.
 
-    What a collective reads counts once, where it is waited for.
+    The sources of a collective count once, at its `Wait`.
     """
     found: Counter[Var] = Counter(kept_after(program))
     for node in every(program.body):
@@ -125,22 +125,22 @@ def uses(program: Program) -> Counter[Var]:
 
 
 def is_constant(node: Node) -> bool:
-    """Whether a node is a number, which no variable holds."""
+    """Whether a node is a number, which has no variable."""
     return isinstance(node, Compute) and node.name == "constant"
 
 
 def kept_after(program: Program) -> frozenset[Var]:
-    """What is read when the last statement is done: outputs, and the new values of what is kept."""
+    """Variables live after the last statement: outputs, and new values of parameters and states."""
     return frozenset((*(v for _, v in program.outputs), *(new for _, new in program.updates)))
 
 
 def kept_inside(node: Loop) -> frozenset[Var]:
-    """What is read at the end of an iteration."""
+    """Variables live at the end of an iteration."""
     return frozenset(node.ends)
 
 
 def shown_by(program: Program) -> dict[Var, Var]:
-    """By variable, the one before it whose memory it shows, or was written into: in order."""
+    """By variable, the earlier one whose memory it shows or overwrites, in order."""
     found: dict[Var, Var] = {}
     for node in every(program.body):
         if isinstance(node, Loop):
@@ -151,7 +151,7 @@ def shown_by(program: Program) -> dict[Var, Var]:
 
 
 def overwrites(node: Compute) -> tuple[int, ...]:
-    """The operands that an operator writes its results over, one for each, if it does."""
+    """The operands that an operator overwrites with its results, one for each, if it does."""
     return lookup(node.name).overwrites if node.onto is None else (node.onto,)
 
 
@@ -162,7 +162,7 @@ def shows_operand(node: Compute) -> bool:
 
 
 def _shown(node: Node, var: Var) -> Var | None:
-    """The operand whose memory a variable shows, or was written into."""
+    """The operand whose memory a variable shows or overwrites."""
     source: Var | None = None
     if isinstance(node, Compute):
         if lookup(node.name).view and node.ins:

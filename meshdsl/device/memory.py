@@ -1,8 +1,8 @@
-"""The most memory that one device holds at once: its program is walked through as it runs.
+"""The peak memory of one device, found by walking through its program as it runs.
 
-What is counted is what torch allocates for the emitted text: every tensor from the statement that
-makes it until the last variable or list that shows it is gone, the buffers of collectives, and what
-an operator takes for itself while it runs (`OpDef.scratch`).
+Counted is what torch allocates for the emitted text: every tensor from the statement that makes it
+until the last variable or list that shows it is gone, the buffers of collectives, and the scratch
+memory of an operator while it runs (`OpDef.scratch`).
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from meshdsl.ops.opdef import Signature, lookup
 
 
 def memory(program: Program) -> dict[str, int]:
-    """Bytes of one device: what is kept by role, the `peak` at the worst line, and `activations`.
+    """Bytes of one device: stored tensors by role, the `peak` and its line, and `activations`.
 
-    `grads` are the gradients of all parameters, as they are held at the end of the backward pass.
-    `activations` are what the worst moment takes beyond all that.
+    `grads` are the gradients of all parameters, as of the end of the backward pass.
+    `activations` are the rest of the peak.
     """
     params, state, inputs = (
         sum(v.local.bytes for v in kept)
@@ -65,18 +65,18 @@ def memory(program: Program) -> dict[str, int]:
 
 
 def gradients(program: Program) -> frozenset[Var]:
-    """The gradients of parameters, as they settle."""
+    """The gradients of parameters, in the placement they settle in."""
     settled = {t.value: t.placement for t in program.placed.tensors if t.value.role == "grad"}
     every = (v for node in program.body for v in node.makes)
     return frozenset(v for v in every if settled.get(v.value) == v.placement)
 
 
-# --- what is held ------------------------------------------------------------------------------
+# --- allocated memory --------------------------------------------------------------------------
 
 
 @dataclass(slots=True, eq=False)
 class _Block:
-    """One piece of memory, and how many variables and lists hold it."""
+    """One piece of memory, and the number of variables and lists that refer to it."""
 
     bytes: int
     holders: int = 0
@@ -84,7 +84,7 @@ class _Block:
 
 @dataclass(slots=True)
 class _Held:
-    """What variables and lists hold at a moment, by their names, and the most there ever was."""
+    """The memory of variables and lists at a moment, by their names, and the peak so far."""
 
     now: int = 0
     most: int = 0
@@ -93,42 +93,42 @@ class _Held:
     lists: dict[str, list[_Block]] = field(default_factory=dict)
 
     def take(self, size: int, line: int = 0) -> _Block:
-        """New memory, which nobody holds yet."""
+        """Allocate memory, to which nothing refers yet."""
         self.now += size
         self.mark(0, line)
         return _Block(size)
 
     def mark(self, scratch: int, line: int) -> None:
-        """A moment at which `scratch` bytes more are held."""
+        """Note a moment at which `scratch` bytes more are allocated."""
         if self.now + scratch > self.most:
             self.most, self.line = self.now + scratch, line
 
     def bind(self, name: str, block: _Block) -> None:
-        """A variable shows `block`, and no longer what it showed before."""
+        """Make a variable refer to `block`, and no longer to its former one."""
         block.holders += 1
         self.drop(name)
         self.names[name] = block
 
     def append(self, name: str, block: _Block) -> None:
-        """A list holds `block` as well."""
+        """Make a list refer to `block` as well."""
         block.holders += 1
         self.lists[name].append(block)
 
     def drop(self, name: str) -> None:
-        """A variable or a list is gone."""
+        """Delete a variable or a list."""
         blocks = self.lists.pop(name, [])
         blocks += [self.names.pop(name)] if name in self.names else []
         for block in blocks:
             self.release(block)
 
     def release(self, block: _Block) -> None:
-        """One holder less."""
+        """Remove one reference."""
         block.holders -= 1
         self.now -= 0 if block.holders else block.bytes
 
 
 class _Walk:
-    """One device at work, from the first statement to the last; `held` tells the worst moment.
+    """One device at work, from the first statement to the last; `held` has the peak.
 
     Inputs, parameters and states are counted elsewhere: here they take no memory.
     """
@@ -165,7 +165,7 @@ class _Walk:
                 self._loop(node, dead)
 
     def _memory(self, var: Var, line: int) -> _Block:
-        """The memory of a new variable: its own, or that of what it shows or is written over."""
+        """The memory of a new variable: its own, or that of one it shows or overwrites."""
         source = self.shown.get(var)
         if source is None or source.local.dtype != var.local.dtype:
             return self.held.take(var.local.bytes, line)
@@ -183,7 +183,7 @@ class _Walk:
             self.held.bind(var.name, block)
 
     def _scratch(self, node: Compute) -> int:
-        """What an operator takes while it runs; a CPU widens an operand before it is added."""
+        """Scratch memory of an operator; a CPU widens an operand before it is added."""
         scratch = lookup(node.name).scratch
         if scratch is not None:
             ins, outs = (tuple(v.local for v in vs) for vs in (node.ins, node.outs))
@@ -195,7 +195,7 @@ class _Walk:
         return part.elements * total.dtype.bytes if part.dtype != total.dtype else 0
 
     def _room(self, node: Collective) -> list[_Block]:
-        """The memory of a collective: what it works in, and the results if they lie there."""
+        """The memory of a collective: its buffers, and the results if they are not in those."""
         line = node.span.line
         blocks = [self.held.take(size, line) for size in _worked_in(node)]
         if isinstance(node, Move):
@@ -205,7 +205,7 @@ class _Walk:
         return blocks
 
     def _arrive(self, node: Collective, blocks: list[_Block]) -> None:
-        """The results are there: the last of the blocks, or cut out of it, or copied from there."""
+        """Bind the results: to the last of the blocks, all or part of it, or to copies from it."""
         for move in node.moves:
             is_copy = isinstance(node, Bucket) and node.step.kind == "all_gather"
             size, line = move.target.local.bytes, node.span.line
@@ -216,7 +216,7 @@ class _Walk:
     # --- loops ---------------------------------------------------------------------------------
 
     def _loop(self, node: Loop, dead: tuple[Var, ...]) -> None:
-        """The first two trips and the last: what a trip leaves behind is the same from then on."""
+        """Walk the first two iterations and the last: those between leave the same behind."""
         self._begin(node)
         for var in given_up(node, dead):
             self.held.drop(var.name)
@@ -267,7 +267,7 @@ class _Walk:
         return self.held.names.get(var.name) or _Block(0)
 
     def _skip(self, node: Loop, trips: int) -> None:
-        """What trips that are like the one before do to lists: take from them, or add to them."""
+        """Apply to lists the effect of iterations equal to the one before: take or add blocks."""
         for item in node.stacked:
             if item.inside in self.used_up:
                 for _ in range(trips):
@@ -280,14 +280,14 @@ class _Walk:
                 self.held.append(made.outer.name, more)
 
 
-# --- what collectives work in --------------------------------------------------------------------
+# --- buffers of collectives ----------------------------------------------------------------------
 
 
 def _worked_in(node: Collective) -> Iterator[int]:
-    """Bytes of the buffers of a collective; of a bucket the last one is what arrives.
+    """Bytes of the buffers of a collective; of a bucket the last one is the result.
 
-    What is sent has the dim that is gathered or scattered outermost; an all_reduce of a bucket
-    works where it is.
+    A sent tensor has the dim that is gathered or scattered outermost; an all_reduce of a bucket
+    works in place.
     """
     together = isinstance(node, Bucket) and node.step.kind != "all_reduce"
     if together or any(map(_is_sent_otherwise, node.moves)):
@@ -297,21 +297,21 @@ def _worked_in(node: Collective) -> Iterator[int]:
 
 
 def _is_sent_otherwise(move: Move) -> bool:
-    """Whether what is sent is a copy."""
+    """Whether a copy of the source is sent."""
     kind, outermost = move.step.kind, move.source.local.names[:1]
     turned = kind in ("all_gather", "reduce_scatter") and outermost != (move.step.dim,)
     return turned or kind == "all_to_all"
 
 
-# --- memory that is used again -------------------------------------------------------------------
+# --- reuse of memory -----------------------------------------------------------------------------
 
 
 class _Reuse:
-    """Which results the emitted text leaves in the memory of an operand (`Emitter._in_place`)."""
+    """The results that the emitted text writes over an operand (`Emitter._in_place`)."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.uses = program, uses(program)
-        # What nobody else's memory is, and what may show elements twice.
+        # Variables whose memory is their own, and those that may show elements twice.
         self.fresh: set[Var] = set()
         self.views: set[Var] = set()
 
@@ -358,7 +358,7 @@ class _Reuse:
         return None
 
     def _move(self, node: Move) -> Iterator[tuple[Var, Var]]:
-        """An all_reduce works in memory that is its own; a maximum is its own part."""
+        """An all_reduce works in memory that is its own; a zero fill for a maximum is no copy."""
         kind, op = node.step.kind, node.step.op
         if kind == "all_reduce" and self._is_own(node.source):
             yield node.target, node.source

@@ -1,4 +1,4 @@
-"""Names of a device program's variables: any two differ. What a backend calls them is its own."""
+"""Names of a device program's variables: any two differ. A backend may use names of its own."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from meshdsl.ir.program import every
 
 
 class Giver(Protocol):
-    """Whoever hands out names."""
+    """A source of names."""
 
     def fresh(self, hint: str) -> str:
-        """A name like `hint` that nothing has yet."""
+        """A name like `hint` that is not in use."""
 
 
 class Names:

@@ -1,8 +1,8 @@
 """Overlap: collectives are issued while the devices compute, and waited for where they are used.
 
-A parameter that is stored in parts is gathered one use ahead: while what was gathered before it is
-computed with; in a loop, one trip ahead. What an update or a gradient reduces is sent as soon as it
-is there. No more than that is under way at a time, since it has to be held (`_Plans`).
+A sharded parameter is prefetched: gathered one use ahead, during the computation with the one
+before it; in a loop, one iteration ahead. Reductions of updates and gradients are sent as soon as
+their operands exist. No more is in flight at a time, since it takes memory (`_Plans`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from meshdsl.device.windows import Block
 def overlapped(program: Program) -> Program:
     """The program with collectives issued early.
 
-    Without an update that is only gathers of parameters.
+    Without an update those are only gathers of parameters.
     """
     return replace(program, body=_Overlap(program).block(program.body, {}))
 
@@ -48,12 +48,12 @@ class _Overlap:
         self.stored = set(program.params)
 
     def block(self, nodes: tuple[Node, ...], ahead: dict[Collective, str]) -> tuple[Node, ...]:
-        """The nodes of a block; `ahead` are those issued a trip ahead, with what stands for it."""
+        """The nodes of a block; `ahead` are collectives issued an iteration ahead, by `work`."""
         nodes = tuple(self._loop(n) if isinstance(n, Loop) else n for n in nodes)
         return _Plans(self, nodes, ahead).carried_out()
 
     def _loop(self, node: Loop) -> Loop:
-        """A loop; what it gathers of its slices of parameters is issued a trip ahead."""
+        """A loop; gathers of its slices of parameters are issued an iteration ahead."""
         slices = {s.inside: s for s in node.stacked if s.outer in self.stored}
         self.stored.update(slices)
         found = [
@@ -73,7 +73,7 @@ class _Overlap:
         return replace(node, body=body, ahead=ahead, stacked=stacked)
 
     def work(self, node: Collective) -> str:
-        """A variable that stands for a collective under way."""
+        """A variable that names a collective in flight."""
         return self.names.fresh(
             "bucket" if isinstance(node, Bucket) else f"{node.target.name}_work"
         )
@@ -81,9 +81,9 @@ class _Overlap:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Before which nodes of the block a collective is issued, and waited for.
+    """The nodes of the block before which a collective is issued, and waited for.
 
-    `after_waits`: it is issued when all is there that is waited for in the same place.
+    `after_waits`: it is issued after every wait in the same place.
     """
 
     start: int
@@ -92,11 +92,11 @@ class _Plan:
 
 
 class _Plans:
-    """What becomes of the collectives of a block.
+    """Plans for the collectives of a block.
 
-    Of parameters one gather at a time is under way beside those a trip ahead, and none while a loop
-    runs. An all_reduce in place takes no memory: all of them may be under way. A reduce_scatter
-    holds what it reads: one at a time, and no longer than without overlap but for one use.
+    Of parameters one gather at a time is in flight beside those an iteration ahead, and none during
+    a loop. An all_reduce in place takes no memory: any number may be in flight. A reduce_scatter
+    keeps its source alive: one at a time, and no longer than without overlap but for one use.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class _Plans:
         self.before: tuple[dict[int, list[Node]], ...] = ({}, {}, {})
 
     def carried_out(self) -> tuple[Node, ...]:
-        """The nodes, with collectives issued and waited for where the plans say."""
+        """The nodes, with collectives issued and waited for as planned."""
         early, late = dict(self._early()), dict(self._gathers())
         for node, plan in (early | late).items():
             self._carry_out(node, plan)
@@ -155,7 +155,7 @@ class _Plans:
         gathers = node.step.kind == "all_gather"
         return gathers and all(m.source in self.overlap.stored for m in node.moves)
 
-    # --- reductions, and what an update yields -------------------------------------------------
+    # --- reductions, and results of an update --------------------------------------------------
 
     def _early(self) -> Iterator[tuple[Collective, _Plan]]:
         if not self.overlap.trains:
@@ -183,9 +183,9 @@ class _Plans:
             yield node, _Plan(start, free, after_waits)
 
     def _earliest(self, at: int, node: Collective) -> int:
-        """Before which node a collective may be issued, if it is to hold no memory for it.
+        """The first position at which a collective may be issued, if it is to take no more memory.
 
-        One that waits for another stays behind it.
+        One whose source another collective makes stays behind that one.
         """
         if any(self._made_by_collective(m.source) for m in node.moves):
             return at + 1

@@ -1,6 +1,6 @@
-"""Reads the text of a device program, as `printer.py` writes it: for tests of passes.
+"""Parser of the text of a device program, as `printer.py` writes it: for tests of passes.
 
-FLOPs and bytes are counted anew. Why a collective is there is in no text.
+FLOPs and bytes are counted anew. The text does not have the causes of collectives.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _MOVE = re.compile(r"(\w+) = (\w+ .* over [\w, ]+): (.*)")
 
 
 def parse_program(text: str) -> Program:
-    """The program that a text is of. Raises IRSyntaxError."""
+    """The program of a text. Raises IRSyntaxError."""
     lines = (_COUNTS.sub("", line) for line in text.splitlines())
     return _Device("\n".join(lines)).program()
 

@@ -36,7 +36,7 @@ def print_program(program: Program) -> str:
 
 
 def fingerprint(program: Program) -> str:
-    """A hash of what every device does, wherever its source stands."""
+    """A hash of the statements of every device, without their places in the source."""
     lines = (line.strip() for line in print_program(program).splitlines())
     text = "\n".join(line for line in lines if not line.startswith("#"))
     return hashlib.sha256(text.encode()).hexdigest()

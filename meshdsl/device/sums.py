@@ -1,7 +1,7 @@
-"""Sums over the trips of a loop are added up in place: one buffer, from the first trip to the last.
+"""Sums over the iterations of a loop, added up in place: one buffer for all iterations.
 
-`accumulate=K` carries sums of gradients. What a trip has to add is added as soon as it is there, so
-no trip holds a second set of gradients, and what an inner loop makes slice by slice is added slice
+`accumulate=K` carries sums of gradients. Each addend is added as soon as it exists, so no iteration
+has a second set of gradients, and addends that an inner loop makes slice by slice are added slice
 by slice. The sum of a narrower dtype needs no cast: it is widened as it is added.
 """
 
@@ -23,7 +23,7 @@ Nodes = tuple[Node, ...]
 def summed_in_place(program: Program) -> Program:
     """The program with its carried sums added up in place.
 
-    Only of a training step: any other may be put through torch's autograd.
+    Only a training step: any other may be differentiated by torch's autograd.
     """
     if not program.updates:
         return program
@@ -61,7 +61,7 @@ class _Sums:
         return replace(loop, body=body, carries=tuple(carries)), zeros
 
     def _addition(self, carry: Carry[Var], body: Nodes) -> Compute | None:
-        """The operator that adds something to the carry, if nobody else reads either of them."""
+        """The operator that adds to the carry, if nothing else reads either of them."""
         add = _maker(carry.next, body)
         alone = self.uses[carry.inside] == self.uses[carry.next] == 1
         if not isinstance(add, Compute) or add.name != "add" or not alone:
@@ -70,7 +70,7 @@ class _Sums:
         return add if fits else None
 
     def _added(self, body: Nodes, add: Compute, total: Var, next_: Var) -> Nodes:
-        """The body with what `add` adds to `total` added in place, right where it is made."""
+        """The body with the addend of `add` added to `total` in place, right where it is made."""
         (part,) = (v for v in add.ins if v is not total)
         maker = _maker(part, body)
         alone = self.uses[part] == 1
@@ -88,7 +88,7 @@ class _Sums:
         return _swapped(rest, maker, maker, onto)
 
     def _in_slices(self, loop: Loop, item: Collected, add: Compute, total: Var, next_: Var) -> Loop:
-        """The loop that adds what it collected to slices of `total`, where it is made."""
+        """The loop that adds its slices to those of `total`, instead of collecting them."""
         before = self._slice(total, item, loop)
         after = _renamed(before, before.name)
         local = Signature((before.local, item.inside.local), (after.local,), dict(add.attrs))
@@ -124,7 +124,7 @@ def _zeros(carry: Carry[Var], makers: Mapping[Var, Node]) -> Compute | None:
 
 
 def _passes(maker: Node | None) -> Var | None:
-    """What is zero if what this node makes is, or None."""
+    """The variable that must be zero for the node's result to be zero, or None."""
     match maker:
         case Move() if maker.step.kind == "zero_fill":
             return maker.source
@@ -149,7 +149,7 @@ def _widens(node: Compute) -> bool:
 
 
 def _slice_by_slice(loop: Loop, part: Var, total: Var) -> Collected | None:
-    """What a loop collects as `part`, if `total` can be added to slice by slice instead."""
+    """The item that a loop collects as `part`, if `total` can be added to slice by slice."""
     item = next((c for c in loop.collected if c.outer is part), None)
     if item is None or item.is_list or item.stack is not None:
         return None
@@ -157,15 +157,15 @@ def _slice_by_slice(loop: Loop, part: Var, total: Var) -> Collected | None:
 
 
 def _swapped(nodes: Nodes, old: Node, *new: Node) -> Nodes:
-    """The nodes with others in the place of one."""
+    """The nodes with one replaced by others."""
     return tuple(n for node in nodes for n in (new if node is old else (node,)))
 
 
-# --- zeros that nobody reads any more ----------------------------------------------------------
+# --- dead zeros --------------------------------------------------------------------------------
 
 
 def _without_unread_zeros(program: Program) -> Program:
-    """The program less zeros that no loop begins with any more."""
+    """The program without zeros that no loop begins with any more."""
     while True:
         read = uses(program)
         gone = {
@@ -179,7 +179,7 @@ def _without_unread_zeros(program: Program) -> Program:
 
 
 def _is_zeros(node: Node) -> bool:
-    """Whether a node makes zeros, or passes on what may be some."""
+    """Whether a node makes zeros, or passes on what may be zeros."""
     made_here = isinstance(node, Compute) and node.name == "zeros"
     return made_here or _passes(node) is not None
 

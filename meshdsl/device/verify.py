@@ -1,4 +1,4 @@
-"""What is legal in a device program: names, shapes, and collectives under way.
+"""Verifier of a device program: names, shapes, and collectives in flight.
 
 A violation is our mistake, hence an assert with a message.
 """
@@ -13,9 +13,9 @@ from meshdsl.ir.verify import Verifier
 
 
 def verify(program: Program) -> None:
-    """Variables are assigned once, before they are read, with the shape their placement says.
+    """Check that variables are assigned once, before reads, with the shape of their placement.
 
-    A variable may take over the name of another, which nobody reads from there on.
+    A variable may take over the name of another, which is dead from there on.
     """
     check = _Device(program)
     check.define((*program.inputs, *program.params, *program.states))
@@ -27,7 +27,7 @@ def verify(program: Program) -> None:
 
 
 class _Device(Verifier[Var]):
-    """`works` are the collectives under way, by the variables that stand for them."""
+    """`works` are the collectives in flight, by the variables that name them."""
 
     def __init__(self, program: Program) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class _Device(Verifier[Var]):
         self.names.add(value.name)
 
     def define_over(self, var: Var, before: Var | None) -> None:
-        """`var` is there; where it has the name of `before`, that one no longer is."""
+        """Define `var`; where it has the name of `before`, that one ends."""
         if before is not None and before.name == var.name:
             self.known.discard(before)
             self.names.discard(var.name)
@@ -112,7 +112,7 @@ class _Device(Verifier[Var]):
             self.define_over(made.outer, made.stack)
 
     def _ahead(self, collective: Collective, work: str, slices: tuple[Var, ...]) -> None:
-        """What is under way when a trip begins."""
+        """Define the collectives that are in flight when an iteration begins."""
         sources = tuple(m.source for m in collective.moves)
         assert sources == slices, "issued ahead of a slice"
         self.define(inside for inside in slices if inside not in self.known)

@@ -1,4 +1,4 @@
-"""Where in a block a collective may stand: after its source is there, before anybody reads it."""
+"""Legal positions of a collective in a block: behind its source, before the first reader."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from meshdsl.ir.program import every
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A collective may stand anywhere after node `ready` and before node `needed` of its block.
+    """A collective may be placed after node `ready` and before node `needed` of its block.
 
-    `ready` is -1 where the block begins with all it reads; `needed` is the number of nodes where
-    nobody in the block reads what it yields.
+    `ready` is -1 where all sources are from outside the block; `needed` is the number of nodes
+    where nothing in the block reads the results.
     """
 
     ready: int
@@ -23,9 +23,9 @@ class Window:
 
 
 class Block:
-    """The nodes of a block, and who makes, reads and overwrites what.
+    """The nodes of a block, and the variables they make, read and overwrite.
 
-    `owners` is what `aliases.shared` says of the program.
+    `owners` is the result of `aliases.shared`.
     """
 
     def __init__(self, nodes: tuple[Node, ...], owners: Mapping[Var, Var]) -> None:
@@ -41,12 +41,12 @@ class Block:
                 self._overwritten.setdefault(self._owner(var), []).append(i)
 
     def window(self, at: int, node: Collective) -> Window:
-        """Where node number `at` may stand instead."""
+        """The legal positions of node number `at`."""
         ready, needed = -1, len(self.nodes)
         for move in node.moves:
             ready = max(ready, self.made.get(move.source, -1))
             needed = min(needed, self._read.get(move.target, needed))
-            # What is read before it is overwritten stays before it, and after likewise.
+            # A variable read before it is overwritten stays read before it, and after likewise.
             for i in self._overwritten.get(self._owner(move.source), ()):
                 ready, needed = (max(ready, i), needed) if i < at else (ready, min(needed, i))
         return Window(ready, needed)
@@ -56,6 +56,6 @@ class Block:
 
 
 def _overwritten(node: Node) -> list[Var]:
-    """The operands that a node, or what is in it, changes in place."""
+    """The operands that a node, or a node in it, changes in place."""
     inner = every(node.body) if isinstance(node, Loop) else (node,)
     return [n.ins[i] for n in inner if isinstance(n, Compute) for i in overwrites(n)]
