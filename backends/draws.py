@@ -1,4 +1,4 @@
-"""How values that a user does not give are made up: `Spec.draw` per input and parameter."""
+"""Random values for those that a user does not give: `Spec.draw` per input and parameter."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _index_bounds(program: Program) -> dict[Value, int]:
 
 
 def _bound_block(nodes: tuple[Node, ...], bounds: dict[Value, int]) -> None:
-    """Add what `nodes` index, from the last to the first, back to where the indices come from."""
+    """Add the bounds of indices in `nodes`, from the last to the first, back to their sources."""
     for node in reversed(nodes):
         if isinstance(node, Loop):
             _bound_loop(node, bounds)
@@ -60,7 +60,7 @@ def _bound_block(nodes: tuple[Node, ...], bounds: dict[Value, int]) -> None:
 
 
 def _bound_loop(loop: Loop, bounds: dict[Value, int]) -> None:
-    for _ in range(2):  # what one iteration demands of a carry, the one before has to yield
+    for _ in range(2):  # the bound of a carry in one iteration binds its value in the one before
         for carry in loop.carries:
             for later in (carry.result, carry.inside):
                 if later in bounds:
@@ -78,13 +78,13 @@ def _bound(bounds: dict[Value, int], value: Value, size: int) -> None:
 
 
 def _moves(op: Op) -> bool:
-    """Whether the result holds elements of the first operand, or zeros."""
+    """Whether the result has elements of the first operand, or zeros."""
     record = lookup(op.name)
     return record.view or record.relocates
 
 
 def _indexed(op: Op) -> Iterator[tuple[Value, int]]:
-    """The operand that holds indices, with the size of the dim they index."""
+    """The operand of indices, with the size of the dim they index."""
     at = lookup(op.name).indexed()
     if at is not None:
         yield op.ins[at], op.attr("dim").size

@@ -1,7 +1,7 @@
 """One walk of a device program: names, source lines, loops and literals.
 
-Every emitter is a notation of it: it says how an entry, an operator, a collective and the ends of a
-loop are written. Nothing of a `.mdsl` file becomes code: identifiers come from `torch/names.py`,
+Every emitter is a notation of it: it has the text of an entry, an operator, a collective and the
+ends of a loop. Nothing of a `.mdsl` file becomes code: identifiers come from `torch/names.py`,
 strings are written as literals, and source lines are comments with control characters escaped.
 """
 
@@ -34,7 +34,7 @@ class Walk(ABC):
     """Writes one program in one notation, statement by statement.
 
     `constants` are the literals of constants, which are written where they are used. `phases`:
-    comments tell the phase of a statement other than the forward pass.
+    comments name the phase of a statement other than the forward pass.
     """
 
     phases = False
@@ -45,11 +45,11 @@ class Walk(ABC):
         self.constants: dict[Var, str] = {}
         self.shown = NOWHERE
 
-    # --- what a notation says --------------------------------------------------------------------
+    # --- texts of a notation ---------------------------------------------------------------------
 
     @abstractmethod
     def entry(self, var: Var, kind: str) -> None:
-        """A tensor that is given: one of the `inputs`, `params` or `states`."""
+        """An input tensor of the program: one of the `inputs`, `params` or `states`."""
 
     @abstractmethod
     def compute(self, node: Compute) -> None:
@@ -64,11 +64,11 @@ class Walk(ABC):
         raise AssertionError(f"a notation without buckets was given one: {node.moves}")
 
     def start(self, node: Start) -> None:
-        """The issue of a collective, which the emitted program alone overlaps."""
+        """The issue of a collective, which only the emitted program overlaps."""
         raise AssertionError(f"a notation without overlap was given {node.work}")
 
     def wait(self, node: Wait) -> None:
-        """The end of a collective that was issued before."""
+        """The end of a collective issued before."""
         raise AssertionError(f"a notation without overlap was given {node.work}")
 
     @abstractmethod
@@ -118,13 +118,13 @@ class Walk(ABC):
             self.node(node)
 
     def headed(self, node: Node) -> bool:
-        """Whether a statement is written under its source line: it is one, and not of another."""
+        """Whether a statement is written under its source line: no constant or part of another."""
         if isinstance(node, Start | Wait):  # these are among the statements that they overlap
             return self.shown == NOWHERE
         return not (isinstance(node, Compute) and node.name == "constant")
 
     def node(self, node: Node) -> None:
-        """One statement, or a loop; of a constant its literal is noted."""
+        """One statement, or a loop; the literal of a constant is noted."""
         match node:
             case Compute(name="constant"):
                 self.constants[node.out] = self.literal(node.attr("value"))
@@ -149,7 +149,7 @@ class Walk(ABC):
         self.iterations(node)
 
     def iterations(self, node: Loop) -> None:
-        """The `for` with its body, and before it what it collects."""
+        """The `for` with its body, and before it the tensors that it collects."""
         for made in node.collected:
             self.begun(made, node)
         self.header(node)
@@ -164,7 +164,7 @@ class Walk(ABC):
         self.shown = NOWHERE
 
     def enter(self, node: Loop) -> None:
-        """The first values of what is carried."""
+        """The initial values of carries."""
         for carry in node.carries:
             if carry.inside.name != carry.init.name:
                 self.carried(carry)
@@ -184,7 +184,7 @@ class Walk(ABC):
         self.nodes(node.body)
 
     def next(self, node: Loop) -> None:
-        """The next values of what is carried; all at once: one may be another's old value."""
+        """The next values of carries, all at once: one may be another's old value."""
         pairs = [(self.name(c.inside), self.next_text(c)) for c in node.carries]
         pairs = [(a, b) for a, b in pairs if a != b]
         if pairs:
@@ -199,7 +199,7 @@ class Walk(ABC):
         return f'float("{text}")' if text.lstrip("-") in ("inf", "nan") else text
 
     def source_line(self, span: Span, phase: str = "forward") -> None:
-        """The source line of the next statements as a comment, unless it stands there already."""
+        """The source line of the next statements as a comment, unless it was the latest one."""
         phase = phase if self.phases else "forward"
         place = (span.file, span.line, phase)
         self.out.place = f"{span.file}:{span.line}"

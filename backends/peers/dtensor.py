@@ -1,7 +1,7 @@
 """The placed program as torch DTensor code: `distribute_tensor`, `redistribute`, `Shard(0)`.
 
-Operators are the torch texts of their records, on whole tensors. What DTensor makes of partial
-values was measured with torch 2.13, operator by operator; tests run it and look at each variable.
+Operators are the torch texts of their records, on whole tensors. DTensor's treatment of partial
+values was measured with torch 2.13, operator by operator; tests run it and check each variable.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def check_index(ids, dim, size, place, *_):
 
 
 class DTensorText(Peer):
-    """The rendering, with what DTensor holds of every variable."""
+    """The rendering, with DTensor's placement of every variable."""
 
     taken = frozenset({*NAMES.split(), *_SUPPORT})
     notation = "dtensor"
@@ -62,10 +62,10 @@ class DTensorText(Peer):
     returns = "The outputs as DTensors; arguments are whole tensors by name."
     support = _SUPPORT
 
-    # --- what DTensor can do ---------------------------------------------------------------------
+    # --- capabilities of DTensor -----------------------------------------------------------------
 
     def outcome(self, node: Compute, row: Row) -> Outcome:
-        """As measured, with what depends on the call."""
+        """As measured, by operator and call."""
         name = node.name
         if name in ("split", "merge") and _is_inner(node, row):
             return "whole"
@@ -78,27 +78,27 @@ class DTensorText(Peer):
         return super().outcome(node, row)
 
     def holds(self, p: Placement) -> Placement:
-        """Axes of one dim are in mesh order."""
+        """Axes of one dim in mesh order."""
         return in_mesh_order(self.mesh, p)
 
     # --- texts -----------------------------------------------------------------------------------
 
     def imports(self) -> Iterable[str]:
-        """Torch, and what it has of DTensors."""
+        """Torch, and the names used from its DTensors."""
         yield "import torch"
         yield "from torch.distributed.device_mesh import init_device_mesh"
         names = "DTensor, Partial, Replicate, Shard, distribute_tensor"
         yield f"from torch.distributed.tensor import {names}"
 
     def mesh_lines(self) -> Iterable[str]:
-        """The mesh is of the devices of any kind."""
+        """A mesh of devices of any kind."""
         sizes, names = self.axes()
         yield "def device_mesh(kind):"
         yield '    """The mesh; `kind` is such as "cpu" or "cuda"."""'
         yield from statement(f"return init_device_mesh(kind, {sizes}, mesh_dim_names={names})", 1)
 
     def entered(self, text: str, var: Var, p: Placement) -> str:
-        """Every device has the whole tensor, and keeps its part."""
+        """Every device is given the whole tensor, and keeps its shard."""
         return f"distribute_tensor({text}, mesh, {self.spec(var, p)})"
 
     def number(self, text: str, var: Var, p: Placement) -> str:
@@ -118,7 +118,7 @@ class DTensorText(Peer):
         return text
 
     def operator(self, node: Compute, args: tuple[str, ...], plan: Plan) -> str:
-        """The record's torch text on global shapes; what it makes anew becomes a DTensor."""
+        """The record's torch text on global shapes; a new tensor in it becomes a DTensor."""
         out, p = node.outs[0], plan.yields
         if node.name == "one_hot":
             return self._one_hot(node, args[0], p)
@@ -154,7 +154,7 @@ class DTensorText(Peer):
     def _torch(self, node: Compute, call: TorchText) -> str:
         if _is_vector(node):  # DTensor gives `vector @ matrix` a dim too many
             return f"torch.einsum({subscripts(call.ins, call.outs[0])}, {', '.join(call.args)})"
-        if node.name == "einsum":  # of `torch.einsum` we know what becomes of partial values
+        if node.name == "einsum":  # `torch.einsum` treats partial values in a known way
             return einsum_text(call, views=True)
         return lookup(node.name).torch(call)
 
@@ -192,18 +192,18 @@ def _is_spread(node: Compute, p: Placement) -> bool:
 
 
 def _is_product(node: Compute) -> bool:
-    """Whether an einsum is written with `@` on matrices; other operators are not asked."""
+    """Whether an einsum is written with `@` on matrices; True for other operators."""
     return node.name != "einsum" or len(node.ins) == 1 or min(_ranks(node)) > 1
 
 
 def _is_vector(node: Compute) -> bool:
-    """A product of a vector with something of more dims."""
+    """Whether a product is that of a vector with an operand of more dims."""
     ranks = [len(v.type.dims) for v in node.ins]
     return node.name == "einsum" and len(ranks) == 2 and min(ranks) == 1 < max(ranks)
 
 
 def _is_inner(node: Compute, row: Row) -> bool:
-    """A split or merge of dims of which an inner one is split over devices."""
+    """Whether an inner dim of a split or merge is split over devices."""
     key = "into" if node.name == "split" else "dims"
     parts = [d.name for d in node.attr(key)]
     component = (row.outs if node.name == "split" else row.ins)[0]
@@ -213,7 +213,7 @@ def _is_inner(node: Compute, row: Row) -> bool:
 def _flattens(node: Compute, row: Row) -> bool:
     """Whether a contraction is over several dims and a split one is not the first of them.
 
-    A dim that only one operand has is summed before; then that operand is partial.
+    A dim of one operand only is summed before; then that operand is partial.
     """
     if node.name != "einsum" or len(node.ins) < 2:
         return False

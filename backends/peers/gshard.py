@@ -1,8 +1,8 @@
 """The placed program with GShard's annotations: `replicate`, `split`, `mesh_split`, `tile`.
 
 Those of `xla_sharding`, which GShard's paper introduced (Lepikhin et al. 2020; GSPMD, Xu et al.
-2021). Behind each stands the sharding as HLO writes it. There is no word for a partial value: it is
-reduced where it appears, and such a line says so.
+2021). The sharding as HLO writes it follows each. A partial value has no annotation: it is reduced
+at its definition, and the line has a note of it.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class _GShard(Notation):
 
 
 def _whole(p: Placement) -> Placement:
-    """The placement with its partial axes reduced, which is all that an annotation can say."""
+    """The placement with its partial axes reduced, as far as an annotation can express it."""
     return Placement(p.splits)
 
 
 def annotated(text: str, type_: TensorType, p: Placement, mesh: Mesh) -> str:
-    """`mesh_split(h, mesh, [0, -1])`: the plainest annotation that says the placement."""
+    """`mesh_split(h, mesh, [0, -1])`: the plainest annotation of the placement."""
     if not p.splits:
         return f"replicate({text})"
     names = type_.names
@@ -94,7 +94,7 @@ def hlo(type_: TensorType, p: Placement, mesh: Mesh) -> str:
 
 
 def tiles(type_: TensorType, p: Placement, mesh: Mesh) -> tuple[list[int], list[int], bool]:
-    """The grid of tiles, the device that each is on, and whether its last dim counts copies."""
+    """The grid of tiles, the device of each, and whether its last dim counts replicas."""
     names = type_.names
     order = [axis for n in names for axis in p.axes_of(n)]
     rest = [a for a in mesh.names if a not in order]

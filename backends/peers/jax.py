@@ -1,6 +1,6 @@
 """The placed program as JAX code with explicit sharding: `PartitionSpec`, `reshard`, `unreduced`.
 
-For jax 0.10. A type there says how an array is split and over which axes it is not yet reduced,
+For jax 0.10. A type there has the split of an array and the axes over which it is not yet reduced,
 `f32[8@rows,4]{U:cols}`; few operators take an unreduced operand, and none knows partial maxima.
 """
 
@@ -58,7 +58,7 @@ def cross_entropy(logits, axis, targets):
 
 
 class JaxText(Peer):
-    """The rendering, with what JAX holds of every variable."""
+    """The rendering, with JAX's placement of every variable."""
 
     taken = frozenset({*"jax jnp AxisType NamedSharding P reshard mesh".split(), *_SUPPORT})
     notation = "jax"
@@ -67,7 +67,7 @@ class JaxText(Peer):
     support = _SUPPORT
     library = Library("jnp", "transpose", "axis=", "keepdims=True", "out_sharding=")
 
-    # --- what JAX can do -------------------------------------------------------------------------
+    # --- capabilities of JAX ---------------------------------------------------------------------
 
     def outcome(self, node: Compute, row: Row) -> Outcome:
         """By the rules of jax 0.10."""
@@ -85,7 +85,7 @@ class JaxText(Peer):
         return only_sums(p)
 
     def _is_bilinear(self, node: Compute, row: Row) -> bool:
-        """A product of two unreduced arrays, over different axes: refused."""
+        """Whether a product is of two arrays unreduced over different axes: refused."""
         alone = any(not isinstance(c, Partial) for c in row.ins)
         return alone and all(self.at(v).partial for v in node.ins)
 
@@ -108,7 +108,7 @@ class JaxText(Peer):
         yield from statement(f"return jax.make_mesh({sizes}, {names}, {kinds})", 1)
 
     def entered(self, text: str, var: Var, p: Placement) -> str:
-        """Every device gets its part."""
+        """Every device gets its shard."""
         return f"jax.device_put({text}, NamedSharding(mesh, {self.spec(var, p)}))"
 
     def number(self, text: str, var: Var, p: Placement) -> str:
@@ -131,9 +131,9 @@ class JaxText(Peer):
         return super().operator(node, args, plan)
 
     def _unreduced(self, node: Compute, call: Call, index: int) -> str:
-        """An operand where nothing is broadcast by itself.
+        """An operand broadcast explicitly.
 
-        One that an unreduced factor is multiplied with must be typed `reduced`.
+        A factor of an unreduced one must be typed `reduced`.
         """
         var = node.ins[index]
         if not self.at(var).partial:
@@ -166,5 +166,5 @@ def _set(axes: tuple[str, ...]) -> str:
 
 
 def _is_shared(node: Compute, row: Row) -> bool:
-    """Whether every operand of an einsum has the split dim; what only one has is summed before."""
+    """Whether all operands of an einsum have the split dim; that of one only is summed before."""
     return node.name != "einsum" or all(isinstance(c, Split) for c in row.ins)

@@ -1,4 +1,4 @@
-"""What the renderings share: a line for each tensor under its source line, placements by position.
+"""The base of all renderings: a line per tensor under its source line, placements by position.
 
 Statements are those of the device program, so that each collective is one line.
 """
@@ -26,10 +26,10 @@ from meshdsl.placed.sbp import Mesh, Partial, Placement, Split
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor along one mesh axis, the dim by its position.
+    """The placement of a tensor along one mesh axis, the dim by its position.
 
-    `position` for a split, `op` for a partial value, neither for a copy. `rank` counts the axes of
-    one dim from the outer on, where that is not the order of the mesh.
+    `position` for a split, `op` for a partial value, neither for a replica. `rank` counts the axes
+    of one dim from the outer on, where that is not the order of the mesh.
     """
 
     position: int | None = None
@@ -54,9 +54,9 @@ def _entry(type_: TensorType, p: Placement, axis: str, mesh: Mesh) -> Entry:
 
 
 class Notation(Walk):
-    """Writes a placed program; a subclass says how a statement looks.
+    """Writes a placed program; a subclass has the text of each statement.
 
-    `taken` are names that mean something in the notation, `system` tells a reader whose it is.
+    `taken` are names with a meaning in the notation, `system` is whose it is, for readers.
     """
 
     taken: frozenset[str] = frozenset()
@@ -83,7 +83,7 @@ class Notation(Walk):
         """The lines between the first comment and the first tensor."""
 
     def bottom(self) -> None:
-        """The outputs, and what a training step stores."""
+        """The outputs, and the new values that a training step stores."""
         for old, new in self.program.updates:
             self.out.add(f"# in the next step {old.name} = {self.ref(new)}")
         self.out.statement(f"return {', '.join(self.ref(v) for _, v in self.program.outputs)}")
@@ -98,7 +98,7 @@ class Notation(Walk):
         )
 
     def variables(self) -> list[Var]:
-        """Inputs, parameters, states, and what statements and iterations make, in order."""
+        """Inputs, parameters, states, and variables of statements and iterations, in order."""
         found = [*self.program.inputs, *self.program.params, *self.program.states]
         for node in every(self.program.body):
             found += [*(node.enters if isinstance(node, Loop) else ()), *node.makes]
@@ -131,7 +131,7 @@ def picked(text: str, stack: Var, inside: Var, index: str) -> str:
 
 
 def results(node: Compute, text: str) -> Iterator[tuple[Var, str]]:
-    """The results of an operator written `text`, each with how it is called there."""
+    """The results of an operator written `text`, each with the text that refers to it."""
     if len(node.outs) == 1:
         yield node.outs[0], text
         return

@@ -34,7 +34,7 @@ def logsumexp(x, dim):
 
 
 class OneFlowText(Peer):
-    """The rendering, with what OneFlow holds of every variable."""
+    """The rendering, with OneFlow's placement of every variable."""
 
     taken = frozenset({"flow", "F", "placement", *_SUPPORT})
     notation = "oneflow"
@@ -55,16 +55,16 @@ class OneFlowText(Peer):
         return in_mesh_order(self.mesh, only_sums(p))
 
     def imports(self) -> Iterator[str]:
-        """OneFlow, and where all tensors are."""
+        """OneFlow, and the placement of all tensors."""
         yield from ("import oneflow as flow", "import oneflow.nn.functional as F", "")
         yield f'placement = flow.placement("cuda", ranks={_ranks(self.mesh)})'
 
     def entered(self, text: str, var: Var, p: Placement) -> str:
-        """Every rank has the whole array, and keeps its part."""
+        """Every rank is given the whole array, and keeps its shard."""
         return f"flow.tensor({text}, {self.library.place}{self.spec(var, p)})"
 
     def number(self, text: str, var: Var, p: Placement) -> str:
-        """A literal that every rank has."""
+        """A literal on every rank."""
         return self.entered(f"{text}, dtype={self.dtype(var)}", var, p)
 
     def resharded(self, text: str, var: Var, before: Placement, after: Placement) -> str:
@@ -83,7 +83,7 @@ class OneFlowText(Peer):
 
 
 def _is_paired(node: Compute) -> bool:
-    """A gather whose indices share dims with the table."""
+    """Whether the indices of a gather share dims with the table."""
     table, ids = (v.type for v in node.ins)
     return any(table.has(n) for n in ids.names)
 

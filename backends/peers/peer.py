@@ -1,8 +1,8 @@
-"""Renderings that are programs of another system, which cannot hold every placement.
+"""Renderings that are programs of another system, which does not have every placement.
 
-`held` is what the other system holds of each tensor. That is our placement wherever it can be;
-where an operator there does not carry a partial value on, the value is reduced first, and where a
-placement cannot be said at all, the nearest that can is held. Such lines are marked.
+`held` is the placement of each tensor there: ours wherever possible. Where an operator there does
+not accept a partial value, the value is reduced first, and where a placement cannot be expressed at
+all, the nearest one is used. Such lines are marked.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from meshdsl.placed.rows import Row
 from meshdsl.placed.sbp import B, Component, Mesh, Partial, Placement, Split, placement
 
 MARK = "NOT AS OURS"
-"""Stands in the note of every line where the other system holds something else than we do."""
+"""Marks the note of every line whose tensor has another placement there than ours."""
 
 Outcome = Literal["keeps", "reduces", "whole"]
-"""What becomes of a row there: just that; the result, but reduced; or neither, so that the operands
+"""The result of a row there: the same; the same, but reduced; or neither, so that the operands
 have to be whole along the axis."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The placements of one call there: of its operands and results, and what is made of those."""
+    """The placements of one call there: of operands, of the result, and where that settles."""
 
     needs: tuple[Placement, ...]
     yields: Placement
@@ -44,7 +44,7 @@ class Plan:
 
 
 class Peer(Notation):
-    """A rendering that runs; a subclass knows the placements of its system, and their words.
+    """A rendering that runs; a subclass has the placements of its system, and their texts.
 
     notation:  its name on the command line, and its column in the table of spellings.
     head:      the lines of imports.
@@ -52,8 +52,8 @@ class Peer(Notation):
     support:   definitions that the text may call, by name.
     library:   its array library.
 
-    After `text()`, `held_by_name` has for every variable of the text its type, the placement that
-    is held of it, and ours.
+    After `text()`, `held_by_name` has for every variable of the text its type, its placement
+    there, and ours.
     """
 
     notation = ""
@@ -78,7 +78,7 @@ class Peer(Notation):
 
     @abstractmethod
     def holds(self, p: Placement) -> Placement:
-        """The nearest placement that it has a word for; `p` itself as a rule."""
+        """The nearest placement that the system can express; `p` itself as a rule."""
 
     @abstractmethod
     def spec(self, var: Var, p: Placement) -> str:
@@ -90,7 +90,7 @@ class Peer(Notation):
 
     @abstractmethod
     def resharded(self, text: str, var: Var, before: Placement, after: Placement) -> str:
-        """The text that brings a value, written `text`, from one placement to another."""
+        """The text that reshards a value, written `text`, from one placement to another."""
 
     @abstractmethod
     def number(self, text: str, var: Var, p: Placement) -> str:
@@ -101,7 +101,7 @@ class Peer(Notation):
         return ()
 
     def outcome(self, node: Compute, row: Row) -> Outcome:
-        """What its operator makes of operands that are placed so along one axis."""
+        """The result of its operator for operands placed so along one axis."""
         spelled, ops = spelling(node.name, self.notation), partial_ops(row)
         if ops:
             return "keeps" if (spelled.sums if "sum" in ops else spelled.extremes) else "whole"
@@ -134,13 +134,13 @@ class Peer(Notation):
         return self.library.dtype(var.type.dtype)
 
     def constant(self, var: Var) -> str:
-        """A literal as a tensor that every device has."""
+        """A literal as a tensor on every device."""
         return self.number(self.constants[var], var, Placement())
 
     # --- the text --------------------------------------------------------------------------------
 
     def text(self) -> str:
-        """The whole rendering; above the function is what it uses."""
+        """The whole rendering; definitions that the function uses are above it."""
         head, body = super().text().split("\n\n", 1)
         code = "\n".join(line for line in body.split("\n") if not line.lstrip().startswith("#"))
         used = [self.support[n].strip("\n") for n in self.support if re.search(rf"\b{n}\(", code)]
@@ -161,7 +161,7 @@ class Peer(Notation):
         self.out.statement(f"return {{{', '.join(items)}}}")
 
     def axes(self) -> tuple[str, str]:
-        """The sizes and the names of the mesh, as tuples; of one device there is one axis."""
+        """The sizes and the names of the mesh axes, as tuples; of one device there is one axis."""
         sizes = tuple_text([n for _, n in self.mesh.axes] or [1])
         return sizes, tuple_text([quoted(a) for a, _ in self.mesh.axes] or ['"one"'])
 
@@ -176,11 +176,11 @@ class Peer(Notation):
         self.assign(var, text if p == split else self.resharded(text, var, split, p), p)
 
     def ref(self, var: Var) -> str:
-        """The text of a value: the literal of a constant, or the name it last got."""
+        """The text of a value: the literal of a constant, or its latest name."""
         return self.constants.get(var, self.renamed.get(var, var.name))
 
     def assign(self, var: Var, text: str, p: Placement, note: str = "", name: str = "") -> None:
-        """`name = text`, held as `p`; marked where that is not our placement."""
+        """`name = text`, placed as `p`; marked where that is not our placement."""
         self.held[var] = p
         name = name or var.name
         if name != var.name:
@@ -193,22 +193,22 @@ class Peer(Notation):
         self.out.statement(f"{name} = {text}", "; ".join(filter(None, (about, note))))
 
     def at(self, var: Var) -> Placement:
-        """What is held of a value; constants are whole."""
+        """The placement of a value there; constants are whole."""
         return Placement() if var in self.constants else self.held[var]
 
     def brought(self, var: Var, to: Placement) -> str:
-        """The text of a value brought to a placement; constants become tensors."""
+        """The text of a value resharded to a placement; constants become tensors."""
         text = self.constant(var) if var in self.constants else self.ref(var)
         before = self.at(var)
         return text if before == to else self.resharded(text, var, before, to)
 
     def stacked(self, stack: Var, inside: Var, node: Loop) -> None:
-        """A slice of a stack is held as the stack is."""
+        """A slice of a stack is placed as the stack is."""
         text = picked(self.ref(stack), stack, inside, node.index)
         self.assign(inside, text, self.at(stack).without_dim(stack_dim(stack, inside)))
 
     def compute(self, node: Compute) -> None:
-        """An operator, after what has to become of its operands."""
+        """An operator, after the reshards of its operands."""
         if len(node.outs) != 1 or lookup(node.name).overwrites:
             self.refuse(node)
         (out,), plan = node.outs, self.plan(node)
@@ -219,7 +219,7 @@ class Peer(Notation):
             self.assign(out, self.brought(out, plan.settles), plan.settles)
 
     def _operand(self, var: Var, need: Placement, node: Compute) -> str:
-        """The text of an operand placed as needed; what is reduced once is so for later readers."""
+        """The text of an operand placed as needed; a reduction of it is shared by later readers."""
         before = self.at(var)
         if before == need:
             return self.ref(var)
@@ -232,14 +232,14 @@ class Peer(Notation):
         return name
 
     def move(self, node: Move) -> None:
-        """One step of a reshard, as far as it is still to be done."""
+        """One step of a reshard, as far as it is not done yet."""
         before, source = self.at(node.source), node.source
         after = self._moved(before, node)
         ours = (before, after) == (source.placement, node.target.placement)
         self.assign(node.target, self.brought(source, after), after, sent(node) if ours else "")
 
     def _moved(self, before: Placement, node: Move) -> Placement:
-        """What is held after a step; what has been reduced there stays so."""
+        """The placement after a step; values already reduced there stay so."""
         old, new = node.source.placement, node.target.placement
         kept = tuple(a for a in new.partial if a in before.partial or a not in old.partial)
         return self.holds(placement(self.mesh, dict(new.splits), kept, new.op))
@@ -255,9 +255,9 @@ class Peer(Notation):
     # --- loops -----------------------------------------------------------------------------------
 
     def loop(self, node: Loop) -> None:
-        """A `repeat`; what is carried is held in one way all along."""
+        """A `repeat`; a carried value has one placement throughout."""
         self.enter(node)
-        # What an iteration reduces for itself is as it was for whoever comes after the loop.
+        # A reduction inside an iteration does not count for readers after the loop.
         renamed, held = dict(self.renamed), dict(self.held)
         self.iterations(node)
         self.renamed = renamed
@@ -268,12 +268,12 @@ class Peer(Notation):
             self.assign(made.outer, text, self._collected(made))
 
     def enter(self, node: Loop) -> None:
-        """The first values, of those too that only have to be held in another way."""
+        """The initial values, also those that only need another placement."""
         for carry in node.carries:
             self.carried(carry)
 
     def carried(self, carry: Carry[Var]) -> None:
-        """The first value of a carried variable, held as all of them are."""
+        """The initial value of a carried variable, in the placement of the carry."""
         p = self.carries[carry] = self.holds(carry.inside.placement)
         if carry.inside.name == carry.init.name and self.at(carry.init) == p:
             self.held[carry.inside] = p
@@ -286,7 +286,7 @@ class Peer(Notation):
         self.out.statement(f"{self.lists[made]} = []")
 
     def filled(self, made: Collected, node: Loop) -> None:
-        """One more in the list; none is partial there."""
+        """An item appended to the list; none is partial there."""
         part = self.brought(made.inside, self._collected(made))
         self.out.statement(f"{self.lists[made]}.append({part})")
 
@@ -294,7 +294,7 @@ class Peer(Notation):
         return Placement(self.holds(made.inside.placement).splits)
 
     def next_text(self, carry: Carry[Var]) -> str:
-        """The next value, held as the first was."""
+        """The next value, in the placement of the carry."""
         return self.brought(carry.next, self.carries[carry])
 
     # --- plans -----------------------------------------------------------------------------------
@@ -310,7 +310,7 @@ class Peer(Notation):
             if outcome == "whole":
                 needs = [without(self.mesh, p, axis) for p in needs]
         yields = self.holds(yields)
-        # The splits that we hold, on whatever the operator yields there.
+        # Our splits, with the partial axes that the operator yields there.
         settled = placement(self.mesh, dict(out.placement.splits), yields.partial, yields.op)
         return Plan(tuple(needs), yields, self.holds(settled))
 
@@ -320,7 +320,7 @@ class Peer(Notation):
         if all(c == B for c in (*ins, *outs)):
             return "keeps"
         if [self.at(v).component(axis) for v in node.ins] != ins:
-            return "whole"  # something was reduced before, so the others have to be as well
+            return "whole"  # an operand was reduced before, so the others have to be as well
         return self.outcome(node, Row(tuple(ins), tuple(outs)))
 
 

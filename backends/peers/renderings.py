@@ -14,7 +14,7 @@ RENDERINGS: dict[str, str] = {
     "dtensor": "dtensor.DTensorText",
     "jax": "jax.JaxText",
 }
-"""The class of each notation, by the name it has on the command line; imported when needed."""
+"""The class of each notation, by its name on the command line; imported when needed."""
 
 
 def render(program: Program, notation: str) -> str:

@@ -1,7 +1,7 @@
 """The placed program in the notation of "How to Scale Your Model": `h[B_X, F_Y] {U_Z}`.
 
-Dims and mesh axes are single letters, told at the top. A subscript is the axis that a dim is split
-over; `{U_Z}` says that the value is not yet reduced over Z. A contraction over K is `*_K`.
+Dims and mesh axes are single letters, listed at the top. A subscript is the axis that a dim is
+split over; `{U_Z}`: the value is not yet reduced over Z. A contraction over K is `*_K`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How other systems write each operator, and which partial values it carries on there: a table.
+"""The table of other systems' texts for each operator, and of the partial values it accepts there.
 
-A cell is a template over the operands of a call, or a function of the call where no template says
-it. In a template `{0}` is operand 0 aligned to the dims of the result (a literal as it is), a word
-is one of `WORDS` or an attribute of the operator: `jax.lax.cumsum({x}, {at}, reverse=True)`.
+A cell is a template over the operands of a call, or a function of the call where no template
+suffices. In a template `{0}` is operand 0 aligned to the dims of the result (a literal as it is), a
+word is one of `WORDS` or an attribute of the operator: `jax.lax.cumsum({x}, {at}, reverse=True)`.
 
-An operator that is not in the table says all this in its record (`OpDef.spelled`).
+The record of an operator that is not in the table has all this (`OpDef.spelled`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Text = str | Callable[["Call"], str | None]
 
 
 def spelling(operator: str, system: str) -> Spelling:
-    """How `system` (`dtensor`, `jax`, `oneflow`) does an operator; by default it refuses it."""
+    """The text of an operator in `system` (`dtensor`, `jax`, `oneflow`); by default it refuses."""
     own = lookup(operator).spelled.get(system)
     if own is not None:
         return own
@@ -47,7 +47,7 @@ def _text(operator: str, system: str) -> Text | None:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """An array library as a text has it.
+    """An array library as texts refer to it.
 
     `name` is that of the module, `permute` the method that permutes dims; `dim`, `keep` and `place`
     are the keywords of positions, of reductions that keep them, and of placements.
@@ -67,7 +67,7 @@ class Library:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """An operator on whole tensors while it is being written.
+    """An operator on whole tensors whose text is being written.
 
     args:     a variable per operand, or a Python literal.
     literals: by operand that is a literal, its text as a tensor.
@@ -94,7 +94,7 @@ class Call:
 
     @property
     def count(self) -> int:
-        """How many elements the dims that the call is about have."""
+        """The number of elements of the dims that the call is about."""
         dims = self.attrs["dims"] if "dims" in self.attrs else (self.attrs["dim"],)
         return math.prod(d.size for d in dims)
 
@@ -115,7 +115,7 @@ class Call:
     def aligned(self, index: int, dims: Names | None = None, full: bool = False) -> str:
         """Operand `index` so that it broadcasts against `dims`, by default those of the result.
 
-        A literal as it is; one in `full` has every one of them, of size 1 where it lacks it.
+        A literal stays as it is; with `full` others get all of `dims`, of size 1 where missing.
         """
         if index in self.literals:
             return self.args[index]
@@ -129,13 +129,13 @@ class Call:
         return self.permuted(self.args[index], names, tuple(n for n in dims if n in names))
 
     def permuted(self, text: str, old: Names, new: Names) -> str:
-        """`text` with its dims brought from order `old` to `new`."""
+        """`text` with its dims permuted from order `old` to `new`."""
         if old == new:
             return text
         return f"{text}.{self.library.permute}({', '.join(str(old.index(n)) for n in new)})"
 
     def write(self, text: Text | None) -> str | None:
-        """The call by a cell of the table."""
+        """The text of the call by a cell of the table."""
         if callable(text):
             return text(self)
         return text and _FILLER.vformat(text, [self], {})
@@ -180,11 +180,11 @@ WORDS: Mapping[str, Callable[[Call], object]] = {
     "letters": lambda call: subscripts(call.ins, call.out),
     "tanh": lambda call: call.attrs["approximate"] == "tanh",
 }
-"""By word of a template what it becomes; another word is an attribute of the operator."""
+"""The text of each word of a template; another word is an attribute of the operator."""
 
 
 class _Filler(string.Formatter):
-    """Fills a template with the words of the call that it is given."""
+    """Fills a template with the words of a call."""
 
     def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         call: Call = args[0]
@@ -196,7 +196,7 @@ class _Filler(string.Formatter):
 _FILLER = _Filler()
 
 
-# --- where a template does not do ----------------------------------------------------------------
+# --- functions where no template suffices --------------------------------------------------------
 
 
 def _power(call: Call) -> str:
@@ -206,7 +206,7 @@ def _power(call: Call) -> str:
 
 
 def _extreme(name: str, bound: str) -> Text:
-    """OneFlow compares with a number by another function."""
+    """A comparison with a number, for which OneFlow has another function."""
 
     def write(call: Call) -> str | None:
         for literal, other in ((1, 0), (0, 1)):
@@ -218,7 +218,7 @@ def _extreme(name: str, bound: str) -> Text:
 
 
 def _flow_einsum(call: Call) -> str | None:
-    """`[…, k] @ [k, n]` where it is just that."""
+    """`[…, k] @ [k, n]` where the einsum is exactly that."""
     a, b = call.ins[0].names, call.ins[-1].names
     plain = len(call.ins) == 2 and len(a) > 1 and len(b) == 2 and a[-1] == b[0]
     if plain and call.out.names == (*a[:-1], b[1]) and b[1] not in a:
@@ -227,7 +227,7 @@ def _flow_einsum(call: Call) -> str | None:
 
 
 def _one_by_one(name: str) -> Text:
-    """One dim at a time, the last first, so that positions hold."""
+    """One dim at a time, the last first, so that positions stay valid."""
 
     def write(call: Call) -> str:
         text = call.args[0]
@@ -304,7 +304,7 @@ def _concat(start: str, end: str) -> Text:
 
 
 def _padded(call: Call) -> tuple[int, int, int, str]:
-    """The position that `pad` or `shift` is about, what goes before and after it, and the value."""
+    """The position that `pad` or `shift` is about, the padding before and after, and the value."""
     attrs = call.attrs
     if "by" not in attrs:
         at = call.ins[0].index(attrs["source"][0].name)
@@ -341,7 +341,7 @@ def broadcast_in_dim(call: Call, index: int = 0) -> str:
 
 
 def _norm_grad(name: str) -> Text:
-    """JAX differentiates the forward function, of which this is the pullback."""
+    """The pullback of the forward function, by JAX's differentiation."""
 
     def write(call: Call) -> str:
         scales = "".join(f", {call.aligned(i)}" for i in range(2, len(call.ins)))
@@ -446,7 +446,7 @@ TABLE: dict[str, Text | tuple[Text | None, Text | None]] = {
     "pick": ("jax.lax.index_in_dim({x}, {index}, {at}, keepdims=False)", "{x}[{skip}{index}]"),
     "slice": ("jax.lax.slice_in_dim({x}, {start}, {stop}, {dim})", "{x}[{skip}{first}:{stop}]"),
     "broadcast": (broadcast_in_dim, _flow_broadcast),
-    # What gradients are made of; some OneFlow lacks, which differentiates by itself.
+    # The operators of gradients; OneFlow lacks some, since it differentiates by itself.
     "relu_grad": ("jnp.where({1} > 0, {0}, 0)", "({1} > 0) * {0}"),
     "tanh_grad": "{0} * (1 - {lib}.square({1}))",
     "sigmoid_grad": "{0} * ({1} * (1 - {1}))",
@@ -479,7 +479,7 @@ _LINEAR = _of(
 SUMS: Mapping[str, frozenset[str]] = {
     "dtensor": _LINEAR | _of("broadcast div einsum neg shift sub"),
     "jax": _LINEAR | _of("merge shift"),
-    # `-x` has no signature for them, where `x * -1` has.
+    # `-x` has no signature for partial sums, where `x * -1` has.
     "oneflow": _LINEAR | _of("div einsum gather mean merge sub"),
 }
 """By system the operators through which a partial sum passes; before others it is reduced."""
