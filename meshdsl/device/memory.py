@@ -1,6 +1,6 @@
 """The peak memory of one device, found by walking through its program as it runs.
 
-Counted is what torch allocates for the emitted text: every tensor from the statement that makes it
+It counts the memory that torch allocates for the emitted text: tensors from the statement of each
 until the last variable or list that shows it is gone, the buffers of collectives, and the scratch
 memory of an operator while it runs (`OpDef.scratch`).
 """

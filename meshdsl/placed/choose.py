@@ -25,7 +25,7 @@ from meshdsl.placed.sbp import Component, Mesh, Partial, Placement, Split, place
 class Choice:
     """Placements required of the operands, yielded by the operator, and settled in by its results.
 
-    `cost` is in wire bytes per device; a new partial result counts what reducing it would send.
+    `cost` is in wire bytes per device; a new partial result counts its reduction.
     """
 
     needs: tuple[Placement, ...]
@@ -242,7 +242,7 @@ class Chooser:
         return sorted(axes, key=lambda a: keys[a])
 
     def _position(self, axis: str, row: Row) -> int:
-        """How deep `axis` is in the order of the first output, else operand, that has it."""
+        """The depth of `axis` in the order of the first output, else operand, that has it."""
         if row.factor is None:
             return 0
         placed = [

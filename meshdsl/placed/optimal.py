@@ -88,7 +88,7 @@ MOST_ITERATIONS = 50_000
 """Iterations of the simplex method on the relaxation."""
 
 TOLERANCE = 1e-6
-"""How far from 0 and 1 a value may be that counts as one."""
+"""The tolerance for values that count as 0 or 1."""
 
 
 SOLVER = "highspy 1.15"
@@ -704,7 +704,7 @@ class Model:
         tie = self.tie * (found.collectives + found.kernels / 8)
         return self.price.of(found) * self.space.trips[value] + tie
 
-    # --- who reads what ----------------------------------------------------------------------
+    # --- readers -----------------------------------------------------------------------------
 
     def _read_all(self) -> None:
         for op, combinations in self.space.combinations.items():
