@@ -1,1 +1,1 @@
-"""Running a program: threads of this process, torchrun, and the reference that both are held to."""
+"""Running a program: threads of this process, torchrun, and the reference that checks both."""

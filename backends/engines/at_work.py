@@ -1,9 +1,9 @@
-"""What a thread is doing, from its frames. Run as a script: another one, and a file that tells.
+"""The activity of a thread, read from its frames; as a script, of another script, into a file.
 
     python -P at_work.py FOLDER (SCRIPT | -m MODULE) ARGUMENT…
 
-runs a script or module as the main program, and a few times a second writes into FOLDER what it is
-doing. Only the standard library is needed.
+runs a script or module as the main program, and a few times a second writes its activity
+into FOLDER. Only the standard library is needed.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ EVERY = 0.2
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _FUNCTION = 1
-"""The flag of code whose variables are its own: that of a function."""
+"""The code flag of a function: its variables are its own."""
 
 
 def device_in(frame: FrameType | None) -> FrameType | None:
-    """The frame of an emitted `device`, if a thread is in one."""
+    """The frame of an emitted `device` that a thread is in, if any."""
     found = None
     while frame is not None:
         found = frame if frame.f_code.co_name == "device" else found
@@ -36,21 +36,21 @@ def device_in(frame: FrameType | None) -> FrameType | None:
 
 
 def variables(frame: FrameType) -> dict[str, Any]:
-    """The variables of a function that runs."""
+    """The variables of a running function."""
     found = frame.f_locals
     kept = dict(found)
     if type(found) is dict and frame.f_trace is None:
-        found.clear()  # before Python 3.13 the frame would hold what the function has let go
+        found.clear()  # before Python 3.13 the frame keeps what the function has deleted
     return kept
 
 
 def counters(frame: FrameType) -> dict[str, int]:
-    """The variables of a function that are whole numbers: what its loops count."""
+    """The integer variables of a function: its loop counters."""
     return {name: value for name, value in variables(frame).items() if type(value) is int}
 
 
 def fingerprint(frame: FrameType | None) -> int:
-    """A number that changes when a thread gets on: where it is, and what our own loops count."""
+    """A hash that changes when a thread advances: its position and our own loop counters."""
     device = device_in(frame)
     text = device.f_code.co_filename if device else ""
     marks: list[Any] = []
@@ -64,7 +64,7 @@ def fingerprint(frame: FrameType | None) -> int:
 
 
 def collective_of(frame: FrameType | None) -> str:
-    """The collective that a process waits in; empty where it does something else."""
+    """The collective that a process waits in; empty if it does not wait."""
     waits, inner = "", None
     while frame is not None and frame.f_code.co_name != "device":
         code = frame.f_code
@@ -77,14 +77,14 @@ def collective_of(frame: FrameType | None) -> str:
 
 
 def called(frame: FrameType) -> str:
-    """What a program calls: a collective, or of one under way what it is."""
+    """The function that a program calls: a collective, or the kind of one in flight."""
     name = frame.f_code.co_name
     kind = getattr(variables(frame).get("self"), "kind", name) if name == "wait" else name
     return str(kind)
 
 
 def outside(frame: FrameType | None, folder: str = _OWN) -> str:
-    """Where a thread is that is in no `device`: in the innermost function of ours, or of all.
+    """The position of a thread outside of `device`: its innermost function of ours, or of all.
 
     Ours are those of this package and of files in `folder`.
     """
@@ -106,12 +106,12 @@ def _is_own(file: str, folder: str) -> bool:
 
 
 def report_of(rank: str | int) -> str:
-    """The name of the file in which a process says what it is doing."""
+    """The name of the file to which a process reports its activity."""
     return f"at_work.rank{rank}"
 
 
 def _tell(folder: str, ident: int) -> None:
-    """Write what the main thread is doing, again and again, until the folder is gone."""
+    """Write the activity of the main thread repeatedly, until the folder is gone."""
     path = os.path.join(folder, report_of(os.environ["RANK"]))
     for beat in itertools.count():
         frame = sys._current_frames().get(ident)
@@ -135,7 +135,7 @@ def _tell(folder: str, ident: int) -> None:
 
 
 def main() -> None:
-    """Run what the command line names, and tell what it is doing."""
+    """Run the script or module of the command line, and report its activity."""
     folder, *sys.argv = sys.argv[1:]
     told = threading.Thread(target=_tell, args=(folder, threading.get_ident()), daemon=True)
     told.start()

@@ -1,7 +1,7 @@
-"""What goes wrong while a device program runs, and which of several errors is told.
+"""Failures of a running device program, and the choice of the one to report.
 
-Devices run side by side, so which one fails first is chance. Told is the error that comes first in
-the order of the program, so that it is the same in every engine and at every run.
+Devices run in parallel, so which one fails first is chance. The error that is first in program
+order is reported, so that it is the same in every engine and at every run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HELP = {
 class RunError(Exception):
     """A run that failed.
 
-    `code` is that of a diagnostic. Known where they apply: the `device` (its rank), the `place` in
+    `code` is that of a diagnostic. Where they apply: the `device` (its rank), the `place` in
     the source (`mlp.mdsl:15`), the `line` of the emitted text, and the `collective`.
     """
 
@@ -48,20 +48,20 @@ class RunError(Exception):
 
     @property
     def diagnostic(self) -> Diagnostic:
-        """The error as it is shown to the user."""
+        """The error as a diagnostic for the user."""
         return Diagnostic(self.code, self.message, help=self.help or _HELP.get(self.code))
 
 
 class CollectiveError(Exception):
-    """Devices that do not agree on what they have to tell one another."""
+    """Devices that do not agree on a collective."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """One device's error: where in the emitted text it arose, and the counters of its loops.
+    """One device's error: its line of the emitted text, and the counters of its loops.
 
-    `position` orders errors of one statement. A `consequence` of another device's end is told only
-    when there is nothing else. `step` counts how often the device had begun anew.
+    `position` orders errors of one statement. A `consequence` of another device's end is reported
+    only when there is nothing else. `step` counts how often the device had begun anew.
     """
 
     device: int
@@ -84,7 +84,7 @@ class Loop:
 
 
 PARSING = threading.Lock()
-"""Held while a text is parsed: CPython 3.11 cannot do it in two threads at once."""
+"""Lock around parsing a text: CPython 3.11 cannot do it in two threads at once."""
 
 
 def loops_of(text: str) -> tuple[Loop, ...]:
@@ -100,7 +100,7 @@ def loops_of(text: str) -> tuple[Loop, ...]:
 
 
 def program_order(loops: tuple[Loop, ...], failure: Failure) -> tuple[int, ...]:
-    """Sorts failures as the program runs: lines, and within a loop first by its counter."""
+    """The sort key of a failure in program order: by line, within a loop first by its counter."""
     if failure.line is None:
         return ()
     order: list[int] = []
@@ -111,12 +111,12 @@ def program_order(loops: tuple[Loop, ...], failure: Failure) -> tuple[int, ...]:
 
 
 def first_failure(text: str, failures: list[Failure]) -> Failure:
-    """The failure to tell: causes before consequences, then in the order of the program."""
+    """The failure to report: causes before consequences, then in program order."""
     return earliest(loops_of(text), failures)
 
 
 def earliest(loops: tuple[Loop, ...], failures: list[Failure]) -> Failure:
-    """The same where the loops of the text are known."""
+    """The failure to report, given the loops of the text."""
 
     def key(failure: Failure) -> tuple[Any, ...]:
         order = program_order(loops, failure)
@@ -131,7 +131,7 @@ def position_of(position: Any) -> tuple[int, ...]:
 
 
 def as_error(failure: Failure, lines: Mapping[int, str] | None) -> tuple[str, str, dict[str, Any]]:
-    """Code, message and details of a failure, ready to be made a `RunError` of."""
+    """Code, message and details of a failure: the arguments of a `RunError`."""
     place = (lines or {}).get(failure.line or 0)
     details = {"device": failure.device, "line": failure.line, "place": place}
     if failure.kind == CollectiveError.__name__:

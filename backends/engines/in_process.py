@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     import torch
 
 MOST_DEVICES = 1024
-"""Threads that one process is asked to run; a bigger mesh is refused."""
+"""The most threads of one process; a bigger mesh is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRun:
-    """What a run yielded.
+    """The results of a run.
 
-    `outputs` are whole arrays, `device_outputs` what each device holds of them. `sent` counts the
+    `outputs` are whole arrays, `device_outputs` the local blocks of each device. `sent` counts the
     collectives of each device. `updated` are parameters and states after a training step, laid out
-    as `kept` says, `device_updated` what each device holds. bf16 values come as float32.
+    by `kept`, `device_updated` their local blocks. bf16 values are float32.
     """
 
     outputs: dict[str, Array]
@@ -52,7 +52,7 @@ class LocalRun:
         return sum(sent.wire_bytes * count for sent, count in self.sent[rank].items())
 
     def disagreements(self) -> list[str]:
-        """Tensors of which two devices hold the same block with different values."""
+        """Tensors with replicas of a block that differ in value."""
         found = []
         outputs = (self.specs, self.outputs, self.device_outputs, "")
         updated = (self.kept, self.updated, self.device_updated, " after the step")
@@ -86,10 +86,10 @@ def run_local(
     seed: int = 0,
     lines: Mapping[int, str] | None = None,
 ) -> LocalRun:
-    """Run every device of an emitted text and return what they computed.
+    """Run every device of an emitted text and return the results.
 
-    `inputs` and `params` hold whole arrays (or what is sliced like one, a `StoredArray`); what is
-    not there is made up from the seed. `lines` maps lines of the text to places of the source.
+    `inputs` and `params` are whole arrays (or what is sliced like one, a `StoredArray`); missing
+    ones are drawn from the seed. `lines` maps lines of the text to places of the source.
     Raises LocalRunError; a KeyboardInterrupt passes through once all devices are released.
     """
     program = load(text)
@@ -127,7 +127,7 @@ def _with_updates(
     params: list[dict[str, torch.Tensor]],
     states: list[dict[str, torch.Tensor]],
 ) -> LocalRun:
-    """The run of a training step, with what devices hold of parameters and states after it."""
+    """The run of a training step, with the updated parameters and states, whole and as blocks."""
     pairs = zip(params, states, strict=True)
     held = tuple({n: as_array(t) for n, t in {**p, **s}.items()} for p, s in pairs)
     whole = {n: assemble(n, spec, run.mesh, held) for n, spec in specs.items()}
@@ -135,9 +135,9 @@ def _with_updates(
 
 
 def load(text: str, above: int = 0) -> Program:
-    """Execute an emitted text as a module, not as the main program; its tables hold `Spec`s.
+    """Execute an emitted text as a module, not as the main program; its tables contain `Spec`s.
 
-    Its lines are numbered as if `above` others stood above it.
+    Its lines are numbered as if `above` others preceded it.
     """
     program = Program("meshdsl_device_program")
     own, _, library = text.partition(RUNTIME)
@@ -156,7 +156,7 @@ def load(text: str, above: int = 0) -> Program:
 
 TABLES = ("INPUTS", "PARAMS", "STATES", "OUTPUTS", "COTANGENTS", "PARAM_GRADS", "INPUT_GRADS")
 APART = "\n\n\n"
-"""What stands between definitions."""
+"""The separator of definitions."""
 
 
 def _code(text: str) -> CodeType:
@@ -165,12 +165,12 @@ def _code(text: str) -> CodeType:
 
 @functools.lru_cache(maxsize=4096)
 def _compiled(part: str) -> CodeType:
-    """The code of a definition of the support library, which many programs have."""
+    """The code of a definition of the support library; cached, for many programs share it."""
     return _code(part)
 
 
 def check_given(arrays: Mapping[str, Any], specs: Mapping[str, Spec], what: str) -> None:
-    """Refuse arrays that do not fit the program; missing ones are fine, they are made up."""
+    """Refuse arrays that do not fit the program; missing ones are legal, they are drawn."""
     try:
         check_arrays(arrays, {n: spec for n, spec in specs.items() if n in arrays}, what)
     except ArraysRefused as refused:
@@ -184,7 +184,7 @@ def local_tensors(
     seed: int,
     ranks: Sequence[int],
 ) -> list[dict[str, torch.Tensor]]:
-    """What each device of `ranks` holds of the tensors in `specs`, in memory of its own."""
+    """The local blocks of the tensors in `specs` on each device of `ranks`, in own memory."""
     found: list[dict[str, torch.Tensor]] = [{} for _ in ranks]
     for name, spec in specs.items():
         blocks: dict[str, torch.Tensor] = {}
@@ -206,7 +206,7 @@ def as_tensor(values: Array, spec: Spec) -> torch.Tensor:
 
 
 def torch_dtype(dtype: str) -> torch.dtype:
-    """The torch dtype of one of ours."""
+    """The torch dtype of the language's `dtype`."""
     import torch
 
     found = getattr(torch, "bfloat16" if dtype == "bf16" else NUMPY_DTYPES[dtype])
@@ -225,7 +225,7 @@ def as_array(tensor: torch.Tensor) -> Array:
 def assemble(
     name: str, spec: Spec, mesh: dict[str, int], held: tuple[dict[str, Array], ...]
 ) -> Array:
-    """The whole of output `name` from the blocks that the devices hold."""
+    """The whole of output `name` from the blocks of the devices."""
     blocks: dict[str, tuple[tuple[slice, ...], Array]] = {}
     for rank, outputs in enumerate(held):
         part, block = local_part(spec, mesh, rank), outputs[name]

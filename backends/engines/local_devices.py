@@ -1,4 +1,4 @@
-"""The devices of one local run: a thread each, watched while they run, and what came of them."""
+"""The devices of one local run: a thread each, watched while they run, and their results."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ EVERY = 0.05
 """Seconds between two looks at the devices."""
 
 GRACE = 5.0
-"""Seconds that a device which might fail earlier in the program than another one did may stay where
-it is; one that gets on is waited for."""
+"""Seconds that a device which may still fail earlier in program order than another did may stay at
+one statement; one that advances is waited for."""
 
 ENDING = 0.5
-"""Seconds that devices which were told to stop get for the statement they are in."""
+"""Seconds that stopped devices get for the statement they are in."""
 
 
 class LocalRunError(RunError):
@@ -46,7 +46,7 @@ class LocalRunError(RunError):
 
 
 class Worker:
-    """A thread that does one thing after another. It ends when nobody refers to it any more."""
+    """A thread that runs one task after another. It ends when nothing refers to it any more."""
 
     def __init__(self, name: str) -> None:
         tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -64,9 +64,9 @@ def _work(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
 
 
 class Devices:
-    """The devices of one run, each of which does `call(rank)` in a thread, and what came of them.
+    """The devices of one run, each of which does `call(rank)` in a thread, and their results.
 
-    `text` is the emitted one that they run, which says what comes first in it. `workers` are the
+    `text` is the emitted one that they run: it gives the program order. `workers` are the
     threads of earlier runs, which last; without, there are new ones, which end with the run.
     """
 
@@ -91,14 +91,14 @@ class Devices:
         self._workers = workers or [Worker(f"device {rank}") for rank in range(count)]
 
     def mark(self, rank: int) -> None:
-        """Say that a device begins something anew, such as the next step of a training run."""
+        """Record that a device begins anew, such as the next step of a training run."""
         self._rounds[rank] += 1
         self._begun = time.monotonic()
 
     def run(self) -> Devices:
         """Run all devices to their ends; no thread is left behind that can be stopped.
 
-        When nothing moves for long, a warning says what each device is doing.
+        When no device advances for long, a warning reports the activity of each.
         """
         import torch
 
@@ -124,7 +124,7 @@ class Devices:
         return self
 
     def check(self) -> None:
-        """Raise LocalRunError for the first, in the order of the program, of all that failed."""
+        """Raise LocalRunError for the first failure in program order, if any."""
         if not self.failures:
             return
         first = first_failure(self.text, self.failures)
@@ -183,10 +183,10 @@ class Devices:
     # --- where the devices are ---------------------------------------------------------------
 
     def _is_decided(self) -> bool:
-        """Whether no device that still runs will come upon an error before the first there is.
+        """Whether no running device can still fail earlier in program order than one has.
 
-        One that has not come that far yet is waited for, however slow the machine is, unless it
-        stays where it is for as long as this step of the run took so far.
+        One that is not that far yet is waited for, however slow the machine is, unless it
+        stays at one statement for as long as this step of the run took so far.
         """
         if self._late is None:
             self._late = Late(self.text, max(GRACE, time.monotonic() - self._begun))
@@ -196,7 +196,7 @@ class Devices:
         return not self._late.among(failures, places)
 
     def _place(self, rank: int) -> Failure:
-        """Where a device is, as the failure that it would come to there."""
+        """The position of a device, as the failure it would have there."""
         line, loops = stand(self._frame(rank))
         return Failure(rank, "", "", line, loops, step=self._rounds[rank])
 
@@ -204,7 +204,7 @@ class Devices:
         return sys._current_frames().get(self._workers[rank].thread.ident or 0)
 
     def _doing(self) -> dict[int, Doing]:
-        """What each device that still runs is doing."""
+        """The activity of each running device."""
         with self._lock:
             left = sorted(self._left)
         return {rank: self._doing_of(rank) for rank in left}
@@ -222,9 +222,9 @@ class Devices:
 
 
 class Late:
-    """Devices that run on after another one failed: which may still fail earlier in the program.
+    """Devices that run on after another failed: those that may still fail earlier in the program.
 
-    `patience` is how long one of them may stay where it is, in seconds.
+    `patience` is how long one of them may stay at one statement, in seconds.
     """
 
     def __init__(self, text: str, patience: float) -> None:
@@ -232,7 +232,7 @@ class Late:
         self._seen: dict[int, tuple[tuple[int, ...], float]] = {}
 
     def among(self, failures: list[Failure], places: dict[int, Failure]) -> list[int]:
-        """Those of the devices in `places` that are to be waited for."""
+        """The devices in `places` to wait for."""
         first = self._order(earliest(self.loops, failures))
         found = {rank: self._order(place) for rank, place in places.items()}
         return [rank for rank, at in found.items() if at <= first and self._moves(rank, at)]
@@ -241,7 +241,7 @@ class Late:
         return (failure.step, *program_order(self.loops, failure))
 
     def _moves(self, rank: int, at: tuple[int, ...]) -> bool:
-        """Whether a device has come further than before, or was there not long ago."""
+        """Whether a device has advanced within its patience."""
         now = time.monotonic()
         furthest, since = self._seen.get(rank, ((), now))
         if not furthest or at > furthest:
@@ -251,7 +251,7 @@ class Late:
 
 
 def where(trace: TracebackType | None) -> tuple[int | None, dict[str, int]]:
-    """The line of `device` that an error came from, and the counters it had then."""
+    """The line of `device` that an error came from, and its loop counters there."""
     while trace is not None:
         if trace.tb_frame.f_code.co_name == "device":
             return trace.tb_lineno, counters(trace.tb_frame)
@@ -266,7 +266,7 @@ def stand(frame: FrameType | None) -> tuple[int | None, dict[str, int]]:
 
 
 def share_of_cores(devices: int) -> int:
-    """On how many cores each of the devices computes, of those that this thread may use."""
+    """The number of cores for each device, of those that this thread may use."""
     import torch
 
     bound = hasattr(os, "sched_getaffinity")

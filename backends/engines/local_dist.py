@@ -1,9 +1,9 @@
 """A stand-in for `torch.distributed` whose devices are threads of one process.
 
-A collective is a meeting: every member puts down its tensor; the last one to come computes for
-all, in rank order, and wakes those who sleep until it is done: results do not depend on timing, and
-nobody polls. The k-th call of each member of a group belongs to its k-th meeting, be it waited for
-at once or later.
+A collective is a rendezvous: every member deposits its tensor; the last to arrive computes for all,
+in rank order, and wakes those who sleep until it is done: results do not depend on timing, and
+nothing polls. The k-th call of each member of a group belongs to its k-th rendezvous, waited for at
+once or later.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     import torch
 
 
-# --- meetings -----------------------------------------------------------------------------------
+# --- rendezvous ---------------------------------------------------------------------------------
 
 
 class Call(NamedTuple):
-    """What one device brings to a meeting; `out` is where it wants the result.
+    """The call of one device in a rendezvous; the result goes to `out`.
 
     `target` is the position of the member that a permute sends to.
     """
@@ -42,9 +42,9 @@ class Call(NamedTuple):
 
 
 class Meeting:
-    """One collective of a group: its members' calls, what is wrong with them, whether it is over.
+    """The rendezvous of one collective: its members' calls, any problem, whether it is over.
 
-    `cancelled`: it cannot take place any more. `holder` is who came last, and computes for all.
+    `cancelled`: it cannot take place any more. `holder` arrived last, and computes for all.
     """
 
     def __init__(self, axes: tuple[str, ...], ranks: list[int]) -> None:
@@ -56,19 +56,19 @@ class Meeting:
 
     @property
     def absent(self) -> list[int]:
-        """The members that have not come yet."""
+        """The members that have not arrived yet."""
         return [r for r, call in zip(self.ranks, self.calls, strict=True) if call is None]
 
 
 class Group:
-    """One process group: the meetings that some members have not come to, the oldest first."""
+    """One process group: its rendezvous that some members have not reached, the oldest first."""
 
     def __init__(self, axes: tuple[str, ...], ranks: list[int]) -> None:
         self.axes, self.ranks = axes, ranks
         self.open: deque[Meeting] = deque()
 
     def enter(self, position: int, call: Call) -> Meeting:
-        """Put a call down in the first meeting without one of this member."""
+        """Add a call to the first rendezvous without one of this member."""
         for meeting in self.open:
             if meeting.calls[position] is None:
                 break
@@ -149,7 +149,7 @@ class Released(BaseException):
 
 
 class Sent(NamedTuple):
-    """One collective of one device, as it was seen to happen.
+    """One collective of one device, as it took place.
 
     `payload` is the size of the local input in bytes (0 where a permute leaves it in place), `line`
     that of the emitted text.
@@ -164,14 +164,14 @@ class Sent(NamedTuple):
 
     @property
     def wire_bytes(self) -> int:
-        """Bytes that a ring algorithm sends from this device: the compiler's own formula."""
+        """Bytes that a ring algorithm sends from this device, by the compiler's own formula."""
         from meshdsl.placed.collectives import COLLECTIVES
 
         return COLLECTIVES[self.kind].wire(self.size, self.payload)
 
 
 class Member(NamedTuple):
-    """The process group as one device sees it; what `groups["rows"]` is in the emitted text."""
+    """A process group as one device sees it: `groups["rows"]` of the emitted text."""
 
     group: Group
     position: int
@@ -191,13 +191,13 @@ class Work(NamedTuple):
 
 
 class ReduceOp:
-    """The reductions, under the names `torch.distributed` gives them."""
+    """The reductions, by their names in `torch.distributed`."""
 
     SUM, MAX, MIN, PRODUCT = "sum", "max", "min", "prod"
 
 
 class LocalDist:
-    """What `dist` is in an emitted text that runs in one process. All methods are thread-safe.
+    """The `dist` of an emitted text that runs in one process. All methods are thread-safe.
 
     `lines` maps lines of the emitted text to places of the source. `sent` counts, per device, the
     collectives that took place.
@@ -236,11 +236,11 @@ class LocalDist:
         }
 
     def get_world_size(self, group: Member) -> int:
-        """How many devices are in the group."""
+        """The number of devices in the group."""
         return len(group.group.ranks)
 
     def get_rank(self, group: Member) -> int:
-        """Which member of the group this device is."""
+        """The position of this device in the group."""
         return group.position
 
     def all_reduce(
@@ -287,7 +287,7 @@ class LocalDist:
         self._meet(group, "permute", "", tensor, output, target)
 
     def end(self, rank: int, failed: bool) -> None:
-        """Tell that a device has ended: with an error, or having done all it had to do."""
+        """Record that a device has ended, with an error or normally."""
         with self._lock:
             self._ended.add(rank)
             if failed:
@@ -347,7 +347,7 @@ class LocalDist:
         return None
 
     def wait(self, meeting: Meeting, call: Call) -> None:
-        """Sleep until a meeting that this device has entered is over, and count it as sent."""
+        """Sleep until a rendezvous that this device has entered is over, and count it as sent."""
         rank = call.rank
         with self._lock:
             sleeps = not meeting.over
@@ -375,7 +375,7 @@ class LocalDist:
             self._cancel(meeting)
 
     def _hold(self, meeting: Meeting) -> None:
-        """Compute for all members, who have all come, and wake those who wait."""
+        """Compute for all members, which have all arrived, and wake those that wait."""
         calls = [call for call in meeting.calls if call is not None]
         problem = self._disagreement(meeting, calls)
         try:
@@ -390,7 +390,7 @@ class LocalDist:
                 self._gates[rank].release()
 
     def _dismiss(self, group: Group) -> None:
-        """Cancel the meetings that cannot take place any more."""
+        """Cancel the rendezvous that cannot take place any more."""
         for meeting in group.open:
             if self._closed or not self._failed.isdisjoint(meeting.absent):
                 self._cancel(meeting)
@@ -406,7 +406,7 @@ class LocalDist:
         self._gates[rank].release()
 
     def _look_for_deadlock(self) -> None:
-        """When no device can go on, tell each one that waits what it waits for in vain."""
+        """When no device can go on, report to each waiting one the collective it waits for."""
         if not self._waiting or len(self._waiting) + len(self._ended) < self.devices:
             return
         stuck = sorted(self._waiting.items())
@@ -438,7 +438,7 @@ class LocalDist:
         return call
 
     def _disagreement(self, meeting: Meeting, calls: list[Call]) -> str:
-        """What is wrong when the members do not all make the same call; else empty."""
+        """The problem when the members do not all make the same call; else empty."""
         first = calls[0]
         for call in calls[1:]:
             same = call[1:3] == first[1:3] and call.line == first.line
@@ -456,7 +456,7 @@ class LocalDist:
             f"{kind} of {dtype}{list(call.tensor.shape)} over {', '.join(meeting.axes)} at {place}"
         )
 
-    # The names that torch before 2.13 has for the same.
+    # The names of torch before 2.13.
     all_gather_into_tensor = all_gather_single
     reduce_scatter_tensor = reduce_scatter_single
 

@@ -1,7 +1,7 @@
-"""The local engine for a program that runs again and again: loaded once, its devices kept.
+"""The local engine for a program that runs repeatedly: loaded once, its devices kept.
 
-Every device of the mesh has a thread that lasts. A run cuts the inputs, wakes the threads, and puts
-the outputs together; after a run that failed the threads are replaced. Devices share the memory of
+Every device of the mesh has a thread that lasts. A run shards the inputs, wakes the threads, and
+assembles the outputs; after a run that failed the threads are replaced. Devices share the memory of
 inputs and parameters: the emitted text never writes to either.
 """
 
@@ -32,7 +32,7 @@ Blocks = list[dict[str, "torch.Tensor"]]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a tensor lies on the mesh: its different blocks, and which one each device has."""
+    """The sharding of a tensor: its distinct blocks, and which one each device has."""
 
     parts: tuple[tuple[slice, ...], ...]
     block_of: tuple[int, ...]
@@ -47,7 +47,7 @@ class Cut:
 
 
 _LOADING = threading.Lock()
-"""A text is executed as a module that all see meanwhile: one at a time."""
+"""Lock around executing a text as a module, which all threads see meanwhile."""
 
 
 class PersistentEngine:
@@ -66,11 +66,11 @@ class PersistentEngine:
         self._lock = threading.Lock()
 
     def parameters(self, arrays: Mapping[str, Any]) -> Blocks:
-        """What each device holds of the parameters, whole arrays of all of which are given."""
+        """The local blocks of the parameters on each device; `arrays` are all of them, whole."""
         return self._blocks(self.program.PARAMS, self._params, arrays)
 
     def run(self, inputs: Mapping[str, Any], params: Blocks) -> dict[str, torch.Tensor]:
-        """The whole outputs; `inputs` holds every input, whole.
+        """The whole outputs; `inputs` are all inputs, whole.
 
         Raises ArraysRefused where an input does not fit, LocalRunError where a device fails.
         """
@@ -80,7 +80,7 @@ class PersistentEngine:
         return {n: self._whole(n, cut, outputs) for n, cut in self._outputs.items()}
 
     def _on_devices(self, inputs: Blocks, params: Blocks) -> Blocks:
-        """The outputs of all devices. Threads of a run that failed are left to themselves."""
+        """The outputs of all devices. Threads of a run that failed are abandoned."""
         program, workers, self._workers = self.program, self._workers, []
         dist = LocalDist(program.MESH, program.GROUPS, self.lines)
         program.dist = dist
@@ -116,7 +116,7 @@ class PersistentEngine:
 
 
 def as_tensor(array: Any, spec: Spec, name: str) -> torch.Tensor:
-    """A whole array or tensor in the dtype of `spec`. ArraysRefused where it does not fit."""
+    """A whole array or tensor in the dtype of `spec`. Raises ArraysRefused if it does not fit."""
     import torch
 
     dtype, shape = torch_dtype(spec.dtype), tuple(spec.dims.values())
@@ -141,9 +141,9 @@ def as_tensor(array: Any, spec: Spec, name: str) -> torch.Tensor:
 
 
 def as_numpy(array: Any, name: str) -> Array:
-    """An array of numpy: a tensor's memory, or what `numpy.asarray` makes of anything else.
+    """A numpy array: a tensor's memory, or the `numpy.asarray` of anything else.
 
-    Raises ArraysRefused where that is nothing.
+    Raises ArraysRefused where there is none.
     """
     try:
         if is_torch(array):
@@ -156,7 +156,7 @@ def as_numpy(array: Any, name: str) -> Array:
 
 
 def is_torch(array: Any) -> bool:
-    """Whether it is a tensor; torch need not have been imported to tell."""
+    """Whether `array` is a tensor; torch is not imported to find out."""
     return type(array).__module__.partition(".")[0] == "torch"
 
 

@@ -26,13 +26,13 @@ EVERY, PATIENCE = 0.025, 20.0
 
 
 def main(folder: Path) -> None:
-    """Run one device of the job in `folder`, and leave there its outputs or its failure."""
+    """Run one device of the job in `folder`, and write its outputs or its failure there."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
         _run(folder, rank, world)
     except KeyboardInterrupt:
         os._exit(130)
-    except Exception as error:  # whatever it is, the parent tells it
+    except Exception as error:  # whatever it is, the parent reports it
         refused = isinstance(error, Refused | LocalRunError)
         leave(folder, rank, {"exit": 2 if refused else 3, **describe_error(error)})
     # Without the barrier gloo may abort when one process closes while others still read.
@@ -69,7 +69,7 @@ def _write(
 
 
 def gather_whole(spec: Spec, mesh: dict[str, int], block: torch.Tensor) -> torch.Tensor:
-    """The whole tensor on device 0 (empty elsewhere), from the first that holds each block."""
+    """The whole tensor on device 0 (empty elsewhere), from the first replica of each block."""
     rank, block = dist.get_rank(), block.contiguous()
     parts = [local_part(spec, mesh, other) for other in range(dist.get_world_size())]
     shape = [*spec.dims.values()] if rank == 0 else [0]
@@ -89,7 +89,7 @@ def gather_whole(spec: Spec, mesh: dict[str, int], block: torch.Tensor) -> torch
 
 
 def describe_error(error: Exception) -> dict[str, Any]:
-    """An error as data: the line of `device` it came from, and the counters of the loops around."""
+    """An error as data: its line of `device`, and the counters of the loops around it."""
     line, loops, in_collective = None, {}, False
     trace = error.__traceback__
     while trace is not None:
@@ -106,7 +106,7 @@ def describe_error(error: Exception) -> dict[str, Any]:
 
 
 def leave(folder: Path, rank: int, found: Mapping[str, Any]) -> NoReturn:
-    """Write the report of a failure and end, not waiting for others to close connections."""
+    """Write the report of a failure and exit, without waiting for others to close connections."""
     path = folder / f"report.rank{rank}"
     if not path.exists():
         path.write_text(json.dumps({**found, "rank": rank}), encoding="utf-8")
@@ -116,7 +116,7 @@ def leave(folder: Path, rank: int, found: Mapping[str, Any]) -> NoReturn:
 
 
 def linger(folder: Path) -> None:
-    """Wait until the parent says that no other process will fail, but not for long."""
+    """Wait, briefly, for the parent's signal that no other process will fail."""
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until and not (folder / OVER).exists():
         time.sleep(EVERY)

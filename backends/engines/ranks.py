@@ -1,6 +1,6 @@
-"""One device among the others of a mesh: its place, its groups, and small exchanges between all.
+"""One device of a mesh: its rank, its process groups, and small exchanges between all.
 
-Threads of one process and processes alike. Every device makes the same calls in the same order.
+For threads and processes alike. Every device makes the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ Axes = tuple[str, ...]
 
 
 class Ranks:
-    """Device `rank`, counted in row-major order, among the others of a mesh.
+    """Device `rank`, counted in row-major order, of a mesh.
 
-    `mesh` has the sizes of the axes. `dist` is `torch.distributed` or what stands in for it,
-    `groups` are its groups of this device, by axes joined with `+`; the one over all axes is among
-    them. `where` is the torch device of its tensors. Without `dist`, one process acts for the whole
-    mesh, by itself.
+    `mesh` has the sizes of the axes. `dist` is `torch.distributed` or its stand-in, `groups` are
+    its groups of this device, by axes joined with `+`; the one over all axes is among them.
+    `where` is the torch device of its tensors. Without `dist`, one process acts for the whole mesh.
     """
 
     def __init__(
@@ -44,7 +43,7 @@ class Ranks:
         return self
 
     def group(self, axes: Axes) -> Any:
-        """The group of the devices that differ along `axes` only, in mesh order; None: not made."""
+        """The group of the devices that differ along `axes` only, in mesh order, or None."""
         return self._groups.get("+".join(axes))
 
     @property
@@ -63,7 +62,7 @@ class Ranks:
     # --- exchanges -----------------------------------------------------------------------------
 
     def total(self, value: int) -> int:
-        """The sum of the values of all devices."""
+        """The sum of `value` over all devices."""
         import torch
 
         if self.dist is None:
@@ -77,7 +76,7 @@ class Ranks:
         return self.total(value if self.rank == 0 else 0)
 
     def everyone(self, value: T) -> list[T]:
-        """The values of all devices, in rank order: anything small that can be pickled."""
+        """The values of all devices, in rank order; small ones that can be pickled."""
         import torch
 
         if self.dist is None:
@@ -91,9 +90,9 @@ class Ranks:
         return [pickle.loads(row[:n].tobytes()) for row, n in zip(rows, lengths, strict=True)]
 
     def all_do(self, work: Callable[[], T]) -> list[T]:
-        """Do `work` on every device; the results of all, in rank order. All wait for all.
+        """Do `work` on every device; returns all results, in rank order. A barrier.
 
-        An error of one is raised on all, and of several that of the first of them.
+        An error of one is raised on all; of several, that of the lowest rank.
         """
         made: Any = None
         own: Exception | None = None
@@ -108,9 +107,9 @@ class Ranks:
         return [made for made, _ in every]
 
     def first_does(self, work: Callable[[], T]) -> T:
-        """Do `work` on the first device; its result, on all. Its error is everybody's.
+        """Do `work` on the first device; returns its result, or raises its error, on all.
 
-        For what only one may do, as with files, and for what all would make alike.
+        For work that only one may do, as with files, or that would yield the same on all.
         """
         found: Any = self.all_do(lambda: work() if self.rank == 0 else None)[0]
         return found  # type: ignore[no-any-return]
@@ -118,11 +117,11 @@ class Ranks:
     # --- tensors -------------------------------------------------------------------------------
 
     def part(self, spec: Spec) -> tuple[slice, ...]:
-        """The part of a tensor that this device holds."""
+        """The part of a tensor that is this device's local block."""
         return local_part(spec, self.mesh, self.rank)
 
     def whole(self, spec: Spec, block: torch.Tensor) -> torch.Tensor:
-        """The whole of a tensor, on every device, from the blocks of all."""
+        """The whole of a tensor, on every device, from the blocks of all devices."""
         splitting = {axis for axes in spec.split.values() for axis in axes}
         axes = tuple(axis for axis in self.mesh if axis in splitting)
         if not axes:
@@ -136,7 +135,7 @@ class Ranks:
         return whole
 
     def _gather(self, block: torch.Tensor, group: Any) -> torch.Tensor:
-        """The blocks of a group, which are of one shape, under a new first dim."""
+        """The blocks of a group, all of one shape, stacked along a new first dim."""
         found = block.new_empty(self.dist.get_world_size(group), *block.shape)
         gather = getattr(self.dist, "all_gather_single", None) or self.dist.all_gather_into_tensor
         gather(_numbers(found), _numbers(block.contiguous()), group=group)
@@ -144,14 +143,14 @@ class Ranks:
 
 
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in a row; truth values as bytes, which every backend can send."""
+    """The elements in one dim; booleans as bytes, which every backend can send."""
     import torch
 
     return tensor.view(-1).view(torch.uint8 if tensor.dtype == torch.bool else tensor.dtype)
 
 
 def _sendable(error: Exception | None) -> Exception | None:
-    """An error as it can be pickled."""
+    """An error that can be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

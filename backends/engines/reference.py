@@ -1,4 +1,4 @@
-"""The reference engine: the unsharded answer, floats in float64, integers and booleans exact."""
+"""The reference engine: the unsharded result, floats in float64, integers and booleans exact."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from meshdsl.ops.opdef import NumpyCall, lookup
 
 Values = dict[Value, Array]
 Apply = Callable[[Op, tuple[Array, ...]], tuple[Array, ...]]
-"""How an operator is applied to the values of its operands."""
+"""A function that applies an operator to the values of its operands."""
 
 
 def run_reference(
     program: Program, inputs: Mapping[str, Array], params: Mapping[str, Array]
 ) -> dict[str, Array]:
-    """The outputs of a named program on one device; `inputs` and `params` hold every array.
+    """The outputs of a named program on one device; `inputs` and `params` are complete.
 
     Raises RunError on an index out of range.
     """
@@ -35,15 +35,15 @@ def reference_step(
     params: Mapping[str, Array],
     states: Mapping[str, Array],
 ) -> tuple[dict[str, Array], dict[str, Array]]:
-    """The same, and what a training step makes of parameters and states, by their names.
+    """The outputs, and the parameters and states after a training step, by their names.
 
-    A state that is not in `states` begins as it does in the first step.
+    A state that is not in `states` begins as in the first step.
     """
     return answer_of(program, evaluated(program, inputs, params, states))
 
 
 def answer_of(program: Program, values: Values) -> tuple[dict[str, Array], dict[str, Array]]:
-    """The outputs, and what becomes of parameters and states, by their names."""
+    """The outputs, and the updated parameters and states, by their names."""
     updated = {str(u.old.name): values[u.new] for u in program.updates}
     return {output.name: values[output.value] for output in program.outputs}, updated
 
@@ -55,11 +55,11 @@ def evaluated(
     states: Mapping[str, Array],
     apply: Apply | None = None,
 ) -> Values:
-    """All values outside of loops; `apply` stands for `applied`, which is exact."""
+    """All values outside of loops; `apply` replaces `applied`, which is exact."""
     values: Values = {v: widened(inputs[v.label], v.type) for v in program.inputs}
     values |= begun(program, params, states)
     try:
-        with np.errstate(all="ignore"):  # as torch: infinities and NaN, without a word
+        with np.errstate(all="ignore"):  # as torch: infinities and NaN, no warning
             run_nodes(program.body, values, apply or applied)
     except IndexOutOfRange as error:
         code, message, details = as_error(Failure(0, "IndexOutOfRange", str(error)), None)
@@ -69,7 +69,7 @@ def evaluated(
 
 
 def begun(program: Program, params: Mapping[str, Array], states: Mapping[str, Array]) -> Values:
-    """Parameters and states as a step begins with them."""
+    """Parameters and states before a step."""
     values: Values = {}
     for param in program.params:
         assert param.value.name, "a parameter has a name"
@@ -80,7 +80,7 @@ def begun(program: Program, params: Mapping[str, Array], states: Mapping[str, Ar
 
 
 def _begun(state: State, states: Mapping[str, Array], values: Values) -> Array:
-    """A state as it is given, or as it is before the first step."""
+    """A state as given, or as before the first step."""
     name = str(state.value.name)
     if name in states:
         return widened(states[name], state.value.type)
@@ -92,7 +92,7 @@ def _begun(state: State, states: Mapping[str, Array], values: Values) -> Array:
 def whole_specs(
     program: Program, draws: Mapping[Value, tuple[Any, ...]]
 ) -> tuple[dict[str, Spec], dict[str, Spec]]:
-    """The inputs and the parameters by name, unsplit; `draws` says how each is made up."""
+    """The inputs and the parameters by name, unsplit; `draws` is how each is drawn."""
 
     def spec(value: Value) -> Spec:
         dims = {dim.name: dim.size for dim in value.type.dims}
@@ -116,9 +116,9 @@ def copy_specs(program: Program, draws: Mapping[Value, tuple[Any, ...]]) -> dict
 def made_up(
     specs: Mapping[str, Spec], arrays: Mapping[str, Any] | None = None, seed: int = 0
 ) -> dict[str, Array]:
-    """Whole arrays for `specs`, in their dtypes: those of `arrays`, and made-up ones for the rest.
+    """Whole arrays for `specs`, in their dtypes: those of `arrays`, and drawn ones for the rest.
 
-    The values are bit for bit what the other engines begin with.
+    The values are bit for bit those of the other engines.
     """
     return {
         name: block_values(name, spec, arrays or {}, seed, local_part(spec, {}, 0))
@@ -129,7 +129,7 @@ def made_up(
 def block_values(
     name: str, spec: Spec, arrays: Mapping[str, Any], seed: int, part: tuple[slice, ...]
 ) -> Array:
-    """One block of a tensor: of the array that is given, or made up. Raises RunError."""
+    """One block of a tensor: of the given array, or drawn. Raises RunError."""
     key = spec.key or name
     if key not in arrays:
         return draw_part(spec, name, seed, part)
@@ -147,7 +147,7 @@ def widened(array: Array, type_: TensorType) -> Array:
 
 
 def run_nodes(nodes: tuple[Node, ...], values: Values, apply: Apply) -> None:
-    """Add to `values` what the nodes make of them."""
+    """Add the results of the nodes to `values`."""
     for node in nodes:
         if isinstance(node, Loop):
             _repeat(node, values, apply)
@@ -182,7 +182,7 @@ def _repeat(loop: Loop, values: Values, apply: Apply) -> None:
         run_nodes(loop.body, values, apply)
         for item in loop.collected:
             made[item.outer][index] = values[item.inside]
-        # All at once: what is carried may be another's old value.
+        # All at once: a carried value may be the old value of another.
         carried = [values[carry.next] for carry in loop.carries]
         values.update(zip((c.inside for c in loop.carries), carried, strict=True))
     for carry in loop.carries:

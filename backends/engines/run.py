@@ -1,4 +1,4 @@
-"""The engines by name, and what a run needs before it starts: values, and enough memory."""
+"""The engines by name, and the preconditions of a run: values, and enough memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from meshdsl.pipeline import Compilation
 
 ENGINES = ("local", "torchrun", "reference")
 PROCESS_BYTES = 300 << 20
-"""What a process with torch takes before it computes anything."""
+"""The memory in bytes of a process with torch before it computes anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Where values come from: files of inputs and parameters, or else the seed."""
+    """The source of values: files of inputs and parameters, or else the seed."""
 
     inputs: str | None = None
     params: str | None = None
@@ -31,7 +31,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a run yielded. `sent` holds (collectives, bytes) per device where they were counted.
+    """The results of a run. `sent` is (collectives, bytes) per device where they were counted.
 
     `updated` are the parameters and states after a training step.
     """
@@ -45,9 +45,9 @@ class Result:
 
 
 def run(made: Compilation, engine: str, given: Given, budget: int | None = None) -> Result:
-    """Run what the pipeline made on one engine. Raises DiagnosticError, RunError included.
+    """Run a compilation on one engine. Raises DiagnosticError, RunError included.
 
-    `budget` is the memory there is, in bytes; None asks the machine.
+    `budget` is the available memory in bytes; None queries the machine.
     """
     from meshdsl.backends.engines.failures import RunError
 
@@ -78,12 +78,12 @@ def verify(
     outputs: Mapping[str, Array],
     updated: Mapping[str, Array] = NOTHING,
 ) -> tuple[Comparison, ...]:
-    """Compare outputs, and what a step has updated, with the reference's on the same values."""
+    """Compare outputs and updated tensors with the reference's on the same values."""
     return reference_of(made, given).compare(outputs, updated)
 
 
 def reference_of(made: Compilation, given: Given) -> Reference:
-    """What any run on the same values is held to."""
+    """The reference for any run on the same values."""
     return _reference(made, given, read_given(made, given)[0])
 
 
@@ -96,7 +96,7 @@ def _reference(made: Compilation, given: Given, arrays: tuple[Any, Any]) -> Refe
 def read_given(
     made: Compilation, given: Given
 ) -> tuple[tuple[dict[str, Any], dict[str, Any]], tuple[str, ...]]:
-    """The arrays of both files, checked against the program, and notes on what gets rounded."""
+    """The arrays of both files, checked against the program, and notes on rounded ones."""
     found: list[dict[str, Any]] = []
     notes: list[str] = []
     problems: list[Diagnostic] = []
@@ -116,7 +116,7 @@ def read_given(
 def read_checked(
     path: str, specs: Mapping[str, Spec], what: str
 ) -> tuple[dict[str, Any], list[str]]:
-    """The arrays of a file of `inputs` or `parameters`, and notes on what gets rounded.
+    """The arrays of a file of `inputs` or `parameters`, and notes on rounded ones.
 
     Raises MD0504 where they do not fit the program, MD0505 where there is no such file.
     """
@@ -136,7 +136,7 @@ def _specs(made: Compilation) -> tuple[dict[str, Spec], dict[str, Spec]]:
 
 
 def refuse_too_large(made: Compilation, engine: str, budget: int | None) -> None:
-    """Refuse a run that this machine has no memory for; nothing is allocated to find out."""
+    """Refuse a run that this machine lacks memory for; nothing is allocated to find out."""
     from meshdsl.backends.engines.in_process import MOST_DEVICES
     from meshdsl.device.memory import memory
 

@@ -1,14 +1,14 @@
-"""How far rounding may move an answer: the size of what cancels on the way to it.
+"""The sensitivity of a result to rounding: the size of the terms that cancel on the way to it.
 
 A gradient may be 0 because large terms cancel (that of a bias before a normalisation is). Computed
-in floats it is as large as the rounding errors of these terms, of which its own size says nothing.
-So the reference is computed again with every result rounded up or down by chance, and so the terms
-of sums. What this moves, divided by the roundoff, is the size that errors are to be measured by.
-(Stochastic arithmetic: Vignes 1993; Parker 1997.) Where nothing cancels it is about the answer's
-own. What is computed alike of equal numbers is rounded alike: ties stay ties.
+in floats it is as large as the rounding errors of these terms, to which its own size is no guide.
+So the reference is recomputed with every result, and every term of a sum, randomly rounded up or
+down. The change, divided by the roundoff, is the size that errors are measured against.
+(Stochastic arithmetic: Vignes 1993; Parker 1997.) Where nothing cancels it is about the result's
+own. Equal operations on equal numbers are rounded alike: ties stay ties.
 
-An update may make much of a small error: the first step of Adam goes by the sign of the gradient.
-So it is computed again with gradients that are as far off as they are allowed to be.
+An update may amplify a small error: the first step of Adam depends on the sign of the gradient.
+So it is recomputed with gradients that are off by as much as is allowed.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from meshdsl.named.ir import Node, Op, Program, Value, walk
 from meshdsl.ops.opdef import Signature, lookup
 
 TOLERANCES = {"f64": 1e-12, "f32": 1e-5, "f16": 4e-3, "bf16": 3e-2}
-"""The most that an error may be of its measure, by the coarsest float dtype computed with."""
+"""The largest legal ratio of an error to its measure, by the coarsest float dtype computed with."""
 
 RUNS = 8
-"""So many that an error is hardly ever small by chance in all of them."""
+"""Random runs: so many that an error is hardly ever small by chance in all of them."""
 
 
 class Sensitivity:
-    """The sizes of what cancels in every element of an answer: 0 at first, they grow by every run.
+    """The sizes of what cancels in every element of a result: 0 at first, grown by each run.
 
-    `values` are those of the reference on what is given; `tolerance` is that of floats.
+    `values` are those of the reference on the given inputs; `tolerance` is that of floats.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Sensitivity:
         self.gradients = _Sizes({v: values[v] for v in self.update.gradients})
 
     def grow(self) -> None:
-        """Compute the answer once more with rounding errors, and the update of wrong gradients."""
+        """Recompute the result with rounding errors, and the update with wrong gradients."""
         moved = evaluated(self.program, *self.begun, Rounding(self.runs))
         self.runs += 1
         outputs, updated = answer_of(self.program, moved)
@@ -82,7 +82,7 @@ class _Sizes(dict[Any, Array]):
         self.exact = exact
 
     def grow(self, moved: Mapping[Any, Array], unit: float) -> None:
-        """Take in how far floats have moved, in `unit`s; what is not finite has not."""
+        """Grow by how far floats have moved, in `unit`s; non-finite ones count as unmoved."""
         for key, exact in self.exact.items():
             if exact.dtype.kind == "f":
                 with np.errstate(all="ignore"):
@@ -90,7 +90,7 @@ class _Sizes(dict[Any, Array]):
                 self[key] = np.maximum(self[key], size)
 
     def measure(self, key: Any) -> Array:
-        """What errors of an array are measured by: its maximum, or what cancels."""
+        """The measure of an array's errors: its maximum, or the size of what cancels."""
         finite = self.exact[key][np.isfinite(self.exact[key])]
         most = np.max(np.abs(finite), initial=0.0)
         return np.asarray(np.maximum(self[key], most))
@@ -98,7 +98,7 @@ class _Sizes(dict[Any, Array]):
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The update at the end of a program, and what it reads: `gradients` are computed before."""
+    """The update at the end of a program and its operands: `gradients` are computed before."""
 
     program: Program
     nodes: tuple[Node, ...]
@@ -107,7 +107,7 @@ class Tail:
 
     @classmethod
     def of(cls, program: Program, values: Values) -> Tail:
-        """That of a program whose values are known."""
+        """The update of a program whose values are known."""
         nodes = tuple(node for node in program.body if node.phase == "update")
         made = {v for node in nodes for v in node.makes}
         begun = {*(p.value for p in program.params), *(s.value for s in program.states)}
@@ -116,7 +116,7 @@ class Tail:
         return cls(program, nodes, {v: values[v] for v in read}, tuple(floats))
 
     def again(self, changed: Values) -> dict[str, Array]:
-        """What the update makes of parameters and states, with some other values."""
+        """The updated parameters and states, with some values `changed`."""
         values = self.reads | changed
         with np.errstate(all="ignore"):
             run_nodes(self.nodes, values, applied)
@@ -133,10 +133,10 @@ def roundoff(tolerance: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """Applies operators as `applied` does, rounding by chance; `run` numbers the chances.
+    """Applies operators as `applied` does, with random rounding; `run` is part of its seed.
 
-    A composite is computed as it is defined, in several steps. What an update makes of a parameter
-    is left as it is: its size is that of the step.
+    A composite is computed by its definition, in several steps. An updated parameter is not
+    rounded: its size is that of the step.
     """
 
     run: int
@@ -185,7 +185,7 @@ def _adds_up(op: Op) -> bool:
 
 
 def _handed_on(made: Array, rounded: Array, ins: tuple[Array, ...]) -> Array:
-    """`rounded`, but as it is what an operator picks of its operands, such as a maximum."""
+    """`rounded`, but exact where an operator picks an operand's element, such as a maximum."""
     if made.dtype.kind != "f":
         return made
     known = np.concatenate([np.zeros(0), *(x.ravel() for x in ins if x.dtype.kind == "f")])
@@ -193,7 +193,7 @@ def _handed_on(made: Array, rounded: Array, ins: tuple[Array, ...]) -> Array:
 
 
 def _shaken(x: Array, dtype: DType, salt: int) -> Array:
-    """`x` with an error of up to a roundoff in every element."""
+    """`x` with a random error of up to a roundoff in every element."""
     if dtype.kind != "float":
         return x
     error = 2 * roundoff(TOLERANCES[dtype.name]) * _chance(x, salt)
@@ -201,7 +201,7 @@ def _shaken(x: Array, dtype: DType, salt: int) -> Array:
 
 
 def _rounded(x: Array, dtype: DType, salt: int) -> Array:
-    """`x` with every element rounded to one of the two nearest numbers of so many bits."""
+    """`x` with every element randomly rounded to one of two neighbours, a roundoff apart."""
     if dtype.kind != "float":
         return x
     unit = roundoff(TOLERANCES[dtype.name])

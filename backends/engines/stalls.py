@@ -1,4 +1,4 @@
-"""Runs that do not move: noticed and told, with what every device is doing. None is ended."""
+"""Stalled runs: detected and reported, with the activity of every device. None is ended."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from meshdsl.diagnostics import Diagnostic, fail
 
 SETTING = "MESHDSL_STALL_SECONDS"
 DEFAULT = 60.0
-"""Seconds without progress after which it is told, unless the environment says otherwise."""
+"""Seconds without progress before the warning, unless the environment has another number."""
 
 SILENT = 10 * EVERY
-"""Seconds without a word of a process after which it is said not to answer."""
+"""Seconds without a report of a process after which it counts as not answering."""
 
 SHOWN = 8
 """Devices that are listed by number; the others are counted."""
@@ -26,7 +26,7 @@ SHOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class Doing:
-    """What one device is doing: `mark` changes when it gets on. `waits`: for others, that is."""
+    """The activity of a device: `mark` changes when it advances; it `waits` for other devices."""
 
     mark: Hashable
     text: str
@@ -34,9 +34,9 @@ class Doing:
 
 
 class Watch:
-    """Looks at devices now and then, and tells when none of them has moved for long.
+    """Polls devices, and warns when none of them has advanced for long.
 
-    `doing` says what each of those that still run is doing.
+    `doing` returns the activity of each one that still runs.
     """
 
     def __init__(self, doing: Callable[[], Mapping[int, Doing]]) -> None:
@@ -57,7 +57,7 @@ class Watch:
         if marks != self._marks:
             self._marks, self._still, self._told = marks, 0.0, self.limit
             return
-        # If nobody has looked for long, the whole process was stopped: that says nothing.
+        # After a long gap between looks the whole process was stopped: that is no stall.
         self._still += min(passed, 2 * self.every)
         if found and self._still >= self._told:
             say(stalled(found, self._told))
@@ -65,7 +65,7 @@ class Watch:
 
 
 def stall_seconds() -> float:
-    """How long nothing may move before it is told, in seconds; 0: it is never told."""
+    """Seconds without progress before the warning; 0: there is never one."""
     given = os.environ.get(SETTING, "")
     try:
         seconds = float(given or DEFAULT)
@@ -78,7 +78,7 @@ def stall_seconds() -> float:
 
 
 def stalled(found: Mapping[int, Doing], seconds: float) -> Diagnostic:
-    """The warning: those that others may be waiting for come first."""
+    """The warning, with the devices first that others may be waiting for."""
     alike: dict[tuple[bool, str], list[int]] = {}
     for rank, doing in sorted(found.items()):
         alike.setdefault((doing.waits, doing.text), []).append(rank)
@@ -116,7 +116,7 @@ def say(diagnostic: Diagnostic) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """The processes of a run, one per device, which say in files of `folder` what they are doing.
+    """The processes of a run, one per device, which report their activity in files of `folder`.
 
     `lines` maps lines of the emitted text to places of the source.
     """
@@ -126,7 +126,7 @@ class Processes:
     lines: Mapping[int, str]
 
     def doing(self) -> dict[int, Doing]:
-        """What each of them is doing, as it last said."""
+        """The activity of each process, by its last report."""
         return {rank: self._doing_of(rank) for rank in range(self.devices)}
 
     def _doing_of(self, rank: int) -> Doing:
@@ -143,7 +143,7 @@ class Processes:
         return Doing(found["mark"], where)
 
     def report(self, rank: int) -> dict[str, Any] | None:
-        """What a process last said, and how many seconds ago; None: nothing yet."""
+        """The last report of a process, and its age in seconds; None if there is none yet."""
         path = self.folder / report_of(rank)
         try:
             found: dict[str, Any] = json.loads(path.read_text("utf-8"))
@@ -159,17 +159,17 @@ class Processes:
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process has been stopped by a signal, where the system tells (Linux)."""
+    """Whether a process has been stopped by a signal, where the system shows it (Linux)."""
     return _state(pid) in ("T", "t")
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, or was killed, where the system tells (Linux)."""
+    """Whether a process has ended, or was killed, where the system shows it (Linux)."""
     return _state(pid) in ("X", "Z")
 
 
 def _state(pid: int) -> str:
-    """The letter `ps` shows for a process: X if there is none, empty if the system does not say."""
+    """The state letter `ps` shows for a process: X if there is none, empty if unknown."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text("ascii", errors="replace")
     except OSError:

@@ -39,7 +39,7 @@ from meshdsl.backends.runtime.values import Array
 PROCESS = ["-m", "meshdsl.backends.engines.process"]
 
 EVERY = 0.05
-"""Seconds between two looks at what the processes say."""
+"""Seconds between two looks at the reports of the processes."""
 
 OVER = "over"
 """The file that lets failed processes end."""
@@ -67,7 +67,7 @@ class TorchrunError(RunError):
 
 @dataclass(frozen=True, slots=True)
 class TorchrunRun:
-    """What a run yielded: whole outputs, what was printed, seconds to start and run.
+    """The results of a run: whole outputs, the printed text, seconds to start and run.
 
     `updated` are parameters and states after a training step.
     """
@@ -88,7 +88,7 @@ def run_torchrun(
 ) -> TorchrunRun:
     """Run an emitted text on one process per device and return its outputs as whole arrays.
 
-    `inputs` and `params` are arrays or the name of a file; without, values are made up by `seed`.
+    `inputs` and `params` are arrays or the name of a file; without, values are drawn from `seed`.
     Raises TorchrunError, also after `time_limit` seconds; a KeyboardInterrupt passes through. In
     every case all processes are gone afterwards.
     """
@@ -110,7 +110,7 @@ def run_torchrun(
 
 
 def devices_of(text: str) -> int:
-    """How many devices an emitted text is for."""
+    """The number of devices of an emitted text."""
     assigned = (node for node in ast.parse(text).body if isinstance(node, ast.Assign))
     mesh = next(node.value for node in assigned if ast.unparse(node.targets[0]) == "MESH")
     sizes: dict[str, int] = ast.literal_eval(mesh)
@@ -159,9 +159,9 @@ def launch(
 
 
 class Aftermath:
-    """After a process has failed: lets it end once no other can come upon an error of its own.
+    """Lets failed processes end once no other process can fail by itself.
 
-    Which error is told does not depend then on which process was faster.
+    So the reported error does not depend on which process was faster.
     """
 
     def __init__(self, processes: Processes) -> None:
@@ -178,7 +178,7 @@ class Aftermath:
             (folder / OVER).touch()
 
     def _is_past(self, rank: int) -> bool:
-        """Whether a process is gone, or has said twice that it waits in one and the same call."""
+        """Whether a process is gone, or has reported twice that it waits in the same call."""
         found = self.processes.report(rank)
         if found is None:
             return False
@@ -197,10 +197,10 @@ class Aftermath:
 def launched(
     folder: Path, devices: int, arguments: list[str], **environment: str
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """`torchrun` at work: `python ARGUMENTS…` on `devices` processes, all gone at the end.
+    """A running `torchrun`: `python ARGUMENTS…` on `devices` processes, all gone at the end.
 
-    They find this package. What they print goes to `folder/log`; other files there say what they
-    are doing.
+    They can import this package. Their output goes to `folder/log`, their activity to other files
+    there.
     """
     (folder / "tether.py").write_text(TETHER, encoding="utf-8")
     tethered = [sys.executable, str(folder / "tether.py"), sys.executable]
@@ -227,7 +227,7 @@ def launched(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the launcher, which ends its workers; then, if it has not, kill it and them with it."""
+    """End the launcher, which ends its workers; if it does not, kill it and them with it."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -237,7 +237,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def reports_in(folder: Path) -> list[dict[str, Any]]:
-    """What failed processes wrote, in rank order."""
+    """The reports of failed processes, in rank order."""
     found = []
     for path in folder.glob("report.rank*"):
         with contextlib.suppress(ValueError):  # cut short when its process was ended
@@ -248,7 +248,7 @@ def reports_in(folder: Path) -> list[dict[str, Any]]:
 def _told(
     text: str, reports: list[dict[str, Any]], log: str, lines: Mapping[int, str] | None
 ) -> TorchrunError:
-    """The one error that the user is told, of all that happened."""
+    """The one error to report to the user."""
     for report in reports:
         if report["exit"] == 2:
             return TorchrunError("MD0501", report["message"])
@@ -256,7 +256,7 @@ def _told(
 
 
 def unexplained(log: str) -> TorchrunError:
-    """The error where no process has left a report: the end of what was printed."""
+    """The error where no process has left a report: the end of the log."""
     tail = "\n".join(log.strip().splitlines()[-20:])
     return TorchrunError("MD0705", f"torchrun failed and no process said why:\n{tail}")
 
@@ -264,14 +264,14 @@ def unexplained(log: str) -> TorchrunError:
 def earliest_of(
     text: str, reports: list[dict[str, Any]], lines: Mapping[int, str] | None
 ) -> TorchrunError:
-    """The first of the failures that processes have reported, in the order of the program."""
+    """The first reported failure in program order."""
     first = first_failure(text, [_failure(report) for report in reports])
     code, message, details = as_error(first, lines)
     return TorchrunError(code, message, **details)
 
 
 def _failure(report: dict[str, Any]) -> Failure:
-    """What a failed process wrote, as a failure among others."""
+    """The report of a failed process as a `Failure`."""
     return Failure(
         report["rank"],
         report["kind"],

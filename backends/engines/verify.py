@@ -1,4 +1,4 @@
-"""What a run computed against the reference, tensor by tensor: outputs, and what a step updates."""
+"""The comparison of a run with the reference, tensor by tensor: outputs and updated tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EPSILONS = {"f64": 2.0**-52, "f32": 2.0**-23, "f16": 2.0**-10, "bf16": 2.0**-7}
 """The distance of two numbers next to 1."""
 
 STORED = 2
-"""Roundings, in epsilons, of what an update stores: after its decay, and after its step."""
+"""Roundings, in epsilons, of an update's stored result: after its decay, and after its step."""
 
 Arrays = Mapping[str, Array]
 NOTHING: Arrays = {}
@@ -26,11 +26,11 @@ NOTHING: Arrays = {}
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One tensor: `error` is max|Δ|, `relative` the most that Δ is of its measure; 0 where equal.
+    """One tensor: `error` is max|Δ|, `relative` the largest Δ / measure; both 0 where equal.
 
     The measure of an output is max|ref|; of a parameter or state (`role`) its largest change,
-    max|ref - before|, after its own rounding is taken off Δ; and where more than that cancels in an
-    element, what cancels there. NaN and infinities must stand at the same places with the same
+    max|ref - before|, after its own rounding is taken off Δ; and where larger terms than that
+    cancel in an element, their size. NaN and infinities must be at the same places with the same
     signs, or `error` is infinite.
     """
 
@@ -43,17 +43,17 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
-        """Whether the tensor is what it should be."""
+        """Whether the error is within the tolerance."""
         return self.relative <= self.tolerance
 
     @property
     def said(self) -> str:
-        """Its name, for a message."""
+        """The tensor's name, for a message."""
         return f"`{self.name}`" if self.role == "output" else f"`{self.name}` after the step"
 
 
 def problems(checked: Iterable[Comparison], whose: str = "") -> Iterator[Diagnostic]:
-    """MD0708 for every tensor that is not what it should be; `whose` follows its name."""
+    """MD0708 for every tensor beyond its tolerance; `whose` follows its name."""
     for item in checked:
         if not item.ok:
             message = f"{item.said}{whose} differs by {item.relative:.1e} of {item.measure}"
@@ -61,9 +61,9 @@ def problems(checked: Iterable[Comparison], whose: str = "") -> Iterator[Diagnos
 
 
 class Reference:
-    """The reference's answer on given values, and how far others are from it.
+    """The reference's results on given values, and the comparison of others with them.
 
-    States that are not in `states` begin as they do in the first step.
+    States that are not in `states` begin as in the first step.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Reference:
 
     @functools.cached_property
     def sizes(self) -> Sensitivity:
-        """What cancels on the way to the answer."""
+        """The sizes of the terms that cancel on the way to the results."""
         tolerance = _tolerance(self.program)
         given = (self.inputs, self.params, self.states)
         return Sensitivity(self.program, *given, self.values, tolerance)
@@ -98,9 +98,9 @@ class Reference:
     def compare(
         self, outputs: Arrays, updated: Arrays, other: tuple[Arrays, Arrays] | None = None
     ) -> tuple[Comparison, ...]:
-        """Compare outputs, and what a step has updated, with the answer or with `other`.
+        """Compare outputs and updated tensors with the reference or with `other`.
 
-        Nothing is said of updates where `updated` is empty.
+        Updates are not compared where `updated` is empty.
         """
         expected, kept = other or self.answer, [update.old for update in self.program.updates]
         found = [self._output(n, outputs[n], expected[0][n]) for n in self.answer[0]]
@@ -114,7 +114,7 @@ class Reference:
         return self._by_what_cancels(compared, "the maximum", lambda: self.sizes.outputs[name])
 
     def _kept(self, value: Value, found: Arrays, expected: Arrays) -> Comparison:
-        """A parameter or a state, which is held to its step."""
+        """The comparison of a parameter or a state, measured by its step."""
         name, dtype = str(value.name), value.type.dtype.name
         pair, old = (found[name], expected[name]), self.before[name]
         tolerance = _tolerance(self.program) if dtype in EPSILONS else 0.0
@@ -133,7 +133,7 @@ class Reference:
         own: str,
         sizes: Callable[[], Array],
     ) -> Comparison:
-        """Measured by its own size, or if that is too small by what cancels, as far as need be."""
+        """The comparison by `own` size or, if that fails, by what cancels, in few runs."""
         found = compared(own, None)
         if found.ok or not np.isfinite(found.error) or not found.tolerance:
             return found
@@ -154,7 +154,7 @@ def tolerances_of(program: Program) -> dict[str, float]:
 
 
 def _tolerance(program: Program) -> float:
-    """That of floats."""
+    """The tolerance of floats."""
     floats = {v.type.dtype.name for v in _values(program) if v.type.dtype.kind == "float"}
     return max((TOLERANCES[name] for name in floats), default=0.0)
 
@@ -166,7 +166,7 @@ def errors(
     slack: float = 0.0,
     sizes: Array | None = None,
 ) -> tuple[float, float]:
-    """max|Δ|, and the most that Δ, less `slack` of |expected|, is of its measure; in float64.
+    """max|Δ|, and the largest (Δ less `slack` of |expected|) / measure; in float64.
 
     The measure is max|expected|, or max|expected - before|; in an element that of `sizes`, where it
     is larger.

@@ -35,8 +35,8 @@ def module(
     """A program of Python, or of a `.mdsl` file, as a module on `device_mesh`.
 
     The dims of the DeviceMesh are the axes that the layout names; without a mesh, there is one
-    device. `params` are whole tensors, arrays or DTensors; what is not there is made up from the
-    seed, the same under every mesh and layout. `dims` are other sizes for those of a file.
+    device. `params` are whole tensors, arrays or DTensors; missing ones are drawn from the seed,
+    the same under every mesh and layout. `dims` are other sizes for those of a file.
 
     Raises:
         ProgramError: the mesh does not fit the layout (MD0560), the layout the program (MD03xx), or

@@ -25,7 +25,7 @@ from meshdsl.placed.verify import verify as verify_placed
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """What a module is compiled from, once for every set of gradients that is asked for."""
+    """Compiles the program of a module, once for every requested set of gradients."""
 
     program: named.Program
     layout: Layout
@@ -33,7 +33,7 @@ class Compiler:
     search: Search
 
     def forward_only(self) -> ProgramText:
-        """The text of the forward pass: its function `device` keeps nothing."""
+        """The text of the forward pass: its function `device` saves nothing."""
         program = lower_placed(self._placed(self.program))
         return emit(program, draws(self.program))
 
@@ -70,9 +70,9 @@ class Compiler:
 def compiler(made: Compilation, axes: Mapping[str, int]) -> Compiler:
     """A program, and the layout of its compilation resolved for a mesh of these axes.
 
-    Without axes there is one device, and no rule says anything. Raises
-    DiagnosticError: an `sbp` block (MD0564), a layout with axes that the mesh lacks (MD0560), and
-    whatever makes a layout impossible.
+    Without axes there is one device, and no rule applies. Raises DiagnosticError: an `sbp` block
+    (MD0564), a layout with axes that the mesh lacks (MD0560), and whatever makes a layout
+    impossible.
     """
     options = made.options
     if options.sbp is not None:
@@ -84,7 +84,7 @@ def compiler(made: Compilation, axes: Mapping[str, int]) -> Compiler:
     layout = resolve_layout(made.declarations, options.layout, mesh)
     for rule in layout.rules if axes else ():
         _refuse_missing_axis(rule, mesh)
-    # Gradients go to an optimizer of torch, which wants them just as the parameters are.
+    # Gradients go to an optimizer of torch, which needs them placed as the parameters.
     rules = tuple(rule for rule in layout.rules if rule.selector != ("grads",))
     layout = replace(layout, rules=rules)
     return Compiler(made.forward.named, layout, options.reduce, options.search)

@@ -1,4 +1,4 @@
-"""A `torch.distributed` DeviceMesh as the mesh of a program: axes, this device's place, groups."""
+"""A `torch.distributed` DeviceMesh as the mesh of a program: axes, this device's rank, groups."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from meshdsl.diagnostics import fail
 
 
 class MeshRanks(Ranks):
-    """A process of a DeviceMesh; one process by itself for None.
+    """A process of a DeviceMesh; a single process for None.
 
-    The axes of `mesh` are the dims of `device_mesh`. Groups are made when they are asked for first.
+    The axes of `mesh` are the dims of `device_mesh`. Groups are made at their first use.
     """
 
     def __init__(self, device_mesh: DeviceMesh | None) -> None:
@@ -34,7 +34,7 @@ class MeshRanks(Ranks):
     def group(self, axes: Axes) -> Any:
         """The group of processes that differ along `axes` only, in mesh order.
 
-        Its members have to ask for it alike, in the same order as for others.
+        All its members have to call this, in the same order for all groups.
         """
         name = "+".join(axes)
         if name not in self._groups:
@@ -53,7 +53,7 @@ class MeshRanks(Ranks):
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        """Where new tensors are made on this process's device, and no dtype is chosen by torch."""
+        """A context: new tensors are on this process's device, and autocast is off."""
         with ExitStack() as stack:
             if self.where.type != "cpu":
                 stack.enter_context(self.where)
@@ -62,7 +62,7 @@ class MeshRanks(Ranks):
             yield
 
     def placements(self, name: str, spec: Spec) -> tuple[Placement, ...]:
-        """A tensor's splits as DTensor says them. MD0562: DTensor has no such placement."""
+        """A tensor's splits as DTensor placements. Raises MD0562 where DTensor has none."""
         found: list[Placement] = [Replicate() for _ in self.mesh]
         order = list(self.mesh)
         for position, dim in enumerate(spec.dims):

@@ -1,7 +1,7 @@
-"""A compiled program as a `torch.nn.Module` on a DeviceMesh, for a training loop of one's own.
+"""A compiled program as a `torch.nn.Module` on a DeviceMesh, for the user's own training loop.
 
-Every process of the mesh makes the module and calls it alike. Its parameters are what this device
-holds of the program's; its backward pass is compiled like the forward one, collectives and all.
+Every process of the mesh makes the module and calls it alike. Its parameters are the local blocks
+of the program's; its backward pass is compiled like the forward one, collectives included.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class ProgramModule(torch.nn.Module):
     """A program on the devices of a mesh. Made by `module` and `module_of`.
 
-    Parameters have the program's names, dots and all, and hold this device's blocks. Calling it
+    Parameters have the program's names, dots included, and are this device's blocks. Calling it
     takes this device's blocks of the inputs (or DTensors) by name, and returns this device's blocks
     of the outputs as a named tuple.
     """
@@ -62,7 +62,7 @@ class ProgramModule(torch.nn.Module):
         self.register_load_state_dict_pre_hook(_as_blocks)  # type: ignore[no-untyped-call]
 
     def _put(self, name: str, param: torch.nn.Parameter) -> None:
-        """Register a parameter under its dotted name, whatever attributes modules have."""
+        """Register a parameter under its dotted name, also where modules have such an attribute."""
         *path, last = name.split(".")
         owner: torch.nn.Module = self
         for part in path:
@@ -75,7 +75,7 @@ class ProgramModule(torch.nn.Module):
     def forward(self, *args: Any, **inputs: Any) -> Any:
         """The outputs of this device, of inputs in order or by name.
 
-        A plain tensor is the block of the input that this device holds; a DTensor is brought to it.
+        A plain tensor is this device's block of the input; a DTensor is resharded to it.
 
         Raises:
             ProgramError: an input is missing, unknown, of another shape or dtype (MD0561); an index
@@ -107,7 +107,7 @@ class ProgramModule(torch.nn.Module):
         assert found is not None, f"the parameter {name} was removed"
         return found
 
-    # --- what is where -------------------------------------------------------------------------
+    # --- placements ----------------------------------------------------------------------------
 
     @property
     def device_mesh(self) -> DeviceMesh | None:
@@ -121,7 +121,7 @@ class ProgramModule(torch.nn.Module):
 
     @told
     def placements(self, name: str) -> tuple[Placement, ...]:
-        """How an input, an output or a parameter lies on the mesh, as DTensor says it."""
+        """The placement of an input, an output or a parameter on the mesh, in DTensor's terms."""
         return self._runtime.ranks.placements(name, self._runtime.spec(name))
 
     @told
@@ -139,9 +139,9 @@ class ProgramModule(torch.nn.Module):
         return {name: ranks.whole(spec, held[name].detach()) for name, spec in specs.items()}
 
     def clip_grad_norm_(self, max_norm: float) -> torch.Tensor:
-        """Scale all gradients down to a norm of all their elements, wherever they are; that norm.
+        """Scale all gradients down to a norm over all devices; returns the norm before.
 
-        `torch.nn.utils.clip_grad_norm_` knows only of what this process holds.
+        `torch.nn.utils.clip_grad_norm_` sees only the blocks of this process.
         """
         ranks, specs = self._runtime.ranks, self._runtime.params
         squares: dict[tuple[str, ...], torch.Tensor] = {}
@@ -161,14 +161,14 @@ class ProgramModule(torch.nn.Module):
         return total
 
     def extra_repr(self) -> str:
-        """What it is on what."""
+        """The program and its mesh."""
         mesh = ", ".join(f"{a}: {n}" for a, n in self._runtime.ranks.mesh.items()) or "one device"
         compiled = self._runtime.compiled
         return f"{compiled.program.name} on {{{mesh}}}, layout {compiled.layout.name}"
 
 
 class _Runtime:
-    """What copies of a module share: the compiler, the processes, the texts compiled so far."""
+    """State shared by copies of a module: the compiler, the processes, the compiled texts."""
 
     def __init__(self, compiled: Compiler, ranks: MeshRanks) -> None:
         self.compiled, self.ranks = compiled, ranks
@@ -196,7 +196,7 @@ class _Runtime:
         return Step(text, self.ranks)
 
     def step(self, params: frozenset[str], inputs: frozenset[str]) -> Step | None:
-        """Both passes, with the gradients of what is named; None where there are none."""
+        """Both passes, with the named gradients; None where no output depends on those."""
         key = (params, inputs)
         if key not in self.steps:
             text = self.ranks.first_does(lambda: self.compiled.with_gradients(params, inputs).text)
@@ -210,7 +210,7 @@ class _Runtime:
         return known[name]
 
     def given(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Every input by name: this device's block of it."""
+        """This device's block of every input, by name."""
         names = list(self.inputs)
         form = f"call `module({', '.join(f'{n}=…' for n in names)})`"
         refuse_names(inputs, self.inputs, "input", "MD0561")
@@ -225,7 +225,7 @@ class _Runtime:
         return {n: local_input(self.ranks, n, spec, found[n]) for n, spec in self.inputs.items()}
 
     def check_params(self, params: Mapping[str, torch.Tensor]) -> None:
-        """Refuse parameters that were made another dtype since."""
+        """Refuse parameters that have been cast to another dtype."""
         for name, param in params.items():
             if param.dtype != self.dtypes[name]:
                 message = f"the parameter `{name}` was made {param.dtype}: the program has another"
@@ -234,7 +234,7 @@ class _Runtime:
 
 
 def _requiring(tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
-    """The names of those whose gradients are asked for."""
+    """The names of the tensors that require gradients."""
     return frozenset(name for name, tensor in tensors.items() if tensor.requires_grad)
 
 
@@ -245,7 +245,7 @@ def _requiring(tensors: Mapping[str, torch.Tensor]) -> frozenset[str]:
 def _as_dtensors(
     module: torch.nn.Module, state: dict[str, Any], prefix: str, local_metadata: Any
 ) -> None:
-    """Make the blocks in a state dict DTensors, which know where they belong."""
+    """Make the blocks in a state dict DTensors, which have their placements."""
     assert isinstance(module, ProgramModule)
     ranks = module._runtime.ranks
     if ranks.device_mesh is None:
@@ -259,7 +259,7 @@ def _as_dtensors(
 
 @told
 def _as_blocks(module: torch.nn.Module, state: dict[str, Any], prefix: str, *others: Any) -> None:
-    """Make whole tensors and DTensors in a state dict the blocks that this device holds."""
+    """Make whole tensors and DTensors in a state dict this device's blocks."""
     assert isinstance(module, ProgramModule)
     runtime = module._runtime
     with torch.no_grad():
@@ -279,7 +279,7 @@ def module_of(
     seed: int = 0,
     params: Mapping[str, Any] | None = None,
 ) -> ProgramModule:
-    """The same of a compilation, without what `minimize` adds: the optimizer is the user's own.
+    """A compilation as a module, without what `minimize` adds: the optimizer is the user's own.
 
     Raises:
         ProgramError: the DeviceMesh is not the mesh of the plan (MD0560), and as `module`.

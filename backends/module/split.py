@@ -1,6 +1,6 @@
 """A device program with its vector-Jacobian product, cut in two: forward and backward.
 
-What crosses the cut is kept from one to the other, as autograd keeps what a backward pass needs.
+Values that cross the cut are saved, as autograd saves the operands of a backward pass.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from meshdsl.device.verify import verify
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """The statements of both passes; `saved` are the variables that the second has of the first.
+    """The statements of both passes; `saved` are the variables that the second reads of the first.
 
-    `outputs` and `grads` are what they return; `cotangents` the gradients of outputs, by name.
+    They return `outputs` and `grads`; `cotangents` are the gradients of outputs, by name.
     """
 
     forward: tuple[Node, ...]
@@ -44,7 +44,7 @@ def halves(
 ) -> Halves:
     """Cut a program: names are those of `Vjp`, its last inputs and outputs.
 
-    A statement belongs to the backward pass if its phase says so, or if it reads something of it.
+    A statement belongs to the backward pass by its phase, or if it reads a value of that pass.
     """
     seeds = program.inputs[len(program.inputs) - len(cotangents) :]
     count = len(program.outputs) - len(params) - len(inputs)
@@ -75,10 +75,10 @@ def halves(
 
 
 def hurried(program: Program, cut: Halves) -> Halves:
-    """Both passes with small collectives in buckets, and others under way early.
+    """Both passes with small collectives in buckets, and others issued early.
 
-    Each by itself: nothing that is under way crosses the cut. To the backward pass, gradients are
-    what updates are to a training step.
+    Each by itself: no collective in flight crosses the cut. The backward pass treats gradients as
+    a training step does updates.
     """
     kept = [(v.name, v) for v in cut.saved]
     first = replace(program, body=cut.forward, outputs=(*cut.outputs, *kept))
@@ -112,7 +112,7 @@ def _phase(node: Node) -> str:
 
 
 def _numbers(nodes: Iterable[Node]) -> set[Var]:
-    """The variables that are numbers: constants, and what moves make of them. None is kept."""
+    """The variables that are numbers: constants, and moves of them. None is saved."""
     found: set[Var] = set()
     for node in nodes:
         if isinstance(node, Compute) and node.name == "constant":
@@ -123,7 +123,7 @@ def _numbers(nodes: Iterable[Node]) -> set[Var]:
 
 
 def _again(forward: list[Node], backward: list[Node], numbers: set[Var]) -> list[Node]:
-    """Statements on numbers that the backward pass does once more."""
+    """Statements on numbers that the backward pass rematerialises."""
     wanted = {v for node in backward for v in reads(node)}
     found: list[Node] = []
     for node in reversed(forward):

@@ -1,4 +1,4 @@
-"""One compiled text at work: a forward pass, and its backward pass behind an autograd function."""
+"""A loaded text: its forward pass, and its backward pass as an autograd function."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class Step:
         self.cotangents = tuple(getattr(self.program, "COTANGENTS", ()))
 
     def evaluate(self, inputs: Tensors, params: Tensors) -> tuple[torch.Tensor, ...]:
-        """The outputs, with nothing kept for a backward pass."""
+        """The outputs, with nothing saved for a backward pass."""
         with torch.no_grad(), self.ranks.here():
             found = self.program.device(self.ranks.rank, self.groups, inputs, params)
         return tuple(found[name].detach() for name in self.outputs)
 
     def differentiable(self, inputs: Tensors, params: Tensors) -> tuple[torch.Tensor, ...]:
-        """The outputs; gradients that are sent back through them reach inputs and parameters."""
+        """The outputs; their cotangents propagate to inputs and parameters."""
         tensors = [inputs[name] for name in self.inputs] + [params[name] for name in self.params]
         found: tuple[torch.Tensor, ...] = _Passes.apply(self, *tensors)  # type: ignore[no-untyped-call]
         return found
 
     def forward(self, tensors: Sequence[torch.Tensor]) -> tuple[Tensors, dict[str, Any]]:
-        """The forward pass on inputs and parameters, in order: outputs, and what is kept."""
+        """The forward pass on inputs and parameters, in order: outputs, and saved values."""
         count = len(self.inputs)
         inputs = dict(zip(self.inputs, tensors[:count], strict=True))
         params = dict(zip(self.params, tensors[count:], strict=True))
@@ -61,7 +61,7 @@ class Step:
 
 
 class _Passes(torch.autograd.Function):
-    """Both passes of a step, as autograd knows them."""
+    """Both passes of a step as an autograd function."""
 
     @staticmethod
     def forward(ctx: Any, step: Step, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -70,7 +70,7 @@ class _Passes(torch.autograd.Function):
         ctx.counts = [(n, len(v) if isinstance(v, list) else None) for n, v in saved.items()]
         flat = [t for v in saved.values() for t in (v if isinstance(v, list) else [v])]
         ctx.save_for_backward(*flat)
-        # Detached: what is saved may be a view of an output, which must not hold its own history.
+        # Detached: a saved value may be a view of an output, which must not keep its own history.
         found = {name: outputs[name].detach() for name in step.outputs}
         ctx.mark_non_differentiable(*(t for n, t in found.items() if n not in step.cotangents))
         return tuple(found.values())
@@ -79,7 +79,7 @@ class _Passes(torch.autograd.Function):
     @told
     def backward(ctx: Any, *cotangents: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         if torch.is_grad_enabled():
-            # `once_differentiable` would leave out, unsaid, what does not pass the cotangents.
+            # `once_differentiable` would silently drop paths that avoid the cotangents.
             message = "the backward pass of a module cannot be differentiated again"
             help = "leave `create_graph` out, or write `grad(…)` in the program and return it"
             fail("MD0565", message, help=help)
@@ -88,7 +88,7 @@ class _Passes(torch.autograd.Function):
 
 
 def _unflattened(ctx: Any) -> dict[str, Any]:
-    """What was saved, under its names."""
+    """The saved values, by name."""
     tensors = iter(ctx.saved_tensors)
     return {
         name: next(tensors) if count is None else [next(tensors) for _ in range(count)]

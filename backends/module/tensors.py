@@ -1,4 +1,4 @@
-"""Tensors that a module is given or gives: local blocks, whole tensors, DTensors."""
+"""Tensors that a module takes or returns: local blocks, whole tensors, DTensors."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from meshdsl.diagnostics import did_you_mean, fail
 
 
 def drawn(ranks: MeshRanks, name: str, spec: Spec, seed: int) -> torch.Tensor:
-    """The block of this device of values that are made up, on its device."""
+    """This device's block of drawn values, on its torch device."""
     return as_tensor(draw_part(spec, name, seed, ranks.part(spec)), spec).to(ranks.where)
 
 
 def block(
     ranks: MeshRanks, name: str, spec: Spec, value: Any, code: str = "MD0563"
 ) -> torch.Tensor:
-    """The block of this device of a whole tensor, or of a DTensor of any mesh and placement.
+    """This device's block of a whole tensor, or of a DTensor of any mesh and placement.
 
     Raises DiagnosticError with `code` for another shape.
     """
@@ -42,9 +42,9 @@ def block(
 
 
 def local_input(ranks: MeshRanks, name: str, spec: Spec, value: Any) -> torch.Tensor:
-    """What this device holds of an input: a DTensor is brought to its placement.
+    """This device's block of an input: a DTensor is resharded to its placement.
 
-    Anything else is what it holds already. MD0561: it does not fit.
+    Anything else is the block already. Raises MD0561 where it does not fit.
     """
     if isinstance(value, DTensor):
         value = _of_dtensor(ranks, name, spec, value)

@@ -1,7 +1,7 @@
 """The text of a program for a `torch.nn.Module`: its forward and its backward pass as functions.
 
-The statements are those of `torch_text.py`. What the backward pass reads of the forward one is
-returned by it as `saved`; neither function writes into what it is given, or into what is saved.
+The statements are those of `backends/torch/text.py`. The forward pass returns the values that the
+backward pass reads as `saved`; neither function writes into its arguments or into saved values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def emit_module(
         forward(rank, groups, inputs, params) -> outputs, saved
         backward(rank, groups, saved, cotangents) -> gradients of params, gradients of inputs
 
-    All of them are dicts by name, of what device `rank` holds.
+    All of them are dicts by name, of the local blocks of device `rank`.
     """
     return _ModuleEmitter(program, cut, draws).emit()
 
@@ -93,17 +93,17 @@ class _ModuleEmitter(Emitter):
     def _backward(self) -> None:
         cut = self.cut
         start = self._begin("backward", "saved, cotangents", "From gradients of outputs to others.")
-        # What was saved may be read again by another backward pass: it is nobody's to overwrite.
+        # Another backward pass may read saved values again: they are not to be overwritten.
         self.fresh = set()
         read = _read_by(cut.backward) | cut.returned
         self._take("saved", ((v.name, v) for v in cut.saved if v not in self.program.lists))
         for var in (v for v in cut.saved if v in self.program.lists):
-            # A loop takes from the end of its list: not of the one that is saved.
+            # A loop pops from the end of its list, which must not be the saved one.
             self._let(var, f"list(saved[{quoted(var.name)}])")
         self._take("cotangents", ((n, v) for n, v in cut.cotangents if v in read))
         self.block(cut.backward, cut.returned)
         self._blank()
-        # Autograd may keep a gradient as it is and add to it later: its memory is its own.
+        # Autograd may keep a gradient and add to it in place later: it must not share memory.
         taken: set[Var] = set()
         params, inputs = (self._gradients(pairs, taken) for pairs in (cut.params, cut.inputs))
         self.out.statement(f"return {params}, {inputs}")
@@ -120,7 +120,7 @@ class _ModuleEmitter(Emitter):
     # --- their frames --------------------------------------------------------------------------
 
     def _begin(self, name: str, arguments: str, does: str) -> int:
-        """The first lines of a function; where its statements begin."""
+        """Write the first lines of a function; returns where its statements begin."""
         self.last, self.shown = None, NOWHERE
         self.out.place, self.out.depth = "", 0
         self.out.add(f"def {name}(rank, groups, {arguments}):")
@@ -137,7 +137,7 @@ class _ModuleEmitter(Emitter):
         self.out.add()
 
     def _end(self, start: int) -> None:
-        """Put where this device stands, as far as it is asked for, before the statements."""
+        """Put the coordinates of this device that the statements use before them."""
         heading = 2
         self.out.lines[start:start] = self._coordinates(self.out.lines[start - heading :])
 

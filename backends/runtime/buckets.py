@@ -1,7 +1,7 @@
 """Collectives on several small tensors at once: one call on a flat buffer.
 
-Every device of a group must call the same one with the same shapes. What comes back of an
-all_reduce or a reduce_scatter are views of the buffer.
+Every device of a group must call the same one with the same shapes. The results of an all_reduce
+or a reduce_scatter are views of the buffer.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Collectives on local tensors: one call each for what devices tell one another.
+"""Collectives on local tensors, one function each.
 
 Every device of a group must call the same one with the same shapes.
 """
@@ -29,7 +29,7 @@ def make_groups(
 class Pending:
     """A collective under way: until `wait`, its result is not there, and what is sent is needed.
 
-    `kind` is its name, `work` what torch calls so; `finish` makes the result.
+    `kind` is its name, `work` torch's handle; `finish` makes the result.
     """
 
     def __init__(self, kind: str, work: Any, finish: Callable[[], Any]) -> None:

@@ -34,7 +34,7 @@ class Refused(Exception):
 def regular(path: str, flags: int) -> int:
     """Open a file: the `opener` of `open`. OSError for what only looks like one, a pipe say.
 
-    To open a named pipe would wait for somebody at its other end, perhaps for ever.
+    Opening a named pipe would wait for its other end, perhaps for ever.
     """
     handle = os.open(path, flags | os.O_NONBLOCK, 0o666)  # no difference to a file
     mode = os.fstat(handle).st_mode

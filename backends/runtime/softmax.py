@@ -1,8 +1,8 @@
 """Gradients of softmax and log_softmax in the memory of their cotangent, where that is dense.
 
-`dy` is nobody else's memory, and nobody needs it any more. Torch's kernels fill their `out` as if
-it were contiguous, whatever its strides are (torch 2.13), and read what they write to once only if
-it is: so dims are brought into the order of the memory, and what has gaps there is left alone.
+`dy` is dead and shares no memory. Torch's kernels fill their `out` as if it were contiguous,
+whatever its strides are (torch 2.13), and read the memory they write to once only if it is: so dims
+are permuted into memory order, and a tensor with gaps is left alone.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Steps of optimizers, in place: what `w`, `m` and `v` were is lost, and they are returned.
+"""Steps of optimizers, in place: `w`, `m` and `v` are overwritten and returned.
 
 `w` is a parameter, `g` its gradient, perhaps of a narrower dtype. `lr`, `scale` (a factor of the
 gradient) and `step` (1, 2, …) are numbers or tensors; nothing here waits for the values of tensors.
@@ -50,7 +50,7 @@ def adam_(
 ) -> Any:
     """Adam; `decoupled` makes it AdamW: by torch's kernel, in one pass over the memory.
 
-    It wants scalars and what is contiguous, and its name is private: a torch may lack it. Otherwise
+    It needs scalars and contiguous tensors, and its name is private: a torch may lack it. Otherwise
     lr * (m / c1) / (sqrt(v / c2) + eps) is computed as (lr * r / c1) * m / (sqrt(v) + eps * r) with
     r = sqrt(c2), which saves a pass.
     """

@@ -1,4 +1,4 @@
-"""Declared tensors, the part of them that one device holds, and values made up from a counter."""
+"""Declared tensors, their local blocks, and values drawn from a counter."""
 
 import hashlib
 import math
@@ -107,8 +107,8 @@ def drawn_part(
 ) -> Array:
     """Made-up values of one block of a tensor: of the seed, the name and the index in all of it.
 
-    So they are the same however the tensor is split. Those of bf16 are float32, and not rounded.
-    `chunk` elements are drawn at a time: few enough for the cache.
+    So they are the same under every split. Those of bf16 are float32, and not rounded. `chunk`
+    elements are drawn at a time: few enough for the cache.
     """
     assert spec.draw is not None, f"{name} cannot be made up"
     kinds = {"f64": "f8", "f16": "f2", "i64": "i8", "i32": "i4", "bool": "?"}  # others are float32

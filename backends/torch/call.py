@@ -1,4 +1,4 @@
-"""`TorchText`: one call of an operator while its torch text is being written."""
+"""`TorchText`: the context in which the torch text of one operator is written."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from meshdsl.ops.text import aligned
 
 @dataclass(slots=True)
 class TorchText:
-    """What a record's `torch` sees (`ops.opdef.TorchCall`), made anew for every call.
+    """The argument of a record's `torch` (`ops.opdef.TorchCall`), made anew for every call.
 
-    args:       one per operand: a variable, or a Python literal where `constants` says so.
+    args:       one per operand: a variable, or a Python literal where it is in `constants`.
     ins, outs:  local types; `global_ins`, `global_outs` the global ones.
     place:      a Python string literal, quotes included.
     offsets:    text of the global index of the first local element, for each dim in `splits`.
     fresh:      hint -> a variable name that is not taken.
-    checked:    whether operand `index` is known to hold indices of `dim`; it is from now on.
+    checked:    whether operand `index` is known to be indices of `dim`; it is from now on.
     used:       collects the names of support functions.
-    lines:      collects the statements that `let` writes, to stand before the expression.
+    lines:      collects the statements that `let` writes, which precede the expression.
     helpers:    collects the variables of those statements.
     """
 
@@ -52,7 +52,7 @@ class TorchText:
         return self.constants[index]
 
     def seen(self, index: int, dim: str) -> bool:
-        """Whether operand `index` has been checked to hold indices of `dim`; from now on, it is."""
+        """Whether operand `index` has been checked to be indices of `dim`; from now on, it is."""
         return self.checked(index, dim)
 
     def size(self, dim: str) -> int:
@@ -62,7 +62,7 @@ class TorchText:
         return found[0]
 
     def is_split(self, dim: str) -> bool:
-        """Whether a device holds only some of `dim`."""
+        """Whether `dim` is split over devices."""
         return dim in self.splits
 
     def offset(self, dim: str) -> str:
@@ -70,7 +70,7 @@ class TorchText:
         return self.offsets[dim] if self.is_split(dim) else "0"
 
     def aligned(self, index: int, dims: tuple[Dim, ...]) -> str:
-        """Operand `index` so that it broadcasts against `dims`, in the fewest characters."""
+        """Text of operand `index` that broadcasts against `dims`, in the fewest characters."""
         if self.constants[index]:
             return self.args[index]
         return aligned(self.args[index], self.ins[index].names, tuple(d.name for d in dims))
@@ -83,6 +83,6 @@ class TorchText:
         return name
 
     def use(self, function: str) -> str:
-        """Ask for a function of the support library; returns the name to call it by."""
+        """Request a function of the support library; returns the name to call it by."""
         self.used.add(function)
         return function

@@ -1,6 +1,6 @@
-"""One statement of Python at a time, laid out as `ruff format` does it: quotes, and no long lines.
+"""Python statements, one at a time, laid out as by `ruff format`: quotes, and no long lines.
 
-Only what emitted programs contain is handled: names, literals, calls, subscripts and displays.
+Only the syntax of emitted programs is handled: names, literals, calls, subscripts and displays.
 A statement with no bracket to break at stays long.
 """
 
@@ -38,7 +38,7 @@ def _double(literal: str) -> str:
 
 
 def _broken(text: str, pad: str, tail: str) -> list[str]:
-    """`text` on one line where it fits, else broken at its last bracket that holds something."""
+    """`text` on one line where it fits, else broken at its last bracket that is not empty."""
     whole = [f"{pad}{text}{tail}"]
     if len(whole[0]) <= WIDTH:
         return whole
@@ -63,7 +63,7 @@ def _broken(text: str, pad: str, tail: str) -> list[str]:
 
 
 def _chain(target: str, value: str, links: list[str], pad: str) -> list[str]:
-    """An assignment of what a chain of methods yields: on a line of its own, or a line per link."""
+    """An assignment of a chain of methods: the chain on a line of its own, or a line per link."""
     whole = f"{pad}{INDENT}{value}"
     if len(whole) <= WIDTH:
         return [f"{pad}{target} = (", whole, f"{pad})"]
@@ -72,7 +72,7 @@ def _chain(target: str, value: str, links: list[str], pad: str) -> list[str]:
 
 
 def _links(text: str) -> Iterator[str]:
-    """The parts of a chain of methods: what it begins with, and each attribute after a bracket."""
+    """The parts of a chain of methods: its beginning, and each attribute after a bracket."""
     start, previous = 0, ""
     for position, depth, char in _depths(text):
         if depth == 0 and char in " ,":
@@ -94,7 +94,7 @@ def _targets(target: str, value: str, pad: str) -> list[str]:
 
 
 def _body(text: str, pad: str, display: bool) -> list[str]:
-    """What stands in a broken bracket: on a line of its own, or an item per line."""
+    """The content of a broken bracket: on a line of its own, or an item per line."""
     if len(pad + text) <= WIDTH and not (display and len(list(_items(text))) > 1):
         return [pad + text]
     return [line for item in _items(text) for line in _broken(item, pad, ",")]
@@ -132,7 +132,7 @@ def _items(text: str) -> Iterator[str]:
 
 
 def _depths(text: str) -> Iterator[tuple[int, int, str]]:
-    """Every character with how deep in brackets it stands; those of strings are blank."""
+    """Every character with its depth in brackets; those of strings are blank."""
     depth = 0
     for position, char in enumerate(_STRING.sub(lambda match: " " * len(match[0]), text)):
         yield position, depth, char

@@ -1,4 +1,4 @@
-"""The top of the emitted program: what it is for, imports, tables, and the support library."""
+"""The top of the emitted program (comments, imports, tables), and its support library."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def module_head(
     imports: Iterable[str],
     named: Mapping[str, list[tuple[str, Var]]],
 ) -> list[str]:
-    """The same above the functions of a module; `named` are its tables of variables."""
+    """The lines above the functions of a module; `named` are its tables of variables."""
     tables = [line for name, items in named.items() for line in _table(name, items, draws)]
     source = program.placed
     about = [
@@ -51,7 +51,7 @@ def module_head(
 
 
 def foot(definitions: Iterable[str], call: str = "") -> list[str]:
-    """The lines below the functions of a program: the support library, and what starts it."""
+    """The lines below the functions of a program: the support library, and the starting `call`."""
     texts = list(definitions)
     run = ["", "", 'if __name__ == "__main__":', INDENT + call] if call else []
     return ["", "", RUNTIME, *_spaced(texts), *run] if texts else run
@@ -68,7 +68,7 @@ def _top(
 
 
 def _about(program: Program, bare: bool) -> Iterator[str]:
-    """Comments, not a string: no quote in a file name can end them."""
+    """The comments at the top; not a docstring, which a quote in a file name could end."""
     source, devices = program.placed, program.mesh.devices
     file = inert(source.named.span.file)
     yield f"# {file}, program {source.named.name}: what each of {devices} devices does."
@@ -103,13 +103,13 @@ def _spaced(parts: list[str]) -> Iterator[str]:
 
 
 def _groups(program: Program) -> list[tuple[str, ...]]:
-    """The sets of axes that collectives run over."""
+    """The sets of mesh axes that collectives run over."""
     steps = {node.step for node, _ in walk(program.body) if isinstance(node, Move | Bucket)}
     return sorted({step.axes for step in steps if step.moves})
 
 
 def _states(program: Program, draws: Draws) -> list[str]:
-    """What an optimizer keeps; a state that copies its parameter is drawn under that one's name."""
+    """The table of optimizer states; a copy of a parameter is drawn under the parameter's name."""
     if not program.updates:
         return []
     copies = {s.value: s.copies for s in program.placed.named.states}
@@ -154,7 +154,7 @@ def _row(line: str) -> list[str]:
 
 
 def _spec(var: Var, draw: tuple[object, ...] | None, under: str | None = None) -> str:
-    """The text of what a variable is, for all devices."""
+    """The text of a variable's `Spec`, the same for all devices."""
     type_, split = var.value.type, dict(var.placement.splits)
     dims = {dim.name: dim.size for dim in type_.dims}
     return quoted(spec_text(Spec(str(type_.dtype), dims, split, draw, under or "")))
@@ -187,7 +187,7 @@ def _tuple(items: Iterator[str]) -> str:
 
 
 def type_text(type_: TensorType, placement: Placement) -> str:
-    """`f32[batch@rows, io]`, and what is partial."""
+    """The text of a type with its splits, as `f32[batch@rows, io]`, and its partial axes."""
     return f"{type_.dtype}{placement.show(type_)}"
 
 

@@ -1,4 +1,4 @@
-"""The text of loops: what is carried, sliced and collected, and what is issued a trip ahead."""
+"""The text of loops: carried, sliced and collected values, and prefetch by one iteration."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from meshdsl.ops.opdef import lookup
 
 
 class Loops(Moves):
-    """Writes loops; a subclass writes what is in them."""
+    """Writes loops; a subclass writes their statements."""
 
     def __init__(self, program: Program, taken: frozenset[str] = frozenset()) -> None:
         super().__init__(program, taken)
         # The variables to delete after each statement.
         self.dead: dict[Node, tuple[Var, ...]] = {}
-        # Of what loops collect, whether from the last to the first.
+        # The stacks that loops collect, and whether from the last to the first.
         self.backwards: dict[Var, bool] = {}
         self.loops: list[Loop] = []
         self.collected, self.used_up = collected(program), used_up(program)
 
     @abstractmethod
     def _call(self, node: Compute) -> TorchText:
-        """What a record is given to write `node`."""
+        """The argument with which a record writes `node`."""
 
     @abstractmethod
     def _let_go(self, dead: tuple[Var, ...]) -> None:
         """Delete variables."""
 
     def enter(self, node: Loop) -> None:
-        """The first values; of what is dead after the loop, what it takes over goes here."""
+        """Write the initial values, and delete those of their operands that the loop takes over."""
         for carry in node.carries:
             text = self._tensor(carry.init)
             if self.variables.assign(carry.inside) != text:
@@ -51,7 +51,7 @@ class Loops(Moves):
         self._let_go(given_up(node, self.dead[node]))
 
     def header(self, node: Loop) -> None:
-        """The line of the `for`, after the issue of what the first iteration waits for."""
+        """Write the `for`, after the issue of collectives that the first iteration waits for."""
         first = node.dim.size - 1 if node.reverse else 0
         for ahead in node.ahead:
             with self._reading_ahead(ahead.slices, node, str(first)):
@@ -59,12 +59,12 @@ class Loops(Moves):
         super().header(node)
 
     def counter(self, node: Loop) -> str:
-        """The index of a loop has the identifier of one before, where that is not around it."""
+        """The counter of a loop: that of an earlier loop, where that one does not enclose it."""
         return self.variables.counter(node.index, node.dim.name, {n.index for n in self.loops})
 
     def body(self, node: Loop) -> None:
-        """The statements of an iteration."""
-        # What is made outside is needed again in the next trip: it is nobody's to overwrite inside.
+        """Write the statements of an iteration."""
+        # Values from outside are needed again in the next iteration: not to be overwritten inside.
         outside, self.fresh = self.fresh, set(self._own(node))
         self.loops.append(node)
         super().body(node)
@@ -72,14 +72,14 @@ class Loops(Moves):
         self.fresh = outside | {c.outer for c in node.collected if not c.is_list} | sums(node)
 
     def next(self, node: Loop) -> None:
-        """The next values; large tensors of this iteration go, and results are there."""
+        """Write the next values, delete large tensors of this iteration, and write the results."""
         super().next(node)
         self._let_go(left_over(node, self.collected))
         for var in node.makes:
             self.variables.assign(var)
 
     def _own(self, node: Loop) -> Iterator[Var]:
-        """What a trip begins with and nobody else sees: each trip makes the next one's anew."""
+        """The carried variables in memory of their own: each iteration makes the next ones anew."""
         makers = {var: maker for maker in node.body for var in maker.makes}
         for carry in node.carries:
             begun, maker = carry.init in self.fresh, makers.get(carry.next)
@@ -88,17 +88,17 @@ class Loops(Moves):
                 if not shows_operand(maker) and not overwrites(maker):
                     yield carry.inside
 
-    # --- a trip ahead ------------------------------------------------------------------------
+    # --- prefetch ----------------------------------------------------------------------------
 
     def start(self, node: Start) -> None:
-        """The issue of a collective; one for the next iteration is under its condition."""
+        """Write the issue of a collective; one for the next iteration is conditional."""
         if node.ahead:
             self._ahead(node)
         else:
             super().start(node)
 
     def _ahead(self, start: Start) -> None:
-        """Issue what the next trip waits for, if there is one."""
+        """Issue the collective that the next iteration waits for, if there is one."""
         node = self.loops[-1]
         (ahead,) = (a for a in node.ahead if a.collective is start.collective)
         test, step = ("> 0", "- 1") if node.reverse else (f"< {node.dim.size - 1}", "+ 1")
@@ -122,17 +122,17 @@ class Loops(Moves):
         for item in slices:
             del self.texts[item.inside]
 
-    # --- what is sliced, collected and carried -----------------------------------------------
+    # --- sliced, collected and carried values ------------------------------------------------
 
     def _add_onto(self, node: Compute) -> None:
-        """A sum in place."""
+        """Write a sum in place."""
         assert node.onto is not None
         text = lookup(node.name).in_place[node.onto](self._call(node))
         assert text is not None, f"{node.name} cannot be done in place"
         self._let(node.outs[0], text)
 
     def _slice_of(self, stack: Var, inside: Var, node: Loop) -> str:
-        """The text of the current slice; lists that one loop reads from the end are used up."""
+        """The text of the current slice; a list that one loop reads from the end is popped."""
         position = stack.local.index(node.dim.name)
         name, counter = self.variables.of(stack), self.variables.word(node.index)
         if position:
@@ -144,11 +144,11 @@ class Loops(Moves):
         return f"{name}[{'~' * self.backwards[stack]}{counter}]"
 
     def stacked(self, stack: Var, inside: Var, node: Loop) -> None:
-        """The current slice of a stack."""
+        """Write the current slice of a stack."""
         self._let(inside, self._slice_of(stack, inside, node))
 
     def begun(self, made: Collected, node: Loop) -> None:
-        """Where a loop puts what it collects: lists in the order in which it is made."""
+        """Write the place of a collected stack: a list, in the order of the iterations."""
         if made.stack is not None:
             return
         self.backwards[made.outer] = node.reverse
@@ -159,7 +159,7 @@ class Loops(Moves):
         self._let(made.outer, text)
 
     def filled(self, made: Collected, node: Loop) -> None:
-        """The slice that is collected, unless it is written over its place already."""
+        """Write the collected slice, unless it is written over its place already."""
         if made.stack is not None:
             return
         name, item = self.variables.of(made.outer), self._tensor(made.inside)
@@ -169,5 +169,5 @@ class Loops(Moves):
         self.out.statement(text)
 
     def next_text(self, carry: Carry[Var]) -> str:
-        """The next value, as a tensor."""
+        """The text of the next value, as a tensor."""
         return self._tensor(carry.next)

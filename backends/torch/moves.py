@@ -1,4 +1,4 @@
-"""The text of moves: collectives, done at once or issued and waited for, and what stays local."""
+"""The text of moves: collectives, blocking or issued and waited for, and local moves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from meshdsl.diagnostics import Span
 
 
 class Moves(Walk):
-    """What is known while a text is being written, and how it writes moves."""
+    """The state of a text that is being written; writes moves."""
 
     def __init__(self, program: Program, taken: frozenset[str] = frozenset()) -> None:
         super().__init__(program)
@@ -31,19 +31,19 @@ class Moves(Walk):
         self.at = {a: self.variables.word(name, a) for a, name in program.coordinates.items()}
         self.used: set[str] = set()
         self.uses = uses(program)
-        # What nobody else's memory is.
+        # Variables whose memory no other one shares.
         self.fresh: set[Var] = set()
-        # What is written otherwise than by its name: slices that are read ahead.
+        # Variables that are not written by name: prefetched slices.
         self.texts: dict[Var, str] = {}
 
     # --- collectives -------------------------------------------------------------------------
 
     def move(self, node: Move) -> None:
-        """Done at once."""
+        """Write a blocking move."""
         self._collective(node)
 
     def bucket(self, node: Bucket) -> None:
-        """All targets come of one call."""
+        """Write a bucket: one call for all targets."""
         self._collective(node)
 
     def _collective(self, node: Collective) -> None:
@@ -52,7 +52,7 @@ class Moves(Walk):
         self._assign_targets(node, self._text(node))
 
     def start(self, node: Start) -> None:
-        """`w_work = all_gather_start(…)`."""
+        """Write `w_work = all_gather_start(…)`."""
         with self._at(node.span):
             if not node.ahead:
                 self._about(node.collective)
@@ -60,19 +60,19 @@ class Moves(Walk):
             self.out.statement(f"{work} = {self._text(node.collective, '_start')}")
 
     def wait(self, node: Wait) -> None:
-        """`w_full = w_work.wait()`."""
+        """Write `w_full = w_work.wait()`."""
         with self._at(node.span):
             self._assign_targets(node.collective, f"{self.variables.word(node.work)}.wait()")
 
     @contextmanager
     def _at(self, span: Span) -> Iterator[None]:
-        """The place of a few statements that stand among those of another one."""
+        """Give the statements inside the source place `span`."""
         before, self.out.place = self.out.place, f"{span.file}:{span.line}"
         yield
         self.out.place = before
 
     def _about(self, node: Collective) -> None:
-        """Comments: what is sent, and why."""
+        """Write comments: the bytes sent, and why."""
         sent = f"{node.step.kind}, {node.wire:,} B sent"
         if isinstance(node, Move):
             self.out.comment(f"{sent}: {_cause(node)}")
@@ -97,11 +97,11 @@ class Moves(Walk):
         self.out.statement(f"{', '.join(names)} = {text}")
 
     def _let(self, var: Var, text: str) -> None:
-        """`x = text`, with the type of `x` behind it."""
+        """Write `x = text`, with the type of `x` as its note."""
         self.out.statement(f"{self.variables.assign(var)} = {text}", typed(var))
 
     def _text(self, node: Collective, suffix: str = "") -> str:
-        """The call; `suffix` is `_start` for one that does not wait."""
+        """The text of the call; `suffix` is `_start` for one that does not wait."""
         if isinstance(node, Bucket):
             return self._bucket(node, suffix)
         if node.step.moves:
@@ -131,7 +131,7 @@ class Moves(Walk):
         return f'groups["{"+".join(node.step.axes)}"]'
 
     def _all_reduce(self, node: Move, suffix: str) -> str:
-        """In place where nobody else can see the memory; a maximum of floats is made anew."""
+        """The call, on a copy if the memory is shared; an extreme of floats is made anew anyway."""
         anew = node.step.op in ("max", "min") and node.source.local.dtype.kind == "float"
         own = anew or (node.source in self.fresh and self.uses[node.source] == 1)
         x = self._tensor(node.source) + ("" if own else ".clone()")
@@ -152,11 +152,11 @@ class Moves(Walk):
         return f"all_to_all({self.name(node.source)}, {split}, {concat}, {self._group(node)})"
 
     def _permute(self, node: Move, suffix: str) -> str:
-        # A dict of strings and tuples of them: just what it is in Python.
+        # Dicts of strings and tuples of them: their `repr` is their text.
         before, after = (repr(splits) for splits in node.step.changed())
         return f"permute({self.name(node.source)}, rank, MESH, {before}, {after}, groups)"
 
-    # --- what stays on the device ------------------------------------------------------------
+    # --- local moves -------------------------------------------------------------------------
 
     def _slice(self, node: Move, suffix: str) -> str:
         dim = node.step.dim
@@ -167,7 +167,7 @@ class Moves(Walk):
         return f"{self.name(node.source)}.narrow({position}, {start}, {extent})"
 
     def _zero_fill(self, node: Move, suffix: str) -> str:
-        """One device of the axis keeps its copy; partial maxima and minima may all keep theirs."""
+        """One device of the axis keeps its replica; for partial maxima and minima all may."""
         if node.step.op in ("max", "min"):
             return self._tensor(node.source)
         if node.step.dim is not None:
@@ -180,7 +180,7 @@ class Moves(Walk):
         return f"{x} if {axis} == 0 else torch.zeros_like({x})"
 
     def _embed(self, node: Move) -> str:
-        """The block at its place in a tensor of zeros."""
+        """The text of the block at its place in a tensor of zeros."""
         dim = node.step.dim
         assert dim is not None
         extent, size = node.source.local.size(dim), node.target.local.size(dim)
@@ -196,7 +196,7 @@ class Moves(Walk):
         return var.local.index(dim)
 
     def name(self, var: Var) -> str:
-        """The identifier of a variable, or the text of a slice that is read ahead."""
+        """The identifier of a variable, or the text of a prefetched slice."""
         return self.texts[var] if var in self.texts else self.variables.of(var)
 
     def _tensor(self, var: Var) -> str:
@@ -222,10 +222,10 @@ class Moves(Walk):
 
 
 def _cause(move: Move) -> str:
-    """The first clause of why it is there; `explain` has the rest."""
+    """The first clause of a move's reason; `explain` has the rest."""
     return move.why.partition(";")[0]
 
 
 def typed(var: Var) -> str:
-    """The note behind a statement: the type with what each device holds of it."""
+    """The note of a statement: the type with its local shape."""
     return type_text(var.value.type, var.placement)

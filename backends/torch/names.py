@@ -1,4 +1,4 @@
-"""Identifiers of the emitted text: the user's own names where they are safe and free."""
+"""Identifiers of the emitted text: the names of the source where they are safe and free."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MODULE_NAMES = frozenset(
     """np torch dist main device rank groups inputs params states argparse os sys math json struct
     pathlib MESH GROUPS INPUTS PARAMS STATES OUTPUTS LOSS Spec F""".split()
 )
-"""Names that mean something in the emitted module."""
+"""Names with a meaning in the emitted module."""
 
 
 class Names:
-    """Hands out identifiers: no keyword, no builtin, no name of the module, none twice."""
+    """Allocates identifiers: no keyword, no builtin, no name of the module, none twice."""
 
     def __init__(self, taken: frozenset[str] = frozenset()) -> None:
         self._used = set(taken) | MODULE_NAMES | set(dir(builtins))
@@ -37,16 +37,16 @@ class Names:
         return name
 
     def is_free(self, hint: str) -> bool:
-        """Whether `hint` itself may still be handed out."""
+        """Whether `hint` itself is still free."""
         return safe(hint) not in self._used
 
     def taken(self, hint: str) -> str:
-        """`hint` itself, which from now on is handed out."""
+        """`hint` itself, which is taken from now on."""
         self._used.add(safe(hint))
         return safe(hint)
 
     def free(self, name: str, hint: str) -> None:
-        """Take back `name`, which was made of `hint`."""
+        """Free `name`, which was made of `hint`."""
         self._used.discard(name)
         self._last.pop(safe(hint), None)
 
@@ -61,9 +61,8 @@ def safe(hint: str) -> str:
 class Variables:
     """The identifiers of a device program's variables, chosen as they are assigned, in order.
 
-    A variable of the source has its name there as soon as nobody reads what has it so far: what
-    the source assigns again, the text assigns again. One that is the same as another has no
-    identifier of its own.
+    A variable has its name of the source once the previous owner is dead: what the source assigns
+    again, the text assigns again. An alias of another has no identifier of its own.
     """
 
     def __init__(self, program: Program, taken: frozenset[str]) -> None:
@@ -76,7 +75,7 @@ class Variables:
         self.now = 0
         self.chosen: dict[str, str] = {}
         self._counters: dict[str, str] = {}
-        # Until when an identifier is read, and the variables that it now stands for.
+        # The last read of an identifier, and the variables that it now names.
         self._busy: dict[str, float] = {}
         self._holders: dict[str, set[str]] = {}
         self._last: dict[str, Var] = {}
@@ -93,13 +92,13 @@ class Variables:
         return self.chosen[var.name]
 
     def word(self, name: str, hint: str = "") -> str:
-        """The identifier of what is no tensor: an axis, a collective under way, a counter."""
+        """The identifier of a non-tensor: an axis, a collective in flight, a counter."""
         if name not in self.chosen:
             self.chosen[name] = self.names.fresh(hint or name)
         return self.chosen[name]
 
     def counter(self, name: str, dim: str, around: set[str]) -> str:
-        """The identifier of a loop's counter: what a loop before it counted with, if there was."""
+        """The identifier of a loop's counter: that of an earlier loop, if there was one."""
         before = self._counters.get(dim)
         if before is not None and before not in around:
             self.chosen[name] = self.chosen[before]
@@ -120,9 +119,9 @@ class Variables:
         return self.names.fresh(var.hint)
 
     def _may_follow(self, name: str, var: Var) -> bool:
-        """Whether a variable may take an identifier over from another one, which is read no more.
+        """Whether a variable may take over the identifier of another one, which is dead.
 
-        That is in the same block: memory is counted as if what a loop leaves stayed to the end.
+        Only in the same block: memory is counted as if what a loop leaves stayed to the end.
         """
         if self._busy.get(name, math.inf) > self.now:
             return False
@@ -137,13 +136,13 @@ class Variables:
         return found
 
     def follow(self, var: Var, before: Var) -> None:
-        """Let what is written over another variable have its identifier, if it is read no more."""
+        """Give a variable the identifier of the one it is written over, if that is dead."""
         name = self.of(before)
         if var.name not in self.chosen and self._busy.get(name, math.inf) <= self.now:
             self.chosen[var.name] = name
 
     def share(self, var: Var, other: str) -> bool:
-        """Let a variable have the identifier `other` instead of one of its own, if it can be."""
+        """Give a variable the identifier `other` instead of its own; returns whether it can be."""
         if var.name in self.shared or var.name in self.chosen or other not in self._holders:
             return False
         self.chosen[var.name] = other
@@ -152,11 +151,11 @@ class Variables:
         return True
 
     def forget(self, var: Var) -> None:
-        """Take back the identifier of a variable whose statement has been removed."""
+        """Free the identifier of a variable whose statement has been removed."""
         self.names.free(self.chosen.pop(var.name), var.hint)
 
     def let_go(self, var: Var) -> str | None:
-        """The identifier to delete now that nobody reads a variable, if it stands for no other."""
+        """The identifier to delete now that a variable is dead, if it names no other."""
         found = self.of(var)
         holders = self._holders.get(found, set())
         if var.name not in holders:
@@ -166,7 +165,7 @@ class Variables:
 
 
 class _Reads:
-    """Until when each variable is read: twice the number of a node, one more at its loop's end."""
+    """The last read of each variable: twice the number of a node, one more at its loop's end."""
 
     def __init__(self, program: Program) -> None:
         self.order: dict[Node, int] = {n: 2 * i for i, n in enumerate(every(program.body))}
@@ -192,7 +191,7 @@ class _Reads:
             self._read(var, loops, self._end(node))
 
     def _read(self, var: Var, loops: tuple[Loop, ...], at: int) -> None:
-        """What comes from outside of a loop is read again in its next trip."""
+        """Record a read; a variable from outside of a loop is read again in its next iteration."""
         inner = loops[len(self.home.get(var, ())) :]
         position = self._end(inner[0]) if inner else at
         self.until[var] = max(self.until.get(var, 0), position)

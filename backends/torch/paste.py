@@ -1,8 +1,7 @@
 """Pasting: the support functions that an emitted program uses, as text, with all they refer to.
 
-The modules of `backends/runtime` are read and parsed, never imported. What they say to the type
-checker and to the maintainers of this project is left out: annotations of functions, and all but
-the first line of docstrings.
+The modules of `backends/runtime` are read and parsed, never imported. Text for the type checker and
+the maintainers is left out: annotations of functions, and all but the first line of docstrings.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from meshdsl.backends.torch.format import INDENT, statement
 
 PROVIDED = ("numpy", "torch", "torch.distributed")
-"""What every emitted program imports anyway (as `np`, `torch` and `dist`)."""
+"""The imports of every emitted program (as `np`, `torch` and `dist`)."""
 
 SUPPORT = "meshdsl.backends.runtime"
 
@@ -26,8 +25,8 @@ class Definition:
     """One function, class or constant of the support library.
 
     `order` sorts definitions by module, then line. `uses` are the definitions it refers to, `first`
-    those that must stand before it (of its bases, decorators, annotations), `imports` the import
-    lines it needs from the standard library.
+    those that must precede it (of its bases, decorators, annotations), `imports` the import lines
+    it needs from the standard library.
     """
 
     name: str
@@ -138,7 +137,7 @@ def _signature(node: ast.FunctionDef) -> list[str]:
 
 @functools.cache
 def defined() -> frozenset[str]:
-    """The names that the support library gives a meaning to."""
+    """The names that the support library defines."""
     names: set[str] = set()
     for module, _, tree in _modules():
         new = [name for node in tree.body for name in _defined(node)]
@@ -187,7 +186,7 @@ def _referred(node: ast.stmt) -> set[str]:
 
 
 def _eager(node: ast.AST) -> Iterator[ast.AST]:
-    """The parts that are evaluated where the definition stands: all but bodies of functions."""
+    """The parts evaluated at the definition: all but bodies of functions."""
     yield node
     body = node.body if isinstance(node, ast.FunctionDef) else []
     for child in ast.iter_child_nodes(node):

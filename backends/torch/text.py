@@ -1,7 +1,7 @@
 """The text of the emitted program: plain torch with explicit collectives, a statement per operator.
 
 Nothing of a `.mdsl` file becomes code: identifiers come from `names.py`, strings are written
-as literals, and source lines stand in comments with control characters escaped.
+as literals, and source lines are in comments with control characters escaped.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class ProgramText:
 def emit(
     program: Program, draws: dict[Value, tuple[object, ...]], bare: bool = False
 ) -> ProgramText:
-    """The standalone program, or only what a person reads of it.
+    """The standalone program; with `bare`, its function `device` alone.
 
-    `draws` says how values not given are made up (`Spec.draw`).
+    `draws` are the distributions of values not given (`Spec.draw`).
     """
     return Emitter(program, draws).emit(bare)
 
@@ -59,7 +59,7 @@ def identifiers(program: Program) -> Mapping[str, str]:
 
 
 class Emitter(Loops):
-    """Writes one text; `module_text.py` writes another one of the same statements."""
+    """Writes a program's text; `backends/module/text.py` writes another of the same statements."""
 
     def __init__(
         self,
@@ -71,13 +71,13 @@ class Emitter(Loops):
         self.draws = draws
         self.used = {"main"}
         self.copied_first = copied_first(program)
-        # The last assignment: where its lines begin and end, the variable, the text.
+        # The last assignment: the first and last of its lines, the variable, the text.
         self.last: tuple[int, int, Var, str] | None = None
         self.renamed: set[Var] = set()
         self.checked: set[tuple[Var, str]] = set()
-        # What the last statement has put into variables of its own, if that may be large.
+        # The helper variables of the last statement, if they may be large.
         self.helpers: list[str] = []
-        # What may show memory of another variable, with elements that lie in one place as well.
+        # Variables that may be views of another, perhaps with elements that share a location.
         self.views: set[Var] = set()
 
     def emit(self, bare: bool = False) -> ProgramText:
@@ -90,7 +90,7 @@ class Emitter(Loops):
         return self._whole(head(self.program, self.draws, pasted.imports, bare), below)
 
     def _whole(self, above: list[str], below: list[str]) -> ProgramText:
-        """The functions that have been written, between other lines."""
+        """The text of the functions written so far, with lines `above` and `below`."""
         lines = [(line, "") for line in above] + self.out.lines + [(line, "") for line in below]
         places = {n: place for n, (_, place) in enumerate(lines, 1) if place}
         return ProgramText("\n".join(line for line, _ in lines) + "\n", places)
@@ -114,7 +114,7 @@ class Emitter(Loops):
         out.lines[start:start] = self._coordinates(out.lines)
 
     def _coordinates(self, lines: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Where this device stands on each axis that a function's lines ask for, as lines."""
+        """The lines of this device's coordinates on each axis that a function's lines use."""
         text = "\n".join(line for line, _ in lines)
         names = self.at.values()
         if not any(re.search(rf"\b{name}\b", text) for name in names):
@@ -132,29 +132,29 @@ class Emitter(Loops):
         return found
 
     def entry(self, var: Var, kind: str) -> None:
-        """A tensor that is given, if it is read."""
+        """Write the line of a given tensor, if it is read."""
         key = var.value.label if kind == "inputs" else var.value.name or ""
         if self.uses[var]:
             self._let(var, f"{kind}[{quoted(key)}]")
 
     def block(self, nodes: tuple[Node, ...], kept: frozenset[Var]) -> None:
-        """The statements of a function; `kept` are read after them."""
+        """Write the statements of a function; `kept` are read after them."""
         self._mark(nodes, kept, frozenset())
         self.nodes(nodes)
 
     def _mark(self, nodes: tuple[Node, ...], kept: frozenset[Var], own: frozenset[Var]) -> None:
-        """Note which large tensors are let go after each statement, and in loops."""
+        """Note which large tensors are deleted after each statement, and in loops."""
         for node, dead in zip(nodes, deaths(nodes, kept, own), strict=True):
             self.dead[node] = dead
             if isinstance(node, Loop):
                 self._mark(node.body, kept_inside(node), entered(node, self.collected))
 
     def headed(self, node: Node) -> bool:
-        """A constant has its source line as well."""
+        """Whether a node has its source line above it; a constant has, too."""
         return super().headed(node) or isinstance(node, Compute)
 
     def node(self, node: Node) -> None:
-        """One statement; large tensors are let go after their last use."""
+        """Write one statement; large tensors are deleted after their last use."""
         self.variables.reach(node)
         super().node(node)
         dead = self.dead[node]
@@ -175,7 +175,7 @@ class Emitter(Loops):
             names = names[count:]
 
     def compute(self, node: Compute) -> None:
-        """An operator, in place where that is nobody else's."""
+        """Write an operator, in place where no other variable shares the memory."""
         if node.onto is not None:
             self._add_onto(node)
             return
@@ -185,26 +185,26 @@ class Emitter(Loops):
         for line in call.lines:
             self.out.statement(line)
         self._assign(node, text)
-        # They may be twice as wide as what they are made of.
+        # They may be twice as wide as their operands.
         if any(2 * v.local.bytes >= LARGE for v in (*node.ins, *node.outs)):
             self.helpers = call.helpers
         self._has_memory(node)
 
     def _has_memory(self, node: Compute) -> None:
-        """Note whose memory the results of a statement are: nobody else's, or that of others."""
+        """Note whether the results of a statement have memory of their own or are views."""
         if not shows_operand(node):
             own = not lookup(node.name).overwrites
             self.fresh.update(node.outs if own else ())
             return
         self.views.update(node.outs)
-        # A view is nobody else's memory either, if its operand is not and has no other use.
+        # A view is fresh, too, if its operand is and has no other use.
         if node.ins[0] in self.fresh and self.uses[node.ins[0]] == 1:
             self.fresh.update(node.outs)
 
     def _in_place(self, node: Compute, call: TorchText) -> str | None:
-        """Text that writes over an operand nobody else sees or needs again, if there is one.
+        """Text that writes over an operand that is dead and shares no memory, if there is one.
 
-        Only in a training step: a forward pass may be put through torch's autograd.
+        Only in a training step: torch's autograd may differentiate a forward pass.
         """
         if not self.program.updates:
             return None
@@ -216,7 +216,7 @@ class Emitter(Loops):
         return None
 
     def _assign(self, node: Compute, text: str) -> None:
-        """`name = text`; where it would only rename the last result, that one gets the name."""
+        """Write `name = text`; where that only renames the last result, that one gets the name."""
         target = node.outs[0]
         if self.last and node.ins and self._only_renames(node, text):
             start, _, source, text = self.last
@@ -258,13 +258,13 @@ class Emitter(Loops):
         )
 
     def _seen(self, var: Var, dim: str) -> bool:
-        """Whether a variable has been checked to hold indices of a dim; from now on, it is."""
+        """Whether a variable has been checked to be indices of a dim; from now on, it is."""
         known = (var, dim) in self.checked
         self.checked.add((var, dim))
         return known
 
     def _argument(self, var: Var, index: int, node: Compute) -> str:
-        """The text of an operand; one that is overwritten and shown elsewhere is copied first."""
+        """The text of an operand; one that is overwritten and shared is copied first."""
         if index in lookup(node.name).overwrites and var in self.copied_first:
             return f"{self.name(var)}.clone()"
         return self.ref(var)
@@ -288,7 +288,7 @@ class Emitter(Loops):
     # --- end ---------------------------------------------------------------------------------
 
     def _updates(self) -> None:
-        """What the next step begins with."""
+        """Write the values that the next step begins with."""
         self.out.place = ""
         if self.program.updates:
             self.out.add()

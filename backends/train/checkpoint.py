@@ -6,8 +6,8 @@
 
 A checkpoint is whole when its manifest and all files that the manifest lists are as they were
 written. The manifest is written last, then the folder gets its name, then `latest` is replaced: a
-process killed at any moment leaves what was committed before as it was. Format:
-docs/checkpoints.md. Saving and loading need torch; looking for the latest does not.
+process killed at any moment leaves earlier commits intact. Format: docs/checkpoints.md. Saving and
+loading need torch; looking for the latest does not.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Part = tuple[slice, ...]
 """A block as a part of the whole tensor: a slice of each dim."""
 
 KEEP = 3
-"""Checkpoints that are kept unless another number is asked for."""
+"""Checkpoints that are kept by default."""
 
 POINTER = "latest"
 MANIFEST = "manifest.json"
@@ -64,12 +64,12 @@ _checksum = functools.partial(hashlib.blake2b, digest_size=16)
 
 
 class Damaged(Exception):
-    """A checkpoint is not as it was written; the message says what of it."""
+    """A checkpoint is not as it was written; the message has the part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A whole checkpoint: its place, its step, what was told at the save, its tensors and mesh.
+    """A whole checkpoint: its place, its step, the `meta` of the save, its tensors and mesh.
 
     `skipped` has a sentence for every newer one that is damaged.
     """
@@ -83,7 +83,7 @@ class Found:
 
     @property
     def warnings(self) -> tuple[Diagnostic, ...]:
-        """The skipped ones, as they are shown to the user."""
+        """The skipped ones, as warnings for the user."""
         help = f"`{self.path.name}` is used, the newest whole one"
         return tuple(Diagnostic("MD0542", t, severity="warning", help=help) for t in self.skipped)
 
@@ -105,9 +105,8 @@ class Checkpoints:
     ) -> None:
         """Write a checkpoint and make it the latest. All devices call this, each with its blocks.
 
-        One that is by itself brings those of all. `meta` is anything JSON can hold. When a device
-        cannot write, all of them raise MD0540, nothing of the new checkpoint stays, and the latest
-        is the one it was.
+        A single process passes those of all. `meta` is JSON data. When a device cannot write, all
+        of them raise MD0540, nothing of the new checkpoint stays, and the latest is unchanged.
         """
         mesh, partial = ranks.mesh, partial_of(self.folder, step)
         tensors = {name: _table(spec) for name, spec in specs.items()}
@@ -252,9 +251,9 @@ def _settle(spare: Path) -> None:
 
 
 def commit(folder: Path, step: int, keep: int) -> None:
-    """Give what was written its name, flip `latest`, and keep the newest `keep`. Raises OSError.
+    """Give a written checkpoint its name, flip `latest`, keep the newest `keep`. Raises OSError.
 
-    All that needs space on the disk comes first, so that only renames are left to do.
+    Whatever needs disk space comes first, so that only renames remain.
     """
     name = f"step-{step}"
     order = [name, *(other for other in names(folder) if other != name)]
@@ -271,25 +270,25 @@ def commit(folder: Path, step: int, keep: int) -> None:
 
 
 def remove(folder: Path, doomed: Iterable[str]) -> None:
-    """Remove checkpoints. Each loses its name first, so that none is ever half there."""
+    """Remove checkpoints. Each loses its name first, so that none is ever partial."""
     for name in doomed:
         gone = folder / f".{name}.gone"
         try:
             os.rename(folder / name, gone)
-        except OSError:  # it is not there, or stays there: neither does harm
+        except OSError:  # missing, or not removable: neither does harm
             continue
         shutil.rmtree(gone, ignore_errors=True)
 
 
 def discard(folder: Path, step: int) -> None:
-    """Remove what a save that failed has written."""
+    """Remove the files of a failed save."""
     shutil.rmtree(partial_of(folder, step), ignore_errors=True)
     with contextlib.suppress(OSError):
         (folder / f".{POINTER}.new").unlink()
 
 
 def write(path: Path, parts: Iterable[Any]) -> dict[str, Any]:
-    """Write a file and see it onto the disk; its size and checksum, for the manifest.
+    """Write and sync a file; returns its size and checksum, for the manifest.
 
     `parts` are bytes or other buffers of bytes. Raises OSError.
     """
@@ -306,7 +305,7 @@ def write(path: Path, parts: Iterable[Any]) -> dict[str, Any]:
 
 
 def sync(folder: Path) -> None:
-    """See the names in a folder onto the disk. Raises OSError."""
+    """Sync the names in a folder to the disk. Raises OSError."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -315,7 +314,7 @@ def sync(folder: Path) -> None:
 
 
 def describe(error: Exception) -> str:
-    """An error in a few words; one of the system with the file where it is known."""
+    """A short text of an error; of one of the system with its file where it is known."""
     if not isinstance(error, OSError):
         return str(error)
     reason = error.strerror or str(error) or type(error).__name__
@@ -326,7 +325,7 @@ def describe(error: Exception) -> str:
 
 
 def write_manifest(checkpoint: Path, content: Mapping[str, Any]) -> None:
-    """Write the manifest, which makes what lies in the folder `checkpoint` whole."""
+    """Write the manifest, which makes the checkpoint in the folder `checkpoint` whole."""
     sealed = {"version": VERSION, "blake2b": _seal(content), **content}
     write(checkpoint / MANIFEST, [json.dumps(sealed, indent=1).encode()])
     sync(checkpoint)
@@ -406,12 +405,12 @@ def digest(path: Path) -> dict[str, Any]:
 
 
 def _table(spec: Spec) -> dict[str, Any]:
-    """A tensor in the manifest; dims are a list, for their order counts."""
+    """The manifest entry of a tensor; dims are a list, for their order counts."""
     return {"dtype": spec.dtype, "dims": list(spec.dims.items()), "split": spec.split}
 
 
 def _spec(entry: Mapping[str, Any]) -> Spec:
-    """A tensor of the manifest, as it was split when it was saved."""
+    """The tensor of a manifest entry, with its splits at the save."""
     split = {dim: tuple(axes) for dim, axes in entry["split"].items()}
     return Spec(entry["dtype"], dict(entry["dims"]), split)
 
@@ -420,21 +419,21 @@ def _spec(entry: Mapping[str, Any]) -> Spec:
 
 
 def is_first(spec: Spec, mesh: Mapping[str, int], rank: int) -> bool:
-    """Whether `rank` is the first of the devices that hold the same block of a tensor."""
+    """Whether `rank` is the first replica of its block of a tensor."""
     splitting = {axis for axes in spec.split.values() for axis in axes}
     at = coordinates(dict(mesh), rank)
     return all(position == 0 for axis, position in at.items() if axis not in splitting)
 
 
 def file_of(rank: int) -> str:
-    """The file of the blocks that device `rank` is the first to hold."""
+    """The file of the blocks whose first replica is on device `rank`."""
     return f"device-{rank}.safetensors"
 
 
 def write_blocks(
     folder: Path, blocks: Blocks, specs: Mapping[str, Spec], mesh: dict[str, int]
 ) -> dict[str, Any]:
-    """Write each block that no earlier device holds, a file for each device that has any.
+    """Write the first replica of each block, a file for each device that has any.
 
     Returns the sizes and checksums of the files. Raises OSError.
     """
@@ -448,7 +447,7 @@ def write_blocks(
 
 
 def _part(name: str, block: torch.Tensor, spec: Spec, mesh: dict[str, int], rank: int) -> Part:
-    """The part of a tensor that a block is; asserts that it can be."""
+    """The part of a tensor that a block is; asserts its dtype and shape."""
     from meshdsl.backends.engines.in_process import torch_dtype
 
     part = local_part(spec, mesh, rank)
@@ -466,7 +465,7 @@ def _sizes(part: Part) -> list[int]:
 def _file(
     held: Mapping[str, torch.Tensor], specs: Mapping[str, Spec], parts: Mapping[str, Part]
 ) -> Iterator[Any]:
-    """A .safetensors file of blocks, with the places that torch puts the whole together by."""
+    """A .safetensors file of blocks, with the positions from which torch assembles the whole."""
     shapes = {name: (specs[name].dtype, _sizes(part)) for name, part in parts.items()}
     places = {name: {"saved_offsets": [p.start for p in part]} for name, part in parts.items()}
     about = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(places)}
@@ -506,7 +505,7 @@ def _filled(
     stored: Iterable[tuple[int, Part]],
     array: Callable[[int], StoredArray],
 ) -> torch.Tensor:
-    """A block that is put together of those that are stored; asserts that nothing is left out."""
+    """A block assembled from the stored ones; asserts that nothing is left out."""
     import torch
 
     from meshdsl.backends.engines.in_process import torch_dtype
@@ -527,7 +526,7 @@ def _filled(
 
 
 def _stored(found: Found, name: str) -> Iterator[tuple[int, Part]]:
-    """The devices whose files hold the blocks of a tensor, and which part of it each is."""
+    """The devices whose files have the blocks of a tensor, and the part that each is."""
     spec = found.tensors[name]
     for rank in range(math.prod(found.mesh.values())):
         if is_first(spec, found.mesh, rank):
@@ -535,14 +534,14 @@ def _stored(found: Found, name: str) -> Iterator[tuple[int, Part]]:
 
 
 def _common(one: Part, other: Part) -> Part | None:
-    """The part of a tensor that is in both; None: there is none."""
+    """The intersection of two parts of a tensor, or None."""
     pairs = zip(one, other, strict=True)
     found = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in pairs)
     return None if any(p.start >= p.stop for p in found) else found
 
 
 def _within(part: Part, smaller: Part) -> Part:
-    """The indices, counted from the beginning of `part`, of a smaller part."""
+    """The indices of a smaller part, relative to the beginning of `part`."""
     pairs = zip(part, smaller, strict=True)
     return tuple(slice(s.start - p.start, s.stop - p.start) for p, s in pairs)
 
@@ -551,7 +550,7 @@ def _within(part: Part, smaller: Part) -> Part:
 
 
 def check_same(found: Found, specs: Mapping[str, Spec]) -> None:
-    """Raise MD0541 with a table of what differs, where tensors are not those of `specs`."""
+    """Raise MD0541 with a table of differences, where tensors are not those of `specs`."""
     rows: list[tuple[str, ...]] = [
         (
             name,
@@ -591,7 +590,7 @@ def _pairs(
 
 
 def difference(wanted: Spec | None, stored: Spec | None) -> str:
-    """In a few words how a stored tensor differs from the program's; empty where it does not."""
+    """A short text of how a stored tensor differs from the program's; empty where it does not."""
     if wanted is None:
         return "the program has no such tensor"
     if stored is None:
@@ -605,7 +604,7 @@ def difference(wanted: Spec | None, stored: Spec | None) -> str:
 
 
 def _way_out(found: Found, specs: Mapping[str, Spec]) -> str:
-    """Other sizes, where they are all that differs; else the other program or another folder."""
+    """The help: other sizes, if only they differ; else the other program or another folder."""
     sizes: dict[str, int] = {}
     for _, wanted, stored in _pairs(found, specs):
         if not (wanted and stored) or _kind(wanted) != _kind(stored):
@@ -615,5 +614,5 @@ def _way_out(found: Found, specs: Mapping[str, Spec]) -> str:
 
 
 def _kind(spec: Spec) -> tuple[str, list[str]]:
-    """A tensor but for its sizes."""
+    """The dtype and dims of a tensor, without sizes."""
     return spec.dtype, list(spec.dims)

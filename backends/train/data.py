@@ -1,4 +1,4 @@
-"""What a program is trained on: which samples make the batch of a step, read part by part."""
+"""Training data: the samples of each step's batch, read part by part."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ ROUNDED = "`--dtype f64` computes with all digits"
 
 
 def random_key(*words: object) -> Array:
-    """The key of a stream of random numbers, from a seed and whatever tells streams apart."""
+    """The key of a stream of random numbers, from a seed and words that identify the stream."""
     digest = hashlib.blake2b("\0".join(map(str, words)).encode(), digest_size=8).digest()
     return np.frombuffer(digest, "<u8").astype(np.uint64)
 
 
-# --- orders: which samples make a batch ----------------------------------------------------------
+# --- orders: the samples of each batch -----------------------------------------------------------
 
 
 class Order(Protocol):
-    """Which samples a step takes. `passes` is the number of batches in one pass over them."""
+    """The samples of each step. `passes` is the number of batches in one pass over them."""
 
     passes: int
 
@@ -52,7 +52,7 @@ class Order(Protocol):
 
 
 class Shuffled:
-    """Every sample once per epoch, in an order of each epoch's own; an incomplete batch is left."""
+    """Every sample once per epoch, shuffled anew in each; an incomplete batch is dropped."""
 
     def __init__(self, seed: int, count: int, batch: int) -> None:
         self.seed, self.count, self.batch = seed, count, batch
@@ -72,7 +72,7 @@ class Shuffled:
 
 
 class InOrder:
-    """The samples from `first` on, `stride` apart, as they come; an incomplete batch is left."""
+    """The samples from `first` on, `stride` apart, in order; an incomplete batch is dropped."""
 
     def __init__(self, first: int, count: int, batch: int, stride: int = 1) -> None:
         self.first, self.batch, self.stride = first, batch, stride
@@ -86,7 +86,7 @@ class InOrder:
 
 
 class Anywhere:
-    """Samples anywhere among the first `count`, each step's drawn anew."""
+    """Samples drawn anew for each step among the first `count`."""
 
     def __init__(self, seed: int, count: int, batch: int) -> None:
         self.count, self.batch = count, batch
@@ -103,7 +103,7 @@ class Anywhere:
 
 
 class Reader(Protocol):
-    """Reads samples of each input. `batch` is the dim that tells samples apart."""
+    """Reads samples of each input. `batch` is the dim of the samples."""
 
     batch: str
 
@@ -135,9 +135,9 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Batches:
-    """What steps read: `amount` samples or tokens (`unit`) each.
+    """The batches of steps: `amount` samples or tokens (`unit`) each.
 
-    Where a step takes several batches, inputs have the dim `several` for that, before the others.
+    Where a step takes several batches, inputs have the dim `several` for them, before the others.
     """
 
     reader: Reader
@@ -147,7 +147,7 @@ class Batches:
     several: str | None = None
 
     def block(self, name: str, spec: Spec, step: int, part: Part) -> Array:
-        """What a device that holds `part` of input `name` reads in step `step` (from 0)."""
+        """The values of `part` of input `name` in step `step` (from 0)."""
         if self.several not in spec.dims:
             return self._one(name, spec, step, 0, part)
         one = one_batch(spec, self.several)
@@ -168,13 +168,13 @@ class Batches:
 
 
 def one_batch(spec: Spec, several: str | None) -> Spec:
-    """An input as it is of one batch, without the dim that counts several."""
+    """The spec of an input for one batch, without the dim `several`."""
     return spec._replace(dims={d: n for d, n in spec.dims.items() if d != several})
 
 
 @dataclass(frozen=True)
 class Data:
-    """The batches to train on, those to evaluate on, and what is worth saying about them.
+    """The batches to train on, those to evaluate on, and notes about them.
 
     `size` counts the samples or tokens to train on. `vocabulary` are the characters of a text, in
     the order of their numbers.
@@ -232,7 +232,7 @@ def open_arrays(files: DataFiles, inputs: Mapping[str, Spec], seed: int, times: 
 
 
 def batch_dim(files: DataFiles, inputs: Mapping[str, Spec]) -> str:
-    """The dim that samples are drawn along: the first of the first input, or as `--batch` says."""
+    """The dim that samples are drawn along: that of `--batch`, or the first of the first input."""
     known = [dim for spec in inputs.values() for dim in spec.dims]
     if files.batch is None and known:
         return known[0]
@@ -266,7 +266,7 @@ def fitting_arrays(
 
 
 def sample_count(arrays: Mapping[str, Any], inputs: Mapping[str, Spec], batch: str) -> int:
-    """How many samples there are, as the first array that is drawn from says."""
+    """The number of samples, by the first array that is drawn from."""
     for name, spec in inputs.items():
         position = list(spec.dims).index(batch) if batch in spec.dims else None
         if position is None or name not in arrays:
@@ -290,16 +290,16 @@ def enough(count: int, batch: int, what: str, dim: str, times: int = 1) -> None:
 
 
 MAGIC = (b"PK\x03\x04", b"\x93NUMPY", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
-"""What files of arrays and pickles begin with."""
+"""The first bytes of files of arrays and of pickles."""
 
 CODES = 0x110000
-"""How many characters Unicode has room for."""
+"""The number of code points of Unicode."""
 
 TOKENS = ("chars", "bytes")
 
 
 def is_text(path: str) -> bool:
-    """Whether a file is to be read as text; Refused when it cannot be read at all."""
+    """Whether a file is to be read as text. Raises Refused when it cannot be read at all."""
     if path.endswith((".npz", ".safetensors")):
         return False
     try:
@@ -308,14 +308,14 @@ def is_text(path: str) -> bool:
     except OSError as error:
         raise Refused(f"cannot read {path}: {error.strerror}") from None
     if start.startswith(MAGIC):
-        read_arrays(path)  # says what is wrong with it
+        read_arrays(path)  # raises what is wrong with it
     return True
 
 
 class Windows:
     """Windows of a text: row r of the first input begins at token `rows[r]`.
 
-    The second input, where there is one, is the first one shifted by a token: what comes next.
+    The second input, where there is one, is the first shifted by a token: the next tokens.
     """
 
     def __init__(self, ids: Array, names: tuple[str, ...], batch: str) -> None:
@@ -354,7 +354,7 @@ def open_text(files: DataFiles, inputs: Mapping[str, Spec], seed: int, times: in
 
 
 def _enough_windows(windows: int, rows: int, length: int, files: DataFiles) -> None:
-    """Refuse a text to evaluate on of which no batch can be made."""
+    """Refuse a text to evaluate on that is too short for a batch."""
     if windows >= rows:
         return
     where = files.held_out or f"the last {files.fraction:g} of {files.path}"
@@ -364,7 +364,7 @@ def _enough_windows(windows: int, rows: int, length: int, files: DataFiles) -> N
 
 
 def text_inputs(files: DataFiles, inputs: Mapping[str, Spec]) -> tuple[str, ...]:
-    """The inputs that a text becomes: tokens, and what comes next. Raises DiagnosticError."""
+    """The inputs that a text fills: tokens, and next tokens. Raises DiagnosticError."""
     named = files.text_inputs
     for name in named or ():
         if name not in inputs:
@@ -439,7 +439,7 @@ def _decoded(path: str) -> str:
 
 
 def _check_vocabulary(ids: Array, vocabulary: str | None, bound: int, path: str) -> None:
-    """Refuse tokens that are no index of what the program indexes by them."""
+    """Refuse tokens that are no index of the dims that the program indexes by them."""
     most = len(vocabulary) if vocabulary is not None else int(ids.max(initial=0)) + 1
     if most <= bound:
         return

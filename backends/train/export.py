@@ -1,6 +1,6 @@
-"""Parameters as one plain file, .npz or .safetensors, from a checkpoint or from held blocks.
+"""Export of parameters to a .npz or .safetensors file, from a checkpoint or from local blocks.
 
-What is written here is read by `--params`. One tensor at a time is whole in memory.
+`--params` reads these files. One tensor at a time is whole in memory.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def export_params(
     """Write whole tensors to `path`, .npz or .safetensors by its suffix; whole or not at all.
 
     From a checkpoint: those in `specs`, or all. From blocks, which `specs` and `mesh` describe: all
-    of `specs`; between them the blocks have to cover each tensor. In .npz, bf16 becomes float32,
-    which holds the same numbers. Raises MD0541 (a checkpoint of another program), MD0602 (another
+    of `specs`; together the blocks have to cover each tensor. In .npz, bf16 becomes float32,
+    without loss. Raises MD0541 (a checkpoint of another program), MD0602 (another
     suffix), MD0501 (it cannot be written).
     """
     check_suffix(path)
@@ -54,7 +54,7 @@ def check_suffix(path: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Whole(Mapping[str, Array]):
-    """Whole tensors that are made one at a time, as `tensor` does it; as numpy arrays by name."""
+    """Whole tensors by name as numpy arrays, made one at a time by `tensor`."""
 
     specs: Mapping[str, Spec]
     tensor: Callable[[str], torch.Tensor]
@@ -87,7 +87,7 @@ def _stored(found: Found, specs: Mapping[str, Spec] | None) -> Whole:
 def _held(
     blocks: Blocks, specs: Mapping[str, Spec] | None, mesh: Mapping[str, int] | None
 ) -> Whole:
-    """The tensors that the blocks of devices make up."""
+    """The tensors assembled from the blocks of devices."""
     assert specs is not None, "without specs and mesh nobody knows what the blocks are blocks of"
     assert mesh is not None, "without specs and mesh nobody knows what the blocks are blocks of"
 

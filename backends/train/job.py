@@ -1,4 +1,4 @@
-"""What a training run is asked to do, and what came of it: plain data, the same in every engine."""
+"""The job of a training run and its outcome: plain data, the same in every engine."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ RESUME = "with `--checkpoint DIR`, `--resume` goes on from the last whole checkp
 
 @dataclass(frozen=True, slots=True)
 class DataFiles:
-    """Where samples come from.
+    """The source of samples.
 
     `held_out` is a file of samples to evaluate on; without one, the last `fraction` of `path` is
-    kept for that. `batch` names the dim that samples are drawn along, `tokens` (`chars` or `bytes`)
-    and `text_inputs` say how a text is read; None: as the program suggests. `vocabulary` holds the
+    kept for that. `batch` names the dim that samples are drawn along; `tokens` (`chars` or `bytes`)
+    and `text_inputs` are how a text is read; None: as the program suggests. `vocabulary` has the
     characters of a run that is resumed. `accumulate` is the dim that inputs gain where a step takes
     several batches.
     """
@@ -33,9 +33,9 @@ class DataFiles:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A training run: up to which step, on what, and what is written on the way.
+    """The job of a training run: its last step, its data, and the files it writes.
 
-    `about` describes the program to whoever reads a checkpoint.
+    `about` describes the program to readers of a checkpoint.
     """
 
     data: DataFiles
@@ -56,7 +56,7 @@ class Job:
 
 
 def job_from_json(text: str) -> Job:
-    """The job that `Job.to_json` wrote down."""
+    """The job in a text of `Job.to_json`."""
     found = json.loads(text)
     data = found.pop("data")
     if data["text_inputs"] is not None:
@@ -66,11 +66,11 @@ def job_from_json(text: str) -> Job:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A loss that is not a number: seen after step `seen`, begun in step `step`.
+    """A non-finite loss: seen after step `seen`, begun in step `step`.
 
-    There, the statement on `line` of the emitted text (None where it was not found) made tensor
-    `name` hold NaN or infinity (`value`) on `device`; `given` says that it is an input, which held
-    it already. The search for it may have been `stopped`.
+    There, the statement on `line` of the emitted text (None where it was not found) wrote NaN or
+    infinity (`value`) into tensor `name` on `device`; `given`: it is an input, which had it
+    already. The search for it may have been `stopped`.
     """
 
     seen: int
@@ -86,7 +86,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ended: the step it began and ended at, its last numbers, its last checkpoint.
+    """The outcome of a run: the step it began and ended at, its last numbers, its last checkpoint.
 
     `evaluated` are the last averages over the held-out batches, `amount` the samples or tokens
     (`unit`) that were trained on, in `seconds`. `how` is `finished`, `interrupted` or `not finite`.
@@ -105,16 +105,16 @@ class Ending:
 
 
 def ending_from_dict(found: dict[str, Any]) -> Ending:
-    """The ending that `dataclasses.asdict` took apart."""
+    """The ending in a dict of `dataclasses.asdict`."""
     trouble = found.pop("trouble")
     return Ending(**found, trouble=Trouble(**trouble) if trouble else None)
 
 
 Event = Mapping[str, Any]
-"""What a run tells while it goes on: `kind` is one of these.
+"""An event of a run in progress: `kind` is one of these.
 
 `begin` (start, steps, amount, unit), `step` (step, values, seconds of training so far), `eval`
-(step, values), `checkpoint` (step, path), `watch` (first, last: steps that are run again), `note`
+(step, values), `checkpoint` (step, path), `watch` (first, last: steps that are rerun), `note`
 (code, text, severity, help).
 """
 

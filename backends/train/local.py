@@ -22,9 +22,9 @@ from meshdsl.diagnostics import DiagnosticError
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """The text that trains and the one that evaluates (None: it is not asked for).
+    """The text that trains and the one that evaluates (None: not wanted).
 
-    Their lines are numbered as if the second stood below the first.
+    Their lines are numbered as if the second followed the first.
     """
 
     training: ProgramText
@@ -37,7 +37,7 @@ class Emitted:
 
     @property
     def places(self) -> dict[int, str]:
-        """The source places behind the lines of both."""
+        """The source places of the lines of both."""
         found = dict(self.training.places)
         if self.evaluation is not None:
             below = self.training.text.count("\n")
@@ -67,7 +67,7 @@ def check_params(program: Program, path: str | None) -> None:
 
 
 def train_local(emitted: Emitted, job: Job, tell: Tell, stopping: Callable[[], bool]) -> Ending:
-    """Train on threads, and say how it ended.
+    """Train on threads; returns the outcome.
 
     Raises LocalRunError and DiagnosticError; a KeyboardInterrupt passes through once all devices
     are released.
@@ -101,7 +101,7 @@ def train_local(emitted: Emitted, job: Job, tell: Tell, stopping: Callable[[], b
 
 
 def _ending(found: Devices) -> Ending:
-    """How a run ended that its devices have come through. Raises what hindered one."""
+    """The outcome of a run whose devices have ended. Raises the error of a failed one."""
     for rank in sorted(found.errors):
         if isinstance(found.errors[rank], DiagnosticError | RunError):
             raise found.errors[rank]

@@ -1,7 +1,7 @@
-"""Who trains in a folder of checkpoints: a lock file, which two runs cannot have at once.
+"""The lock file of a folder of checkpoints: one run at a time trains in it.
 
-The system's lock on the file ends with the process that has it, however that ends. What stands in
-it, for people, also tells a run on another machine, where such locks may not reach.
+The system's lock on the file ends with the process that has it, however that ends. Its text, for
+people, also warns a run on another machine, where such locks may not reach.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ NAME = ".lock"
 
 @contextlib.contextmanager
 def locked(folder: str | None) -> Iterator[None]:
-    """Have a folder alone, which is made where there is none; None: there is nothing to have.
+    """Lock a folder, which is made if it is missing; None: there is nothing to lock.
 
     Raises MD0518 where another run has it, MD0502 where there can be no such folder. The lock file
-    goes at the end, and the folder too if nothing was written.
+    is removed at the end, and the folder too if nothing was written.
     """
     if folder is None:
         yield
@@ -50,7 +50,7 @@ def locked(folder: str | None) -> Iterator[None]:
 
 
 def _made(folder: Path) -> list[Path]:
-    """Make a folder with those above it; the ones that were not there, innermost first."""
+    """Make a folder with its parents; returns those that were missing, innermost first."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return missing
@@ -80,7 +80,7 @@ def _is_there(handle: int, path: Path) -> bool:
 
 
 def _lock(handle: int, path: Path) -> None:
-    """Lock the open lock file, unless it belongs to a run that goes on."""
+    """Lock the open lock file, unless it belongs to a live run."""
     owner = _read(handle)
     here = owner.get("host") in (None, socket.gethostname())
     try:
@@ -106,7 +106,7 @@ def _lives(pid: Any) -> bool:
 
 
 def _read(handle: int) -> dict[str, Any]:
-    """Who has written the lock file; nothing where it is being written or is no such file."""
+    """The owner in the lock file; empty where it is being written or is no such file."""
     try:
         found = json.loads(os.pread(handle, 4096, 0))
     except ValueError:

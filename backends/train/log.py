@@ -21,7 +21,7 @@ class MetricsLog:
         with open(beside, "w", encoding="utf-8", opener=regular) as file:
             file.writelines(kept)
         os.replace(beside, path)
-        # Line by line: what a step said is on its way to the disk before the next one begins.
+        # Line-buffered: the line of a step is on its way to the disk before the next step begins.
         self._file: IO[str] = open(path, "a", encoding="utf-8", buffering=1)
 
     def write(self, record: Mapping[str, Any]) -> None:

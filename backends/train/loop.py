@@ -1,4 +1,4 @@
-"""The training loop of one device: the same in a thread of this process and in one of its own."""
+"""The training loop of one device: the same in a thread and in a process of its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from meshdsl.backends.engines.in_process import Program
 
 PACE = 0.25
-"""Seconds between two questions whether the run is to stop."""
+"""Seconds between two checks whether the run is to stop."""
 
 Tensors = Mapping[str, "torch.Tensor"]
 
@@ -38,7 +38,7 @@ class Texts:
 
 @dataclass(frozen=True)
 class Control:
-    """How a run is heard and stopped; asked of device 0 only. `begun` is called at every step."""
+    """How a run reports and is stopped; used by device 0 only. `begun` is called at every step."""
 
     tell: Tell
     stopping: Callable[[], bool]
@@ -46,7 +46,7 @@ class Control:
 
 
 class Feed:
-    """What one device reads of every batch, as tensors."""
+    """The local blocks of every batch on one device, as tensors."""
 
     def __init__(self, program: Program, batches: Batches, ranks: Ranks) -> None:
         self.specs, self.batches, self.where = program.INPUTS, batches, ranks.where
@@ -64,7 +64,7 @@ class Feed:
 
 
 class Trainer:
-    """One device of a training run. All devices go through the same calls in the same order."""
+    """One device of a training run. All devices make the same calls in the same order."""
 
     def __init__(self, ranks: Ranks, texts: Texts, job: Job, data: Data, control: Control) -> None:
         self.ranks, self.texts, self.job, self.control = ranks, texts, job, control
@@ -86,7 +86,7 @@ class Trainer:
         self._log: MetricsLog | None = None
 
     def run(self) -> Ending:
-        """Train to the end, until asked to stop, or until the loss is no number any more."""
+        """Train to the end, until stopped, or until the loss is not finite."""
         if self.ranks.rank == 0 and self.job.log is not None:
             self._log = MetricsLog(self.job.log, self.start)
         for note in self.notes:
@@ -123,7 +123,7 @@ class Trainer:
     # --- a step --------------------------------------------------------------------------------
 
     def _train_one(self) -> None:
-        """One step, and what is due after it: evaluation, the log, a checkpoint."""
+        """Train one step, with the evaluation, log line and checkpoint due after it."""
         self.control.begun()
         began = time.perf_counter()
         outputs = self.forward(self.program.device, self.step)
@@ -141,7 +141,7 @@ class Trainer:
             self._save()
 
     def forward(self, device: Callable[..., Any], step: int) -> dict[str, torch.Tensor]:
-        """Call `device` on the batch of `step`; parameters and states become the next ones."""
+        """Call `device` on the batch of `step`; parameters and states are updated."""
         rank = self.ranks.rank
         batch = self.feed.batch(step)
         held = self.held
@@ -170,7 +170,7 @@ class Trainer:
     # --- evaluation ----------------------------------------------------------------------------
 
     def _evaluate(self) -> bool:
-        """Average the scalar outputs over the held-out batches, when it is time to."""
+        """Average the scalar outputs over the held-out batches, when due."""
         every = self.job.eval_every
         if not self._due(every) and not (every and self.step == self.job.steps):
             return False
@@ -193,7 +193,7 @@ class Trainer:
         return {name: sums[name] / self.held_out.order.passes for name in scalars}
 
     def _params_of(self, program: Program) -> Tensors:
-        """The parameters as the program that evaluates holds them."""
+        """The parameters, resharded to the layout of the evaluating `program`."""
         from meshdsl.backends.engines.in_process import torch_dtype
 
         mine = self.held.values()
@@ -209,7 +209,7 @@ class Trainer:
     # --- checkpoints and stopping --------------------------------------------------------------
 
     def _save(self) -> None:
-        """Write a checkpoint of this step, unless there is one or a parameter is no number."""
+        """Write a checkpoint of this step, unless there is one or a parameter is not finite."""
         if self.job.checkpoint is None or self.saved == self.step:
             return
         if self.ranks.total(not self.held.is_finite()):
@@ -220,9 +220,9 @@ class Trainer:
         self._tell(kind="checkpoint", step=self.step, path=self.checkpoint)
 
     def _is_asked_to_stop(self) -> bool:
-        """Whether device 0 has been asked to stop; all devices hear of it before the same step.
+        """Whether device 0 is to stop; all devices learn of it before the same step.
 
-        The question costs a collective, so it is put about every `PACE` seconds: device 0 says in
+        The check costs a collective, so it is made about every `PACE` seconds: device 0 sends in
         how many steps the next one is due.
         """
         if self.step < self._asked:

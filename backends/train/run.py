@@ -1,4 +1,4 @@
-"""A training run from what the pipeline made to how it ended: checks, resuming, engines, errors."""
+"""A training run from a compilation to its outcome: checks, resuming, engines, errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_trainable(made: Compilation) -> None:
 
 
 def accumulate_dim(made: Compilation) -> str | None:
-    """The dim that inputs have gained for the batches of one step, where there are several."""
+    """The dim that inputs gain for the batches of one step, where there are several."""
     goal = made.named.goal
     assert goal is not None, "the program is trainable"
     if goal.optimizer.options["accumulate"] == 1:
@@ -70,7 +70,7 @@ def check_folder(folder: str | None, resume: bool, force: bool) -> None:
 
 @contextmanager
 def own_folder(folder: str | None, resume: bool, force: bool) -> Iterator[None]:
-    """Have the folder of checkpoints alone, if it is one for this run: see `check_folder`."""
+    """Lock the folder of checkpoints, if it is one for this run: see `check_folder`."""
     from meshdsl.backends.train.lock import locked
 
     check_folder(folder, resume, force)
@@ -80,12 +80,12 @@ def own_folder(folder: str | None, resume: bool, force: bool) -> Iterator[None]:
 
 
 def prepared(made: Compilation, job: Job, seed: int | None) -> Job:
-    """The job with what its checkpoints say of the program, and as the run was begun."""
+    """The job with the program's description for checkpoints, resumed where it is to be."""
     return replace(_resumed(job, seed), about=_about(made))
 
 
 def _about(made: Compilation) -> dict[str, Any]:
-    """What a checkpoint says of the program it is of, and of the plan that devices follow."""
+    """A checkpoint's description of its program, and of the plan that devices follow."""
     from meshdsl.device.printer import fingerprint
     from meshdsl.placed.printer import mesh_text
     from meshdsl.version import __version__
@@ -96,7 +96,7 @@ def _about(made: Compilation) -> dict[str, Any]:
 
 
 def _resumed(job: Job, seed: int | None) -> Job:
-    """The job as the checkpoint it goes on from was begun: its seed, its characters."""
+    """The job with the seed and the vocabulary of the checkpoint it resumes from."""
     if not job.resume:
         return replace(job, seed=seed or 0)
     from meshdsl.backends.train.checkpoint import Checkpoints
@@ -122,7 +122,7 @@ def emit_both(made: Compilation, evaluated: bool) -> Emitted:
 def train(
     emitted: Emitted, engine: str, job: Job, tell: Tell, source: Source | None = None
 ) -> Ending:
-    """Train, and say how it ended. Raises DiagnosticError, also when the loss is no number.
+    """Train; returns the outcome. Raises DiagnosticError, also when the loss is not finite.
 
     The first Ctrl-C ends the run after a step, with a checkpoint; the second at once, with a
     KeyboardInterrupt. SIGTERM ends it at once, in order, with SystemExit.
@@ -140,7 +140,7 @@ def train(
 
 
 def _placed(error: RunError, source: Source | None) -> Diagnostic:
-    """A run that failed, with the source line and the way out of a training run."""
+    """The diagnostic of a failed run, with its source line and a help for training runs."""
     span = line_of(error.place, source) if source else None
     found = replace(error.diagnostic, span=span)
     return replace(found, help=RESUME) if found.code == "MD0701" else found
@@ -160,8 +160,8 @@ def _engine(name: str) -> Callable[..., Ending]:
 def interruptible() -> Iterator[Callable[[], bool]]:
     """Whether Ctrl-C has been pressed; a second one raises KeyboardInterrupt.
 
-    SIGTERM raises SystemExit. A signal that is ignored stays so: a shell starts what a script puts
-    in the background with Ctrl-C ignored, for it is meant for what is in the foreground.
+    SIGTERM raises SystemExit. A signal that is ignored stays so: a shell starts background jobs of
+    a script with Ctrl-C ignored, for it is meant for the foreground.
     """
     asked = threading.Event()
 
@@ -189,7 +189,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 def troubled(
     ending: Ending, trouble: Trouble, places: Mapping[int, str], source: Source | None
 ) -> Diagnostic:
-    """What the user is told of a loss or a parameter that is no number any more."""
+    """The diagnostic of a loss or a parameter that is not finite."""
     what = f"the loss is {trouble.loss}" if trouble.loss else "a parameter is not finite"
     message = f"{what} in step {trouble.seen}"
     span = None

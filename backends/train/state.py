@@ -1,4 +1,4 @@
-"""The values of a training run on one device: where they begin, are saved and are found again."""
+"""Parameters and states of a training run on one device: initialised, saved and restored."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ Tensors = dict[str, "torch.Tensor"]
 class Held:
     """Parameters and optimizer states of one device.
 
-    A step reads and overwrites `params` and `states`; `step` is the number of steps they have been
-    through. `meta` is written into every checkpoint.
+    A step reads and overwrites `params` and `states`; `step` is the number of steps done. `meta` is
+    written into every checkpoint.
     """
 
     def __init__(self, program: Program, job: Job, data: Data, ranks: Ranks) -> None:
         self.ranks, self.job = ranks, job
         self.param_specs, self.state_specs = program.PARAMS, program.STATES
         self.specs: dict[str, Spec] = {**program.PARAMS, **program.STATES}
-        # A parameter in few bits has a copy in more among the states: that one is its value.
+        # A parameter of a narrow dtype has a wider copy among the states: that one is its value.
         self._finest = {spec.key: state for state, spec in program.STATES.items() if spec.key}
         self.value_specs = {n: self.specs[self._finest.get(n, n)] for n in program.PARAMS}
         self.meta = {"seed": job.seed, "size": data.size, "vocabulary": data.vocabulary}
@@ -39,12 +39,12 @@ class Held:
         self.params: Tensors = {}
         self.states: Tensors = {}
         self.step, self.path = 0, ""
-        # A folder may hold checkpoints of an earlier run, which is begun anew: not ours to read.
+        # A folder may have checkpoints of an earlier run, which is begun anew: not ours to read.
         self._ours = job.resume
         self._checkpoints = None if job.checkpoint is None else Checkpoints(job.checkpoint)
 
     def begin(self) -> tuple[Diagnostic, ...]:
-        """Take the values of the run's last whole checkpoint; where there is none the first ones.
+        """Load the run's last whole checkpoint, or the initial values where there is none.
 
         All devices call this. Returns warnings about checkpoints that are damaged.
         """
@@ -63,7 +63,7 @@ class Held:
         )
 
     def _other_data(self, size: int | None) -> Iterator[Diagnostic]:
-        """A note where the run was begun on other data than it goes on with."""
+        """A note where the run was begun on other data than it resumes with."""
         if size not in (None, self.meta["size"]):
             message = (
                 f"there are {self.meta['size']} samples to train on, the run began with {size}"
@@ -72,7 +72,7 @@ class Held:
             yield Diagnostic("MD0517", message, severity="note", help=help)
 
     def _other_plan(self, found: Found) -> Iterator[Diagnostic]:
-        """A note where devices did something else before the interruption than they do now."""
+        """A note where devices followed another plan before the interruption."""
         before, now = found.meta, self.meta
         if before.get("plan") in (None, now.get("plan")):
             return
@@ -85,7 +85,7 @@ class Held:
         yield Diagnostic("MD0519", message, severity="note", help=help)
 
     def _first(self) -> None:
-        """The values of step 0: of `--params`, or drawn; states follow their parameters."""
+        """Set the values of step 0: of `--params`, or drawn; states follow their parameters."""
         from meshdsl.backends.engines.in_process import local_tensors
         from meshdsl.backends.runtime.files import read_arrays
 
@@ -108,12 +108,12 @@ class Held:
         self.step, self._ours = step, True
 
     def values(self) -> Tensors:
-        """The parameters in all the digits that are kept, as `value_specs` describes them."""
+        """The parameters in the widest dtype that is kept, as in `value_specs`."""
         held = {**self.params, **self.states}
         return {name: held[self._finest.get(name, name)] for name in self.param_specs}
 
     def is_finite(self) -> bool:
-        """Whether all parameters are numbers."""
+        """Whether all parameters are finite."""
         return all(
             bool(tensor.isfinite().all().item())
             for tensor in self.params.values()

@@ -1,4 +1,4 @@
-"""Training under torchrun: a process per device, watched by this one. None of them outlives it."""
+"""Training under torchrun: a process per device, watched by this one. None outlives it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORKER = ["-m", "meshdsl.backends.train.worker"]
 
 
 def train_torchrun(emitted: Emitted, job: Job, tell: Tell, stopping: Callable[[], bool]) -> Ending:
-    """Train on processes, and say how it ended.
+    """Train on processes; returns the outcome.
 
     Raises TorchrunError and DiagnosticError; a KeyboardInterrupt passes through. In every case all
     processes are gone afterwards.
@@ -62,7 +62,7 @@ def train_torchrun(emitted: Emitted, job: Job, tell: Tell, stopping: Callable[[]
 
 
 def _write(folder: Path, emitted: Emitted, job: Job) -> None:
-    """Everything that the processes read."""
+    """Write the files that the processes read."""
     (folder / "train.py").write_text(emitted.training.text, encoding="utf-8")
     if emitted.evaluation is not None:
         (folder / "evaluate.py").write_text(emitted.evaluation.text, encoding="utf-8")
@@ -82,7 +82,7 @@ def _relay(events: IO[str], tell: Tell) -> None:
 def _told(
     emitted: Emitted, reports: list[dict[str, Any]], devices: int, log: str
 ) -> DiagnosticError | TorchrunError:
-    """The one error that the user is told, of all that happened."""
+    """The one error to report to the user."""
     known = {report["rank"] for report in reports}
     victim = _signalled(log)
     if victim is not None and victim not in known:
@@ -110,7 +110,7 @@ def _diagnostic(found: Mapping[str, Any]) -> Diagnostic:
 
 
 def _killed(device: int, reports: list[dict[str, Any]], places: Mapping[int, str]) -> TorchrunError:
-    """The error about a process that ended without a word, and where another waited for it."""
+    """The error of a process that ended without a report, and where another waited for it."""
     message = f"the process of device {device} was killed"
     waiting = next((r for r in reports if r["line"] and r["collective"]), None)
     if waiting is None:

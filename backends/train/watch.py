@@ -1,4 +1,4 @@
-"""Where a number first stops being one: `device` watched while it runs, statement by statement."""
+"""The origin of NaN and infinity: `device` is watched while it runs, statement by statement."""
 
 from __future__ import annotations
 
@@ -86,9 +86,9 @@ def _is_infinite(node: ast.stmt) -> bool:
 
 
 class Watch:
-    """Calls `device` and finds what became infinite or NaN in it.
+    """Calls `device` and finds the statements with infinite or NaN results.
 
-    `usual` are lines that do so in steps that go well: masks, and what is left out later.
+    `usual` are lines that have them in good steps: masks, and values that are not used later.
     """
 
     def __init__(self, program: Program, text: str) -> None:
@@ -99,7 +99,7 @@ class Watch:
         self._last: Statement | None = None
 
     def device(self, *arguments: Any) -> dict[str, torch.Tensor]:
-        """Call `device`; afterwards `findings` holds what was found, in order."""
+        """Call `device`; afterwards `findings` are those of this call, in order."""
         self.findings, self._kinds, self._last = [], {}, None
         before = sys.gettrace()
         sys.settrace(self._enter)
@@ -110,7 +110,7 @@ class Watch:
         return outputs
 
     def went_well(self) -> None:
-        """The last call was that of a good step."""
+        """Record that the last call was that of a good step."""
         self.usual.update(finding.line for finding in self.findings)
 
     def first(self) -> Finding | None:
@@ -127,14 +127,14 @@ class Watch:
         return self._line
 
     def _look(self, statement: Statement, variables: Mapping[str, Any]) -> None:
-        """Compare what a statement has made with what it was made of."""
+        """Compare the results of a statement with its operands."""
         before = {self._kinds.get(name, "") for name in statement.reads}
         for name in statement.writes:
             kind = kind_of_values(variables.get(name))
             self._kinds[name] = kind
             new = kind == "nan" and "nan" not in before
             new = new or (kind == "inf" and before <= {""} and not statement.infinite)
-            # What stood in a parameter or a state before this step is not this step's doing.
+            # A parameter or a state that had it before this step is not this step's doing.
             if new and not statement.reads & {"params", "states"}:
                 loops = {k: v for k, v in variables.items() if type(v) is int}
                 given = "inputs" in statement.reads
@@ -142,7 +142,7 @@ class Watch:
 
 
 def kind_of_values(value: Any) -> str:
-    """`nan` or `inf` for a tensor that holds such a value, else nothing."""
+    """`nan` or `inf` for a tensor that contains such a value, else empty."""
     import torch
 
     if not isinstance(value, torch.Tensor) or not value.is_floating_point():
@@ -160,10 +160,10 @@ WATCHED = 20
 
 
 def search(trainer: Trainer, loss: str) -> Trouble:
-    """Run again from the last checkpoint, or from the beginning, and find where it went wrong.
+    """Rerun from the last checkpoint, or from the beginning, and find the origin.
 
-    All devices take part. `loss` is what was seen, empty where the loss was a number and a
-    parameter was none.
+    All devices take part. `loss` is the kind that was seen, empty where the loss was finite and a
+    parameter was not.
     """
     seen = trainer.step
     step, found = _again(trainer, seen, max(0, seen - WATCHED))
@@ -199,13 +199,13 @@ def _again(trainer: Trainer, seen: int, watched_from: int) -> tuple[int | None, 
 
 
 def _is_stopped(trainer: Trainer) -> bool:
-    """Whether device 0 has been asked to stop."""
+    """Whether device 0 is to stop."""
     ranks = trainer.ranks
     return bool(ranks.first(int(trainer.control.stopping()) if ranks.rank == 0 else 0))
 
 
 def _earliest(trainer: Trainer, mine: Finding | None) -> dict[str, Any] | None:
-    """The first of all devices' findings in the order of the program."""
+    """The first of all devices' findings in program order."""
     told = trainer.ranks.everyone(asdict(mine) if mine else None)
     found = [{**finding, "at": rank} for rank, finding in enumerate(told) if finding]
     if not found:

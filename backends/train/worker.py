@@ -31,7 +31,7 @@ from meshdsl.render import to_json
 
 
 def main(folder: Path) -> None:
-    """Train one device of the job in `folder`, and leave there what came of it."""
+    """Train one device of the job in `folder`, and write its outcome there."""
     rank = int(os.environ["RANK"])
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda _, frame: _terminated(folder, rank, frame))
@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
         ending = _train(folder, rank)
         if rank == 0:
             (folder / "ending.json").write_text(json.dumps(asdict(ending)), encoding="utf-8")
-    except Exception as error:  # whatever it is, the parent tells it
+    except Exception as error:  # whatever it is, the parent reports it
         leave(folder, rank, _described(error))
     # Without the barrier gloo may abort when one process closes while others still read.
     dist.barrier()
@@ -81,7 +81,7 @@ def _write(path: str, held: Held, ranks: Ranks) -> None:
 
 
 class _Events:
-    """What device 0 tells the parent: a line of a file each."""
+    """The events that device 0 sends to the parent: a line of a file each."""
 
     def __init__(self, path: Path, rank: int) -> None:
         self.file = open(path, "a", encoding="utf-8", buffering=1) if rank == 0 else None
@@ -96,7 +96,7 @@ class _Events:
 
 
 def _described(error: Exception) -> dict[str, Any]:
-    """An error as the parent reads it: with diagnostics, or with line and collective."""
+    """An error as data for the parent: with diagnostics, or with line and collective."""
     found: dict[str, Any] = {"exit": 3, **describe_error(error), "collective": ""}
     if isinstance(error, DiagnosticError):
         found["diagnostics"] = [to_json(d) for d in error.diagnostics]
@@ -109,7 +109,7 @@ def _described(error: Exception) -> dict[str, Any]:
 
 
 def _terminated(folder: Path, rank: int, frame: FrameType | None) -> NoReturn:
-    """End because torchrun says so: another process has failed. Say what this one was doing."""
+    """End on torchrun's signal: another process has failed. Report the activity of this one."""
     device = device_in(frame)
     line, collective = device.f_lineno if device else None, collective_of(frame)
     found = {"kind": "Terminated", "message": "", "line": line, "collective": collective}
