@@ -11,7 +11,7 @@ from meshdsl.pipeline import Compilation, Options, compile_source
 
 
 def compile_text(text: str, diagnostics: Diagnostics | None = None, **options: Any) -> Compilation:
-    """What every stage makes of `text`; `options` are those of `pipeline.Options`."""
+    """The compilation of `text`; `options` are those of `pipeline.Options`."""
     bag = diagnostics if diagnostics is not None else Diagnostics()
     return compile_source(Source("test.mdsl", text), Options(**options), bag)
 

@@ -47,7 +47,7 @@ def coloured(text: str) -> list[tuple[str, str]]:
 
 
 def runs(line: str, stack: list[Rule]) -> Iterator[Run]:
-    """What each rule takes of a line; rules that are still open stay on the stack."""
+    """The part of a line that each rule matches; open rules stay on the stack."""
     at, steps = 0, 0
     while True:
         steps += 1

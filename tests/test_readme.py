@@ -41,7 +41,7 @@ ONLY_PLANNED = {
     "make lab": "it installs JupyterLab and waits for a browser",
 }
 ON_BOTH_MACHINES = "# on both machines"
-"""What follows this line runs twice at once, as on two machines, with HOST here."""
+"""The commands after this line run twice at once, as on two machines, with HOST here."""
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
@@ -87,7 +87,7 @@ INSTALLED = {
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """What a newcomer has after `make run`: a copy, with a `.venv` that runs this checkout."""
+    """The state after `make run`: a copy, with a `.venv` that runs this checkout."""
     for name in COPIED:
         here = ROOT / name
         copy = shutil.copytree if here.is_dir() else shutil.copy
@@ -110,7 +110,7 @@ def _environment(clone: Path) -> dict[str, str]:
 
 
 def _printed(clone: Path, *commands: str, **environment: str) -> str:
-    """What commands print that run at once; each has to end well."""
+    """The output of commands that run at once; each has to succeed."""
     shells = [["bash", "-ec", command] for command in commands]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with started(

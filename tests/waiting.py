@@ -76,5 +76,5 @@ def kill_all(process: subprocess.Popen[str]) -> None:
 
 
 def ended(processes: Sequence[subprocess.Popen[str]]) -> list[str]:
-    """What processes printed, once all have ended; those that hang are killed by their starter."""
+    """The outputs of processes, once all have ended; hanging ones are killed by their starter."""
     return [process.communicate()[0] for process in processes]

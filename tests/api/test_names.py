@@ -1,5 +1,5 @@
 # mypy: disable-error-code="type-arg,valid-type,index,misc"
-"""What tensors are called: by the variable they are assigned to, where the source can be read."""
+"""Names of tensors: of the variable they are assigned to, where the source can be read."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def _python_dims(sample: Sample) -> dict[str, api.Dim]:
 
 
 def _brackets(opdef: OpDef, attrs: dict[str, Any], dims: dict[str, api.Dim]) -> Any:
-    """What stands in the brackets of a call with these attributes; None for no brackets."""
+    """The content of the brackets of a call with these attributes; None for no brackets."""
     match opdef.surface.items:
         case "dim":
             return dims[attrs["dim"].name]

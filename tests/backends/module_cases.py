@@ -162,7 +162,7 @@ def scalars(params: Tensors, inputs: Tensors) -> dict[str, torch.Tensor]:
 
 
 def odd(params: Tensors, inputs: Tensors) -> dict[str, torch.Tensor]:
-    """What of the odd program has gradients."""
+    """The outputs of the odd program that have gradients."""
     y = torch.where(inputs["mask"], inputs["x"] * params["w"], 0.0)
     rows = params["table"][inputs["ids"].long(), torch.arange(4)]
     half = rows @ params["train"]
@@ -181,7 +181,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What it is called in a list of tests."""
+        """The name of the case in a list of tests."""
         mesh = "x".join(map(str, self.axes.values()))
         return f"{self.math.__name__}-{self.layout}-{mesh}-{self.reduce}"
 
@@ -219,7 +219,7 @@ def drawn(specs: Mapping[str, Any], seed: int) -> dict[str, torch.Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a case computes in plain torch: outputs, and gradients by inputs and parameters."""
+    """The results of a case in plain torch: outputs, and gradients by inputs and parameters."""
 
     outputs: dict[str, torch.Tensor]
     inputs: dict[str, torch.Tensor]

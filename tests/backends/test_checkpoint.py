@@ -70,7 +70,7 @@ def whole(specs: dict[str, Spec], seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def cut(tensors, specs, mesh, ranks=None):
-    """What each rank holds."""
+    """The local blocks of each rank."""
     ranks = range(math.prod(mesh.values())) if ranks is None else ranks
     return {r: {n: t[local_part(specs[n], mesh, r)] for n, t in tensors.items()} for r in ranks}
 

@@ -30,7 +30,7 @@ OPS = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.multiply}
 
 
 def run(emit, mesh, axes, call, dtype, shape):
-    """What each device gets from `call` on its own block of an input; and these blocks."""
+    """The result of `call` on each device's block of an input; and these blocks."""
     every = tuple(mesh)
     devices = math.prod(mesh.values())
     sizes = {f"d{i}": n for i, n in enumerate(SHAPE)}

@@ -114,7 +114,7 @@ def test_an_output_that_is_saved_may_not_be_changed(make: Make) -> None:
 
 
 def test_a_forward_pass_without_a_backward_pass_leaves_nothing(make: Make) -> None:
-    """What is saved of `h` is a view: it must not hold the history of `h`, which holds it."""
+    """The saved value of `h` is a view: it must not keep the history of `h`, which keeps it."""
     text = "dim n = 4, m = 4\nprogram p(x[n, m]) { param w[n, m]\n param v[m, n]\n h = x * w\n"
     shown = make(text + "turned = einsum(h -> [m, n])\n y = turned * v\n return h, y }")
     out = shown(torch.ones(4, 4))

@@ -66,7 +66,7 @@ def close(found: torch.Tensor, right: torch.Tensor) -> None:
 
 
 def local(shown: ProgramModule, name: str, tensor: torch.Tensor | None) -> torch.Tensor:
-    """What this process holds of a whole tensor, as DTensor cuts it."""
+    """This process's block of a whole tensor, as DTensor shards it."""
     assert tensor is not None
     return distribute_tensor(tensor, shown.device_mesh, shown.placements(name)).to_local()
 
@@ -273,7 +273,7 @@ def part_of_a_mesh(folder: Path) -> None:
 
 
 def refusals(folder: Path) -> None:
-    """What does not fit is refused on every process alike."""
+    """Inputs that do not fit are refused on every process alike."""
     path, world = written(folder, MLP), dist.get_world_size()
     mesh = mesh_of({"a": world})
     shown = module(path, mesh, "dp")
@@ -326,7 +326,7 @@ SCENES: dict[int, tuple[Callable[[Path], None], ...]] = {
     ),
     4: (gradients, training, states, part_of_a_mesh, refusals, documented),
 }
-"""What each number of processes goes through."""
+"""The scenes for each number of processes."""
 
 # --- the processes ------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What is pasted stands alone, is complete, and is the same every time."""
+"""Pasted definitions are self-contained, complete, and the same every time."""
 
 from __future__ import annotations
 

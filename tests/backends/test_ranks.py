@@ -1,4 +1,4 @@
-"""What devices tell one another outside their programs: on threads here, on processes elsewhere."""
+"""Exchanges of devices outside their programs: on threads here, on processes elsewhere."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MESH = {"x": 2, "y": 3}
 def together(
     work: Callable[[Ranks], Any], axes: tuple[tuple[str, ...], ...] = (("x", "y"),)
 ) -> list[Any]:
-    """What `work` makes on each device, or the error it raises there."""
+    """The result of `work` on each device, or the error it raises there."""
     dist = LocalDist(MESH, axes)
 
     def call(rank: int) -> Any:

@@ -1,4 +1,4 @@
-"""What a command of the test's own process came to, and files for it."""
+"""The outcome of a command in the test's own process, and files for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a command printed, and its exit code."""
+    """The output of a command, and its exit code."""
 
     code: int
     out: str

@@ -32,7 +32,7 @@ OWN_WORDS = [
     "return",
 ]
 MOST_CALLS = 30_000_000
-"""What one file of some hundred words may take; the longest example takes 4,000,000."""
+"""The most calls for a file of some hundred words; the longest example takes 4,000,000."""
 
 
 def mutated(text: str, chance: random.Random) -> str:
@@ -71,7 +71,7 @@ def check(text: str) -> None:
 
 
 def compiles(source: Source) -> None:
-    """What `check` finds nothing wrong with compiles, if it says which program is meant."""
+    """Assert that what `check` accepts compiles, unless the program must be named."""
     codes = set()
     try:
         made = compile_source(source, Options(), Diagnostics())

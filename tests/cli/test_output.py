@@ -1,4 +1,4 @@
-"""What commands print is theirs alone: no library gets a word into the standard output."""
+"""The standard output of commands is theirs alone: no library writes to it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ COMMANDS = (
 
 
 def _printed(code: str, *arguments: str) -> tuple[str, str]:
-    """What a process prints on the standard output, and what on the standard error."""
+    """The standard output and the standard error of a process."""
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         env=os.environ | {"PYTHONPATH": str(ROOT)},

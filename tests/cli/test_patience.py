@@ -1,4 +1,4 @@
-"""What takes more than a moment says so, to people only, and only on the error output."""
+"""Slow work is announced, to people only, and only on the error output."""
 
 from __future__ import annotations
 

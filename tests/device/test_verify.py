@@ -1,4 +1,4 @@
-"""What `verify` refuses of buckets and of collectives under way: each is a mistake of a pass."""
+"""Refusals of `verify` of buckets and collectives in flight: each is a mistake of a pass."""
 
 from __future__ import annotations
 

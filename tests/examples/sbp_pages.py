@@ -65,7 +65,7 @@ def chosen(name: str, block: str, policy: str) -> Chosen:
 
 @functools.cache
 def figures(name: str, block: str, policy: str) -> dict[str, Any]:
-    """What `explain --json` says at the sizes of the file."""
+    """The `explain --json` at the sizes of the file."""
     return explained(chosen(name, block, policy))
 
 

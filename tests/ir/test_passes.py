@@ -184,7 +184,7 @@ CASES = [case for file in FILES for case in cases_of(file)]
 
 
 def becomes(case: Case) -> str:
-    """What the pass makes of a program, verified; it is read back to the same text."""
+    """The text of the pass's result, verified; it is read back to the same text."""
     it = PASSES[case.name]
     program = it.before.read(case.program)
     it.before.verify(program)

@@ -57,7 +57,7 @@ def test_examples(stage: str, case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_lowered_alike(case: Case) -> None:
-    """What is read of a placed program becomes the same device program."""
+    """A placed program that is read back is lowered to the same device program."""
     again = read_again("placed", made(case).placed)
     # A reshard is read with the source line of the operator before it.
     assert statements(lower_placed(again)) == statements(made(case).device)

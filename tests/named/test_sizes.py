@@ -87,7 +87,7 @@ def text_of(body: str) -> str:
 
 
 def written(text: str, sizes: Mapping[str, int] | None = None) -> str:
-    """What `to_mdsl` makes of a text, at these sizes."""
+    """The `to_mdsl` of a text, at these sizes."""
     return read(Source("test.mdsl", text), None, sizes or {}).to_mdsl()
 
 

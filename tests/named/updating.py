@@ -123,6 +123,6 @@ class Engine:
         self.kept = {s.name: new[s] for s, _ in self.states.values() if s.name}
 
     def array(self, value: Value) -> np.ndarray:
-        """What a parameter is now, as a float64 array."""
+        """The current value of a parameter, as a float64 array."""
         found = self.known[value]
         return found.double().numpy() if self.in_torch else np.asarray(found, np.float64)

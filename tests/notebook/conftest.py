@@ -39,15 +39,15 @@ class Notebook:
         load_ipython_extension(shell)
 
     def cell(self, text: str, line: str = "") -> Any:
-        """What a `%%mdsl` cell yields; what it raises is raised here."""
+        """The result of a `%%mdsl` cell; its error is raised here."""
         return self.python(f"%%mdsl {line}\n{text.strip()}\n")
 
     def line(self, text: str) -> Any:
-        """What a `%mdsl` line yields."""
+        """The result of a `%mdsl` line."""
         return self.python(f"%mdsl {text}")
 
     def python(self, text: str) -> Any:
-        """What a cell of Python yields."""
+        """The result of a cell of Python."""
         done = self.shell.run_cell(text, store_history=True, silent=False)
         if done.error_in_exec is not None:
             raise done.error_in_exec

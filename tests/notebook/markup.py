@@ -59,7 +59,7 @@ def _harmless(element: XML.Element) -> None:
 
 
 def texts(root: XML.Element) -> list[str]:
-    """What stands in the text elements of a drawing."""
+    """The content of the text elements of a drawing."""
     return [element.text or "" for element in root.iter(f"{SVG}text")]
 
 

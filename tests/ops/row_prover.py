@@ -31,7 +31,7 @@ _COMBINE = {"sum": np.add, "max": np.maximum, "min": np.minimum, "prod": np.mult
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What is wrong with the rows of one operator on one sample."""
+    """The problems with the rows of one operator on one sample."""
 
     false: frozenset[str]
     """Declared, but cannot be applied or does not hold."""
@@ -68,7 +68,7 @@ def declared_rows(opdef: OpDef, sig: Signature) -> list[Row]:
 
 
 def is_legal(opdef: OpDef, sig: Signature, row: Row) -> bool:
-    """What the record's `legal` says of a row on an axis of two."""
+    """Whether the record's `legal` accepts a row on an axis of two."""
     if opdef.legal is None:
         return True
     ins, outs = (
@@ -201,7 +201,7 @@ def held(
     extents: Mapping[str, int],
     outs: list[list[Component]],
 ) -> list[list[Component]]:
-    """What each output is in every draw, of what it may be. A crash goes through: a failure."""
+    """The candidates in `outs` that each output is in every draw. A crash propagates: a failure."""
     rng = np.random.default_rng(7)
     # A scalar agrees by accident far more often than a tensor.
     draws = max(24, 320 // max(t.elements for t in (*sig.ins, *sig.outs)))
@@ -288,7 +288,7 @@ def join(parts: Any, component: Component, type_: TensorType) -> np.ndarray:
 def draw_parts(
     type_: TensorType, kind: str, component: Component, rng: np.random.Generator, largest: int
 ) -> list[np.ndarray]:
-    """What each rank holds of a random operand; a sum of indices is still an index."""
+    """The block of a random operand on each rank; a sum of indices is still an index."""
     if isinstance(component, Partial):
         share = RANKS if component.op == "sum" else 1
         parts = [draw(type_, kind, rng, largest, share) for _ in range(RANKS)]

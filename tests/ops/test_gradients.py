@@ -212,7 +212,7 @@ def test_a_planted_wrong_gradient_is_caught(name: str, monkeypatch: pytest.Monke
 def _autograd(
     name: str, sig: Signature, arrays: list[np.ndarray], grad: np.ndarray
 ) -> dict[int, np.ndarray]:
-    """What torch makes of the text of the operator."""
+    """The gradients of torch's autograd through the operator's text."""
     operands = [
         torch.tensor(a, dtype=TORCH[t.dtype.name], requires_grad=t.dtype.kind == "float")
         for a, t in zip(arrays, sig.ins, strict=True)

@@ -1,4 +1,4 @@
-"""What operators refuse, with which code, and that the message names what is wrong."""
+"""Refusals of operators: their codes, and messages that name the problem."""
 
 from __future__ import annotations
 

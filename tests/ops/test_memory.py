@@ -1,4 +1,4 @@
-"""What texts may assume about memory: nothing on strides; and what they say of their results.
+"""Assumptions of texts about memory: none on strides; and the declared memory of their results.
 
 `device/aliases.py` states the rules that these tests hold every record of the registry to.
 """

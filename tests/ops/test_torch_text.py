@@ -1,4 +1,4 @@
-"""What every operator writes in torch, evaluated, is its numpy meaning."""
+"""The torch text of every operator evaluates to its numpy meaning."""
 
 from __future__ import annotations
 

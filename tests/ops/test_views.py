@@ -92,7 +92,7 @@ def _holds(
 
 
 def _block(type_: TensorType, splits: Mapping[str, int], rank: int) -> tuple[slice, ...]:
-    """What `rank` holds: the axes are split outer dim first, so the rank counts through them."""
+    """The block of `rank`: axes are split outer dim first, so the rank counts through them."""
     found = []
     for dim in reversed(type_.dims):
         rank, at = divmod(rank, splits.get(dim.name, 1))

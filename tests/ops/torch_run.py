@@ -57,12 +57,12 @@ def call(
 
 
 def evaluate(opdef: OpDef, text: TorchText, operands: list[torch.Tensor], rank: int = 0) -> Any:
-    """What the text yields on `operands`."""
+    """The result of the text on `operands`."""
     return run_lines(text, opdef.torch(text), operands, rank)
 
 
 def run_lines(text: TorchText, expression: str, operands: list[torch.Tensor], rank: int = 0) -> Any:
-    """What an expression yields, and the statements that were written to stand before it."""
+    """The value of an expression after the statements that precede it."""
     scope = {"torch": torch, "rank": rank} | {name: SUPPORT[name] for name in text.used}
     scope |= {f"x{i}": x for i, x in enumerate(operands)}
     for line in text.lines:
@@ -71,7 +71,7 @@ def run_lines(text: TorchText, expression: str, operands: list[torch.Tensor], ra
 
 
 def several(found: Any) -> tuple[Any, ...]:
-    """What an operator of one or more results yields, always as a tuple."""
+    """The results of an operator, always as a tuple."""
     return found if isinstance(found, tuple) else (found,)
 
 

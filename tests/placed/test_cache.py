@@ -87,7 +87,7 @@ def digested(plan: object) -> str:
 
 
 def damaged(text: str) -> dict[str, str]:
-    """What may have become of a file."""
+    """The ways in which a file may be damaged."""
     plan = json.loads(text.partition("\n")[2])
     return {
         "empty": "",

@@ -32,7 +32,7 @@ def split(dim: str) -> Placement:
 
 
 def requests() -> tuple[Request, BlockRequest]:
-    """What the layout, and what the block, asks of the program."""
+    """The requests of the layout and of the block for the program."""
     made = compile_source(Source("case.mdsl", TEXT), Options(), Diagnostics(), "named")
     mesh = resolve_mesh(made.declarations, "two")
     rules = resolve_layout(made.declarations, "rules", mesh)

@@ -68,7 +68,7 @@ def block(p: Placement, rank: int, mesh: Mesh = SQUARE) -> tuple[slice, ...]:
 
 
 def held(p: Placement, mesh: Mesh = SQUARE) -> Parts:
-    """What every device holds of `WHOLE`; parts are random, and add up (or are the maximum)."""
+    """The local block of `WHOLE` on every device; partial values are random and reduce to it."""
     rng = np.random.default_rng(2)
     found = [WHOLE[block(p, rank, mesh)].copy() for rank in range(mesh.devices)]
     for members in groups(mesh, p.partial) if p.partial else []:
@@ -114,7 +114,7 @@ def apply(step: Step, parts: Parts, mesh: Mesh = SQUARE) -> Parts:
 
 
 def kept(step: Step, part: Array, rank: int, mesh: Mesh) -> Array:
-    """What a slice keeps; its axes are the innermost of the dim, outer first."""
+    """The part that a slice keeps; its axes are the innermost of the dim, outer first."""
     assert step.after.axes_of(str(step.dim))[-len(step.axes) :] == step.axes
     at = zip(block(step.after, rank, mesh), block(step.before, rank, mesh), strict=True)
     return part[tuple(slice(a.start - b.start, a.stop - b.start) for a, b in at)]

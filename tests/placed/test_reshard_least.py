@@ -37,7 +37,7 @@ def placements(mesh: Mesh) -> list[Placement]:
 
 
 def step(p: Placement, q: Placement, mesh: Mesh) -> Fraction | None:
-    """What one step from `p` to `q` sends per device; None when no single step leads there."""
+    """Bytes that one step from `p` to `q` sends per device; None when no single step does it."""
     size = p.local(TENSOR, mesh).bytes
     changed = [a for a in mesh.names if str(p.component(a)) != str(q.component(a))]
     pairs = {(str(p.component(a)), str(q.component(a))) for a in changed}
@@ -65,7 +65,7 @@ def _exchanged(p: Placement, q: Placement, mesh: Mesh, changed: list[str]) -> bo
 
 
 def _in_order(p: Placement, q: Placement, changed: list[str]) -> bool:
-    """What leaves a dim was innermost there, and what comes to one is innermost."""
+    """Whether axes that leave a dim were innermost there, and axes that enter one are now."""
     if len(changed) > 1 and not _in_mesh_order(p, q, changed):
         return False
     for dim in TENSOR.names:

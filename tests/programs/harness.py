@@ -35,7 +35,7 @@ LARGEST = 2.0**24
 """Sums of absolute values below this are exact in f32."""
 
 REFUSALS = ("MD0301", "MD0302", "MD0303", "MD0907")
-"""What may be said of a layout that does not fit: it does not divide, conflicts, splits a loop."""
+"""Codes of a layout that does not fit: it does not divide, conflicts, splits a loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ def compiled(case: Case, dtype: str | None = None) -> Compilation:
 
 
 def explained(case: Case) -> dict[str, Any]:
-    """What `explain --json` says of a case."""
+    """The `explain --json` of a case."""
     return explain(compiled(case).device)
 
 
@@ -196,7 +196,7 @@ def _whole(name: str, spec: Spec) -> Array:
 def _wrong(
     name: str, exact: frozenset[str], found: Mapping[str, Array], reference: Mapping[str, Array]
 ) -> tuple[str, str] | None:
-    """What is wrong with an output, or None."""
+    """The name and problem of an output, or None."""
     if name in exact:
         same = np.array_equal(found[name], reference[name].astype(found[name].dtype))
         return None if same else (name, f"differs in bits: {found[name]} {reference[name]}")

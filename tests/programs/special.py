@@ -59,7 +59,7 @@ class Special:
 
     @property
     def program(self) -> Program:
-        """What has been built."""
+        """The program built so far."""
         parts = (tuple(self.inputs), (), tuple(self.body), tuple(self.outputs))
         return Program("special", *parts, NOWHERE)
 
@@ -90,7 +90,7 @@ def _is_plain(opdef: OpDef) -> bool:
 
 
 def _parts(thing: Any) -> Iterator[Any]:
-    """What stands in tuples within tuples."""
+    """The leaves of nested tuples."""
     if not isinstance(thing, tuple):
         yield thing
         return
@@ -236,7 +236,7 @@ TOLERANCES = {"f32": 1e-5, "f64": 1e-12, "f16": 2e-2, "bf16": 6e-2}
 
 
 def difference(found: Array, expected: Array, tolerance: float, *, kinds: bool = True) -> str:
-    """What is different, or nothing. Without `kinds` an infinity may stand for a NaN."""
+    """The difference, or empty. Without `kinds` an infinity may replace a NaN."""
     if found.dtype.kind != "f":
         return "" if np.array_equal(found, expected) else f"{found} where {expected} is expected"
     found, expected = np.asarray(found, np.float64), np.asarray(expected, np.float64)
@@ -249,7 +249,7 @@ def difference(found: Array, expected: Array, tolerance: float, *, kinds: bool =
 
 
 def rounded(array: Array, dtype: DType) -> Array:
-    """What is computed in float64, as `dtype` holds it where it is too large for that."""
+    """A float64 array with infinities where it is too large for `dtype`."""
     if dtype.kind != "float":
         return array
     return np.where(np.abs(array) > LARGEST[dtype.name], np.copysign(INF, array), array)

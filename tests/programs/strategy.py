@@ -70,7 +70,7 @@ class Writer(Expressions):
         return "\n\n".join([dims, *self.functions.values(), f"{head}\n{body}\n}}\n"])
 
     def selectors(self) -> list[str]:
-        """What rules of a layout may be narrowed to."""
+        """The selectors that rules of a layout may have."""
         return ["params", *self.functions, *self.names[-6:]]
 
     # --- statements ----------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Writer(Expressions):
         return replace(value, bound=math.inf, size=max(1e3 if self.linear else 4.0, value.size))
 
     def _next(self, entered: Tensor) -> Tensor:
-        """What is carried on: of the type that came in, between -4 and 4."""
+        """The next carried value: of the type of `entered`, between -4 and 4."""
         added = self.fitted(self.expression(), entered.dims)
         old = next((t for t in self.tensors if t.text == entered.text), entered)
         if set(old.dims) != set(entered.dims) or old.kind != "f":

@@ -47,7 +47,7 @@ def ids(bad: dict[tuple[int, int], int]) -> np.ndarray:
 def message(
     tmp_path, engine: str, layout: str, bad: dict[tuple[int, int], int], mesh: str | None = None
 ) -> str:
-    """What the user is told."""
+    """The message to the user."""
     path = tmp_path / "ids.npz"
     np.savez(path, ids=ids(bad))
     with pytest.raises(DiagnosticError) as error:

@@ -25,7 +25,7 @@ def sent(case: Case, policy: str) -> int:
 
 
 def cost(case: Case, policy: str) -> int:
-    """What `optimal` minimises: bytes, and something for each collective."""
+    """The objective of `optimal`: bytes, plus a price for each collective."""
     placed = compiled(replace(case, reduce=policy)).placed
     moves = [(n.route, k) for n, k in walk(placed.body) if isinstance(n, Reshard)]
     price = case.options.search.price

@@ -14,7 +14,7 @@ SEEDS = matching("tests/seeds/*.mdsl")
 
 
 def said(text: str, key: str) -> str | None:
-    """What a seed's first lines say of `key`."""
+    """The value of `key` in a seed's first lines, or None."""
     found = re.search(rf"^# {key}: (.*)$", text, re.MULTILINE)
     return found[1] if found else None
 

@@ -54,7 +54,7 @@ LAYOUTS = [
 ]
 
 FEW = [("f16", LAYOUTS[1]), ("f16", LAYOUTS[6]), *((f, LAYOUTS[7]) for f in FLOATS[1:])]
-"""What dtypes other than f32 are tried on."""
+"""The layouts for dtypes other than f32."""
 
 INFINITE_COTANGENTS = {
     "layer_norm": "of an infinite scale, what rounding leaves of x - mean(x) decides",
@@ -67,7 +67,7 @@ COARSE = {"layer_norm_grad": 4}
 """Times the tolerance: torch's kernel has mean and deviation in the narrow dtype."""
 
 MULTIPLIED_LATER = {"einsum": "a sum times infinity is not the sum of what infinity makes of parts"}
-"""What is not compared where there are infinities, and why."""
+"""Operators not compared where there are infinities, and why."""
 
 
 @functools.cache
@@ -81,7 +81,7 @@ def wrong(
     made: Special, found: Callable[[Mapping[str, Array]], Mapping[str, Array]],
     expected: Callable[[Mapping[str, Array]], Mapping[str, Array]], dtype: str,
 ) -> list[tuple[str, str, str]]:  # fmt: skip
-    """What differs for any values: these, the operator, and how."""
+    """The differences: the kind of values, the operator, and the text."""
     bad = []
     for fill in FILLS:
         inputs = drawn(made, fill)
@@ -120,7 +120,7 @@ def test_extremes_pass_unreduced_only_where_that_changes_nothing(mesh: str, rule
 
 
 OF_TORCH = {"gelu": "of infinity, torch's f32 kernel for CPUs makes NaN"}
-"""What the reference does otherwise, and why."""
+"""Operators in which the reference differs, and why."""
 
 
 @pytest.mark.parametrize("dtype", FLOATS)

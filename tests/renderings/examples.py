@@ -59,7 +59,7 @@ class Case:
 
 
 def cases(devices: int, reduce: str) -> Iterator[Case]:
-    """What can be placed on so many devices; layouts that do not fit a mesh are left out."""
+    """The cases on so many devices; layouts that do not fit a mesh are left out."""
     for file in FILES:
         source = Source(file.name, file.read_text(encoding="utf-8"))
         declared = front(source, {}, Diagnostics())

@@ -23,7 +23,7 @@ GRADS = {
     "unpick": "x[d = 2] * e",
     "scatter_add": "x[a = ids[a -> k]], v",
 }
-"""What is differentiated by x, for every operator that gradients are made of.
+"""The expression differentiated by x, for every operator that gradients consist of.
 
 It is contracted with another tensor before, so that under `inner` its own gradient is partial.
 """

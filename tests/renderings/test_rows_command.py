@@ -14,7 +14,7 @@ from meshdsl.report.rows import describe, find, rows_text
 
 
 def run(*arguments: str, code: int = 0) -> str:
-    """What the command prints."""
+    """The output of the command."""
     done = CliRunner().invoke(app, ["rows", *arguments])
     assert done.exit_code == code, done.output
     return done.output

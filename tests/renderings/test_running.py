@@ -61,7 +61,7 @@ class Job:
 
     @property
     def message(self) -> dict[str, Any]:
-        """What is sent to where it runs."""
+        """The message to the process that runs it."""
         keys = ("text", "mesh", "inputs", "params")
         return {key: getattr(self, key) for key in keys}
 
@@ -118,7 +118,7 @@ def _is_accepted(case: RandomCase) -> bool:
 
 
 def run(script: str, found: list[Job], folder: Path, *arguments: str) -> list[dict[str, Any]]:
-    """What came of every job, in one start of `script`."""
+    """The results of all jobs, in one start of `script`."""
     (folder / "cases").write_bytes(pickle.dumps([job.message for job in found]))
     command = [sys.executable, str(HERE / script), *arguments, "cases", "results"]
     env = os.environ | {"OMP_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
@@ -131,7 +131,7 @@ def run(script: str, found: list[Job], folder: Path, *arguments: str) -> list[di
 
 
 def problems(job: Job, result: dict[str, Any]) -> Iterator[str]:
-    """What is not as it should be with one job."""
+    """The problems with the result of one job."""
     if "error" in result:
         yield result["error"]
         return

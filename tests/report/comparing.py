@@ -15,7 +15,7 @@ from tests.report.golden import SIZES, layouts, source
 
 POLICIES = ("immediate", "deferred")
 NOW = "deferred"
-"""What stands for the default policy here, whatever that is."""
+"""The policy in place of the default one here, whatever that is."""
 
 
 def columns_of(text: Source, chosen: Options, *given: str | None) -> list[Column]:

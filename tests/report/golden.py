@@ -38,7 +38,7 @@ class Case:
 
     @property
     def arguments(self) -> list[str]:
-        """What follows a command's name to choose this case, from the project's folder."""
+        """The arguments of a command that choose this case, from the project's folder."""
         sizes = [f"--set={dim}={size}" for dim, size in SIZES.get(self.example, {}).items()]
         return [f"examples/{self.example}.mdsl", "--layout", self.layout, *sizes]
 
@@ -71,7 +71,7 @@ WHOLE = [case for case in CASES if case.layout == _MOST.get(case.example, case.l
 
 @functools.cache
 def made(case: Case) -> Compilation:
-    """What every stage makes of a case."""
+    """The compilation of a case."""
     options = Options(layout=case.layout, set_dims=SIZES.get(case.example, {}))
     return compile_source(source(case.example), options, Diagnostics())
 

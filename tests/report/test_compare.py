@@ -25,7 +25,7 @@ from tests.report.comparing import (
 from tests.report.golden import CASES, EXAMPLES, SIZES, Case, layouts, source
 
 EXTRA = {"named", "sbp"}
-"""What a comparison adds to every tensor of `explain`."""
+"""The fields that a comparison adds to every tensor of `explain`."""
 
 
 # --- what a column says ----------------------------------------------------------------------
@@ -140,7 +140,7 @@ def test_layouts_and_sbp_blocks_beside_each_other() -> None:
 
 
 def _facts(stages: Compilation) -> Any:
-    """What must agree, told without the comparison: placements of named tensors, and reshards."""
+    """The facts that must agree, from no comparison: placements of named tensors, and reshards."""
     program = stages.placed
     held = [(t.value.name, t.placement) for t in program.tensors if t.value.name]
     sent = [

@@ -1,4 +1,4 @@
-"""What the documentation shows of `explain` and `compare` is what they print.
+"""The output of `explain` and `compare` in the documentation is what they print.
 
 A block that begins with `$ meshdsl explain …` or `compare` is run from the project's folder on a
 screen of 80 columns; `MESHDSL_UPDATE_GOLDEN=1` writes the output anew.

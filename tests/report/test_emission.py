@@ -31,7 +31,7 @@ def _run(command: tuple[str, ...], cwd: Path) -> None:
 
 
 def _everything(home: Path, seed: str, *parts: tuple[int, int]) -> dict[str, Any]:
-    """What processes make of all examples, one for each part, in a folder of their own."""
+    """The emissions of all examples by one process for each part, in a folder of their own."""
     for path in matching("examples/**/*.mdsl"):
         copy = home / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -53,7 +53,7 @@ BUSY = [[sys.executable, "-c", "while True: pass"]] * 4
 
 @pytest.mark.timeout(1800)  # a machine that is busy besides takes several times as long
 def test_the_same_bytes_everywhere(tmp_path: Path) -> None:
-    """Whatever the folder, the order, the seed of hashes, and what else the machine is doing."""
+    """Independent of the folder, the order, the seed of hashes, and the load of the machine."""
     quiet = _everything(tmp_path / "here", "1", (0, 1))
     with started(*BUSY):
         parts = [(-part, -4) for part in range(1, 5)]

@@ -19,11 +19,11 @@ from tests.report.golden import EXAMPLES, GOLDEN, UPDATE, WHOLE, Case, made, sam
 
 KINDS = ("placed", "device", "program", "report")
 OWN = {"MESH", "GROUPS", "INPUTS", "PARAMS", "OUTPUTS", "device"}
-"""What is the program's own in an emitted text; the support library is tested by itself."""
+"""The program's own names in an emitted text; the support library is tested by itself."""
 
 
 def report_text(case: Case, width: int) -> str:
-    """What `explain` prints on a screen that is not a terminal."""
+    """The output of `explain` on a screen that is not a terminal."""
     stages = made(case)
     out = io.StringIO()
     document = explanation(explain(stages.device), {stages.source.name: stages.source})

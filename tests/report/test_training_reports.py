@@ -1,4 +1,4 @@
-"""What reports say of a training step: gradients, states, what is updated, what loops keep."""
+"""Reports of a training step: gradients, states, updates, values that loops save."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Answer:
 
 
 def answer(program: Program, noise: float = 0.0, steps: int = 1) -> Answer:
-    """What the last step yields, by torch. Raises Corner where rounding would decide."""
+    """The results of the last step, by torch. Raises Corner where rounding would decide."""
     generator = torch.Generator().manual_seed(0)
 
     def moved(data: torch.Tensor) -> torch.Tensor:
@@ -90,7 +90,7 @@ def one_batch_after_another(program: Program, inputs: Env, params: Env) -> Env:
 
 
 def gathered_up(of: list[Named]) -> Named:
-    """What a step of several batches returns: the mean of numbers, tensors one after the other."""
+    """The output of a step of several batches: the mean of numbers, tensors stacked."""
     data = torch.stack([v.data for v in of])
     return Named(data, ("accumulate", *of[0].dims)) if of[0].dims else Named(data.mean(0), ())
 

@@ -46,7 +46,7 @@ COMPARED: dict[str, Callable[..., torch.Tensor]] = {
 
 
 class Unfit(Exception):
-    """What was drawn does not fit; something else is drawn."""
+    """Raised when a drawn expression does not fit; another one is drawn."""
 
 
 @dataclass(frozen=True)
@@ -603,5 +603,5 @@ def kind_of(x: Named) -> str:
 
 
 def inside(env: Env, dim: str, index: int) -> Env:
-    """What a turn of a loop sees: slices of what has its dim."""
+    """The environment of an iteration: slices of the tensors with the loop's dim."""
     return {n: nt.picked(v, dim, index) if dim in v.dims else v for n, v in env.items()}

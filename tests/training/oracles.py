@@ -1,4 +1,4 @@
-"""What every operator means, in torch on float64, written by hand and by position.
+"""The meaning of every operator, in torch on float64, written by hand and by position.
 
 Nothing here is taken from the compiler: these functions are the oracles of gradients. Operands come
 in the order of dims of the sample; `sig` has the types, with dims by name.

@@ -40,7 +40,7 @@ ROOM = Dim("room", 3)
 """The dim that a result gains where it is multiplied by a matrix."""
 
 WAYS = ("squares", "rectified", "weights", "matrix")
-"""What is made of a result: the mean of its squares, or of those of what is above 0 (by an operator
+"""The losses of a result: the mean of its squares, or of those of its positive part (by an operator
 that may work in place), a weighted sum, the mean of the squares of its product with a matrix."""
 
 AGAIN = "gradient"
@@ -254,7 +254,7 @@ class Built:
 def step_of(
     builder: Builder, inputs: Sequence[Value], params: Sequence[Value], loss: Value
 ) -> Program:
-    """What has been built, as a step that subtracts the gradient of `loss`."""
+    """The program built so far, as a step that subtracts the gradient of `loss`."""
     learned = tuple(Param(v, Init("normal"), 1, 1) for v in params)
     body, outputs = tuple(builder.frames[0].body), (Output("loss", loss, SPAN),)
     goal = Goal(loss, _descent(), SPAN)

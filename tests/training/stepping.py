@@ -31,7 +31,7 @@ from tests.programs.harness import Case, check_bytes, compiled
 
 Arrays = dict[str, Array]
 Held = tuple[dict[str, Array], ...]
-"""What each device holds, by name."""
+"""The local blocks of each device, by name."""
 
 
 @dataclass(frozen=True, slots=True)

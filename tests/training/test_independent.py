@@ -78,7 +78,7 @@ def wrong(found: Arrays, expected: dict[str, Named], specs: dict[str, Spec]) -> 
 
 
 def differences(program: Program, compiled: Compiled) -> dict[str, float]:
-    """What a step on every device does otherwise than torch."""
+    """The differences of a step on every device from torch."""
     expected = answer(program, steps=STEPS)
     inputs, params = whole_specs(compiled.named, draws(compiled.named))
     given = {n: array(program.inputs[n], s, program.accumulate) for n, s in inputs.items()}
