@@ -1,4 +1,4 @@
-"""Who may import whom: the stations in order, and no cycles. Imports inside functions count."""
+"""The legal imports: the stations in order, and no cycles. Imports inside functions count."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def imports() -> tuple[tuple[str, str], ...]:
 
 
 def layer(module: str) -> int:
-    """Where a module stands; the package itself is in front of all of them."""
+    """The position of a module; the package itself is in front of all of them."""
     for number, names in enumerate(LAYERS):
         if any(f"{module}.".startswith(f"meshdsl.{name}.") for name in names):
             return number

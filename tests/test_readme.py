@@ -50,7 +50,7 @@ _NAMES = re.compile(r"`meshdsl (\w+)([^`]*)`")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A fenced block: the word behind the fence, and what it holds."""
+    """A fenced block: the word behind the fence, and its content."""
 
     kind: str
     text: str
@@ -170,7 +170,7 @@ def _run_python(text: str, clone: Path) -> None:
 
 
 def _check_program(text: str, clone: Path) -> None:
-    """A file that `check` finds fine, or lines that stand so in an example."""
+    """A file that `check` finds fine, or lines that are in an example."""
     if "program " in text:
         (clone / "block.mdsl").write_text(text, encoding="utf-8")
         _printed(clone, "meshdsl check block.mdsl")

@@ -39,7 +39,7 @@ def until_devices_end() -> None:
 
 
 def release(pipe: Path) -> None:
-    """Let whoever waits to read from a named pipe go on; nothing happens where nobody does."""
+    """Release a reader that waits on a named pipe; without one, do nothing."""
     with contextlib.suppress(OSError):
         os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
 

@@ -1,4 +1,4 @@
-"""How much work something takes, in calls: the same on any machine, however busy it is."""
+"""The work of a function, in calls: the same on any machine, however busy it is."""
 
 from __future__ import annotations
 

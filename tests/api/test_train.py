@@ -59,7 +59,7 @@ def test_a_run_is_resumed_from_its_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_was_found_again_is_the_same_one(tmp_path: Path) -> None:
-    """Nothing is said, whether it was kept, searched again or is shown by another file."""
+    """No output, whether it was kept, searched again or is shown by another file."""
     data, folder = {"x": X, "target": X}, str(tmp_path / "run")
     for steps, cache in ((2, True), (4, False), (6, True)):
         plan = net.compile({"data": 2, "tp": 2}, {"batch": "data", "hidden": "tp"}, cache=cache)

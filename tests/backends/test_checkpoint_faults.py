@@ -45,7 +45,7 @@ def at_call(monkeypatch, number, act):
 
 
 def calls_of_a_save(tmp_path, monkeypatch, again):
-    """How many calls a save makes, of a new step or of one that is there."""
+    """The number of calls of a save, of a new step or of an existing one."""
     with monkeypatch.context() as patch:
         for step in (10, 20, 30):
             save(tmp_path / "count", step)

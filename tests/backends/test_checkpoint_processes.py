@@ -53,7 +53,7 @@ def carried(folder: Path, rank: int) -> None:
 
 
 def failing(folder: Path, rank: int) -> None:
-    """One process cannot write: all are told the same, and nothing of the checkpoint stays."""
+    """One process cannot write: all raise the same error, and nothing of the checkpoint stays."""
     specs, axes = table("4", 1), MESHES["4"]
     held = Checkpoints(str(folder)).load(found_in(folder), specs, axes, [rank])
     dist.barrier()

@@ -181,7 +181,7 @@ def test_damaged_members_of_an_npz_are_refused(tmp_path, change):
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 @pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
 def test_an_npz_with_one_member_twice_is_refused(tmp_path, compression):
-    """Which of the two was meant, nobody knows; numpy takes the last without a word."""
+    """The intended one of the two is unknown; numpy silently takes the last."""
     path = tmp_path / "in.npz"
     with zipfile.ZipFile(path, "w", compression) as archive:
         for value in (1.0, 2.0):

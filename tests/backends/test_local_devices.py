@@ -1,4 +1,4 @@
-"""The threads of a local run: their cores, who is waited for, and what is told of them."""
+"""The threads of a local run: their cores, which ones are waited for, and the stall warning."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_device_takes_its_share_of_the_cores() -> None:
 def test_a_device_that_is_stopped_while_it_computes_for_all_releases_them(
     monkeypatch: pytest.MonkeyPatch, early: int
 ) -> None:
-    """Whoever comes last computes; Ctrl-C may reach it there, with nobody absent any more."""
+    """The last to arrive computes; Ctrl-C may reach it there, with no member absent any more."""
     dist = LocalDist({"r": 2}, (("r",),))
     first = threading.Event()
 
@@ -105,7 +105,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def at(line: int, layer: int = 0, step: int = 0, device: int = 0) -> Failure:
-    """Where a device is, or failed."""
+    """The position of a device, or of its failure."""
     return Failure(device, "ValueError", "", line, {"layer": layer}, step=step)
 
 
@@ -131,7 +131,7 @@ def test_a_device_is_waited_for_as_long_as_it_gets_on(clock: SimpleNamespace) ->
         assert late.among([FAILED], {0: at(3, 1, 5)}) == expected, "it only goes in a circle"
 
 
-# --- what is told when nothing moves -------------------------------------------------------------
+# --- the stall warning ---------------------------------------------------------------------------
 
 
 def test_a_device_that_hangs_is_told_and_left_alone(emit, tmp_path, monkeypatch):

@@ -295,7 +295,7 @@ def refusals(folder: Path) -> None:
 
 
 def documented(folder: Path) -> None:
-    """The page about modules runs as it stands."""
+    """The page about modules runs as written."""
     page = (ROOT / "docs" / "module.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == 2

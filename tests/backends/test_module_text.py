@@ -57,7 +57,7 @@ def unchanged(before: dict[str, Any], after: dict[str, Any]) -> bool:
 
 
 def apart(grads: list[torch.Tensor], others: list[torch.Tensor]) -> None:
-    """Gradients overlap neither one another nor what somebody else holds."""
+    """Gradients share memory neither with one another nor with any other tensor."""
     every = [*grads, *others]
     before = [tensor.clone() for tensor in every]
     for position, grad in enumerate(grads):

@@ -170,7 +170,7 @@ def test_what_one_process_is_told(emit, tmp_path):
 
 
 def run_alone(folder):
-    """Each case in a process of its own, forked from this one; what came of it."""
+    """The results of cases, each in a process of its own, forked from this one."""
     import torch.distributed  # noqa: F401  # once for all
 
     for name, (arguments, environment, _, _) in ALONE.items():

@@ -168,7 +168,7 @@ def test_a_process_that_is_stopped_is_told_and_can_go_on(data, tmp_path, monkeyp
         return stopped in text and "device 0 is waiting in all_reduce" in text
 
     def stop() -> None:
-        """Stop device 1, and let it go on when that is told."""
+        """Stop device 1, and let it go on when that is reported."""
         victim.append(at_work(tmp_path / "pids")[1])
         os.kill(victim[0], signal.SIGSTOP)
         until(lambda: any(map(expected, told)))

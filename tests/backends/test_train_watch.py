@@ -15,7 +15,7 @@ TABLES = "INPUTS = PARAMS = STATES = OUTPUTS = {}"
 
 
 def watched(body: str, **inputs: torch.Tensor) -> tuple[Watch, int]:
-    """A watch that has seen one call, and the line that stands before the body."""
+    """A watch that has seen one call, and the line before the body."""
     text = training_text(body, TABLES).text
     watch = Watch(load(text), text)
     watch.device(0, {}, inputs, {"w": inputs.get("w", torch.ones(2))}, {})

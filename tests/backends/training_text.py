@@ -25,7 +25,7 @@ def training_text(
     groups: Iterable[tuple[str, ...]] = (),
     states: bool = True,
 ) -> ProgramText:
-    """A program whose `device` has the given body; line n of it stands for line n of the source."""
+    """A program whose `device` has the given body; its line n is of line n of the source."""
     pasted = paste({"all_reduce", "check_index"})
     head = [
         *pasted.imports,

@@ -1,4 +1,4 @@
-"""Bad input that no text file can hold, or that takes more than one file or command."""
+"""Bad input that no text file can contain, or that takes more than one file or command."""
 
 from __future__ import annotations
 

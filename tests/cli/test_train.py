@@ -143,7 +143,7 @@ def test_parameters_in_few_bits_come_out_in_all_that_are_kept(points: str, cli: 
     given = ("--eval-every", "10", *LAYOUTS["zero3"])
     train(cli, "--steps", "20", "--out", "o.npz", "--log", "log", *given)
     with np.load("o.npz") as out:
-        assert (out["w1"].view(np.uint32) & 0xFFFF).any()  # more digits than bf16 holds
+        assert (out["w1"].view(np.uint32) & 0xFFFF).any()  # more digits than bf16 has
     evaluated = [record["eval_loss"] for record in logged("log") if "eval_loss" in record]
     assert evaluated[-1] < evaluated[0]
 

@@ -14,7 +14,7 @@ from meshdsl.pipeline import Compilation
 
 
 class Work:
-    """A collective under way; until it is let go it holds its tensors, as gloo and nccl do."""
+    """A collective in flight; until it is deleted it keeps its tensors, as gloo and nccl do."""
 
     def __init__(self, *held: torch.Tensor) -> None:
         self.held = held
@@ -35,7 +35,7 @@ class Alone:
         self.mesh = mesh
 
     def get_world_size(self, group: str) -> int:
-        """How many devices the group has."""
+        """The number of devices in the group."""
         return math.prod(self.mesh[axis] for axis in group.split("+"))
 
     def all_reduce(self, x: torch.Tensor, op: Any = None, **how: Any) -> Work:

@@ -1,4 +1,4 @@
-"""Who shares memory with whom, and what is copied before it is overwritten: programs that ask."""
+"""Aliases, and copies before an overwrite: programs that need them."""
 
 from __future__ import annotations
 

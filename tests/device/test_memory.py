@@ -59,7 +59,7 @@ CLOSE = 0.05
 
 
 def made(text: str, optimizer: str, mesh: str, layout: str, dims: dict[str, int]) -> Compilation:
-    # A walk will do: what is held is counted alike whoever planned it.
+    # A walk will do: memory is counted alike whoever planned it.
     text = re.sub(r"minimize loss with .*", f"minimize loss with {optimizer}", text)
     options = Options(mesh=mesh, layout=layout, reduce="deferred", set_dims=dims)
     return compile_source(Source("case.mdsl", text), options, Diagnostics())

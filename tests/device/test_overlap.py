@@ -1,4 +1,4 @@
-"""Overlap: what is issued early, that the devices compute meanwhile, and what is held for it."""
+"""Overlap: early issue, the computation meanwhile, and the memory for it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def computes(nodes: tuple[Node, ...]) -> bool:
 
 
 def under_way(program: Program) -> Iterator[tuple[Start, tuple[Node, ...]]]:
-    """Every start of this trip, and the nodes from there to where it is waited for."""
+    """Every start of this iteration, and the nodes from there to its wait."""
     for nodes in blocks(program):
         for at, node in enumerate(nodes):
             if isinstance(node, Start) and not node.ahead:
@@ -116,7 +116,7 @@ def test_a_loop_of_one_trip_gathers_nothing_ahead() -> None:
 
 def test_memory_counts_the_next_trip(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(buckets, "SMALL", 0)
-    # Without overlap they are then held one after the other.
+    # Without overlap they are then live one after the other.
     monkeypatch.setattr(liveness, "LARGE", 0)
     before = plain("zero3", text=FORWARD)
     after = passed(before, with_overlap)

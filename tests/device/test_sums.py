@@ -1,4 +1,4 @@
-"""Sums over the trips of a loop: in place where nobody else sees them, and right everywhere."""
+"""Sums over iterations: in place where no other variable shares the memory, and right."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def without(kind: type[Node]) -> Broken:
 
 
 def waits_first(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """The first start stands behind its wait."""
+    """The first start is after its wait."""
     start = next(node for node in nodes if isinstance(node, Start))
     rest = [node for node in nodes if node is not start]
     at = next(i for i, n in enumerate(rest) if isinstance(n, Wait) and n.work == start.work)
@@ -49,7 +49,7 @@ BROKEN = {
 
 @pytest.fixture(scope="module")
 def program() -> Program:
-    """A step with a bucket and with a collective under way, at its top."""
+    """A step with a bucket and with a collective in flight, at its top."""
     return passed(plain("zero2", "immediate"), with_overlap)
 
 

@@ -109,7 +109,7 @@ def test_a_layout_and_an_sbp_block_are_the_same_program(name: str, layout: str, 
 
 
 def ends(report: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Where what goes in and what comes out lies."""
+    """The placements of inputs and outputs."""
     roles = ("input", "param", "output")
     return [
         (t["name"], t["placement"], t["order"]) for t in report["tensors"] if t["role"] in roles

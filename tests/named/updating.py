@@ -47,7 +47,7 @@ def param(name: str, *dims: Dim, dtype: DType = F64) -> Value:
 class Engine:
     """Carries out each operator as it is emitted, on numpy arrays or, with `in_torch`, tensors.
 
-    `kept` holds the states between the steps, `known` the value of everything in this step.
+    `kept` are the states between the steps, `known` all values in this step.
     """
 
     def __init__(self, in_torch: bool = False) -> None:

@@ -64,7 +64,7 @@ def texts(root: XML.Element) -> list[str]:
 
 
 def hatched(root: XML.Element) -> int:
-    """How many blocks are hatched."""
+    """The number of hatched blocks."""
     return sum(box.get("fill") == "url(#hatch)" for box in root.iter(f"{SVG}rect"))
 
 

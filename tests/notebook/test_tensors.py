@@ -33,7 +33,7 @@ def holding(dims: dict[str, int], order: Mapping[str, tuple[str, ...]], mesh: Me
 
 
 def placements(mesh: Mesh, dims: dict[str, int]) -> Iterator[Holding]:
-    """Every axis splits one of the dims, holds parts, or holds copies."""
+    """Every axis splits one of the dims, is partial, or has replicas."""
     for chosen in itertools.product([*dims, "P", None], repeat=len(mesh.axes)):
         order: dict[str, tuple[str, ...]] = {}
         for axis, what in zip(mesh.names, chosen, strict=True):

@@ -9,7 +9,7 @@ import torch
 
 
 def own(x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Copies of `x` whose memory nobody else has: dims in any order, and with gaps between."""
+    """Copies of `x` in memory of their own: dims in any order, and with gaps between."""
     ranks = range(x.dim())
     found = {"plain": x.clone(memory_format=torch.contiguous_format)}
     for order in itertools.islice(itertools.permutations(ranks), 1, None):
@@ -22,7 +22,7 @@ def own(x: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def views(x: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The same, and broadcasts, which hold along some dims what `x` begins with there."""
+    """The same, and broadcasts, which repeat the beginning of `x` along some dims."""
     found = own(x)
     choices = itertools.chain.from_iterable(
         itertools.combinations(range(x.dim()), n) for n in range(1, x.dim() + 1)

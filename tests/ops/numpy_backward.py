@@ -45,7 +45,7 @@ class Evaluator:
 
 
 class NumpyBackward:
-    """A `Backward` (see `ops/opdef.py`) that knows the numbers, and notes what was asked of it."""
+    """A `Backward` (see `ops/opdef.py`) that knows the numbers, and records requests."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class NumpyBackward:
         self.grad = self.evaluator.value(grad, TensorType(grad_dims, sig.outs[0].dtype))
 
     def wanted(self, index: int) -> bool:
-        """Whether operand `index` was asked for."""
+        """Whether operand `index` was requested."""
         return index in self.wants
 
     def operand(self, index: int) -> Value:

@@ -164,7 +164,7 @@ def applicable(
 ) -> bool:
     """Whether local types make a call that the operator accepts, with local types as results."""
     if opdef.composite and sig.attrs["dim"].name in extents:
-        return False  # its definition in the prelude stands there
+        return False  # its definition in the prelude replaces it
     local_ins, local_outs = (
         tuple(t.resized(dict(extents)) for t in s) for s in (sig.ins, sig.outs)
     )
@@ -245,7 +245,7 @@ def _trial(
 def _holds(
     type_: TensorType, component: Component, whole: np.ndarray, parts: tuple[np.ndarray, ...]
 ) -> bool:
-    """Whether the parts of all ranks stand for the whole; copies must be equal on every rank."""
+    """Whether the parts of all ranks are a placement of the whole; replicas must be equal."""
     if not same(join(parts, component, type_), whole):
         return False
     return component != B or all(same(parts[0], part) for part in parts)
@@ -274,7 +274,7 @@ def same(found: np.ndarray, expected: np.ndarray) -> bool:
 
 
 def join(parts: Any, component: Component, type_: TensorType) -> np.ndarray:
-    """The value that the parts on all ranks stand for."""
+    """The global value of the parts on all ranks."""
     if isinstance(component, Split):
         return np.concatenate(parts, axis=type_.index(component.dim))
     if isinstance(component, Partial):

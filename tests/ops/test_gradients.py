@@ -358,7 +358,7 @@ def test_little_is_kept_and_little_is_done(
     kept: list[str],
     emitted: list[str],
 ) -> None:
-    """Products are contracted, and dims that the cotangent lacks are not made up."""
+    """Products are contracted, and dims that the cotangent lacks are not added."""
     sig = signature(lookup(name), Sample(tuple(ins), tuple(attrs.items())))
     arrays = [np.ones(t.shape, int if t.dtype == I32 else float) for t in ins]
     arrays = [a.astype(np.int32) if t.dtype == I32 else a for a, t in zip(arrays, ins, strict=True)]

@@ -1,6 +1,6 @@
 """Assumptions of texts about memory: none on strides; and the declared memory of their results.
 
-`device/aliases.py` states the rules that these tests hold every record of the registry to.
+`device/aliases.py` states the rules that these tests check for every record of the registry.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_texts_are_right_on_any_memory_and_tell_whose_their_results_have(
     shows = opdef.shows_operand(sig.ins, sig.attrs)
     for said, operands in one_at_a_time(drawn(sig, sample)):
         if any(overlaps(operands[i]) for i in opdef.overwrites):
-            continue  # nobody asks for that
+            continue  # never requested
         expected, before = meaning(opdef, sig, operands), [x.clone() for x in operands]
         found = several(evaluate(opdef, call(sig), operands))
         for got, wanted in zip(found, expected, strict=True):

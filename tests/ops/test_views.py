@@ -1,4 +1,4 @@
-"""Which splits pass through a split or merge, on up to eight simulated ranks."""
+"""Splits that pass through a split or merge, on up to eight simulated ranks."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ TORCH = {
 
 
 SUPPORT = {**vars(indices), **vars(softmax), **vars(updates)}
-"""The support functions that operators ask for."""
+"""The support functions that operators use."""
 
 
 def call(

@@ -1,4 +1,4 @@
-"""Who a rule binds, and which rule wins."""
+"""The tensors that a rule binds, and the rule that wins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ program p(t[batch, hidden]) {
 
 
 def placements(rules: str, mesh: str = "x:2,y:2") -> dict[str, str]:
-    """How each named tensor is placed under a layout of these rules."""
+    """The placement of each named tensor under a layout of these rules."""
     made = compile_text(
         f"{PROGRAM}layout l {{ {rules} }}", layout="l", mesh=mesh, reduce="deferred"
     )

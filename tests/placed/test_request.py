@@ -1,4 +1,4 @@
-"""The placements that a layout and an `sbp` block ask for, put to the walk and the search alike."""
+"""The placements that a layout and an `sbp` block request, for the walk and the search alike."""
 
 from __future__ import annotations
 

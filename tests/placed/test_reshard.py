@@ -1,6 +1,6 @@
 """Routes between placements: every step means what the table says, and leads to the same tensor.
 
-The devices are simulated in numpy; what a step does to them is written down here once more.
+The devices are simulated in numpy; the effect of a step is defined here independently.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ def placements(op: ReduceOp, mesh: Mesh = SQUARE) -> list[Placement]:
     return list(dict.fromkeys(found))
 
 
-# --- what devices hold ------------------------------------------------------------------------
+# --- local blocks -----------------------------------------------------------------------------
 
 
 def block(p: Placement, rank: int, mesh: Mesh = SQUARE) -> tuple[slice, ...]:
-    """The part of the whole that a device's data stand for."""
+    """The part of the whole that a device's block is."""
     at = mesh.coordinates(rank)
     found = []
     for dim in TENSOR.dims:

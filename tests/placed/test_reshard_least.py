@@ -1,6 +1,6 @@
 """Routes against brute force: shortest paths over every single step between all placements.
 
-What is a single step, and what it sends, is said here once more, as a relation on pairs.
+Single steps and their bytes are defined here independently, as a relation on pairs.
 """
 
 from __future__ import annotations

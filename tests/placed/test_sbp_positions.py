@@ -50,7 +50,7 @@ BODIES = (
 STEPS = ("minimize loss with sgd(lr=0.1)", "minimize loss with adam(lr=0.1, eps=1.0, accumulate=3)")
 ENDS = ("", *STEPS, "minimize loss with sgd(lr=0.1, accumulate=2, clip=1.0)")
 NAMES = {"x": 2, "z": 2, "t": 2, "a": 2, "w": 2, "u": 2, "h": 2, "k": 2, "y": 2, "loss": 0, "g": 2}
-"""How many dims each is declared with."""
+"""The number of declared dims of each."""
 
 CASES = int(os.environ.get("MESHDSL_CASES", "48"))
 SHARDS = 4

@@ -362,7 +362,7 @@ program p(s[a, b, c, d], t[b, c, d]) {
 def test_the_work_of_a_search_is_bounded_building_included(
     layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three free axes: what is searched is narrowed until it is small enough, and said."""
+    """Three free axes: the search space is narrowed until it is small enough, and reported."""
     priced: list[int] = []
     routes = reshard.route
 

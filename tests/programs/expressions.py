@@ -45,7 +45,7 @@ class Tensor:
     """An expression and what is known of it.
 
     `kind` is `f`, `i` or `b`. `bound` is the most that a sum of absolute values on the way to it
-    can be, infinite where something rounds. `below`: it holds indices below this; 0 for an input,
+    can be, infinite where something rounds. `below`: it has indices below this; 0 for an input,
     which gets values below whatever it indexes. `size`: about how large its elements can be.
     """
 
@@ -133,7 +133,7 @@ class Expressions:
         return ", ".join(parts)
 
     def seen(self, dims: Sequence[str]) -> None:
-        """Remember which dims stand in one tensor: rules to one axis would conflict there."""
+        """Record which dims are in one tensor: rules to one axis would conflict there."""
         self.together |= {frozenset(p) for p in itertools.combinations(dims, 2)}
 
     # --- expressions ---------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""One program under one layout: run on every device, held to the reference and to `explain`."""
+"""One program under one layout: run on every device, checked with reference and `explain`."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A case that ran and held: the named program, its report, the run, and its exact outputs."""
+    """A case that ran and passed: the named program, its report, the run, and its exact outputs."""
 
     named: Program
     report: dict[str, Any]
@@ -85,7 +85,7 @@ class Checked:
 
 
 def run_case(case: Case) -> Checked:
-    """Compile and run `case`, and hold it to everything that must be true of it.
+    """Compile and run `case`, and check everything that must be true of it.
 
     Raises DiagnosticError if it is refused, AssertionError if it is wrong.
     """
@@ -330,7 +330,7 @@ def check_bytes(report: dict[str, Any], run: LocalRun) -> None:
 
 
 def counts(report: dict[str, Any]) -> Counter[str]:
-    """How often each kind of collective takes place, trips of loops counted."""
+    """The number of collectives of each kind, iterations of loops counted."""
     found: Counter[str] = Counter()
     for c in report["collectives"]:
         found[c["kind"]] += c["count"]

@@ -65,7 +65,7 @@ class Special:
 
 
 Renamed = Mapping[Dim, Dim]
-"""Dims of samples, and those that stand in their place."""
+"""Dims of samples, and their replacements."""
 
 
 def samples(dims: Renamed, floats: DType) -> Iterator[tuple[str, Sample, Signature]]:
@@ -232,7 +232,7 @@ def _drawn(type_: TensorType, kind: str, fill: Fill, rng: np.random.Generator) -
 # --- comparing --------------------------------------------------------------------------------
 
 TOLERANCES = {"f32": 1e-5, "f64": 1e-12, "f16": 2e-2, "bf16": 6e-2}
-"""How far apart two ways to compute a number may be, in parts of the largest one."""
+"""The largest legal distance of two results, relative to the largest number."""
 
 
 def difference(found: Array, expected: Array, tolerance: float, *, kinds: bool = True) -> str:

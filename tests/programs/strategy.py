@@ -20,7 +20,7 @@ NAMES = "abcdef"
 
 @dataclass(slots=True)
 class Writer(Expressions):
-    """Writes one program. `tensors` are those that can be used where it stands.
+    """Writes one program. `tensors` are those that can be used at its position.
 
     `sliced` are names that a loop around slices, `looped` the dims of all loops.
     """

@@ -131,7 +131,7 @@ def test_every_layout_gives_the_answer_of_one_device(path: Path, shape: tuple[in
 
 
 def runs(case: Case) -> bool:
-    """Whether a layout fits; then it has run, and everything held."""
+    """Whether a layout fits; then it has run and passed."""
     try:
         run_case(case)
     except DiagnosticError as error:

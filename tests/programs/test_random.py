@@ -19,7 +19,7 @@ CASES = int(os.environ.get("MESHDSL_CASES", "200")) // SHARDS
 
 
 def check(case: Case) -> None:
-    """`case` runs and holds, or its layout is refused with a reason."""
+    """`case` runs and passes, or its layout is refused with a reason."""
     try:
         run_case(case)
     except DiagnosticError as error:

@@ -61,7 +61,7 @@ INFINITE_COTANGENTS = {
     "layer_norm_grad": "torch's kernel yields NaN or an infinity as it rounds",
     "cross_entropy_grad": "torch subtracts it at the target, parts multiply it",
 }
-"""Where one non-finite number may stand for another, and why."""
+"""Operators in which one non-finite number may replace another, and why."""
 
 COARSE = {"layer_norm_grad": 4}
 """Times the tolerance: torch's kernel has mean and deviation in the narrow dtype."""

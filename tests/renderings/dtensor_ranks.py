@@ -62,7 +62,7 @@ def _held(x: DTensor) -> tuple[str, tuple[int, ...]]:
 
 
 def rank_main(rank: int, ranks: int, store: str, cases: str, results: str) -> None:
-    """Run every case; rank 0 writes what came of them."""
+    """Run every case; rank 0 writes the results."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)

@@ -21,7 +21,7 @@ Case = dict[str, Any]
 
 
 def run_case(case: Case) -> dict[str, Any]:
-    """One rendering, operator by operator as Python comes to them."""
+    """One rendering, operator by operator in Python's order."""
     space: dict[str, Any] = {"__name__": "rendering"}
     exec(compile(case["text"], "rendering.py", "exec"), space)
     seen: dict[str, Any] = {}

@@ -40,7 +40,7 @@ from tests.renderings.examples import accepted, cases, values
 HERE = Path(__file__).parent
 TOLERANCE = 1e-5
 RANDOM = 120
-"""How many random programs are drawn; those on as many devices as a test has are run."""
+"""The number of random programs drawn; those on as many devices as a test has are run."""
 
 no_jax = pytest.mark.skipif(
     importlib.util.find_spec("jax") is None, reason="jax is not installed: pip install .[jax]"
@@ -148,7 +148,7 @@ def problems(job: Job, result: dict[str, Any]) -> Iterator[str]:
 
 
 def held_problems(job: Job, name: str, shown: str, shape: tuple[int, ...]) -> Iterator[str]:
-    """A variable holds what the rendering says, which is what we hold unless its line is marked."""
+    """A variable has the rendering's placement, which is ours unless its line is marked."""
     type_, held, _ = job.peer.held_by_name[name]
     if held.local(type_, job.peer.mesh).shape != shape:
         yield f"{name} is {shape} on a device, not {held.show(type_)}"
@@ -182,11 +182,11 @@ def _axes(sign: str, axes: tuple[str, ...]) -> str:
 
 
 PRINTED = {DTensorText: dtensor_prints, JaxText: jax_prints}
-"""How a system itself prints the placement of a tensor."""
+"""The system's own text of the placement of a tensor."""
 
 
 def check(found: list[Job], results: list[dict[str, Any]]) -> None:
-    """Every job held to everything."""
+    """Check everything of every job."""
     wrong = [
         f"{job.name}\n{problem}\n{job.text}"
         for job, result in zip(found, results, strict=True)
@@ -196,12 +196,12 @@ def check(found: list[Job], results: list[dict[str, Any]]) -> None:
 
 
 def marked(job: Job) -> list[str]:
-    """The variables that hold something else than ours do."""
+    """The variables whose placement differs from ours."""
     return [n for n, (_, held, ours) in job.peer.held_by_name.items() if held != ours]
 
 
 def reshards(job: Job) -> int:
-    """How many collectives a rendering asks for, one per axis, all trips counted."""
+    """The number of collectives of a rendering, one per axis, all iterations counted."""
     steps = ((n.step, k) for n, k in walk(job.peer.program.body) if isinstance(n, Move))
     return sum(k * len(step.axes) for step, k in steps if step.moves)
 

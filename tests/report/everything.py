@@ -38,7 +38,7 @@ def described(path: str, options: Options) -> dict[str, str]:
 
 
 def main() -> None:
-    """Compile what is asked for, and print what came of it."""
+    """Compile the requested part, and print the results."""
     first, step = map(int, sys.argv[1:])
     chosen = list(choices())[first::step]
     found = {f"{path} {o.layout or o.sbp}": described(path, o) for path, o in chosen}

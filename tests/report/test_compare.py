@@ -189,7 +189,7 @@ def test_a_row_differs_where_its_entries_do() -> None:
     differs = {e["tensor"] for row in facts["rows"] for e in row["tensors"] if not e["same"]}
     assert differs == {"w", "b", "v", "h"}
     unlike = [row["line"] for row in facts["rows"] if not row["same"]]
-    assert unlike == [13, 14, 15, 17, 18]  # y stands alike; only one column has to reduce it
+    assert unlike == [13, 14, 15, 17, 18]  # y is placed alike; only one column has to reduce it
     assert not facts["same"]
     assert sentence(facts) == "mlp in 2 columns: 5 of 7 statements differ."
 

@@ -107,7 +107,7 @@ def test_the_program_comes_first_and_says_no_more_than_it_must(case: Case) -> No
     defined = {n.name for n in ast.parse(runtime).body if isinstance(n, ast.FunctionDef)}
     used = {n.id for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Name)}
     assert defined <= used
-    # Another name for what has one is only what a trip of a loop hands on to the next.
+    # Another name for what has one is only what an iteration of a loop hands on to the next.
     lines = [line for line in device.split("\n") if line.strip()]
     for line, following in itertools.pairwise(lines):
         if re.match(r" +\w+ = (?!rank\b)[a-z]\w*(  #|$)", line):

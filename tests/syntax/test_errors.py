@@ -29,7 +29,7 @@ program p(x[a]) {
 dim last = 1
 """
 
-# In a program, the case stands on line 2, indented by two.
+# In a program, the case is on line 2, indented by two.
 IN_PROGRAM = {
     "relu(x)": ("MD0001", (2, 7), "y = relu"),
     "y += b": ("MD0001", (2, 5), "y = y + …"),

@@ -99,7 +99,7 @@ expect l on pod with immediate { h : [ a @ data , b ] , all_reduce over ( x , y 
 
 @st.composite
 def _noisy(draw: st.DrawFn) -> str:
-    """The program with spaces, line ends and comments wherever they may stand."""
+    """The program with spaces, line ends and comments wherever they are legal."""
     out: list[str] = []
     depth = 0
     for line in PROGRAM.strip().split("\n"):

@@ -19,7 +19,7 @@ from tests.training.named_torch import Named
 
 
 def random_program(seed: int) -> Program:
-    """The program of a seed; seeds of which none comes stand for the next one."""
+    """The program of a seed; seeds without one yield that of the next."""
     for attempt in range(100):
         try:
             return Writer(random.Random(seed * 1000 + attempt)).program()

@@ -67,7 +67,7 @@ class Expr:
         return self.text if simple else f"({self.text})"
 
     def _one_call(self) -> bool:
-        """Whether no operator stands outside of all brackets."""
+        """Whether no operator is outside of all brackets."""
         depth = 0
         for letter in self.text:
             depth += (letter in "([") - (letter in ")]")

@@ -30,7 +30,7 @@ def spread(x: Tensor, names: Sequence[str], dims: Sequence[Dim]) -> Tensor:
 
 
 def at(sig: Signature, name: str = "dim") -> int:
-    """Where the dim of an attribute stands in the first operand."""
+    """The position of the dim of an attribute in the first operand."""
     return sig.ins[0].names.index(sig.attrs[name].name)
 
 

@@ -119,7 +119,7 @@ def terms_of(name: str, most: int, ways: Sequence[str]) -> Iterator[Term]:
 
 
 def _is_fused(name: str) -> bool:
-    """Whether it stands for the gradient of a composite, and has operands of one type."""
+    """Whether it is the gradient of a composite, and has operands of one type."""
     return lookup(name).composite and lookup(name).surface.items == "view"
 
 

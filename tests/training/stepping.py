@@ -1,4 +1,4 @@
-"""Training steps of small programs: run on every device, and held to the reference and to torch."""
+"""Training steps of small programs: run on every device, compared with reference and torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Held = tuple[dict[str, Array], ...]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One training step on every device: the run, and what each device holds afterwards."""
+    """One training step on every device: the run, and the local blocks afterwards."""
 
     run: LocalRun
     held: Held
@@ -52,7 +52,7 @@ class Compiled:
     report: dict[str, Any]
 
     def step(self, inputs: Mapping[str, Any], kept: Mapping[str, Any]) -> Step:
-        """One step; `kept` are parameters and states, made up or begun where they are missing.
+        """One step; `kept` are parameters and states, drawn or begun where they are missing.
 
         Raises AssertionError unless devices sent just the bytes that were predicted.
         """
@@ -69,7 +69,7 @@ def compiled_step(case: Case, dtype: str | None = "f64") -> Compiled:
 
 
 def on_devices(emitted: ProgramText, inputs: Mapping[str, Any], kept: Mapping[str, Any]) -> Step:
-    """Run every device of an emitted text once, as `run_local` does, and keep all they hold."""
+    """Run every device of an emitted text once, as `run_local` does, and keep all local blocks."""
     program = load(emitted.text)
     states = getattr(program, "STATES", {})
     dist = LocalDist(program.MESH, program.GROUPS, emitted.places)

@@ -66,7 +66,7 @@ def array(x: Named, spec: Spec, batches: int) -> np.ndarray[tuple[int, ...], np.
 
 
 def wrong(found: Arrays, expected: dict[str, Named], specs: dict[str, Spec]) -> dict[str, float]:
-    """Which tensors differ, and by how much of their largest number."""
+    """The tensors that differ, and by how much of their largest number."""
     off = {}
     for name, x in expected.items():
         right = array(x, specs[name], 0)
@@ -107,7 +107,7 @@ def jumps(program: Program) -> bool:
 
 
 def check(program: Program) -> str:
-    """How it went: `ran`, or why not. Raises AssertionError where numbers are wrong."""
+    """The outcome: `ran`, or why not. Raises AssertionError where numbers are wrong."""
     try:
         answer(program, steps=STEPS)
     except Corner:

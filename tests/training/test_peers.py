@@ -1,6 +1,6 @@
 """Bytes that gradients cost: no more than the least that is known, counted where they run.
 
-The programs and the figures of other systems stand in `benchmarks/gradients.py`.
+The programs and the figures of other systems are in `benchmarks/gradients.py`.
 """
 
 from __future__ import annotations

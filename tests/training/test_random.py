@@ -30,7 +30,7 @@ MOST = 1e-7
 
 
 def check(case: Case) -> None:
-    """`case` runs and holds, or its layout is refused with a reason."""
+    """`case` runs and passes, or its layout is refused with a reason."""
     try:
         made = compiled_step(case)
     except DiagnosticError as error:

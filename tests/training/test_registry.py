@@ -22,7 +22,7 @@ MOST = 1e-9
 
 
 def check(built: Built, mesh: str, rules: str, policy: str) -> None:
-    """A step is right, and the same on every device that holds a parameter."""
+    """A step is right, and the same on every replica of a parameter."""
     assert built.program is not None
     emitted = emit(placed_on(built.program, mesh, rules, policy), {})
     inputs = {str(v.name): built.arrays[str(v.name)] for v in built.inputs}

@@ -1,4 +1,4 @@
-"""Training steps: every optimizer under layouts that split its work, held to one device."""
+"""Training steps: every optimizer under layouts that split its work, compared with one device."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_accumulated_gradients_are_reduced_once(layout: str) -> None:
 
 
 def test_gradients_that_are_kept_split_are_scattered_batch_by_batch() -> None:
-    """A rule for `grads:` asks for that: no device holds a whole gradient. None is gathered."""
+    """A rule for `grads:` requests that: no device has a whole gradient. None is gathered."""
     report = explained(case("adam(lr=0.01, accumulate=3)", "zero 2", "optimal"))
     moved = {c["kind"] for c in report["collectives"] if c["tensor"] in ("d_w, d_v", "d_v, d_w")}
     assert moved == {"reduce_scatter"}

@@ -72,11 +72,11 @@ LARGE = {
 """7.5 thousand million parameters."""
 
 COUNTER = 4
-"""Bytes of the number of the step, which every device holds."""
+"""Bytes of the step number, a replica on every device."""
 
 
 def held(layout: str, parameters: int, devices: int) -> int:
-    """Bytes of parameters, gradients and states that one device holds."""
+    """Bytes of the local parameters, gradients and states of one device."""
     split = {"data_parallel": 0, "zero1": 12, "zero2": 14, "zero3": 16, "kept": 16}[layout]
     return (16 - split) * parameters + split * parameters // devices + COUNTER
 

@@ -1,4 +1,4 @@
-"""Examples of the language written in Python; the largest stand in examples/ themselves."""
+"""Examples of the language written in Python; the largest are in examples/ themselves."""
 
 from __future__ import annotations
 
