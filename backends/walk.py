@@ -153,6 +153,7 @@ class Walk(ABC):
         for made in node.collected:
             self.begun(made, node)
         self.header(node)
+        begun = len(self.out.lines)
         self.out.depth += 1
         for item in node.stacked:
             self.stacked(item.outer, item.inside, node)
@@ -160,6 +161,8 @@ class Walk(ABC):
         for made in node.collected:
             self.filled(made, node)
         self.next(node)
+        if self.out.only_comments(begun):
+            self.out.add("pass")
         self.out.depth -= 1
         self.shown = NOWHERE
 
@@ -190,8 +193,6 @@ class Walk(ABC):
         if pairs:
             names, values = zip(*pairs, strict=True)
             self.out.statement(f"{', '.join(names)} = {', '.join(values)}")
-        elif not node.body and not node.stacked and not node.collected:
-            self.out.add("pass")
 
     def literal(self, value: object) -> str:
         """A number as Python source; infinities have no literal."""

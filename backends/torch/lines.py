@@ -21,6 +21,10 @@ class Lines:
         """One line as it is."""
         self.lines.append((INDENT * self.depth + text if text else "", self.place))
 
+    def only_comments(self, start: int) -> bool:
+        """Whether no line from number `start` on is a statement."""
+        return all(not text or text.lstrip().startswith("#") for text, _ in self.lines[start:])
+
     def statement(self, text: str, note: str = "") -> None:
         """A statement, with `note` behind it; above it where there is no room."""
         lines = statement(text, self.depth)

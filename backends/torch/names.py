@@ -72,7 +72,8 @@ class Variables:
         self.shared = frozenset(
             name for name, count in Counter(shared.values()).items() if count > 1
         )
-        self.now = 0
+        # Before the first statement: what that reads has no identifier to spare yet.
+        self.now = -1
         self.chosen: dict[str, str] = {}
         self._counters: dict[str, str] = {}
         # The last read of an identifier, and the variables that it now names.
