@@ -72,7 +72,7 @@ class ProgramModule(torch.nn.Module):
     # --- running -------------------------------------------------------------------------------
 
     @told
-    def forward(self, *args: Any, **inputs: Any) -> Any:
+    def forward(self, /, *args: Any, **inputs: Any) -> Any:
         """The outputs of this device, of inputs in order or by name.
 
         A plain tensor is this device's block of the input; a DTensor is resharded to it.

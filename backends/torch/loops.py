@@ -29,6 +29,8 @@ class Loops(Moves):
         super().__init__(program, taken)
         # The variables to delete after each statement.
         self.dead: dict[Node, tuple[Var, ...]] = {}
+        # Variables that may be views of another, perhaps with elements that share a location.
+        self.views: set[Var] = set()
         # The stacks that loops collect, and whether from the last to the first.
         self.backwards: dict[Var, bool] = {}
         self.loops: list[Loop] = []
@@ -82,7 +84,7 @@ class Loops(Moves):
         """The carried variables in memory of their own: each iteration makes the next ones anew."""
         makers = {var: maker for maker in node.body for var in maker.makes}
         for carry in node.carries:
-            begun, maker = carry.init in self.fresh, makers.get(carry.next)
+            begun, maker = carry.init in self.fresh - self.views, makers.get(carry.next)
             alone = self.uses[carry.init] == self.uses[carry.next] == 1
             if begun and alone and isinstance(maker, Compute):
                 if not shows_operand(maker) and not overwrites(maker):

@@ -77,8 +77,6 @@ class Emitter(Loops):
         self.checked: set[tuple[Var, str]] = set()
         # The helper variables of the last statement, if they may be large.
         self.helpers: list[str] = []
-        # Variables that may be views of another, perhaps with elements that share a location.
-        self.views: set[Var] = set()
 
     def emit(self, bare: bool = False) -> ProgramText:
         """The text; `bare` is the function `device` alone."""

@@ -164,7 +164,7 @@ class Plan(Looks):
 
     @told
     def __call__(
-        self, *args: Array, params: Mapping[str, Array] | None = None, **inputs: Array
+        self, /, *args: Array, params: Mapping[str, Array] | None = None, **inputs: Array
     ) -> Outputs:
         """Run it: inputs in order or by name, whole arrays of numpy or torch; whole outputs.
 
@@ -191,7 +191,7 @@ class Plan(Looks):
 
     @told
     def reference(
-        self, *args: Array, params: Mapping[str, Array] | None = None, **inputs: Array
+        self, /, *args: Array, params: Mapping[str, Array] | None = None, **inputs: Array
     ) -> Outputs:
         """The outputs of the unsharded program in float64, on the same inputs and parameters."""
         from meshdsl.backends.engines.reference import made_up, run_reference
