@@ -64,7 +64,8 @@ def given_up(node: Loop, dead: tuple[Var, ...]) -> tuple[Var, ...]:
 
 def sums(node: Loop) -> frozenset[Var]:
     """The sums that a loop adds up in place, in memory of their own."""
-    return frozenset(c.result for c in node.carries if c.next.name == c.inside.name == c.init.name)
+    carried = (c for c in node.carries if c.next is not c.inside)
+    return frozenset(c.result for c in carried if c.next.name == c.inside.name == c.init.name)
 
 
 def left_over(node: Loop, collected: frozenset[Var]) -> tuple[Var, ...]:
