@@ -340,20 +340,3 @@ def write_npz(path: str, arrays: Mapping[str, Array]) -> None:
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def check_writable(path: str, force: bool) -> None:
-    """Refuse to write to `path` where its folder is missing or, without `force`, it exists."""
-    folder = Path(path).parent
-    if not folder.is_dir():
-        raise Refused(f"cannot write {path}: there is no folder {folder}")
-    if not os.access(folder, os.W_OK):
-        raise Refused(f"cannot write {path}: no permission to write in {folder}")
-    if Path(path).is_dir():
-        raise Refused(f"cannot write {path}: it is a folder")
-    if Path(path).exists() and not Path(path).is_file():
-        raise Refused(f"cannot write {path}: it is no regular file")
-    if Path(path).exists() and not force:
-        raise Refused(f"{path} exists; --force overwrites it")
-    if not path.endswith(".npz"):
-        raise Refused(f"cannot write {path}: the name must end in .npz")

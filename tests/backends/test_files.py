@@ -15,7 +15,6 @@ from meshdsl.backends.runtime.files import (
     ArraysRefused,
     Refused,
     check_arrays,
-    check_writable,
     read_arrays,
     write_npz,
 )
@@ -234,17 +233,3 @@ def test_written_files_are_whole_and_always_the_same_bytes(tmp_path):
         assert archive.files == list(arrays)
         for name, array in arrays.items():
             np.testing.assert_array_equal(archive[name], array)
-
-
-def test_where_nothing_may_be_written(tmp_path):
-    (tmp_path / "old.npz").write_bytes(b"")
-    for name, message in [
-        ("none/out.npz", "there is no folder"),
-        ("old.npz", "--force overwrites"),
-        ("out.txt", "must end in .npz"),
-        ("", "is a folder"),
-    ]:
-        with pytest.raises(Refused, match=message):
-            check_writable(str(tmp_path / name), force=False)
-    check_writable(str(tmp_path / "old.npz"), force=True)
-    check_writable(str(tmp_path / "new.npz"), force=False)
