@@ -82,10 +82,8 @@ def parse_options(mesh: dict[str, int], trains: bool) -> argparse.Namespace:
         program = f"this program is for {devices} devices ({axes})"
         raise ValueError(f"{program}, but {world} started\nrun: {command}")
     for path in filter(None, (options.out, options.updated)):
-        named = path.endswith(".npz")
-        if not named or not os.path.isdir(os.path.dirname(path) or "."):
-            why = "there is no folder" if named else "its name must end in .npz"
-            raise ValueError(f"{path} cannot be written: {why}")
+        if not path.endswith(".npz") or not os.path.isdir(os.path.dirname(path) or "."):
+            raise ValueError(f"{path} cannot be written: it is no .npz, or there is no folder")
         if os.path.exists(path) and not options.force:
             raise ValueError(f"{path} exists; --force overwrites it")
     return options

@@ -140,7 +140,7 @@ ALONE = {
     "too few": (["--seed", "7"], SIX, 2, TOO_FEW),
     "the right command": (["--seed", "7"], SIX, 2, RIGHT),
     "no folder": (["--out", "none/out.npz"], {}, 2, "there is no folder"),
-    "another ending": (["--out", "out.txt"], {}, 2, "must end in .npz"),
+    "another ending": (["--out", "out.txt"], {}, 2, "it is no .npz"),
     "a file": (["--out", "old.npz"], {}, 2, "--force overwrites it"),
     "no file": (["--inputs", "none.npz"], {}, 2, "No such file"),
     "no option": (["--nonsense"], {}, 2, "unrecognized arguments"),
