@@ -15,11 +15,12 @@ import torch.distributed as dist
 
 from meshdsl.backends.engines.in_process import as_array, check_given, load, local_tensors
 from meshdsl.backends.engines.local_devices import LocalRunError
+from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.engines.torchrun import OVER
-from meshdsl.backends.runtime.collectives import as_numbers, make_groups
+from meshdsl.backends.runtime.collectives import make_groups
 from meshdsl.backends.runtime.files import Refused, read_arrays, write_npz
 from meshdsl.backends.runtime.main import start
-from meshdsl.backends.runtime.values import Spec, local_part
+from meshdsl.backends.runtime.values import Spec
 
 EVERY, PATIENCE = 0.025, 20.0
 """Seconds between two looks at the parent, and the most that a failed process waits for it."""
@@ -54,35 +55,19 @@ def _run(folder: Path, rank: int, world: int) -> None:
     groups = make_groups(mesh, program.GROUPS, rank)
     with torch.inference_mode():
         outputs = program.device(rank, groups, *held[: 3 if states else 2])
-    _write(folder / "out.npz", program.OUTPUTS, mesh, outputs)
+    ranks = Ranks(mesh, rank, dist, groups, where)
+    _write(folder / "out.npz", program.OUTPUTS, ranks, outputs)
     if states:
-        _write(folder / "updated.npz", {**program.PARAMS, **states}, mesh, {**held[1], **held[2]})
+        _write(folder / "updated.npz", {**program.PARAMS, **states}, ranks, {**held[1], **held[2]})
 
 
 def _write(
-    path: Path, specs: Mapping[str, Spec], mesh: dict[str, int], local: Mapping[str, torch.Tensor]
+    path: Path, specs: Mapping[str, Spec], ranks: Ranks, local: Mapping[str, torch.Tensor]
 ) -> None:
     """Write whole tensors on device 0."""
-    whole = {n: as_array(gather_whole(s, mesh, local[n]).cpu()) for n, s in specs.items()}
-    if dist.get_rank() == 0:
-        write_npz(str(path), whole)
-
-
-def gather_whole(spec: Spec, mesh: dict[str, int], block: torch.Tensor) -> torch.Tensor:
-    """The whole tensor on device 0 (empty elsewhere), from the first replica of each block."""
-    rank, block = dist.get_rank(), block.contiguous()
-    parts = [local_part(spec, mesh, other) for other in range(dist.get_world_size())]
-    shape = [*spec.dims.values()] if rank == 0 else [0]
-    whole = torch.empty(shape, dtype=block.dtype, device="cpu")
-    for other in sorted({parts.index(part) for part in parts}):
-        if rank == other != 0:
-            dist.send(as_numbers(block), 0)
-        elif rank == 0:
-            found = torch.empty_like(block) if other else block
-            if other:
-                dist.recv(as_numbers(found), other)
-            whole[parts[other]] = found.cpu()
-    return whole
+    whole = {n: ranks.whole_on_first(spec, local[n]) for n, spec in specs.items()}
+    if ranks.rank == 0:
+        write_npz(str(path), {n: as_array(x) for n, x in whole.items() if x is not None})
 
 
 # --- failures ------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ For threads and processes alike. Every device makes the same calls in the same o
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -134,6 +135,28 @@ class Ranks:
             whole[local_part(spec, self.mesh, rank)] = part
         return whole
 
+    def whole_on_first(self, spec: Spec, block: torch.Tensor) -> torch.Tensor | None:
+        """The whole of a tensor on the CPU of device 0, None on the others: processes only.
+
+        Each block is sent once, by the first device that stores it.
+        """
+        import torch
+
+        block = block.contiguous()
+        parts = [local_part(spec, self.mesh, r) for r in range(math.prod(self.mesh.values()))]
+        senders = sorted({parts.index(part) for part in parts})
+        if self.rank:
+            if self.rank in senders:
+                self.dist.send(_numbers(block), 0)
+            return None
+        whole = torch.empty([*spec.dims.values()], dtype=block.dtype, device="cpu")
+        whole[parts[0]] = block.cpu()
+        for sender in senders[1:]:
+            found = torch.empty_like(block)
+            self.dist.recv(_numbers(found), sender)
+            whole[parts[sender]] = found.cpu()
+        return whole
+
     def _gather(self, block: torch.Tensor, group: Any) -> torch.Tensor:
         """The blocks of a group, all of one shape, stacked along a new first dim."""
         found = block.new_empty(self.dist.get_world_size(group), *block.shape)
@@ -153,6 +176,6 @@ def _sendable(error: Exception | None) -> Exception | None:
     """An error that can be pickled."""
     try:
         pickle.loads(pickle.dumps(error))
-    except Exception:
+    except Exception:  # whatever an exception's own __reduce__ or __init__ raises
         return RuntimeError(f"{type(error).__name__}: {error}")
     return error

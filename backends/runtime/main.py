@@ -126,8 +126,9 @@ def local_value(
     kinds = {(d.is_floating_point, d == torch.bool) for d in (whole.dtype, dtype)}
     if len(kinds) > 1 or tuple(whole.shape) != tuple(spec.dims.values()):
         raise ValueError(f"{name} is {whole.dtype}{[*whole.shape]}, not {spec.dtype}{spec.dims}")
-    found = whole[part].to(dtype, copy=True)
-    if not dtype.is_floating_point and (found != whole[part]).any():
+    block, found = whole[part], whole[part].to(dtype, copy=True)
+    lost = found.isinf() & block.isfinite() if dtype.is_floating_point else found != block
+    if lost.any():
         raise ValueError(f"{name} holds values that do not fit {spec.dtype}")
     return found
 
@@ -142,9 +143,8 @@ def start(rank: int, world: int) -> torch.device:
         torch.set_default_device(where)
     # One device may be started without torchrun.
     store = None if "MASTER_ADDR" in os.environ else dist.HashStore()  # type: ignore[attr-defined]
-    about: Any = {"store": store, "rank": rank, "world_size": world}
-    about |= {"backend": "nccl", "device_id": where} if on_gpu else {"backend": "gloo"}
-    dist.init_process_group(**about)
+    about: Any = {"backend": "nccl", "device_id": where} if on_gpu else {"backend": "gloo"}
+    dist.init_process_group(store=store, rank=rank, world_size=world, **about)
     return where
 
 
@@ -157,10 +157,11 @@ def write_whole(
     dist.gather_object({name: x.cpu().numpy() for name, x in wide.items()}, held)
     if held is None:
         return
-    with zipfile.ZipFile(path, "w") as archive:
+    with zipfile.ZipFile(f"{path}.part", "w") as archive:
         for name, spec in specs.items():
             whole = np.empty([*spec.dims.values()], held[0][name].dtype)
             for rank, blocks in enumerate(held):
                 whole[local_part(spec, mesh, rank)] = blocks[name]
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, whole, allow_pickle=False)
+    os.replace(f"{path}.part", path)

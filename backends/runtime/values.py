@@ -121,8 +121,7 @@ def drawn_part(
     for start in range(0, flat.size, chunk):
         # Always a full chunk, so that every element goes through the same loop of numpy.
         at = np.unravel_index(np.arange(start, start + chunk) % flat.size, [1, *shape])
-        begins = [0, *(p.start for p in part)]
-        here = tuple(a + begin for a, begin in zip(at, begins, strict=True))
+        here = tuple(a + p for a, p in zip(at, [0, *(p.start for p in part)], strict=True))
         index = np.ravel_multi_index(here, [1, *spec.dims.values()])
         flat[start : start + chunk] = drawn(spec.draw, key, index)[: flat.size - start]
     return values

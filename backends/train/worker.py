@@ -71,11 +71,9 @@ def _texts(folder: Path) -> list[str]:
 
 def _write(path: str, held: Held, ranks: Ranks) -> None:
     """Gather the parameters, and write them on device 0."""
-    values, whole = held.values(), {}
-    for name, spec in held.value_specs.items():
-        tensor = ranks.whole(spec, values[name])
-        if ranks.rank == 0:
-            whole[name] = tensor.cpu()
+    values = held.values()
+    parts = {n: ranks.whole_on_first(spec, values[n]) for n, spec in held.value_specs.items()}
+    whole = {name: tensor for name, tensor in parts.items() if tensor is not None}
     specs = {name: spec._replace(split={}) for name, spec in held.value_specs.items()}
     ranks.first_does(lambda: export_params({0: whole}, path, specs, {}))
 

@@ -125,7 +125,19 @@ def test_bf16_rounds_as_torch_does():
 def test_numbers_that_get_out_of_range_are_refused(array, dtype, message):
     with pytest.raises(ValueError, match=message):
         cast(array, dtype)
+    if array.dtype != np.uint64:  # torch refuses to compare those
+        with pytest.raises(ValueError, match=message):
+            alone(array, dtype)
+
+
+def alone(array, dtype):
+    """The value that a program by itself makes of an array in a file."""
+    from meshdsl.backends.runtime.main import local_value
+
+    return local_value("w", Spec(dtype, {"a": 1}, {}), {"w": array}, 0, {"x": 1}, 0).numpy()
 
 
 def test_infinities_and_nan_are_kept():
     np.testing.assert_array_equal(cast(np.array([np.inf, np.nan]), "f32"), [np.inf, np.nan])
+    for number in (np.inf, -np.inf, np.nan):
+        np.testing.assert_array_equal(alone(np.array([number]), "f16"), [number])
