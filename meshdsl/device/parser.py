@@ -46,6 +46,8 @@ def parse_program(text: str) -> Program:
 
 
 class _Device(ir.Parser[Var]):
+    LOOP = Loop
+
     def begin(self, head: str) -> None:
         found = _HEAD.fullmatch(head)
         assert found, "no head of a device program"
@@ -57,21 +59,14 @@ class _Device(ir.Parser[Var]):
         return size * self.mesh.size(*axes)
 
     def program(self) -> Program:
-        parts = ir.parts(self.top.inner, ("input", "param", "state", "return", "update"))
-        inputs, params, states = (
-            tuple(self._entered(line, word) for line in parts[word])
-            for word in ("input", "param", "state")
-        )
-        body: tuple[Node, ...] = self.nodes(parts[""])
-        outputs = tuple(self.output(line) for line in parts["return"])
-        updates = tuple(self.pair(line) for line in parts["update"])
+        inputs, params, states, body, outputs, updates = self.sections()
         source = named.Program(self.title, (), (), (), (), self.top.span)
         before = placed.Program(source, self.mesh, "", "", (), (), (), (), (), {})
         coordinates = {axis: axis for axis in self.mesh.names}
         made = (inputs, params, body, outputs, coordinates, states, updates)
         return Program(before, self.mesh, *made, frozenset(self.lists))
 
-    def _entered(self, line: Line, role: str) -> Var:
+    def entered(self, line: Line, role: str) -> Var:
         with self.reading(line) as scan:
             var = self.entry(scan, line, role)
             scan.expect("=")
@@ -181,8 +176,5 @@ class _Device(ir.Parser[Var]):
     def make_loop(self, loop: generic.Loop[Var, Any], scan: Scanner, begun: Any) -> Loop:
         scan.expect("as")
         index = scan.next()
-        reverse = scan.accept("from", "the", "last")
-        collected = tuple(c for c in loop.collected if isinstance(c, Collected))
-        parts = (loop.carries, loop.stacked, loop.body, loop.span, collected)
-        about = (reverse, *self.phase(scan))
-        return Loop(loop.dim, *parts, *about, index=index, ahead=begun)
+        made: Loop = super().make_loop(loop, scan, begun)
+        return replace(made, index=index, ahead=begun)

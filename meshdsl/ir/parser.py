@@ -102,6 +102,9 @@ class Parser(Generic[V]):
     `scope` has the values by the names that refer to them.
     """
 
+    LOOP: type[Loop[Any, Any]]
+    """The loops of the stage."""
+
     def __init__(self, text: str) -> None:
         self.top = _tree(text)
         self.scope: dict[str, V] = {}
@@ -138,7 +141,14 @@ class Parser(Generic[V]):
 
     def make_loop(self, loop: Loop[V, Any], scan: Scanner, begun: Any) -> Any:
         """The loop of the stage; `scan` is behind the dim, `begun` is from `first`."""
-        raise NotImplementedError
+        reverse = scan.accept("from", "the", "last")
+        parts = (loop.carries, loop.stacked, loop.body, loop.span, loop.collected)
+        return self.LOOP(loop.dim, *parts, reverse, *self.phase(scan))
+
+    def entered(self, line: Line, role: str) -> V:
+        """An input, parameter or state."""
+        with self.reading(line) as scan:
+            return self.entry(scan, line, role)
 
     def type_of(self, value: V) -> Fields:
         """The fields that `type` reads, of an existing value."""
@@ -204,6 +214,20 @@ class Parser(Generic[V]):
     def axes(self, scan: Scanner) -> list[str]:
         """`rows`, or `(x, y)`."""
         return scan.listed(scan.next, ")") if scan.accept("(") else [scan.next()]
+
+    def sections(self) -> tuple[tuple[Any, ...], ...]:
+        """The inputs, parameters, states, nodes, outputs and updates of the program, in order."""
+        found = parts(self.top.inner, ("input", "param", "state", "return", "update"))
+        begun = (
+            tuple(self.entered(line, role) for line in found[role])
+            for role in ("input", "param", "state")
+        )
+        return (
+            *begun,
+            self.nodes(found[""]),
+            tuple(self.output(line) for line in found["return"]),
+            tuple(self.pair(line) for line in found["update"]),
+        )
 
     def nodes(self, lines: Iterable[Line]) -> tuple[Any, ...]:
         """The nodes of a block."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
-from meshdsl.diagnostics import Span
+from meshdsl.diagnostics import Source, Span
 from meshdsl.ir import parser as ir
 from meshdsl.ir import program as generic
 from meshdsl.ir.parser import Fields, Line, Scanner
@@ -23,6 +22,8 @@ _HEAD = re.compile(r"program (\w+)")
 
 
 class _Named(ir.Parser[Value]):
+    LOOP = Loop
+
     def __init__(self, text: str) -> None:
         super().__init__(text)
         # The value whose rules bind another may be inside a loop that has ended.
@@ -35,7 +36,7 @@ class _Named(ir.Parser[Value]):
 
     def program(self) -> Program:
         parts = ir.parts(self.top.inner, ("input", "param", "state", "return", "update"))
-        inputs = tuple(map(self._input, parts["input"]))
+        inputs = tuple(self.entered(line, "input") for line in parts["input"])
         params = tuple(map(self._param, parts["param"]))
         states = tuple(map(self._state, parts["state"]))
         body = self.nodes(parts[""])
@@ -43,10 +44,6 @@ class _Named(ir.Parser[Value]):
         updates = tuple(Update(*self.pair(line)) for line in parts["update"])
         made = (inputs, params, body, outputs, self.top.span)
         return Program(self.title, *made, states=states, updates=updates)
-
-    def _input(self, line: Line) -> Value:
-        with self.reading(line) as scan:
-            return self.entry(scan, line, "input")
 
     def _param(self, line: Line) -> Param:
         with self.reading(line) as scan:
@@ -108,13 +105,6 @@ class _Named(ir.Parser[Value]):
         lookup(op.name)
         return Op(op.name, op.ins, op.outs, op.attrs, op.span, op.phase, op.block)
 
-    def make_loop(self, loop: generic.Loop[Value, Any], scan: Scanner, begun: Any) -> Loop:
-        reverse = scan.accept("from", "the", "last")
-        parts = (loop.carries, loop.stacked, loop.body, loop.span, loop.collected)
-        return Loop(loop.dim, *parts, reverse, *self.phase(scan))
-
 
 def _nowhere(scan: Scanner) -> Span:
-    from meshdsl.diagnostics import Source
-
     return Span(Source("program", scan.text), 0, 0)

@@ -18,7 +18,7 @@ from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as named
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed import collectives as c
-from meshdsl.placed.ir import Apply, Loop, Node, Parameter, Program, Reshard, Tensor
+from meshdsl.placed.ir import Apply, Loop, Parameter, Program, Reshard, Tensor
 from meshdsl.placed.reshard import Route
 from meshdsl.placed.sbp import Mesh, Placement, placement
 
@@ -92,6 +92,8 @@ def _split(scan: Scanner) -> Any:
 
 
 class _Placed(ir.Parser[Tensor]):
+    LOOP = Loop
+
     def begin(self, head: str) -> None:
         found = _HEAD.fullmatch(head)
         assert found, "no head of a placed program"
@@ -100,14 +102,7 @@ class _Placed(ir.Parser[Tensor]):
         self.made: list[Tensor] = []
 
     def program(self) -> Program:
-        parts = ir.parts(self.top.inner, ("input", "param", "state", "return", "update"))
-        inputs, params, states = (
-            tuple(self._entered(line, word) for line in parts[word])
-            for word in ("input", "param", "state")
-        )
-        body: tuple[Node, ...] = self.nodes(parts[""])
-        outputs = tuple(self.output(line) for line in parts["return"])
-        updates = tuple(self.pair(line) for line in parts["update"])
+        inputs, params, states, body, outputs, updates = self.sections()
         learned = tuple(named.Param(t.value, named.Init("zeros"), 1, 1) for t in params)
         before = named.Program(
             self.title,
@@ -125,10 +120,6 @@ class _Placed(ir.Parser[Tensor]):
             states, updates,
         )  # fmt: skip
         return replace(made, named=made.rewritten)
-
-    def _entered(self, line: Line, role: str) -> Tensor:
-        with self.reading(line) as scan:
-            return self.entry(scan, line, role)
 
     # --- values and nodes ---------------------------------------------------------------------
 
@@ -159,11 +150,6 @@ class _Placed(ir.Parser[Tensor]):
     def make_op(self, op: generic.Op[Tensor]) -> Apply:
         lookup(op.name)
         return Apply(op.name, op.ins, op.outs, op.attrs, op.span, op.phase, op.block)
-
-    def make_loop(self, loop: generic.Loop[Tensor, Any], scan: Scanner, begun: Any) -> Loop:
-        reverse = scan.accept("from", "the", "last")
-        parts = (loop.carries, loop.stacked, loop.body, loop.span, loop.collected)
-        return Loop(loop.dim, *parts, reverse, *self.phase(scan))
 
     def leaf(self, line: Line) -> Reshard | None:
         if " = reshard " not in line.text:
