@@ -84,8 +84,8 @@ def parse_options(mesh: dict[str, int], trains: bool) -> argparse.Namespace:
     for path in filter(None, (options.out, options.updated)):
         if not path.endswith(".npz") or not os.path.isdir(os.path.dirname(path) or "."):
             raise ValueError(f"{path} cannot be written: it is no .npz, or there is no folder")
-        if os.path.exists(path) and not options.force:
-            raise ValueError(f"{path} exists; --force overwrites it")
+        if (os.path.exists(path) and not options.force) or options.out == options.updated:
+            raise ValueError(f"{path} exists, or is named twice; --force overwrites it")
     return options
 
 

@@ -139,8 +139,13 @@ def print_json(value: object) -> None:
 # --- files -----------------------------------------------------------------------------------
 
 
-def check_output(path: Path, force: bool) -> None:
-    """Refuse, before any work, a file that cannot be written or would be overwritten."""
+def check_output(path: Path, force: bool, source: Path | None = None) -> None:
+    """Refuse, before any work, a file that cannot be written or would be overwritten.
+
+    Nothing overwrites the program it is made of, its `source`.
+    """
+    if source is not None and path.is_file() and source.is_file() and path.samefile(source):
+        fail("MD0502", f"{path} is the program itself", help="name another file")
     if path.is_dir():
         fail("MD0502", f"{path} is a folder", help=f"name a file in it: {path / 'prog.py'}")
     if os.path.exists(path) and not os.path.isfile(path):

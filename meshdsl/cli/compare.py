@@ -50,7 +50,7 @@ def command(file: File, given: Compare) -> None:
     with common.reporting(given.json) as diagnostics:
         chosen = pipeline_options(given)
         if given.html is not None:
-            common.check_output(given.html, given.force)
+            common.check_output(given.html, given.force, file)
         made = common.compiled(file, chosen, diagnostics, "named")
         compared = compare_columns(made, given, diagnostics, measured=not given.no_run)
         if given.html is not None:

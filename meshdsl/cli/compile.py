@@ -24,7 +24,7 @@ def command(file: File, given: Compile) -> None:
     with common.reporting() as diagnostics:
         chosen = pipeline_options(given)
         if given.output is not None:
-            common.check_output(given.output, given.force)
+            common.check_output(given.output, given.force, file)
         made = common.compiled(file, chosen, diagnostics, "device")
         text = made.bare if given.bare else made.text
         if given.output is None:

@@ -33,7 +33,7 @@ def command(file: File, given: Render) -> None:
     with common.reporting() as diagnostics:
         chosen = replace(pipeline_options(given), evaluate=not given.step)
         if given.output is not None:
-            common.check_output(given.output, given.force)
+            common.check_output(given.output, given.force, file)
         made = common.compiled(file, chosen, diagnostics, "placed")
         text = render(made.placed, str(given.notation))
         if given.output is None:

@@ -103,9 +103,9 @@ def _show(made: Compilation, given: Run, result: Result, checked: Sequence[Compa
 
 
 def _write(out: Path, outputs: Mapping[str, Any]) -> None:
-    from meshdsl.backends.runtime.files import Refused, write_npz
+    from meshdsl.backends.runtime.files import write_npz
 
     try:
         write_npz(str(out), dict(outputs))
-    except Refused as refused:
-        fail("MD0501", str(refused), help="check the space and the permissions there")
+    except OSError as error:
+        common.refuse_writing(out, error)

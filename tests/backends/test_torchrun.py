@@ -170,6 +170,14 @@ def test_what_one_process_is_told(emit, tmp_path):
     assert told["a failure"][2].count("\n") == 1
 
 
+def test_one_file_for_two_outputs_is_refused(monkeypatch):
+    from meshdsl.backends.runtime.main import parse_options
+
+    monkeypatch.setattr(sys, "argv", ["p.py", "--out", "n.npz", "--updated", "n.npz", "--force"])
+    with pytest.raises(ValueError, match=r"n\.npz .* named twice"):
+        parse_options({"x": 1}, trains=True)
+
+
 def run_alone(folder):
     """The results of cases, each in a process of its own, forked from this one."""
     import torch.distributed  # noqa: F401  # once for all

@@ -118,3 +118,21 @@ def test_files_are_not_overwritten_unasked(command: str, cli: Cli) -> None:
     assert Path("x.npz").read_text() == "mine"
     assert cli(name, path, *rest, "--force").code == 0
     assert Path("x.npz").read_bytes() != b"mine"
+
+
+@pytest.mark.parametrize("command", ["compile -o", "render --as dtensor -o", "compare --html"])
+def test_no_program_is_overwritten_by_what_is_made_of_it(command: str, cli: Cli) -> None:
+    path, (name, *rest) = write(PROGRAM), command.split()
+    done = cli(name, path, *rest, f"./{path}", "--force")
+    assert (done.code, done.codes) == (2, ["error[MD0502]"])
+    assert Path(path).read_text() == PROGRAM
+
+
+def test_outputs_that_the_system_does_not_write(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("meshdsl.backends.runtime.files.os.replace", refuse)
+    done = cli("run", write(PROGRAM), "--out", "x.npz")
+    assert (done.code, done.codes) == (2, ["error[MD0501]"])
+    assert os.listdir() == ["f.mdsl"]
