@@ -108,10 +108,30 @@ class Related:
 
 
 @dataclass(frozen=True, slots=True)
+class Edit:
+    """The characters of a span replaced by `text`; an empty span inserts it."""
+
+    span: Span
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """A way out that a machine can take: edits of one source that do not overlap.
+
+    `title` says what they do, as an editor's menu shows it: ``write `hidden` ``.
+    """
+
+    title: str
+    edits: tuple[Edit, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Diagnostic:
     """One message to the user: a stable code, a sentence, a place, and ways out (`help`).
 
-    Further lines of `message`, where there are any, are a table or the end of a log.
+    Further lines of `message`, where there are any, are a table or the end of a log. `fixes` are
+    the ways out that can be carried out as they stand, the best first; `help` says them in words.
     """
 
     code: str
@@ -120,6 +140,7 @@ class Diagnostic:
     severity: Severity = "error"
     related: tuple[Related, ...] = ()
     help: str | None = None
+    fixes: tuple[Fix, ...] = ()
 
 
 class DiagnosticError(Exception):
@@ -184,7 +205,19 @@ def counted(number: int, noun: str) -> str:
 
 
 def did_you_mean(name: str, known: list[str]) -> str | None:
-    """A `did you mean` sentence for a misspelt `name`, or None when nothing known is close.
+    """A `did you mean` sentence for a misspelt `name`, or None when nothing known is close."""
+    close = closest(name, known)
+    return f"did you mean `{close}`?" if close else None
+
+
+def spelled_right(span: Span, name: str, known: list[str]) -> tuple[Fix, ...]:
+    """The fix that writes the closest known name for a misspelt one; none when nothing is close."""
+    close = closest(name, known)
+    return (Fix(f"write `{close}`", (Edit(span, close),)),) if close else ()
+
+
+def closest(name: str, known: list[str]) -> str | None:
+    """The known name that a misspelt one is closest to, or None when nothing is close.
 
     A name longer than `LONGEST_WORD` is no slip of the pen: comparing takes the product of the
     lengths.
@@ -195,4 +228,4 @@ def did_you_mean(name: str, known: list[str]) -> str | None:
     if len(name) > LONGEST_WORD:
         return None
     close = difflib.get_close_matches(name, words, n=1, cutoff=0.6)
-    return f"did you mean `{close[0]}`?" if close else None
+    return close[0] if close else None

@@ -15,6 +15,7 @@ from meshdsl.diagnostics import (
     Span,
     did_you_mean,
     fail,
+    spelled_right,
 )
 from meshdsl.ir.types import Dim
 from meshdsl.syntax import ast
@@ -69,9 +70,10 @@ def declare(
 def unknown(
     code: str, kind: str, name: ast.Name, known: list[str], help: str | None = None
 ) -> Diagnostic:
-    """`unknown KIND NAME`, with the closest known name as help."""
+    """`unknown KIND NAME`, with the closest known name as help and fix."""
     help = did_you_mean(name.text, known) or help or _known(kind, known)
-    return Diagnostic(code, f"unknown {kind} `{name.text}`", name.span, help=help)
+    fixes = spelled_right(name.span, name.text, known)
+    return Diagnostic(code, f"unknown {kind} `{name.text}`", name.span, help=help, fixes=fixes)
 
 
 def constant_integer(node: ast.Expr, sizes: Mapping[str, int], largest: int = MAX_DIM) -> int:
