@@ -17,6 +17,7 @@ from meshdsl.ir import types
 from meshdsl.named import ir
 from meshdsl.named.ir import walk
 from meshdsl.pipeline import Compilation, Options
+from meshdsl.report.focus import Focus
 
 if TYPE_CHECKING:
     from meshdsl.api.program import Program
@@ -378,14 +379,26 @@ class Plan(Looks):
     # --- reports -----------------------------------------------------------------------------
 
     @told
-    def explain(self) -> Explanation:
-        """The report per line: local tensors, bytes sent, reasons, costs; `.json` has the data."""
-        return Explanation(self._report, self._made.source, self._sources)
+    def explain(
+        self,
+        *,
+        all: bool = False,
+        top: int | None = None,
+        line: int | None = None,
+        tensor: str | None = None,
+    ) -> Explanation:
+        """The report: local tensors, bytes sent, reasons, costs; `.json` has all of it as data.
+
+        Of a long one the largest collectives and the memory, unless `all` lines are asked for, the
+        `top` largest collectives, what happens on a `line`, or to a `tensor`.
+        """
+        focus = Focus(all, top, line, tensor)
+        return Explanation(self._report, self._made.source, self._sources, focus)
 
     @told
     def cost(self) -> Cost:
         """The costs per device: bytes sent, FLOPs and memory."""
-        return Cost.of(self.explain().json)
+        return Cost.of(self._report)
 
     @told
     def compare(

@@ -10,10 +10,11 @@ from meshdsl.diagnostics import Source
 from meshdsl.notebook.views import WIDTH, Memory, View, of_columns
 from meshdsl.report.compare import comparison
 from meshdsl.report.document import Document
-from meshdsl.report.explain import explanation
+from meshdsl.report.focus import Focus, focused
 from meshdsl.report.html import html
 
 Json = dict[str, Any]
+REST = 'explain(all=True) shows every line; line=N, tensor="NAME" and top=N a part of them.'
 
 
 class Outputs:
@@ -53,26 +54,35 @@ class Outputs:
 class Explanation(View):
     """The report of a plan that `meshdsl explain` prints. `.json` is the same as data (version 1).
 
-    `sources` are the texts, by name, whose tensors a notebook shows.
+    `sources` are the texts, by name, whose tensors a notebook shows; `focus` is the part to show.
+
+    Raises:
+        DiagnosticError: there is no such part (MD0601, MD0607).
     """
 
     width = WIDTH
 
     def __init__(
-        self, json: Json, source: Source, sources: Mapping[str, Source] | None = None
+        self,
+        json: Json,
+        source: Source,
+        sources: Mapping[str, Source] | None = None,
+        focus: Focus | None = None,
     ) -> None:
         self.json, self.source = json, source
         self.sources = sources or {source.name: source}
+        self.focus = focus or Focus()
+        self._document = focused(json | {"warnings": []}, self.sources, self.focus, REST)
 
     @property
     def document(self) -> Document:
-        """The document of all lines: local tensors and collectives."""
-        return explanation(self.json | {"warnings": []}, self.sources)
+        """The document of what is to be shown: local tensors and collectives."""
+        return self._document
 
     def text(self, width: int | None = None) -> str:
         """The report of the program's own text, of at most `width` columns where words allow it."""
         if len(self.sources) > 1:
-            return Explanation(self.json, self.source).text(width)
+            return Explanation(self.json, self.source, focus=self.focus).text(width)
         return super().text(width)
 
 

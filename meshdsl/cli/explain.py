@@ -6,13 +6,19 @@ import re
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from meshdsl.cli import common
-from meshdsl.cli.options import Json, Placing, opt, option, pipeline_options
+from meshdsl.cli.options import Json, Placing, flag, only_one, opt, option, pipeline_options
 from meshdsl.diagnostics import fail
+
+if TYPE_CHECKING:
+    from meshdsl.report.focus import Focus
+
+
+REST = "--all shows every line; --line N, --tensor NAME and --top N a part of them."
 
 
 class Printed(StrEnum):
@@ -31,7 +37,17 @@ class Stage:
 
 
 @option
-class Explain(Placing, Json, Stage):
+class Shown:
+    """Options of the part of the report that is shown."""
+
+    every: bool = flag("--all", "The whole report, however long.")
+    top: int | None = opt("--top", "N", "The N largest collectives.", min=1)
+    line: int | None = opt("--line", "N", "What happens on this line of the file.")
+    tensor: str | None = opt("--tensor", "NAME", "What happens to this tensor.")
+
+
+@option
+class Explain(Shown, Placing, Json, Stage):
     """Options of `explain`."""
 
 
@@ -46,6 +62,7 @@ def command(
         if re.fullmatch(r"[Mm][Dd]\d{1,6}", file):
             _explain_code(file.upper())
             return
+        focus = focus_of(given)
         stage = given.print_after
         chosen = pipeline_options(given)
         made = common.compiled(Path(file), chosen, diagnostics, stage or "device")
@@ -56,12 +73,24 @@ def command(
         if given.json:
             common.print_json(made.report)
             return
-        from meshdsl.report.explain import explanation
+        from meshdsl.report.focus import focused
         from meshdsl.report.terminal import print_document
 
         # Warnings follow on the error output, with carets.
         report = made.report | {"warnings": []}
-        print_document(explanation(report, {made.source.name: made.source}))
+        print_document(focused(report, {made.source.name: made.source}, focus, REST))
+
+
+def focus_of(given: Explain) -> Focus:
+    """The part of the report to show. Raises MD0601 for options of which one has no effect."""
+    from meshdsl.report.focus import Focus
+
+    for part in ("top", "line", "tensor"):
+        for other in ("every", "json", "print_after"):
+            only_one(given, part, other)
+    only_one(given, "json", "print_after")
+    only_one(given, "every", "print_after")
+    return Focus(given.every, given.top, given.line, given.tensor)
 
 
 def _explain_code(code: str) -> None:

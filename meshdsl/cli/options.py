@@ -128,8 +128,7 @@ def pipeline_options(given: Any) -> Options:
     if dtype is not None and (dtype not in DTYPES or DTYPES[dtype].kind != "float"):
         floats = [n for n, d in DTYPES.items() if d.kind == "float"]
         refuse_unknown("dtype", dtype, floats, "no float type is called so")
-    if placed.layout is not None and placed.sbp is not None:
-        fail("MD0601", "`--layout` and `--sbp` are both given", help="choose one of them")
+    only_one(placed, "layout", "sbp")
     return Options(
         program=given.program,
         mesh=given.mesh,
@@ -142,6 +141,15 @@ def pipeline_options(given: Any) -> Options:
         dtype=dtype,
         strict=given.strict,
     )
+
+
+def only_one(given: Any, *names: str) -> None:
+    """Raise MD0601 if several options of these names are given, of which one alone counts."""
+    known = {f.name: f for f in fields(given)}
+    both = [known[name] for name in names if getattr(given, name) != known[name].default]
+    if len(both) > 1:
+        said = " and ".join(f"`{f.metadata['names'].split()[-1]}`" for f in both)
+        fail("MD0601", f"{said} are both given", help="choose one of them")
 
 
 def refuse_unknown(option: str, value: str, known: Iterable[str], why: str) -> None:

@@ -66,6 +66,7 @@ INSTEAD = {
 """Options of commands that a line refuses, and their alternatives."""
 
 WANTED = {"--layout", "--mesh", "--sbp", "--reduce", "--dtype", "--set"}
+WANTED |= {"--all", "--top", "--line", "--tensor"}
 """Options with which a cell shows the report of `explain`."""
 
 Name = Annotated[str | None, typer.Argument(help="A program, a mesh or a tensor.")]

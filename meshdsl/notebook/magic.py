@@ -16,6 +16,7 @@ from meshdsl.api.plan import Plan
 from meshdsl.api.program import Program
 from meshdsl.api.shown import Comparison
 from meshdsl.cli.compare import compare_columns
+from meshdsl.cli.explain import focus_of
 from meshdsl.cli.options import pipeline_options
 from meshdsl.cli.run import check_engine, run
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Source, did_you_mean, fail
@@ -100,7 +101,9 @@ class MdslMagics(Magics):
         return self._plan(line, line.name or line.given.program)
 
     def _explain(self, line: Line) -> Any:
-        return self._named(line).explain()
+        focus = focus_of(line.given)
+        plan = self._named(line)
+        return plan.explain(all=focus.whole, top=focus.top, line=focus.line, tensor=focus.tensor)
 
     def _view(self, line: Line) -> Any:
         return getattr(self._named(line), line.verb)

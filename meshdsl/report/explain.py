@@ -7,7 +7,7 @@ is the document for people.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from meshdsl.backends.torch.text import identifiers
@@ -226,20 +226,19 @@ def _totals(collectives: list[dict[str, Any]], program: Program) -> dict[str, An
 
 
 def explanation(report: Json, sources: Mapping[str, Source]) -> Document:
-    """The report as a document. `sources`, by name, are the texts whose tensors are shown.
+    """The whole report as a document. `sources`, by name, are the texts whose tensors are shown.
 
     Lines of the first source come before those of others.
     """
-    return (*_summary(report), _listing(report, sources), Gap(), *_totals_of(report))
+    lines = listing(report, sources, listed(report, sources), report["collectives"])
+    return (*summary(report), lines, Gap(), *_totals_of(report))
 
 
-def _summary(report: Json) -> Iterator[Block]:
-    """A sentence on the whole program, then notes to read before the details."""
+def summary(report: Json) -> Iterator[Block]:
+    """Two sentences, what is sent and what sends the most; then axes that are of no use."""
     yield line(sentence(report), "strong")
     if len(report["collectives"]) > 1:
         yield line(_largest(report))
-    if report["plan"] and report["collectives"]:
-        yield line(_planned(report["plan"]))
     for axis, size in report["mesh"].items():
         if size > 1 and all(t["placement"].get(axis, "B") == "B" for t in report["tensors"]):
             yield line(f"Axis {axis} splits nothing: its {size} devices all do the same work.")
@@ -258,12 +257,15 @@ def sentence(report: Json) -> str:
     return f"{where}: {counted(count, 'collective')} {verb} {human(sent)} per device."
 
 
-def _planned(plan: Json) -> str:
-    """The objective of a plan, and the extent of its search."""
+def planned(report: Json) -> Iterator[Block]:
+    """The objective of the plan, and the extent of its search; nothing where nothing is sent."""
+    plan = report["plan"]
+    if not plan or not report["collectives"]:
+        return
     message = plan["message_bytes"]
     cost = f"bytes + {human(message)} for each collective" if message else "bytes"
     known = "No plan costs less" if plan["least"] else "Not proven to cost least"
-    return f"{known} ({cost}; searched: {plan['searched']})."
+    yield line(f"{known} ({cost}; searched: {plan['searched']}).")
 
 
 def _largest(report: Json) -> str:
@@ -280,55 +282,59 @@ def _largest(report: Json) -> str:
 # --- source lines ----------------------------------------------------------------------------
 
 
-def _listing(report: Json, sources: Mapping[str, Source]) -> Table:
-    """The source lines with tensors or collectives: those of the first file in order, then others.
+def listed(report: Json, sources: Mapping[str, Source]) -> list[Json]:
+    """The tensors to show: named and of the sources, but not remade per loop iteration."""
+    return [t for t in report["tensors"] if t["name"] and t["file"] in sources and _told(t)]
+
+
+def place_of(entry: Json) -> tuple[str, int]:
+    """The file and line of an entry; a tensor that a `repeat` carries or keeps is on its line."""
+    return entry["file"], (entry.get("loop") or entry)["line"]
+
+
+def listing(
+    report: Json,
+    sources: Mapping[str, Source],
+    tensors: Sequence[Json],
+    collectives: Sequence[Json],
+) -> Table:
+    """The source lines of tensors and collectives: those of the first file in order, then others.
 
     Lines with collectives have blank lines around them.
     """
     first = next(iter(sources), "")
-    found = {(t["file"], _line_of(t)) for t in report["tensors"] if _shown(t, sources)}
-    found |= {(c["file"], c["line"]) for c in report["collectives"]}
+    found = {place_of(entry) for entry in (*tensors, *collectives)}
     sections, sends = [], True
     for place in sorted(found, key=lambda place: (place[0] != first, place)):
-        before, sends = sends, any(c["line"] == place[1] for c in report["collectives"])
-        sections.append(_section(report, sources, place, before or sends))
+        made = [t for t in tensors if place_of(t) == place]
+        sent = [c for c in collectives if place_of(c) == place]
+        before, sends = sends, bool(sent)
+        sections.append(section(report, sources, place, made, sent, before or sends))
     return Table(tuple(sections))
 
 
-def _section(
-    report: Json, sources: Mapping[str, Source], place: tuple[str, int], apart: bool
+def section(
+    report: Json,
+    sources: Mapping[str, Source],
+    place: tuple[str, int],
+    tensors: Sequence[Json],
+    collectives: Sequence[Json],
+    apart: bool = True,
 ) -> Section:
+    """A source line, and below it tensors and collectives."""
     file, number = place
     gutter = _gutter(report)
     where = "" if file == next(iter(sources), "") else f"{file} "
     text = sources[file].excerpt(number) if file in sources else None
-    here = [
-        t for t in report["tensors"] if _shown(t, sources) and (t["file"], _line_of(t)) == place
-    ]
-    width = max((len(t["name"]) for t in here), default=0)
-    tensors = [tensor_item(t, report["mesh"], gutter + 3, width) for t in here]
+    width = max((len(t["name"]) for t in tensors), default=0)
+    items = [tensor_item(t, report["mesh"], gutter + 3, width) for t in tensors]
     named = {t["name"] for t in report["tensors"]}
-    sent = [
-        collective_note(c, c["tensor"] in named, gutter + 3)
-        for c in report["collectives"]
-        if (c["file"], c["line"]) == place
-    ]
-    return Section(SourceLine(f"{where}{number:>{gutter}}", text), (*tensors, *sent), apart)
-
-
-def _shown(tensor: Json, sources: Mapping[str, Source]) -> bool:
-    """Whether a tensor is listed: named and of the sources, but not remade per loop iteration."""
-    return bool(tensor["name"]) and tensor["file"] in sources and _told(tensor)
+    sent = [collective_note(c, c["tensor"] in named, gutter + 3) for c in collectives]
+    return Section(SourceLine(f"{where}{number:>{gutter}}", text), (*items, *sent), apart)
 
 
 def _told(tensor: Json) -> bool:
     return tensor.get("loop") is None or tensor["loop"]["as"] in LOOP_WORDS
-
-
-def _line_of(tensor: Json) -> int:
-    """The line of a tensor; a carried or kept one belongs to that of its `repeat`."""
-    line: int = (tensor.get("loop") or tensor)["line"]
-    return line
 
 
 def _gutter(report: Json) -> int:
@@ -475,7 +481,7 @@ def _totals_of(report: Json) -> Iterator[Block]:
     yield Gap()
     yield _headed("Computed per device:", f"{scaled(flops, precise=True)}{whole}")
     yield Gap()
-    yield from _held(report["memory"])
+    yield from held(report["memory"])
     if report["warnings"]:
         yield Gap()
         yield from _warnings(report["warnings"])
@@ -496,6 +502,7 @@ def _sent_in_all(report: Json) -> Iterator[Block]:
     if len(phases) > 1 or "output" in phases:
         tables["by phase"] = phases
     yield from _amounts([(k, n, v) for k, t in tables.items() for n, v in t.items()], 9)
+    yield from planned(report)
 
 
 def _headed(head: str, text: str) -> Item:
@@ -513,7 +520,8 @@ def _amounts(rows: list[tuple[str, str, int]], width: int = 0) -> Iterator[Item]
         yield Item(head, (Piece(exact(value)),))
 
 
-def _held(memory: Json) -> Iterator[Item]:
+def held(memory: Json) -> Iterator[Item]:
+    """The memory of a device at the worst moment, by kind."""
     yield _headed("Held per device:", f"{exact(memory['peak'])} at the worst moment")
     kinds = {"params": "parameters", "grads": "gradients", "state": "state", "inputs": "inputs"}
     rows = [("", word, memory[key]) for key, word in kinds.items() if memory.get(key)]

@@ -51,7 +51,7 @@ def shown(view: Any) -> str:
 def test_every_display_of_every_example(example: str) -> None:
     seen = 0
     for plan in plans(example):
-        report = plan.explain()
+        report = plan.explain(all=True)
         for view in (report, plan.placements, plan.collectives, plan.memory, plan.code):
             pictures(shown(view))
         text = plain(shown(report))

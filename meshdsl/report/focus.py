@@ -1,0 +1,229 @@
+"""Parts of `explain`'s report: the largest collectives, one source line, one tensor.
+
+A `Focus` says what to show, `focused` is the document. A short report is shown whole; of a long
+one, unless asked otherwise, what sends the most and the memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+from meshdsl.diagnostics import Source, did_you_mean, fail
+from meshdsl.report.document import (
+    Block,
+    Document,
+    Gap,
+    Item,
+    Note,
+    Piece,
+    Section,
+    Table,
+    human,
+    line,
+)
+from meshdsl.report.explain import (
+    explanation,
+    held,
+    listed,
+    listing,
+    place_of,
+    planned,
+    section,
+    sentence,
+    summary,
+)
+
+Json = dict[str, Any]
+
+TOP = 5
+"""The collectives of a long report that are shown; a short one has no more."""
+
+SHORT = 24
+"""The tensors of a short report, those in buckets counted."""
+
+ALIKE = 3
+"""The details of one kind, such as tensors of a bucket, that an excerpt shows of a collective."""
+
+NEAR = 2
+"""The lines before and after an empty one that are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Focus:
+    """The part of a report to show: all of it, the `top` largest collectives, a line, a tensor.
+
+    `line` is one of the first source. `tensor` is a name, or the last part of one. Together they
+    show what is on that line and of that tensor, and with `top` the largest collectives of it.
+    """
+
+    whole: bool = False
+    top: int | None = None
+    line: int | None = None
+    tensor: str | None = None
+
+
+def focused(report: Json, sources: Mapping[str, Source], focus: Focus, rest: str) -> Document:
+    """The document of a part; `rest` is the sentence on how to see the rest.
+
+    Raises:
+        DiagnosticError: the first source has no such line, or no such tensor is there (MD0607);
+            none are the largest (MD0601).
+    """
+    if focus.top is not None and focus.top < 1:
+        fail("MD0601", f"the {focus.top} largest collectives are none", help="ask for 1 or more")
+    if focus.line is not None or focus.tensor is not None:
+        return (line(sentence(report), "strong"), *_asked(report, sources, focus))
+    short = focus.top is None and _is_short(report, sources)
+    if focus.whole or short:
+        return explanation(report, sources)
+    return tuple(_excerpt(report, sources, focus.top or TOP, rest))
+
+
+def _is_short(report: Json, sources: Mapping[str, Source]) -> bool:
+    tensors = len(listed(report, sources)) + sum(len(c["parts"]) for c in report["collectives"])
+    return len(report["collectives"]) <= TOP and tensors <= SHORT
+
+
+# --- the largest collectives -----------------------------------------------------------------
+
+
+def _excerpt(report: Json, sources: Mapping[str, Source], top: int, rest: str) -> Iterator[Block]:
+    """The summary, the collectives that send the most, the largest first, and the memory."""
+    yield from summary(report)
+    most, others = _largest(report["collectives"], top)
+    groups = itertools.groupby(most, key=place_of)
+    sections = (
+        section(report, sources, place, (), [_by_size(c) for c in found]) for place, found in groups
+    )
+    yield Table(tuple(map(_shortened, sections)))
+    yield Gap()
+    yield from _left_out(others)
+    yield from planned(report)
+    yield Gap()
+    yield from held(report["memory"])
+    yield Gap()
+    yield line(rest, "muted")
+
+
+def _largest(collectives: Iterable[Json], top: int | None) -> tuple[list[Json], list[Json]]:
+    """The `top` collectives that send the most, in order, and the others."""
+    found = sorted(collectives, key=lambda c: -c["wire_bytes"])
+    return found[:top], found[top:] if top is not None else []
+
+
+def _by_size(c: Json) -> Json:
+    """A collective with the largest tensors of its bucket first."""
+    return c | {"parts": sorted(c["parts"], key=lambda part: -part["payload_bytes"])}
+
+
+def _shortened(found: Section) -> Section:
+    """A section whose collectives have at most `ALIKE` details of one kind."""
+    return replace(
+        found, body=tuple(_few(entry) if isinstance(entry, Note) else entry for entry in found.body)
+    )
+
+
+def _few(note: Note) -> Note:
+    details: list[Item] = []
+    for _, group in itertools.groupby(note.details, key=lambda item: item.head):
+        alike = list(group)
+        details += alike[:ALIKE]
+        if len(alike) > ALIKE:
+            head = (Piece(" " * len(alike[0].head[0].text)),)
+            text = f"… and {len(alike) - ALIKE:,} more"
+            details.append(Item(head, (Piece(text, "muted"),), indent=alike[0].indent))
+    return replace(note, details=tuple(details))
+
+
+def _left_out(others: Sequence[Json]) -> Iterator[Block]:
+    if others:
+        sent = human(sum(c["wire_bytes"] for c in others))
+        ones = "one sends" if len(others) == 1 else f"{len(others):,} send"
+        yield line(f"The other {ones} {sent} per device.")
+
+
+# --- a line, a tensor ------------------------------------------------------------------------
+
+
+def _asked(report: Json, sources: Mapping[str, Source], focus: Focus) -> Iterator[Block]:
+    """What there is on a line and of a tensor."""
+    first = next(iter(sources.values()))
+    tensors, collectives = listed(report, sources), list(report["collectives"])
+    if focus.tensor is not None:
+        names = _names(report, sources, focus.tensor)
+        tensors = [t for t in tensors if t["name"] in names]
+        collectives = [c for c in collectives if names & _moved(c)]
+    here = (tensors, collectives)
+    if focus.line is not None:
+        _check_line(first, focus.line)
+        place = (first.name, focus.line)
+        here = (
+            [t for t in tensors if place_of(t) == place],
+            [c for c in collectives if place_of(c) == place],
+        )
+    most, others = _largest(here[1], focus.top)
+    if focus.line is not None and not (here[0] or most):
+        yield from _elsewhere(report, sources, focus, (tensors, collectives))
+        return
+    yield listing(report, sources, here[0], most)
+    if others:
+        yield Gap()
+    yield from _left_out(others)
+
+
+def _check_line(source: Source, number: int) -> None:
+    last = len(source.text.removesuffix("\n").split("\n"))
+    if not 1 <= number <= last:
+        help = f"lines are counted from 1 to {last}"
+        fail("MD0607", f"{source.name} has no line {number}", help=help)
+
+
+def _elsewhere(
+    report: Json, sources: Mapping[str, Source], focus: Focus, known: tuple[list[Json], list[Json]]
+) -> Iterator[Block]:
+    """On a line that makes and sends nothing: what its rules split, or the lines near it."""
+    first = next(iter(sources.values()))
+    assert focus.line is not None
+    rules = [t for t in known[0] if _ruled(t, first.name, focus.line)]
+    if rules:
+        yield Table((section(report, sources, (first.name, focus.line), rules, ()),))
+        return
+    lines = sorted({n for file, n in map(place_of, itertools.chain(*known)) if file == first.name})
+    near = [n for n in lines if n < focus.line][-NEAR:] + [n for n in lines if n > focus.line][
+        :NEAR
+    ]
+    whose = f" of `{focus.tensor}`" if focus.tensor is not None else ""
+    yield Gap()
+    yield Table((section(report, sources, (first.name, focus.line), (), (), apart=False),))
+    nearest = f" The nearest where there is: {', '.join(map(str, near))}." if near else ""
+    yield line(f"Nothing{whose} is made, split or sent on this line.{nearest}")
+
+
+def _ruled(tensor: Json, file: str, number: int) -> bool:
+    """Whether a rule on this line splits the tensor."""
+    rules = tensor["rules"].values()
+    return any((rule["file"], rule["line"]) == (file, number) for rule in rules)
+
+
+def _moved(c: Json) -> set[str]:
+    """The names of the tensors that a collective moves."""
+    return {part["tensor"] for part in c["parts"]} | {c["tensor"]}
+
+
+def _names(report: Json, sources: Mapping[str, Source], wanted: str) -> set[str]:
+    """The tensors of this name; else those whose name ends in it, as `attention.q` in `q`."""
+    known = dict.fromkeys(t["name"] for t in listed(report, sources))
+    alone = (c for c in report["collectives"] if not c["parts"])
+    known |= dict.fromkeys(c["tensor"] for c in alone)
+    known |= dict.fromkeys(p["tensor"] for c in report["collectives"] for p in c["parts"])
+    found = {wanted} & set(known) or {n for n in known if n.rpartition(".")[2] == wanted}
+    return found or _unknown(wanted, list(known), report["program"])
+
+
+def _unknown(wanted: str, known: list[str], program: str) -> NoReturn:
+    shown = ", ".join(known[:10]) + (", …" if len(known) > 10 else "")
+    help = did_you_mean(wanted, known) or f"there are {shown}"
+    fail("MD0607", f"`{program}` has no tensor `{wanted}`", help=help)
