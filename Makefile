@@ -7,7 +7,7 @@ STAMP  := $(VENV)/installed
 WORKERS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format bench lab notebooks install clean
+.PHONY: help run test lint format bench lab notebooks docs install clean
 MAKEFLAGS += --no-print-directory
 
 help:  ## list what can be made
@@ -40,6 +40,10 @@ lab: $(STAMP)  ## open the notebooks in JupyterLab, installing it first
 
 notebooks: $(STAMP)  ## execute the notebooks' scripts and write the notebooks anew
 	@$(BIN)/python examples/notebooks/execute.py
+
+docs: $(STAMP)  ## the site of all pages, in build/site
+	@$(BIN)/python -m sphinx -q -n -W --keep-going -E -c docs -d build/pages . build/site
+	@echo "open $(CURDIR)/build/site/index.html"
 
 install: $(STAMP)  ## make .venv ready and do nothing else
 

@@ -1,0 +1,41 @@
+"""The Sphinx extension of the site: its contents, and the pages that are made of the program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pygments.lexers.shell import BashSessionLexer
+from sphinx.application import Sphinx
+from sphinx.util.typing import ExtensionMetadata
+
+from docs._ext import contents, generated
+from meshdsl.lexer import MdslLexer
+from meshdsl.version import __version__
+
+_ENTRY = '<!doctype html><meta charset="utf-8"><title>meshdsl</title>' + (
+    '<meta http-equiv="refresh" content="0; url={to}"><a href="{to}">meshdsl</a>\n'
+)
+
+
+def setup(app: Sphinx) -> ExtensionMetadata:
+    """Connect the extension."""
+    app.add_lexer("mdsl", MdslLexer)
+    app.add_lexer("shellsession", BashSessionLexer)
+    app.connect("source-read", _read)
+    app.connect("build-finished", _enter)
+    return {"version": __version__, "parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def _read(app: Sphinx, page: str, source: list[str]) -> None:
+    """The text of a page as the site has it."""
+    if not str(app.env.doc2path(page)).endswith(".md"):
+        return
+    text = generated.filled(source[0])
+    source[0] = contents.listed(app.env, page, contents.to_pages(app.env, page, text))
+
+
+def _enter(app: Sphinx, error: Exception | None) -> None:
+    """Lead from `index.html`, which servers look for, to the first page."""
+    if error is None and app.builder.format == "html":
+        to = app.builder.get_target_uri(app.config.root_doc)
+        (Path(app.outdir) / "index.html").write_text(_ENTRY.format(to=to), encoding="utf-8")

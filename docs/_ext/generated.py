@@ -1,0 +1,16 @@
+"""Parts of pages that are made of the program: `<!-- made: NAME ARGUMENTS -->` in a line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+_PLACE = re.compile(r"^<!-- made: (\S+) ?(.*?) -->$", re.MULTILINE)
+
+MAKERS: Mapping[str, Callable[..., str]] = {}
+"""By name, what makes the part, in Markdown, of the words behind the name."""
+
+
+def filled(text: str) -> str:
+    """The text of a page with its parts in place of the comments that ask for them."""
+    return _PLACE.sub(lambda match: MAKERS[match[1]](*match[2].split()), text)

@@ -1,0 +1,101 @@
+"""The site: it builds from the files of the project without a warning, and every link leads on."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from tests.project import copy_tree, tracked
+
+SOURCES = {".md", ".ipynb"}
+FOLDERS = {"docs", "editors", "examples", "grammar"}
+NO_TORCH = "import sys; sys.modules['torch'] = None; "
+"""Building looks at programs and runs none."""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built from a copy of what git tracks."""
+    clone = copy_tree(tmp_path_factory.mktemp("clone"))
+    out = clone / "build" / "site"
+    build = f"{NO_TORCH}from sphinx.cmd.build import main; sys.exit(main(sys.argv[1:]))"
+    options = ["-q", "-n", "-W", "--keep-going", "-c", "docs", "-d", "build/pages"]
+    done = subprocess.run(
+        [sys.executable, "-c", build, *options, ".", out],
+        cwd=clone,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": "", "MESHDSL_CACHE": str(clone / "kept")},
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return out
+
+
+@dataclass
+class Page(HTMLParser):
+    """What a page of the site has: places to lead to, and where it leads."""
+
+    ids: set[str] = field(default_factory=set)
+    links: set[str] = field(default_factory=set)
+    loads: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        self.ids |= {given[key] or "" for key in ("id", "name") if key in given}
+        for key, found in (("href", self.links if tag == "a" else self.loads), ("src", self.loads)):
+            if given.get(key):
+                found.add(str(given[key]))
+
+
+@cache
+def read(path: Path) -> Page:
+    page = Page()
+    page.feed(path.read_text(encoding="utf-8"))
+    return page
+
+
+def pages(site: Path) -> list[Path]:
+    return sorted(site.rglob("*.html"))
+
+
+def test_every_page_of_the_project_is_there(site: Path) -> None:
+    wanted = [
+        path
+        for path in tracked()
+        if path.suffix in SOURCES and (path.parts[0] in FOLDERS or len(path.parts) == 1)
+    ]
+    assert len(wanted) > 20
+    assert [p for p in wanted if not (site / p).with_suffix(".html").is_file()] == []
+
+
+def test_every_link_and_anchor_leads_somewhere(site: Path) -> None:
+    broken = []
+    for path in pages(site):
+        page = read(path)
+        for link in page.links | page.loads:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            anchored = parts.fragment and target.suffix == ".html" and target.is_file()
+            if not target.exists() or (
+                anchored and unquote(parts.fragment) not in read(target).ids
+            ):
+                broken.append(f"{path.relative_to(site)}: {link}")
+    assert broken == []
+
+
+def test_it_loads_nothing_from_elsewhere(site: Path) -> None:
+    outside = {link for path in pages(site) for link in read(path).loads if "//" in link[:8]}
+    assert outside == set()
