@@ -32,15 +32,15 @@ if TYPE_CHECKING:
     from meshdsl.api.layouts import Layout, Mesh, layout, mesh
     from meshdsl.api.operators import *  # noqa: F403
     from meshdsl.api.plan import Comparison, Cost, Explanation, Outputs, Plan
-    from meshdsl.api.program import Program, load, program
+    from meshdsl.api.program import Program, check, load, program
     from meshdsl.api.statements import grad, minimize, name, param, recompute, repeat
     from meshdsl.api.tensor import Tensor
 
 __all__ = [
     "Comparison", "Cost", "DType", "Dim", "Explanation", "Function", "Layout", "Mesh", "Outputs",
-    "Plan", "Program", "ProgramError", "ProgramWarning", "Tensor", "bf16", "bool", "dim", "dims",
-    "f16", "f32", "f64", "function", "grad", "i32", "i64", "layout", "load", "mesh", "minimize",
-    "name", "param", "program", "recompute", "repeat",
+    "Plan", "Program", "ProgramError", "ProgramWarning", "Tensor", "bf16", "bool", "check", "dim",
+    "dims", "f16", "f32", "f64", "function", "grad", "i32", "i64", "layout", "load", "mesh",
+    "minimize", "name", "param", "program", "recompute", "repeat",
 ]  # fmt: skip
 
 _PUBLIC = {
@@ -49,7 +49,7 @@ _PUBLIC = {
     "functions": "Function function",
     "layouts": "Layout Mesh layout mesh",
     "plan": "Comparison Cost Explanation Outputs Plan",
-    "program": "Program load program",
+    "program": "Program check load program",
     "statements": "grad minimize name param recompute repeat",
     "tensor": "Tensor",
 }

@@ -14,7 +14,7 @@ import pytest
 
 from tests.project import ROOT, copy_tree, tracked
 
-IN_THE_WHEEL = {".py", ".pyi", ".toml", ".lark", ".mdsl", ".html", ".css", ".js"}
+IN_THE_WHEEL = {".py", ".pyi", ".toml", ".lark", ".mdsl", ".html", ".css", ".js", ".template"}
 
 NOT_IN_ANY_FILE = {
     "a path of one machine": rb"(?<![\w.~-])/(?:work|root|opt/wheels|opt/pypi|tmp/venv)(?:/|\b)",

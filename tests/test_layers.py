@@ -13,7 +13,7 @@ import pytest
 LAYERS = (
     ("version", "diagnostics", "render", "codes", "kept", "backends.runtime"),
     ("grammar", "syntax", "ir"),
-    ("named", "ops", "prelude", "lexer"),
+    ("named", "ops", "prelude", "lexer", "project"),
     ("placed",),
     ("device",),
     ("backends.draws", "backends.walk", "backends.torch", "backends.peers"),

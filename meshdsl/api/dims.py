@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import EllipsisType
@@ -15,8 +14,8 @@ from meshdsl.api.sizes import Arithmetic, Moment, Number, Size, Taken, computed,
 from meshdsl.diagnostics import Span, did_you_mean, fail
 from meshdsl.ir import types
 from meshdsl.named.sizes import size_of
+from meshdsl.syntax.tokens import is_name
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MAX_SIZE = 2**31 - 1
 
 
@@ -205,14 +204,6 @@ def check_name(what: str, name: Any, span: Span) -> None:
     if not isinstance(name, str) or not is_name(name):
         help = "use ASCII letters, digits and `_`, and no word of the language such as `param`"
         fail("MD0817", f"`{name}` cannot name a {what}", span, help=help)
-
-
-def is_name(name: str) -> builtins.bool:
-    """Whether the language allows this name."""
-    from meshdsl.syntax.tokens import MAX_NAME, RESERVED
-
-    reserved = name.islower() and name.upper() in RESERVED
-    return _NAME.fullmatch(name) is not None and len(name) <= MAX_NAME and not reserved
 
 
 def need_dim(found: Any, span: Span, known: Iterable[str] = ()) -> Dim:

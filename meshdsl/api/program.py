@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, overload
 
-from meshdsl.api.dims import TensorType, check_name, is_name
+from meshdsl.api.dims import TensorType, check_name
 from meshdsl.api.errors import told
 from meshdsl.api.functions import declared_at, place_of, types_of
 from meshdsl.api.places import file_of, here, key_of, user_frame
@@ -28,6 +28,7 @@ from meshdsl.named.declarations import RESERVED_TENSORS, Declarations
 from meshdsl.named.from_syntax import _Returned
 from meshdsl.placed.reshard import MESSAGE_BYTES
 from meshdsl.syntax import ast
+from meshdsl.syntax.tokens import is_name
 
 if TYPE_CHECKING:
     from meshdsl.api.layouts import Layout, Mesh
@@ -426,6 +427,22 @@ def load(
     from meshdsl.syntax.parse import read_source
 
     return read(read_source(path), program, {n: index(size) for n, size in (dims or {}).items()})
+
+
+@told
+def check(path: str | Path) -> None:
+    """Hold a `.mdsl` file to its `expect` blocks, after all else that `meshdsl check` reports.
+
+    Raises:
+        ProgramError: the file cannot be read, or is wrong, or an expectation fails (MD0401).
+    """
+    from meshdsl.pipeline import Options
+    from meshdsl.report.check import check_source
+    from meshdsl.syntax.parse import read_source
+
+    diagnostics = Diagnostics()
+    check_source(read_source(path), Options(), diagnostics)
+    diagnostics.raise_errors()
 
 
 def read(source: Source, program: str | None, dims: Mapping[str, int]) -> Program:

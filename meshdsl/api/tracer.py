@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from meshdsl.api.dims import Arrow, By, Dim, DType, Pinned, TensorType, is_name, kind_of, need_dim
+from meshdsl.api.dims import Arrow, By, Dim, DType, Pinned, TensorType, kind_of, need_dim
 from meshdsl.api.places import Names, Site
 from meshdsl.api.recorded import Block, Call, Made, Read, Variable, note_read
 from meshdsl.api.sizes import Arithmetic, Moment, Size, computed, number_of, tick
@@ -26,6 +26,7 @@ from meshdsl.named.expressions import Given
 from meshdsl.named.from_syntax import ProgramBuilder, _Returned
 from meshdsl.named.sizes import dims_of, operators_of
 from meshdsl.syntax import ast
+from meshdsl.syntax.tokens import is_name
 
 
 @dataclass(frozen=True, slots=True)

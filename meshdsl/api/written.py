@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from meshdsl.api.dims import is_name
 from meshdsl.api.recorded import (
     Block,
     Call,
@@ -36,6 +35,7 @@ from meshdsl.named.expressions import Given
 from meshdsl.named.sizes import How, dims_of, how_of, operators_of
 from meshdsl.ops.opdef import load_all, lookup
 from meshdsl.syntax import ast
+from meshdsl.syntax.tokens import is_name
 
 DEEPEST = 10
 """The depth of nested expressions; deeper ones get a variable."""

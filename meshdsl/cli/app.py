@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from meshdsl.cli import check, compare, compile, explain, fmt, render, rows, run, train
+from meshdsl.cli import check, compare, compile, explain, fmt, new, render, rows, run, train
 from meshdsl.cli.common import reporting
 from meshdsl.cli.options import spread
 from meshdsl.diagnostics import fail
 from meshdsl.version import __version__
 
-LATER = ("search", "simulate", "new")
+LATER = ("search", "simulate")
 """Commands in the language's reference that are not built yet; each reports so."""
 
 app = typer.Typer(
@@ -42,7 +42,7 @@ def options(
     """Tensor programs with named dimensions, compiled to one torch program per device."""
 
 
-for _module in (check, fmt, explain, compile, run, train, compare, render, rows):
+for _module in (new, check, fmt, explain, compile, run, train, compare, render, rows):
     _name = _module.__name__.rpartition(".")[2]
     app.command(_name)(spread(_module.command))
 

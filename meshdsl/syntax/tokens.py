@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import Diagnostic, Related, Source, Span
@@ -36,6 +37,18 @@ MAX_WORDS = 500_000
 
 MAX_NAME = 255
 """Characters that a name may have."""
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def is_name(name: str) -> bool:
+    """Whether the language allows this name."""
+    return _NAME.fullmatch(name) is not None and len(name) <= MAX_NAME and not is_reserved(name)
+
+
+def is_reserved(name: str) -> bool:
+    """Whether this is a word that cannot be a name."""
+    return name.islower() and name.upper() in RESERVED
 
 
 def lex(source: Source) -> list[Token]:

@@ -1,0 +1,76 @@
+"""`meshdsl new`: a folder with a program, its data, a test and commands to try."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from meshdsl.cli import common
+from meshdsl.diagnostics import fail
+
+if TYPE_CHECKING:
+    from meshdsl.project import File
+
+
+def command(
+    name: Annotated[
+        Path,
+        typer.Argument(metavar="NAME", help="The folder to make, as `spiral` or `work/spiral`."),
+    ],
+) -> None:
+    """Make a project that runs at once: a program, two layouts, data and a test."""
+    with common.reporting():
+        from meshdsl.project import project
+
+        made = project(name.name)
+        _check_free(name)
+        _write(name, made)
+        typer.echo(_summary(name, made))
+
+
+def _check_free(folder: Path) -> None:
+    """Refuse a folder that is there, or that has no place to be in."""
+    if os.path.lexists(folder):
+        fail("MD0621", f"{folder} exists", help="choose another name: nothing is overwritten")
+    if not folder.parent.is_dir():
+        help = f"make it: mkdir -p {shlex.quote(str(folder.parent))}"
+        fail("MD0502", f"there is no folder {folder.parent}", help=help)
+
+
+def _write(folder: Path, made: Iterable[File]) -> None:
+    """Make the folder whole or not at all: it has its name once all files are in it."""
+    beside = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    try:
+        beside.mkdir()
+        for file in made:
+            (beside / file.name).write_text(file.text, encoding="utf-8", newline="\n")
+        os.rename(beside, folder)
+    except OSError as error:
+        common.refuse_writing(folder, error)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _summary(folder: Path, made: Iterable[File]) -> str:
+    """What was made, and the commands to try."""
+    name = folder.name
+    width = max(len(file.name) for file in made)
+    return "\n".join(
+        (
+            f"made {folder}",
+            *(f"  {file.name:{width}}  {file.purpose}" for file in made),
+            "",
+            "try:",
+            f"  cd {shlex.quote(str(folder))}",
+            f"  meshdsl check {name}.mdsl",
+            f"  meshdsl explain {name}.mdsl",
+            f"  python data.py && meshdsl train {name}.mdsl --data {name}.npz --steps 300",
+            f"  meshdsl play {name}.mdsl",
+        )
+    )
