@@ -19,13 +19,14 @@ from meshdsl.diagnostics import (
 )
 from meshdsl.ir.types import Dim
 from meshdsl.syntax import ast
+from meshdsl.syntax.symbols import ROLES
 
 T = TypeVar("T")
 
 MAX_DIM = 2**31 - 1
 """The largest size of one dim."""
 
-RESERVED_TENSORS = ("params", "grads", "state")
+RESERVED_TENSORS = ROLES
 """Selectors of layouts; no tensor may have these names."""
 
 

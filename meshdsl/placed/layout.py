@@ -19,11 +19,11 @@ from meshdsl.named.ir import Op, Value
 from meshdsl.placed.rows import call_of, legal_rows
 from meshdsl.placed.sbp import Mesh, Placement, placement
 from meshdsl.syntax import ast
+from meshdsl.syntax.symbols import ROLES
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SIZE = re.compile(r"[0-9]{1,10}")
 
-ROLES = ("params", "grads", "state")
 STORAGE = tuple((role,) for role in ROLES)
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from meshdsl.diagnostics import Diagnostic, Diagnostics, did_you_mean
 from meshdsl.named.ir import Program, Value, walk
-from meshdsl.placed.layout import ROLES, TENSOR, Layout, Rule, selects
+from meshdsl.placed.layout import TENSOR, Layout, Rule, selects
 from meshdsl.placed.request import loops
 from meshdsl.placed.sbp_block import Annotations, means
+from meshdsl.syntax.symbols import ROLES
 
 
 def values_of(program: Program) -> Iterator[Value]:

@@ -1,0 +1,489 @@
+"""The symbols of a file: everything that has a name, where it is defined and where it is used.
+
+A pure function of the syntax tree, also of the recovered tree of a damaged file: what could not be
+parsed has no symbols. The scopes are those of `named/from_syntax.py`; nothing is computed here.
+"""
+
+from __future__ import annotations
+
+import bisect
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from meshdsl.diagnostics import Span
+from meshdsl.syntax import ast
+
+Kind = Literal[
+    "dim",
+    "mesh",
+    "axis",
+    "layout",
+    "sbp",
+    "function",
+    "program",
+    "input",
+    "argument",
+    "param",
+    "tensor",
+    "operator",
+]
+"""The kinds: `argument` is a tensor parameter of a `def`, `tensor` what a statement computes."""
+
+TENSORS: frozenset[Kind] = frozenset({"input", "argument", "param", "tensor"})
+"""The kinds that are names of tensors."""
+
+ROLES = ("params", "grads", "state")
+"""Selectors of layouts that name no tensor."""
+
+_INSTANCE = re.compile(r"(.+)_[0-9]+")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Symbol:
+    """One name with one meaning. A tensor that is assigned again is the same symbol.
+
+    `definitions` are the places of the name where it is defined, empty for what is defined outside
+    the file (operators, the prelude) or nowhere; `nodes` are the declarations and statements that
+    they stand in. `references` are its uses. `region` is where it can be used, `inside` the `def`
+    or `program` that it belongs to, None for the whole file.
+    """
+
+    kind: Kind
+    name: str
+    definitions: tuple[Span, ...]
+    nodes: tuple[object, ...]
+    references: tuple[Span, ...]
+    region: Span
+    inside: ast.Function | ast.Program | None
+
+    @property
+    def places(self) -> tuple[Span, ...]:
+        """Definitions and references."""
+        return (*self.definitions, *self.references)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Symbols:
+    """The symbols of one file.
+
+    A selector of a layout names every tensor of that name, in whatever `def` or `program`: its
+    place belongs to several symbols.
+    """
+
+    file: ast.File
+    every: tuple[Symbol, ...]
+    _places: tuple[tuple[Span, tuple[Symbol, ...]], ...]
+
+    def place(self, offset: int) -> tuple[Span, tuple[Symbol, ...]] | None:
+        """The name at an offset, or right before it, and its symbols; None between names."""
+        after = bisect.bisect_right(self._places, offset, key=lambda place: place[0].start)
+        if not after or self._places[after - 1][0].end < offset:
+            return None
+        return self._places[after - 1]
+
+    def at(self, offset: int) -> tuple[Symbol, ...]:
+        """The symbols of the name at an offset, or right before it; none between names."""
+        place = self.place(offset)
+        return () if place is None else place[1]
+
+    def visible(self, offset: int) -> tuple[Symbol, ...]:
+        """The symbols that can be used at an offset, less those hidden by narrower ones."""
+        found: dict[tuple[bool, Kind, str], Symbol] = {}
+        for symbol in self.every:
+            if symbol.definitions and symbol.region.start <= offset <= symbol.region.end:
+                is_tensor = symbol.kind in TENSORS
+                found[is_tensor, "tensor" if is_tensor else symbol.kind, symbol.name] = symbol
+        return tuple(found.values())
+
+
+def symbols(file: ast.File) -> Symbols:
+    """The symbols of a file, the file's own before those of functions and programs."""
+    table = _Table(file.span)
+    bodies = [d for d in file.declarations if isinstance(d, ast.Function | ast.Program)]
+    for node in file.declarations:
+        _declare(node, table)
+    for body in bodies:
+        _Body(body, table).read()
+    for call, name in table.keywords:
+        _keyword(call, name, table)
+    for node in file.declarations:
+        _read(node, table)
+    every = tuple(entry.symbol() for entry in table.entries)
+    return Symbols(file, every, tuple(_places(every)))
+
+
+def _places(every: tuple[Symbol, ...]) -> Iterator[tuple[Span, tuple[Symbol, ...]]]:
+    """Every place of a name with its symbols, in the order of the text."""
+    found: dict[int, dict[Symbol, Span]] = {}
+    for symbol in every:
+        for span in symbol.places:
+            found.setdefault(span.start, {})[symbol] = span
+    for start in sorted(found):
+        yield next(iter(found[start].values())), tuple(found[start])
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """A symbol in the making."""
+
+    kind: Kind
+    name: str
+    region: Span
+    inside: ast.Function | ast.Program | None = None
+    definitions: list[Span] = field(default_factory=list)
+    nodes: list[object] = field(default_factory=list)
+    references: list[Span] = field(default_factory=list)
+
+    def define(self, name: ast.Name, node: object) -> None:
+        self.definitions.append(name.span)
+        self.nodes.append(node)
+
+    def symbol(self) -> Symbol:
+        lists = tuple(self.definitions), tuple(self.nodes), tuple(self.references)
+        return Symbol(self.kind, self.name, *lists, self.region, self.inside)
+
+
+class _Table:
+    """The symbols of the file itself, by kind and name, and all that were made."""
+
+    def __init__(self, whole: Span) -> None:
+        self.whole = whole
+        self.entries: list[_Entry] = []
+        self.known: dict[tuple[Kind, str], _Entry] = {}
+        self.keywords: list[tuple[ast.Call, ast.Name]] = []
+
+    def new(
+        self,
+        kind: Kind,
+        name: str,
+        region: Span | None = None,
+        inside: ast.Function | ast.Program | None = None,
+    ) -> _Entry:
+        """A new symbol, of the whole file where no region is given."""
+        entry = _Entry(kind, name, region or self.whole, inside)
+        self.entries.append(entry)
+        return entry
+
+    def of(self, kind: Kind, name: str) -> _Entry:
+        """The symbol of the file that has this kind and name."""
+        if (kind, name) not in self.known:
+            self.known[kind, name] = self.new(kind, name)
+        return self.known[kind, name]
+
+    def define(self, kind: Kind, name: ast.Name, node: object) -> None:
+        """Record a definition in the file."""
+        self.of(kind, name.text).define(name, node)
+
+    def use(self, kind: Kind, name: ast.Name | None) -> None:
+        """Record a reference to a symbol of the file."""
+        if name is not None:
+            self.of(kind, name.text).references.append(name.span)
+
+    def has(self, kind: Kind, name: str) -> bool:
+        """Whether the file defines it."""
+        found = self.known.get((kind, name))
+        return found is not None and bool(found.definitions)
+
+
+def _declare(node: ast.Declaration, table: _Table) -> None:
+    match node:
+        case ast.Dim():
+            table.define("dim", node.name, node)
+        case ast.Mesh():
+            table.define("mesh", node.name, node)
+            for axis in node.axes:
+                table.define("axis", axis.name, axis)
+        case ast.Layout():
+            table.define("layout", node.name, node)
+        case ast.Sbp():
+            table.define("sbp", node.name, node)
+        case ast.Function():
+            table.define("function", node.name, node)
+        case ast.Program():
+            table.define("program", node.name, node)
+
+
+def _read(node: ast.Declaration, table: _Table) -> None:
+    """Record what declarations of the file mention, except in bodies."""
+    match node:
+        case ast.Dim():
+            _sizes(node.value, table)
+        case ast.Mesh():
+            for axis in node.axes:
+                _sizes(axis.size, table)
+        case ast.Layout():
+            table.use("layout", node.base)
+            for rule in node.rules:
+                if rule.selector and rule.selector[0].text not in ROLES:
+                    _select(rule.selector, table)
+                table.use("dim", rule.dim)
+                _axes(rule.axes, table)
+        case ast.Sbp():
+            for entry in node.entries:
+                _select(entry.tensor, table)
+                _select(entry.at, table)
+        case ast.Expect():
+            _expect(node, table)
+
+
+def _sizes(node: ast.Expr, table: _Table) -> None:
+    for part in ast.walk(node):
+        if isinstance(part, ast.Ref):
+            table.use("dim", part.name)
+
+
+def _axes(names: Iterable[ast.Name], table: _Table) -> None:
+    for name in names:
+        table.use("axis", name)
+
+
+def _expect(node: ast.Expect, table: _Table) -> None:
+    table.use("sbp" if table.has("sbp", node.layout.text) else "layout", node.layout)
+    table.use("mesh", node.mesh)
+    for entry in node.entries:
+        if isinstance(entry, ast.ExpectCount):
+            _axes(entry.axes or (), table)
+            _sizes(entry.value, table)
+            continue
+        _select(entry.tensor, table)
+        for item in entry.dims:
+            table.use("dim", item.dim)
+            _axes(item.axes or (), table)
+
+
+def _keyword(call: ast.Call, name: ast.Name, table: _Table) -> None:
+    """Record the name of an argument in a call of a `def`."""
+    if not table.has("function", call.function.text):
+        return
+    function = table.of("function", call.function.text).nodes[0]
+    for entry in table.entries:
+        if entry.inside is function and entry.kind == "argument" and entry.name == name.text:
+            entry.references.append(name.span)
+
+
+# --- selectors -------------------------------------------------------------------------------
+
+
+def _select(path: tuple[ast.Name, ...], table: _Table) -> None:
+    """Record what the dotted path of a rule or an entry names, as `placed/layout.py` reads it."""
+    if not path:
+        return
+    if len(path) > 1 and _function(path[-2], table) is None:
+        path = path[:-1]  # `w.m` is a state of `w`
+    *outer, last = path
+    for name in path:
+        if (function := _function(name, table)) is not None:
+            function.references.append(_front(name, function))
+    owner = _function(outer[-1], table) if outer else None
+    for tensor in _selected(last.text, owner, table):
+        tensor.references.append(last.span)
+    if last.text.startswith("d_") and not any(_selected(last.text, owner, table)):
+        span = Span(last.span.source, last.span.start + 2, last.span.end)
+        for tensor in _selected(span.text, owner, table):
+            tensor.references.append(span)
+
+
+def _selected(name: str, owner: _Entry | None, table: _Table) -> Iterator[_Entry]:
+    """The tensors of a name, of any `def` or of the `owner`.
+
+    An argument that is not assigned has the name that its caller gives it.
+    """
+    for entry in table.entries:
+        if entry.name != name or entry.kind not in TENSORS or not entry.definitions:
+            continue
+        is_own = owner is None or any(entry.inside is node for node in owner.nodes)
+        if is_own and (entry.kind != "argument" or len(entry.definitions) > 1):
+            yield entry
+
+
+def _function(name: ast.Name, table: _Table) -> _Entry | None:
+    """The function that a part of a selector names, itself or as its second call `f_2`."""
+    instance = _INSTANCE.fullmatch(name.text)
+    for text in (name.text, instance[1] if instance else ""):
+        if table.has("function", text):
+            return table.of("function", text)
+    return None
+
+
+def _front(name: ast.Name, function: _Entry) -> Span:
+    """The part of `f_2` that is the name of the function."""
+    return Span(name.span.source, name.span.start, name.span.start + len(function.name))
+
+
+# --- bodies ----------------------------------------------------------------------------------
+
+
+class _Body:
+    """Reads one `def` or `program`, statement by statement: a name means what is known so far."""
+
+    def __init__(self, node: ast.Function | ast.Program, table: _Table) -> None:
+        self.node = node
+        self.table = table
+        self.dims: dict[str, _Entry] = {}
+        self.names: dict[str, _Entry] = {}
+        self.nowhere: dict[str, _Entry] = {}
+
+    def read(self) -> None:
+        node = self.node
+        if isinstance(node, ast.Function):
+            for dim in node.dims:
+                self.dims[dim.text] = self.table.new("dim", dim.text, node.span, node)
+                self.dims[dim.text].define(dim, node)
+        for param in node.params:
+            self.tensor_param(param)
+        if isinstance(node, ast.Function):
+            self.dim_refs(node.result)
+        self.statements(node.body, node.span.end)
+
+    def tensor_param(self, node: ast.TensorParam) -> None:
+        self.dim_refs(node.dims)
+        if node.default is not None:
+            self.expression(node.default)
+        kind: Kind = "input" if isinstance(self.node, ast.Program) else "argument"
+        self.define(kind, node.name, node, self.node.span)
+
+    def define(self, kind: Kind, name: ast.Name, node: object, region: Span) -> None:
+        if name.text not in self.names:
+            self.names[name.text] = self.table.new(kind, name.text, region, self.node)
+        self.names[name.text].define(name, node)
+
+    # --- statements --------------------------------------------------------------------------
+
+    def statements(self, nodes: tuple[ast.Statement, ...], end: int) -> None:
+        """Read statements in a block that ends at offset `end`."""
+        for node in nodes:
+            self.statement(node, end)
+
+    def statement(self, node: ast.Statement, end: int) -> None:
+        after = Span(node.span.source, node.span.end, end)
+        match node:
+            case ast.Assign():
+                self.expression(node.value)
+                for target in node.targets:
+                    self.dim_refs(target.dims)
+                    self.define("tensor", target.name, node, after)
+            case ast.Param():
+                self.dim_refs(node.target.dims)
+                for arg in node.init.args if node.init else ():
+                    self.expression(arg)
+                self.define("param", node.target.name, node, after)
+            case ast.Repeat():
+                self.dim(node.dim)
+                outer = dict(self.names)
+                self.statements(node.body, node.span.end)
+                self.names = outer
+            case ast.Recompute():
+                self.statements(node.body, end)
+            case ast.Return():
+                for value in node.values:
+                    self.expression(value)
+            case ast.Minimize():
+                self.expression(node.value)
+                self.options(node.optimizer)
+
+    def options(self, call: ast.Call) -> None:
+        """Read the options of an optimizer or a schedule: its words are names of nothing here."""
+        for value in (*call.args, *(keyword.value for keyword in call.keywords)):
+            if isinstance(value, ast.Call) and not self.is_function(value):
+                self.options(value)
+            elif not isinstance(value, ast.Ref) or self.is_known(value.name):
+                self.expression(value)
+
+    def is_function(self, call: ast.Call) -> bool:
+        return self.table.has("function", call.function.text)
+
+    def is_known(self, name: ast.Name) -> bool:
+        known = name.text in self.names or name.text in self.dims
+        return known or self.table.has("dim", name.text)
+
+    # --- names -------------------------------------------------------------------------------
+
+    def dim_refs(self, nodes: tuple[ast.DimRef, ...] | None) -> None:
+        for node in nodes or ():
+            self.dim(node.dim)
+            _axes(node.axes or (), self.table)
+
+    def dim(self, name: ast.Name) -> None:
+        if name.text == "...":
+            return
+        if name.text in self.dims:
+            self.dims[name.text].references.append(name.span)
+        else:
+            self.table.use("dim", name)
+
+    def reference(self, name: ast.Name) -> None:
+        """A bare name: a tensor, else the size of a dim."""
+        if name.text in self.names:
+            self.names[name.text].references.append(name.span)
+        elif self.is_known(name):
+            self.dim(name)
+        else:
+            if name.text not in self.nowhere:
+                entry = self.table.new("tensor", name.text, self.node.span, self.node)
+                self.nowhere[name.text] = entry
+            self.nowhere[name.text].references.append(name.span)
+
+    # --- expressions -------------------------------------------------------------------------
+
+    def expression(self, node: ast.Expr) -> None:
+        match node:
+            case ast.Ref():
+                self.reference(node.name)
+            case ast.Unary():
+                self.expression(node.operand)
+            case ast.Binary():
+                self.expression(node.left)
+                self.expression(node.right)
+            case ast.View():
+                self.view(node)
+            case ast.Call():
+                self.call(node)
+
+    def view(self, node: ast.View) -> None:
+        """A view, or an operator without tensors: `iota[seq]`."""
+        head = node.tensor
+        plain = all(isinstance(item, ast.DimItem) for item in node.items)
+        if isinstance(head, ast.Ref) and plain and head.name.text not in self.names:
+            self.table.use("operator", head.name)
+        else:
+            self.expression(head)
+        self.items(node.items)
+
+    def call(self, node: ast.Call) -> None:
+        self.table.use("function" if self.is_function(node) else "operator", node.function)
+        self.items(node.items or ())
+        for arg in node.args:
+            self.expression(arg)
+        for keyword in node.keywords:
+            self.expression(keyword.value)
+            self.table.keywords.append((node, keyword.name))
+        for name in node.out or ():
+            self.dim(name)
+
+    def items(self, items: tuple[ast.Item, ...]) -> None:
+        for item in items:
+            dims, values = _parts(item)
+            for name in dims:
+                self.dim(name)
+            for value in values:
+                self.expression(value)
+
+
+def _parts(item: ast.Item) -> tuple[tuple[ast.Name, ...], tuple[ast.Expr, ...]]:
+    """The dims that an item of a bracket names, and the expressions in it."""
+    match item:
+        case ast.DimItem():
+            return (item.dim,), ()
+        case ast.ArrowItem():
+            return (*item.sources, *item.targets), ()
+        case ast.ByItem():
+            return (item.dim, item.window), ()
+        case ast.PickItem():
+            return (item.dim,), (item.index,)
+    bounds = tuple(bound for bound in (item.start, item.stop) if bound is not None)
+    return (item.dim,) if item.target is None else (item.dim, item.target), bounds
