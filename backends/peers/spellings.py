@@ -18,7 +18,7 @@ from typing import Any
 from meshdsl.ir.types import DType, TensorType
 from meshdsl.ops.einsum_text import letters_for
 from meshdsl.ops.opdef import Attrs, Spelling, lookup
-from meshdsl.ops.text import Names, aligned, tuple_text
+from meshdsl.ops.text import Names, aligned, one_or_tuple, tuple_text
 
 Text = str | Callable[["Call"], str | None]
 """A template, or a function of the call; a text that is None or "" refuses the call."""
@@ -148,6 +148,22 @@ def subscripts(ins: Sequence[TensorType], out: TensorType) -> str:
     return f'"{left}->{"".join(letters[n] for n in out.names)}"'
 
 
+def _flat(call: Call) -> str:
+    """Operand 0 with the dims that disappear as one, in the order of the call."""
+    own = [d.name for d in call.attrs["dims"]]
+    if len(own) == 1:
+        return call.args[0]
+    text = call.ordered(0, (*(n for n in call.ins[0].names if n not in own), *own))
+    return f"{text}.reshape({tuple_text([*call.out.shape, call.count])})"
+
+
+def _flat_dim(call: Call) -> str:
+    """The position of that dim."""
+    several = len(call.attrs["dims"]) != 1
+    at = len(call.out.dims) if several else call.positions[0]
+    return f"{call.library.dim}{at}"
+
+
 def _merged(call: Call) -> str:
     names, old = [d.name for d in call.attrs["dims"]], call.ins[0].names
     first = next(i for i, n in enumerate(old) if n in names)
@@ -164,6 +180,8 @@ WORDS: Mapping[str, Callable[[Call], object]] = {
     "tensors": lambda call: ", ".join(call.tensor(i) for i in range(len(call.args))),
     # The operands as they are, but for literals.
     "operands": lambda call: ", ".join(call.literals.get(i, a) for i, a in enumerate(call.args)),
+    "flat": _flat,
+    "flat_dim": _flat_dim,
     "merged": _merged,  # operand 0 with the dims of a `merge` side by side
     "at": lambda call: call.at,
     "skip": lambda call: ":, " * call.at,
@@ -171,6 +189,7 @@ WORDS: Mapping[str, Callable[[Call], object]] = {
     "positions": lambda call: call.positions,
     "dim": lambda call: f"{call.library.dim}{call.at}",  # `axis=1`
     "dims": lambda call: f"{call.library.dim}{call.positions}",  # `axis=(0, 1)`
+    "over": lambda call: one_or_tuple(call.positions),
     "kept": lambda call: f"{call.library.dim}{call.at}, {call.library.keep}",
     "count": lambda call: call.count,
     "shape": lambda call: call.out.shape,
@@ -434,8 +453,11 @@ TABLE: dict[str, Text | tuple[Text | None, Text | None]] = {
     "shift": (_jax_pad, _flow_pad),
     "softmax": ("jax.nn.softmax({x}, {dim})", "flow.softmax({x}, {dim})"),
     "log_softmax": ("jax.nn.log_softmax({x}, {dim})", "flow.log_softmax({x}, {dim})"),
-    "logsumexp": ("jax.nn.logsumexp({x}, {dim})", "logsumexp({x}, {at})"),
-    "argmax": ("jnp.argmax({x}, {dim}).astype({dtype})", "flow.argmax({x}, {dim}).to({dtype})"),
+    "logsumexp": ("jax.nn.logsumexp({x}, axis={over})", "logsumexp({x}, {over})"),
+    "argmax": (
+        "jnp.argmax({flat}, {flat_dim}).astype({dtype})",
+        "flow.argmax({flat}, {flat_dim}).to({dtype})",
+    ),
     "layer_norm": ("layer_norm({x}, {at}{rest})", _flow_layer_norm),
     "rms_norm": "rms_norm({x}, {at}{rest})",
     "cross_entropy": ("cross_entropy({x}, {at}, {1})", _flow_cross_entropy),

@@ -49,7 +49,8 @@ class Frame:
 class Scope:
     """The names of one function body: dims, tensors, and the place of its call.
 
-    A name that failed to get a value maps to None.
+    A name that failed to get a value maps to None. `groups` are names of several dims at once: that
+    of a definition in the prelude, for an operator over several dims.
     """
 
     dims: dict[str, Dim]
@@ -60,6 +61,7 @@ class Scope:
     calls: Counter[str] = field(default_factory=Counter)
     local_to_loop: dict[str, Span] = field(default_factory=dict)
     params: dict[str, Span] = field(default_factory=dict)
+    groups: dict[str, tuple[Dim, ...]] = field(default_factory=dict)
 
     def enter(self, function: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The path and the function path of the next call of `function` from here."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -92,10 +93,13 @@ class Calls:
             spans = tuple(arguments.spans)
             operands = arguments.operands
             return (self.program.expressions.apply(opdef.name, operands, spans, node.span, scope),)
+        group = _only_group(opdef, node, scope)
+        if group:
+            return (self._row_major(opdef, group, node.span, scope),)
         attrs = self._items(opdef, node, tensors, scope) | arguments.options
-        if opdef.surface.items == "dims?" and not attrs["dims"]:
-            if not tensors:
-                need_tensor(arguments.operands[0], arguments.spans[0])
+        if opdef.surface.items == "dims?" and not tensors:
+            need_tensor(arguments.operands[0], arguments.spans[0])
+        if opdef.surface.items == "dims?" and _changes_nothing(opdef, attrs, tensors[0]):
             return (tensors[0],)
         dtype = tensors[0].type.dtype if tensors else DTYPES["f32"]
         values = tuple(
@@ -165,16 +169,28 @@ class Calls:
             fail("MD0252", f"`{opdef.name}` takes one dim in `[ ]`", node.span, help=help)
         return {"dim": dims[0]}
 
+    def _row_major(self, opdef: OpDef, dims: tuple[Dim, ...], span: Span, scope: Scope) -> Value:
+        """The row-major index over several dims, of the indices along each."""
+        found, *others = (
+            self.builder.emit(opdef.name, (), {"dim": dim}, span, scope)[0] for dim in dims
+        )
+        for dim, index in zip(dims[1:], others, strict=True):
+            size = self.builder.constant(dim.size, index.type.dtype, span, scope)
+            found = self.builder.emit("mul", (found, size), {}, span, scope)[0]
+            found = self.builder.emit("add", (found, index), {}, span, scope)[0]
+        return found
+
     def _dims(self, opdef: OpDef, node: ast.Call, scope: Scope) -> tuple[Dim, ...]:
         if not node.items and opdef.surface.items != "maker":
             help = f"write `{surface_name(opdef)}`"
             fail("MD0252", f"`{opdef.name}` needs its dims in `[ ]`", node.span, help=help)
-        dims = []
+        dims: list[Dim] = []
         for item in node.items or ():
             if not isinstance(item, ast.DimItem):
                 help = f"write `{surface_name(opdef)}`"
                 fail("MD0252", f"`{opdef.name}` takes plain dims in `[ ]`", item.span, help=help)
-            dims.append(self.program.expressions.dim(item.dim, scope))
+            group = scope.groups.get(item.dim.text)
+            dims += group or (self.program.expressions.dim(item.dim, scope),)
         return tuple(dims)
 
     def _arrow(self, opdef: OpDef, node: ast.Call, scope: Scope) -> dict[str, Any]:
@@ -304,6 +320,24 @@ class Calls:
             help = f"cast it: `cast(…, {dtype})`"
             message = f"`{param.name.text}` is {dtype}, and this is {value.type.dtype}"
             fail("MD0250", message, arg.span, where, help=help)
+
+
+def _only_group(opdef: OpDef, node: ast.Call, scope: Scope) -> tuple[Dim, ...] | None:
+    """The several dims under one name that a maker of indices is given, in a definition."""
+    match node.items:
+        case (ast.DimItem(dim=name),) if opdef.surface.items == "dim" and not node.args:
+            return scope.groups.get(name.text)
+    return None
+
+
+def _changes_nothing(opdef: OpDef, attrs: Mapping[str, Any], operand: Value) -> bool:
+    """Whether a reduction over no dims is its operand; `argmax` is an index even then."""
+    if attrs["dims"]:
+        return False
+    try:
+        return opdef.infer((operand.type,), attrs) == (operand.type,)
+    except OpError:
+        return True
 
 
 def mismatch(value: Value, dims: tuple[Dim, ...], rest: bool) -> str | None:

@@ -9,6 +9,7 @@ squares soon overflows.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +22,9 @@ from meshdsl.named.declarations import Declarations
 from meshdsl.named.from_syntax import ProgramBuilder
 from meshdsl.named.ir import Op, Value
 from meshdsl.named.prelude import prelude
+from meshdsl.ops.build import own_dims
 from meshdsl.ops.opdef import lookup
+from meshdsl.syntax import ast
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +76,8 @@ def _definition(
     operands, result = tuple(Value(t, span) for t in ins), Value(out, span)
     op = Op(name, operands, (result,), attrs, span)
     program = ProgramBuilder(Declarations(span.source), Diagnostics())
-    scope, known = _scope(op, prelude()), dict(attrs)
-    own = known["dims"] if "dims" in known else (known["dim"],)
-    scope.dims.update({d.text: dim for d, dim in zip(function.dims, own, strict=True)})
+    scope = _scope(op, prelude())
+    _bind_dims(function, own_dims(dict(attrs)), scope)
     for param, value in zip(function.params, _operands(op, program.builder, scope), strict=False):
         scope.names[param.name.text] = value
     for param in function.params[len(ins) :]:
@@ -84,6 +86,16 @@ def _definition(
     (made,) = program.function_body(function, scope)
     assert not program.diagnostics.errors, list(program.diagnostics)
     return _yield(program.builder, made, op, scope), operands, result
+
+
+def _bind_dims(function: ast.Function, own: tuple[Dim, ...], scope: Scope) -> None:
+    """Bind the dim of a definition to the operator's: to all of them where it has several."""
+    (parameter,) = function.dims
+    if len(own) == 1:
+        scope.dims[parameter.text] = own[0]
+        return
+    scope.groups[parameter.text] = own
+    scope.names[parameter.text] = math.prod(d.size for d in own)
 
 
 def _in_blocks(op: Op, split: Mapping[str, Axes]) -> Expansion:

@@ -75,6 +75,12 @@ def need_dims(said: str, type_: TensorType, dims: Sequence[Dim]) -> None:
             )
 
 
+def own_dims(attrs: Attrs) -> tuple[Dim, ...]:
+    """The dims that an operator works along: its attribute `dims`, or `dim` alone."""
+    found: tuple[Dim, ...] = attrs["dims"] if "dims" in attrs else (attrs["dim"],)
+    return found
+
+
 def need_distinct(said: str, dims: Sequence[Dim]) -> None:
     """MD0205 when a dim occurs twice in `dims`."""
     for i, dim in enumerate(dims):

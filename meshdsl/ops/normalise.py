@@ -1,4 +1,4 @@
-"""Composites: softmax and its kin, norms, cross-entropy, argmax.
+"""Composites: softmax and its kin, norms, cross-entropy.
 
 Each is one operator, with torch's fused kernel, where its own dim is whole. Where that is split,
 its definition of the same name in `prelude/` is used: primitives and a few small all_reduces.
@@ -26,10 +26,11 @@ from meshdsl.ops.build import (
     need_dims,
     need_kind,
     need_one_dtype,
+    own_dims,
     sample,
     tensor,
 )
-from meshdsl.ops.gradients import contracted, product
+from meshdsl.ops.gradients import contracted
 from meshdsl.ops.indexing import checked_numpy, checked_text, need_indices
 from meshdsl.ops.opdef import (
     Attrs,
@@ -72,21 +73,23 @@ def composite(
     in_place: Mapping[int, InPlace] = NEVER,
     true_rows: Mapping[str, str] = NO_TRUE_ROWS,
     scratch: Scratch | None = None,
+    reduces: bool = False,
 ) -> OpDef:
     """Register a composite along `dim`, which is in no loop; `cost` is its flops per element.
 
-    An `internal` one cannot be called by name. Where its result is a float and it has no
-    `gradient`, that of its definition in the prelude is used.
+    One that `reduces` does so over `dims`, any number of them. An `internal` one cannot be called
+    by name. Where its result is a float and it has no `gradient`, that of its definition in the
+    prelude is used.
     """
 
     def factors(sig: Signature) -> Factors:
         groups = tuple(frozenset(g) for g in linear(sig))
-        return Factors(loops(sig, without=(sig.attrs["dim"].name,)), groups)
+        return Factors(loops(sig, without=[d.name for d in own_dims(sig.attrs)]), groups)
 
     return register(
         OpDef(
             name,
-            Surface("view" if internal else "dim", arity),
+            Surface("view" if internal else "dims?" if reduces else "dim", arity),
             infer,
             factors,
             numpy,
@@ -114,23 +117,17 @@ def _along(function: str) -> Callable[[TorchCall], str]:
 
 
 def _widely_along(function: str) -> Callable[[TorchCall], str]:
-    return lambda call: f"{function}({_wide(call)}, {_axis(call)}){_narrow(call)}"
+    return lambda call: f"{function}({wide(call)}, {_axis(call)}){narrow(call)}"
 
 
-def _wide(call: TorchCall) -> str:
+def wide(call: TorchCall) -> str:
     """The first operand; f16 as f32, since torch's CPU kernels sum exponentials in f16."""
     return f"{call.tensor(0)}.float()" if call.ins[0].dtype == F16 else call.tensor(0)
 
 
-def _narrow(call: TorchCall) -> str:
-    """The cast back where `_wide` widened."""
+def narrow(call: TorchCall) -> str:
+    """The cast back where `wide` widened."""
     return ".half()" if call.ins[0].dtype == F16 else ""
-
-
-def _dropped(name: str, accept: str) -> Infer:
-    """The shape rule of a reduction along `dim`."""
-    keep = same_type(name, accept)
-    return lambda ins, attrs: (keep(ins, attrs)[0].without(attrs["dim"].name),)
 
 
 _SAMPLES = (
@@ -140,13 +137,6 @@ _SAMPLES = (
 )
 
 # --- softmax and its kin ---------------------------------------------------------------------
-
-
-def _logsumexp(x: Array, axis: int) -> Array:
-    """logsumexp; an infinite maximum is not subtracted: inf - inf would be NaN."""
-    top = x.max(axis, keepdims=True)
-    top = np.where(np.isinf(top), 0, top)
-    return np.asarray(top + np.log(np.exp(x - top).sum(axis, keepdims=True)))
 
 
 def _log_softmax(x: Array, axis: int) -> Array:
@@ -170,12 +160,6 @@ def _from_result(name: str) -> Gradient:
     return gradient
 
 
-def _logsumexp_gradient(call: Backward) -> Mapping[int, Value]:
-    """The cotangent times the softmax, computed from the result without another reduction."""
-    share = call.emit("exp", call.emit("sub", call.operand(0), call.result()))
-    return {0: product(call, call.grad, share)}
-
-
 composite(
     "softmax",
     (1, 1),
@@ -194,35 +178,6 @@ composite(
     _SAMPLES,
     gradient=_from_result("log_softmax_grad"),
 )
-composite(
-    "logsumexp",
-    (1, 1),
-    _dropped("logsumexp", "float"),
-    lambda call, x: _logsumexp(x, _axis(call)).squeeze(_axis(call)),
-    _widely_along("torch.logsumexp"),
-    _SAMPLES,
-    gradient=_logsumexp_gradient,
-)
-
-# --- argmax ----------------------------------------------------------------------------------
-
-
-def _argmax_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
-    (out,) = _dropped("argmax", "number")(ins, attrs)
-    return (TensorType(out.dims, I32),)
-
-
-composite(
-    "argmax",
-    (1, 1),
-    _argmax_infer,
-    lambda call, x: np.asarray(x.argmax(_axis(call)), dtype=np.int32),
-    lambda call: f"{call.tensor(0)}.argmax({_axis(call)}).to(torch.int32)",
-    (*_SAMPLES, sample(tensor(HIDDEN, SEQ, dtype=I32), dim=SEQ)),
-    exact=True,
-    cost=1,
-)
-
 # --- norms -----------------------------------------------------------------------------------
 
 LAYER_NORM_EPS = 1e-5
@@ -347,7 +302,7 @@ composite(
 
 def _cross_entropy_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
     dim: Dim = attrs["dim"]
-    (out,) = _dropped("cross_entropy", "float")(ins[:1], attrs)
+    out = same_type("cross_entropy", "float")(ins[:1], attrs)[0].without(attrs["dim"].name)
     need_indices("cross_entropy", ins[1], dim)
     if set(ins[1].names) != set(out.names):
         wanted = listed(out.names) if out.dims else "none"
@@ -371,7 +326,7 @@ def _cross_entropy_text(call: TorchCall) -> str:
     """Torch's kernel is fast on positions × classes; flattening to that is usually a view."""
     dim, out = call.attrs["dim"].name, call.outs[0].names
     index = aligned(checked_text(call, 1, dim), call.ins[1].names, out)
-    logits, suffix = permuted(_wide(call), call.ins[0].names, (*out, dim)), _narrow(call)
+    logits, suffix = permuted(wide(call), call.ins[0].names, (*out, dim)), narrow(call)
     if len(out) > 1:
         logits, index = f"{logits}.flatten(0, -2)", f"{index}.flatten()"
         suffix = f".unflatten(0, {tuple_text(call.outs[0].shape)}){suffix}"

@@ -67,11 +67,6 @@ def reduction(
     `torch` gets the positions of the reduced dims.
     """
 
-    def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
-        need_dims(name, ins[0], attrs["dims"])
-        need_kind(name, accept, ins[0])
-        return (ins[0].without(*(d.name for d in attrs["dims"])),)
-
     def factors(sig: Signature) -> Factors:
         gone = [d.name for d in sig.ins[0].dims if not sig.outs[0].has(d.name)]
         reduced = tuple(loop(sig, n, op) for n in gone)
@@ -81,11 +76,11 @@ def reduction(
         OpDef(
             name,
             Surface("dims?", (1, 1)),
-            infer,
+            dropped(name, accept),
             factors,
             numpy,
             lambda call: torch(call, list(axes(call.ins[0], call.attrs["dims"]))),
-            _samples(accept),
+            samples_over(accept),
             exact=exact,
             flops=lambda sig: sig.ins[0].elements,
             true_rows=true_rows or {},
@@ -95,7 +90,19 @@ def reduction(
     )
 
 
-def _samples(accept: str) -> tuple[Sample, ...]:
+def dropped(name: str, accept: str) -> Infer:
+    """The shape rule of a reduction over `dims`."""
+
+    def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+        need_dims(name, ins[0], attrs["dims"])
+        need_kind(name, accept, ins[0])
+        return (ins[0].without(*(d.name for d in attrs["dims"])),)
+
+    return infer
+
+
+def samples_over(accept: str) -> tuple[Sample, ...]:
+    """Samples of a reduction: over one dim, over two that lie in another order, over all dims."""
     kind = "bool" if accept == "bool" else "int"
     shape = tensor(SEQ, BATCH, HIDDEN)
     if accept == "bool":

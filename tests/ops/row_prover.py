@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from meshdsl.ir.types import Dim, TensorType
+from meshdsl.ops.build import own_dims
 from meshdsl.ops.opdef import NumpyCall, OpDef, OpError, Sample, Signature
 from meshdsl.placed.rows import Row, rows
 from meshdsl.placed.sbp import B, Component, Partial, Split
@@ -163,7 +164,7 @@ def applicable(
     opdef: OpDef, sig: Signature, ins: tuple[Component, ...], extents: Mapping[str, int]
 ) -> bool:
     """Whether local types make a call that the operator accepts, with local types as results."""
-    if opdef.composite and sig.attrs["dim"].name in extents:
+    if opdef.composite and any(d.name in extents for d in own_dims(sig.attrs)):
         return False  # its definition in the prelude replaces it
     local_ins, local_outs = (
         tuple(t.resized(dict(extents)) for t in s) for s in (sig.ins, sig.outs)

@@ -329,7 +329,7 @@ TELLING = [
     ("mean", [_X], {"dims": (B,)}, (A,), [], ["constant", "div"]),
     ("softmax", [_X], {"dim": B}, (A, B), ["result"], ["softmax_grad"]),
     ("softmax", [_X], {"dim": B}, (A,), ["result"], ["broadcast", "softmax_grad"]),
-    ("logsumexp", [_X], {"dim": B}, (A,), ["0", "result"], ["exp", "mul", "sub"]),
+    ("logsumexp", [_X], {"dims": (B,)}, (A,), ["0", "result"], ["exp", "mul", "sub"]),
     (
         "layer_norm",
         [_X, _t(B), _t(B)],

@@ -87,7 +87,7 @@ WRONG: list[tuple[str, int, Change]] = [
     ("einsum", 0, _reduced_as("prod")),
     ("cumsum", 0, _loop(Factor("s", ("s",), ("s",)))),
     ("softmax", 0, _loop(Factor("s", ("s",), ("s",)))),
-    ("argmax", 2, _loop(Factor("v", ("v",), (None,), "max"))),
+    ("argmax", 2, _loop(Factor("h", ("h",), (None,), "max"))),
     ("shift", 0, _loop(Factor("s", ("s",), ("s",)))),
     ("pick", 0, _loop(Factor("s", ("s",), (None,), "sum"))),
     ("concat", 0, _linear_in(0)),

@@ -20,6 +20,7 @@ from meshdsl.backends.runtime.values import Array, Spec
 from meshdsl.backends.torch.text import ProgramText
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.named.ir import Loop, Node, Op, Program, Value
+from meshdsl.ops.build import own_dims
 from meshdsl.ops.opdef import lookup
 from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.placed.reshard import MESSAGE_BYTES
@@ -291,7 +292,7 @@ def _bound(op: Op, ins: list[float]) -> float:
             number = abs(float(op.attr("value")))
             return math.inf if number % 1 else max(largest, number)
         case "iota" | "argmax":
-            return float(op.attr("dim").size)
+            return float(math.prod(d.size for d in own_dims(dict(op.attrs))))
     return max(largest, 1.0)
 
 

@@ -43,7 +43,11 @@ def test_every_composite_is_tried():
     assert set(CALLS) == {name for name, op in load_all().items() if op.composite}
 
 
-@pytest.mark.parametrize("call", [*CALLS.values(), *RUNNING.values()])
+SEVERAL = ["argmax(x)", "argmax[d, a](x)", "logsumexp(x)", "grad(logsumexp[d, a](x * c), x)"]
+"""Calls over several dims, some of which are split."""
+
+
+@pytest.mark.parametrize("call", [*CALLS.values(), *RUNNING.values(), *SEVERAL])
 def test_parts_equal_the_fused_kernel(call):
     text = PROGRAM.format(call=call)
     rng = np.random.default_rng(1)
@@ -52,6 +56,16 @@ def test_parts_equal_the_fused_kernel(call):
     inputs = floats | {"ids": np.array([0, 7, 3, 4], np.int32)}
     fused, parts = (run_text(text, inputs, layout=layout)["y"] for layout in ("whole", "parts"))
     np.testing.assert_allclose(parts, fused, rtol=2e-6, atol=1e-6)
+
+
+def test_the_index_over_several_dims_is_row_major_in_the_order_of_the_call():
+    x = np.random.default_rng(3).integers(-2, 3, (4, 8)).astype(np.float32)
+    calls = {"argmax[a, d](x)": x, "argmax(x)": x, "argmax[d, a](x)": x.T}
+    for call, array in calls.items():
+        for layout in ("whole", "parts"):
+            text = PROGRAM.replace("g[d], b[d], ids[a]: i32", "q[a]").format(call=call)
+            inputs = {"x": x, "c": x, "e": x[:, 0], "q": x[:, 0]}
+            assert run_text(text, inputs, layout=layout)["y"] == array.argmax()
 
 
 @pytest.mark.parametrize("name", CALLS)

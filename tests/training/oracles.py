@@ -247,7 +247,7 @@ ORACLES: dict[str, Oracle] = {
     "log": pointwise(torch.log),
     "log_softmax": along(lambda x, where: x - torch.logsumexp(x, where, keepdim=True)),
     "log_softmax_grad": along(log_softmax_slope),
-    "logsumexp": along(torch.logsumexp),
+    "logsumexp": reduced(torch.logsumexp),
     "max": reduced(lambda x, dims: torch.amax(x, dims)),
     "maximum": pointwise(torch.maximum),
     "mean": reduced(lambda x, dims: x.mean(dims)),
