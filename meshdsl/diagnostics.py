@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import bisect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Literal, NoReturn
+from typing import ClassVar, Literal, NoReturn, TypeVar, cast
+
+T = TypeVar("T")
+S = TypeVar("S")
 
 LONGEST_WORD = 100
 """Characters of a name that is compared with others."""
@@ -144,7 +147,12 @@ class Diagnostic:
 
 
 class DiagnosticError(Exception):
-    """Diagnostics raised past code that cannot go on without an answer."""
+    """Diagnostics raised past code that cannot go on without an answer.
+
+    After one that `is_last` no more are looked for.
+    """
+
+    is_last: ClassVar[bool] = False
 
     def __init__(self, *diagnostics: Diagnostic) -> None:
         super().__init__(*diagnostics)
@@ -152,6 +160,37 @@ class DiagnosticError(Exception):
 
     def __str__(self) -> str:
         return "; ".join(f"{d.code}: {d.message}" for d in self.diagnostics)
+
+
+class Poisoned(DiagnosticError):
+    """Something depends on what was already reported as wrong: there is nothing to add."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+
+def all_of(steps: Iterable[Callable[[], T]]) -> list[T]:
+    """The results of steps of which none needs another; raises the errors of all of them."""
+    found: list[T] = []
+    errors: list[Diagnostic] = []
+    failed = False
+    for step in steps:
+        try:
+            found.append(step())
+        except DiagnosticError as error:
+            if error.is_last:
+                raise
+            failed = True
+            errors += error.diagnostics
+    if failed:
+        raise DiagnosticError(*errors) if errors else Poisoned
+    return found
+
+
+def both(first: Callable[[], T], second: Callable[[], S]) -> tuple[T, S]:
+    """The results of two steps of which neither needs the other; raises the errors of both."""
+    one, other = all_of((first, second))
+    return cast("tuple[T, S]", (one, other))
 
 
 def fail(
@@ -192,6 +231,14 @@ class Diagnostics:
         self._items = [
             replace(d, severity="error") if d.severity == "warning" else d for d in self._items
         ]
+
+    def of(self, step: Callable[[], T]) -> T | None:
+        """The result of a step; None where it raises, and then its errors are added."""
+        try:
+            return step()
+        except DiagnosticError as error:
+            self.add(*error.diagnostics)
+            return None
 
     def raise_errors(self) -> None:
         """Raise every error collected so far as one `DiagnosticError`, if there is any."""

@@ -12,13 +12,12 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.device.ir import Program as DeviceProgram
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Related, Source, Span
-from meshdsl.ir.types import DTYPES
-from meshdsl.named.build import build
-from meshdsl.named.declarations import Declarations, declare, unknown
+from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.named.build import build, choose_program, finish_named
+from meshdsl.named.declarations import Declarations, declare
 from meshdsl.named.ir import Program as NamedProgram
 from meshdsl.placed.ir import Program as PlacedProgram
-from meshdsl.placed.place import POLICIES, Search
+from meshdsl.placed.place import Search, check_policy
 from meshdsl.placed.reshard import MESSAGE_BYTES, Price
 from meshdsl.syntax import ast
 
@@ -229,53 +228,6 @@ def written(declarations: Declarations, name: str | None, diagnostics: Diagnosti
     return program
 
 
-def finish_named(program: NamedProgram, dtype: str | None, evaluate: bool) -> NamedProgram:
-    """Retype, verify and simplify a built program; with `minimize`, make its training step."""
-    from meshdsl.named.retype import retype
-    from meshdsl.named.training import training_step, with_loss
-
-    if dtype is not None:
-        program = retype(program, DTYPES[dtype])
-    program = _simplified(program)
-    if program.goal is None:
-        return program
-    if evaluate:
-        return replace(with_loss(program), goal=None)
-    return _simplified(training_step(program))
-
-
-def _simplified(program: NamedProgram) -> NamedProgram:
-    from meshdsl.named.simplify import simplify
-    from meshdsl.named.verify import verify
-
-    verify(program)
-    program = simplify(program)
-    verify(program)
-    return program
-
-
-def choose_program(declarations: Declarations, name: str | None) -> ast.Program:
-    """The program called `name`, or the only one; anything else is an error."""
-    programs = declarations.programs
-    if name is None and len(programs) == 1:
-        return next(iter(programs.values()))
-    whole = Span(declarations.source, 0, 0)
-    if not programs:
-        message = "this file declares no program"
-        help = "add one: `program NAME(x[dim]) { … return … }`"
-        raise DiagnosticError(Diagnostic("MD0111", message, whole, help=help))
-    if name is None:
-        message = f"this file has {len(programs)} programs"
-        help = f"choose one with `--program`: {', '.join(programs)}"
-        first, *others = (node.name.span for node in programs.values())
-        related = tuple(Related(span, "and here") for span in others[:3])
-        raise DiagnosticError(Diagnostic("MD0111", message, first, related=related, help=help))
-    if name not in programs:
-        wrong = ast.Name(name, Span(Source("--program", name), 0, len(name)))
-        raise DiagnosticError(unknown("MD0108", "program", wrong, list(programs)))
-    return programs[name]
-
-
 def place_named(
     program: NamedProgram, declarations: Declarations, options: Options, diagnostics: Diagnostics
 ) -> PlacedProgram:
@@ -298,14 +250,6 @@ def place_named(
     result = place(program, asked, options.reduce, options.search)
     verify(result)
     return result
-
-
-def check_policy(policy: str, span: Span | None = None) -> None:
-    """Refuse a reduction policy that does not exist."""
-    span = span or Span(Source("--reduce", policy), 0, len(policy))
-    if policy not in POLICIES:
-        name = ast.Name(policy, span)
-        raise DiagnosticError(unknown("MD0108", "reduction policy", name, list(POLICIES)))
 
 
 def lower_placed(program: PlacedProgram) -> DeviceProgram:

@@ -17,6 +17,7 @@ LAYERS = (
     ("placed",),
     ("device",),
     ("backends.draws", "backends.walk", "backends.torch", "backends.peers"),
+    ("analysis",),
     ("pipeline",),
     ("report", "backends.engines", "backends.train"),
     ("api", "notebook", "cli", "backends.module"),

@@ -15,10 +15,10 @@ from meshdsl.device.verify import verify as verify_device
 from meshdsl.diagnostics import fail
 from meshdsl.named import ir as named
 from meshdsl.named.vjp import with_vjp
-from meshdsl.pipeline import Compilation, check_policy, lower_placed
+from meshdsl.pipeline import Compilation, lower_placed
 from meshdsl.placed import ir as placed
 from meshdsl.placed.layout import Layout, Rule, resolve_layout
-from meshdsl.placed.place import Search, place
+from meshdsl.placed.place import Search, check_policy, place
 from meshdsl.placed.sbp import Mesh
 from meshdsl.placed.verify import verify as verify_placed
 

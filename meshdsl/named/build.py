@@ -1,11 +1,14 @@
-"""From the syntax tree of a program to the named program."""
+"""From the syntax tree of a program to the named program, and on to its training step."""
 
 from __future__ import annotations
 
-from meshdsl.diagnostics import Diagnostics
+from dataclasses import replace
+
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Related, Source, Span
+from meshdsl.ir.types import DTYPES
 from meshdsl.named.autodiff import with_gradients
 from meshdsl.named.builder import TooLarge
-from meshdsl.named.declarations import Declarations
+from meshdsl.named.declarations import Declarations, unknown
 from meshdsl.named.from_syntax import ProgramBuilder
 from meshdsl.named.ir import Program
 from meshdsl.syntax import ast
@@ -19,6 +22,18 @@ def build(
     Those go to `diagnostics`.
     """
     before = len(diagnostics.errors)
+    built = build_partly(declarations, program, diagnostics)
+    return built if len(diagnostics.errors) == before else None
+
+
+def build_partly(
+    declarations: Declarations, program: ast.Program, diagnostics: Diagnostics
+) -> Program | None:
+    """The named program as far as it could be built; None when it is too large.
+
+    Errors go to `diagnostics`. Gradients are written out where there are none.
+    """
+    before = len(diagnostics.errors)
     try:
         built = ProgramBuilder(declarations, diagnostics).build(program)
         if len(diagnostics.errors) == before:
@@ -26,4 +41,51 @@ def build(
     except TooLarge as error:
         diagnostics.add(*error.diagnostics)
         return None
-    return built if len(diagnostics.errors) == before else None
+    return built
+
+
+def choose_program(declarations: Declarations, name: str | None) -> ast.Program:
+    """The program called `name`, or the only one; anything else is an error."""
+    programs = declarations.programs
+    if name is None and len(programs) == 1:
+        return next(iter(programs.values()))
+    whole = Span(declarations.source, 0, 0)
+    if not programs:
+        message = "this file declares no program"
+        help = "add one: `program NAME(x[dim]) { … return … }`"
+        raise DiagnosticError(Diagnostic("MD0111", message, whole, help=help))
+    if name is None:
+        message = f"this file has {len(programs)} programs"
+        help = f"choose one with `--program`: {', '.join(programs)}"
+        first, *others = (node.name.span for node in programs.values())
+        related = tuple(Related(span, "and here") for span in others[:3])
+        raise DiagnosticError(Diagnostic("MD0111", message, first, related=related, help=help))
+    if name not in programs:
+        wrong = ast.Name(name, Span(Source("--program", name), 0, len(name)))
+        raise DiagnosticError(unknown("MD0108", "program", wrong, list(programs)))
+    return programs[name]
+
+
+def finish_named(program: Program, dtype: str | None, evaluate: bool) -> Program:
+    """Retype, verify and simplify a built program; with `minimize`, make its training step."""
+    from meshdsl.named.retype import retype
+    from meshdsl.named.training import training_step, with_loss
+
+    if dtype is not None:
+        program = retype(program, DTYPES[dtype])
+    program = _simplified(program)
+    if program.goal is None:
+        return program
+    if evaluate:
+        return replace(with_loss(program), goal=None)
+    return _simplified(training_step(program))
+
+
+def _simplified(program: Program) -> Program:
+    from meshdsl.named.simplify import simplify
+    from meshdsl.named.verify import verify
+
+    verify(program)
+    program = simplify(program)
+    verify(program)
+    return program

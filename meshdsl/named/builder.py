@@ -31,9 +31,7 @@ Operand = Value | int | float | DType | str
 class TooLarge(DiagnosticError):
     """The program has grown too large: building stops here."""
 
-
-class Poisoned(Exception):
-    """A name was used whose definition was already reported as wrong: no second report."""
+    is_last = True
 
 
 @dataclass(slots=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from meshdsl.diagnostics import (
     Diagnostic,
     DiagnosticError,
+    Poisoned,
     Related,
     Span,
     counted,
@@ -16,7 +17,7 @@ from meshdsl.diagnostics import (
     fail,
 )
 from meshdsl.ir.types import DTYPES, Dim, DType
-from meshdsl.named.builder import Operand, Poisoned, Scope, TooLarge, need_tensor
+from meshdsl.named.builder import Operand, Scope, TooLarge, need_tensor
 from meshdsl.named.expressions import LATER, option_value, surface_name, unknown_function
 from meshdsl.named.ir import Value
 from meshdsl.named.prelude import prelude

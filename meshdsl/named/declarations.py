@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from meshdsl.diagnostics import (
     Diagnostic,
     DiagnosticError,
     Diagnostics,
+    Poisoned,
     Related,
     Source,
     Span,
+    all_of,
     did_you_mean,
     fail,
     spelled_right,
@@ -43,6 +46,13 @@ class Declarations:
     functions: Mapping[str, ast.Function] = field(default_factory=dict)
     programs: Mapping[str, ast.Program] = field(default_factory=dict)
     expects: tuple[ast.Expect, ...] = ()
+    unsized: frozenset[str] = frozenset()
+    """Dims whose size is wrong, and reported; they stand with the size 1."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of dims, without those that are wrong."""
+        return {n: dim.size for n, dim in self.dims.items() if n not in self.unsized}
 
 
 def declare(
@@ -65,6 +75,7 @@ def declare(
         _of(entries["def"], ast.Function),
         _of(entries["program"], ast.Program),
         expects,
+        frozenset(sizes.failed),
     )
 
 
@@ -89,6 +100,13 @@ def constant_integer(node: ast.Expr, sizes: Mapping[str, int], largest: int = MA
     if value > largest:
         _too_large(node.span)
     return value
+
+
+def declared_integer(node: ast.Expr, declarations: Declarations, largest: int = MAX_DIM) -> int:
+    """`constant_integer` over the dims of a file; Poisoned where the size of one is wrong."""
+    if declarations.unsized.intersection(_references(node)):
+        raise Poisoned
+    return constant_integer(node, declarations.sizes, largest)
 
 
 # --- duplicates ------------------------------------------------------------------------------
@@ -250,7 +268,8 @@ def _integer(node: ast.Expr, sizes: Mapping[str, int]) -> int:
         case ast.Unary(op="-"):
             return -_integer(node.operand, sizes)
         case ast.Binary(op="+" | "-" | "*" | "/" | "^"):
-            left, right = _integer(node.left, sizes), _integer(node.right, sizes)
+            sides = (partial(_integer, side, sizes) for side in (node.left, node.right))
+            left, right = all_of(sides)
             return _bounded(_arithmetic(node, left, right), node.span)
     fail(
         "MD0105",

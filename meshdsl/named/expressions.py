@@ -6,9 +6,17 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from meshdsl.diagnostics import DiagnosticError, Related, Span, counted, did_you_mean, fail
+from meshdsl.diagnostics import (
+    DiagnosticError,
+    Poisoned,
+    Related,
+    Span,
+    counted,
+    did_you_mean,
+    fail,
+)
 from meshdsl.ir.types import DTYPES, Dim, DType
-from meshdsl.named.builder import Operand, Poisoned, Scope, need_tensor
+from meshdsl.named.builder import Operand, Scope, need_tensor
 from meshdsl.named.declarations import unknown
 from meshdsl.named.ir import Value
 from meshdsl.named.sizes import how_of, made, size_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from meshdsl.diagnostics import Related, fail
+from meshdsl.diagnostics import Poisoned, Related, fail
 from meshdsl.ir.program import Carry
 from meshdsl.ir.types import DTYPES, Dim
-from meshdsl.named.builder import Frame, Operand, Poisoned, Scope
+from meshdsl.named.builder import Frame, Operand, Scope
 from meshdsl.named.ir import Loop, Value
 from meshdsl.syntax import ast
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from meshdsl.diagnostics import DiagnosticError, Diagnostics
 from meshdsl.ir.types import Dim, TensorType
-from meshdsl.named.builder import Poisoned, Scope
+from meshdsl.named.builder import Scope
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.from_syntax import ProgramBuilder
 from meshdsl.syntax import ast
@@ -61,5 +61,3 @@ def _build(function: ast.Function, declarations: Declarations, diagnostics: Diag
         program.function_body(function, scope)
     except DiagnosticError as error:
         diagnostics.add(*error.diagnostics)
-    except Poisoned:
-        pass

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from meshdsl.analysis import analyse_tree
 from meshdsl.api.program import Program
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, Span, fail
+from meshdsl.diagnostics import Diagnostic, Diagnostics, Source, Span, fail
+from meshdsl.named.build import finish_named
 from meshdsl.named.declarations import Declarations, declare
-from meshdsl.named.uncalled import check_uncalled
-from meshdsl.pipeline import Compilation, Known, Options, finish_named
-from meshdsl.report.check import CONSEQUENCES, check_declared, check_expect, with_errors
+from meshdsl.pipeline import Compilation, Known, Options
+from meshdsl.report.check import check_expect
 from meshdsl.syntax import ast
 from meshdsl.syntax.parse import parse
 
@@ -82,47 +83,25 @@ class Session:
         Raises:
             DiagnosticError: all errors of the cell; then none of its definitions is added.
         """
-        diagnostics = Diagnostics()
         tree, problems = parse(source)
-        diagnostics.add(*problems)
         new = {_key(node): node for node in tree.declarations if not isinstance(node, ast.Expect)}
-        defined = self._with(tree, {**self.nodes, **new}, diagnostics)
-        declarations = defined.declarations
-        programs = self._checked(tree, defined, diagnostics)
-        _raise(diagnostics, broken=bool(problems))
+        found = analyse_tree(self._with(tree, new), Options(), problems, part=source)
+        diagnostics, declarations = found.diagnostics, found.declarations
+        diagnostics.raise_errors()
+        defined = Defined(found.tree, declarations)
+        nodes = (node for node in tree.declarations if isinstance(node, ast.Program))
+        programs = [CellProgram(node, defined) for node in nodes]
         self._keep(new, programs, defined)
         asked = programs or [self.program(None)] if declarations.expects else []
         for expect in declarations.expects:
             named = [finish_named(p._written().written, None, False) for p in asked]
-            with_errors(
-                diagnostics, partial(check_expect, expect, named, declarations, diagnostics)
-            )
+            diagnostics.of(partial(check_expect, expect, named, declarations, diagnostics))
         return Cell(tuple(name for _, name in new), tuple(programs), tuple(diagnostics))
 
-    def _with(
-        self, tree: ast.File, nodes: Mapping[Key, ast.Declaration], diagnostics: Diagnostics
-    ) -> Defined:
-        """The definitions including those of the cell; duplicates within it are reported."""
-        fresh = {id(node) for node in tree.declarations}
-        kept = tuple(node for node in nodes.values() if id(node) not in fresh)
-        return Defined.of(ast.File((*kept, *tree.declarations), tree.span), diagnostics)
-
-    def _checked(
-        self, tree: ast.File, defined: Defined, diagnostics: Diagnostics
-    ) -> list[CellProgram]:
-        """The programs of the cell, built; its other declarations are checked."""
-        names = {node.name.text for node in tree.declarations if not isinstance(node, ast.Expect)}
-        declarations = defined.declarations
-        check_declared(declarations, diagnostics)
-        programs = []
-        for node in tree.declarations:
-            if isinstance(node, ast.Program):
-                program = CellProgram(node, defined)
-                with_errors(diagnostics, program._written)
-                programs.append(program)
-        functions = {n: f for n, f in declarations.functions.items() if n in names}
-        check_uncalled(replace(declarations, functions=functions), diagnostics)
-        return programs
+    def _with(self, tree: ast.File, new: Mapping[Key, ast.Declaration]) -> ast.File:
+        """The definitions so far less those replaced, and all of a cell, also what it repeats."""
+        kept = tuple(node for key, node in self.nodes.items() if key not in new)
+        return ast.File((*kept, *tree.declarations), tree.span)
 
     def _keep(
         self,
@@ -178,10 +157,3 @@ class Session:
 def _key(node: ast.Declaration) -> Key:
     assert not isinstance(node, ast.Expect), "an expectation has no name"
     return type(node), node.name.text
-
-
-def _raise(diagnostics: Diagnostics, broken: bool) -> None:
-    """Raise the errors; for a `broken` (partly parsed) text, without their consequences."""
-    found = [d for d in diagnostics.errors if not (broken and d.code in CONSEQUENCES)]
-    if found:
-        raise DiagnosticError(*found)

@@ -10,11 +10,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import NoReturn
+from functools import partial
 
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Related, Source, Span, fail
+from meshdsl.diagnostics import (
+    Diagnostic,
+    DiagnosticError,
+    Diagnostics,
+    Related,
+    Source,
+    Span,
+    fail,
+)
 from meshdsl.ir.types import Dim
-from meshdsl.named.declarations import Declarations, constant_integer, unknown
+from meshdsl.named.declarations import Declarations, declared_integer, unknown
 from meshdsl.named.ir import Op, Value
 from meshdsl.placed.rows import call_of, legal_rows
 from meshdsl.placed.sbp import Mesh, Placement, placement
@@ -268,8 +276,25 @@ def resolve_mesh(
     """The mesh called `mesh`, or written as `data:2,model:4`.
 
     For None: the first declared that has every axis the layout names (as many axes as the `sbp`
-    block has components), else the first; one device when none is declared. Raises a diagnostic
-    when there is no such mesh.
+    block has components), else the one that lacks fewest; one device when none is declared.
+    Raises a diagnostic when there is no such mesh, or it is wrong.
+    """
+    found = Diagnostics()
+    result = collect_mesh(declarations, mesh, layout, sbp, found)
+    found.raise_errors()
+    return result
+
+
+def collect_mesh(
+    declarations: Declarations,
+    mesh: str | None,
+    layout: str | None,
+    sbp: str | None,
+    diagnostics: Diagnostics,
+) -> Mesh:
+    """The mesh of `resolve_mesh`; what is wrong with a declared one goes to `diagnostics`.
+
+    Raises a diagnostic when there is no such mesh.
     """
     if mesh is not None and ":" in mesh:
         return _mesh_of_text(mesh)
@@ -281,36 +306,60 @@ def resolve_mesh(
         name = ast.Name(mesh, Span(Source("--mesh", mesh), 0, len(mesh)))
         help = "or write the axes: `--mesh data:2,model:4`"
         raise DiagnosticError(unknown("MD0108", "mesh", name, list(declarations.meshes), help))
-    return mesh_of(declarations.meshes[mesh], declarations)
+    return collect_axes(declarations.meshes[mesh], declarations, diagnostics)
 
 
 def _suiting_mesh(declarations: Declarations, layout: str | None, sbp: str | None) -> str:
+    """The declared mesh that has every axis of a layout; else the one that lacks fewest."""
+    meshes = declarations.meshes
     if sbp is not None and sbp in declarations.sbps:
         counts = {len(e.components) for e in declarations.sbps[sbp].entries}
-        fitting = (n for n, m in declarations.meshes.items() if counts <= {len(m.axes)})
-        return next(fitting, next(iter(declarations.meshes)))
-    empty = Mesh("", ())
-    axes = {a for r in resolve_layout(declarations, layout, empty).rules for a in r.axes}
-    for name, node in declarations.meshes.items():
-        if axes <= {a.name.text for a in node.axes}:
-            return name
-    return next(iter(declarations.meshes))
+        fitting = (n for n, m in meshes.items() if counts <= {len(m.axes)})
+        return next(fitting, next(iter(meshes)))
+    axes = {a for rule in _asked_rules(declarations, layout) for a in rule.axes}
+    lacking = {name: axes - {a.name.text for a in node.axes} for name, node in meshes.items()}
+    return min(lacking, key=lambda name: len(lacking[name]))
+
+
+def _asked_rules(declarations: Declarations, layout: str | None) -> Iterable[Rule]:
+    """The rules of a layout, by name or written out; none of one that there is not."""
+    if layout is None:
+        layout = next(iter(declarations.layouts), "")
+    if layout in declarations.layouts:
+        return collect_rules(declarations.layouts[layout], declarations, Diagnostics())
+    return _rules_of_text(layout) if ":" in layout else ()
 
 
 def mesh_of(node: ast.Mesh, declarations: Declarations) -> Mesh:
-    """A declared mesh with its sizes computed."""
-    sizes = {name: dim.size for name, dim in declarations.dims.items()}
+    """A declared mesh with its sizes computed. Raises all that is wrong with it."""
+    found = Diagnostics()
+    mesh = collect_axes(node, declarations, found)
+    found.raise_errors()
+    return mesh
+
+
+def collect_axes(node: ast.Mesh, declarations: Declarations, diagnostics: Diagnostics) -> Mesh:
+    """A declared mesh; an axis whose size is wrong has the size 1, one that is wrong is left out.
+
+    Errors go to `diagnostics`.
+    """
     axes: dict[str, int] = {}
     for axis in node.axes:
-        if axis.name.text in axes:
-            first = next(a.name for a in node.axes if a.name.text == axis.name.text)
-            message = f"mesh axis `{axis.name.text}` is declared twice"
-            where = Related(first.span, "first declared here")
-            fail("MD0104", message, axis.name.span, where, help="give it another name")
-        if axis.name.text == "none":
+        name = axis.name
+        if name.text in axes:
+            first = next(a.name for a in node.axes if a.name.text == name.text)
+            message = f"mesh axis `{name.text}` is declared twice"
+            where = (Related(first.span, "first declared here"),)
+            help = "give it another name"
+            diagnostics.add(Diagnostic("MD0104", message, name.span, related=where, help=help))
+            continue
+        if name.text == "none":
             help = "in a layout, `dim -> none` splits over no axis; choose another name"
-            fail("MD0109", "`none` cannot name a mesh axis", axis.name.span, help=help)
-        axes[axis.name.text] = constant_integer(axis.size, sizes)
+            message = "`none` cannot name a mesh axis"
+            diagnostics.add(Diagnostic("MD0109", message, name.span, help=help))
+            continue
+        size = diagnostics.of(partial(declared_integer, axis.size, declarations))
+        axes[name.text] = 1 if size is None else size
     return Mesh(node.name.text, tuple(axes.items()))
 
 
@@ -350,7 +399,20 @@ def _pairs(text: str, option: str) -> Iterable[tuple[str, str, Span]]:
 def resolve_layout(declarations: Declarations, layout: str | None, mesh: Mesh) -> Layout:
     """The layout called `layout`, or written as `batch:data,hidden:model`; the first for None.
 
-    Raises a diagnostic when there is no such layout.
+    Raises a diagnostic when there is no such layout, or it is wrong by itself.
+    """
+    found = Diagnostics()
+    result = collect_layout(declarations, layout, mesh, found)
+    found.raise_errors()
+    return result
+
+
+def collect_layout(
+    declarations: Declarations, layout: str | None, mesh: Mesh, diagnostics: Diagnostics
+) -> Layout:
+    """The layout of `resolve_layout`, without rules of a declared one that are wrong.
+
+    Those are reported in `diagnostics`. Raises a diagnostic when there is no such layout.
     """
     places = _places(declarations, mesh)
     if layout is None:
@@ -358,7 +420,7 @@ def resolve_layout(declarations: Declarations, layout: str | None, mesh: Mesh) -
     if layout is None:
         return Layout("none", (), mesh, places)
     if layout in declarations.layouts:
-        rules = inherited_rules(declarations.layouts[layout], declarations)
+        rules = collect_rules(declarations.layouts[layout], declarations, diagnostics)
         return Layout(layout, rules, mesh, places)
     if ":" in layout:
         return Layout(layout, tuple(_rules_of_text(layout)), mesh, places)
@@ -399,48 +461,54 @@ def _rules_of_text(text: str) -> Iterable[Rule]:
     return found.values()
 
 
-def inherited_rules(node: ast.Layout, declarations: Declarations) -> tuple[Rule, ...]:
-    """The rules of a layout over those it extends: the same selector and dim displace."""
+def collect_rules(
+    node: ast.Layout, declarations: Declarations, diagnostics: Diagnostics
+) -> tuple[Rule, ...]:
+    """The rules of a layout over those it extends: the same selector and dim displace.
+
+    Wrong ones are left out; errors go to `diagnostics`.
+    """
     chain = [node]
-    while chain[-1].base is not None:
-        base = chain[-1].base
+    while (base := chain[-1].base) is not None:
         if base.text not in declarations.layouts:
-            raise DiagnosticError(unknown("MD0108", "layout", base, list(declarations.layouts)))
+            diagnostics.add(unknown("MD0108", "layout", base, list(declarations.layouts)))
+            break
         parent = declarations.layouts[base.text]
         if parent in chain:
-            _circle(chain[chain.index(parent) :])
+            diagnostics.add(_circle(chain[chain.index(parent) :]))
+            break
         chain.append(parent)
     found: dict[tuple[tuple[str, ...], str], Rule] = {}
     for layout in reversed(chain):
-        found.update(_own_rules(layout))
+        found.update(_own_rules(layout, diagnostics))
     return tuple(found.values())
 
 
-def _circle(layouts: list[ast.Layout]) -> NoReturn:
-    """Report layouts each of which extends the next, and the last the first."""
+def _circle(layouts: list[ast.Layout]) -> Diagnostic:
+    """The error of layouts each of which extends the next, and the last the first."""
     first = min(layouts, key=lambda layout: layout.span.start)
     assert first.base is not None
     bases = (n.base.span for n in layouts if n is not first and n.base is not None)
-    others = (Related(span, "and so back to it") for span in bases)
+    others = tuple(Related(span, "and so back to it") for span in bases)
     message, help = f"layout `{first.name.text}` extends itself", "let one of them stand alone"
-    fail("MD0107", message, first.base.span, *others, help=help)
+    return Diagnostic("MD0107", message, first.base.span, related=others, help=help)
 
 
-def _own_rules(node: ast.Layout) -> dict[tuple[tuple[str, ...], str], Rule]:
+def _own_rules(
+    node: ast.Layout, diagnostics: Diagnostics
+) -> dict[tuple[tuple[str, ...], str], Rule]:
     found: dict[tuple[tuple[str, ...], str], Rule] = {}
     for item in node.rules:
         axes = tuple(a.text for a in item.axes)
         if len(set(axes)) != len(axes):
             message, help = f"`{item.dim.text}` is split over one axis twice", "name each axis once"
-            fail("MD0302", message, item.span, help=help)
+            diagnostics.add(Diagnostic("MD0302", message, item.span, help=help))
+            continue
         rule = Rule(tuple(s.text for s in item.selector), item.dim.text, axes, item.keep, item.span)
         old = found.setdefault((rule.selector, rule.dim), rule)
         if old is not rule:
-            fail(
-                "MD0303",
-                f"two rules for `{rule.dim}` are equally narrow: `{old}` and `{rule}`",
-                rule.span,
-                Related(old.span, "the other rule"),
-                help="keep one of them",
-            )
+            message = f"two rules for `{rule.dim}` are equally narrow: `{old}` and `{rule}`"
+            where = (Related(old.span, "the other rule"),)
+            help = "keep one of them"
+            diagnostics.add(Diagnostic("MD0303", message, rule.span, related=where, help=help))
     return found

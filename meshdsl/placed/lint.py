@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 
-from meshdsl.diagnostics import Diagnostic, Diagnostics, did_you_mean
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, did_you_mean
+from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import Program, Value, walk
+from meshdsl.named.prelude import prelude
 from meshdsl.placed.layout import TENSOR, Layout, Rule, selects
 from meshdsl.placed.request import loops
 from meshdsl.placed.sbp_block import Annotations, means
+from meshdsl.syntax import ast
 from meshdsl.syntax.symbols import ROLES
 
 
@@ -43,6 +48,50 @@ def lint(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
             if axis not in layout.mesh.names:
                 rule = Rule((), pin.dim, pin.axes, False, pin.span)
                 diagnostics.add(_no_axis(rule, axis, layout))
+
+
+def lint_demands(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
+    """Report rules that cannot be followed (MD0301 to MD0303), each pair of rules once."""
+    returned = {o.value for o in program.outputs}
+    known = set()
+    for value in values_of(program):
+        try:
+            layout.demand(value, value in returned)
+        except DiagnosticError as error:
+            (found,) = error.diagnostics
+            rules = (found.code, *(related.span for related in found.related))
+            if rules not in known:
+                diagnostics.add(found)
+            known.add(rules)
+
+
+def lint_names(layout: Layout, declarations: Declarations, diagnostics: Diagnostics) -> None:
+    """Warn of names in rules that nothing in a file has, whose programs could not be built."""
+    names = declared_names(declarations)
+    for rule in layout.rules:
+        for axis in rule.axes:
+            if axis not in layout.mesh.names:
+                diagnostics.add(_no_axis(rule, axis, layout))
+        if rule.dim not in declarations.dims:
+            diagnostics.add(_no_dim(rule, set(declarations.dims)))
+        if rule.selector and _declared(rule.selector[0]) not in names.union(ROLES):
+            diagnostics.add(_no_tensor(".".join(rule.selector), rule, sorted(names)))
+
+
+def declared_names(declarations: Declarations) -> set[str]:
+    """The names of all tensors and functions of a file, by its text alone."""
+    bodies = (*declarations.programs.values(), *declarations.functions.values())
+    library = set(prelude().functions)
+    named = (node for body in bodies for node in ast.walk(body))
+    return {_declared(n.name.text) for n in named if isinstance(n, _NAMING)} | library
+
+
+def _declared(name: str) -> str:
+    """The name in the text behind that of a gradient (`d_w`) or of a further call (`mlp_2`)."""
+    return re.sub(r"_\d+$", "", name.removeprefix("d_"))
+
+
+_NAMING = ast.Target | ast.TensorParam | ast.Function
 
 
 def _no_axis(rule: Rule, axis: str, layout: Layout) -> Diagnostic:
@@ -84,6 +133,10 @@ def _selects_nothing(rule: Rule, values: tuple[Value, ...]) -> Diagnostic:
     dotted = {f"{v.functions[-1]}.{v.label}" for v in tensors if v.functions}
     selector = ".".join(rule.selector)
     known = sorted(dotted if len(rule.selector) > 1 else labels)
+    return _no_tensor(selector, rule, known)
+
+
+def _no_tensor(selector: str, rule: Rule, known: list[str]) -> Diagnostic:
     meant = None if selector in known else did_you_mean(selector, known)
     help = meant or "remove the rule"
     message = f"`{selector}` selects no tensor with the dim `{rule.dim}`"
@@ -97,7 +150,30 @@ def lint_sbp(program: Program, annotations: Annotations, diagnostics: Diagnostic
     for entry in annotations.entries:
         for path in (entry.tensor, entry.at):
             if path and not any(means(path, v) for v in values):
-                name = ".".join(n.text for n in path)
-                help = did_you_mean(path[-1].text, labels) or "remove the entry"
-                message = f"`{name}` names no tensor of the program"
-                diagnostics.add(Diagnostic("MD0306", message, entry.span, "warning", help=help))
+                diagnostics.add(_names_nothing(entry, path, labels))
+
+
+def lint_annotations(program: Program, annotations: Annotations, diagnostics: Diagnostics) -> None:
+    """Report annotations that their tensor cannot have (MD0301, MD0308)."""
+    for value in values_of(program):
+        diagnostics.of(partial(annotations.of, value))
+
+
+def lint_sbp_names(
+    annotations: Annotations, declarations: Declarations, diagnostics: Diagnostics
+) -> None:
+    """Warn of names in entries that nothing in a file has, whose programs could not be built."""
+    names = declared_names(declarations)
+    for entry in annotations.entries:
+        for path in (entry.tensor, entry.at):
+            if path and _declared(path[0].text) not in names:
+                diagnostics.add(_names_nothing(entry, path, sorted(names)))
+
+
+def _names_nothing(
+    entry: ast.SbpEntry, path: tuple[ast.Name, ...], labels: list[str]
+) -> Diagnostic:
+    name = ".".join(n.text for n in path)
+    help = did_you_mean(path[-1].text, labels) or "remove the entry"
+    message = f"`{name}` names no tensor of the program"
+    return Diagnostic("MD0306", message, entry.span, "warning", help=help)

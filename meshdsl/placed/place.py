@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from meshdsl.diagnostics import fail
+from meshdsl.diagnostics import DiagnosticError, Source, Span, fail
 from meshdsl.named import ir as named
 from meshdsl.named.cse import cse
+from meshdsl.named.declarations import unknown
 from meshdsl.placed.cache import Problem
 from meshdsl.placed.from_named import Placer, Walk
 from meshdsl.placed.ir import EVERY, Found, Program, Reshard, walk
@@ -20,6 +21,7 @@ from meshdsl.placed.request import BlockRequest, Request, loops
 from meshdsl.placed.reshard import MESSAGE_BYTES, Price
 from meshdsl.placed.sbp_block import Annotations
 from meshdsl.placed.storage import with_loads
+from meshdsl.syntax import ast
 
 WALKS = ("immediate", "mesh-tf", "deferred")
 """Policies carried out by one walk in program order."""
@@ -55,6 +57,14 @@ class Search:
 
 
 DEFAULT = Search()
+
+
+def check_policy(policy: str, span: Span | None = None) -> None:
+    """Refuse a reduction policy that does not exist."""
+    span = span or Span(Source("--reduce", policy), 0, len(policy))
+    if policy not in POLICIES:
+        name = ast.Name(policy, span)
+        raise DiagnosticError(unknown("MD0108", "reduction policy", name, list(POLICIES)))
 
 
 def place(

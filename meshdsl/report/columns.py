@@ -18,7 +18,8 @@ from meshdsl.diagnostics import (
     fail,
 )
 from meshdsl.named.declarations import Declarations, unknown
-from meshdsl.pipeline import Compilation, Options, check_policy
+from meshdsl.pipeline import Compilation, Options
+from meshdsl.placed.place import check_policy
 from meshdsl.syntax import ast
 
 if TYPE_CHECKING:

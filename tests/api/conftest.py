@@ -14,9 +14,10 @@ from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.ir.program import substitute
 from meshdsl.named import ir
 from meshdsl.named.autodiff import with_gradients
+from meshdsl.named.build import finish_named
 from meshdsl.named.printer import print_program
 from meshdsl.named.simplify import drop_unused
-from meshdsl.pipeline import Compilation, Known, Options, finish_named
+from meshdsl.pipeline import Compilation, Known, Options
 from meshdsl.syntax import ast
 from meshdsl.syntax.format import format_source
 from meshdsl.syntax.printer import WIDTH, print_file

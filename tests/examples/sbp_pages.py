@@ -103,9 +103,9 @@ def _written(name: str, block: str) -> str:
     declarations = declared(name)
     if block in declarations.sbps:
         return _counted(len(declarations.sbps[block].entries), "signature")
-    from meshdsl.placed.layout import inherited_rules
+    from meshdsl.placed.layout import collect_rules
 
-    rules = inherited_rules(declarations.layouts[block], declarations)
+    rules = collect_rules(declarations.layouts[block], declarations, Diagnostics())
     return _counted(len(rules), "rule")
 
 

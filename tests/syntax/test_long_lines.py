@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source
-from meshdsl.named.build import build
-from meshdsl.pipeline import choose_program, front
+from meshdsl.named.build import build, choose_program
+from meshdsl.pipeline import front
 from meshdsl.render import render
 from meshdsl.report.document import SourceLine, plain
 from meshdsl.report.terminal import source_line

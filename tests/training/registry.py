@@ -20,13 +20,14 @@ from meshdsl.device.ir import Program as DeviceProgram
 from meshdsl.diagnostics import Diagnostics, Source, Span
 from meshdsl.ir.types import F64, Dim, TensorType
 from meshdsl.named.autodiff import gradients
+from meshdsl.named.build import finish_named
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import Goal, Init, Output, Param, Program, Value
 from meshdsl.named.optimizers import Optimizer
 from meshdsl.named.prelude import prelude
 from meshdsl.ops.opdef import Sample, Signature, load_all, lookup
-from meshdsl.pipeline import finish_named, front, lower_placed
+from meshdsl.pipeline import front, lower_placed
 from meshdsl.placed.layout import resolve_layout
 from meshdsl.placed.place import place
 from meshdsl.placed.sbp import Mesh

@@ -1,0 +1,278 @@
+"""All that can be said of a text before anything is placed: `analyse`.
+
+An editor calls it after every keystroke, `check` before it places anything, and a compilation that
+finds an error, to report all others with it. A part that is wrong does not hide the next: names,
+meshes, layouts and expectations are resolved in a text with errors too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from meshdsl.diagnostics import Diagnostic, Diagnostics, Source
+from meshdsl.named.build import build_partly, choose_program, finish_named
+from meshdsl.named.declarations import Declarations, declare
+from meshdsl.named.ir import Program
+from meshdsl.named.uncalled import check_uncalled
+from meshdsl.placed.expect import lint_expect
+from meshdsl.placed.layout import collect_axes, collect_layout, collect_mesh, collect_rules
+from meshdsl.placed.lint import (
+    lint,
+    lint_annotations,
+    lint_demands,
+    lint_names,
+    lint_sbp,
+    lint_sbp_names,
+)
+from meshdsl.placed.sbp_block import resolve_sbp
+from meshdsl.syntax import ast
+from meshdsl.syntax.parse import parse
+from meshdsl.syntax.tokens import lex
+
+if TYPE_CHECKING:
+    from meshdsl.pipeline import Options
+
+_NAMES = ("MD0101", "MD0102", "MD0103", "MD0108", "MD0112")
+_IN_LAYOUTS = ("MD0304", "MD0305", "MD0306", "MD0402")
+NAMED_ELSEWHERE = (*_NAMES, *_IN_LAYOUTS)
+"""Reports of a name whose definition may stand in a part of the text that was not parsed."""
+
+STANDS_ELSEWHERE = ("MD0111", "MD0113")
+"""Reports that something is missing, which may stand in such a part."""
+
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """A text as far as it could be understood, without placing it.
+
+    `diagnostics` are all of the text. `written` has each program as its text says, as far as it
+    could be built: the types of what is right are known also where the rest is wrong (None where
+    it is too large). `named` has each program as it is placed: simplified, with the training step;
+    None where anything that it depends on is wrong.
+    """
+
+    tree: ast.File
+    declarations: Declarations
+    written: Mapping[str, Program | None]
+    named: Mapping[str, Program | None]
+    diagnostics: Diagnostics
+
+
+def analyse(source: Source, options: Options) -> Analysis:
+    """All that is wrong with a text, and what could be made of it. Raises nothing.
+
+    With a layout, a mesh, a block or a program among the `options`, only these are looked at, else
+    all of the text. Nothing is placed and no optimum is searched: whether expectations hold, and
+    what only a placement shows, `check` adds.
+    """
+    tree, problems = parse(source)
+    return analyse_tree(tree, options, problems)
+
+
+def analyse_tree(
+    tree: ast.File,
+    options: Options,
+    problems: Sequence[Diagnostic] = (),
+    part: Source | None = None,
+) -> Analysis:
+    """`analyse` for a tree; `problems` are those of parsing it.
+
+    With `part`, only what is declared in this source is reported on: a cell among others.
+    """
+    found = Diagnostics()
+    found.add(*problems)
+    declarations = declare(tree, found, options.set_dims)
+    _check_declared(declarations, found)
+    broken = bool(problems) or bool(declarations.unsized)
+    written: dict[str, Program | None] = {}
+    named: dict[str, Program | None] = {}
+    for node in _programs(declarations, options, found):
+        own, name = Diagnostics(), node.name.text
+        written[name] = build_partly(declarations, node, own)
+        named[name] = None if own.errors else _finished(written[name], options, own)
+        named[name] = None if broken else named[name]
+        if _is_in(part, node):
+            found.add(*own)
+    functions = {n: f for n, f in declarations.functions.items() if _is_in(part, f)}
+    check_uncalled(replace(declarations, functions=functions), found)
+    programs = list(named.values()) or [None]
+    _check_layouts(programs, declarations, options, part, found)
+    for expect in declarations.expects:
+        lint_expect(expect, programs, declarations, found)
+    return Analysis(
+        tree, declarations, written, named, _without_consequences(found, problems, tree)
+    )
+
+
+def _is_in(part: Source | None, node: ast.Declaration) -> bool:
+    return part is None or node.span.source is part
+
+
+def _programs(
+    declarations: Declarations, options: Options, diagnostics: Diagnostics
+) -> Iterator[ast.Program]:
+    if options.program is None:
+        yield from declarations.programs.values()
+        return
+    chosen = diagnostics.of(partial(choose_program, declarations, options.program))
+    if chosen is not None:
+        yield chosen
+
+
+def _finished(
+    program: Program | None, options: Options, diagnostics: Diagnostics
+) -> Program | None:
+    if program is None:
+        return None
+    return diagnostics.of(partial(finish_named, program, options.dtype, options.evaluate))
+
+
+# --- meshes and layouts ------------------------------------------------------------------------
+
+
+def _check_declared(declarations: Declarations, diagnostics: Diagnostics) -> None:
+    """Check meshes and layouts by themselves, unused ones too."""
+    for mesh in declarations.meshes.values():
+        collect_axes(mesh, declarations, diagnostics)
+    for layout in declarations.layouts.values():
+        collect_rules(layout, declarations, diagnostics)
+
+
+def _check_layouts(
+    programs: Sequence[Program | None],
+    declarations: Declarations,
+    options: Options,
+    part: Source | None,
+    diagnostics: Diagnostics,
+) -> None:
+    """Check that the chosen layout fits; note the others that do not fit their mesh.
+
+    `programs` are those of the text, None for one with errors.
+    """
+    known = {(d.code, d.span) for d in diagnostics}
+    layouts = chosen_layouts(declarations, options)
+    if part is not None:
+        layouts = _layouts_in(part, declarations, options)
+    for chosen, name in layouts:
+        own = _check_layout(programs, declarations, chosen)
+        for diagnostic in own:
+            told = of_another_layout(name, diagnostic, options) if name else diagnostic
+            # A rule inherited by many layouts is reported once.
+            if (told.code, told.span) not in known or told.severity == "error":
+                diagnostics.add(told)
+        known |= {(d.code, d.span) for d in own}
+
+
+def chosen_layouts(
+    declarations: Declarations, options: Options
+) -> Iterator[tuple[Options, str | None]]:
+    """The options for the chosen layout, then for all others of the file with their names."""
+    yield options, None
+    if options.layout is not None or options.sbp is not None:
+        return
+    for name in list(declarations.layouts)[1:]:
+        yield replace(options, layout=name), f"layout `{name}`"
+    for name in declarations.sbps:
+        yield replace(options, sbp=name), f"sbp `{name}`"
+
+
+def _layouts_in(
+    part: Source, declarations: Declarations, options: Options
+) -> Iterator[tuple[Options, str | None]]:
+    """The layouts of a cell: none is chosen yet, and meshes and programs may be in later ones."""
+    if not declarations.meshes or not declarations.programs:
+        return
+    for name, layout in declarations.layouts.items():
+        if _is_in(part, layout):
+            yield replace(options, layout=name), f"layout `{name}`"
+    for name, block in declarations.sbps.items():
+        if _is_in(part, block):
+            yield replace(options, sbp=name), f"sbp `{name}`"
+
+
+def of_another_layout(name: str, diagnostic: Diagnostic, options: Options) -> Diagnostic:
+    """A diagnostic of a layout that was not chosen: a note if another mesh or size resolves it."""
+    on_chosen_mesh = diagnostic.code == "MD0304" and options.mesh is not None
+    if diagnostic.severity != "error" and not on_chosen_mesh:
+        return diagnostic
+    message = f"{name} cannot be used as it is: {diagnostic.message}"
+    return replace(diagnostic, severity="note", message=message)
+
+
+def _check_layout(
+    programs: Sequence[Program | None], declarations: Declarations, options: Options
+) -> Diagnostics:
+    """Errors of one layout in any program; warnings only if every program gives them."""
+    result = Diagnostics()
+    found = [Diagnostics() for _ in programs]
+    for program, own in zip(programs, found, strict=True):
+        own.of(partial(_lint, program, declarations, options, own))
+    for own in found:
+        result.add(*own.errors)
+    places = [{(d.code, d.span) for d in own} for own in found]
+    for diagnostic in found[0] if found else ():
+        if all((diagnostic.code, diagnostic.span) in own for own in places):
+            result.add(diagnostic)
+    return result
+
+
+def _lint(
+    program: Program | None, declarations: Declarations, options: Options, diagnostics: Diagnostics
+) -> None:
+    """Report what is wrong with the chosen layout or block in one program."""
+    known = Diagnostics()  # of the mesh and the layout by themselves
+    mesh = collect_mesh(declarations, options.mesh, options.layout, options.sbp, known)
+    if options.sbp is not None:
+        annotations = resolve_sbp(declarations, options.sbp, mesh)
+        if program is None:
+            lint_sbp_names(annotations, declarations, diagnostics)
+        else:
+            lint_sbp(program, annotations, diagnostics)
+            lint_annotations(program, annotations, diagnostics)
+        return
+    layout = collect_layout(declarations, options.layout, mesh, known)
+    if program is None:
+        lint_names(layout, declarations, diagnostics)
+        return
+    lint(program, layout, diagnostics)
+    lint_demands(program, layout, diagnostics)
+
+
+# --- texts that were not parsed whole ------------------------------------------------------------
+
+
+def _without_consequences(
+    found: Diagnostics, problems: Sequence[Diagnostic], tree: ast.File
+) -> Diagnostics:
+    """The diagnostics less those about names that may stand in a part that was not parsed."""
+    if not problems:
+        return found
+    kept = Diagnostics()
+    lost = _unparsed(tree)
+    for diagnostic in found:
+        code = diagnostic.code
+        named = code in NAMED_ELSEWHERE and lost.intersection(_words(diagnostic))
+        if not named and code not in STANDS_ELSEWHERE:
+            kept.add(diagnostic)
+    return kept
+
+
+def _unparsed(tree: ast.File) -> set[str]:
+    """The names that stand more often in the text than in its tree."""
+    source = tree.span.source
+    words = Counter(str(word) for word in lex(source) if word.type == "NAME")
+    names = (node for node in ast.walk(tree) if isinstance(node, ast.Name))
+    words.subtract(name.text for name in names if name.span.source is source)
+    return {word for word, count in words.items() if count > 0}
+
+
+def _words(diagnostic: Diagnostic) -> set[str]:
+    """The names at the place of a diagnostic."""
+    return set(_WORD.findall(diagnostic.span.text)) if diagnostic.span else set()

@@ -1,0 +1,120 @@
+"""`expect` blocks before anything is placed: whether the names in them mean anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+
+from meshdsl.diagnostics import Diagnostic, Diagnostics, did_you_mean, fail
+from meshdsl.named.declarations import Declarations, declared_integer, unknown
+from meshdsl.named.ir import Program
+from meshdsl.placed.collectives import COLLECTIVES
+from meshdsl.placed.layout import TENSOR, collect_mesh, selects
+from meshdsl.placed.lint import declared_names, values_of
+from meshdsl.placed.place import check_policy
+from meshdsl.syntax import ast
+
+FIGURES = ("wire_bytes", "cluster_wire_bytes", "collectives", "flops_per_device")
+KINDS = tuple(kind for kind, c in COLLECTIVES.items() if c.moves)
+
+
+def lint_expect(
+    node: ast.Expect,
+    programs: Sequence[Program | None],
+    declarations: Declarations,
+    diagnostics: Diagnostics,
+) -> None:
+    """Report the names in a block that mean nothing; `programs` are None where they have errors."""
+    found = Diagnostics()
+    found.of(partial(check_head, node, declarations))
+    axes = _axes(node, declarations)
+    for entry in node.entries:
+        _lint_axes(entry, axes, found)
+        if isinstance(entry, ast.ExpectPlacement):
+            _lint_placement(entry, programs, declarations, found)
+        else:
+            found.of(partial(check_figure, entry))
+            found.of(partial(expected_number, entry, declarations))
+    diagnostics.add(*found)
+
+
+def check_head(node: ast.Expect, declarations: Declarations) -> None:
+    """Raise MD0108 for a layout, a mesh or a policy that there is not."""
+    found = Diagnostics()
+    subjects = [*declarations.layouts, *declarations.sbps]
+    if node.layout.text not in subjects:
+        found.add(unknown("MD0108", "layout", node.layout, subjects))
+    if node.mesh is not None and node.mesh.text not in declarations.meshes:
+        found.add(unknown("MD0108", "mesh", node.mesh, list(declarations.meshes)))
+    if node.policy is not None:
+        found.of(partial(check_policy, node.policy.text, node.policy.span))
+    found.raise_errors()
+
+
+def _axes(node: ast.Expect, declarations: Declarations) -> list[str]:
+    """The axes of the mesh that a block is about; those of every mesh where it is not known."""
+    meshes, name = declarations.meshes, node.layout.text
+    if node.mesh is not None and node.mesh.text not in meshes:
+        return list(dict.fromkeys(a.name.text for m in meshes.values() for a in m.axes))
+    mesh = node.mesh.text if node.mesh is not None else None
+    layout = name if name in declarations.layouts else ""
+    sbp = name if name in declarations.sbps else None
+    return list(collect_mesh(declarations, mesh, layout, sbp, Diagnostics()).names)
+
+
+def _lint_axes(
+    entry: ast.ExpectPlacement | ast.ExpectCount, known: list[str], diagnostics: Diagnostics
+) -> None:
+    """Report MD0402 for every axis that the mesh does not have."""
+    items = entry.dims if isinstance(entry, ast.ExpectPlacement) else (entry,)
+    for axis in (axis for item in items for axis in item.axes or ()):
+        if axis.text not in known:
+            diagnostics.add(unknown("MD0402", "mesh axis", axis, known))
+
+
+def _lint_placement(
+    entry: ast.ExpectPlacement,
+    programs: Sequence[Program | None],
+    declarations: Declarations,
+    diagnostics: Diagnostics,
+) -> None:
+    for item in entry.dims:
+        if item.dim.text not in declarations.dims:
+            diagnostics.add(unknown("MD0101", "dim", item.dim, list(declarations.dims)))
+    if None in programs:
+        names = declared_names(declarations)
+        if not {n.text for n in entry.tensor} <= names:
+            diagnostics.add(no_tensor(entry, names))
+        return
+    path = tuple(n.text for n in entry.tensor)
+    values = [v for p in programs if p is not None for v in values_of(p) if v.name]
+    if not any(selects(path, v) == TENSOR for v in values):
+        diagnostics.add(no_tensor(entry, (v.label for v in values)))
+
+
+def no_tensor(entry: ast.ExpectPlacement, labels: Iterable[str]) -> Diagnostic:
+    """MD0402: an expectation of a tensor that no program has."""
+    help = unknown("MD0402", "tensor", entry.tensor[-1], sorted(set(labels))).help
+    name = ".".join(n.text for n in entry.tensor)
+    message = f"`{name}` is no tensor of the program; nothing is checked"
+    return Diagnostic("MD0402", message, entry.span, "warning", help=help)
+
+
+def check_figure(entry: ast.ExpectCount) -> None:
+    """Raise MD0402 for something that is not counted, or not by axis."""
+    what = entry.what.text
+    if what in KINDS or (what in FIGURES and entry.axes is None):
+        return
+    if what in FIGURES:
+        help = f"write `{what}: N`, without `over`"
+        fail("MD0402", f"`{what}` is not counted by axis", entry.span, help=help)
+    known = [*KINDS, *FIGURES]
+    help = did_you_mean(what, known) or f"there are {', '.join(known)}, and `tensor: [dims]`"
+    fail("MD0402", f"`{what}` is nothing that can be expected", entry.span, help=help)
+
+
+def expected_number(entry: ast.ExpectCount, declarations: Declarations) -> int:
+    """The number that is expected. Raises a diagnostic where it is none."""
+    if isinstance(entry.value, ast.Number) and entry.value.value == 0:
+        return 0
+    return declared_integer(entry.value, declarations, 2**63 - 1)
