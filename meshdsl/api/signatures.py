@@ -88,7 +88,7 @@ def describe(name: str) -> str:
         return f"`{name}(…)`: {what}, written down for `md.param` or `md.minimize`."
     opdef = load_all()[name]
     form = f"{name}{_bracket(opdef)}{signature_of(name)}"
-    lines = [f"`{form}`: the operator `{name}` of the language."]
+    lines = [f"`{form}`: the operator `{name}` of the language.", opdef.meaning]
     lines += [_BRACKETS.get(opdef.surface.items, "Brackets hold dims.").format(name=name)]
     lines += ["Broadcasts by name; numbers take the dtype of the tensors."] * (
         opdef.surface.items == "none"

@@ -48,6 +48,7 @@ def _smooth(
     torch: str,
     gradient: Gradient,
     *,
+    meaning: str,
     rises: bool,
     in_place: str = "",
     precision: Literal["widest", "f32"] = "widest",
@@ -56,6 +57,7 @@ def _smooth(
     pointwise(
         name, 1, numpy, torch, accept="float", exact=False, monotone=[0] if rises else [],
         gradient=gradient, in_place=[in_place] if in_place else [], precision=precision,
+        meaning=meaning,
     )  # fmt: skip
 
 
@@ -65,6 +67,7 @@ def _slope(
     kernel: str,
     curve: Callable[[Backward], Value] | None,
     *,
+    meaning: str,
     tail: str = "",
     exact: bool = False,
     monotone: Sequence[int] = (),
@@ -88,6 +91,7 @@ def _slope(
         name, 2, numpy, text, accept="float", exact=exact, internal=True,
         linear=[(0,)], monotone=monotone, values=("int", values),
         gradient=_slope_gradient(name, curve), in_place=[into_dy], true_rows=true_rows,
+        meaning=meaning,
     )  # fmt: skip
 
 
@@ -112,6 +116,7 @@ def _slope_gradient(name: str, curve: Callable[[Backward], Value] | None) -> Gra
 pointwise(
     "relu", 1, lambda x: np.maximum(x, 0), "torch.relu({0})", monotone=[0],
     gradient=applied("relu_grad", to_result=True), in_place=["torch.relu_({0})"],
+    meaning="max(x, 0), element by element.",
 )  # fmt: skip
 _slope(
     "relu_grad",
@@ -121,6 +126,7 @@ _slope(
     tail=", 0",
     exact=True,
     monotone=[0],
+    meaning="The gradient of `relu`: dy where the result y is positive, else 0.",
 )
 
 # --- tanh and sigmoid, from their results ------------------------------------------------------
@@ -142,6 +148,7 @@ _smooth(
     applied("tanh_grad", to_result=True),
     rises=True,
     in_place="torch.tanh_({0})",
+    meaning="The hyperbolic tangent of each element.",
 )
 _slope(
     "tanh_grad",
@@ -154,6 +161,7 @@ _slope(
         "so for finite cotangents; an infinite one times a slope of 0 is NaN",
         *(f"P({op}), B -> P({op})" for op in ("max", "min")),
     ),
+    meaning="The gradient of `tanh`, from its result y: dy * (1 - y^2).",
 )
 _smooth(
     "sigmoid",
@@ -162,6 +170,7 @@ _smooth(
     applied("sigmoid_grad", to_result=True),
     rises=True,
     in_place="torch.sigmoid_({0})",
+    meaning="1 / (1 + e^-x), element by element.",
 )
 _slope(
     "sigmoid_grad",
@@ -170,6 +179,7 @@ _slope(
     _sigmoid_curve,
     exact=True,
     values="unit",
+    meaning="The gradient of `sigmoid`, from its result y: dy * y * (1 - y).",
 )
 
 # --- silu, softplus, erf -----------------------------------------------------------------------
@@ -194,8 +204,15 @@ _smooth(
     "torch.nn.functional.silu({0})",
     applied("silu_grad"),
     rises=False,
+    meaning="x * sigmoid(x), element by element; also called swish.",
 )
-_slope("silu_grad", lambda dy, x: dy * _silu_slope(x), "silu_backward", _silu_curve)
+_slope(
+    "silu_grad",
+    lambda dy, x: dy * _silu_slope(x),
+    "silu_backward",
+    _silu_curve,
+    meaning="The gradient of `silu`: dy times its slope at x.",
+)
 # Torch's own threshold of 20 would be wrong by 2e-9 in f64.
 _smooth(
     "softplus",
@@ -204,6 +221,7 @@ _smooth(
     factor_of(lambda call: call.emit("sigmoid", call.operand(0))),
     rises=True,
     precision="f32",
+    meaning="log(1 + e^x), element by element.",
 )
 
 
@@ -224,6 +242,7 @@ _smooth(
     "torch.erf({0})",
     factor_of(lambda call: _bell(call, call.operand(0), -1.0, 2 / math.sqrt(math.pi))),
     rises=True,
+    meaning="The error function of each element.",
 )
 
 # --- gelu ------------------------------------------------------------------------------------
@@ -308,6 +327,7 @@ register(
         exact=False,
         flops=lambda sig: 8 * sig.outs[0].elements,
         gradient=applied("gelu_grad"),
+        meaning="x times the normal distribution function at x, or a curve close to it.",
     )
 )
 
@@ -334,5 +354,6 @@ register(
         flops=lambda sig: 12 * sig.outs[0].elements,
         gradient=_slope_gradient("gelu_grad", _gelu_curve),
         in_place={0: _gelu_grad_into_dy},
+        meaning="The gradient of `gelu`: dy times its slope at x.",
     )
 )

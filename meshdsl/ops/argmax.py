@@ -61,4 +61,5 @@ composite(
     exact=True,
     cost=1,
     reduces=True,
+    meaning="The index of the largest element over the dims, the first of equals, as i32.",
 )

@@ -80,5 +80,6 @@ register(
         exact=False,
         gradient=_gradient,
         precision="f32",
+        meaning="The running product along a dim: element i is the product of elements 0 to i.",
     )
 )

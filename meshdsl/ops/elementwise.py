@@ -122,16 +122,19 @@ pointwise(
     "add", 2, np.add, "{0} + {1}", infix="+", linear=[(0, 1)], gradient=add_gradient,
     true_rows=_rising(_ENDS, "P({}), B -> P({})", "B, P({}) -> P({})"),
     in_place=["{0}.add_({1})", "{1}.add_({0})"], fold=operator.add, lazy=True,
+    meaning="The sum of two tensors, element by element.",
 )  # fmt: skip
 pointwise(
     "sub", 2, np.subtract, "{0} - {1}", infix="-", linear=[(0, 1)], gradient=sub_gradient,
     true_rows=_falling("B, P(max) -> P(min)", "B, P(min) -> P(max)")
     | _rising(_ENDS, "P({}), B -> P({})"),
     in_place=["{0}.sub_({1})"], fold=operator.sub,
+    meaning="The first tensor less the second, element by element.",
 )  # fmt: skip
 pointwise(
     "mul", 2, np.multiply, "{0} * {1}", infix="*", linear=[(0,), (1,)], gradient=mul_gradient,
     in_place=["{0}.mul_({1})", "{1}.mul_({0})"], fold=operator.mul,
+    meaning="The product of two tensors, element by element.",
 )  # fmt: skip
 register(
     OpDef(
@@ -147,27 +150,33 @@ register(
         in_place={0: torch_pointwise("{0}.div_({1})")},
         infix="/",
         fold=operator.truediv,
+        meaning="The first tensor over the second, element by element; of floats only.",
     )
 )
 pointwise(
     "pow", 2, np.power, _power_text, infix="^", accept="float", exact=False,
     values=("positive", "int"), gradient=pow_gradient, fold=_power, precision="f32",
+    meaning="The first tensor to the power of the second, element by element.",
 )  # fmt: skip
 pointwise(
     "maximum", 2, np.maximum, _extreme("torch.maximum", "min"), monotone=[0, 1],
     true_rows=swapped(_BOTH, "P(max), P(max) -> P(max)"), gradient=extreme_gradient("lt", "le"),
     fold=max,
+    meaning="The larger of two elements.",
 )  # fmt: skip
 pointwise(
     "minimum", 2, np.minimum, _extreme("torch.minimum", "max"), monotone=[0, 1],
     true_rows=swapped(_BOTH, "P(min), P(min) -> P(min)"), gradient=extreme_gradient("gt", "ge"),
     fold=min,
+    meaning="The smaller of two elements.",
 )  # fmt: skip
 
 # --- comparisons and logic -------------------------------------------------------------------
 
 
-def _compare(name: str, sign: str, numpy: Any, accept: str, rises: int | None) -> None:
+def _compare(
+    name: str, sign: str, numpy: Any, accept: str, rises: int | None, *, meaning: str
+) -> None:
     """Register a comparison, rising in operand `rises` and falling in the other (None: neither)."""
     rows = {0: ("B, P({}) -> P({})"), 1: ("P({}), B -> P({})")}
     true: Mapping[str, str] = {}
@@ -176,27 +185,53 @@ def _compare(name: str, sign: str, numpy: Any, accept: str, rises: int | None) -
         true = _falling(*falls) | _rising(_NOT_NAN, rows[1 - rises])
     pointwise(
         name, 2, numpy, f"{{0}} {sign} {{1}}", infix=sign, accept=accept, result=BOOL,
-        true_rows=true,
+        true_rows=true, meaning=meaning,
     )  # fmt: skip
 
 
-_compare("eq", "==", np.equal, "any", None)
-_compare("ne", "!=", np.not_equal, "any", None)
-_compare("lt", "<", np.less, "number", 1)
-_compare("le", "<=", np.less_equal, "number", 1)
-_compare("gt", ">", np.greater, "number", 0)
-_compare("ge", ">=", np.greater_equal, "number", 0)
+_compare("eq", "==", np.equal, "any", None, meaning="Whether two elements are equal.")
+_compare("ne", "!=", np.not_equal, "any", None, meaning="Whether two elements differ.")
+_compare(
+    "lt", "<", np.less, "number", 1, meaning="Whether the first element is less than the second."
+)
+_compare(
+    "le",
+    "<=",
+    np.less_equal,
+    "number",
+    1,
+    meaning="Whether the first element is at most the second.",
+)
+_compare(
+    "gt",
+    ">",
+    np.greater,
+    "number",
+    0,
+    meaning="Whether the first element is greater than the second.",
+)
+_compare(
+    "ge",
+    ">=",
+    np.greater_equal,
+    "number",
+    0,
+    meaning="Whether the first element is at least the second.",
+)
 pointwise(
     "logical_and", 2, np.logical_and, "{0} & {1}", infix="and", accept="bool", monotone=[0, 1],
     true_rows=swapped(_BOTH, "P(min), P(min) -> P(min)"),
+    meaning="Whether both elements are true.",
 )  # fmt: skip
 pointwise(
     "logical_or", 2, np.logical_or, "{0} | {1}", infix="or", accept="bool", monotone=[0, 1],
     true_rows=swapped(_BOTH, "P(max), P(max) -> P(max)"),
+    meaning="Whether at least one of two elements is true.",
 )  # fmt: skip
 pointwise(
     "logical_not", 1, np.logical_not, "~{0}", said="not", accept="bool",
     true_rows=_falling("P(max) -> P(min)", "P(min) -> P(max)"),
+    meaning="Whether the element is false.",
 )  # fmt: skip
 
 # --- functions of one operand ----------------------------------------------------------------
@@ -208,6 +243,7 @@ def _smooth(
     torch: str,
     gradient: Gradient,
     *,
+    meaning: str,
     rises: bool = True,
     values: str = "int",
     fold: Callable[[float], float] | None = None,
@@ -219,6 +255,7 @@ def _smooth(
         name, 1, numpy, torch, accept="float", exact=False, values=values,
         monotone=[0] if rises and not true else [], gradient=gradient, true_rows=true,
         in_place=[torch.replace("(", "_(")], fold=fold, precision=precision,
+        meaning=meaning,
     )  # fmt: skip
 
 
@@ -226,18 +263,22 @@ pointwise(
     "neg", 1, np.negative, "-{0}", said="-", linear=[(0,)],
     true_rows=_falling("P(max) -> P(min)", "P(min) -> P(max)"), gradient=neg_gradient,
     fold=operator.neg,
+    meaning="The element with the other sign.",
 )  # fmt: skip
 pointwise(
     "abs", 1, np.abs, "torch.abs({0})",
     gradient=factor_of(lambda call: call.emit("sign", call.operand(0))), fold=abs,
+    meaning="The element without its sign.",
 )  # fmt: skip
 pointwise(
     "sign", 1, lambda x: np.where(x != x, 0, np.sign(x)), "torch.sign({0})",
     true_rows=_rising(_NOT_NAN, "P({}) -> P({})"),
+    meaning="-1, 0 or 1, as the element is negative, zero or positive; 0 for NaN.",
 )  # fmt: skip
 pointwise(
     "square", 1, np.square, "torch.square({0})", gradient=square_gradient,
     in_place=["torch.square_({0})"], fold=lambda x: x * x, precision="f32",
+    meaning="x * x, element by element.",
 )  # fmt: skip
 pointwise(
     "floor",
@@ -248,6 +289,7 @@ pointwise(
     monotone=[0],
     values="half",
     fold=math.floor,
+    meaning="The largest integer that is not above the element, as a float.",
 )
 _smooth(
     "exp",
@@ -256,31 +298,58 @@ _smooth(
     factor_of(lambda call: call.result()),
     fold=math.exp,
     precision="f32",
+    meaning="e to the power of each element.",
 )
 _smooth(
-    "log", np.log, "torch.log({0})", log_gradient, values="positive", fold=math.log, precision="f32"
+    "log",
+    np.log,
+    "torch.log({0})",
+    log_gradient,
+    values="positive",
+    fold=math.log,
+    precision="f32",
+    meaning="The natural logarithm of each element.",
 )
-_smooth("sqrt", np.sqrt, "torch.sqrt({0})", sqrt_gradient, values="positive", fold=math.sqrt)
+_smooth(
+    "sqrt",
+    np.sqrt,
+    "torch.sqrt({0})",
+    sqrt_gradient,
+    values="positive",
+    fold=math.sqrt,
+    meaning="The square root of each element.",
+)
 _smooth(
     "sin",
     np.sin,
     "torch.sin({0})",
     factor_of(lambda call: call.emit("cos", call.operand(0))),
     rises=False,
+    meaning="The sine of each element, in radians.",
 )
-_smooth("cos", np.cos, "torch.cos({0})", cos_gradient, rises=False)
+_smooth(
+    "cos",
+    np.cos,
+    "torch.cos({0})",
+    cos_gradient,
+    rises=False,
+    meaning="The cosine of each element, in radians.",
+)
 pointwise(
     "rsqrt", 1, lambda x: 1 / np.sqrt(x), "torch.rsqrt({0})", accept="float", exact=False,
     values="positive", true_rows=_falling("P(max) -> P(min)", "P(min) -> P(max)"),
     gradient=rsqrt_gradient, fold=lambda x: 1 / math.sqrt(x), precision="f32",
+    meaning="1 / sqrt(x), element by element.",
 )  # fmt: skip
 pointwise(
     "stop_gradient", 1, np.asarray, "{0}.detach()", accept="any", linear=[(0,)], monotone=[0],
     view=True, lazy=True,
+    meaning="The tensor itself, through which no gradient flows.",
 )  # fmt: skip
 pointwise(
     "identity", 1, np.asarray, "{0}", accept="any", linear=[(0,)], monotone=[0], view=True,
     lazy=True, gradient=passed,
+    meaning="The tensor itself.",
 )  # fmt: skip
 
 # --- where -----------------------------------------------------------------------------------
@@ -344,6 +413,7 @@ register(
         true_rows=swapped(_BOTH, "B, P(max), P(max) -> P(max)", "B, P(min), P(min) -> P(min)"),
         gradient=where_gradient,
         in_place={1: _where_first, 2: _where_second},
+        meaning="The element of x where the condition c is true, else that of y.",
     )
 )
 
@@ -414,5 +484,6 @@ register(
         true_rows={"P -> P": "to a narrower dtype it rounds, and integers wrap before it"}
         | _rising("so in range; integers wrap, and what is no number has none", "P({}) -> P({})"),
         gradient=cast_gradient,
+        meaning="The tensor in another dtype.",
     )
 )

@@ -212,6 +212,7 @@ register(
         gradient=_gather_gradient,
         relocates=True,
         shows=lambda ins, attrs: not ins[1].dims,  # an index that is one number: torch slices
+        meaning="The elements of a table at the given indices of one of its dims.",
     )
 )
 
@@ -253,5 +254,6 @@ register(
             sample(tensor(BATCH, SEQ, HIDDEN, dtype=I32), values="index:v", dim=VOCAB, dtype=I32),
         ),
         flops=no_flops,
+        meaning="1 at the index along a new dim, 0 elsewhere.",
     )
 )

@@ -39,4 +39,5 @@ pointwise(
     precision="f32",
     gradient=_gradient,
     spelled={"dtensor": Spelling(extremes=True)},
+    meaning="log(e^x + e^y), element by element, without overflow.",
 )

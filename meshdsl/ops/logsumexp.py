@@ -43,4 +43,5 @@ composite(
     samples_over("float"),
     gradient=_gradient,
     reduces=True,
+    meaning="The logarithm of the sum of e^x over the dims, computed without overflow.",
 )

@@ -71,6 +71,7 @@ register(
             sample(value=True, dtype=BOOL),
         ),
         flops=no_flops,
+        meaning="One number, as a tensor without dims.",
     )
 )
 
@@ -102,13 +103,14 @@ register(
         _iota_numpy,
         lambda call: range_text(call, call.attrs["dim"].name, "torch.int32"),
         (sample(dim=SEQ), sample(dim=HIDDEN)),
+        meaning="The indices 0, 1, 2, … along a dim, as i32.",
     )
 )
 
 # --- zeros and ones --------------------------------------------------------------------------
 
 
-def _filled(name: str, value: int) -> None:
+def _filled(name: str, value: int, *, meaning: str) -> None:
     """Register a maker of a tensor of the given dims, all `value`."""
 
     def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
@@ -138,9 +140,10 @@ def _filled(name: str, value: int) -> None:
                 sample(dims=(SEQ, BATCH, HIDDEN), dtype=I64),
                 sample(dims=(SEQ,), dtype=BOOL),
             ),
+            meaning=meaning,
         )
     )
 
 
-_filled("zeros", 0)
-_filled("ones", 1)
+_filled("zeros", 0, meaning="A tensor of zeros with the dims in brackets.")
+_filled("ones", 1, meaning="A tensor of ones with the dims in brackets.")

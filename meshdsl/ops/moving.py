@@ -218,6 +218,7 @@ register(
             *_joint_extremes(3),
         ),
         gradient=_concat_gradient,
+        meaning="The tensors one after the other along a dim.",
     )
 )
 
@@ -315,6 +316,7 @@ register(
         ),
         flops=no_flops,
         gradient=_pad_gradient,
+        meaning="The tensor with `before` and `after` more elements, of `value`, along a dim.",
     )
 )
 
@@ -372,5 +374,6 @@ register(
         flops=no_flops,
         gradient=_shift_gradient,
         relocates=True,
+        meaning="The tensor moved `by` places along a dim, towards higher indices; zeros come in.",
     )
 )

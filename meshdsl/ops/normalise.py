@@ -65,6 +65,7 @@ def composite(
     torch: Callable[[TorchCall], str],
     samples: tuple[Sample, ...],
     *,
+    meaning: str,
     linear: Callable[[Signature], Sequence[Sequence[int]]] = lambda sig: (),
     exact: bool = False,
     cost: int = 5,
@@ -103,6 +104,7 @@ def composite(
             true_rows=true_rows,
             scratch=scratch,
             precision="widest" if internal or exact else "f32",
+            meaning=meaning,
         )
     )
 
@@ -168,6 +170,7 @@ composite(
     _along("torch.softmax"),
     _SAMPLES,
     gradient=_from_result("softmax_grad"),
+    meaning="e^x over the sum of e^x along a dim.",
 )
 composite(
     "log_softmax",
@@ -177,6 +180,7 @@ composite(
     _widely_along("torch.log_softmax"),
     _SAMPLES,
     gradient=_from_result("log_softmax_grad"),
+    meaning="The logarithm of `softmax` along a dim, computed without overflow.",
 )
 # --- norms -----------------------------------------------------------------------------------
 
@@ -284,6 +288,7 @@ composite(
     cost=8,
     true_rows={f"B, B, P({op}) -> P({op})": "as for `+`" for op in ("max", "min")},
     gradient=_norm_gradient("layer_norm"),
+    meaning="The tensor less its mean along a dim, over its deviation; times g, plus b.",
 )
 composite(
     "rms_norm",
@@ -295,6 +300,7 @@ composite(
     linear=_norm_linear,
     gradient=_norm_gradient("rms_norm"),
     scratch=lambda sig, numbers: sig.ins[0].bytes,  # the squares, where torch has no kernel for it
+    meaning="The tensor over the root of its mean square along a dim; times g.",
 )
 
 # --- cross-entropy ---------------------------------------------------------------------------
@@ -359,4 +365,5 @@ composite(
     cost=6,
     gradient=_cross_entropy_gradient,
     scratch=lambda sig, numbers: sig.ins[0].bytes,  # the log_softmax
+    meaning="The negative logarithm of the softmax along a dim, at the index of the target.",
 )

@@ -141,6 +141,7 @@ composite(
     internal=True,
     gradient=_softmax_gradient,
     in_place=_into_dy("softmax_backward_"),
+    meaning="The gradient of `softmax`, from its result y.",
 )
 composite(
     "log_softmax_grad",
@@ -153,6 +154,7 @@ composite(
     internal=True,
     gradient=_log_softmax_gradient,
     in_place=_into_dy("log_softmax_backward_"),
+    meaning="The gradient of `log_softmax`, from its result y.",
 )
 
 # --- norms -----------------------------------------------------------------------------------
@@ -236,6 +238,7 @@ composite(
     linear=_linear,
     cost=14,
     internal=True,
+    meaning="The gradient of `layer_norm` by the tensor that is normalised.",
 )
 composite(
     "rms_norm_grad",
@@ -248,6 +251,7 @@ composite(
     cost=10,
     internal=True,
     in_place={0: _rms_norm_into_dy},
+    meaning="The gradient of `rms_norm` by the tensor that is normalised.",
 )
 
 # --- cross-entropy ---------------------------------------------------------------------------
@@ -318,4 +322,5 @@ composite(
     linear=lambda sig: ((0,),),
     cost=6,
     internal=True,
+    meaning="The gradient of `cross_entropy` by the logits.",
 )  # fmt: skip

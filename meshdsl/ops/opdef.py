@@ -300,6 +300,8 @@ class OpDef:
     relocates: the result has elements of operand 0, or zeros; a view does so anyway.
     spelled: by system (`dtensor`, `jax`, `oneflow`), the text of an operator that is not in the
              table of `backends/peers/spellings.py`.
+    meaning: what the result is, in one sentence of Markdown; for the operator's page and its
+             docstring.
     """
 
     name: str
@@ -327,6 +329,7 @@ class OpDef:
     lazy: bool = False
     relocates: bool = False
     spelled: Mapping[str, Spelling] = field(default_factory=dict)
+    meaning: str = ""
 
     def indexed(self) -> int | None:
         """The operand with indices of the attribute `dim`, if there is one."""

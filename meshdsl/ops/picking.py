@@ -83,6 +83,7 @@ view(
         sample(tensor(HIDDEN, BATCH, dtype=BOOL), values="bool", dim=HIDDEN, index=2),
     ),
     _pick_gradient,
+    meaning="The part of a tensor at one index of a dim.",
 )
 
 # --- unpick: the gradient of a pick ------------------------------------------------------------
@@ -138,6 +139,7 @@ register(
         ),
         flops=no_flops,
         gradient=_unpick_gradient,
+        meaning="The gradient of `pick`: the cotangent at one index of a dim, zeros elsewhere.",
     )
 )
 
@@ -188,4 +190,5 @@ view(
         sample(tensor(HIDDEN, SEQ, dtype=I32), dim=SEQ, start=2, stop=4, target=_PART),
     ),
     _slice_gradient,
+    meaning="A range of indices of a dim, under a new name.",
 )

@@ -44,6 +44,7 @@ def pointwise(
     numpy: Callable[..., Array],
     torch: Text,
     *,
+    meaning: str = "",
     said: str | None = None,
     accept: str = "number",
     result: DType | None = None,
@@ -97,6 +98,7 @@ def pointwise(
             precision=precision,
             lazy=lazy,
             spelled=spelled,
+            meaning=meaning,
         )
     )
 

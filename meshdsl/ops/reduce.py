@@ -55,6 +55,7 @@ def reduction(
     numpy: Callable[[NumpyCall, Array], Array],
     torch: Callable[[TorchCall, list[int]], str],
     *,
+    meaning: str,
     accept: str = "number",
     linear: bool = False,
     exact: bool = True,
@@ -86,6 +87,7 @@ def reduction(
             true_rows=true_rows or {},
             gradient=gradient,
             precision=precision,
+            meaning=meaning,
         )
     )
 
@@ -158,10 +160,20 @@ def _mean_gradient(call: Backward) -> Mapping[int, Value]:
     return {0: call.emit("div", call.grad, float(count))}
 
 
-reduction("sum", "sum", _over(np.sum), _sum_text, linear=True, gradient=passed, precision="f32")
+reduction(
+    "sum",
+    "sum",
+    _over(np.sum),
+    _sum_text,
+    linear=True,
+    gradient=passed,
+    precision="f32",
+    meaning="The sum over the dims in brackets, or over all of them.",
+)
 reduction(
     "mean", "sum", _mean_numpy, _mean_text, accept="float", linear=True, exact=False,
     gradient=_mean_gradient, precision="f32",
+    meaning="The mean over the dims in brackets, or over all of them.",
 )  # fmt: skip
 
 # --- maxima, products, quantifiers -----------------------------------------------------------
@@ -216,22 +228,27 @@ def _prod_gradient(call: Backward) -> Mapping[int, Value]:
 reduction(
     "max", "max", _over(np.max), _method("max", "amax"),
     true_rows=swapped(_OUTER, "P(max) -> P(max)"), gradient=_extreme_gradient,
+    meaning="The largest element along the dims in brackets, or of all.",
 )  # fmt: skip
 reduction(
     "min", "min", _over(np.min), _method("min", "amin"),
     true_rows=swapped(_OUTER, "P(min) -> P(min)"), gradient=_extreme_gradient,
+    meaning="The smallest element along the dims in brackets, or of all.",
 )  # fmt: skip
 reduction(
     "prod", "prod", _over(np.prod), _prod_text, exact=False, gradient=_prod_gradient,
     precision="f32",
+    meaning="The product along the dims in brackets, or of all elements.",
 )  # fmt: skip
 reduction(
     "any", "max", _over(np.any), _method("any", "any"), accept="bool",
     true_rows=swapped(_OUTER, "P(max) -> P(max)"),
+    meaning="Whether any element along the dims in brackets, or at all, is true.",
 )  # fmt: skip
 reduction(
     "all", "min", _over(np.all), _method("all", "all"), accept="bool",
     true_rows=swapped(_OUTER, "P(min) -> P(min)"),
+    meaning="Whether every element along the dims in brackets, or at all, is true.",
 )  # fmt: skip
 
 # --- cumsum ----------------------------------------------------------------------------------
@@ -249,7 +266,13 @@ def same_type(name: str, accept: str) -> Infer:
 
 
 def _running(
-    name: str, numpy: Callable[[Array, int], Array], torch: str, back: str, *, internal: bool
+    name: str,
+    numpy: Callable[[Array, int], Array],
+    torch: str,
+    back: str,
+    *,
+    meaning: str,
+    internal: bool,
 ) -> OpDef:
     """Register a running sum along `dim`, which is in no loop; `back` is its gradient.
 
@@ -278,6 +301,7 @@ def _running(
             (*samples, sample(other, dim=HIDDEN)),
             gradient=gradient,
             precision="widest" if internal else "f32",
+            meaning=meaning,
         )
     )
 
@@ -286,11 +310,19 @@ def _cumsum(x: Array, axis: int) -> Array:
     return np.cumsum(x, axis=axis, dtype=x.dtype)
 
 
-_running("cumsum", _cumsum, "{0}.cumsum({1}{2})", "cumsum_grad", internal=False)
+_running(
+    "cumsum",
+    _cumsum,
+    "{0}.cumsum({1}{2})",
+    "cumsum_grad",
+    internal=False,
+    meaning="The running sum along a dim: element i is the sum of elements 0 to i.",
+)
 _running(
     "cumsum_grad",
     lambda dy, axis: np.flip(_cumsum(np.flip(dy, axis), axis), axis),
     "{0}.flip({1}).cumsum({1}).flip({1})",
     "cumsum",
     internal=True,
+    meaning="The gradient of `cumsum`: the running sum from the end.",
 )

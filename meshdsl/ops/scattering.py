@@ -180,5 +180,6 @@ register(
         ),
         gradient=_gradient,
         scratch=_scratch,
+        meaning="The gradient of `gather`: rows added up at the indices they were read from.",
     )
 )

@@ -50,6 +50,7 @@ def update(
     numpy: Callable[..., tuple[Array, ...]],
     samples: tuple[Sample, ...],
     *,
+    meaning: str,
     flops: int,
     true_rows: Mapping[str, str],
 ) -> OpDef:
@@ -79,6 +80,7 @@ def update(
             true_rows=true_rows,
             overwrites=new,
             scratch=_scratch(operands.index("scale")),
+            meaning=meaning,
         )
     )
 
@@ -190,6 +192,7 @@ update(
         "P, B, B, P -> P",
         *_extremes("P({0}), B, B, B -> P({0})", "B, P({0}), B, B -> P({1})"),
     ),
+    meaning="A step of gradient descent: the new parameter.",
 )
 update(
     "momentum_update",
@@ -211,6 +214,7 @@ update(
             "B, B, P({0}), B, B -> P({1}), P({0})",
         ),
     ),
+    meaning="A step with momentum: the new parameter and its velocity.",
 )
 
 # --- Adam ------------------------------------------------------------------------------------
@@ -253,4 +257,5 @@ update(
             "B, B, P({0}), B, B, B, B -> P({1}), P({0}), B",
         ),
     ),
+    meaning="A step of Adam or AdamW: the new parameter, mean and mean square of the gradient.",
 )

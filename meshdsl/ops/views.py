@@ -62,6 +62,8 @@ def view(
     gradient: Gradient,
     legal: Legal | None = None,
     lazy: bool = False,
+    *,
+    meaning: str,
 ) -> OpDef:
     """Register a view of one tensor."""
     return register(
@@ -78,6 +80,7 @@ def view(
             legal=legal,
             gradient=gradient,
             lazy=lazy,
+            meaning=meaning,
         )
     )
 
@@ -149,6 +152,7 @@ view(
     ),
     _rename_gradient,
     lazy=True,
+    meaning="The tensor with other names for some of its dims.",
 )
 
 # --- split and merge -------------------------------------------------------------------------
@@ -229,6 +233,7 @@ view(
     _split_gradient,
     _split_legal,
     lazy=True,
+    meaning="The tensor with one dim as several, the outer first.",
 )
 
 
@@ -291,6 +296,7 @@ view(
     _merge_gradient,
     _merge_legal,
     lazy=True,
+    meaning="The tensor with several dims as one, the first outermost.",
 )
 
 # --- transpose -------------------------------------------------------------------------------
@@ -319,6 +325,7 @@ view(
     ),
     passed,
     lazy=True,
+    meaning="The tensor with its dims in another order.",
 )
 
 # --- broadcast -------------------------------------------------------------------------------
@@ -351,4 +358,5 @@ view(
         sample(tensor(BATCH, SEQ, dtype=I32), dims=(SEQ, BATCH)),
     ),
     summed,
+    meaning="The tensor repeated along dims that it lacks.",
 )
