@@ -5,9 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
+from docs._ext import api, codes, operators, pictures
+
 _PLACE = re.compile(r"^<!-- made: (\S+) ?(.*?) -->$", re.MULTILINE)
 
-MAKERS: Mapping[str, Callable[..., str]] = {}
+MAKERS: Mapping[str, Callable[..., str]] = {
+    "api": api.reference,
+    "codes": codes.index,
+    "operators": operators.reference,
+    "mesh": pictures.mesh,
+    "tensor": pictures.tensor,
+    "collectives": pictures.collectives,
+    "memory": pictures.memory,
+}
 """By name, what makes the part, in Markdown, of the words behind the name."""
 
 

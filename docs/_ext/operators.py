@@ -1,0 +1,297 @@
+"""The operator reference: an entry for every record of the registry, all of it from the record."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from docs._ext.markdown import code, fenced, table
+from meshdsl.api.signatures import _bracket, _tensor_names, signature_of
+from meshdsl.backends.peers.jax import JaxText
+from meshdsl.backends.peers.oneflow import OneFlowText
+from meshdsl.backends.peers.spellings import Call, spelling
+from meshdsl.backends.torch.call import TorchText
+from meshdsl.diagnostics import Diagnostics, Source, Span
+from meshdsl.ir.types import DTYPES, TensorType
+from meshdsl.named.autodiff import pulled_back
+from meshdsl.named.builder import Builder
+from meshdsl.named.ir import Op, Output, Program, Value
+from meshdsl.named.printer import print_program
+from meshdsl.ops.opdef import OpDef, OpError, Sample, load_all
+from meshdsl.report.rows import TELLING, describe, rows_text
+
+VIEWS = {
+    "rename": "x[{pairs}]",
+    "split": "x[{dim} -> ({into})]",
+    "merge": "x[({dims}) -> {into}]",
+    "pick": "x[{dim} = {index}]",
+    "slice": "x[{dim} = {start}:{stop} -> {target}]",
+    "gather": "x[{dim} = y]",
+}
+"""Operators that brackets behind a tensor write, as templates over the attributes of a call."""
+
+SIGNS = {"neg": "-{0}", "logical_not": "not {0}"}
+"""Operators that a sign before their operand writes."""
+
+_NOWHERE = Span(Source("example", ""), 0, 0)
+
+
+# --- the page ------------------------------------------------------------------------------------
+
+
+def reference() -> str:
+    """Every operator, in parts by how it is written."""
+    known = load_all()
+    called = sorted(n for n, o in known.items() if o.surface.items != "view")
+    rest = sorted(set(known) - {*called, *VIEWS})
+    parts = (
+        ("Called by name, or written with a sign", called),
+        ("Views: brackets behind a tensor", sorted(VIEWS)),
+        ("Made by the compiler: gradients, updates, and what broadcasting needs", rest),
+    )
+    return "\n\n".join(f"## {title}\n\n{_entries(names)}" for title, names in parts)
+
+
+def _entries(names: list[str]) -> str:
+    return "\n\n".join("\n\n".join(entry(load_all()[name])) for name in names)
+
+
+def entry(opdef: OpDef) -> Iterator[str]:
+    """The entry of one operator, paragraph by paragraph."""
+    example = Example.of(opdef)
+    yield f"### `{opdef.name}`"
+    if opdef.surface.items != "view":
+        yield fenced(
+            f"{{py:function}} meshdsl.{opdef.name}{signature_of(opdef.name)}\n:no-typesetting:", ""
+        )
+    yield opdef.meaning
+    yield table(("", ""), list(_facts(opdef, example)))
+    yield from _example(example)
+    yield "What it may be along one axis of the mesh:"
+    yield fenced("text", rows_text(describe(opdef)))
+    definition = PRELUDE.get(opdef.name)
+    if definition:
+        yield "Where its own dim is split, this definition of the prelude is used in its place:"
+        yield fenced("mdsl", definition)
+
+
+def _facts(opdef: OpDef, example: Example) -> Iterator[tuple[str, str]]:
+    if opdef.surface.items != "view":
+        form = f"md.{opdef.name}{_bracket(opdef)}{signature_of(opdef.name)}"
+        yield "in Python", code(form)
+    yield from dtypes(opdef, example)
+    yield "gradient", gradient(opdef, example)
+    yield "numbers", _EXACT if opdef.exact else "rounds, as floats do"
+    if opdef.precision == "f32":
+        yield "in mixed precision", "computed in f32 at least"
+    if opdef.precision == "compute":
+        yield "in mixed precision", "computed in the narrow dtype"
+    yield "torch", torch_text(opdef, example)
+    for system, library in _LIBRARIES.items():
+        yield library[0], peer_text(opdef, example, system)
+
+
+_EXACT = "exact on whole numbers (below 2^24 in f32)"
+_LIBRARIES = {
+    "jax": ("JAX", JaxText.library, "P()"),
+    "oneflow": ("OneFlow", OneFlowText.library, "sbp"),
+}
+
+# --- an example ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One call: its types, the names of its operands, and its text if the language writes it."""
+
+    opdef: OpDef
+    sample: Sample
+    names: tuple[str, ...]
+    outs: tuple[TensorType, ...]
+
+    @classmethod
+    def of(cls, opdef: OpDef) -> Example:
+        """The call of an operator that shows most of its rows."""
+        sample = TELLING.get(opdef.name, opdef.samples[0])
+        names = tuple(_tensor_names(opdef)) or ("x", "y", "z", "u")
+        outs = opdef.infer(sample.ins, dict(sample.attrs))
+        letters = ("x", "y", "z", "u", "v", "w", "t")
+        names = names if len(names) >= len(sample.ins) else letters
+        return cls(opdef, sample, names[: len(sample.ins)], outs)
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        """The attributes of the call."""
+        return dict(self.sample.attrs)
+
+    @property
+    def call(self) -> str | None:
+        """The call in the language, if it can be written there."""
+        name, surface = self.opdef.name, self.opdef.surface
+        if name in VIEWS:
+            return VIEWS[name].format(**{k: _word(v) for k, v in self.attrs.items()})
+        if name in SIGNS:
+            return SIGNS[name].format(*self.names)
+        if surface.items == "view":
+            return None
+        if self.opdef.infix:
+            return f" {self.opdef.infix} ".join(self.names)
+        tensors = ", ".join(self.names)
+        if surface.items == "out":
+            return f"{name}({tensors} -> [{_word(self.attrs['dims'])}])"
+        given = [f"{n}={_word(self.attrs[n])}" for n, d in surface.options if self.attrs[n] != d]
+        inside = ", ".join([*self.names, *given])
+        return f"{name}{self._brackets()}" + (f"({inside})" if self._has_parentheses else "")
+
+    @property
+    def _has_parentheses(self) -> bool:
+        return self.opdef.surface.arity[1] != 0 or bool(self.opdef.surface.options)
+
+    def _brackets(self) -> str:
+        attrs = self.attrs
+        match self.opdef.surface.items:
+            case "dim":
+                return f"[{attrs['dim'].name}]"
+            case "dims" | "dims?" | "maker":
+                return f"[{_word(attrs['dims'])}]"
+            case "join":
+                return f"[({_word(attrs['sources'])}) -> {attrs['target'].name}]"
+            case "arrow":
+                return f"[{_word(attrs['source'])} -> {_word(attrs['target'])}]"
+        return ""
+
+    @property
+    def program(self) -> str | None:
+        """A whole program of the language around the call."""
+        if self.call is None:
+            return None
+        sizes = {d.name: d.size for t in (*self.sample.ins, *self.outs) for d in t.dims}
+        dims = ", ".join(f"{name} = {size}" for name, size in sizes.items())
+        inputs = ", ".join(_declared(n, t) for n, t in self._typed)
+        head = f"dim {dims}\n\n" if dims else ""
+        return f"{head}program example({inputs}) {{\n  r = {self.call}\n  return r\n}}"
+
+    @property
+    def _typed(self) -> list[tuple[str, TensorType]]:
+        return list(zip(self.names, self.sample.ins, strict=True))
+
+    def named(self) -> tuple[Program, Op]:
+        """The call as a named program, which `--print-after named` prints, and its operator."""
+        ins = tuple(Value(t, _NOWHERE, name=n, role="input") for n, t in self._typed)
+        names = ("r",) if len(self.outs) == 1 else tuple(f"r{i}" for i in range(len(self.outs)))
+        outs = tuple(Value(t, _NOWHERE, name=n) for n, t in zip(names, self.outs, strict=True))
+        op = Op(self.opdef.name, ins, outs, self.sample.attrs, _NOWHERE)
+        returned = tuple(Output(n, v, _NOWHERE) for n, v in zip(names, outs, strict=True))
+        return Program("example", ins, (), (op,), returned, _NOWHERE), op
+
+
+def _word(value: Any) -> str:
+    """An attribute as the language writes it."""
+    if isinstance(value, tuple):
+        pairs = value and isinstance(value[0], tuple)
+        return ", ".join(" -> ".join(d.name for d in v) if pairs else v.name for v in value)
+    return str(getattr(value, "name", value)) if not isinstance(value, float) else repr(value)
+
+
+def _declared(name: str, type_: TensorType) -> str:
+    dtype = "" if str(type_.dtype) == "f32" else f": {type_.dtype}"
+    return f"{name}[{', '.join(type_.names)}]{dtype}"
+
+
+def _example(example: Example) -> Iterator[str]:
+    program = example.program
+    if program is not None:
+        yield fenced("mdsl", program)
+        return
+    yield "The language has no call for it. As the compiler prints it (`--print-after named`):"
+    yield fenced("text", print_program(example.named()[0]))
+
+
+# --- what is derived -----------------------------------------------------------------------------
+
+
+def dtypes(opdef: OpDef, example: Example) -> Iterator[tuple[str, str]]:
+    """What the operator takes, found by asking its shape rule, and what it gives then."""
+    ins = example.sample.ins
+    if not ins:
+        yield "gives", code(str(example.outs[0].dtype)) + (
+            ", or the option `dtype`" if dict(opdef.surface.options).get("dtype") else ""
+        )
+        return
+    main = ins[-1].dtype if opdef.name == "where" else ins[0].dtype
+    taken = {}
+    asked = {n: d for n, d in DTYPES.items() if d.kind == "float" or not opdef.overwrites}
+    for name, dtype in asked.items():
+        given = tuple(TensorType(t.dims, dtype) if t.dtype == main else t for t in ins)
+        try:
+            taken[name] = str(opdef.infer(given, example.attrs)[0].dtype)
+        except OpError:
+            continue
+    yield "takes", code(" ".join(taken))
+    results = set(taken.values())
+    same = all(name == result for name, result in taken.items())
+    option = ", or the option `dtype`" if "dtype" in dict(opdef.surface.options) else ""
+    yield "gives", "the same dtype" if same else code(" ".join(sorted(results))) + option
+
+
+def gradient(opdef: OpDef, example: Example) -> str:
+    """Whether there is one, and by which operands."""
+    if opdef.overwrites:
+        return "none: it ends a training step"
+    program, op = example.named()
+    if op.out.type.dtype.kind != "float":
+        return "none: the result is not of floats, or has steps"
+    builder = Builder(Diagnostics())
+    seed = Value(op.out.type, _NOWHERE, name="d_r", role="input")
+    builder.adopt(Program("example", (*program.inputs, seed), (), program.body, program.outputs, _NOWHERE))
+    floats = [v for v in program.inputs if v.type.dtype.kind == "float"]
+    found = pulled_back(builder, [(op.out, seed)], floats)
+    by = [str(v.name) for v, part in zip(floats, found, strict=True) if part is not None]
+    if not by:
+        return "none: it is constant almost everywhere, or stops gradients"
+    if opdef.surface.arity[1] is None:
+        return "yes, by every operand"
+    return "yes, by " + ", ".join(code(name) for name in by)
+
+
+def torch_text(opdef: OpDef, example: Example) -> str:
+    """The torch text of the example on one device."""
+    ins, outs = example.sample.ins, example.outs
+    call = TorchText(
+        args=example.names,
+        constants=(False,) * len(ins),
+        ins=ins,
+        outs=outs,
+        global_ins=ins,
+        global_outs=outs,
+        attrs=example.attrs,
+        fresh=lambda hint: hint,
+    )
+    text = opdef.torch(call)
+    return "; ".join(code(line) for line in (*call.lines, text))
+
+
+def peer_text(opdef: OpDef, example: Example, system: str) -> str:
+    """The text of the example in another system, or that `render` refuses it."""
+    _, library, spec = _LIBRARIES[system]
+    call = Call(library, example.names, {}, example.sample.ins, example.outs[0], example.attrs, spec)
+    text = call.write(spelling(opdef.name, system).text)
+    return code(text) if text else "not spelled: `render` refuses it ([MD0910](codes.md#md0910))"
+
+
+# --- the prelude ---------------------------------------------------------------------------------
+
+_DEFINITION = re.compile(r"^(?:#.*\n)*def (\w+).*\n(?: .*\n)*\}", re.MULTILINE)
+
+
+def _prelude() -> dict[str, str]:
+    """The text of every function of the prelude with the comment above it, by name."""
+    folder = files("meshdsl") / "prelude"
+    texts = [f.read_text(encoding="utf-8") for f in folder.iterdir() if f.name.endswith(".mdsl")]
+    return {m[1]: m[0] for text in texts for m in _DEFINITION.finditer(text)}
+
+
+PRELUDE = _prelude()
