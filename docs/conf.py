@@ -39,8 +39,15 @@ nb_execution_mode = "off"
 myst_heading_anchors = 4
 highlight_language = "none"
 
-autodoc_typehints = "description"
+autodoc_typehints_format = "short"
+autodoc_default_options = {"exclude-members": "__init__, __new__"}
+python_maximum_signature_line_length = 80
+default_role = "code"
 autodoc_member_order = "bysource"
+# What a user never calls: plans, tensors and the like are made by functions.
+autodoc_class_signature = "separated"
+# Types without an entry: those of other libraries, and of the compiler.
+nitpick_ignore_regex = [("py:.*", r"(?!meshdsl\.\w+$).*")]
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from importlib import import_module
 from typing import Any
 
 from docutils import nodes
@@ -14,22 +15,28 @@ import meshdsl
 from docs._ext.markdown import fenced
 
 PARTS = {
-    "Dims, tensors, dtypes": ("dims", "tensor"),
-    "Meshes and layouts": ("layouts",),
-    "Programs and functions": ("program", "functions", "statements"),
-    "Plans": ("plan",),
-    "Errors": ("errors",),
+    "dims": "Dims, tensors, dtypes",
+    "tensor": "Dims, tensors, dtypes",
+    "layouts": "Meshes and layouts",
+    "program": "Programs and functions",
+    "functions": "Programs and functions",
+    "statements": "Programs and functions",
+    "plan": "Plans",
+    "errors": "Errors",
 }
-"""The headings of the page, and the modules in `meshdsl/api` whose names are below them."""
+"""The heading above the names of each module in `meshdsl/api`; other names stand at the end."""
+
+VIEWS = ("TensorView", "Placements", "Collectives", "CollectiveView", "Memory", "Ran", "MeshView", "Code")
+"""What plans draw; of `meshdsl.notebook.views`."""
 
 
 def reference() -> str:
     """Every public name that is no operator, under its heading."""
     homes = {name: module for module, names in meshdsl._PUBLIC.items() for name in names.split()}
-    titles = {module: title for title, modules in PARTS.items() for module in modules}
-    by_title: dict[str, list[str]] = {title: [] for title in [*PARTS, "More"]}
-    for name in sorted(homes, key=str.lower):
-        by_title[titles.get(homes[name], "More")].append(name)
+    by_title: dict[str, list[str]] = {title: [] for title in (*PARTS.values(), "More")}
+    for name in sorted(meshdsl.__all__, key=str.lower):
+        by_title[PARTS.get(homes.get(name, ""), "More")].append(f"meshdsl.{name}")
+    by_title["What plans draw"] = [f"meshdsl.notebook.views.{name}" for name in VIEWS]
     return "\n\n".join(
         f"## {title}\n\n" + "\n\n".join(map(_entry, names))
         for title, names in by_title.items()
@@ -37,14 +44,15 @@ def reference() -> str:
     )
 
 
-def _entry(name: str) -> str:
-    found: Any = getattr(meshdsl, name)
+def _entry(path: str) -> str:
+    module, _, name = path.rpartition(".")
+    found: Any = getattr(import_module(module), name)
     if inspect.isclass(found):
         base = ["   :show-inheritance:"] if issubclass(found, Exception) else []
         options = ["   :members:", *base]
-        return fenced("{eval-rst}", "\n".join([f".. autoclass:: meshdsl.{name}", *options]))
+        return fenced("{eval-rst}", "\n".join([f".. autoclass:: {path}", *options]))
     kind = "autofunction" if callable(found) else "autodata"
-    return fenced("{eval-rst}", f".. {kind}:: meshdsl.{name}")
+    return fenced("{eval-rst}", f".. {kind}:: {path}")
 
 
 def resolved(

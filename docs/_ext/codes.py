@@ -29,7 +29,7 @@ def entry(record: Code) -> Iterator[str]:
     yield f"({record.code.lower()})=\n### {record.code}: {record.title}"
     yield record.meaning
     if record.wrong:
-        yield fenced("mdsl wrong", record.wrong)
+        yield fenced("{code-block} mdsl\n:force:\n", record.wrong)
         yield fenced("text", printed(record.wrong))
     yield f"**The way out:** {record.way_out}"
 

@@ -85,7 +85,7 @@ class Looks:
 
     @property
     def memory(self) -> Memory:
-        """Bytes of memory per device: parameters, gradients, state, inputs, activations."""
+        """Bytes of memory per device, of parameters, gradients, state, inputs and activations."""
         from meshdsl.notebook.views import Memory
 
         return Memory({self._made.placed.layout: self._report["memory"]})
@@ -216,7 +216,7 @@ class Plan(Looks):
 
     @property
     def params(self) -> Mapping[str, Any]:
-        """The parameters, whole, by name: to be read, not written to.
+        """The parameters, whole, by name, to be read and not written to.
 
         Assigning a mapping sets those that it names, to copies of its arrays, and leaves the others
         as they are.
@@ -397,7 +397,7 @@ class Plan(Looks):
 
     @told
     def cost(self) -> Cost:
-        """The costs per device: bytes sent, FLOPs and memory."""
+        """The costs per device, in bytes sent, FLOPs and memory."""
         return Cost.of(self._report)
 
     @told

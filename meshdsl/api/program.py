@@ -102,7 +102,7 @@ class Program:
 
     @property
     def inputs(self) -> dict[str, str]:
-        """The inputs in order, each with its type: `{"x": "f32[batch, io]"}`."""
+        """The inputs in order, each with its type as text."""
         return {v.label: str(v.type) for v in self.named().inputs}
 
     @property

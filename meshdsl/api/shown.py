@@ -76,7 +76,7 @@ class Explanation(View):
 
     @property
     def document(self) -> Document:
-        """The document of what is to be shown: local tensors and collectives."""
+        """The document of what is to be shown, local tensors and collectives."""
         return self._document
 
     def text(self, width: int | None = None) -> str:
@@ -109,7 +109,7 @@ class Comparison(View):
 
     @property
     def document(self) -> Document:
-        """The document of all lines: tensors and reshards, column beside column."""
+        """The document of all lines, tensors and reshards column beside column."""
         return comparison(self.json, self.source)
 
     def html(self) -> str:

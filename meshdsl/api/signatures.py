@@ -48,6 +48,7 @@ def signature_of(name: str) -> inspect.Signature:
     kind = inspect.Parameter.KEYWORD_ONLY if high is None else OPTION
     for option, default in opdef.surface.options:
         shown = inspect.Parameter.empty if default in (..., None) else default
+        shown = shown.name if isinstance(shown, DType) else shown
         found.append(inspect.Parameter(option, kind, default=shown))
     if opdef.surface.items == "out":
         found.append(inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY))

@@ -129,7 +129,7 @@ class TensorView(View):
 
     @property
     def placement(self) -> dict[str, str]:
-        """The placement per mesh axis: `S(dim)`, `B` or `P`."""
+        """The placement per mesh axis, `S(dim)`, `B` or `P`."""
         return dict(self.json["placement"])
 
     @property
@@ -209,7 +209,7 @@ class CollectiveView(View):
 
     @property
     def kind(self) -> str:
-        """The kind: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` or `permute`."""
+        """The kind, `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` or `permute`."""
         return str(self.json["kind"])
 
     @property
@@ -239,7 +239,7 @@ class CollectiveView(View):
 
     @property
     def sends(self) -> list[tuple[int, int]]:
-        """Pairs of ranks (source, target): around a ring, all to all, or a permutation."""
+        """Pairs of ranks (source, target), around a ring, all to all, or of a permutation."""
         from meshdsl.report.pictures import pairs
 
         if self.kind == "permute":
@@ -249,7 +249,7 @@ class CollectiveView(View):
 
     @property
     def title(self) -> str:
-        """The sentence `all_reduce sum of y over cols: 64 KiB (65,536 B) sent per device`."""
+        """The collective in a sentence, with the bytes that each device sends."""
         named = any(move.target.value.name for move in self._node.moves)
         whose = self.tensor if named else f"a subexpression (`{self.tensor}`)"
         return plain(sending(self.json, whose))
