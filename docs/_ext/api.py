@@ -26,7 +26,16 @@ PARTS = {
 }
 """The heading above the names of each module in `meshdsl/api`; other names stand at the end."""
 
-VIEWS = ("TensorView", "Placements", "Collectives", "CollectiveView", "Memory", "Ran", "MeshView", "Code")
+VIEWS = (
+    "TensorView",
+    "Placements",
+    "Collectives",
+    "CollectiveView",
+    "Memory",
+    "Ran",
+    "MeshView",
+    "Code",
+)
 """What plans draw; of `meshdsl.notebook.views`."""
 
 

@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from docs._ext.markdown import code, fenced, table
-from meshdsl.api.signatures import _bracket, _tensor_names, signature_of
+from meshdsl.api.signatures import brackets_of, operands_of, signature_of
 from meshdsl.backends.peers.jax import JaxText
 from meshdsl.backends.peers.oneflow import OneFlowText
 from meshdsl.backends.peers.spellings import Call, spelling
@@ -80,7 +80,7 @@ def entry(opdef: OpDef) -> Iterator[str]:
 
 def _facts(opdef: OpDef, example: Example) -> Iterator[tuple[str, str]]:
     if opdef.surface.items != "view":
-        form = f"md.{opdef.name}{_bracket(opdef)}{signature_of(opdef.name)}"
+        form = f"md.{opdef.name}{brackets_of(opdef)}{signature_of(opdef.name)}"
         yield "in Python", code(form)
     yield from dtypes(opdef, example)
     yield "gradient", gradient(opdef, example)
@@ -116,7 +116,7 @@ class Example:
     def of(cls, opdef: OpDef) -> Example:
         """The call of an operator that shows most of its rows."""
         sample = TELLING.get(opdef.name, opdef.samples[0])
-        names = tuple(_tensor_names(opdef)) or ("x", "y", "z", "u")
+        names = tuple(operands_of(opdef)) or ("x", "y", "z", "u")
         outs = opdef.infer(sample.ins, dict(sample.attrs))
         letters = ("x", "y", "z", "u", "v", "w", "t")
         names = names if len(names) >= len(sample.ins) else letters
@@ -217,8 +217,10 @@ def dtypes(opdef: OpDef, example: Example) -> Iterator[tuple[str, str]]:
     """What the operator takes, found by asking its shape rule, and what it gives then."""
     ins = example.sample.ins
     if not ins:
-        yield "gives", code(str(example.outs[0].dtype)) + (
-            ", or the option `dtype`" if dict(opdef.surface.options).get("dtype") else ""
+        yield (
+            "gives",
+            code(str(example.outs[0].dtype))
+            + (", or the option `dtype`" if dict(opdef.surface.options).get("dtype") else ""),
         )
         return
     main = ins[-1].dtype if opdef.name == "where" else ins[0].dtype
@@ -246,7 +248,9 @@ def gradient(opdef: OpDef, example: Example) -> str:
         return "none: the result is not of floats, or has steps"
     builder = Builder(Diagnostics())
     seed = Value(op.out.type, _NOWHERE, name="d_r", role="input")
-    builder.adopt(Program("example", (*program.inputs, seed), (), program.body, program.outputs, _NOWHERE))
+    builder.adopt(
+        Program("example", (*program.inputs, seed), (), program.body, program.outputs, _NOWHERE)
+    )
     floats = [v for v in program.inputs if v.type.dtype.kind == "float"]
     found = pulled_back(builder, [(op.out, seed)], floats)
     by = [str(v.name) for v, part in zip(floats, found, strict=True) if part is not None]
@@ -277,7 +281,8 @@ def torch_text(opdef: OpDef, example: Example) -> str:
 def peer_text(opdef: OpDef, example: Example, system: str) -> str:
     """The text of the example in another system, or that `render` refuses it."""
     _, library, spec = _LIBRARIES[system]
-    call = Call(library, example.names, {}, example.sample.ins, example.outs[0], example.attrs, spec)
+    ins, out = example.sample.ins, example.outs[0]
+    call = Call(library, example.names, {}, ins, out, example.attrs, spec)
     text = call.write(spelling(opdef.name, system).text)
     return code(text) if text else "not spelled: `render` refuses it ([MD0910](codes.md#md0910))"
 

@@ -42,7 +42,7 @@ def signature_of(name: str) -> inspect.Signature:
         return inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
     opdef = load_all()[name]
     low, high = opdef.surface.arity
-    found = [_tensor(n, i < low) for i, n in enumerate(_tensor_names(opdef))]
+    found = [_tensor(n, i < low) for i, n in enumerate(operands_of(opdef))]
     if high is None:
         found = [inspect.Parameter("tensors", inspect.Parameter.VAR_POSITIONAL)]
     kind = inspect.Parameter.KEYWORD_ONLY if high is None else OPTION
@@ -72,7 +72,7 @@ def _in_order(found: list[inspect.Parameter]) -> list[inspect.Parameter]:
     return sorted(ordered, key=lambda p: p.kind)
 
 
-def _tensor_names(opdef: OpDef) -> list[str]:
+def operands_of(opdef: OpDef) -> list[str]:
     """The names of the tensor operands: those of the prelude's definition, or letters."""
     from meshdsl.named.prelude import prelude
 
@@ -88,7 +88,7 @@ def describe(name: str) -> str:
         what = "initialiser of a parameter" if name in INITS else "of what `md.minimize` takes"
         return f"`{name}(…)`: {what}, written down for `md.param` or `md.minimize`."
     opdef = load_all()[name]
-    form = f"{name}{_bracket(opdef)}{signature_of(name)}"
+    form = f"{name}{brackets_of(opdef)}{signature_of(name)}"
     lines = [f"`{form}`: the operator `{name}` of the language.", opdef.meaning]
     lines += [_BRACKETS.get(opdef.surface.items, "Brackets hold dims.").format(name=name)]
     lines += ["Broadcasts by name; numbers take the dtype of the tensors."] * (
@@ -99,7 +99,8 @@ def describe(name: str) -> str:
     return "\n\n".join(filter(None, lines))
 
 
-def _bracket(opdef: OpDef) -> str:
+def brackets_of(opdef: OpDef) -> str:
+    """The brackets of a call in Python, as `[old >> new]`; empty where it has none."""
     shown = {"none": "", "out": "", "dim": "[dim]", "arrow": "[old >> new]", "join": "[old >> new]"}
     return shown.get(opdef.surface.items, "[dims]")
 

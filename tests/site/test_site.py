@@ -12,6 +12,10 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+import meshdsl as md
+from meshdsl.api.signatures import names
+from meshdsl.codes import CODES
+from meshdsl.ops.opdef import load_all
 from tests.project import copy_tree, tracked
 
 SOURCES = {".md", ".ipynb"}
@@ -99,3 +103,17 @@ def test_every_link_and_anchor_leads_somewhere(site: Path) -> None:
 def test_it_loads_nothing_from_elsewhere(site: Path) -> None:
     outside = {link for path in pages(site) for link in read(path).loads if "//" in link[:8]}
     assert outside == set()
+
+
+# --- what is generated ---------------------------------------------------------------------------
+
+
+def test_every_operator_code_and_public_name_has_its_entry(site: Path) -> None:
+    operators, codes, api = (
+        read(site / f"docs/{n}.html").ids for n in ("operators", "codes", "api")
+    )
+    assert set(load_all()) == {n for n in load_all() if n.replace("_", "-") in operators}
+    assert {c.lower() for c in CODES} <= codes
+    assert {f"meshdsl.{name}" for name in md.__all__} <= api
+    called = {f"meshdsl.{name}" for name in names()}
+    assert called <= operators
