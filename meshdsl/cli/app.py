@@ -8,7 +8,7 @@ import typer
 
 from meshdsl.cli import check, compare, compile, explain, fmt, new, render, rows, run, train
 from meshdsl.cli.common import reporting
-from meshdsl.cli.options import spread
+from meshdsl.cli.options import Command, spread
 from meshdsl.diagnostics import fail
 from meshdsl.version import __version__
 
@@ -18,7 +18,6 @@ LATER = ("search", "simulate")
 app = typer.Typer(
     name="meshdsl",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -44,7 +43,7 @@ def options(
 
 for _module in (new, check, fmt, explain, compile, run, train, compare, render, rows):
     _name = _module.__name__.rpartition(".")[2]
-    app.command(_name)(spread(_module.command))
+    app.command(_name, cls=Command)(spread(_module.command))
 
 
 def _add_later(name: str) -> None:

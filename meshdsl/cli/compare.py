@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from meshdsl.cli import common
+from meshdsl.cli import common, complete
 from meshdsl.cli.options import (
     File,
     Force,
@@ -22,6 +22,7 @@ from meshdsl.cli.options import (
     pipeline_options,
 )
 from meshdsl.diagnostics import Diagnostics
+from meshdsl.syntax import ast
 
 if TYPE_CHECKING:
     from meshdsl.pipeline import Compilation
@@ -40,9 +41,18 @@ class Measured:
 class Compare(Which, Search, Sizes, Measured, Strict, Force, Json):
     """Options of `compare`."""
 
-    layouts: str | None = opt("--layouts --layout", "A,B", "Columns: layouts.")
-    sbp: str | None = opt("--sbp", "S,T", "Columns: sbp blocks.")
-    reduce: str | None = opt("--reduce", "P,Q", "Each under these policies.")
+    layouts: str | None = opt(
+        "--layouts --layout",
+        "A,B",
+        "Columns: layouts.",
+        completed=complete.declared(ast.Layout, many=True),
+    )
+    sbp: str | None = opt(
+        "--sbp", "S,T", "Columns: sbp blocks.", completed=complete.declared(ast.Sbp, many=True)
+    )
+    reduce: str | None = opt(
+        "--reduce", "P,Q", "Each under these policies.", completed=complete.policies(many=True)
+    )
 
 
 def command(file: File, given: Compare) -> None:

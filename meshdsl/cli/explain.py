@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshdsl.cli import common
+from meshdsl.cli import common, complete
 from meshdsl.cli.options import Json, Placing, flag, only_one, opt, option, pipeline_options
 from meshdsl.diagnostics import fail
 
@@ -43,7 +43,9 @@ class Shown:
     every: bool = flag("--all", "The whole report, however long.")
     top: int | None = opt("--top", "N", "The N largest collectives.", min=1)
     line: int | None = opt("--line", "N", "What happens on this line of the file.")
-    tensor: str | None = opt("--tensor", "NAME", "What happens to this tensor.")
+    tensor: str | None = opt(
+        "--tensor", "NAME", "What happens to this tensor.", completed=complete.tensors
+    )
 
 
 @option
@@ -53,7 +55,12 @@ class Explain(Shown, Placing, Json, Stage):
 
 def command(
     file: Annotated[
-        str, typer.Argument(metavar="FILE|CODE", help="A .mdsl file, or a code such as MD0301.")
+        str,
+        typer.Argument(
+            metavar="FILE|CODE",
+            help="A .mdsl file (-: standard input), or a code such as MD0301.",
+            autocompletion=complete.codes,
+        ),
     ],
     given: Explain,
 ) -> None:

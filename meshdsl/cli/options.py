@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -15,14 +16,21 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer import Argument
+from typer.core import TyperCommand
 
+from meshdsl.cli import complete
 from meshdsl.diagnostics import did_you_mean, fail
 from meshdsl.ir.types import DTYPES
 from meshdsl.pipeline import DEFAULT_POLICY, Options
 from meshdsl.placed.reshard import MESSAGE_BYTES
+from meshdsl.syntax import ast
 
-File = Annotated[Path, Argument(metavar="FILE", help="A .mdsl file.", show_default=False)]
-Files = Annotated[list[Path], Argument(metavar="FILE…", show_default=False)]
+File = Annotated[
+    Path, Argument(metavar="FILE", help="A .mdsl file; -: standard input.", show_default=False)
+]
+Files = Annotated[
+    list[Path], Argument(metavar="FILE…", help="-: standard input.", show_default=False)
+]
 
 SETTING = re.compile(r"[A-Za-z_]\w*=-?\d+")
 """One `dim=size`; `--set` takes several in a row."""
@@ -31,12 +39,22 @@ option = dataclass(frozen=True, kw_only=True)
 """The decorator of a class of options."""
 
 
-def opt(names: str, metavar: str | None, help: str, default: Any = None, **more: Any) -> Any:
+def opt(
+    names: str,
+    metavar: str | None,
+    help: str,
+    default: Any = None,
+    completed: complete.Complete | None = None,
+    **more: Any,
+) -> Any:
     """One option: its names, separated by spaces, and its default (`...`: required).
 
-    `more` goes to typer: the least and the greatest value, for instance.
+    `completed` gives a shell its values; `more` goes to typer: the least and the greatest value,
+    for instance.
     """
-    info = typer.Option(*names.split(), metavar=metavar, help=help, **more)
+    info = typer.Option(
+        *names.split(), metavar=metavar, help=help, autocompletion=completed, **more
+    )
     return field(
         default=MISSING if default is ... else default, metadata={"typer": info, "names": names}
     )
@@ -51,8 +69,15 @@ def flag(name: str, help: str) -> Any:
 class Which:
     """Options of the program and the mesh."""
 
-    program: str | None = opt("--program", "P", "Which program (the only one).")
-    mesh: str | None = opt("--mesh", "M", 'A mesh by name, or "data:2,model:4" (the first).')
+    program: str | None = opt(
+        "--program", "P", "Which program (the only one).", completed=complete.declared(ast.Program)
+    )
+    mesh: str | None = opt(
+        "--mesh",
+        "M",
+        'A mesh by name, or "data:2,model:4" (the first).',
+        completed=complete.declared(ast.Mesh),
+    )
 
 
 @option
@@ -60,11 +85,23 @@ class Placement:
     """Options of the placement."""
 
     layout: str | None = opt(
-        "--layout", "L", 'A layout by name, or "batch:data,hidden:model" (the first).'
+        "--layout",
+        "L",
+        'A layout by name, or "batch:data,hidden:model" (the first).',
+        completed=complete.declared(ast.Layout),
     )
-    sbp: str | None = opt("--sbp", "S", "An sbp block by name, instead of a layout.")
+    sbp: str | None = opt(
+        "--sbp",
+        "S",
+        "An sbp block by name, instead of a layout.",
+        completed=complete.declared(ast.Sbp),
+    )
     reduce: str = opt(
-        "--reduce", "R", "Partial values: immediate, mesh-tf, deferred or optimal.", DEFAULT_POLICY
+        "--reduce",
+        "R",
+        "Partial values: immediate, mesh-tf, deferred or optimal.",
+        DEFAULT_POLICY,
+        completed=complete.policies(),
     )
 
 
@@ -87,9 +124,9 @@ class Sizes:
     """Options of sizes and types that override the file's."""
 
     settings: list[str] | None = opt(
-        "--set", "DIM=N …", "Other sizes for dims.", show_default=False
+        "--set", "DIM=N …", "Other sizes for dims.", completed=complete.sizes, show_default=False
     )
-    dtype: str | None = opt("--dtype", "T", "Another type of float.")
+    dtype: str | None = opt("--dtype", "T", "Another type of float.", completed=complete.floats)
 
 
 @option
@@ -233,11 +270,27 @@ def spread_settings(arguments: list[str]) -> list[str]:
     return found
 
 
+class Command(TyperCommand):
+    """A command that refuses what it would otherwise ignore: the first of two values."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The remaining arguments; a single-valued option that is given twice is refused."""
+        if not ctx.resilient_parsing:
+            _, _, order = self.make_parser(ctx).parse_args(args=list(args))
+            for given, times in Counter(order).items():
+                many = getattr(given, "multiple", False) or getattr(given, "is_flag", False)
+                if times > 1 and not many:
+                    ctx.fail(
+                        f"option '{given.opts[-1]}' is given {times} times, but takes one value"
+                    )
+        return super().parse_args(ctx, args)
+
+
 def refusal(error: Exception) -> str | None:
     """The message of a command line that typer refused; None for any other exception."""
     if not (hasattr(error, "format_message") and hasattr(error, "ctx")):
         return None
-    message: str = error.format_message().rstrip(".")
+    message = " ".join(error.format_message().replace("Value error, ", "").split()).rstrip(".")
     return message[:1].lower() + message[1:]
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from meshdsl.cli import common
+from meshdsl.cli import common, complete
 from meshdsl.cli.options import Json, flag, option
 
 
@@ -19,7 +19,12 @@ class Rows(Json):
 
 def command(
     operator: Annotated[
-        str, typer.Argument(metavar="OPERATOR", help="Such as einsum, add, + or softmax.")
+        str,
+        typer.Argument(
+            metavar="OPERATOR",
+            help="Such as einsum, add, + or softmax.",
+            autocompletion=complete.operators,
+        ),
     ],
     given: Rows,
 ) -> None:

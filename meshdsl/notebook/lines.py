@@ -16,7 +16,7 @@ import typer
 from meshdsl.cli.compare import Compare
 from meshdsl.cli.compile import Compile
 from meshdsl.cli.explain import Explain
-from meshdsl.cli.options import Placing, flag, opt, option, refusal, run_words, spread
+from meshdsl.cli.options import Command, Placing, flag, opt, option, refusal, run_words, spread
 from meshdsl.cli.run import Run
 from meshdsl.diagnostics import Source, Span, did_you_mean, fail
 
@@ -109,7 +109,7 @@ def _read(function: Callable[..., Any], options: Any, magic: str, line: str) -> 
     takes = f"`{magic}` takes {', '.join(sorted(names.values())) or 'no options'}"
     function.__annotations__["given"] = options
     app = typer.Typer(add_completion=False)
-    app.command(context_settings={"help_option_names": []})(spread(function))
+    app.command(cls=Command, context_settings={"help_option_names": []})(spread(function))
     try:
         words = shlex.split(line)
     except ValueError as error:

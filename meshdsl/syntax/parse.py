@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from pathlib import Path
 
 from meshdsl.diagnostics import Diagnostic, Source, Span, did_you_mean, fail
@@ -12,14 +13,22 @@ from meshdsl.syntax import ast
 _BOM = b"\xef\xbb\xbf"
 
 
+STDIN = "-"
+"""The path of the standard input."""
+
+
 def read_source(path: str | Path) -> Source:
     """The text of a file, named as the path was given, its line ends normalised, without a BOM.
+
+    The path `-` is the standard input, named `<stdin>`.
 
     Raises:
         DiagnosticError: the file cannot be read (MD0010), is not UTF-8 (MD0011) or contains a NUL
             byte (MD0012).
     """
     name = str(path)
+    if name == STDIN:
+        return _source("<stdin>", _read_stdin())
     if os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path):
         help = "save the program in a file; to open a pipe could take for ever"
         fail("MD0010", f"`{name}` is no regular file", help=help)
@@ -33,6 +42,20 @@ def read_source(path: str | Path) -> Source:
         reason = error.strerror if isinstance(error, OSError) else error
         help = "check the path and the permissions"
         fail("MD0010", f"cannot read `{name}`: {reason}", help=help)
+    return _source(name, data)
+
+
+def _read_stdin() -> bytes:
+    try:
+        if sys.stdin is not None:
+            return sys.stdin.buffer.read()
+        reason: object = "it is closed"
+    except OSError as error:
+        reason = error.strerror
+    fail("MD0010", f"cannot read the standard input: {reason}", help="name a file, or pipe one in")
+
+
+def _source(name: str, data: bytes) -> Source:
     return Source(name, _decode(name, data.removeprefix(_BOM), data.startswith(_BOM)))
 
 

@@ -53,3 +53,21 @@ def test_a_tensor_that_is_not_there(cli: Cli) -> None:
     done = cli("explain", MLP, "--tensor", "targt")
     assert (done.code, done.codes) == (2, ["error[MD0607]"])
     assert "did you mean `target`?" in done.err
+
+
+def test_an_option_with_one_value_is_given_once(cli: Cli) -> None:
+    done = cli("explain", MLP, "--layout", "hybrid", "--layout", "megatron")
+    assert (done.code, done.codes) == (2, ["error[MD0604]"])
+    assert "option '--layout' is given 2 times, but takes one value" in done.err
+    assert cli("explain", MLP, "--json", "--json", "--set", "batch=8", "--set", "io=8").code == 0
+
+
+def test_a_refusal_is_one_line(cli: Cli) -> None:
+    missing, wrong = cli("render", MLP), cli("render", MLP, "--as", "jx")
+    assert "choose from" in missing.err.lower()
+    assert "sbp, scaling-book, gshard, oneflow, dtensor, jax" in missing.err
+    assert "'jx' is not one of 'sbp'" in wrong.err
+    for done in (missing, wrong):
+        assert len(done.err.splitlines()) == 3
+        assert "\\x" not in done.err
+        assert "Value error" not in done.err

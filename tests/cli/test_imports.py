@@ -32,6 +32,7 @@ COMMANDS: dict[str, list[str | Path]] = {
     "--help": ["--help"],
     "run --help": ["run", "--help"],
     "--version": ["--version"],
+    "completion": ["explain"],
 }
 
 SCRIPT = """
@@ -49,12 +50,22 @@ sys.stderr.write("\\nLOADED " + " ".join(loaded))
 """
 
 
+ENVIRONMENTS = {
+    "completion": {
+        "_MESHDSL_COMPLETE": "complete_bash",
+        "COMP_WORDS": f"meshdsl\nexplain\n{MLP}\n--layout\n",
+        "COMP_CWORD": "4",
+    }
+}
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_nothing_heavy_is_imported(command: str, tmp_path: Path) -> None:
+    own = {"PYTHONPATH": str(ROOT), "PATH": "", "MESHDSL_CACHE": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *map(str, COMMANDS[command])],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT), "PATH": "", "MESHDSL_CACHE": str(tmp_path)},
+        env=own | ENVIRONMENTS.get(command, {}),
         capture_output=True,
         text=True,
         check=True,
