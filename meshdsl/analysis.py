@@ -31,6 +31,7 @@ from meshdsl.placed.lint import (
 )
 from meshdsl.placed.sbp_block import resolve_sbp
 from meshdsl.syntax import ast
+from meshdsl.syntax.lint import lint_symbols
 from meshdsl.syntax.parse import parse
 from meshdsl.syntax.tokens import lex
 
@@ -106,6 +107,8 @@ def analyse_tree(
     _check_layouts(programs, declarations, options, part, found)
     for expect in declarations.expects:
         lint_expect(expect, programs, declarations, found)
+    if part is None and not found.errors:
+        found.add(*lint_symbols(tree))
     return Analysis(
         tree, declarations, written, named, _without_consequences(found, problems, tree)
     )

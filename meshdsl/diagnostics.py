@@ -122,11 +122,14 @@ class Edit:
 class Fix:
     """A way out that a machine can take: edits of one source that do not overlap.
 
-    `title` says what they do, as an editor's menu shows it: ``write `hidden` ``.
+    `title` says what they do, as an editor's menu shows it: ``write `hidden` ``. One that is not
+    `safe` is a choice among several, or changes what others rely on, such as the name of an input:
+    an editor offers it, `check --fix` leaves it.
     """
 
     title: str
     edits: tuple[Edit, ...]
+    safe: bool = True
 
 
 @dataclass(frozen=True, slots=True)

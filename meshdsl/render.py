@@ -243,6 +243,16 @@ def to_json(diagnostic: Diagnostic) -> dict[str, Any]:
             for r in diagnostic.related
         ],
         "help": diagnostic.help,
+        "fixes": [
+            {
+                "title": fix.title,
+                "safe": fix.safe,
+                "edits": [
+                    {"file": e.span.file, **_range(e.span), "text": e.text} for e in fix.edits
+                ],
+            }
+            for fix in diagnostic.fixes
+        ],
     }
 
 
