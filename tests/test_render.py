@@ -158,6 +158,7 @@ def test_json() -> None:
             },
         ],
         "help": "sizes that divide: 4 or 8",
+        "fixes": [],
     }
     assert to_json(Diagnostic("MD0010", "m"))["span"] is None
 

@@ -18,6 +18,7 @@ from meshdsl.diagnostics import (
     Diagnostic,
     DiagnosticError,
     Diagnostics,
+    Source,
     counted,
     fail,
 )
@@ -134,6 +135,15 @@ def print_json(value: object) -> None:
     import json
 
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def unified_diff(source: Source, text: str) -> str:
+    """What changes from a source to another text of it, as `diff -u` shows it; empty for nothing."""
+    import difflib
+
+    before, after = (t.splitlines(keepends=True) for t in (source.text, text))
+    lines = difflib.unified_diff(before, after, source.name, source.name)
+    return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
 
 # --- files -----------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 from meshdsl.diagnostics import Diagnostic, Edit, Fix, Related, Span
 from meshdsl.syntax import ast
-from meshdsl.syntax.removal import without_dim, without_line
+from meshdsl.syntax.edits import without_dim, without_line
 from meshdsl.syntax.rename import renamed
 from meshdsl.syntax.symbols import TENSORS, Symbol, Symbols, symbols
 

@@ -11,6 +11,7 @@ import re
 
 from meshdsl.diagnostics import Diagnostic, Edit, Related, Source, Span
 from meshdsl.syntax import ast
+from meshdsl.syntax.edits import apply
 from meshdsl.syntax.parse import parse
 from meshdsl.syntax.symbols import ROLES, TENSORS, Symbol, Symbols, symbols
 from meshdsl.syntax.tokens import MAX_NAME, RESERVED, lex
@@ -36,13 +37,6 @@ def renamed(known: Symbols, symbol: Symbol, new: str) -> tuple[Edit, ...] | Diag
     if _meanings(after, edits, new) != _meanings(source, (), new):
         return _collision(known, symbol, new)
     return edits
-
-
-def apply(text: str, edits: tuple[Edit, ...]) -> str:
-    """The text after edits that do not overlap."""
-    for edit in sorted(edits, key=lambda edit: edit.span.start, reverse=True):
-        text = text[: edit.span.start] + edit.text + text[edit.span.end :]
-    return text
 
 
 def _start(span: Span) -> int:

@@ -11,8 +11,9 @@ from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source
 from meshdsl.placed.printer import print_program
 from meshdsl.report.check import check_source
+from meshdsl.syntax.edits import apply
 from meshdsl.syntax.parse import parse
-from meshdsl.syntax.rename import apply, renamed
+from meshdsl.syntax.rename import renamed
 from meshdsl.syntax.symbols import Symbols, symbols
 from tests.programs.harness import Case
 from tests.programs.strategy import cases

@@ -1,14 +1,30 @@
-"""What comes out of a text together with a statement or a declaration that is removed."""
+"""Edits of a text: how they are carried out, and the places that they need."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
-from meshdsl.diagnostics import Span
+from meshdsl.diagnostics import Edit, Span
 from meshdsl.syntax import ast
 from meshdsl.syntax.tokens import lex, significant
 
 _REST = re.compile(r"[ \t]*(#[^\n]*)?(\n|$)")
+
+
+def apply(text: str, edits: Iterable[Edit]) -> str:
+    """The text after edits of it that do not overlap."""
+    for edit in sorted(edits, key=lambda edit: edit.span.start, reverse=True):
+        text = text[: edit.span.start] + edit.text + text[edit.span.end :]
+    return text
+
+
+def word_in(span: Span, word: str) -> Span | None:
+    """The place of a word within a span, if it stands there once."""
+    found = list(re.finditer(rf"\b{re.escape(word)}\b", span.text))
+    if len(found) != 1:
+        return None
+    return Span(span.source, span.start + found[0].start(), span.start + found[0].end())
 
 
 def without_line(span: Span) -> Span:
