@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -19,6 +20,10 @@ from meshdsl.diagnostics import (
     fail,
 )
 from meshdsl.pipeline import Options
+from meshdsl.syntax.parse import STDIN
+
+if TYPE_CHECKING:
+    from meshdsl.report.fix import Fixed
 
 
 @option
@@ -47,8 +52,13 @@ def command(files: Files, given: Check) -> None:
             diagnostics.promote_warnings()
         if given.json:
             common.print_json(_data(diagnostics, done if given.fix else None))
-        elif not diagnostics.errors:
+        elif not diagnostics.errors and not _prints_program(files, given):
             typer.echo("\n".join(filter(None, checked)))
+
+
+def _prints_program(files: list[Path], given: Check) -> bool:
+    """Whether the standard output is a fixed program, and nothing else may stand there."""
+    return given.fix and not given.diff and any(str(path) == STDIN for path in files)
 
 
 def _check(path: Path, chosen: Options, diagnostics: Diagnostics) -> str:
@@ -79,7 +89,7 @@ def _fix(
 ) -> tuple[tuple[Diagnostic, Fix], ...]:
     """Carry out the fixes of one file, or show them; returns them."""
     from meshdsl.report.check import check_source
-    from meshdsl.report.fix import fixed, with_line_ends_of
+    from meshdsl.report.fix import fixed
     from meshdsl.syntax.parse import read_source
 
     def check(source: Source) -> Diagnostics:
@@ -94,25 +104,36 @@ def _fix(
         diagnostics.add(*error.diagnostics)
         return ()
     found = fixed(source, check)
-    if found.text != source.text and not given.diff:
-        raw = path.read_bytes().decode("utf-8")
-        common.write_whole(path, with_line_ends_of(raw, found.text))
-    text = source.text if given.diff else found.text
     diagnostics.add(*(check(source) if given.diff else found.left))
-    checked.append(lines[text])
-    if given.diff and not given.json:
-        typer.echo(common.unified_diff(source, found.text), nl=False)
-    elif not given.json:
-        _tell(source.name, found.done, found.left)
+    checked.append(lines[source.text if given.diff else found.text])
+    if given.diff:
+        if found.done and not given.json:
+            common.print_difference(source, found.text)
+        return found.done
+    if str(path) != STDIN and found.done:
+        _write(path.resolve(), found.text)
+    elif str(path) == STDIN and not given.json:
+        sys.stdout.write(found.text)
+    if not given.json:
+        _tell(source.name, found, to_errors=str(path) == STDIN)
     return found.done
 
 
-def _tell(name: str, done: tuple[tuple[Diagnostic, Fix], ...], left: Diagnostics) -> None:
+def _write(path: Path, text: str) -> None:
+    """Write a fixed file, with the line ends that it has."""
+    from meshdsl.report.fix import with_line_ends_of
+
+    raw = path.read_bytes().decode("utf-8")
+    common.write_whole(path, with_line_ends_of(raw, text))
+
+
+def _tell(name: str, found: Fixed, to_errors: bool) -> None:
     """Say what was fixed; places are those in the text before each fix."""
-    for diagnostic, fix in done:
+    for diagnostic, fix in found.done:
         assert diagnostic.span is not None
         place = f"{name}:{diagnostic.span.line}:{diagnostic.span.column}"
-        typer.echo(f"{place}: {diagnostic.code}: {fix.title}")
-    others = sum(d.severity != "note" for d in left)
-    if done or others:
-        typer.echo(f"{name}: fixed {len(done)} of {counted(len(done) + others, 'problem')}")
+        typer.echo(f"{place}: {diagnostic.code}: {fix.title}", err=to_errors)
+    every = len(found.done) + sum(d.severity != "note" for d in found.left)
+    if every:
+        said = f"{name}: fixed {len(found.done)} of {counted(every, 'problem')}"
+        typer.echo(said, err=to_errors)

@@ -137,13 +137,41 @@ def print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
-def unified_diff(source: Source, text: str) -> str:
-    """What changes from a source to another text of it, as `diff -u` shows it; empty for nothing."""
-    import difflib
+COLOURS = {"+": "green", "-": "red", "@": "cyan"}
+"""The colours of lines of a difference, by their first sign."""
 
-    before, after = (t.splitlines(keepends=True) for t in (source.text, text))
-    lines = difflib.unified_diff(before, after, source.name, source.name)
-    return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
+
+def print_difference(source: Source, text: str) -> None:
+    """Print what leads from a source to `text`, as `patch` reads it; on a terminal in colour."""
+    import difflib
+    import io
+
+    # Lines end at line feeds alone: a comment may hold other signs that Python splits at.
+    before, after = (list(io.StringIO(of, newline="\n")) for of in (source.text, text))
+    lines = list(difflib.unified_diff(before, after, source.name, source.name))
+    if not lines:
+        typer.echo(f"{source.name}: only ends of lines, or the mark at its beginning")
+    if not _on_terminal():
+        sys.stdout.writelines(map(_ended, lines))
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    from meshdsl.render import safe
+
+    console = Console(highlight=False)
+    for number, line in enumerate("".join(map(_ended, lines)).split("\n")[:-1]):
+        style = "bold" if number < 2 else COLOURS.get(line[:1], "")
+        console.print(Text("\t".join(map(safe, line.split("\t"))), style), soft_wrap=True)
+
+
+def _on_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def _ended(line: str) -> str:
+    """A line of a difference with its end; one that has none in the file is marked."""
+    return line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 
 # --- files -----------------------------------------------------------------------------------
@@ -170,13 +198,17 @@ def check_output(path: Path, force: bool, source: Path | None = None) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file atomically."""
+    """Write a file atomically; one that is there keeps its permissions."""
+    import shutil
+
     from meshdsl.backends.runtime.files import regular
 
     beside = path.with_name(f".{path.name}.part")
     try:
         with open(beside, "w", encoding="utf-8", newline="\n", opener=regular) as file:
             file.write(text)
+        if path.exists():
+            shutil.copymode(path, beside)
         os.replace(beside, path)
     except OSError as error:
         refuse_writing(path, error)

@@ -60,9 +60,7 @@ def _round(before: Fixed, name: str, check: Check) -> Fixed:
     return next(good, every)
 
 
-def _after(
-    before: Fixed, chosen: list[tuple[Diagnostic, Fix]], name: str, check: Check
-) -> Fixed:
+def _after(before: Fixed, chosen: list[tuple[Diagnostic, Fix]], name: str, check: Check) -> Fixed:
     """The text with these fixes carried out, checked again."""
     text = apply(before.text, _edits(chosen))
     return Fixed(text, (*before.done, *chosen), check(Source(name, text)))

@@ -95,7 +95,7 @@ def test_a_difference_in_colour(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     write(ROUGH.replace("x\n", "\x1b[31m\u2028x\n"))
-    monkeypatch.setattr("meshdsl.cli.fmt._on_terminal", lambda: True)
+    monkeypatch.setattr("meshdsl.cli.common._on_terminal", lambda: True)
     done = cli("fmt", "--diff", "f.mdsl")
     assert "\x1b[32m+program p(x[a]) { return x }" in done.out
     assert "\\x1b[31m\\u2028x" in done.out
