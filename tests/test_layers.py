@@ -20,7 +20,7 @@ LAYERS = (
     ("analysis",),
     ("pipeline",),
     ("report", "backends.engines", "backends.train"),
-    ("api", "notebook", "cli", "backends.module"),
+    ("api", "notebook", "play", "cli", "backends.module"),
 )
 """Folders and files of the package from the first to the last."""
 

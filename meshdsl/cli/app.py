@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from meshdsl.cli import check, compare, compile, explain, fmt, new, render, rows, run, train
+from meshdsl.cli import check, compare, compile, explain, fmt, new, play, render, rows, run, train
 from meshdsl.cli.common import reporting
 from meshdsl.cli.options import Command, spread
 from meshdsl.diagnostics import fail
@@ -41,7 +41,7 @@ def options(
     """Tensor programs with named dimensions, compiled to one torch program per device."""
 
 
-for _module in (new, check, fmt, explain, compile, run, train, compare, render, rows):
+for _module in (new, check, fmt, explain, compile, run, train, compare, render, rows, play):
     _name = _module.__name__.rpartition(".")[2]
     app.command(_name, cls=Command)(spread(_module.command))
 

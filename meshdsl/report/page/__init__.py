@@ -25,7 +25,7 @@ _PLACE = re.compile(r"\{\{(\w+)\}\}")
 
 def page(compared: Json, source: Source) -> str:
     """The whole page; `source` is the text of the compared file."""
-    style, script = _resource("page.css"), _resource("page.js")
+    style, script = colours() + _resource("page.css"), _resource("page.js")
     writer = Writer(classes=True)
     parts = {
         "version": escaped(__version__),
@@ -39,8 +39,8 @@ def page(compared: Json, source: Source) -> str:
         "data": as_data(_needed(compared)),
         "style": style,
         "script": script,
-        "style_hash": _hash(style),
-        "script_hash": _hash(script),
+        "style_hash": digest(style),
+        "script_hash": digest(script),
     }
     return _PLACE.sub(lambda place: parts[place[1]], _resource("page.html"))
 
@@ -49,9 +49,15 @@ def _resource(name: str) -> str:
     return (files(__name__) / name).read_text(encoding="utf-8")
 
 
-def _hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode("utf-8")).digest()
-    return f"sha256-{base64.b64encode(digest).decode('ascii')}"
+def colours() -> str:
+    """The colours of pages, light and dark, as variables of CSS."""
+    return _resource("colours.css")
+
+
+def digest(text: str) -> str:
+    """The digest by which a content security policy allows a style or a script."""
+    found = hashlib.sha256(text.encode("utf-8")).digest()
+    return f"sha256-{base64.b64encode(found).decode('ascii')}"
 
 
 def as_data(value: object) -> str:

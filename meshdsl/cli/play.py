@@ -1,0 +1,72 @@
+"""`meshdsl play`: a page on this machine that shows what comes of a program while it is edited."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from meshdsl.cli import common
+from meshdsl.cli.options import Placing, flag, opt, option, pipeline_options
+
+if TYPE_CHECKING:
+    from meshdsl.play.server import Play
+
+
+@option
+class Served(Placing):
+    """Options of `play`."""
+
+    port: int = opt("--port", "N", "The port (0: any that is free).", 0, min=0, max=65535)
+    no_open: bool = flag("--no-open", "Open no browser.")
+    read_only: bool = flag("--read-only", "The page has no Save button.")
+
+
+def command(
+    given: Served,
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FILE]", help="A .mdsl file (an example).", show_default=False),
+    ] = None,
+) -> None:
+    """Edit a program in a browser, and see at once what each device holds, does and sends."""
+    with common.reporting():
+        from meshdsl.play.document import Document
+        from meshdsl.play.server import Play
+
+        chosen = pipeline_options(given)
+        writable = file is not None and not given.read_only
+        document = Document(file, writable, common.write_whole)
+        document.read()
+        _serve(Play(document, chosen), given)
+
+
+def _serve(play: Play, given: Served) -> None:
+    """Serve the page until Ctrl-C."""
+    from meshdsl.play.server import address, listen
+
+    server = listen(play, given.port)
+    try:
+        where = address(server, play)
+        typer.echo(f"{play.document.name} is at {where}\nCtrl-C ends it.")
+        play.desk.warm()
+        if not given.no_open:
+            _open(where)
+        server.serve_forever()
+    except KeyboardInterrupt:
+        typer.echo("")
+    finally:
+        play.desk.close()
+        server.server_close()
+
+
+def _open(where: str) -> None:
+    """Open a browser, unless it is one that would take the terminal."""
+    try:
+        browser = webbrowser.get()
+    except webbrowser.Error:
+        return
+    if type(browser) is not webbrowser.GenericBrowser:
+        browser.open(where)

@@ -1,0 +1,233 @@
+"""The answer to one state of the page: what is wrong with its text, and what each device does.
+
+Plain data in, plain data out (docs/playground.md). Offsets of the text count UTF-16 units, as the
+strings of a browser do. What is markup was written by `report/html.py`, which escapes all text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from meshdsl.diagnostics import (
+    Diagnostic,
+    DiagnosticError,
+    Diagnostics,
+    Edit,
+    Fix,
+    Source,
+    Span,
+)
+from meshdsl.pipeline import Compilation, Options, front
+from meshdsl.render import safe
+from meshdsl.report.document import human, scaled
+from meshdsl.report.html import Writer
+
+Json = dict[str, Any]
+
+MAX_DEVICES = 4096
+"""The most devices that are drawn: pictures shorten what is large, but every rank is counted."""
+
+
+def answer(source: Source, options: Options) -> Json:
+    """The diagnostics, the names to choose from, and the result, None where there are errors."""
+    diagnostics = Diagnostics()
+    made = Compilation(source, options, diagnostics)
+    result = None
+    try:
+        result = _result(made.checked("emitted"))
+    except DiagnosticError as error:
+        diagnostics.add(*error.diagnostics)
+    _check(source, options, diagnostics)
+    units = Units(source.text)
+    return {
+        "choices": _choices(source, options),
+        "diagnostics": [_diagnostic(d, source, units) for d in diagnostics],
+        "result": result,
+    }
+
+
+def _check(source: Source, options: Options, diagnostics: Diagnostics) -> None:
+    """Add what `meshdsl check` finds: every error of the file, and expectations that fail."""
+    from meshdsl.report.check import check_source
+
+    try:
+        check_source(source, options, diagnostics)
+    except DiagnosticError as error:
+        diagnostics.add(*error.diagnostics)
+
+
+def _choices(source: Source, options: Options) -> Json:
+    """The names that the file declares, and the sizes of its dims, as far as it can be read."""
+    known = front(source, options.set_dims, Diagnostics())
+    return {
+        "programs": list(known.programs),
+        "layouts": list(known.layouts),
+        "sbps": list(known.sbps),
+        "meshes": list(known.meshes),
+        "dims": {name: dim.size for name, dim in known.dims.items()},
+    }
+
+
+# --- the result ------------------------------------------------------------------------------
+
+
+def _result(made: Compilation) -> Json:
+    """The report in parts, each as markup, and the text of the program."""
+    from meshdsl.report.explain import explanation, sentence
+
+    report = made.report | {"warnings": []}
+    writer = Writer(classes=True)
+    _, *document = explanation(report, {made.source.name: made.source})  # the sentence is apart
+    return {
+        "sentence": sentence(report),
+        "totals": _totals(report),
+        "report": writer.write(tuple(document)),
+        "mesh": _mesh(report, writer),
+        "pictures": _pictures(made, report, writer),
+        "code": {"bare": _coloured(made.bare), "whole": made.text},
+    }
+
+
+def _totals(report: Json) -> list[tuple[str, str]]:
+    """The figures that are read first, with their names."""
+    total = report["totals"]
+    return [
+        ("devices", f"{report['devices']:,}"),
+        ("collectives", f"{total['collectives']:,}"),
+        ("sent per device", human(total["wire_bytes"])),
+        ("memory per device", human(report["memory"]["peak"])),
+        ("computed per device", scaled(total["flops_per_device"])),
+    ]
+
+
+def _mesh(report: Json, writer: Writer) -> str:
+    """The devices by their coordinates, and the memory of one."""
+    from meshdsl.notebook.views import Memory, MeshView
+
+    axes = tuple(report["mesh"].items())
+    memory = Memory({report["layout"]: report["memory"]}).document
+    return writer.write((*MeshView("mesh", axes).document, *memory))
+
+
+def _pictures(made: Compilation, report: Json, writer: Writer) -> list[Json]:
+    """Which device holds what of each named tensor, and who sends to whom in each collective."""
+    from meshdsl.notebook.views import collectives, placements
+
+    if report["devices"] > MAX_DEVICES:
+        return []
+    tensors = [
+        {"title": name, "line": view.json["line"], "html": writer.write(view.document)}
+        for name, view in placements(report).items()
+    ]
+    sent = [
+        {"title": view.title, "line": view.line, "html": writer.write(view.document)}
+        for view in collectives(made.device, report)
+    ]
+    return tensors + sent
+
+
+def _coloured(text: str) -> str:
+    """A program in Python as markup."""
+    from pygments import highlight
+    from pygments.formatters import HtmlFormatter
+    from pygments.lexers import PythonLexer
+
+    return str(highlight(text, PythonLexer(stripnl=False), HtmlFormatter(nowrap=True)))
+
+
+# --- diagnostics -----------------------------------------------------------------------------
+
+
+class Units:
+    """Offsets of a text in UTF-16 units."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._plain = text.isascii()
+
+    def at(self, offset: int) -> int:
+        """The units before a character."""
+        if self._plain:
+            return offset
+        return offset + sum(char > "\uffff" for char in self._text[:offset])
+
+
+def _diagnostic(diagnostic: Diagnostic, source: Source, units: Units) -> Json:
+    span = diagnostic.span
+    return {
+        "code": diagnostic.code,
+        "severity": diagnostic.severity,
+        "message": "\n".join(map(safe, diagnostic.message.split("\n"))),
+        "help": None if diagnostic.help is None else safe(diagnostic.help),
+        "where": None if span is None else _where(span, source, units),
+        "related": [
+            {"message": safe(r.message), "where": _where(r.span, source, units)}
+            for r in diagnostic.related
+        ],
+        "fixes": [_fix(fix, source, units) for fix in diagnostic.fixes if _of_page(fix, source)],
+    }
+
+
+def _where(span: Span, source: Source, units: Units) -> Json:
+    """A place: in the text by its offsets; in a field of the page, or another file, by its name."""
+    if span.source is not source and span.source.text != source.text:
+        return {"file": safe(span.file), "line": span.line, "column": span.column}
+    start, end = units.at(span.start), units.at(span.end)
+    return {"line": span.line, "column": span.column, "start": start, "end": end}
+
+
+def _of_page(fix: Fix, source: Source) -> bool:
+    """Whether a fix edits the text of the page, not the value of an option."""
+    return all(edit.span.source.text == source.text for edit in fix.edits)
+
+
+def _fix(fix: Fix, source: Source, units: Units) -> Json:
+    return {"title": fix.title, "edits": [_edit(edit, units) for edit in fix.edits]}
+
+
+def _edit(edit: Edit, units: Units) -> Json:
+    return {
+        "start": units.at(edit.span.start),
+        "end": units.at(edit.span.end),
+        "text": edit.text,
+    }
+
+
+# --- questions -------------------------------------------------------------------------------
+
+
+def asked(question: Mapping[str, Any], base: Options) -> Options:
+    """The options that a question chooses; what it does not say is as in `base`."""
+    return replace(
+        base,
+        program=question["program"],
+        mesh=question["mesh"],
+        layout=question["layout"],
+        sbp=question["sbp"],
+        reduce=question["reduce"],
+        set_dims=question["sizes"],
+    )
+
+
+def colours(text: str) -> list[tuple[int, str]]:
+    """The words of a text: the length of each in UTF-16 units, and its class in Pygments."""
+    from pygments.token import STANDARD_TYPES
+
+    from meshdsl.lexer import MdslLexer
+
+    runs = MdslLexer(stripnl=False, ensurenl=False).get_tokens_unprocessed(text)
+    found = ((word, STANDARD_TYPES.get(kind, "")) for _, kind, word in runs)
+    return _joined((Units(word).at(len(word)), name) for word, name in found)
+
+
+def _joined(runs: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
+    """Runs with neighbours of one class joined."""
+    found: list[tuple[int, str]] = []
+    for length, name in runs:
+        if found and found[-1][1] == name:
+            found[-1] = (found[-1][0] + length, name)
+        else:
+            found.append((length, name))
+    return found

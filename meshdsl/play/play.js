@@ -1,0 +1,455 @@
+"use strict";
+(() => {
+  const $ = (id) => document.getElementById(id);
+  const start = JSON.parse($("data").textContent);
+  const token = new URLSearchParams(location.search).get("token") ?? "";
+  const PAUSE = 200; // milliseconds without a keystroke before the server is asked
+  const LONG = 1500; // milliseconds after which a question under way gives way to a newer one
+  const COLOURED = 60000; // characters up to which words have colours
+  const RULES = "rules"; // the choice of a layout or a mesh that is typed
+  const text = $("text");
+
+  // --- elements: text goes in as text; markup comes from the server, which escapes all text ----
+
+  const make = (tag, content = "", name = "") => {
+    const made = document.createElement(tag);
+    made.textContent = content;
+    if (name) made.className = name;
+    return made;
+  };
+  const put = (element, markup) => {
+    const parsed = new DOMParser().parseFromString(markup, "text/html");
+    element.replaceChildren(...parsed.body.childNodes);
+  };
+  const button = (content, does) => {
+    const made = make("button", content);
+    made.type = "button";
+    made.addEventListener("click", does);
+    return made;
+  };
+
+  // --- the server ------------------------------------------------------------------------------
+
+  const ask = async (path, question) => {
+    const headers = { Authorization: `Bearer ${token}` };
+    const sent = question === undefined ? { headers } : {
+      method: "POST", headers: { ...headers, "Content-Type": "application/json" }, body: JSON.stringify(question),
+    };
+    const reply = await fetch(path, { ...sent, cache: "no-store", credentials: "omit", redirect: "error" });
+    return { status: reply.status, body: await reply.json() };
+  };
+
+  // --- the editor ------------------------------------------------------------------------------
+
+  let runs = []; // [length, class] of the text that was coloured last
+  let coloured = "";
+  let marks = []; // { start, end, severity } in the text that was checked last
+  let checked = "";
+
+  // The text changed in one place: what is before and behind it keeps its colours and marks.
+  const change = (before, after) => {
+    const most = Math.min(before.length, after.length);
+    let head = 0;
+    while (head < most && before[head] === after[head]) head += 1;
+    let tail = 0;
+    while (tail < most - head && before[before.length - 1 - tail] === after[after.length - 1 - tail]) tail += 1;
+    return { head, tail };
+  };
+  const cut = (from, to) => {
+    const found = [];
+    let at = 0;
+    for (const [length, name] of runs) {
+      const first = Math.max(at, from);
+      const last = Math.min(at + length, to);
+      if (last > first) found.push([last - first, name]);
+      at += length;
+    }
+    return found;
+  };
+  const recolour = () => {
+    const { head, tail } = change(coloured, text.value);
+    const middle = text.value.length - head - tail;
+    runs = [...cut(0, head), ...(middle ? [[middle, ""]] : []), ...cut(coloured.length - tail, coloured.length)];
+    coloured = text.value;
+  };
+  const remark = () => {
+    const { head, tail } = change(checked, text.value);
+    const moved = text.value.length - checked.length;
+    const kept = marks.filter((m) => m.end <= head || m.start >= checked.length - tail);
+    marks = kept.map((m) => (m.end <= head ? m : { ...m, start: m.start + moved, end: m.end + moved }));
+    checked = text.value;
+  };
+  const pieces = () => {
+    const edges = new Set(marks.flatMap((m) => [m.start, m.end]));
+    const found = [];
+    let at = 0;
+    for (const [length, name] of runs) {
+      const end = at + length;
+      const inner = [...edges].filter((edge) => edge > at && edge < end).sort((a, b) => a - b);
+      for (const edge of [...inner, end]) {
+        const mark = marks.find((m) => m.start <= at && m.end >= edge);
+        found.push({ words: text.value.slice(at, edge), name, mark });
+        at = edge;
+      }
+    }
+    return found;
+  };
+  const draw = () => {
+    const shown = document.createDocumentFragment();
+    for (const { words, name, mark } of pieces()) {
+      if (!name && !mark) shown.append(words);
+      else shown.append(make("span", words, `${name}${mark ? ` mark ${mark.severity}` : ""}`));
+    }
+    shown.append("\n"); // a last line without an end has its height all the same
+    $("shown").replaceChildren(shown);
+    const bad = new Set(marks.filter((m) => m.severity === "error").map((m) => lineAt(m.start)));
+    const numbers = document.createDocumentFragment();
+    text.value.split("\n").forEach((_, i) => {
+      numbers.append(bad.has(i + 1) ? make("span", `${i + 1}`, "bad") : `${i + 1}`, "\n");
+    });
+    $("numbers").replaceChildren(numbers);
+  };
+  const lineAt = (offset) => text.value.slice(0, offset).split("\n").length;
+  const offsetOf = (line) => text.value.split("\n").slice(0, line - 1).reduce((sum, l) => sum + l.length + 1, 0);
+
+  let colouring = false;
+  const colour = async () => {
+    if (colouring || text.value.length > COLOURED) return;
+    colouring = true;
+    const sent = text.value;
+    try {
+      const { status, body } = await ask("/colours", { text: sent });
+      if (status === 200 && sent === text.value) [runs, coloured] = [body.runs, sent];
+    } catch { /* the next question says that the server is gone */ }
+    colouring = false;
+    if (sent !== text.value) return colour();
+    draw();
+  };
+
+  const jump = (from, to = from) => {
+    text.focus({ preventScroll: true });
+    text.setSelectionRange(from, to);
+    const height = parseFloat(getComputedStyle($("shown")).lineHeight);
+    const editor = $("editor");
+    editor.scrollTop = Math.max(0, lineAt(from) * height - editor.clientHeight / 2);
+    editor.scrollIntoView({ block: "nearest" });
+    here();
+  };
+  const replace = (from, to, words) => {
+    text.focus();
+    text.setSelectionRange(from, to);
+    // Unlike `setRangeText`, this can be undone by the keyboard.
+    const done = words ? document.execCommand("insertText", false, words) : document.execCommand("delete");
+    if (!done) {
+      text.setRangeText(words, from, to, "end");
+      edited();
+    }
+  };
+  const apply = (fix) => {
+    for (const edit of [...fix.edits].sort((a, b) => b.start - a.start)) replace(edit.start, edit.end, edit.text);
+    refresh();
+  };
+
+  // --- choices ---------------------------------------------------------------------------------
+
+  const chosen = structuredClone(start.chosen);
+  const optionsOf = (select, entries, value) => {
+    const known = entries.some(([v]) => v === value);
+    const all = known || value === null ? entries : [...entries, [value, `${value.replace(/^\w+:/, "")} (not in the file)`]];
+    select.replaceChildren(...all.map(([v, label]) => new Option(label, v, false, v === value)));
+  };
+  const named = (names, kind = "") => names.map((name) => [`${kind}:${name}`, name]);
+  const LAYOUT = { first: "first", typed: "typed" };
+  const spelled = { layout: LAYOUT.first, mesh: LAYOUT.first };
+  if (chosen.sbp !== null) spelled.layout = `sbp:${chosen.sbp}`;
+  else if (chosen.layout !== null) spelled.layout = /[:,>]|^$/.test(chosen.layout) ? LAYOUT.typed : `layout:${chosen.layout}`;
+  if (chosen.mesh !== null) spelled.mesh = /[:,]/.test(chosen.mesh) ? LAYOUT.typed : `mesh:${chosen.mesh}`;
+  $("rules").value = spelled.layout === LAYOUT.typed ? chosen.layout : "";
+  $("axes").value = spelled.mesh === LAYOUT.typed ? chosen.mesh : "";
+
+  const offer = (choices) => {
+    const { programs, layouts, sbps, meshes, dims } = choices;
+    $("program-field").hidden = programs.length < 2;
+    if (programs.length > 1 && !programs.includes(chosen.program)) chosen.program = programs[0];
+    if (programs.length < 2) chosen.program = null;
+    optionsOf($("program"), programs.map((p) => [p, p]), chosen.program);
+    const first = layouts.length ? `${layouts[0]} (the first)` : "none: all whole";
+    const others = named(layouts.slice(1), "layout");
+    if (spelled.layout === `layout:${layouts[0]}`) spelled.layout = LAYOUT.first;
+    if (spelled.mesh === `mesh:${meshes[0]}`) spelled.mesh = LAYOUT.first;
+    const blocks = sbps.map((name) => [`sbp:${name}`, `${name} (sbp)`]);
+    optionsOf($("layout"), [[LAYOUT.first, first], ...others, ...blocks, [LAYOUT.typed, "other rules"]], spelled.layout);
+    const mesh = meshes.length ? `${meshes[0]} (the first)` : "one device";
+    optionsOf($("mesh"), [[LAYOUT.first, mesh], ...named(meshes.slice(1), "mesh"), [LAYOUT.typed, "other axes"]], spelled.mesh);
+    optionsOf($("reduce"), start.policies.map((p) => [p, p]), chosen.reduce);
+    for (const name of Object.keys(chosen.sizes)) if (!(name in dims)) delete chosen.sizes[name];
+    offerSizes(dims);
+    showFields();
+  };
+  const offerSizes = (dims) => {
+    const there = new Map([...$("dims").querySelectorAll("input")].map((i) => [i.name, i]));
+    const names = Object.keys(dims);
+    if (names.join() !== [...there.keys()].join()) {
+      $("dims").replaceChildren(...names.map((name) => {
+        const label = make("label", `${name} `);
+        const input = there.get(name) ?? Object.assign(make("input"), { type: "number", name, min: 1, step: 1 });
+        input.value = chosen.sizes[name] ?? "";
+        label.append(input);
+        return label;
+      }));
+    }
+    for (const input of $("dims").querySelectorAll("input")) input.placeholder = dims[input.name];
+    const set = Object.keys(chosen.sizes).length;
+    $("sizes").querySelector("summary").textContent = set ? `Sizes (${set} set)` : "Sizes";
+  };
+  const showFields = () => {
+    $("rules-field").hidden = spelled.layout !== LAYOUT.typed;
+    $("axes-field").hidden = spelled.mesh !== LAYOUT.typed;
+  };
+  const after = (value, kind) => (value.startsWith(`${kind}:`) ? value.slice(kind.length + 1) : null);
+  const tight = (words) => words.replace(/\s*([:,])\s*/g, "$1").trim();
+  const question = () => ({
+    text: text.value,
+    program: chosen.program,
+    layout: spelled.layout === LAYOUT.typed ? tight($("rules").value) : after(spelled.layout, "layout"),
+    sbp: after(spelled.layout, "sbp"),
+    mesh: spelled.mesh === LAYOUT.typed ? tight($("axes").value) || null : after(spelled.mesh, "mesh"),
+    reduce: chosen.reduce,
+    sizes: chosen.sizes,
+  });
+
+  // --- questions and answers -------------------------------------------------------------------
+
+  let flight = null; // the question under way
+  let waiting = 0;
+  let answered = "";
+
+  const refresh = (pause = 0) => {
+    clearTimeout(waiting);
+    waiting = setTimeout(compile, pause);
+  };
+  const compile = async () => {
+    const asked = JSON.stringify(question());
+    if (asked === (flight?.asked ?? answered)) return;
+    const age = flight ? performance.now() - flight.since : LONG;
+    if (age < LONG) return refresh(LONG - age);
+    const mine = (flight = { asked, since: performance.now() });
+    $("verdict").classList.add("busy");
+    $("outcome").setAttribute("aria-busy", "true");
+    let reply = null;
+    try {
+      reply = await ask("/compile", JSON.parse(asked));
+    } catch {
+      reply = { status: 0, body: { error: "the server is gone; `meshdsl play` starts it again" } };
+    }
+    if (flight !== mine) return;
+    flight = null;
+    if (reply.status === 409) return refresh(PAUSE);
+    $("verdict").classList.remove("busy");
+    $("outcome").removeAttribute("aria-busy");
+    if (asked !== JSON.stringify(question())) refresh();
+    if (JSON.parse(asked).text !== text.value) return;
+    answered = reply.status === 200 ? asked : "";
+    show(reply);
+  };
+
+  const show = ({ status, body }) => {
+    const failed = body.error ?? body.failed;
+    if (failed !== undefined) {
+      const what = status === 200 ? `meshdsl itself failed: ${failed}` : failed;
+      $("verdict").textContent = what;
+      $("result").classList.add("stale");
+      return;
+    }
+    offer(body.choices);
+    const found = body.diagnostics;
+    checked = text.value;
+    marks = found.filter((d) => d.where?.start !== undefined).map((d) => ({
+      start: d.where.start, end: Math.max(d.where.end, d.where.start + 1), severity: d.severity,
+    }));
+    draw();
+    $("problems").replaceChildren(...found.map(problem));
+    $("problems").hidden = !found.length;
+    const errors = found.filter((d) => d.severity === "error").length;
+    $("result").classList.toggle("stale", !body.result);
+    if (body.result) tell(body.result);
+    const count = `${errors} ${errors === 1 ? "error" : "errors"}`;
+    const last = shown && !body.result ? " Below is the outcome of the last program that had none." : "";
+    $("verdict").textContent = errors ? `${count}.${last}` : body.result.sentence;
+  };
+
+  const FIELDS = { "--layout": "rules", "--mesh": "axes", "--sbp": "layout", "--program": "program", "--reduce": "reduce", "--set": "sizes" };
+  const problem = (found) => {
+    const item = make("li", "", found.severity);
+    item.append(make("span", `${found.severity} ${found.code}`, "severity"), `: ${found.message} `);
+    const where = found.where;
+    if (where?.start !== undefined) item.append(button(`line ${where.line}`, () => jump(where.start, where.end)));
+    else if (where) item.append(make("span", FIELDS[where.file] ? "(a choice above)" : `(${where.file}, line ${where.line})`));
+    for (const other of found.related) {
+      const line = make("p", `${other.message} `);
+      if (other.where.start !== undefined) line.append(button(`line ${other.where.line}`, () => jump(other.where.start, other.where.end)));
+      item.append(line);
+    }
+    if (found.help) item.append(make("p", `help: ${found.help}`));
+    for (const fix of found.fixes) {
+      const made = button(fix.title.replaceAll("`", ""), () => found.of === text.value && apply(fix));
+      found.of = text.value;
+      item.append(made);
+    }
+    return item;
+  };
+
+  // --- the result ------------------------------------------------------------------------------
+
+  let shown = null;
+
+  const tell = (result) => {
+    shown = result;
+    $("result").hidden = false;
+    $("totals").replaceChildren(...result.totals.map(([name, value]) => {
+      const group = make("div");
+      group.append(make("dt", name), make("dd", value));
+      return group;
+    }));
+    tellLines(result);
+    put($("grid"), result.mesh);
+    const before = $("picture").value;
+    $("picture").replaceChildren(...result.pictures.map((p) => new Option(p.title, p.title)));
+    if (result.pictures.some((p) => p.title === before)) $("picture").value = before;
+    tellPicture();
+    tellCode();
+  };
+  const tellLines = (result) => {
+    const open = new Set([...$("lines").querySelectorAll("details[open] > summary")].map((s) => s.textContent));
+    put($("lines"), result.report);
+    for (const summary of $("lines").querySelectorAll("summary")) summary.parentElement.open = open.has(summary.textContent);
+    for (const number of $("lines").querySelectorAll("th.line .number")) {
+      const line = Number(number.textContent);
+      if (!Number.isInteger(line)) continue;
+      const made = button(number.textContent.trim(), () => jump(offsetOf(line)));
+      made.setAttribute("aria-label", `Line ${line}: show it in the program`);
+      number.replaceWith(made);
+      made.closest("tbody").dataset.line = line;
+    }
+    here();
+  };
+  const here = () => {
+    const line = lineAt(text.selectionStart);
+    for (const body of $("lines").querySelectorAll("tbody[data-line]")) body.classList.toggle("here", Number(body.dataset.line) === line);
+  };
+  const tellPicture = () => {
+    const found = shown.pictures.find((p) => p.title === $("picture").value);
+    $("picture").parentElement.hidden = !shown.pictures.length;
+    put($("pictured"), found?.html ?? "");
+    for (const details of $("pictured").querySelectorAll("details")) details.open = true;
+  };
+  const tellCode = () => {
+    if ($("whole").checked) $("python").textContent = shown.code.whole;
+    else put($("python"), shown.code.bare);
+  };
+
+  const tabs = [...document.querySelectorAll("[role='tab']")];
+  const turn = (tab) => {
+    for (const other of tabs) {
+      other.setAttribute("aria-selected", String(other === tab));
+      other.tabIndex = other === tab ? 0 : -1;
+      $(other.getAttribute("aria-controls")).hidden = other !== tab;
+    }
+  };
+  const STEPS = { ArrowRight: 1, ArrowLeft: -1 };
+  for (const tab of tabs) {
+    tab.addEventListener("click", () => turn(tab));
+    tab.addEventListener("keydown", (event) => {
+      if (!(event.key in STEPS)) return;
+      const next = tabs[(tabs.indexOf(tab) + STEPS[event.key] + tabs.length) % tabs.length];
+      turn(next);
+      next.focus();
+    });
+  }
+
+  // --- the file --------------------------------------------------------------------------------
+
+  let kept = start.text;
+  let digest = start.digest;
+  const tellSaved = (words = "") => {
+    const changed = text.value !== kept;
+    $("save").hidden = !start.writable;
+    $("save").disabled = !changed;
+    const plain = start.writable ? "edited, not saved" : "edited; nothing is written to the file";
+    $("saved").textContent = words || (changed ? plain : "");
+  };
+  const save = async () => {
+    if (!start.writable || text.value === kept) return;
+    const sent = text.value;
+    try {
+      const { status, body } = await ask("/save", { text: sent, digest });
+      if (status === 200) [kept, digest] = [sent, body.digest];
+      tellSaved(status === 200 ? "saved" : `not saved: ${body.error}`);
+    } catch {
+      tellSaved("not saved: the server is gone");
+    }
+  };
+  const look = async () => {
+    try {
+      const { status, body } = await ask("/state");
+      if (status !== 200 || body.digest === digest) return;
+      if (text.value !== kept) return tellSaved("the file has changed on disk; these edits are not in it");
+      [kept, digest] = [body.text, body.digest];
+      text.value = body.text;
+      edited();
+      tellSaved("read anew from disk");
+    } catch { /* said at the next question */ }
+  };
+
+  // --- hands on --------------------------------------------------------------------------------
+
+  const edited = () => {
+    recolour();
+    remark();
+    draw();
+    colour();
+    tellSaved();
+    refresh(PAUSE);
+  };
+  text.addEventListener("input", edited);
+  document.addEventListener("selectionchange", () => document.activeElement === text && here());
+  $("save").addEventListener("click", save);
+  document.addEventListener("keydown", (event) => {
+    if (!(event.ctrlKey || event.metaKey) || event.key.toLowerCase() !== "s") return;
+    event.preventDefault();
+    save();
+  });
+  addEventListener("focus", look);
+  addEventListener("beforeunload", (event) => start.writable && text.value !== kept && event.preventDefault());
+
+  $("choices").addEventListener("submit", (event) => event.preventDefault());
+  for (const [id, set] of Object.entries({
+    program: (v) => (chosen.program = v),
+    layout: (v) => (spelled.layout = v),
+    mesh: (v) => (spelled.mesh = v),
+    reduce: (v) => (chosen.reduce = v),
+  })) {
+    $(id).addEventListener("change", () => {
+      set($(id).value);
+      showFields();
+      refresh();
+    });
+  }
+  for (const id of ["rules", "axes"]) $(id).addEventListener("input", () => refresh(PAUSE));
+  $("dims").addEventListener("input", ({ target }) => {
+    if (/^\d{1,15}$/.test(target.value)) chosen.sizes[target.name] = Number(target.value);
+    else delete chosen.sizes[target.name];
+    refresh(PAUSE);
+  });
+  $("picture").addEventListener("change", tellPicture);
+  $("whole").addEventListener("change", tellCode);
+  $("copy").addEventListener("click", () => navigator.clipboard.writeText($("python").textContent));
+
+  const fit = () => document.documentElement.style.setProperty("--top", `${document.querySelector("header").offsetHeight}px`);
+  new ResizeObserver(fit).observe(document.querySelector("header"));
+
+  text.value = start.text;
+  offer({ programs: [], layouts: [], sbps: [], meshes: [], dims: {} });
+  edited();
+  refresh();
+})();
