@@ -8,19 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from meshdsl.diagnostics import (
-    Diagnostic,
-    DiagnosticError,
-    Diagnostics,
-    Edit,
-    Fix,
-    Source,
-    Span,
-)
-from meshdsl.pipeline import Compilation, Options, front
+from meshdsl.analysis import analyse
+from meshdsl.diagnostics import Diagnostic, Diagnostics, Edit, Fix, Source, Span
+from meshdsl.named.declarations import Declarations
+from meshdsl.pipeline import Compilation, Options
 from meshdsl.render import safe
+from meshdsl.report.check import check_source
 from meshdsl.report.document import human, scaled
 from meshdsl.report.html import Writer
 
@@ -32,35 +28,31 @@ MAX_DEVICES = 4096
 
 def answer(source: Source, options: Options) -> Json:
     """The diagnostics, the names to choose from, and the result, None where there are errors."""
+    analysis = analyse(source, options)
     diagnostics = Diagnostics()
-    made = Compilation(source, options, diagnostics)
-    result = None
-    try:
-        result = _result(made.checked("emitted"))
-    except DiagnosticError as error:
-        diagnostics.add(*error.diagnostics)
-    _check(source, options, diagnostics)
+    diagnostics.add(*analysis.diagnostics)
+    result = None if diagnostics.errors else _compiled(source, options, diagnostics)
     units = Units(source.text)
     return {
-        "choices": _choices(source, options),
+        "choices": _choices(analysis.declarations),
         "diagnostics": [_diagnostic(d, source, units) for d in diagnostics],
         "result": result,
     }
 
 
-def _check(source: Source, options: Options, diagnostics: Diagnostics) -> None:
-    """Add what `meshdsl check` finds: every error of the file, and expectations that fail."""
-    from meshdsl.report.check import check_source
+def _compiled(source: Source, options: Options, diagnostics: Diagnostics) -> Json | None:
+    """The result, unless the program cannot be compiled so; and what only placing it shows.
 
-    try:
-        check_source(source, options, diagnostics)
-    except DiagnosticError as error:
-        diagnostics.add(*error.diagnostics)
+    Expectations that fail, and layouts that were not chosen and cannot be used, spoil no result.
+    """
+    made = Compilation(source, options, diagnostics)
+    result = diagnostics.of(lambda: _result(made.checked("emitted")))
+    diagnostics.of(partial(check_source, source, options, diagnostics))
+    return result
 
 
-def _choices(source: Source, options: Options) -> Json:
+def _choices(known: Declarations) -> Json:
     """The names that the file declares, and the sizes of its dims, as far as it can be read."""
-    known = front(source, options.set_dims, Diagnostics())
     return {
         "programs": list(known.programs),
         "layouts": list(known.layouts),

@@ -16,8 +16,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import meshdsl
-
 Json = dict[str, Any]
 _START = "from meshdsl.play.worker import main; main()"
 
@@ -100,7 +98,7 @@ class Desk:
 
 def _start() -> subprocess.Popen[str]:
     """The process; it takes no module from the folder it is started in."""
-    home = str(Path(meshdsl.__file__).resolve().parents[1])
+    home = str(Path(__file__).resolve().parents[2])
     path = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
     pipe = subprocess.PIPE
     return subprocess.Popen(
