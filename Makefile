@@ -6,6 +6,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/installed
 WORKERS ?= 2
 
+# pip's own progress on a terminal, nothing but errors in a log.
+INSTALL = quiet=--quiet; if [ -t 1 ]; then quiet=; fi; $(BIN)/python -m pip install $$quiet \
+	--disable-pip-version-check --constraint constraints.txt --editable
+
 .DEFAULT_GOAL := help
 .PHONY: help run test lint format bench lab notebooks docs install clean
 MAKEFLAGS += --no-print-directory
@@ -34,8 +38,7 @@ bench: $(STAMP)  ## time what has to be fast
 		echo "$$name"; $(BIN)/python -m $$name || exit 1; done
 
 lab: $(STAMP)  ## open the notebooks in JupyterLab, installing it first
-	@[ -x $(BIN)/jupyter-lab ] || { echo "installing JupyterLab"; $(BIN)/python -m pip install \
-		--quiet --disable-pip-version-check --constraint constraints.txt --editable '.[notebook]'; }
+	@[ -x $(BIN)/jupyter-lab ] || { echo "installing JupyterLab"; $(INSTALL) '.[notebook]'; }
 	@$(BIN)/jupyter-lab examples/notebooks
 
 notebooks: $(STAMP)  ## execute the notebooks' scripts and write the notebooks anew
@@ -48,7 +51,7 @@ docs: $(STAMP)  ## the site of all pages, in build/site
 install: $(STAMP)  ## make .venv ready and do nothing else
 
 clean:  ## remove .venv, builds and caches
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The newest Python that will do, unless PYTHON names one.
@@ -74,7 +77,9 @@ $(STAMP): pyproject.toml constraints.txt
 	@[ -x $(BIN)/python ] || { $(FIND_PYTHON); \
 		echo "creating $(VENV) with $$("$$python" --version)"; \
 		"$$python" -m venv --clear $(VENV); }
-	@echo "installing torch and friends: about a minute the first time"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[dev]'
+	@echo "installing torch, its friends and the tools of the tests into $(VENV)"
+	@[ -e $@ ] || { \
+		echo "the first time takes minutes, depending on the network: about 0.5 GB are downloaded,"; \
+		echo "and a few GB on Linux where pip takes the torch wheel with the CUDA libraries"; }
+	@$(INSTALL) '.[dev]'
 	@touch $@

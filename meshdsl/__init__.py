@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from meshdsl.api.errors import ProgramError, ProgramWarning
     from meshdsl.api.functions import Function, function
     from meshdsl.api.layouts import Layout, Mesh, layout, mesh
+    from meshdsl.api.module import module
     from meshdsl.api.operators import *  # noqa: F403
     from meshdsl.api.plan import Comparison, Cost, Explanation, Outputs, Plan
     from meshdsl.api.program import Program, check, load, program
@@ -40,7 +41,7 @@ __all__ = [
     "Comparison", "Cost", "DType", "Dim", "Explanation", "Function", "Layout", "Mesh", "Outputs",
     "Plan", "Program", "ProgramError", "ProgramWarning", "Tensor", "bf16", "bool", "check", "dim",
     "dims", "f16", "f32", "f64", "function", "grad", "i32", "i64", "layout", "load", "mesh",
-    "minimize", "name", "param", "program", "recompute", "repeat",
+    "minimize", "module", "name", "param", "program", "recompute", "repeat",
 ]  # fmt: skip
 
 _PUBLIC = {
@@ -48,6 +49,7 @@ _PUBLIC = {
     "errors": "ProgramError ProgramWarning",
     "functions": "Function function",
     "layouts": "Layout Mesh layout mesh",
+    "module": "module",
     "plan": "Comparison Cost Explanation Outputs Plan",
     "program": "Program check load program",
     "statements": "grad minimize name param recompute repeat",
@@ -66,8 +68,8 @@ if not TYPE_CHECKING:
             raise AttributeError(name)
         from importlib import import_module
 
-        module = import_module(f"meshdsl.api.{_HOME.get(name, 'operators')}")
-        found = globals()[name] = getattr(module, name)
+        home = import_module(f"meshdsl.api.{_HOME.get(name, 'operators')}")
+        found = globals()[name] = getattr(home, name)
         return found
 
 

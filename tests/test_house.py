@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import pty
 import re
 import subprocess
 import sys
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
@@ -98,6 +100,63 @@ def test_wheel_imports_from_where_it_is_installed(wheel: Path, tmp_path: Path) -
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
     _run(*pip, "install", "--no-deps", "--quiet", "--target", site, wheel, cwd=tmp_path)
     _assert_imports_from(site, elsewhere=tmp_path)
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment into which a copy of the checkout is installed as editable."""
+    tree, out = copy_tree(tmp_path_factory.mktemp("tree")), tmp_path_factory.mktemp("editable")
+    hook = "import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1])"
+    _run(sys.executable, "-c", hook, out, cwd=tree)
+    home = tmp_path_factory.mktemp("user") / ".venv"
+    venv.create(home, symlinks=True)
+    (built,), (site,) = out.glob("*.whl"), home.glob("lib/python*/site-packages")
+    zipfile.ZipFile(built).extractall(site)
+    return home / "bin" / "python"
+
+
+def test_an_editable_install_has_nothing_else_of_the_checkout(installed: Path) -> None:
+    code = """
+import importlib.util
+import meshdsl, meshdsl.grammar, meshdsl.backends
+known = ["tests", "backends", "grammar", "examples", "benchmarks", "meshdsl.tests"]
+print([name for name in known if importlib.util.find_spec(name)])
+"""
+    assert _run(installed, "-c", code, cwd=installed.parent) == "[]\n"
+
+
+def test_type_checkers_find_an_editable_install(installed: Path) -> None:
+    """Without settings; they read `.pth` files, and do not run import hooks."""
+    (installed.parent / "use.py").write_text("import meshdsl as md\nreveal_type(md.dim)\n")
+    mypy = (
+        sys.executable,
+        "-m",
+        "mypy",
+        "--python-executable",
+        installed,
+        "--cache-dir",
+        os.devnull,
+    )
+    said = _run(*mypy, "use.py", cwd=installed.parent, MYPYPATH="")
+    assert "meshdsl.api.dims.Dim" in said, said
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_first_make_shows_progress_on_a_terminal_only(tmp_path: Path, terminal: bool) -> None:
+    copy = copy_tree(tmp_path)
+    python = copy / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text("#!/bin/sh\necho called: $*\n")
+    python.chmod(0o755)
+    outer, inner = pty.openpty()
+    out = inner if terminal else subprocess.PIPE
+    done = subprocess.run(["make", "install"], cwd=copy, stdout=out, check=True, text=True)
+    said = os.read(outer, 10_000).decode() if terminal else done.stdout
+    os.close(outer)
+    os.close(inner)
+    assert "minutes, depending on the network" in said
+    assert "called: -m pip install" in said
+    assert ("--quiet" in said) is not terminal
 
 
 def test_bare_clone_imports(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ of the program's; its backward pass is compiled like the forward one, collective
 
 from __future__ import annotations
 
-import functools
 from collections import namedtuple
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,10 @@ from meshdsl.diagnostics import fail
 
 if TYPE_CHECKING:
     from meshdsl.pipeline import Compilation
+
+
+Wanted = tuple[frozenset[str], frozenset[str]]
+"""The parameters and the inputs whose gradients are computed."""
 
 
 class ProgramModule(torch.nn.Module):
@@ -173,13 +176,17 @@ class _Runtime:
     def __init__(self, compiled: Compiler, ranks: MeshRanks) -> None:
         self.compiled, self.ranks = compiled, ranks
         program = compiled.program
-        self.steps: dict[tuple[frozenset[str], frozenset[str]], Step | None] = {}
+        self.steps: dict[Wanted | None, Step | None] = {}
         learned = frozenset(
             p.value.name or "" for p in program.params if p.value.type.dtype.kind == "float"
         )
         first = self.step(learned, frozenset()) or self.forward_only
         self.text = first.text
         self.inputs: dict[str, Spec] = first.program.INPUTS
+        self.shapes = {
+            name: tuple(part.stop - part.start for part in ranks.part(spec))
+            for name, spec in self.inputs.items()
+        }
         self.params: dict[str, Spec] = first.program.PARAMS
         self.outputs: dict[str, Spec] = first.program.OUTPUTS
         self.dtypes = {name: torch_dtype(spec.dtype) for name, spec in self.params.items()}
@@ -189,19 +196,30 @@ class _Runtime:
         """Itself: nothing here changes with the values of parameters."""
         return self
 
-    @functools.cached_property
+    @property
     def forward_only(self) -> Step:
         """The forward pass alone."""
-        text = self.ranks.first_does(lambda: self.compiled.forward_only().text)
-        return Step(text, self.ranks)
+        found = self._made(None)
+        assert found is not None, "a forward pass needs no gradients"
+        return found
 
     def step(self, params: frozenset[str], inputs: frozenset[str]) -> Step | None:
         """Both passes, with the named gradients; None where no output depends on those."""
-        key = (params, inputs)
-        if key not in self.steps:
-            text = self.ranks.first_does(lambda: self.compiled.with_gradients(params, inputs).text)
-            self.steps[key] = Step(text, self.ranks) if text else None
-        return self.steps[key]
+        return self._made((params, inputs))
+
+    def _made(self, wanted: Wanted | None) -> Step | None:
+        if wanted not in self.steps:
+            self._compile(wanted)
+        return self.steps[wanted]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _compile(self, wanted: Wanted | None) -> None:
+        """Compile the text for these gradients; nothing that `torch.compile` should trace."""
+        compiled = self.compiled
+        text = self.ranks.first_does(
+            lambda: (compiled.with_gradients(*wanted) if wanted else compiled.forward_only()).text
+        )
+        self.steps[wanted] = Step(text, self.ranks) if text else None
 
     def spec(self, name: str) -> Spec:
         """The table entry of an input, an output or a parameter."""
@@ -214,7 +232,7 @@ class _Runtime:
         names = list(self.inputs)
         form = f"call `module({', '.join(f'{n}=…' for n in names)})`"
         refuse_names(inputs, self.inputs, "input", "MD0561")
-        if len(args) > len(names) or not inputs.keys().isdisjoint(names[: len(args)]):
+        if len(args) > len(names) or any(name in inputs for name in names[: len(args)]):
             message = f"{len(args)} inputs are given in order, and {len(inputs)} by name"
             fail("MD0561", f"the program has {len(names)} inputs; {message}", help=form)
         found = {**dict(zip(names, args, strict=False)), **inputs}
@@ -222,7 +240,10 @@ class _Runtime:
         if missing:
             listed = ", ".join(f"`{name}`" for name in missing)
             fail("MD0561", f"the module is called without {listed}", help=form)
-        return {n: local_input(self.ranks, n, spec, found[n]) for n, spec in self.inputs.items()}
+        return {
+            name: local_input(self.ranks, name, spec, self.shapes[name], found[name])
+            for name, spec in self.inputs.items()
+        }
 
     def check_params(self, params: Mapping[str, torch.Tensor]) -> None:
         """Refuse parameters that have been cast to another dtype."""

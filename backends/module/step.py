@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import sys
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +16,7 @@ from meshdsl.backends.module.mesh import MeshRanks
 from meshdsl.diagnostics import fail
 
 Tensors = dict[str, torch.Tensor]
+_NUMBERS = itertools.count(1)
 
 
 class Step:
@@ -21,10 +25,20 @@ class Step:
     def __init__(self, text: str, ranks: MeshRanks) -> None:
         self.text, self.ranks = text, ranks
         self.program: Any = load(text)
+        self._register()
         self.groups = ranks.groups(self.program.GROUPS)
         self.inputs, self.params = tuple(self.program.INPUTS), tuple(self.program.PARAMS)
         self.outputs = tuple(self.program.OUTPUTS)
         self.cotangents = tuple(getattr(self.program, "COTANGENTS", ()))
+
+    def _register(self) -> None:
+        """Register the text as a module under a name of its own while this step lives.
+
+        `torch.compile` imports the module of a function to find the function's globals.
+        """
+        name = self.program.__name__ = f"{self.program.__name__}_{next(_NUMBERS)}"
+        sys.modules[name] = self.program
+        weakref.finalize(self, sys.modules.pop, name, None)
 
     def evaluate(self, inputs: Tensors, params: Tensors) -> tuple[torch.Tensor, ...]:
         """The outputs, with nothing saved for a backward pass."""

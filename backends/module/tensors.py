@@ -41,8 +41,10 @@ def block(
     return found.to(ranks.where)
 
 
-def local_input(ranks: MeshRanks, name: str, spec: Spec, value: Any) -> torch.Tensor:
-    """This device's block of an input: a DTensor is resharded to its placement.
+def local_input(
+    ranks: MeshRanks, name: str, spec: Spec, expected: tuple[int, ...], value: Any
+) -> torch.Tensor:
+    """This device's block of an input, of shape `expected`: a DTensor is resharded to it.
 
     Anything else is the block already. Raises MD0561 where it does not fit.
     """
@@ -51,7 +53,6 @@ def local_input(ranks: MeshRanks, name: str, spec: Spec, value: Any) -> torch.Te
     elif not isinstance(value, torch.Tensor):
         message = f"the input `{name}` is a {type(value).__name__}, not a tensor"
         fail("MD0561", message, help="`torch.as_tensor(…)` makes one of an array")
-    expected = tuple(p.stop - p.start for p in ranks.part(spec))
     if tuple(value.shape) != expected:
         _refuse_shape(name, spec, expected, tuple(value.shape))
     if value.dtype != torch_dtype(spec.dtype):

@@ -76,7 +76,10 @@ class Loops(Moves):
     def next(self, node: Loop) -> None:
         """Write the next values, delete large tensors of this iteration, and write the results."""
         super().next(node)
-        self._let_go(left_over(node, self.collected))
+        # The next value of a carry may have been computed under the identifier of the last one.
+        carried = {self.name(c.inside) for c in node.carries}
+        left = left_over(node, self.collected)
+        self._let_go(tuple(v for v in left if self.name(v) not in carried))
         for var in node.makes:
             self.variables.assign(var)
 

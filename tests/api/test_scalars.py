@@ -12,9 +12,9 @@ import safetensors.torch
 import torch
 
 import meshdsl as md
+from meshdsl.api.module import module
 from meshdsl.api.program import Program
 from meshdsl.backends.engines.run import Given, run, verify
-from meshdsl.backends.module import module
 from tests.compiling import compile_text
 
 PROGRAM = """\

@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from meshdsl.api.errors import ProgramError
-from meshdsl.backends.module import ProgramModule, module, module_of
+from meshdsl.api.module import module
+from meshdsl.backends.module.program_module import ProgramModule, module_of
 from meshdsl.named.ir import Op, walk
 from meshdsl.named.vjp import with_vjp
 from tests.backends.module_cases import MLP, ODD, odd
 from tests.compiling import compile_text, named
+from tests.project import ROOT
 
 Make = Callable[..., Any]
 DIFFERENTIABLE = ("y", "same", "x", "w", "half", "rows")
@@ -239,3 +241,37 @@ def refused(code: str, call: Callable[[], Any]) -> Any:
     assert told.code == code, told
     assert told.help
     return told
+
+
+# --- large tensors, and torch.compile ------------------------------------------------------------
+
+
+def test_large_gradients_are_carried_through_a_loop() -> None:
+    """What a loop carries is not deleted at the end of an iteration, however large it is."""
+    dims = {"batch": 4, "vocab": 8, "hidden": 8, "heads": 1, "key": 8, "layers": 2}
+    shown = module(ROOT / "examples" / "transformer.mdsl", dims=dims, dtype="f64")
+    generator = torch.Generator().manual_seed(1)
+    tokens, targets = torch.randint(0, 8, (2, 4, 128), generator=generator, dtype=torch.int32)
+    shown(tokens, targets).loss.backward()
+    grads = {n: p.grad for n, p in shown.named_parameters() if p.grad is not None}
+    slope = sum(float((g * g).sum()) for g in grads.values())
+    losses = []
+    for step in (1e-5, -1e-5):
+        with torch.no_grad():
+            moved = {n: p + step * grads[n] for n, p in shown.named_parameters()}
+            losses.append(torch.func.functional_call(shown, moved, (tokens, targets)).loss.item())
+    assert (losses[0] - losses[1]) / 2e-5 == pytest.approx(slope, rel=1e-5)
+
+
+# torch makes an instance of the function while it traces it.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_torch_compile_sees_both_passes_as_one_graph(small: tuple[Any, Any]) -> None:
+    shown, inputs = small
+    found = []
+    for called in (shown, torch.compile(shown, backend="aot_eager", fullgraph=True)):
+        shown.zero_grad()
+        loss = called(**inputs).loss
+        loss.backward()
+        found.append([loss, *(p.grad for p in shown.parameters())])
+    for eager, compiled in zip(*found, strict=True):
+        torch.testing.assert_close(eager, compiled)

@@ -24,7 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from meshdsl.api.errors import ProgramError
-from meshdsl.backends.module import ProgramModule, module
+from meshdsl.api.module import module
+from meshdsl.backends.module.program_module import ProgramModule
 from tests.backends.module_cases import (
     BLOCK,
     CASES,
