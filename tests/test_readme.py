@@ -135,12 +135,17 @@ def _run_session(text: str, clone: Path) -> None:
 
 
 def _check_shown(command: str, shown: str, printed: str) -> None:
-    wanted, found = _comparable(shown), _comparable(printed)
-    pattern = "(?:.*\n)*?".join(map(re.escape, wanted.split("…\n")))
-    assert re.fullmatch(pattern, found), f"{command}\nshown:\n{shown}\nprinted:\n{printed}"
+    assert shows(shown, printed), f"{command}\nshown:\n{shown}\nprinted:\n{printed}"
 
 
-def _comparable(text: str) -> str:
+def shows(shown: str, printed: str) -> bool:
+    """Whether a page shows what is printed, but for the lines that `…` stands for."""
+    pattern = "(?:.*\n)*?".join(map(re.escape, comparable(shown).split("…\n")))
+    return re.fullmatch(pattern, comparable(printed)) is not None
+
+
+def comparable(text: str) -> str:
+    """A text without what may differ."""
     for pattern in MAY_DIFFER.values():
         text = re.sub(pattern, "*", text)
     return "".join(f"{line.rstrip()}\n" for line in text.strip("\n").split("\n"))

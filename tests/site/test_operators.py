@@ -9,6 +9,7 @@ import meshdsl as md
 from docs._ext.operators import PRELUDE, Example, gradient
 from meshdsl.backends.engines.reference import run_reference
 from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.named.ir import walk
 from meshdsl.named.parser import parse_program
 from meshdsl.named.prelude import prelude
 from meshdsl.named.printer import print_program
@@ -41,7 +42,7 @@ def test_the_example_is_the_operator(name: str) -> None:
     example = Example.of(lookup(name))
     assert example.program is not None
     made = compile_source(Source("example.mdsl", example.program), Options(), Diagnostics())
-    (op,) = made.written.body
+    (op,) = walk(made.written.body)
     assert op.name == name
     assert [v.type for v in op.outs] == list(example.outs)
     inputs = dict(zip(example.names, arrays_of(example), strict=True))
