@@ -18,7 +18,7 @@ from meshdsl.project import project
 from .command import Cli
 
 NAME = "spiral"
-ELSEWHERE = {"play": "it serves a page until Ctrl-C: tests/play"}
+ELSEWHERE = {"play": "it serves a page until Ctrl-C: tests/play/test_server.py"}
 """Commands of the README that other tests carry out."""
 
 
