@@ -224,18 +224,20 @@
   let waiting = 0;
   let answered = "";
 
+  const busy = (yes) => $("outcome").setAttribute("aria-busy", String(yes)); // not of what is typed
   const refresh = (pause = 0) => {
+    busy(true);
     clearTimeout(waiting);
     waiting = setTimeout(compile, pause);
   };
   const compile = async () => {
     const asked = JSON.stringify(question());
-    if (asked === (flight?.asked ?? answered)) return;
+    if (asked === flight?.asked) return;
+    if (asked === answered && !flight) return busy(false);
     const age = flight ? performance.now() - flight.since : LONG;
     if (age < LONG) return refresh(LONG - age);
     const mine = (flight = { asked, since: performance.now() });
     $("verdict").classList.add("busy");
-    $("outcome").setAttribute("aria-busy", "true");
     let reply = null;
     try {
       reply = await ask("/compile", JSON.parse(asked));
@@ -246,11 +248,11 @@
     flight = null;
     if (reply.status === 409) return refresh(PAUSE);
     $("verdict").classList.remove("busy");
-    $("outcome").removeAttribute("aria-busy");
-    if (asked !== JSON.stringify(question())) refresh();
-    if (JSON.parse(asked).text !== text.value) return;
-    answered = reply.status === 200 ? asked : "";
-    show(reply);
+    if (JSON.parse(asked).text === text.value) {
+      answered = asked;
+      show(reply);
+    }
+    refresh();
   };
 
   const show = ({ status, body }) => {
@@ -274,8 +276,8 @@
     $("result").classList.toggle("stale", !body.result);
     if (body.result) tell(body.result);
     const count = `${errors} ${errors === 1 ? "error" : "errors"}`;
-    const last = shown && !body.result ? " Below is the outcome of the last program that had none." : "";
-    $("verdict").textContent = errors ? `${count}.${last}` : body.result.sentence;
+    const last = shown ? "Below is the outcome of the last program that had none." : "";
+    $("verdict").textContent = `${errors ? `${count}. ` : ""}${body.result?.sentence ?? last}`;
   };
 
   const FIELDS = { "--layout": "rules", "--mesh": "axes", "--sbp": "layout", "--program": "program", "--reduce": "reduce", "--set": "sizes" };
