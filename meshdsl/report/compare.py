@@ -427,8 +427,8 @@ def _route_text(route: Json) -> Text:
     times = f" × {count} trips" if count > 1 else ""
     phase = "" if route["phase"] == "forward" else f" [{route['phase']}]"
     way = " → ".join([route["from"], *(s["after"]["named"] for s in route["steps"])])
-    text = f"{steps}: {human(route['wire_bytes'] // count)}{times}{phase}"
-    return (Piece(text, "sent"), Piece(way, extra=True))
+    amount = f"{human(route['wire_bytes'] // count)}{times}".replace(" ", NO_BREAK)
+    return (Piece(f"{steps}: {amount}{phase}", "sent"), Piece(way, extra=True))
 
 
 # --- in all ----------------------------------------------------------------------------------

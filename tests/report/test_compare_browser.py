@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,10 @@ pytest.importorskip("selenium", reason="selenium is not installed (`pip install 
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.actions.wheel_input import ScrollOrigin
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 DRIVER = shutil.which("chromedriver")
@@ -189,17 +191,92 @@ def test_light_and_dark(mlp: Shown) -> None:
     assert mlp.back == LIGHT
 
 
-@pytest.mark.parametrize("width", [1440, 900, 480])
-def test_the_page_is_no_wider_than_the_window(mlp: Shown, width: int) -> None:
+OVERFULL = """
+return [...document.querySelectorAll("#rows th, #rows td")].filter((cell) => {
+  const inside = document.createRange();
+  inside.selectNodeContents(cell);
+  return inside.getBoundingClientRect().right > cell.getBoundingClientRect().right + 1;
+}).map((cell) => cell.textContent)
+"""
+"""Cells whose text is wider than they are."""
+
+
+@pytest.mark.parametrize("width", [1600, 900, 420])
+def test_the_page_fits_the_window_and_names_their_cells(mlp: Shown, width: int) -> None:
     metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     mlp.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     try:
-        wide = mlp.script("return document.documentElement.scrollWidth")
-        assert wide <= width
-        shot = mlp.browser.get_screenshot_as_png()
-        assert len(shot) > 10_000
+        assert mlp.script("return document.documentElement.scrollWidth") <= width
+        assert mlp.script(OVERFULL) == []
+        assert mlp.script(
+            "const at = document.getElementById('rows'); return at.scrollWidth <= at.clientWidth"
+        )
     finally:
         mlp.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_only_what_differs(browser: Any, tmp_path: Path) -> None:
+    page = example_page("mlp", "hybrid,data_parallel")
+    shown = Shown(browser, tmp_path / "mlp.html", page)
+    whole = [text.removesuffix(" ◂") for text in shown.texts("tr.item > th")]
+    shown.one("#only").click()
+    left = [text.removesuffix(" ◂") for text in shown.texts("tr.item > th") if text]
+    assert left == [text for text in whole if text.startswith("≠")]
+    assert 0 < len(left) < len(whole)
+    assert shown.one("#step").text.startswith("1 of 5 that differ, line 13:")
+    shown.one("#next").click()
+    assert shown.one("#step").text.startswith("2 of 5 that differ, line 14:")
+    shown.one("#slider").send_keys(Keys.END)
+    assert shown.one("#step").text.startswith("5 of 5 that differ, line 18:")
+    assert not shown.one("#next").is_enabled()
+    shown.one("#only").click()
+    assert len([text for text in shown.texts("tr.item > th") if text]) == len(whole)
+    assert shown.one("#step").text.startswith("6 of 7, line 18:")
+    assert shown.log == []
+
+
+IN_VIEW = """
+const [frame, edge] = [document.getElementById("source"), document.getElementById("stepper")];
+const box = frame.getBoundingClientRect();
+const lines = [...document.querySelectorAll("#source li")].filter((li) => {
+  const at = li.getBoundingClientRect();
+  return at.top >= box.top - 1 && at.bottom <= box.bottom + 1;
+});
+const from = edge.getBoundingClientRect().bottom;
+const first = [...document.querySelectorAll("tbody[data-row]")].find((body) =>
+  body.getBoundingClientRect().bottom > from + 8
+);
+const number = Number(first.querySelector(".number").textContent);
+return [lines.map((li) => Number(li.dataset.line)), number];
+"""
+"""The lines of the source in view, and the line of the first statement in view."""
+
+
+def test_source_and_statements_follow_each_other(browser: Any, tmp_path: Path) -> None:
+    browser.set_window_size(1600, 500)
+    shown = Shown(browser, tmp_path / "long.html", example_page("transformer", "megatron,fsdp"))
+    wheel = ActionChains(browser, duration=0)
+
+    def scrolled(selector: str, by: int) -> None:
+        wheel.scroll_from_origin(ScrollOrigin.from_element(shown.one(selector)), 0, by).perform()
+
+    def comes(holds: Callable[[list[int], int], bool]) -> None:
+        WebDriverWait(browser, 60, 0.05).until(lambda _: holds(*shown.script(IN_VIEW)))
+
+    try:
+        comes(lambda lines, first: lines[0] == 1 and first == 13)
+        scrolled("#rows", 1200)
+        comes(lambda lines, first: lines[0] > 1 and first > 15 and first in lines)
+        scrolled("#source", -5000)
+        comes(lambda lines, first: lines[0] == 1 and first == 13)
+        scrolled("#source", 5000)
+        comes(lambda lines, first: first > 25 and first in lines)
+        shown.one("#next").click()
+        assert shown.one("#step").text.startswith("2 of 22, line 14:")
+        comes(lambda lines, first: 14 in lines)
+    finally:
+        browser.set_window_size(1440, 1000)
+    assert shown.log == []
 
 
 def test_without_javascript_the_table_is_there(browser: Any, tmp_path: Path) -> None:

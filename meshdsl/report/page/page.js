@@ -49,6 +49,14 @@
   };
   for (const item of items) item.rules = rulesOf(item);
 
+  // What is the same in all columns can be hidden; a row of totals differs where it is marked.
+  const only = $("only");
+  for (const { element, entry } of items) element.classList.toggle("same", entry.same);
+  for (const body of bodies) body.classList.toggle("same", data.rows[Number(body.dataset.row)].same);
+  for (const total of document.querySelectorAll("tr.total")) total.classList.toggle("same", !total.querySelector(".mark"));
+  const visible = () => items.filter((i) => !only.checked || !i.entry.same);
+  const stops = () => [...new Set(visible().map((i) => i.at))];
+
   const light = (marked, ruled) => {
     for (const { element } of items) element.classList.toggle("hot", marked.has(element));
     for (const [line, li] of lines) {
@@ -82,33 +90,20 @@
     item.element.classList.add("picked");
     item.element.setAttribute("aria-current", "true");
     item.element.tabIndex = 0;
-    slider.value = String(item.at);
+    slider.value = String(stops().indexOf(item.at));
     bodies.forEach((body, at) => body.classList.toggle("later", at > item.at));
     tell(item);
     lightItem(item);
     show(item);
   };
-  const step = (at) => {
-    const first = items.find((i) => i.at === at);
-    pick(first);
-    if (!first) return;
-    first.element.scrollIntoView({ block: "nearest" });
-    reveal(lines.get(first.row.line));
-  };
-  // Scroll the source alone, not the page.
-  const reveal = (li) => {
-    const frame = $("source");
-    if (!li || li.offsetTop === undefined) return;
-    const [top, bottom] = [li.offsetTop - frame.offsetTop, li.offsetTop - frame.offsetTop + li.offsetHeight];
-    if (top < frame.scrollTop) frame.scrollTop = top - 40;
-    if (bottom > frame.scrollTop + frame.clientHeight) frame.scrollTop = bottom - frame.clientHeight + 40;
-  };
+  const step = (to) => choose(visible().find((i) => i.at === stops()[to]), [showRow, showLine]);
   const tell = (item) => {
     const where = item.row.file === data.file ? `line ${item.row.line}` : `${item.row.file}, line ${item.row.line}`;
-    $("step").textContent = `${item.at + 1} of ${data.rows.length}, ${where}: ${item.row.text.trim()}`;
+    const [at, all] = [stops().indexOf(item.at), stops().length];
+    $("step").textContent = `${at + 1} of ${all}${only.checked ? " that differ" : ""}, ${where}: ${item.row.text.trim()}`;
     slider.setAttribute("aria-valuetext", $("step").textContent);
-    $("back").disabled = item.at === 0;
-    $("next").disabled = item.at === data.rows.length - 1;
+    $("back").disabled = at === 0;
+    $("next").disabled = at === all - 1;
     const sums = data.columns.map((_, c) => data.rows.slice(0, item.at + 1).reduce((sum, row) => sum + (row.wire_bytes[c] ?? 0), 0));
     const most = Math.max(1, ...data.columns.map((_, c) => data.rows.reduce((sum, row) => sum + (row.wire_bytes[c] ?? 0), 0)));
     $("sent").replaceChildren(...data.columns.map((column, c) => sentSoFar(column, sums[c], most)));
@@ -123,6 +118,49 @@
     whole.append(make("b", column.letter), track, make("span", column.totals ? human(sum) : "not compiled"));
     return whole;
   };
+
+  // --- source and statements follow each other -----------------------------------------------
+
+  // The pane that was scrolled last leads; after a choice neither does, until one is scrolled.
+  const [frame, table] = [$("source"), $("table")];
+  let leader = table;
+  const ABOVE = 1 / 3; // of the source is above the line that is first among the statements
+
+  const sideBySide = () => getComputedStyle(frame).position === "sticky";
+  const inFrame = (li) => li.getBoundingClientRect().top - frame.getBoundingClientRect().top + frame.scrollTop;
+  const lineOf = (row) => (row.file === data.file ? lines.get(row.line) : undefined);
+  const choose = (item, shown) => {
+    pick(item);
+    if (item) shown.forEach((showIt) => showIt(item));
+    leader = null;
+  };
+  const showRow = (item) => item.element.scrollIntoView({ block: "nearest" });
+  // Scroll the source alone, not the page.
+  const showLine = (item) => {
+    const li = lineOf(item.row);
+    if (!li) return;
+    const [top, bottom] = [inFrame(li), inFrame(li) + li.offsetHeight];
+    if (top < frame.scrollTop) frame.scrollTop = top - 40;
+    if (bottom > frame.scrollTop + frame.clientHeight) frame.scrollTop = bottom - frame.clientHeight + 40;
+  };
+  const places = () => stops().map((at) => ({ body: bodies[at], li: lineOf(data.rows[at]) })).filter(({ li }) => li);
+  const edge = () => $("stepper").getBoundingClientRect().bottom + 8;
+  const followTable = () => {
+    if (leader !== table || !sideBySide()) return;
+    const first = places().find(({ body }) => body.getBoundingClientRect().bottom > edge());
+    if (first) frame.scrollTop = inFrame(first.li) - frame.clientHeight * ABOVE;
+  };
+  const followSource = () => {
+    if (leader !== frame || !sideBySide()) return;
+    const reached = (li) => inFrame(li) <= frame.scrollTop + frame.clientHeight * ABOVE;
+    const last = places().filter(({ li }) => reached(li)).at(-1);
+    const top = last ? last.body.getBoundingClientRect().top - edge() : -window.scrollY;
+    window.scrollBy({ top });
+  };
+  window.addEventListener("scroll", followTable, { passive: true });
+  frame.addEventListener("scroll", followSource, { passive: true });
+  const lead = (event) => (leader = frame.contains(event.target) ? frame : table);
+  for (const kind of ["wheel", "touchmove", "pointerdown", "keydown"]) document.addEventListener(kind, lead, { capture: true, passive: true });
 
   // --- pictures ------------------------------------------------------------------------------
 
@@ -305,11 +343,13 @@
   // --- hands on ------------------------------------------------------------------------------
 
   const move = (item, by) => {
-    const there = items[Math.max(0, Math.min(items.length - 1, items.indexOf(item) + by))];
-    pick(there);
+    const shown = visible();
+    const there = shown[Math.max(0, Math.min(shown.length - 1, shown.indexOf(item) + by))];
+    choose(there, [showLine]);
     there.element.focus();
   };
-  const KEYS = { ArrowDown: (i) => move(i, 1), ArrowUp: (i) => move(i, -1), Enter: pick, " ": pick };
+  const take = (item) => choose(item, [showLine]);
+  const KEYS = { ArrowDown: (i) => move(i, 1), ArrowUp: (i) => move(i, -1), Enter: take, " ": take };
   for (const item of items) {
     const { element } = item;
     element.classList.add("live");
@@ -318,7 +358,7 @@
     element.addEventListener("mouseleave", dark);
     element.addEventListener("focus", () => lightItem(item));
     element.addEventListener("blur", dark);
-    element.addEventListener("click", () => pick(item));
+    element.addEventListener("click", () => take(item));
     element.addEventListener("keydown", (event) => {
       if (!(event.key in KEYS)) return;
       event.preventDefault();
@@ -326,14 +366,22 @@
     });
   }
   for (const [line, li] of lines) {
+    const here = () => visible().find((i) => i.row.file === data.file && i.row.line === line);
     const first = items.find((i) => i.row.file === data.file && i.row.line === line);
     if (!first && !items.some((i) => i.rules.has(line))) continue;
     li.classList.add("live");
     li.addEventListener("mouseenter", () => lightLine(line, li));
     li.addEventListener("mouseleave", dark);
-    li.addEventListener("click", () => pick(first));
+    li.addEventListener("click", () => choose(here(), sideBySide() ? [showRow] : []));
   }
-  slider.max = String(Math.max(0, data.rows.length - 1));
+  const narrow = () => {
+    document.body.classList.toggle("only", only.checked);
+    slider.max = String(Math.max(0, stops().length - 1));
+    const shown = visible();
+    choose(shown.find((i) => i === picked) ?? shown.find((i) => i.at >= (picked?.at ?? 0)) ?? shown.at(-1), []);
+  };
+  only.addEventListener("change", narrow);
+  $("filter").hidden = items.every((i) => i.entry.same);
   slider.addEventListener("input", () => step(Number(slider.value)));
   $("back").addEventListener("click", () => step(Number(slider.value) - 1));
   $("next").addEventListener("click", () => step(Number(slider.value) + 1));
@@ -350,6 +398,7 @@
 
   if (items.length) {
     $("stepper").hidden = false;
-    pick(items[0]);
+    narrow();
+    leader = table;
   }
 })();
