@@ -197,10 +197,16 @@ def both(first: Callable[[], T], second: Callable[[], S]) -> tuple[T, S]:
 
 
 def fail(
-    code: str, message: str, span: Span | None = None, *related: Related, help: str | None = None
+    code: str,
+    message: str,
+    span: Span | None = None,
+    *related: Related,
+    help: str | None = None,
+    fixes: tuple[Fix, ...] = (),
 ) -> NoReturn:
     """Raise one error diagnostic."""
-    raise DiagnosticError(Diagnostic(code, message, span, related=related, help=help))
+    found = Diagnostic(code, message, span, related=related, help=help, fixes=fixes)
+    raise DiagnosticError(found)
 
 
 class Diagnostics:
@@ -261,21 +267,40 @@ def did_you_mean(name: str, known: list[str]) -> str | None:
 
 
 def spelled_right(span: Span, name: str, known: list[str]) -> tuple[Fix, ...]:
-    """The fix that writes the closest known name for a misspelt one; none when nothing is close."""
-    close = closest(name, known)
-    return (Fix(f"write `{close}`", (Edit(span, close),)),) if close else ()
+    """The fixes that write the known names closest to a misspelt one; none when nothing is close.
+
+    They are safe where one name alone is the closest, and none where `span` is not that name: a
+    place in Python may be that of a whole call.
+    """
+    if span.text != name:
+        return ()
+    close = _close(name, known)
+    return tuple(
+        Fix(f"write `{word}`", (Edit(span, word),), safe=len(close) == 1) for word in close
+    )
 
 
 def closest(name: str, known: list[str]) -> str | None:
-    """The known name that a misspelt one is closest to, or None when nothing is close.
+    """The known name that a misspelt one is closest to, or None when nothing is close."""
+    close = _close(name, known)
+    return close[0] if close else None
+
+
+NEARLY = 0.05
+"""Two names are equally close to a third whose likenesses (of 1) differ by less than this."""
+
+
+def _close(name: str, known: list[str]) -> list[str]:
+    """The known names that are, equally, closest to a misspelt one.
 
     A name longer than `LONGEST_WORD` is no slip of the pen: comparing takes the product of the
     lengths.
     """
-    import difflib
+    from difflib import SequenceMatcher, get_close_matches
 
-    words = [word for word in known if len(word) <= LONGEST_WORD]
+    words = list(dict.fromkeys(word for word in known if len(word) <= LONGEST_WORD))
     if len(name) > LONGEST_WORD:
-        return None
-    close = difflib.get_close_matches(name, words, n=1, cutoff=0.6)
-    return close[0] if close else None
+        return []
+    close = get_close_matches(name, words, n=3, cutoff=0.6)
+    likeness = [SequenceMatcher(None, word, name).ratio() for word in close]
+    return [w for w, like in zip(close, likeness, strict=True) if like > likeness[0] - NEARLY]

@@ -8,13 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Related, Span, fail
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Fix, Related, Span, fail
 from meshdsl.ir.program import Stacked, substitute
 from meshdsl.ir.types import LARGEST, Dim, DType, TensorType
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import Init, Node, Op, Pin, Program, Value, walk
 from meshdsl.named.sizes import as_float
 from meshdsl.ops.opdef import OpError, lookup
+from meshdsl.syntax.edits import cast_to
 
 MAX_ELEMENTS = 2**63
 """Tensors have fewer elements than this."""
@@ -200,7 +201,8 @@ class Builder:
         except OpError as error:
             notes = zip(spans, ins, strict=True) if spans else ()
             related = tuple(Related(s, f"this is {v.type}") for s, v in notes if s != span)
-            fail(error.code, error.message, span, *related, help=error.help)
+            fixes = _casts(error.code, spans, [v.type.dtype for v in ins])
+            fail(error.code, error.message, span, *related, help=error.help, fixes=fixes)
         self._count(span)
         outs = tuple(self.value(t, span, scope, **fields) for t in types)
         op = Op(name, ins, outs, tuple(attrs.items()), span, self.phase, self.block)
@@ -253,6 +255,20 @@ class Builder:
         self.renamed[value] = named
         body[-1] = replace(last, outs=(named,))
         return named
+
+
+def _casts(code: str, spans: tuple[Span, ...], dtypes: list[DType]) -> tuple[Fix, ...]:
+    """The fixes for operands of two dtypes (MD0201) and for integers that are divided (MD0203)."""
+    if len(spans) != 2 or len(dtypes) != 2:
+        return ()
+    if code == "MD0203":
+        both = [cast_to(span, "f32").edits for span in spans]
+        return (Fix("cast both to f32", (*both[0], *both[1]), safe=False),)
+    if code != "MD0201":
+        return ()
+    pairs = [(s, d) for s, d in zip(spans, reversed(dtypes), strict=True) if d.kind != "bool"]
+    pairs.sort(key=lambda pair: pair[1].kind != "float")
+    return tuple(cast_to(span, str(dtype), safe=False) for span, dtype in pairs)
 
 
 def check_number(number: int | float, dtype: DType, span: Span) -> None:

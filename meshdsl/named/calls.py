@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshdsl.diagnostics import (
     Diagnostic,
     DiagnosticError,
+    Edit,
+    Fix,
     Poisoned,
     Related,
     Span,
     counted,
     did_you_mean,
     fail,
+    spelled_right,
 )
 from meshdsl.ir.types import DTYPES, Dim, DType
 from meshdsl.named.builder import Operand, Scope, TooLarge, need_tensor
@@ -23,6 +26,7 @@ from meshdsl.named.ir import Value
 from meshdsl.named.prelude import prelude
 from meshdsl.ops.opdef import OpDef, OpError, load_all
 from meshdsl.syntax import ast
+from meshdsl.syntax.edits import cast_to
 
 if TYPE_CHECKING:
     from meshdsl.named.from_syntax import ProgramBuilder
@@ -138,7 +142,9 @@ class Calls:
         if keyword.name.text not in found.options:
             known = ", ".join(f"`{name}`" for name, _ in opdef.surface.options) or "none"
             message = f"`{opdef.name}` has no option `{keyword.name.text}`"
-            fail("MD0253", message, keyword.name.span, help=f"its options: {known}")
+            names = [name for name, _ in opdef.surface.options]
+            fixes = spelled_right(keyword.name.span, keyword.name.text, names)
+            fail("MD0253", message, keyword.name.span, help=f"its options: {known}", fixes=fixes)
         operand = self.program.expressions.evaluate(keyword.value, scope)
         found.options[keyword.name.text] = option_value(operand, keyword.value.span)
 
@@ -254,7 +260,8 @@ class Calls:
             message = f"`{function.name.text}` takes {counted(len(function.dims), 'dim')} in `[ ]`"
             help = f"write `{function.name.text}[{names}](…)`" if names else "leave out the `[ ]`"
             where = Related(function.name.span, "defined here")
-            fail("MD0252", message, node.span, where, help=help)
+            fixes = () if names else _without_items(node)
+            fail("MD0252", message, node.span, where, help=help, fixes=fixes)
         for name, item in zip(function.dims, items, strict=True):
             if not isinstance(item, ast.DimItem):
                 names = ", ".join(d.text for d in function.dims)
@@ -294,8 +301,9 @@ class Calls:
         for keyword in node.keywords:
             if keyword.name.text not in names:
                 message = f"`{function.name.text}` has no tensor `{keyword.name.text}`"
-                help = did_you_mean(keyword.name.text, names) or f"write `{_form(function)}`"
-                fail("MD0251", message, keyword.name.span, help=help)
+                word, span = keyword.name.text, keyword.name.span
+                help = did_you_mean(word, names) or f"write `{_form(function)}`"
+                fail("MD0251", message, span, help=help, fixes=spelled_right(span, word, names))
             if keyword.name.text in given:
                 where = Related(given[keyword.name.text].span, "it is given here already")
                 message, help = f"`{keyword.name.text}` is given twice", "remove one"
@@ -320,7 +328,14 @@ class Calls:
             dtype = self.program.dtype(param.dtype)
             help = f"cast it: `cast(…, {dtype})`"
             message = f"`{param.name.text}` is {dtype}, and this is {value.type.dtype}"
-            fail("MD0250", message, arg.span, where, help=help)
+            fail(
+                "MD0250",
+                message,
+                arg.span,
+                where,
+                help=help,
+                fixes=(cast_to(arg.span, str(dtype)),),
+            )
 
 
 def _only_group(opdef: OpDef, node: ast.Call, scope: Scope) -> tuple[Dim, ...] | None:
@@ -363,16 +378,27 @@ def _at_call(error: DiagnosticError, node: ast.Call) -> DiagnosticError:
     found = []
     for d in error.diagnostics:
         notes = (*d.related, related) if len(d.related) < 3 else d.related
-        found.append(Diagnostic(d.code, d.message, d.span, d.severity, notes, d.help))
+        found.append(replace(d, related=notes))
     return DiagnosticError(*found)
 
 
 def _no_items(node: ast.Call, opdef: OpDef) -> None:
     if node.items is not None:
         help = f"write `{surface_name(opdef)}`"
-        fail("MD0252", f"`{opdef.name}` takes no `[ ]`", node.span, help=help)
+        message = f"`{opdef.name}` takes no `[ ]`"
+        fail("MD0252", message, node.span, help=help, fixes=_without_items(node))
     if node.out is not None:
         _no_result_dims(opdef, node)
+
+
+def _without_items(node: ast.Call) -> tuple[Fix, ...]:
+    """The fix that leaves the brackets of a call out; none if they do not follow its name."""
+    text, start = node.span.source.text, node.function.span.end
+    last = node.items[-1].span.end if node.items else start + 1
+    end = text.find("]", last) + 1
+    if text[start : start + 1] != "[" or not end:
+        return ()
+    return (Fix("leave out the `[ ]`", (Edit(Span(node.span.source, start, end), ""),)),)
 
 
 def _no_result_dims(opdef: OpDef, node: ast.Call) -> NoReturn:

@@ -11,6 +11,8 @@ from meshdsl.diagnostics import (
     Diagnostic,
     DiagnosticError,
     Diagnostics,
+    Edit,
+    Fix,
     Poisoned,
     Related,
     Source,
@@ -88,6 +90,21 @@ def unknown(
     return Diagnostic(code, f"unknown {kind} `{name.text}`", name.span, help=help, fixes=fixes)
 
 
+def declared(name: ast.Name, declarations: Declarations) -> tuple[Fix, ...]:
+    """The fix that declares a dim below those of the file; its size is for the user to say."""
+    source = name.span.source
+    if declarations.source is not source:
+        return ()
+    last = max((span.end for span in declarations.dim_spans.values()), default=None)
+    text = f"dim {name.text} = 1"
+    if last is None:
+        edit = Edit(Span(source, 0, 0), f"{text}\n")
+    else:
+        end = source.bounds(source.position(last)[0])[1]
+        edit = Edit(Span(source, end, end), f"\n{text}")
+    return (Fix(f"declare `{text}`", (edit,), safe=False),)
+
+
 def constant_integer(node: ast.Expr, sizes: Mapping[str, int], largest: int = MAX_DIM) -> int:
     """The value of constant integer arithmetic over dims; raises a diagnostic when it is not that.
 
@@ -156,7 +173,17 @@ def _warn_later(nodes: tuple[ast.Declaration, ...], diagnostics: Diagnostics) ->
         if isinstance(node, ast.Mesh) and node.profile:
             message = "cluster profiles are not supported yet; `on` is read and left aside"
             help = "leave it out: it changes predicted times, not values"
-            diagnostics.add(Diagnostic("MD0906", message, node.profile.span, "warning", help=help))
+            span = node.profile.span
+            fixes = (Fix("leave it out", (Edit(_profile(node), ""),), safe=False),)
+            warning = Diagnostic("MD0906", message, span, "warning", help=help, fixes=fixes)
+            diagnostics.add(warning)
+
+
+def _profile(node: ast.Mesh) -> Span:
+    """What stands behind the brace of a mesh: ` on h100`."""
+    assert node.profile is not None
+    span = node.profile.span
+    return Span(span.source, span.source.text.rindex("}", 0, span.start) + 1, span.end)
 
 
 # --- sizes of dims ---------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshdsl.diagnostics import (
@@ -14,10 +14,11 @@ from meshdsl.diagnostics import (
     counted,
     did_you_mean,
     fail,
+    spelled_right,
 )
 from meshdsl.ir.types import DTYPES, Dim, DType
 from meshdsl.named.builder import Operand, Scope, need_tensor
-from meshdsl.named.declarations import unknown
+from meshdsl.named.declarations import declared, unknown
 from meshdsl.named.ir import Value
 from meshdsl.named.sizes import how_of, made, size_of
 from meshdsl.ops.opdef import OpDef, load_all, lookup, signs
@@ -122,7 +123,9 @@ class Expressions:
         help = "declare it: `dim NAME = SIZE`"
         if name.text in scope.names:
             help = "`[ ]` holds dims; tensors stand in `( )`"
-        raise DiagnosticError(unknown("MD0101", "dim", name, known, help))
+        found = unknown("MD0101", "dim", name, known, help)
+        declare = declared(name, scope.declarations)
+        raise DiagnosticError(replace(found, fixes=(*found.fixes, *declare)))
 
     # --- pointwise ---------------------------------------------------------------------------
 
@@ -237,7 +240,9 @@ def option_value(operand: Operand, span: Span) -> Any:
 def unknown_function(name: ast.Name, known: list[str]) -> NoReturn:
     """Report a call of an unknown function."""
     help = did_you_mean(name.text, known) or "operators are listed in grammar/README.md"
-    fail("MD0103", f"unknown function or operator `{name.text}`", name.span, help=help)
+    message = f"unknown function or operator `{name.text}`"
+    fixes = spelled_right(name.span, name.text, known)
+    fail("MD0103", message, name.span, help=help, fixes=fixes)
 
 
 def surface_name(opdef: OpDef) -> str:

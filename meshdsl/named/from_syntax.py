@@ -9,6 +9,8 @@ from meshdsl.diagnostics import (
     Diagnostic,
     DiagnosticError,
     Diagnostics,
+    Edit,
+    Fix,
     Poisoned,
     Related,
     Span,
@@ -35,6 +37,7 @@ from meshdsl.named.params import finish_params
 from meshdsl.named.sizes import as_float
 from meshdsl.named.views import Views
 from meshdsl.syntax import ast
+from meshdsl.syntax.edits import without_entry
 
 INITS = {"zeros": 0, "ones": 0, "normal": 1, "uniform": 2, "glorot": 0, "he": 0}
 """The initialisers of parameters, with the numbers that each takes."""
@@ -85,7 +88,10 @@ class ProgramBuilder:
         scope.names.setdefault(name, None)
         if node.default is not None:
             help = "defaults stand in functions; values of inputs are given to `run --inputs`"
-            fail("MD0250", "an input of a program has no default", node.default.span, help=help)
+            gone = Span(node.span.source, _before_default(node), node.default.span.end)
+            fixes = (Fix("remove the default", (Edit(gone, ""),), safe=False),)
+            message = "an input of a program has no default"
+            fail("MD0250", message, node.default.span, help=help, fixes=fixes)
         old = next((v for v in self.inputs if v.name == name), None)
         if old is not None:
             where, help = Related(old.span, "first declared here"), "give it another name"
@@ -245,7 +251,9 @@ class ProgramBuilder:
             fail("MD0104", f"param `{name.text}` is declared twice", name.span, where, help=help)
         if node.target.dims is None:
             help = f"write `param {name.text}[dims]`, with `[]` for a scalar"
-            fail("MD0250", "a parameter needs its dims", node.span, help=help)
+            at = Span(name.span.source, name.span.end, name.span.end)
+            fixes = (Fix("write `[]`: a scalar", (Edit(at, "[]"),), safe=False),)
+            fail("MD0250", "a parameter needs its dims", node.span, help=help, fixes=fixes)
         dims, rest = self.dim_list(node.target.dims, scope)
         if rest:
             help = "name its dims instead of `...`"
@@ -254,7 +262,8 @@ class ProgramBuilder:
         for loop in loops:
             if loop in dims:
                 message = f"this parameter already gains `{loop}` from the `repeat` around it"
-                fail("MD0259", message, node.target.span, help=f"leave `{loop}` out of its dims")
+                help, without = f"leave `{loop}` out of its dims", _without(loop, node)
+                fail("MD0259", message, node.target.span, help=help, fixes=without)
         type_ = TensorType((*loops, *dims), self.dtype(node.dtype))
         value = self.builder.value(
             type_,
@@ -354,6 +363,23 @@ class ProgramBuilder:
         if name.text not in DTYPES:
             raise DiagnosticError(unknown("MD0114", "dtype", name, list(DTYPES)))
         return DTYPES[name.text]
+
+
+def _before_default(node: ast.TensorParam) -> int:
+    """Where what stands before ` = …` in the declaration of a tensor ends."""
+    assert node.default is not None
+    text = node.span.source.text[: node.default.span.start]
+    return len(text[: text.rindex("=")].rstrip())
+
+
+def _without(dim: Dim, node: ast.Param) -> tuple[Fix, ...]:
+    """The fix that leaves a dim out of those of a parameter."""
+    items = node.target.dims or ()
+    found = next((n for n in items if n.dim.text == dim.name), None)
+    if found is None:
+        return ()
+    edit = Edit(without_entry(found.span), "")
+    return (Fix(f"leave out `{dim.name}`", (edit,)),)
 
 
 def has_return(statements: tuple[ast.Statement, ...]) -> bool:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from meshdsl.diagnostics import Poisoned, Related, fail
+from meshdsl.diagnostics import Fix, Poisoned, Related, fail
 from meshdsl.ir.program import Carry
 from meshdsl.ir.types import DTYPES, Dim
 from meshdsl.named.builder import Frame, Operand, Scope
 from meshdsl.named.ir import Loop, Value
 from meshdsl.syntax import ast
+from meshdsl.syntax.edits import cast_to
 
 if TYPE_CHECKING:
     from meshdsl.named.from_syntax import ProgramBuilder
@@ -97,9 +98,11 @@ class Loops:
             where = Related(inside.span, f"it enters the loop as {inside.type}")
             message = f"`{name}` leaves an iteration as {value.type}"
             help = "what a loop carries keeps its dims and dtype"
+            fixes: tuple[Fix, ...] = ()
             if same:
                 help += f"; cast it back: `cast({name}, {inside.type.dtype})`"
-            fail("MD0256", message, value.span, where, help=help)
+                fixes = _cast_back(name, str(inside.type.dtype), node)
+            fail("MD0256", message, value.span, where, help=help, fixes=fixes)
         if value.type.dims != inside.type.dims:
             attrs = {"dims": inside.type.dims}
             value = self.builder.emit("transpose", (value,), attrs, node.span, scope)[0]
@@ -109,6 +112,14 @@ class Loops:
         result = replace(next_, type=inside.type, pins=())
         self.builder.place(result, len(self.builder.frames) - 1)
         return result
+
+
+def _cast_back(name: str, dtype: str, node: ast.Repeat) -> tuple[Fix, ...]:
+    """The fix that casts what the last statement of a loop assigns to a name."""
+    found = [s for s in node.body if isinstance(s, ast.Assign) and name in assigned((s,))]
+    if not found or len(found[-1].targets) > 1:
+        return ()
+    return (cast_to(found[-1].value.span, dtype, safe=False),)
 
 
 def assigned(statements: tuple[ast.Statement, ...]) -> list[str]:

@@ -10,12 +10,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from meshdsl.diagnostics import Diagnostic, Diagnostics, Related, Span, did_you_mean, fail
+from meshdsl.diagnostics import (
+    Diagnostic,
+    Diagnostics,
+    Fix,
+    Related,
+    Span,
+    did_you_mean,
+    fail,
+    spelled_right,
+)
 from meshdsl.ir.types import DTYPES, DType, TensorType
 from meshdsl.named.builder import Operand, Scope, kind_of, need_tensor
 from meshdsl.named.ir import Goal, Op, Value
 from meshdsl.ops.opdef import load_all
 from meshdsl.syntax import ast
+from meshdsl.syntax.edits import around
 
 # --- schedules ----------------------------------------------------------------------------------
 
@@ -285,7 +295,8 @@ def resolve(call: ast.Call, evaluate: Evaluate = literal) -> Optimizer:
     name = call.function.text
     if name not in OPTIMIZERS:
         help = did_you_mean(name, list(OPTIMIZERS)) or f"there are {_listed(OPTIMIZERS)}"
-        fail("MD0270", f"unknown optimizer `{name}`", call.function.span, help=help)
+        fixes = spelled_right(call.function.span, name, list(OPTIMIZERS))
+        fail("MD0270", f"unknown optimizer `{name}`", call.function.span, help=help, fixes=fixes)
     reader = _Reader(evaluate)
     options = reader.options(call, OPTIMIZERS[name], positional=1)
     reader.found.raise_errors()
@@ -329,7 +340,11 @@ class _Reader:
             word = keyword.name.text
             if word not in known:
                 help = did_you_mean(word, list(known)) or f"there are {_listed(known)}"
-                self._report("MD0272", f"`{name}` has no option `{word}`", keyword.name, help)
+                given_names = {other.name.text for other in call.keywords}
+                free = [option for option in known if option not in given_names]
+                fixes = spelled_right(keyword.name.span, word, free)
+                message = f"`{name}` has no option `{word}`"
+                self._report("MD0272", message, keyword.name, help, fixes)
             elif word in given:
                 self._report("MD0273", f"`{word}` is given twice", keyword, "remove one of them")
             else:
@@ -362,7 +377,8 @@ class _Reader:
         name = call.function.text
         if name not in SCHEDULES:
             help = did_you_mean(name, list(SCHEDULES)) or f"there are {_listed(SCHEDULES)}"
-            self._report("MD0271", f"unknown schedule `{name}`", call.function, help)
+            fixes = spelled_right(call.function.span, name, list(SCHEDULES))
+            self._report("MD0271", f"unknown schedule `{name}`", call.function, help, fixes)
             return Schedule("constant", 1.0)
         before = len(self.found)
         values = self.options(call, SCHEDULES[name], positional=len(SCHEDULES[name]))
@@ -385,8 +401,10 @@ class _Reader:
             message = f"`{name}` ends at {values['final']}, above its peak {values['peak']}"
             self._report("MD0276", message, call, "`final` is at most the peak")
 
-    def _report(self, code: str, message: str, node: Any, help: str) -> None:
-        self.found.add(Diagnostic(code, message, node.span, help=help))
+    def _report(
+        self, code: str, message: str, node: Any, help: str, fixes: tuple[Fix, ...] = ()
+    ) -> None:
+        self.found.add(Diagnostic(code, message, node.span, help=help, fixes=fixes))
 
 
 # --- words -------------------------------------------------------------------------------------
@@ -524,7 +542,9 @@ def need_loss(said: str, operand: Operand, span: Span) -> Value:
     type_ = operand.type
     if type_.dims:
         help = f"reduce it first: `mean(…)`, or `sum(…)` over {', '.join(type_.names)}"
-        fail("MD0290", f"`{said}` needs a single number, and this is {type_}", span, help=help)
+        message = f"`{said}` needs a single number, and this is {type_}"
+        fixes = (around(span, "mean(", ")", "take its mean", safe=False),)
+        fail("MD0290", message, span, help=help, fixes=fixes)
     if type_.dtype.kind != "float":
         help = "gradients are of floats: `cast(x, f32)` before it is reduced"
         fail("MD0290", f"`{said}` needs a float, and this is {type_}", span, help=help)

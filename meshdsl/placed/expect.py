@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
-from meshdsl.diagnostics import Diagnostic, Diagnostics, did_you_mean, fail
+from meshdsl.diagnostics import Diagnostic, Diagnostics, did_you_mean, fail, spelled_right
 from meshdsl.named.declarations import Declarations, declared_integer, unknown
 from meshdsl.named.ir import Program
 from meshdsl.placed.collectives import COLLECTIVES
@@ -94,10 +95,10 @@ def _lint_placement(
 
 def no_tensor(entry: ast.ExpectPlacement, labels: Iterable[str]) -> Diagnostic:
     """MD0402: an expectation of a tensor that no program has."""
-    help = unknown("MD0402", "tensor", entry.tensor[-1], sorted(set(labels))).help
+    found = unknown("MD0402", "tensor", entry.tensor[-1], sorted(set(labels)))
     name = ".".join(n.text for n in entry.tensor)
     message = f"`{name}` is no tensor of the program; nothing is checked"
-    return Diagnostic("MD0402", message, entry.span, "warning", help=help)
+    return replace(found, message=message, span=entry.span, severity="warning")
 
 
 def check_figure(entry: ast.ExpectCount) -> None:
@@ -110,7 +111,9 @@ def check_figure(entry: ast.ExpectCount) -> None:
         fail("MD0402", f"`{what}` is not counted by axis", entry.span, help=help)
     known = [*KINDS, *FIGURES]
     help = did_you_mean(what, known) or f"there are {', '.join(known)}, and `tensor: [dims]`"
-    fail("MD0402", f"`{what}` is nothing that can be expected", entry.span, help=help)
+    fixes = spelled_right(entry.what.span, what, known)
+    message = f"`{what}` is nothing that can be expected"
+    fail("MD0402", message, entry.span, help=help, fixes=fixes)
 
 
 def expected_number(entry: ast.ExpectCount, declarations: Declarations) -> int:

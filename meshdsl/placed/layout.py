@@ -16,6 +16,8 @@ from meshdsl.diagnostics import (
     Diagnostic,
     DiagnosticError,
     Diagnostics,
+    Edit,
+    Fix,
     Related,
     Source,
     Span,
@@ -27,6 +29,7 @@ from meshdsl.named.ir import Op, Value
 from meshdsl.placed.rows import call_of, legal_rows
 from meshdsl.placed.sbp import Mesh, Placement, placement
 from meshdsl.syntax import ast
+from meshdsl.syntax.edits import without_entry
 from meshdsl.syntax.symbols import ROLES
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -228,6 +231,7 @@ class Layout:
     def _one_axis(self, value: Value, axis: str, first: Rule, second: Rule) -> None:
         if self.mesh.size(axis) == 1:
             return
+        fixes = _freed(value, second) if value.name else ()
         fail(
             "MD0302",
             f"`{value.label}` {value.type} would have `{first.dim}` and `{second.dim}` both split "
@@ -237,6 +241,7 @@ class Layout:
             Related(second.span, f"`{second}`"),
             help=f"split one of them over another axis, or free it for this tensor: "
             f"`{value.label}: {second.dim} -> none`",
+            fixes=fixes,
         )
 
     def _check_divides(
@@ -254,17 +259,49 @@ class Layout:
         """MD0301, with the nearest sizes that do divide, and where dim and axes are declared."""
         keys = [("dim", dim), *(("axis", axis) for axis in axes)]
         related = tuple(self.declared[key] for key in keys if key in self.declared)
-        return replace(indivisible(dim, size, axes, self.mesh, span), related=related)
+        found = indivisible(dim, size, axes, self.mesh, span)
+        fixes = _resized(self.declared.get(("dim", dim)), nearest(size, self.mesh.size(*axes)))
+        return replace(found, related=related, fixes=fixes)
 
 
 def indivisible(dim: str, size: int, axes: tuple[str, ...], mesh: Mesh, span: Span) -> Diagnostic:
     """MD0301, with the nearest sizes that do divide."""
     ways = mesh.size(*axes)
-    near = [n for n in (size // ways * ways, -(-size // ways) * ways) if n > 0]
     over = f"mesh axis `{axes[0]}`" if len(axes) == 1 else f"mesh axes {', '.join(axes)}"
     message = f"dim `{dim}` of size {size} does not divide over {over} of size {ways}"
-    sizes = " or ".join(f"`--set {dim}={n}`" for n in dict.fromkeys(near))
+    sizes = " or ".join(f"`--set {dim}={n}`" for n in nearest(size, ways))
     return Diagnostic("MD0301", message, span, help=f"the nearest sizes that divide: {sizes}")
+
+
+def _freed(value: Value, rule: Rule) -> tuple[Fix, ...]:
+    """The fix that adds a rule which leaves a dim of one tensor whole, behind the other rule."""
+    if "->" not in rule.span.text:
+        return ()
+    text = f"{value.label}: {rule.dim} -> none"
+    edit = Edit(Span(rule.span.source, rule.span.end, rule.span.end), f", {text}")
+    return (Fix(f"add `{text}`", (edit,), safe=False),)
+
+
+def nearest(size: int, ways: int) -> tuple[int, ...]:
+    """The sizes next to one that divide into so many parts."""
+    near = (size // ways * ways, -(-size // ways) * ways)
+    return tuple(n for n in dict.fromkeys(near) if n > 0)
+
+
+_LITERAL = re.compile(r"\s*=[ \t]*([0-9][0-9_]*)[ \t]*(?=[,#\n]|$)")
+
+
+def _resized(declared: Related | None, sizes: tuple[int, ...]) -> tuple[Fix, ...]:
+    """The fixes that give a dim another size, where it is declared with a number."""
+    if declared is None:
+        return ()
+    source, name = declared.span.source, declared.span.text
+    found = _LITERAL.match(source.text, declared.span.end)
+    if found is None:
+        return ()
+    span = Span(source, *found.span(1))
+    edits = ((size, Edit(span, str(size))) for size in sizes)
+    return tuple(Fix(f"write `{name} = {n}`", (edit,), safe=False) for n, edit in edits)
 
 
 # --- from syntax -----------------------------------------------------------------------------
@@ -510,5 +547,7 @@ def _own_rules(
             message = f"two rules for `{rule.dim}` are equally narrow: `{old}` and `{rule}`"
             where = (Related(old.span, "the other rule"),)
             help = "keep one of them"
-            diagnostics.add(Diagnostic("MD0303", message, rule.span, related=where, help=help))
+            remove = Fix("remove this rule", (Edit(without_entry(rule.span), ""),), safe=False)
+            found_twice = Diagnostic("MD0303", message, rule.span, related=where, help=help)
+            diagnostics.add(replace(found_twice, fixes=(remove,)))
     return found

@@ -6,7 +6,16 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, did_you_mean
+from meshdsl.diagnostics import (
+    Diagnostic,
+    DiagnosticError,
+    Diagnostics,
+    Edit,
+    Fix,
+    Span,
+    did_you_mean,
+    spelled_right,
+)
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import Program, Value, walk
 from meshdsl.named.prelude import prelude
@@ -14,6 +23,7 @@ from meshdsl.placed.layout import TENSOR, Layout, Rule, selects
 from meshdsl.placed.request import loops
 from meshdsl.placed.sbp_block import Annotations, means
 from meshdsl.syntax import ast
+from meshdsl.syntax.edits import without_entry, word_in
 from meshdsl.syntax.symbols import ROLES
 
 
@@ -98,13 +108,26 @@ def _no_axis(rule: Rule, axis: str, layout: Layout) -> Diagnostic:
     known = list(layout.mesh.names)
     help = did_you_mean(axis, known) or f"the mesh has {', '.join(known) or 'no axes'}"
     message = f"mesh `{layout.mesh.name}` has no axis `{axis}`; the rule does nothing there"
-    return Diagnostic("MD0304", message, rule.span, "warning", help=help)
+    fixes = _spelled(rule.span, axis, known)
+    return Diagnostic("MD0304", message, rule.span, "warning", help=help, fixes=fixes)
 
 
 def _no_dim(rule: Rule, dims: set[str]) -> Diagnostic:
     help = did_you_mean(rule.dim, sorted(dims)) or "remove the rule"
     message = f"no tensor of the program has the dim `{rule.dim}`; the rule matches nothing"
-    return Diagnostic("MD0305", message, rule.span, "warning", help=help)
+    fixes = _spelled(rule.span, rule.dim, sorted(dims)) or _removed(rule.span)
+    return Diagnostic("MD0305", message, rule.span, "warning", help=help, fixes=fixes)
+
+
+def _spelled(span: Span, name: str, known: list[str]) -> tuple[Fix, ...]:
+    """The fix for a misspelt name that stands once in a rule or an entry."""
+    place = word_in(span, name)
+    return () if place is None else spelled_right(place, name, known)
+
+
+def _removed(span: Span) -> tuple[Fix, ...]:
+    """The fix that removes a rule or an entry."""
+    return (Fix("remove it", (Edit(without_entry(span), ""),), safe=False),)
 
 
 def _selects_any(rule: Rule, values: Iterable[Value]) -> bool:
@@ -140,7 +163,8 @@ def _no_tensor(selector: str, rule: Rule, known: list[str]) -> Diagnostic:
     meant = None if selector in known else did_you_mean(selector, known)
     help = meant or "remove the rule"
     message = f"`{selector}` selects no tensor with the dim `{rule.dim}`"
-    return Diagnostic("MD0306", message, rule.span, "warning", help=help)
+    fixes = (_spelled(rule.span, selector, known) if meant else ()) or _removed(rule.span)
+    return Diagnostic("MD0306", message, rule.span, "warning", help=help, fixes=fixes)
 
 
 def lint_sbp(program: Program, annotations: Annotations, diagnostics: Diagnostics) -> None:
@@ -176,4 +200,5 @@ def _names_nothing(
     name = ".".join(n.text for n in path)
     help = did_you_mean(path[-1].text, labels) or "remove the entry"
     message = f"`{name}` names no tensor of the program"
-    return Diagnostic("MD0306", message, entry.span, "warning", help=help)
+    fixes = spelled_right(path[-1].span, path[-1].text, labels) or _removed(entry.span)
+    return Diagnostic("MD0306", message, entry.span, "warning", help=help, fixes=fixes)

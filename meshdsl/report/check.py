@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from meshdsl.analysis import analyse, chosen_layouts, of_another_layout
-from meshdsl.diagnostics import Diagnostic, Diagnostics, Related, Source, counted
+from meshdsl.diagnostics import Diagnostic, Diagnostics, Edit, Fix, Related, Source, Span, counted
 from meshdsl.named import ir as named
 from meshdsl.named.declarations import Declarations
 from meshdsl.pipeline import DEFAULT_POLICY, Options, lower_placed, place_named
@@ -105,7 +105,15 @@ def _check_placement(
         if problem:
             where = Related(tensor.value.span, "it is computed here")
             help = "change the layout, or what is expected; `meshdsl explain` shows why it is so"
-            diagnostics.add(Diagnostic("MD0401", problem, entry.span, related=(where,), help=help))
+            told = f"{'.'.join(path)}: {_shown(tensor)}"
+            fixes = () if tensor.placement.op else _expected(entry.span, told)
+            found_ = Diagnostic("MD0401", problem, entry.span, related=(where,), help=help)
+            diagnostics.add(replace(found_, fixes=fixes))
+
+
+def _shown(tensor: placed.Tensor) -> str:
+    """The placement of a tensor, as an expectation is written."""
+    return tensor.placement.show(tensor.value.type)
 
 
 def _placement_problem(
@@ -113,7 +121,7 @@ def _placement_problem(
 ) -> str | None:
     """The difference of a tensor from its expectation, or None. Axes of size 1 do not count."""
     names = tuple(d.dim.text for d in entry.dims)
-    actual = tensor.placement.show(tensor.value.type)
+    actual = _shown(tensor)
     if set(names) != set(tensor.value.type.names):
         return f"`{tensor.value.label}` has other dims: it is {actual}"
     for item in entry.dims:
@@ -137,7 +145,13 @@ def _check_figure(
             over = f" over {', '.join(a.text for a in entry.axes)}" if entry.axes else ""
             message = f"expected {entry.what.text}{over} {wanted:,}, and it is {actual:,}"
             help = "`meshdsl explain` shows each collective and why it is there"
-            diagnostics.add(Diagnostic("MD0401", message, entry.span, help=help))
+            fixes = _expected(entry.value.span, str(actual))
+            diagnostics.add(Diagnostic("MD0401", message, entry.span, help=help, fixes=fixes))
+
+
+def _expected(span: Span, text: str) -> tuple[Fix, ...]:
+    """The fix that expects what there is."""
+    return (Fix(f"expect `{text}`", (Edit(span, text),), safe=False),)
 
 
 def _figure(entry: ast.ExpectCount, report: dict[str, Any]) -> int:

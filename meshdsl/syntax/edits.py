@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from meshdsl.diagnostics import Edit, Span
+from meshdsl.diagnostics import Edit, Fix, Span
 from meshdsl.syntax import ast
 from meshdsl.syntax.tokens import lex, significant
 
@@ -27,6 +27,21 @@ def word_in(span: Span, word: str) -> Span | None:
     return Span(span.source, span.start + found[0].start(), span.start + found[0].end())
 
 
+def around(span: Span, before: str, after: str, title: str, safe: bool = True) -> Fix:
+    """The fix that puts an expression between two texts."""
+    start, end = Span(span.source, span.start, span.start), Span(span.source, span.end, span.end)
+    return Fix(title, (Edit(start, before), Edit(end, after)), safe)
+
+
+def cast_to(span: Span, dtype: str, safe: bool = True) -> Fix:
+    """The fix that casts an expression."""
+    return around(span, "cast(", f", {dtype})", f"write `cast({_short(span.text)}, {dtype})`", safe)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 24 and "\n" not in text else "…"
+
+
 def without_line(span: Span) -> Span:
     """The span of a statement or declaration, with its lines if nothing else stands on them.
 
@@ -40,12 +55,29 @@ def without_line(span: Span) -> Span:
     return Span(span.source, start, rest.end())
 
 
+_COMMA_AFTER = re.compile(r"[ \t]*,[ \t]*")
+_COMMA_BEFORE = re.compile(r",[ \t]*$")
+
+
+def without_entry(span: Span) -> Span:
+    """The span of an entry of a list or a block, with a comma, or with its line if it is alone."""
+    whole, text = without_line(span), span.source.text
+    if whole != span:
+        return whole
+    after = _COMMA_AFTER.match(text, span.end)
+    if after is not None:
+        return Span(span.source, span.start, after.end())
+    before = _COMMA_BEFORE.search(text[: span.start])
+    return span if before is None else Span(span.source, before.start(), span.end)
+
+
 def without_dim(node: ast.Dim) -> Span:
     """The span of one entry of a `dim` line with its comma, or of the line if it is alone."""
     source = node.span.source
     words = significant(lex(source))
-    first = next(i for i, word in enumerate(words) if word.start_pos == node.span.start)
-    last = next(i for i, word in enumerate(words) if (word.start_pos or 0) >= node.span.end)
+    starts = [-1 if word.type == "_NL" else word.start_pos or 0 for word in words]
+    first = starts.index(node.span.start)
+    last = max(i for i, start in enumerate(starts) if 0 <= start < node.span.end) + 1
     before, after = words[first - 1], words[last]
     assert before.start_pos is not None
     if before.type == "COMMA":

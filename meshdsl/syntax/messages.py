@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from meshdsl.diagnostics import Diagnostic, Related, Source, Span, did_you_mean
+from meshdsl.diagnostics import (
+    Diagnostic,
+    Edit,
+    Fix,
+    Related,
+    Source,
+    Span,
+    did_you_mean,
+    spelled_right,
+)
+from meshdsl.syntax.edits import without_line
 from meshdsl.syntax.forms import form_of
 from meshdsl.syntax.tokens import DECLARATIONS, OPENERS, OPTIONS, RESERVED, STATEMENTS, span_of
 
@@ -34,6 +45,28 @@ _GROUPS = (
 _AFTER_OPERAND = OPERATORS | {"LPAR", "LSQB"}
 
 _PARENTHESES = "put the expression in parentheses to write it over several lines"
+_WRITTEN = {
+    ";": "",
+    "&": "and",
+    "|": "or",
+    "!": "not ",
+    "“": '"',
+    "”": '"',
+    "×": "*",
+    "·": "*",
+    "→": "->",
+    "←": "=",
+    "≥": ">=",
+    "≤": "<=",
+    "≠": "!=",
+    "−": "-",
+    "–": "-",
+    "…": "...",
+    "\u00a0": " ",
+    "\ufeff": "",
+}
+"""What to write in place of a character of `_FOREIGN`."""
+
 _FOREIGN = {
     ";": "a new line ends a statement",
     "'": 'strings stand in double quotes: "same"',
@@ -101,7 +134,7 @@ class Situation:
 
 def complaint(at: Situation) -> Diagnostic:
     """The diagnostic for a syntax error: that of the first hint that fits, or the plain one."""
-    plain = Diagnostic("MD0001", _plain(at), at.span, help=_plain_help(at))
+    plain = Diagnostic("MD0001", _plain(at), at.span, help=_plain_help(at), fixes=_only_sign(at))
     found = next(filter(None, (hint(at) for hint in _HINTS)), plain)
     if found.help:
         return found
@@ -199,7 +232,43 @@ def _bad_character(at: Situation, char: str) -> Diagnostic:
     shown = f"`{char}`" if char.isprintable() else f"U+{ord(char):04X}"
     message = f"the character {shown} means nothing here"
     help_ = _FOREIGN.get(char, "remove it; other characters stand only in comments and strings")
-    return Diagnostic("MD0002", message, at.span, help=help_)
+    return Diagnostic("MD0002", message, at.span, help=help_, fixes=_written(at.span, char))
+
+
+_QUOTED = re.compile(r"['“]([^'\"“”\n]*)['”]")
+
+
+def _written(span: Span, char: str) -> tuple[Fix, ...]:
+    """The fix that writes what a foreign character means: both quotes of a string, `&&` whole."""
+    text = span.source.text
+    quoted = _QUOTED.match(text, span.start)
+    if quoted is not None:
+        span, new = Span(span.source, quoted.start(), quoted.end()), f'"{quoted[1]}"'
+    elif char not in _WRITTEN:
+        return ()
+    else:
+        new = _WRITTEN[char]
+    if char == ";":
+        new = _line_end(span)
+    if char in "&|":
+        end = span.end + text.startswith(char, span.end)
+        span = Span(span.source, span.start, end)
+        before, after = text[: span.start][-1:].isspace(), text[end : end + 1].isspace()
+        new = f"{'' if before else ' '}{new}{'' if after else ' '}"
+    title = f"write `{new.strip()}`" if new.strip() else _BLANK.get(new, "begin a new line")
+    return (Fix(title, (Edit(span, new),)),)
+
+
+_BLANK = {"": "remove it", " ": "write a space"}
+
+
+def _line_end(span: Span) -> str:
+    """What a semicolon means: nothing at the end of its line, else a new line like this one."""
+    line, _ = span.source.position(span.start)
+    text, end = span.source.line(line), span.source.bounds(line)[1]
+    if not span.source.text[span.end : end].partition("#")[0].strip():
+        return ""
+    return "\n" + text[: len(text) - len(text.lstrip())]
 
 
 def _short(text: str) -> str:
@@ -216,8 +285,10 @@ def _reserved(at: Situation) -> Diagnostic | None:
 
 
 def _not_a_name(word: str, span: Span) -> Diagnostic:
-    message = f"`{word}` is a reserved word and cannot be a name"
-    return Diagnostic("MD0004", message, span, help=f"choose another name, such as `{word}_`")
+    message, new = f"`{word}` is a reserved word and cannot be a name", f"{word}_"
+    fixes = (Fix(f"call it `{new}`", (Edit(span, new),)),)
+    help_ = f"choose another name, such as `{new}`"
+    return Diagnostic("MD0004", message, span, help=help_, fixes=fixes)
 
 
 def _looks_new(at: Situation) -> bool:
@@ -246,7 +317,16 @@ def _unclosed_bracket(at: Situation) -> Diagnostic | None:
         span_of(at.source, opener),
         related=(Related(at.span, f"expected `{closer}` before this"),),
         help=f"add the missing `{closer}`, or the `,` between two arguments",
+        fixes=_closed(at, closer),
     )
+
+
+def _closed(at: Situation, closer: str) -> tuple[Fix, ...]:
+    """The fix that closes a bracket behind the last word."""
+    if at.before is None or at.before.end_pos is None:
+        return ()
+    span = Span(at.source, at.before.end_pos, at.before.end_pos)
+    return (Fix(f"add `{closer}`", (Edit(span, closer),)),)
 
 
 def _closer(opener: Token) -> str:
@@ -273,7 +353,19 @@ def _unclosed_block(at: Situation) -> Diagnostic | None:
         at.span,
         related=(at.related(at.opened[-1], "the block begins here"),),
         help="add the missing `}`",
+        fixes=_closed_block(at),
     )
+
+
+def _closed_block(at: Situation) -> tuple[Fix, ...]:
+    """The fix that closes a block on a line of its own behind the last word."""
+    if at.before is None or at.before.end_pos is None:
+        return ()
+    end = at.source.bounds(at.source.position(at.before.end_pos)[0])[1]
+    line, _ = at.source.position(at.opened[-1].start_pos or 0)
+    text = at.source.line(line)
+    margin = text[: len(text) - len(text.lstrip())]
+    return (Fix("add `}`", (Edit(Span(at.source, end, end), f"\n{margin}}}"),)),)
 
 
 def _indented(at: Situation) -> bool:
@@ -290,7 +382,8 @@ def _mismatched(at: Situation) -> Diagnostic | None:
         return None
     if not at.opened:
         message, help_ = f"this `{at.token}` closes nothing", "remove it, or open it before"
-        return Diagnostic("MD0003", message, at.span, help=help_)
+        fixes = (Fix("remove it", (Edit(without_line(at.span), ""),)),)
+        return Diagnostic("MD0003", message, at.span, help=help_, fixes=fixes)
     opener = at.opened[-1]
     wanted = OPENERS[opener.type]
     if at.kind == wanted:
@@ -301,18 +394,35 @@ def _mismatched(at: Situation) -> Diagnostic | None:
         at.span,
         related=(at.related(opener, f"`{spelling()[wanted]}` is to close this"),),
         help=f"write `{spelling()[wanted]}` here, or close the other bracket before",
+        fixes=(_put(at.span, spelling()[wanted], safe=False),),
     )
+
+
+def _put(span: Span, text: str, safe: bool = True) -> Fix:
+    """The fix that writes one text in place of another."""
+    return Fix(f"write `{text}`", (Edit(span, text),), safe)
 
 
 def _broken_line(at: Situation) -> Diagnostic | None:
     """A line that ends after an operator, or begins with one."""
     if at.kind == "_NL" and at.before is not None and at.before.type in _ENDS_WRONG:
         message = f"the line ends after `{at.before}`"
-        return Diagnostic("MD0005", message, at.span, help=_PARENTHESES)
+        fixes = _joined(at, at.before, at.following[0] if at.following else None)
+        return Diagnostic("MD0005", message, at.span, help=_PARENTHESES, fixes=fixes)
     if at.begins_line and at.token is not None and at.kind in OPERATORS and "NAME" in at.expected:
         message = f"a line cannot begin with `{at.token}`"
-        return Diagnostic("MD0005", message, at.span, help=_PARENTHESES)
+        fixes = () if at.before is None else _joined(at, at.before, at.token)
+        return Diagnostic("MD0005", message, at.span, help=_PARENTHESES, fixes=fixes)
     return None
+
+
+def _joined(at: Situation, before: Token, after: Token | None) -> tuple[Fix, ...]:
+    """The fix that puts two lines on one, unless a comment stands between them."""
+    start, end = before.end_pos or 0, 0 if after is None else after.start_pos or 0
+    is_new = any(word.type == "EQUAL" for word in at.following[:2])
+    if after is None or is_new or after.type in RESERVED or at.source.text[start:end].strip():
+        return ()
+    return (Fix("join the two lines", (Edit(Span(at.source, start, end), " "),)),)
 
 
 def _chained(at: Situation) -> Diagnostic | None:
@@ -326,12 +436,34 @@ def _chained(at: Situation) -> Diagnostic | None:
 def _equals(at: Situation) -> Diagnostic | None:
     """`=` where a comparison is meant, or the other way round."""
     if at.token == "==" and "EQUAL" in at.expected and "PLUS" not in at.expected:
-        help_ = "write `=` to give a value"
+        help_, sign = "write `=` to give a value", "="
     elif at.kind == "EQUAL" and "COMPARE" in at.expected:
-        help_ = "write `==` to compare"
+        help_, sign = "write `==` to compare", "=="
     else:
         return None
-    return Diagnostic("MD0001", _plain(at), at.span, help=help_)
+    return Diagnostic("MD0001", _plain(at), at.span, help=help_, fixes=(_put(at.span, sign),))
+
+
+_SWAPPED = {("COLON", "EQUAL"), ("EQUAL", "COLON"), ("COLON", "ARROW"), ("EQUAL", "ARROW")}
+"""Signs that are taken for each other: the one found and the one that alone may stand there."""
+
+
+def _only_sign(at: Situation) -> tuple[Fix, ...]:
+    """The fix where one sign alone may stand: `dim batch: 64`, `mesh m { rows = 2 }`."""
+    from meshdsl.grammar import spelling
+
+    wanted = at.expected - {"BROKEN"}
+    if at.token is None or len(wanted) != 1:
+        return ()
+    (kind,) = wanted
+    if (at.kind, kind) in _SWAPPED:
+        start = at.span.start if at.before is None else at.before.end_pos or 0
+        text = ":" if kind == "COLON" else f" {spelling()[kind]}"
+        edit = Edit(Span(at.source, start, at.span.end), text)
+        return (Fix(f"write `{spelling()[kind]}`", (edit,)),)
+    if (at.kind, kind) == ("LBRACE", "EQUAL"):
+        return (_put(Span(at.source, at.span.start, at.span.start), "= "),)
+    return ()
 
 
 def _misplaced(at: Situation) -> Diagnostic | None:
@@ -340,18 +472,22 @@ def _misplaced(at: Situation) -> Diagnostic | None:
         return None
     if at.kind == "NAME" and at.before is not None and at.before.type == "COMMA":
         help_ = "a new line ends the declaration: begin this one with `dim`"
-        return Diagnostic("MD0001", _declaration_wanted(at), at.span, help=help_)
+        start = Span(at.source, at.span.start, at.span.start)
+        fixes = (Fix("begin it with `dim`", (Edit(start, "dim "),)),)
+        return Diagnostic("MD0001", _declaration_wanted(at), at.span, help=help_, fixes=fixes)
     if at.kind in STATEMENTS or (at.kind == "NAME" and _is_assignment(at)):
         help_ = "statements stand inside `program NAME(…) { … }` or `def NAME(…) { … }`"
         return Diagnostic(
             "MD0014", f"a statement outside of a program: {describe(at.token)}", at.span, help=help_
         )
-    meant = did_you_mean(str(at.token), [word.lower() for word in sorted(DECLARATIONS)])
+    words = [word.lower() for word in sorted(DECLARATIONS)]
+    meant = did_you_mean(str(at.token), words)
     return Diagnostic(
         "MD0001",
         _declaration_wanted(at),
         at.span,
         help=meant or "a declaration begins with `dim mesh layout sbp def program expect`",
+        fixes=spelled_right(at.span, str(at.token), words),
     )
 
 
@@ -368,13 +504,16 @@ def _bare_expression(at: Situation) -> Diagnostic | None:
     wants = {"EQUAL", "COMMA"} <= at.expected and "PLUS" not in at.expected
     if not wants or not any(word.type == "LBRACE" for word in at.opened):
         return None
-    meant = None
+    meant: str | None = None
+    fixes: tuple[Fix, ...] = ()
     if at.kind == "NAME" and at.before is not None:
-        meant = did_you_mean(str(at.before), [word.lower() for word in sorted(STATEMENTS)])
+        words = [word.lower() for word in sorted(STATEMENTS)]
+        meant = did_you_mean(str(at.before), words)
+        fixes = spelled_right(span_of(at.source, at.before), str(at.before), words)
     if at.following and at.following[0].type == "EQUAL":
-        meant = f"write the tensor twice: `{at.head} = {at.head} {at.token} …`"
+        meant, fixes = f"write the tensor twice: `{at.head} = {at.head} {at.token} …`", ()
     help_ = meant or f"a statement gives its value a name: `y = {at.head}…`"
-    return Diagnostic("MD0001", _plain(at), at.span, help=help_)
+    return Diagnostic("MD0001", _plain(at), at.span, help=help_, fixes=fixes)
 
 
 _HINTS: tuple[Callable[[Situation], Diagnostic | None], ...] = (
