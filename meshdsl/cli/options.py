@@ -29,7 +29,8 @@ File = Annotated[
     Path, Argument(metavar="FILE", help="A .mdsl file; -: standard input.", show_default=False)
 ]
 Files = Annotated[
-    list[Path], Argument(metavar="FILE…", help="-: standard input.", show_default=False)
+    list[Path],
+    Argument(metavar="FILE…", help=".mdsl files; -: standard input.", show_default=False),
 ]
 
 SETTING = re.compile(r"[A-Za-z_]\w*=-?\d+")
