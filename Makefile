@@ -10,6 +10,8 @@ WORKERS ?= 2
 INSTALL = quiet=--quiet; if [ -t 1 ]; then quiet=; fi; $(BIN)/python -m pip install $$quiet \
 	--disable-pip-version-check --constraint constraints.txt --editable
 
+SPHINX = $(BIN)/python -m sphinx -q -n -W --keep-going -E -c docs -d build/pages
+
 .DEFAULT_GOAL := help
 .PHONY: help run test lint format bench lab notebooks docs install clean
 MAKEFLAGS += --no-print-directory
@@ -44,8 +46,9 @@ lab: $(STAMP)  ## open the notebooks in JupyterLab, installing it first
 notebooks: $(STAMP)  ## execute the notebooks' scripts and write the notebooks anew
 	@$(BIN)/python examples/notebooks/execute.py
 
-docs: $(STAMP)  ## the site of all pages, in build/site
-	@$(BIN)/python -m sphinx -q -n -W --keep-going -E -c docs -d build/pages . build/site
+docs: $(STAMP)  ## the site of all pages, in build/site; LINKS=1 asks for every address in them
+	@$(SPHINX) . build/site
+	@[ -z "$(LINKS)" ] || $(SPHINX) -b linkcheck . build/links
 	@echo "open $(CURDIR)/build/site/index.html"
 
 install: $(STAMP)  ## make .venv ready and do nothing else

@@ -38,6 +38,7 @@ MAY_DIFFER = {
 }
 ONLY_PLANNED = {
     "make test": "it would run this test",
+    "make docs": "tests/site builds it",
     "make lab": "it installs JupyterLab and waits for a browser",
 }
 ON_BOTH_MACHINES = "# on both machines"

@@ -13,6 +13,10 @@ from sphinx.environment import BuildEnvironment
 
 import meshdsl
 from docs._ext.markdown import fenced
+from meshdsl.api.signatures import RATES, describe
+from meshdsl.named.from_syntax import INITS
+from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES
+from meshdsl.ops.opdef import load_all
 
 PARTS = {
     "dims": "Dims, tensors, dtypes",
@@ -21,6 +25,7 @@ PARTS = {
     "program": "Programs and functions",
     "functions": "Programs and functions",
     "statements": "Programs and functions",
+    "module": "Programs and functions",
     "plan": "Plans",
     "errors": "Errors",
 }
@@ -46,11 +51,32 @@ def reference() -> str:
     for name in sorted(meshdsl.__all__, key=str.lower):
         by_title[PARTS.get(homes.get(name, ""), "More")].append(f"meshdsl.{name}")
     by_title["What plans draw"] = [f"meshdsl.notebook.views.{name}" for name in VIEWS]
-    return "\n\n".join(
+    listed = "\n\n".join(
         f"## {title}\n\n" + "\n\n".join(map(_entry, names))
         for title, names in by_title.items()
         if names
     )
+    python = fenced("{highlight} python", "")
+    return f"{python}\n\n{listed}\n\n## Initialisers, optimizers, schedules\n\n{_makers()}"
+
+
+def _makers() -> str:
+    """What `md.param` and `md.minimize` take, from the tables that check the arguments."""
+    taken = {name: ("std",) if n == 1 else ("a", "b")[:n] for name, n in INITS.items()}
+    for name in RATES:
+        options = {**OPTIMIZERS, **SCHEDULES}[name]
+        taken[name] = tuple(_parameter(option, o.default) for option, o in options.items())
+    entries = [
+        fenced(f"{{py:function}} meshdsl.{name}({', '.join(given)})", describe(name))
+        for name, given in taken.items()
+        if name not in load_all()
+    ]
+    about = "[Training](training.md#optimizers) says what each option does."
+    return "\n\n".join([about, *entries])
+
+
+def _parameter(name: str, default: Any) -> str:
+    return name if default is ... else f"{name}={default!r}"
 
 
 def _entry(path: str) -> str:
