@@ -22,6 +22,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_lexer("mdsl", MdslLexer)
     app.add_lexer("shellsession", BashSessionLexer)
     app.connect("source-read", _read)
+    app.connect("doctree-read", api.unlinked)
     app.connect("missing-reference", api.resolved)
     app.connect("build-finished", _enter)
     return {"version": __version__, "parallel_read_safe": True, "parallel_write_safe": True}

@@ -90,13 +90,24 @@ def _entry(path: str) -> str:
     return fenced("{eval-rst}", f".. {kind}:: {path}")
 
 
+def unlinked(app: Sphinx, tree: nodes.document) -> None:
+    """Types of annotations that no module is known of are no links.
+
+    Python's `bool` would lead to `meshdsl.bool`, and every class called Program to the public one.
+    """
+    for node in list(tree.findall(pending_xref)):
+        if (node.get("refdomain"), node.get("reftype")) == ("py", "class"):
+            if "." not in node["reftarget"]:
+                node.replace_self(node.children)
+
+
 def resolved(
     app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.Element
 ) -> nodes.Element | None:
     """A reference to `meshdsl.api.plan.Plan`, where it is defined, as one to `meshdsl.Plan`."""
     target = str(node.get("reftarget", ""))
     name = target.rpartition(".")[2]
-    if node.get("refdomain") != "py" or name not in meshdsl.__all__ or target == f"meshdsl.{name}":
+    if not target.startswith("meshdsl.api.") or name not in meshdsl.__all__:
         return None
     domain = env.domains["py"]
     return domain.resolve_xref(
