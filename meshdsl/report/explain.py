@@ -237,7 +237,7 @@ def explanation(report: Json, sources: Mapping[str, Source]) -> Document:
 def summary(report: Json) -> Iterator[Block]:
     """Two sentences, what is sent and what sends the most; then axes that are of no use."""
     yield line(sentence(report), "strong")
-    if len(report["collectives"]) > 1:
+    if report["collectives"]:
         yield line(_largest(report))
     for axis, size in report["mesh"].items():
         if size > 1 and all(t["placement"].get(axis, "B") == "B" for t in report["tensors"]):
@@ -276,7 +276,8 @@ def _largest(report: Json) -> str:
     times = "" if most["count"] == 1 else f", {most['count']} times"
     whose = _bucket(most) or most["tensor"]
     what = f"{most['kind']} of {whose} over {'+'.join(most['axes'])}, line {most['line']}{times}"
-    return f"The largest ({share:.0f}%): {what}."
+    which = f"The largest ({share:.0f}%)" if len(found) > 1 else "The only one"
+    return f"{which}: {what}."
 
 
 # --- source lines ----------------------------------------------------------------------------
