@@ -8,7 +8,7 @@ from pygments.lexers.shell import BashSessionLexer
 from sphinx.application import Sphinx
 from sphinx.util.typing import ExtensionMetadata
 
-from docs._ext import api, contents, generated
+from docs._ext import api, contents, generated, links
 from meshdsl.lexer import MdslLexer
 from meshdsl.version import __version__
 
@@ -23,6 +23,7 @@ def setup(app: Sphinx) -> ExtensionMetadata:
     app.add_lexer("shellsession", BashSessionLexer)
     app.connect("source-read", _read)
     app.connect("doctree-read", api.unlinked)
+    app.connect("doctree-read", links.linked)
     app.connect("missing-reference", api.resolved)
     app.connect("build-finished", _enter)
     return {"version": __version__, "parallel_read_safe": True, "parallel_write_safe": True}

@@ -51,12 +51,15 @@ class Page(HTMLParser):
     ids: set[str] = field(default_factory=set)
     links: set[str] = field(default_factory=set)
     loads: set[str] = field(default_factory=set)
+    unsaid: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__init__()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = dict(attrs)
+        if tag == "img" and not given.get("alt"):
+            self.unsaid.append(str(given.get("src"))[:80])
         self.ids |= {given[key] or "" for key in ("id", "name") if key in given}
         for key, found in (("href", self.links if tag == "a" else self.loads), ("src", self.loads)):
             if given.get(key):
@@ -104,6 +107,10 @@ def test_every_link_and_anchor_leads_somewhere(site: Path) -> None:
 def test_it_loads_nothing_from_elsewhere(site: Path) -> None:
     outside = {link for path in pages(site) for link in read(path).loads if "//" in link[:8]}
     assert outside == set()
+
+
+def test_every_picture_is_described(site: Path) -> None:
+    assert {p.name: read(p).unsaid for p in pages(site) if read(p).unsaid} == {}
 
 
 # --- what is generated ---------------------------------------------------------------------------
