@@ -80,8 +80,11 @@ class Explanation(View):
         return self._document
 
     def text(self, width: int | None = None) -> str:
-        """The report of the program's own text, of at most `width` columns where words allow it."""
-        if len(self.sources) > 1:
+        """The report of the program's own text, of at most `width` columns where words allow it.
+
+        A tensor that is asked for is shown wherever it is made.
+        """
+        if len(self.sources) > 1 and self.focus.tensor is None:
             return Explanation(self.json, self.source, focus=self.focus).text(width)
         return super().text(width)
 

@@ -45,6 +45,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::meshdsl.ProgramWarning")
         ("mesh sqare", "MD0108", "did you mean `square`"),
         ("tensor hh --layout hybrid", "MD0102", "did you mean `h`"),
         ("compare --layouts hybrid,nope", "MD0108", "known: `hybrid`"),
+        ("explain --tensor zz", "MD0607", "there are x, w, v, h, y"),
+        ("explain --line 99", "MD0607", "lines are counted"),
+        ("explain --all --top 3", "MD0601", "choose one"),
+        ("explain --layout hybrid --layout hybrid", "MD0604", "--layout"),
     ],
 )
 def test_mistakes_in_a_line(defined: Notebook, line: str, code: str, help: str) -> None:
@@ -198,6 +202,8 @@ def test_cells_of_python_have_their_numbers(defined: Notebook) -> None:
     files = {t["name"]: t["file"] for t in plan.explain().json["tensors"]}
     assert (files["inner.kept"], files["y"]) == ("In[4]", "In[5]")
     assert "kept = x * 3" in plan.explain().html()
+    assert "kept = x * 3" in str(plan.explain(tensor="inner.kept"))
+    assert "y = inner(x)" in str(plan.explain(line=3))
 
 
 def test_reset_forgets(defined: Notebook) -> None:
