@@ -28,7 +28,7 @@ def command(
     given: Served,
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", help="A .mdsl file (an example).", show_default=False),
+        typer.Argument(metavar="FILE", help="A .mdsl file (an example).", show_default=False),
     ] = None,
 ) -> None:
     """Edit a program in a browser, and see at once what each device holds, does and sends."""

@@ -32,6 +32,9 @@ class Document:
         """The text, and the digest of the file. Raises DiagnosticError."""
         if self.path is None:
             return Source(self.name, project(EXAMPLE)[0].text), ""
+        if str(self.path) == "-":
+            help = "save the program in a file; without one, an example is shown"
+            fail("MD0010", "the standard input cannot be read anew by a page", help=help)
         digest = self._digest(self.path)  # before the text: what changes in between is no match
         return read_source(self.path), digest
 

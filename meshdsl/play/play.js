@@ -156,6 +156,8 @@
   const optionsOf = (select, entries, value) => {
     const known = entries.some(([v]) => v === value);
     const all = known || value === null ? entries : [...entries, [value, `${value.replace(/^\w+:/, "")} (not in the file)`]];
+    const there = [...select.options].map((o) => [o.value, o.label]);
+    if (JSON.stringify(there) === JSON.stringify(all) && select.value === value) return; // it may be open
     select.replaceChildren(...all.map(([v, label]) => new Option(label, v, false, v === value)));
   };
   const named = (names, kind = "") => names.map((name) => [`${kind}:${name}`, name]);
@@ -335,9 +337,13 @@
     }
     here();
   };
+  const WIDE = matchMedia("(min-width: 60.01rem)"); // both sides have scroll bars of their own
+  let last = 0;
   const here = () => {
     const line = lineAt(text.selectionStart);
     for (const body of $("lines").querySelectorAll("tbody[data-line]")) body.classList.toggle("here", Number(body.dataset.line) === line);
+    if (line !== last && WIDE.matches && $("problems").hidden) $("lines").querySelector(".here")?.scrollIntoView({ block: "nearest" });
+    last = line;
   };
   const tellPicture = () => {
     const found = shown.pictures.find((p) => p.title === $("picture").value);
@@ -445,7 +451,15 @@
   });
   $("picture").addEventListener("change", tellPicture);
   $("whole").addEventListener("change", tellCode);
-  $("copy").addEventListener("click", () => navigator.clipboard.writeText($("python").textContent));
+  $("copy").addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText($("python").textContent);
+      $("copy").textContent = "Copied";
+    } catch {
+      $("copy").textContent = "Select it and press Ctrl-C";
+    }
+    setTimeout(() => ($("copy").textContent = "Copy"), 2000);
+  });
 
   const fit = () => document.documentElement.style.setProperty("--top", `${document.querySelector("header").offsetHeight}px`);
   new ResizeObserver(fit).observe(document.querySelector("header"));

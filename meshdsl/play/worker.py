@@ -9,11 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 Json = dict[str, Any]
@@ -21,13 +21,21 @@ _START = "from meshdsl.play.worker import main; main()"
 
 
 def main() -> None:
-    """Answer questions, a line of JSON each, until the standard input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which ends this
+    """Answer questions, a line of JSON each, until the server ends and with it this input."""
+    questions: SimpleQueue[str] = SimpleQueue()
+    threading.Thread(target=_read, args=(questions,), daemon=True).start()
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # nothing that is printed can be taken for an answer
-    for line in sys.stdin:
-        replies.write(f"{json.dumps(_answered(json.loads(line)))}\n")
+    while True:
+        replies.write(f"{json.dumps(_answered(json.loads(questions.get())))}\n")
         replies.flush()
+
+
+def _read(questions: SimpleQueue[str]) -> None:
+    """Take questions in, and end the process at the end of them, whatever it is at."""
+    for line in sys.stdin:
+        questions.put(line)
+    os._exit(0)
 
 
 def _answered(job: Json) -> Json:
@@ -107,6 +115,7 @@ def _start() -> subprocess.Popen[str]:
         stdout=pipe,
         encoding="utf-8",
         env=os.environ | {"PYTHONPATH": path},
+        start_new_session=True,  # Ctrl-C in the terminal is for the server, which ends this
     )
 
 

@@ -13,7 +13,8 @@ from .command import Cli, write
 
 
 def test_bad_commands(cli: Cli) -> None:
-    assert cli("play", "nothing.mdsl", "--no-open").codes == ["error[MD0010]"]
+    for file in ("nothing.mdsl", ".", "-"):
+        assert cli("play", file, "--no-open").codes == ["error[MD0010]"]
     with socket.socket() as taken:
         taken.bind((HOST, 0))
         taken.listen()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import signal
@@ -306,6 +307,14 @@ def test_a_desk_that_closes_leaves_nobody_waiting(desk: Desk) -> None:
     desk.close()
     thread.join()
     assert found == [None]
+
+
+def test_the_process_ends_with_the_server() -> None:
+    process = worker._start()
+    assert process.stdin
+    process.stdin.write(json.dumps({"name": "f", "text": TEXT, "options": {}}) + "\n")
+    process.communicate()  # closes its standard input, as the end of the server does
+    assert process.returncode == 0
 
 
 def test_questions_at_once_are_answered_or_superseded(served: Served) -> None:
