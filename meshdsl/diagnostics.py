@@ -246,13 +246,28 @@ class Diagnostics:
         try:
             return step()
         except DiagnosticError as error:
+            if error.is_last:
+                raise
             self.add(*error.diagnostics)
             return None
+
+    def raise_all(self) -> None:
+        """Raise all diagnostics as one `DiagnosticError` if there is an error among them."""
+        if self.errors:
+            raise DiagnosticError(*self)
 
     def raise_errors(self) -> None:
         """Raise every error collected so far as one `DiagnosticError`, if there is any."""
         if self.errors:
             raise DiagnosticError(*self.errors)
+
+
+class Immediate(Diagnostics):
+    """A bag for what is executed step by step: an error is raised where it is found."""
+
+    def of(self, step: Callable[[], T]) -> T | None:
+        """The result of a step; its errors are raised."""
+        return step()
 
 
 def counted(number: int, noun: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from meshdsl.analysis import analyse
 from meshdsl.device.ir import Program as DeviceProgram
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.named.build import build, choose_program, finish_named
@@ -88,8 +89,9 @@ class Compilation:
         """The declarations of the file, by kind and name."""
         if self.known.declarations is not None:
             return self.known.declarations
-        found = declare(self.tree, self.diagnostics, self.options.set_dims)
-        self.diagnostics.raise_errors()
+        own = Diagnostics()
+        found = declare(self.tree, own, self.options.set_dims)
+        self._keep(own)
         return found
 
     @cached_property
@@ -97,7 +99,19 @@ class Compilation:
         """The chosen program, before it is simplified and becomes a training step."""
         if self.known.written is not None:
             return self.known.written
-        return written(self.declarations, self.options.program, self.diagnostics)
+        own = Diagnostics()
+        chosen = choose_program(self.declarations, self.options.program)
+        found = build(self.declarations, chosen, own)
+        self._keep(own)
+        assert found is not None
+        return found
+
+    def _keep(self, found: Diagnostics) -> None:
+        """Report what a stage has found; with an error, all that is wrong with the text is told."""
+        if self.known.tree is None and (found.errors or self.diagnostics.errors):
+            found = analyse(self.source, self.options).diagnostics
+        self.diagnostics.add(*found)
+        self.diagnostics.raise_all()
 
     @cached_property
     def named(self) -> NamedProgram:

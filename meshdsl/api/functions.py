@@ -18,7 +18,6 @@ from meshdsl.api.tracer import Tracer
 from meshdsl.diagnostics import Diagnostic, Related, Span, fail
 from meshdsl.named.builder import Scope
 from meshdsl.named.calls import MAX_CALL_DEPTH
-from meshdsl.named.from_syntax import _Returned
 from meshdsl.named.ir import Value
 from meshdsl.syntax import ast
 
@@ -131,8 +130,8 @@ class Function(Generic[P, R]):
         span = self._span("return", site.span)
         call.result = tracer.dim_refs(self.types["return"].dims, span)
         declared = ast.Function(ast.Name(self.name, span), (), (), call.result, (), span)
-        returned = _Returned((), site.span)
-        return tuple(tracer._result_type(declared, v, returned, tracer.scope) for v in values)
+        dims, scope = tracer.dim_list(call.result, tracer.scope), tracer.scope
+        return tuple(tracer._result_type(declared, dims, site.span, scope, v) for v in values)
 
     def _span(self, name: str, otherwise: Span) -> Span:
         """The span where a parameter (or the result) is declared."""

@@ -21,7 +21,15 @@ from meshdsl.api.sizes import sizes_of, unsayable, with_makers
 from meshdsl.api.tensor import Tensor, tracing_in
 from meshdsl.api.tracer import PythonBody, Tracer
 from meshdsl.api.written import Shared, Writer
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, Span, fail
+from meshdsl.diagnostics import (
+    Diagnostic,
+    DiagnosticError,
+    Diagnostics,
+    Immediate,
+    Source,
+    Span,
+    fail,
+)
 from meshdsl.named import ir
 from meshdsl.named.builder import Operand, Scope
 from meshdsl.named.declarations import RESERVED_TENSORS, Declarations
@@ -264,7 +272,7 @@ def trace(function: Callable[..., Any], name: str, types: Mapping[str, TensorTyp
     """The syntax tree of the computation of a Python function."""
     code = function.__code__
     linecache.checkcache(code.co_filename)
-    diagnostics = Diagnostics()
+    diagnostics = Immediate()
     place = place_of(function)
     tracer = Tracer(Declarations(place.source), diagnostics)
     tracer.root_dims = tracer.known

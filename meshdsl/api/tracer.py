@@ -17,7 +17,7 @@ from meshdsl.api.places import Names, Site
 from meshdsl.api.recorded import Block, Call, Made, Read, Variable, note_read
 from meshdsl.api.sizes import Arithmetic, Moment, Size, computed, number_of, tick
 from meshdsl.api.tensor import Tensor
-from meshdsl.diagnostics import Diagnostics, Related, Span, counted, fail
+from meshdsl.diagnostics import Immediate, Related, Span, counted, fail
 from meshdsl.ir import types
 from meshdsl.named import ir
 from meshdsl.named.builder import Operand, Scope
@@ -83,7 +83,7 @@ class Form:
 class Tracer(ProgramBuilder):
     """Builds one program from Python. `scope` is that of the function being run."""
 
-    def __init__(self, declarations: Declarations, diagnostics: Diagnostics) -> None:
+    def __init__(self, declarations: Declarations, diagnostics: Immediate) -> None:
         super().__init__(declarations, diagnostics)
         self.dims: dict[str, Dim] = {}
         self.known: dict[str, types.Dim] = {}
@@ -326,7 +326,7 @@ class Tracer(ProgramBuilder):
         dims = None if out is None else tuple(self.dim_name(d, site.argument("out")) for d in out)
         function = ast.Name(name, span)
         node = ast.Call(function, brackets, given, keywords, dims, span)
-        results = self.calls.call(node, self.scope)
+        results = tuple(map(_right, self.calls.call(node, self.scope)))
         self.called.add(name)
         if args is None:
             return self.finish(
@@ -408,3 +408,9 @@ def _spread(names: Names, count: int) -> tuple[str | None, ...]:
     if isinstance(names, tuple) and len(names) == count:
         return names
     return (None,) * count
+
+
+def _right(result: Operand | None) -> Operand:
+    """A result that is not wrong: errors are raised before there is one."""
+    assert result is not None, "the errors of a trace are raised where they are found"
+    return result

@@ -8,7 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Fix, Related, Span, fail
+from meshdsl.diagnostics import (
+    Diagnostic,
+    DiagnosticError,
+    Diagnostics,
+    Fix,
+    Poisoned,
+    Related,
+    Span,
+    fail,
+)
 from meshdsl.ir.program import Stacked, substitute
 from meshdsl.ir.types import LARGEST, Dim, DType, TensorType
 from meshdsl.named.declarations import Declarations
@@ -49,7 +58,8 @@ class Scope:
     """The names of one function body: dims, tensors, and the place of its call.
 
     A name that failed to get a value maps to None. `groups` are names of several dims at once: that
-    of a definition in the prelude, for an operator over several dims.
+    of a definition in the prelude, for an operator over several dims; `...` in a function.
+    `wrong_dims` are names of dims whose meaning is not known, which was reported.
     """
 
     dims: dict[str, Dim]
@@ -61,6 +71,7 @@ class Scope:
     local_to_loop: dict[str, Span] = field(default_factory=dict)
     params: dict[str, Span] = field(default_factory=dict)
     groups: dict[str, tuple[Dim, ...]] = field(default_factory=dict)
+    wrong_dims: set[str] = field(default_factory=set)
 
     def enter(self, function: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """The path and the function path of the next call of `function` from here."""
@@ -82,11 +93,13 @@ class Builder:
     """The program under construction. All operators pass through `emit`.
 
     `originals` maps copies made for a backward pass to their forward values; `renamed` maps
-    each value that was named after others had read it to its named value.
+    each value that was named after others had read it to its named value. The dims `unsized` have
+    no known size: what only that makes illegal is not reported.
     """
 
-    def __init__(self, diagnostics: Diagnostics) -> None:
+    def __init__(self, diagnostics: Diagnostics, unsized: frozenset[str] = frozenset()) -> None:
         self.diagnostics = diagnostics
+        self.unsized = unsized
         self.frames = [Frame(None)]
         self.params: list[PendingParam] = []
         self.phase = "forward"
@@ -199,6 +212,8 @@ class Builder:
         try:
             types = lookup(name).infer(tuple(v.type for v in ins), attrs)
         except OpError as error:
+            if self._is_unsized(ins, attrs):
+                raise Poisoned from None
             notes = zip(spans, ins, strict=True) if spans else ()
             related = tuple(Related(s, f"this is {v.type}") for s, v in notes if s != span)
             fixes = _casts(error.code, spans, [v.type.dtype for v in ins])
@@ -208,6 +223,18 @@ class Builder:
         op = Op(name, ins, outs, tuple(attrs.items()), span, self.phase, self.block)
         self.frames[-1].body.append(op)
         return outs
+
+    def _is_unsized(self, ins: tuple[Value, ...], attrs: Mapping[str, Any]) -> bool:
+        """Whether a dim of a call has no known size."""
+        dims = {d.name for v in ins for d in v.type.dims}
+        waiting = list(attrs.values())
+        while waiting and self.unsized:
+            item = waiting.pop()
+            if isinstance(item, Dim):
+                dims.add(item.name)
+            elif isinstance(item, tuple):
+                waiting += item
+        return not self.unsized.isdisjoint(dims)
 
     def _count(self, span: Span, operators: int = 1) -> None:
         self._operators += operators

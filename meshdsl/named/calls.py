@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshdsl.diagnostics import (
@@ -14,13 +15,15 @@ from meshdsl.diagnostics import (
     Poisoned,
     Related,
     Span,
+    all_of,
+    both,
     counted,
     did_you_mean,
     fail,
     spelled_right,
 )
 from meshdsl.ir.types import DTYPES, Dim, DType
-from meshdsl.named.builder import Operand, Scope, TooLarge, need_tensor
+from meshdsl.named.builder import Operand, Scope, need_tensor
 from meshdsl.named.expressions import LATER, option_value, surface_name, unknown_function
 from meshdsl.named.ir import Value
 from meshdsl.named.prelude import prelude
@@ -52,8 +55,8 @@ class Calls:
         self.builder = program.builder
         self.open: list[ast.Function] = []
 
-    def call(self, node: ast.Call, scope: Scope) -> tuple[Operand, ...]:
-        """The values that `node` yields."""
+    def call(self, node: ast.Call, scope: Scope) -> tuple[Operand | None, ...]:
+        """The values that `node` yields; None for one that is wrong, which is reported."""
         name = node.function.text
         if name in scope.declarations.functions:
             self._note_shadowing(scope.declarations.functions[name])
@@ -61,8 +64,7 @@ class Calls:
         if name == "grad":
             return self.program.goals.grad(node, scope)
         if name in LATER:
-            help = "compute it outside and pass it as an input"
-            fail(LATER[name], f"`{name}` is not supported yet", node.function.span, help=help)
+            self._refuse(partial(_later, node.function), node, scope)
         if name in load_all() and load_all()[name].surface.items != "view":
             return self.operator(load_all()[name], node, scope)
         if name in prelude().functions and name not in load_all():
@@ -71,7 +73,21 @@ class Calls:
             return (self.program.expressions.pointwise("logical_not", node.args, node.span, scope),)
         callable_ = [n for n, op in load_all().items() if op.surface.items != "view"]
         known = [*scope.declarations.functions, *callable_, *prelude().functions]
-        unknown_function(node.function, known)
+        self._refuse(partial(unknown_function, node.function, known), node, scope)
+
+    def _refuse(self, refusal: Callable[[], NoReturn], node: ast.Call, scope: Scope) -> NoReturn:
+        """Raise what is wrong with the function of a call, and with all else in it."""
+        all_of((refusal, partial(self._parts, node, scope)))
+        raise AssertionError(node)
+
+    def _parts(self, node: ast.Call, scope: Scope) -> None:
+        """Resolve what stands in a call whose function is not known; raises the errors in it."""
+        evaluate = self.program.expressions.evaluate
+        given = (*node.args, *(k.value for k in node.keywords))
+        steps: list[Callable[[], object]] = [partial(evaluate, n, scope) for n in given]
+        steps.append(partial(self.program.views.names, node.items or (), scope))
+        steps.append(partial(self.program.expressions.dims, node.out or (), scope))
+        all_of(steps)
 
     def _note_shadowing(self, function: ast.Function) -> None:
         name = function.name.text
@@ -85,23 +101,21 @@ class Calls:
 
     def operator(self, opdef: OpDef, node: ast.Call, scope: Scope) -> tuple[Operand, ...]:
         """Apply an operator of the registry by its `surface`."""
-        try:
-            arguments = self._arguments(opdef, node, scope)
-        except Poisoned:
-            if opdef.surface.items != "none":
-                self._items(opdef, node, [], scope)
-            raise
+        group = _only_group(opdef, node, scope)
+        arguments, attrs = both(
+            partial(self._arguments, opdef, node, scope),
+            lambda: {} if group else self._items(opdef, node, scope),
+        )
         tensors = [x for x in arguments.operands if isinstance(x, Value)]
-        _check_arity(opdef, len(arguments.operands), node)
         if opdef.surface.items == "none" and not opdef.surface.options:
-            _no_items(node, opdef)
             spans = tuple(arguments.spans)
             operands = arguments.operands
             return (self.program.expressions.apply(opdef.name, operands, spans, node.span, scope),)
-        group = _only_group(opdef, node, scope)
         if group:
             return (self._row_major(opdef, group, node.span, scope),)
-        attrs = self._items(opdef, node, tensors, scope) | arguments.options
+        if opdef.surface.items == "dims?" and node.items is None:
+            attrs = {"dims": tensors[0].type.dims if tensors else ()}
+        attrs = attrs | arguments.options
         if opdef.surface.items == "dims?" and not tensors:
             need_tensor(arguments.operands[0], arguments.spans[0])
         if opdef.surface.items == "dims?" and _changes_nothing(opdef, attrs, tensors[0]):
@@ -123,9 +137,12 @@ class Calls:
         """Tensors first, then options by position, then options by name."""
         found = Arguments(options=dict(opdef.surface.options))
         names = [name for name, _ in opdef.surface.options]
+        operands, options = both(
+            lambda: all_of(partial(self.program.expressions.evaluate, a, scope) for a in node.args),
+            lambda: all_of(partial(self._keyword, opdef, k, scope) for k in node.keywords),
+        )
         given = 0
-        for arg in node.args:
-            operand = self.program.expressions.evaluate(arg, scope)
+        for arg, operand in zip(node.args, operands, strict=True):
             full = len(found.operands) >= opdef.surface.arity[0]
             if not isinstance(operand, Value) and full and given < len(names):
                 found.options[names[given]] = option_value(operand, arg.span)
@@ -133,24 +150,18 @@ class Calls:
                 continue
             found.operands.append(operand)
             found.spans.append(arg.span)
-        for keyword in node.keywords:
-            self._keyword(opdef, keyword, found, scope)
+        found.options.update(options)
         _check_options(opdef, found.options, node)
+        _check_arity(opdef, len(found.operands), node)
         return found
 
-    def _keyword(self, opdef: OpDef, keyword: ast.Keyword, found: Arguments, scope: Scope) -> None:
-        if keyword.name.text not in found.options:
-            known = ", ".join(f"`{name}`" for name, _ in opdef.surface.options) or "none"
-            message = f"`{opdef.name}` has no option `{keyword.name.text}`"
-            names = [name for name, _ in opdef.surface.options]
-            fixes = spelled_right(keyword.name.span, keyword.name.text, names)
-            fail("MD0253", message, keyword.name.span, help=f"its options: {known}", fixes=fixes)
-        operand = self.program.expressions.evaluate(keyword.value, scope)
-        found.options[keyword.name.text] = option_value(operand, keyword.value.span)
+    def _keyword(self, opdef: OpDef, keyword: ast.Keyword, scope: Scope) -> tuple[str, Any]:
+        """The name and the value of an option."""
+        evaluate = partial(self.program.expressions.evaluate, keyword.value, scope)
+        _, operand = both(partial(_check_option, opdef, keyword.name), evaluate)
+        return keyword.name.text, option_value(operand, keyword.value.span)
 
-    def _items(
-        self, opdef: OpDef, node: ast.Call, tensors: list[Value], scope: Scope
-    ) -> dict[str, Any]:
+    def _items(self, opdef: OpDef, node: ast.Call, scope: Scope) -> dict[str, Any]:
         """The attributes from the bracket (or the arrow) of a call."""
         kind = opdef.surface.items
         if kind == "none":
@@ -160,11 +171,11 @@ class Calls:
             if node.out is None:
                 help = f"write `{surface_name(opdef)}`: dims missing on the right are summed"
                 fail("MD0252", f"`{opdef.name}` needs its result dims", node.span, help=help)
-            return {"dims": tuple(self.program.expressions.dim(n, scope) for n in node.out)}
+            return {"dims": self.program.expressions.dims(node.out, scope)}
         if node.out is not None:
             _no_result_dims(opdef, node)
         if kind == "dims?" and node.items is None:
-            return {"dims": tensors[0].type.dims if tensors else ()}
+            return {}
         joins = kind == "join" and any(isinstance(i, ast.ArrowItem) for i in node.items or ())
         if kind == "arrow" or joins:
             return self._arrow(opdef, node, scope)
@@ -191,43 +202,53 @@ class Calls:
         if not node.items and opdef.surface.items != "maker":
             help = f"write `{surface_name(opdef)}`"
             fail("MD0252", f"`{opdef.name}` needs its dims in `[ ]`", node.span, help=help)
-        dims: list[Dim] = []
+        names = []
         for item in node.items or ():
             if not isinstance(item, ast.DimItem):
                 help = f"write `{surface_name(opdef)}`"
                 fail("MD0252", f"`{opdef.name}` takes plain dims in `[ ]`", item.span, help=help)
-            group = scope.groups.get(item.dim.text)
-            dims += group or (self.program.expressions.dim(item.dim, scope),)
-        return tuple(dims)
+            names.append(item.dim)
+        return self.program.expressions.dims(names, scope)
 
     def _arrow(self, opdef: OpDef, node: ast.Call, scope: Scope) -> dict[str, Any]:
         items = node.items or ()
         if len(items) != 1 or not isinstance(items[0], ast.ArrowItem):
             help = f"write `{surface_name(opdef)}`"
             fail("MD0252", f"`{opdef.name}` takes `[old -> new]`", node.span, help=help)
-        dim = self.program.expressions.dim
-        return {
-            "source": tuple(dim(n, scope) for n in items[0].sources),
-            "target": tuple(dim(n, scope) for n in items[0].targets),
-        }
+        dims = self.program.expressions.dims
+        sources, targets = both(
+            partial(dims, items[0].sources, scope), partial(dims, items[0].targets, scope)
+        )
+        return {"source": sources, "target": targets}
 
     # --- functions ---------------------------------------------------------------------------
 
-    def inline(self, function: ast.Function, node: ast.Call, scope: Scope) -> tuple[Operand, ...]:
-        """Build the body of `function` in place; its parameters belong to this call."""
+    def inline(
+        self, function: ast.Function, node: ast.Call, scope: Scope
+    ) -> tuple[Operand | None, ...]:
+        """Build the body of `function` in place; its parameters belong to this call.
+
+        What is wrong with the call is reported; the body is built nevertheless.
+        """
         self._guard_recursion(function, node, scope)
+        found = self.builder.diagnostics.of
         # Arguments first: in `f(f(x))` the inner call comes first, and is called `f`.
-        matched = self._match(function, node)
-        given = {n: self.program.expressions.evaluate(arg, scope) for n, arg in matched.items()}
+        matched, unmatched = self._match(function, node)
+        evaluate = self.program.expressions.evaluate
+        given = {n: found(partial(evaluate, arg, scope)) for n, arg in matched.items()}
+        for arg in unmatched:
+            found(partial(evaluate, arg, scope))
         inner = self._enter(function, node, scope)
         self._bind_dims(function, node, scope, inner)
+        if unmatched:
+            given = {**dict.fromkeys(p.name.text for p in function.params), **given}
         self._bind_tensors(function, node, given, matched, inner)
         self.open.append(function)
         try:
             return self.program.function_body(function, inner)
-        except TooLarge:
-            raise
         except DiagnosticError as error:
+            if error.is_last:
+                raise
             raise _at_call(error, node) from None
         finally:
             self.open.pop()
@@ -254,68 +275,114 @@ class Calls:
     def _bind_dims(
         self, function: ast.Function, node: ast.Call, scope: Scope, inner: Scope
     ) -> None:
-        items = node.items or ()
+        """Bind the dims in the bracket of a call; one that is wrong is reported."""
+        items, found = node.items or (), self.builder.diagnostics.of
         if len(items) != len(function.dims):
-            names = ", ".join(d.text for d in function.dims)
-            message = f"`{function.name.text}` takes {counted(len(function.dims), 'dim')} in `[ ]`"
-            help = f"write `{function.name.text}[{names}](…)`" if names else "leave out the `[ ]`"
-            where = Related(function.name.span, "defined here")
-            fixes = () if names else _without_items(node)
-            fail("MD0252", message, node.span, where, help=help, fixes=fixes)
+            found(partial(_wrong_dims, function, node))
+            found(partial(self.program.views.names, items, scope))
+            inner.wrong_dims.update(d.text for d in function.dims)
+            return
         for name, item in zip(function.dims, items, strict=True):
-            if not isinstance(item, ast.DimItem):
-                names = ", ".join(d.text for d in function.dims)
-                help = f"write `{function.name.text}[{names}](…)`"
-                fail("MD0252", "a function takes plain dims in `[ ]`", item.span, help=help)
-            inner.dims[name.text] = self.program.expressions.dim(item.dim, scope)
+            dim = found(partial(self._plain_dim, function, item, scope))
+            if dim is None:
+                inner.wrong_dims.add(name.text)
+            else:
+                inner.dims[name.text] = dim
+
+    def _plain_dim(self, function: ast.Function, item: ast.Item, scope: Scope) -> Dim:
+        if not isinstance(item, ast.DimItem):
+            names = ", ".join(d.text for d in function.dims)
+            help = f"write `{function.name.text}[{names}](…)`"
+            fail("MD0252", "a function takes plain dims in `[ ]`", item.span, help=help)
+        return self.program.expressions.dim(item.dim, scope)
 
     def _bind_tensors(
         self,
         function: ast.Function,
         node: ast.Call,
-        given: dict[str, Operand],
+        given: dict[str, Operand | None],
         matched: dict[str, ast.Expr],
         inner: Scope,
     ) -> None:
+        """Bind the tensors of a call; None for one that is wrong, which is reported."""
+        found = self.builder.diagnostics.of
         for param in function.params:
-            if param.name.text in given:
-                value = given[param.name.text]
-                self._check_param(param, value, matched[param.name.text], inner)
-            elif param.default is not None:
-                value = self.program.expressions.evaluate(param.default, inner)
-            else:
-                where = Related(param.span, "declared here")
-                message = f"`{function.name.text}` is called without `{param.name.text}`"
-                help = f"write `{_form(function)}`"
-                fail("MD0251", message, node.span, where, help=help)
-            inner.names[param.name.text] = value
+            name = param.name.text
+            dims = found(partial(self.program.dim_list, param.dims, inner))
+            if name not in given:
+                inner.names[name] = found(partial(self._default, function, param, node, inner))
+                continue
+            value = given[name]
+            if value is not None and dims is not None:
+                arg = matched[name]
+                value = found(partial(self._check_param, param, value, arg, inner))
+            inner.names[name] = value
+            if _is_open(param):
+                self._bind_rest(value if dims is not None else None, dims, inner)
 
-    def _match(self, function: ast.Function, node: ast.Call) -> dict[str, ast.Expr]:
+    def _default(
+        self, function: ast.Function, param: ast.TensorParam, node: ast.Call, inner: Scope
+    ) -> Operand:
+        """The default of a tensor that a call does not give."""
+        if param.default is not None:
+            return self.program.expressions.evaluate(param.default, inner)
+        where = Related(param.span, "declared here")
+        message = f"`{function.name.text}` is called without `{param.name.text}`"
+        fail("MD0251", message, node.span, where, help=f"write `{_form(function)}`")
+
+    def _bind_rest(
+        self, value: Operand | None, dims: tuple[tuple[Dim, ...], bool] | None, inner: Scope
+    ) -> None:
+        """Bind `...` to the dims of a tensor that its parameter does not name.
+
+        Where several parameters have it, it stands for all of theirs.
+        """
+        if value is None or dims is None:
+            inner.wrong_dims.add("...")
+            return
+        own = value.type.dims if isinstance(value, Value) else ()
+        rest = (*inner.groups.get("...", ()), *(d for d in own if d not in dims[0]))
+        inner.groups["..."] = tuple(dict.fromkeys(rest))
+
+    def _match(
+        self, function: ast.Function, node: ast.Call
+    ) -> tuple[dict[str, ast.Expr], list[ast.Expr]]:
+        """The argument of each parameter, and those that are of none, which are reported."""
         names = [p.name.text for p in function.params]
-        if len(node.args) > len(names):
+        given, unmatched = dict(zip(names, node.args, strict=False)), [*node.args[len(names) :]]
+        if unmatched:
             message = f"`{function.name.text}` takes {counted(len(names), 'tensor')}"
             where = Related(function.name.span, "defined here")
-            help = f"write `{_form(function)}`"
-            fail("MD0251", message, node.args[len(names)].span, where, help=help)
-        given = dict(zip(names, node.args, strict=False))
+            self._report(message, unmatched[0].span, f"write `{_form(function)}`", where)
         for keyword in node.keywords:
-            if keyword.name.text not in names:
-                message = f"`{function.name.text}` has no tensor `{keyword.name.text}`"
-                word, span = keyword.name.text, keyword.name.span
+            word = keyword.name.text
+            if word not in names:
                 help = did_you_mean(word, names) or f"write `{_form(function)}`"
-                fail("MD0251", message, span, help=help, fixes=spelled_right(span, word, names))
-            if keyword.name.text in given:
-                where = Related(given[keyword.name.text].span, "it is given here already")
-                message, help = f"`{keyword.name.text}` is given twice", "remove one"
-                fail("MD0251", message, keyword.span, where, help=help)
-            given[keyword.name.text] = keyword.value
-        return given
+                message = f"`{function.name.text}` has no tensor `{word}`"
+                span = keyword.name.span
+                self._report(message, span, help, fixes=spelled_right(span, word, names))
+                unmatched.append(keyword.value)
+            elif word in given:
+                where = Related(given[word].span, "it is given here already")
+                self._report(f"`{word}` is given twice", keyword.span, "remove one", where)
+                unmatched.append(keyword.value)
+            else:
+                given[word] = keyword.value
+        return given, unmatched
+
+    def _report(
+        self, message: str, span: Span, help: str, *related: Related, fixes: tuple[Fix, ...] = ()
+    ) -> None:
+        """MD0251, an argument that does not suit."""
+        refusal = partial(fail, "MD0251", message, span, *related, help=help, fixes=fixes)
+        self.builder.diagnostics.of(refusal)
 
     def _check_param(
         self, param: ast.TensorParam, value: Operand, arg: ast.Expr, inner: Scope
-    ) -> None:
+    ) -> Operand:
+        """The value for a parameter. Raises a diagnostic where it does not suit."""
         if isinstance(value, int | float):
-            return
+            return value
         if not isinstance(value, Value):
             need_tensor(value, arg.span)
         dims, rest = self.program.dim_list(param.dims, inner)
@@ -336,6 +403,7 @@ class Calls:
                 help=help,
                 fixes=(cast_to(arg.span, str(dtype)),),
             )
+        return value
 
 
 def _only_group(opdef: OpDef, node: ast.Call, scope: Scope) -> tuple[Dim, ...] | None:
@@ -375,11 +443,37 @@ def _names(names: list[str]) -> str:
 def _at_call(error: DiagnosticError, node: ast.Call) -> DiagnosticError:
     """The errors inside the function, each with the call as a related place."""
     related = Related(node.span, f"in this call of `{node.function.text}`")
-    found = []
-    for d in error.diagnostics:
-        notes = (*d.related, related) if len(d.related) < 3 else d.related
-        found.append(replace(d, related=notes))
-    return DiagnosticError(*found)
+    found = error.diagnostics
+    noted = (replace(d, related=(*d.related, related)) if len(d.related) < 3 else d for d in found)
+    return DiagnosticError(*noted) if found else Poisoned()
+
+
+def _later(name: ast.Name) -> NoReturn:
+    help = "compute it outside and pass it as an input"
+    fail(LATER[name.text], f"`{name.text}` is not supported yet", name.span, help=help)
+
+
+def _wrong_dims(function: ast.Function, node: ast.Call) -> NoReturn:
+    """Report a call with another number of dims than the function takes."""
+    names = ", ".join(d.text for d in function.dims)
+    message = f"`{function.name.text}` takes {counted(len(function.dims), 'dim')} in `[ ]`"
+    help = f"write `{function.name.text}[{names}](…)`" if names else "leave out the `[ ]`"
+    where = Related(function.name.span, "defined here")
+    fixes = () if names else _without_items(node)
+    fail("MD0252", message, node.span, where, help=help, fixes=fixes)
+
+
+def _is_open(param: ast.TensorParam) -> bool:
+    """Whether a parameter takes tensors with dims that it does not name."""
+    return any(d.dim.text == "..." for d in param.dims)
+
+
+def _check_option(opdef: OpDef, name: ast.Name) -> None:
+    if name.text not in dict(opdef.surface.options):
+        known = ", ".join(f"`{option}`" for option, _ in opdef.surface.options) or "none"
+        message = f"`{opdef.name}` has no option `{name.text}`"
+        fixes = spelled_right(name.span, name.text, list(dict(opdef.surface.options)))
+        fail("MD0253", message, name.span, help=f"its options: {known}", fixes=fixes)
 
 
 def _no_items(node: ast.Call, opdef: OpDef) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from meshdsl.diagnostics import (
@@ -11,6 +13,7 @@ from meshdsl.diagnostics import (
     Poisoned,
     Related,
     Span,
+    all_of,
     counted,
     did_you_mean,
     fail,
@@ -76,6 +79,8 @@ class Expressions:
             if len(results) != 1:
                 message = f"this yields {counted(len(results), 'tensor')} where one is needed"
                 fail("MD0258", message, node.span, help="give each a name: `a, b = …`")
+            if results[0] is None:
+                raise Poisoned
             return results[0]
         match node:
             case ast.Number() | ast.String():
@@ -97,8 +102,11 @@ class Expressions:
             if found is None:
                 raise Poisoned
             return self.builder.reach(found) if isinstance(found, Value) else found
-        if name.text in scope.dims:
-            return size_of(scope.dims[name.text])
+        if name.text in scope.dims or name.text in scope.wrong_dims:
+            dim = self.dim(name, scope)
+            if dim.name in self.builder.unsized:
+                raise Poisoned
+            return size_of(dim)
         if name.text in DTYPES:
             return DTYPES[name.text]
         self._unknown_tensor(name, scope)
@@ -117,6 +125,8 @@ class Expressions:
 
     def dim(self, name: ast.Name, scope: Scope) -> Dim:
         """The dim called `name` in a bracket."""
+        if name.text in scope.wrong_dims:
+            raise Poisoned
         if name.text in scope.dims:
             return scope.dims[name.text]
         known = list(scope.dims)
@@ -126,6 +136,22 @@ class Expressions:
         found = unknown("MD0101", "dim", name, known, help)
         declare = declared(name, scope.declarations)
         raise DiagnosticError(replace(found, fixes=(*found.fixes, *declare)))
+
+    def dims(self, names: Iterable[ast.Name], scope: Scope) -> tuple[Dim, ...]:
+        """The dims of a list in an expression; a name of several stands for all of them."""
+        groups = all_of(partial(self._group, n, scope) for n in names)
+        return tuple(dim for group in groups for dim in group)
+
+    def _group(self, name: ast.Name, scope: Scope) -> tuple[Dim, ...]:
+        """The dims that a name stands for: `...` for those that a function was not told of."""
+        if name.text == "..." and not {"..."} & {*scope.groups, *scope.wrong_dims}:
+            message = "`...` stands for the other dims of what a `def` is given as `x[..., d]`"
+            fail("MD0119", message, name.span, help="name the dims that are meant")
+        if name.text not in scope.groups:
+            return (self.dim(name, scope),)
+        # A loop around has taken its dim away.
+        loops = [frame.dim for frame in self.builder.frames]
+        return tuple(d for d in scope.groups[name.text] if d not in loops)
 
     # --- pointwise ---------------------------------------------------------------------------
 
@@ -137,7 +163,7 @@ class Expressions:
 
     def power(self, node: ast.Binary, scope: Scope) -> Operand:
         """`x ^ n`, as a square or a root where it is one: they are exact or cheaper."""
-        base, exponent = (self.evaluate(n, scope) for n in (node.left, node.right))
+        base, exponent = self._each((node.left, node.right), scope)
         special = {2: "square", 0.5: "sqrt", 1: "identity"}
         spans = (node.left.span, node.right.span)
         if isinstance(exponent, int | float) and how_of(exponent) is None and exponent in special:
@@ -148,8 +174,12 @@ class Expressions:
         self, name: str, nodes: tuple[ast.Expr, ...], span: Span, scope: Scope
     ) -> Operand:
         """Apply a pointwise operator; numbers alone are computed now."""
-        operands = [self.evaluate(n, scope) for n in nodes]
+        operands = self._each(nodes, scope)
         return self.apply(name, operands, tuple(n.span for n in nodes), span, scope)
+
+    def _each(self, nodes: Iterable[ast.Expr], scope: Scope) -> list[Operand]:
+        """The values of expressions; raises the errors of all of them."""
+        return all_of(partial(self.evaluate, node, scope) for node in nodes)
 
     def apply(
         self, name: str, operands: list[Operand], spans: tuple[Span, ...], span: Span, scope: Scope

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from meshdsl.diagnostics import (
     Diagnostic,
@@ -14,6 +15,8 @@ from meshdsl.diagnostics import (
     Poisoned,
     Related,
     Span,
+    all_of,
+    both,
     counted,
     fail,
 )
@@ -23,7 +26,6 @@ from meshdsl.named.builder import (
     Operand,
     PendingParam,
     Scope,
-    TooLarge,
     kind_of,
     need_tensor,
 )
@@ -45,9 +47,9 @@ INITS = {"zeros": 0, "ones": 0, "normal": 1, "uniform": 2, "glorot": 0, "he": 0}
 
 @dataclass(slots=True)
 class _Returned:
-    """The return of a body: expressions with their values, and the place."""
+    """The return of a body: expressions with their values (None for a wrong one), and the place."""
 
-    values: tuple[tuple[ast.Expr, Operand], ...]
+    values: tuple[tuple[ast.Expr, Operand | None], ...]
     span: Span
 
 
@@ -58,20 +60,19 @@ class ProgramBuilder:
         self.declarations = declarations
         self.root_dims: Mapping[str, Dim] = declarations.dims
         self.diagnostics = diagnostics
-        self.builder = Builder(diagnostics)
+        self.builder = Builder(diagnostics, declarations.unsized)
         self.expressions = Expressions(self)
         self.calls = Calls(self)
         self.views = Views(self)
         self.loops = Loops(self)
         self.goals = Goals(self)
         self.inputs: list[Value] = []
-        self.failures = 0
 
     def build(self, node: ast.Program) -> Program:
         """The program as far as it could be built; errors are in the diagnostics."""
         scope = Scope(dict(self.root_dims), {}, self.declarations)
         for param in node.params:
-            self._guarded(lambda param=param: self._input(param, scope))
+            self.diagnostics.of(partial(self._input, param, scope))
         returned = self.body(node.body, scope)
         outputs = self._outputs(returned, node)
         frame = self.builder.frames[0]
@@ -97,11 +98,13 @@ class ProgramBuilder:
             where, help = Related(old.span, "first declared here"), "give it another name"
             fail("MD0104", f"input `{name}` is declared twice", node.name.span, where, help=help)
         self._check_name(node.name)
-        dims, rest = self.dim_list(node.dims, scope)
+        (dims, rest), dtype = both(
+            partial(self.dim_list, node.dims, scope), partial(self.dtype, node.dtype)
+        )
         if rest:
             help = "name every dim of an input"
             fail("MD0250", "`...` stands only in functions", node.span, help=help)
-        type_ = TensorType(dims, self.dtype(node.dtype))
+        type_ = TensorType(dims, dtype)
         pins = self.pins(node.dims, scope)
         value = self.builder.value(type_, node.span, name=name, pins=pins, role="input")
         scope.names[name] = value
@@ -119,6 +122,8 @@ class ProgramBuilder:
         outputs: list[Output] = []
         for index, (expr, operand) in enumerate(returned.values):
             name = expr.name.text if isinstance(expr, ast.Ref) else f"out{index}"
+            if operand is None:
+                continue
             if not isinstance(operand, Value):
                 message = f"a program returns tensors, and this is {kind_of(operand)}"
                 help = "add it to a tensor, or make one: `ones[…]() * …`"
@@ -144,32 +149,16 @@ class ProgramBuilder:
                     Diagnostic("MD0113", message, statement.span, related=(where,), help=help)
                 )
                 return returned
-            found = self._guarded(lambda s=statement: self._statement(s, scope), statement, scope)
-            returned = returned or found
+            returned = self._tried(statement, scope) or returned
         return returned
 
-    def _guarded(
-        self, build: object, statement: ast.Statement | None = None, scope: Scope | None = None
-    ) -> _Returned | None:
-        """Run `build`; its diagnostics are collected and the names it should bind are poisoned."""
-        assert callable(build)
-        try:
-            found = build()
-        except TooLarge:
-            raise
-        except DiagnosticError as error:
-            self.diagnostics.add(*error.diagnostics)
-        except Poisoned:
-            pass
-        else:
-            assert found is None or isinstance(found, _Returned)
-            return found
-        self.failures += 1
-        if statement is not None and scope is not None:
-            for name in assigned((statement,)):
-                scope.names[name] = None
-        if isinstance(statement, ast.Return):
-            return _Returned((), statement.span)
+    def _tried(self, statement: ast.Statement, scope: Scope) -> _Returned | None:
+        """Build a statement; what is wrong is reported, and the names it should bind are wrong."""
+        built = self.diagnostics.of(lambda: (self._statement(statement, scope),))
+        if built is not None:
+            return built[0]
+        for name in assigned((statement,)):
+            scope.names[name] = None
         return None
 
     def _statement(self, node: ast.Statement, scope: Scope) -> _Returned | None:
@@ -189,26 +178,36 @@ class ProgramBuilder:
         return None
 
     def _return(self, node: ast.Return, scope: Scope) -> _Returned:
-        values = tuple((e, self.expressions.evaluate(e, scope)) for e in node.values)
+        found = self.diagnostics.of
+        evaluate = self.expressions.evaluate
+        values = tuple((e, found(partial(evaluate, e, scope))) for e in node.values)
         return _Returned(values, node.span)
 
     def _assign(self, node: ast.Assign, scope: Scope) -> None:
-        for target in node.targets:
-            self._check_name(target.name)
-        try:
-            results = self._results(node, scope)
-        except Poisoned:
-            for target in node.targets:
-                self.dim_list(target.dims or (), scope)
-            raise
+        _, results = both(
+            lambda: all_of(partial(self._check_target, t, scope) for t in node.targets),
+            partial(self._results, node, scope),
+        )
         if len(results) != len(node.targets):
             message = f"{counted(len(node.targets), 'name')} for {counted(len(results), 'tensor')}"
             help = "give every tensor on the right one name on the left"
             fail("MD0258", message, node.span, help=help)
         for target, operand in zip(node.targets, results, strict=True):
-            scope.names[target.name.text] = self._bind(target, operand, node.value.span, scope)
+            bound = operand
+            if operand is not None:
+                bound = self._bind(target, operand, node.value.span, scope)
+            scope.names[target.name.text] = bound
 
-    def _results(self, node: ast.Assign, scope: Scope) -> tuple[Operand, ...]:
+    def _check_target(self, target: ast.Target, scope: Scope) -> None:
+        """Refuse a target by its name and its dims alone."""
+        all_of(
+            (
+                partial(self._check_name, target.name),
+                partial(self.dim_list, target.dims or (), scope),
+            )
+        )
+
+    def _results(self, node: ast.Assign, scope: Scope) -> tuple[Operand | None, ...]:
         if len(node.targets) > 1 and isinstance(node.value, ast.Call):
             return self.calls.call(node.value, scope)
         return (self.expressions.evaluate(node.value, scope),)
@@ -244,6 +243,7 @@ class ProgramBuilder:
     def _param(self, node: ast.Param, scope: Scope) -> None:
         """Declare a parameter; it gains the dims of the loops around it."""
         name = node.target.name
+        init = self.diagnostics.of(partial(self._init, node, scope)) or Init("normal")
         self._check_name(name)
         if name.text in scope.params:
             where = Related(scope.params[name.text], "first declared here")
@@ -254,7 +254,9 @@ class ProgramBuilder:
             at = Span(name.span.source, name.span.end, name.span.end)
             fixes = (Fix("write `[]`: a scalar", (Edit(at, "[]"),), safe=False),)
             fail("MD0250", "a parameter needs its dims", node.span, help=help, fixes=fixes)
-        dims, rest = self.dim_list(node.target.dims, scope)
+        (dims, rest), dtype = both(
+            partial(self.dim_list, node.target.dims, scope), partial(self.dtype, node.dtype)
+        )
         if rest:
             help = "name its dims instead of `...`"
             fail("MD0250", "a parameter needs every dim by name", node.target.span, help=help)
@@ -264,7 +266,7 @@ class ProgramBuilder:
                 message = f"this parameter already gains `{loop}` from the `repeat` around it"
                 help, without = f"leave `{loop}` out of its dims", _without(loop, node)
                 fail("MD0259", message, node.target.span, help=help, fixes=without)
-        type_ = TensorType((*loops, *dims), self.dtype(node.dtype))
+        type_ = TensorType((*loops, *dims), dtype)
         value = self.builder.value(
             type_,
             node.target.span,
@@ -275,17 +277,18 @@ class ProgramBuilder:
             declared=tuple(d.name for d in dims),
         )
         self.builder.place(value, 0)
-        self.builder.params.append(PendingParam(value, self._init(node, scope)))
+        self.builder.params.append(PendingParam(value, init))
         scope.params[name.text] = name.span
         scope.names[name.text] = value
 
     def _init(self, node: ast.Param, scope: Scope) -> Init:
         if node.init is None:
             return Init("normal")
-        name = node.init.function
-        if name.text not in INITS:
-            raise DiagnosticError(unknown("MD0260", "initialiser", name, list(INITS)))
-        numbers = [self.expressions.evaluate(a, scope) for a in node.init.args]
+        call, name = node.init, node.init.function
+        _, numbers = both(
+            partial(_check_initialiser, name),
+            lambda: all_of(partial(self.expressions.evaluate, a, scope) for a in call.args),
+        )
         values = tuple(as_float(n) for n in numbers if isinstance(n, int | float))
         if len(values) != len(numbers) or node.init.keywords or node.init.items is not None:
             help = f"write `{_init_form(name.text)}`"
@@ -298,35 +301,45 @@ class ProgramBuilder:
 
     # --- functions ---------------------------------------------------------------------------
 
-    def function_body(self, function: ast.Function, scope: Scope) -> tuple[Operand, ...]:
-        """The values that an inlined function returns, in its own scope; raises its errors."""
-        before = self.failures
+    def function_body(self, function: ast.Function, scope: Scope) -> tuple[Operand | None, ...]:
+        """The values that an inlined function returns, in its own scope; None for a wrong one.
+
+        Raises a diagnostic where it returns nothing, or not what it declares.
+        """
+        result = None
+        if function.result is not None:
+            result = self.diagnostics.of(partial(self.dim_list, function.result, scope))
         returned = self.body(function.body, scope)
-        if self.failures > before:
-            raise Poisoned
         if returned is None:
+            if has_return(function.body):
+                raise Poisoned
             message = f"`{function.name.text}` returns nothing"
             fail("MD0113", message, function.name.span, help="end it with `return …`")
         values = tuple(operand for _, operand in returned.values)
-        if function.result is None:
+        if result is None:
             return values
-        return tuple(self._result_type(function, v, returned, scope) for v in values)
+        typed = partial(self._result_type, function, result, returned.span, scope)
+        return tuple(typed(value) for value in values)
 
     def _result_type(
-        self, function: ast.Function, value: Operand, returned: _Returned, scope: Scope
-    ) -> Operand:
+        self,
+        function: ast.Function,
+        declared: tuple[tuple[Dim, ...], bool],
+        span: Span,
+        scope: Scope,
+        value: Operand | None,
+    ) -> Operand | None:
         if not isinstance(value, Value):
             return value
-        assert function.result is not None
-        dims, rest = self.dim_list(function.result, scope)
+        dims, rest = declared
         problem = mismatch(value, dims, rest)
         if problem:
             where = Related(function.name.span, "its result is declared here")
             help = "change the declared result, or what is returned"
-            fail("MD0250", f"the result: {problem}", returned.span, where, help=help)
+            fail("MD0250", f"the result: {problem}", span, where, help=help)
         if rest or value.type.dims == dims:
             return value
-        return self.builder.emit("transpose", (value,), {"dims": dims}, returned.span, scope)[0]
+        return self.builder.emit("transpose", (value,), {"dims": dims}, span, scope)[0]
 
     # --- names, dims, dtypes -----------------------------------------------------------------
 
@@ -337,16 +350,13 @@ class ProgramBuilder:
 
     def dim_list(self, nodes: tuple[ast.DimRef, ...], scope: Scope) -> tuple[tuple[Dim, ...], bool]:
         """The dims of a list in brackets, and whether it has `...`."""
-        dims: list[Dim] = []
-        for node in nodes:
-            if node.dim.text == "...":
-                continue
-            dim = self.expressions.dim(node.dim, scope)
-            if dim in dims:
+        listed = [node for node in nodes if node.dim.text != "..."]
+        dims = all_of(partial(self.expressions.dim, node.dim, scope) for node in listed)
+        for index, (node, dim) in enumerate(zip(listed, dims, strict=True)):
+            if dim in dims[:index]:
                 help = "give the second another name: `dim other = " + dim.name + "`"
                 fail("MD0259", f"dim `{dim.name}` stands here twice", node.span, help=help)
-            dims.append(dim)
-        return tuple(dims), any(n.dim.text == "..." for n in nodes)
+        return tuple(dims), len(listed) < len(nodes)
 
     def pins(self, nodes: tuple[ast.DimRef, ...], scope: Scope) -> tuple[Pin, ...]:
         """The pins (`@`) in a list of dims."""
@@ -380,6 +390,11 @@ def _without(dim: Dim, node: ast.Param) -> tuple[Fix, ...]:
         return ()
     edit = Edit(without_entry(found.span), "")
     return (Fix(f"leave out `{dim.name}`", (edit,)),)
+
+
+def _check_initialiser(name: ast.Name) -> None:
+    if name.text not in INITS:
+        raise DiagnosticError(unknown("MD0260", "initialiser", name, list(INITS)))
 
 
 def has_return(statements: tuple[ast.Statement, ...]) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
-from meshdsl.diagnostics import Fix, Poisoned, Related, fail
+from meshdsl.diagnostics import Diagnostics, Fix, Poisoned, Related, fail
 from meshdsl.ir.program import Carry
 from meshdsl.ir.types import DTYPES, Dim
 from meshdsl.named.builder import Frame, Operand, Scope
@@ -29,38 +30,56 @@ class Loops:
 
     def repeat(self, node: ast.Repeat, scope: Scope) -> None:
         """One loop: names that existed before are carried, new ones stay inside."""
-        for statement in node.body:
-            if isinstance(statement, ast.Return):
-                help = "return after the loop"
-                fail("MD0113", "`return` inside `repeat`", statement.span, help=help)
+        body = without_returns(node.body, "loop", self.builder.diagnostics)
         if len(self.builder.frames) > MAX_LOOPS:
             message = f"more than {MAX_LOOPS} loops stand inside each other"
             fail("MD0118", message, node.dim.span, help="merge two of their dims into one")
-        dim = self.program.expressions.dim(node.dim, scope)
-        outer = dict(scope.names)
-        names = [n for n in dict.fromkeys(assigned(node.body)) if n in outer]
-        inits = {n: self._carried(n, outer[n], dim, node, scope) for n in names}
+        outer, found = dict(scope.names), self.builder.diagnostics.of
+        dim = found(partial(self.program.expressions.dim, node.dim, scope))
+        if dim is None:
+            self._over_nothing(node, body, scope)
+            return
+        names = [n for n in dict.fromkeys(assigned(body)) if n in outer]
+        tried = {n: found(partial(self._carried, n, outer[n], dim, node, scope)) for n in names}
+        inits = {n: value for n, value in tried.items() if value is not None}
         self.builder.frames.append(Frame(dim))
         try:
             insides = {n: self._inside(v) for n, v in inits.items()}
-            scope.names = {**outer, **insides}
-            self.program.body(node.body, scope)
+            scope.names = {**outer, **dict.fromkeys(names), **insides}
+            self.program.body(body, scope)
             after, frame = scope.names, self.builder.frames[-1]
-            nexts = {n: self._next(n, insides[n], after[n], node, scope) for n in names}
+            nexts = {n: self._next(n, insides[n], after[n], node, scope) for n in insides}
         finally:
-            new = [n for n in scope.names if n not in outer]
-            places = {name.text: name.span for name in reversed(targets(node.body))}
-            scope.local_to_loop.update({n: places.get(n, node.span) for n in new})
-            scope.names = outer
+            self._leave(node, outer, scope)
             self.builder.frames.pop()
         carries = tuple(
-            Carry(inits[n], insides[n], nexts[n], self._result(nexts[n], insides[n])) for n in names
+            Carry(inits[n], insides[n], nexts[n], self._result(nexts[n], insides[n])) for n in inits
         )
-        scope.names = outer | {n: c.result for n, c in zip(names, carries, strict=True)}
+        results = {n: c.result for n, c in zip(inits, carries, strict=True)}
+        scope.names = {**outer, **dict.fromkeys(names), **results}
         stacked = self.builder.stacks(frame)
-        body, phase = tuple(frame.body), self.builder.phase
-        loop = Loop(dim, carries, stacked, body, node.span, phase=phase, block=self.builder.block)
+        inside, phase = tuple(frame.body), self.builder.phase
+        loop = Loop(dim, carries, stacked, inside, node.span, phase=phase, block=self.builder.block)
         self.builder.frames[-1].body.append(loop)
+
+    def _over_nothing(
+        self, node: ast.Repeat, body: tuple[ast.Statement, ...], scope: Scope
+    ) -> None:
+        """Find the errors in a loop over an unknown dim: it may slice any tensor of before.
+
+        What it carries keeps its type.
+        """
+        outer = scope.names
+        scope.names = dict.fromkeys(outer)
+        self.program.body(body, scope)
+        self._leave(node, outer, scope)
+
+    def _leave(self, node: ast.Repeat, outer: dict[str, Operand | None], scope: Scope) -> None:
+        """Take the names that a loop has made out of the scope."""
+        new = [n for n in scope.names if n not in outer]
+        places = {name.text: name.span for name in reversed(targets(node.body))}
+        scope.local_to_loop.update({n: places.get(n, node.span) for n in new})
+        scope.names = outer
 
     def _carried(
         self, name: str, operand: Operand | None, dim: Dim, node: ast.Repeat, scope: Scope
@@ -85,6 +104,13 @@ class Loops:
         return inside
 
     def _next(
+        self, name: str, inside: Value, operand: Operand | None, node: ast.Repeat, scope: Scope
+    ) -> Value:
+        """The value that a loop hands on; of a wrong one, which is reported, only the type."""
+        found = self.builder.diagnostics.of
+        return found(partial(self._checked, name, inside, operand, node, scope)) or inside
+
+    def _checked(
         self, name: str, inside: Value, operand: Operand | None, node: ast.Repeat, scope: Scope
     ) -> Value:
         if operand is None:
@@ -120,6 +146,18 @@ def _cast_back(name: str, dtype: str, node: ast.Repeat) -> tuple[Fix, ...]:
     if not found or len(found[-1].targets) > 1:
         return ()
     return (cast_to(found[-1].value.span, dtype, safe=False),)
+
+
+def without_returns(
+    body: tuple[ast.Statement, ...], block: str, diagnostics: Diagnostics
+) -> tuple[ast.Statement, ...]:
+    """The statements of a block (`loop`, `block`) less any `return`, which is reported."""
+    word = {"loop": "repeat", "block": "recompute"}[block]
+    for statement in body:
+        if isinstance(statement, ast.Return):
+            refusal = partial(fail, "MD0113", f"`return` inside `{word}`", statement.span)
+            diagnostics.of(partial(refusal, help=f"return after the {block}"))
+    return tuple(s for s in body if not isinstance(s, ast.Return))
 
 
 def assigned(statements: tuple[ast.Statement, ...]) -> list[str]:

@@ -7,15 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from meshdsl.diagnostics import (
     Diagnostic,
+    DiagnosticError,
     Diagnostics,
     Fix,
+    Poisoned,
     Related,
     Span,
+    all_of,
+    both,
+    closest,
     did_you_mean,
     fail,
     spelled_right,
@@ -23,6 +29,7 @@ from meshdsl.diagnostics import (
 from meshdsl.ir.types import DTYPES, DType, TensorType
 from meshdsl.named.builder import Operand, Scope, kind_of, need_tensor
 from meshdsl.named.ir import Goal, Op, Value
+from meshdsl.named.loops import without_returns
 from meshdsl.ops.opdef import load_all
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import around
@@ -293,13 +300,19 @@ def resolve(call: ast.Call, evaluate: Evaluate = literal) -> Optimizer:
         DiagnosticError: all errors of the call (MD0270 to MD0276).
     """
     name = call.function.text
+    reader = _Reader(evaluate)
     if name not in OPTIMIZERS:
         help = did_you_mean(name, list(OPTIMIZERS)) or f"there are {_listed(OPTIMIZERS)}"
         fixes = spelled_right(call.function.span, name, list(OPTIMIZERS))
-        fail("MD0270", f"unknown optimizer `{name}`", call.function.span, help=help, fixes=fixes)
-    reader = _Reader(evaluate)
-    options = reader.options(call, OPTIMIZERS[name], positional=1)
-    reader.found.raise_errors()
+        reader.report("MD0270", f"unknown optimizer `{name}`", call.function, help, fixes)
+        # The options of a misspelt one are read as those of the one that is meant.
+        meant = closest(name, list(OPTIMIZERS))
+        if meant is None:
+            raise DiagnosticError(*reader.found)
+        call = replace(call, function=replace(call.function, text=meant))
+    options = reader.options(call, OPTIMIZERS[call.function.text], positional=1)
+    if reader.failed:
+        raise DiagnosticError(*reader.found) if reader.found else Poisoned
     return Optimizer(name, options)
 
 
@@ -309,6 +322,7 @@ class _Reader:
     def __init__(self, evaluate: Evaluate) -> None:
         self.evaluate = evaluate
         self.found = Diagnostics()
+        self.failed = False
 
     def options(
         self, call: ast.Call, known: Mapping[str, Option], positional: int
@@ -321,7 +335,7 @@ class _Reader:
                 values[name] = self._value(call, name, option, given[name])
             elif option.default is ...:
                 message = f"`{call.function.text}` needs `{name}`"
-                self._report("MD0274", message, call, f"write `{_form(call)}`")
+                self.report("MD0274", message, call, f"write `{_form(call)}`")
             else:
                 values[name] = option.default
         return values
@@ -332,9 +346,9 @@ class _Reader:
         """The expression of every option that is given."""
         name, form = call.function.text, f"write `{_form(call)}`"
         if call.items is not None or call.out is not None:
-            self._report("MD0272", f"`{name}` takes no `[ ]` and no `->`", call, form)
+            self.report("MD0272", f"`{name}` takes no `[ ]` and no `->`", call, form)
         for extra in call.args[positional:]:
-            self._report("MD0272", f"`{name}` takes no further argument here", extra, form)
+            self.report("MD0272", f"`{name}` takes no further argument here", extra, form)
         given = dict(zip(known, call.args[:positional], strict=False))
         for keyword in call.keywords:
             word = keyword.name.text
@@ -344,9 +358,9 @@ class _Reader:
                 free = [option for option in known if option not in given_names]
                 fixes = spelled_right(keyword.name.span, word, free)
                 message = f"`{name}` has no option `{word}`"
-                self._report("MD0272", message, keyword.name, help, fixes)
+                self.report("MD0272", message, keyword.name, help, fixes)
             elif word in given:
-                self._report("MD0273", f"`{word}` is given twice", keyword, "remove one of them")
+                self.report("MD0273", f"`{word}` is given twice", keyword, "remove one of them")
             else:
                 given[word] = keyword.value
         return given
@@ -355,16 +369,21 @@ class _Reader:
         """The value of one option; after an error, which is reported, perhaps of any type."""
         if option.kind == "rate" and isinstance(node, ast.Call) and not _is_folded(node):
             return self._schedule(node)
-        value = self._constant(option, node)
+        try:
+            value = self._constant(option, node)
+        except DiagnosticError as error:
+            self.found.add(*error.diagnostics)
+            self.failed = True
+            return None
         help = f"write `{name}={option.shown}`"
         if not _is_kind(option.kind, value):
             said = f"`{name}` of `{call.function.text}` is {_KINDS[option.kind]}"
-            self._report("MD0275", f"{said}, not {_described(value)}", node, help)
+            self.report("MD0275", f"{said}, not {_described(value)}", node, help)
         elif option.kind == "dtype":
             return DTYPES[value] if isinstance(value, str) else value
         elif not option.holds(value):
             said = f"`{name}` of `{call.function.text}` is {option.range}, not {value}"
-            self._report("MD0276", said, node, help)
+            self.report("MD0276", said, node, help)
         return Schedule("constant", value) if option.kind == "rate" else value
 
     def _constant(self, option: Option, node: ast.Expr) -> Any:
@@ -378,11 +397,12 @@ class _Reader:
         if name not in SCHEDULES:
             help = did_you_mean(name, list(SCHEDULES)) or f"there are {_listed(SCHEDULES)}"
             fixes = spelled_right(call.function.span, name, list(SCHEDULES))
-            self._report("MD0271", f"unknown schedule `{name}`", call.function, help, fixes)
+            self.report("MD0271", f"unknown schedule `{name}`", call.function, help, fixes)
             return Schedule("constant", 1.0)
-        before = len(self.found)
+        before, self.failed = self.failed, False
         values = self.options(call, SCHEDULES[name], positional=len(SCHEDULES[name]))
-        if len(self.found) > before:
+        failed, self.failed = self.failed, self.failed or before
+        if failed:
             return Schedule("constant", 1.0)
         if name == "constant":
             return Schedule("constant", values["value"])
@@ -396,14 +416,16 @@ class _Reader:
         name = call.function.text
         if values["warmup"] >= values["steps"]:
             message = f"`{name}` warms up for {values['warmup']} of its {values['steps']} steps"
-            self._report("MD0276", message, call, "`warmup` is less than `steps`")
+            self.report("MD0276", message, call, "`warmup` is less than `steps`")
         if values["final"] > values["peak"]:
             message = f"`{name}` ends at {values['final']}, above its peak {values['peak']}"
-            self._report("MD0276", message, call, "`final` is at most the peak")
+            self.report("MD0276", message, call, "`final` is at most the peak")
 
-    def _report(
+    def report(
         self, code: str, message: str, node: Any, help: str, fixes: tuple[Fix, ...] = ()
     ) -> None:
+        """Add an error at a node."""
+        self.failed = True
         self.found.add(Diagnostic(code, message, node.span, help=help, fixes=fixes))
 
 
@@ -468,7 +490,8 @@ class Goals:
         """The values of a call `grad(loss, x, …)`: one gradient per tensor after the loss."""
         if node.items is not None or node.keywords or node.out or len(node.args) < 2:
             fail("MD0252", "`grad` takes a loss and tensors", node.span, help=f"write {FORM}")
-        operands = [self.program.expressions.evaluate(arg, scope) for arg in node.args]
+        evaluate = self.program.expressions.evaluate
+        operands = all_of(partial(evaluate, arg, scope) for arg in node.args)
         spans = [arg.span for arg in node.args]
         return self.gradients(operands, spans, node.span)
 
@@ -511,26 +534,27 @@ class Goals:
         if scope.path or len(self.builder.frames) > 1:
             help = "write it at the end of the program"
             fail("MD0296", "`minimize` stands at the end of a program", node.span, help=help)
-        operand = self.program.expressions.evaluate(node.value, scope)
-        loss = need_loss("minimize", operand, node.value.span)
-        optimizer = optimizer_of(node.optimizer, self.program.expressions, scope)
+        loss, optimizer = both(
+            partial(self._loss, node.value, scope),
+            partial(optimizer_of, node.optimizer, self.program.expressions, scope),
+        )
         self.goal = Goal(loss, optimizer, node.span)
+
+    def _loss(self, node: ast.Expr, scope: Scope) -> Value:
+        return need_loss("minimize", self.program.expressions.evaluate(node, scope), node.span)
 
     # --- recompute -----------------------------------------------------------------------------
 
     def recompute(self, node: ast.Recompute, scope: Scope) -> None:
         """Build a block with numbered operators; one inside another belongs to the outer one."""
-        for statement in node.body:
-            if isinstance(statement, ast.Return):
-                help = "return after the block"
-                fail("MD0113", "`return` inside `recompute`", statement.span, help=help)
+        body = without_returns(node.body, "block", self.builder.diagnostics)
         if self.builder.block is not None:
-            self.program.body(node.body, scope)
+            self.program.body(body, scope)
             return
         self.blocks += 1
         self.builder.block = self.blocks
         try:
-            self.program.body(node.body, scope)
+            self.program.body(body, scope)
         finally:
             self.builder.block = None
 

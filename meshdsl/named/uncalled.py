@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
-from meshdsl.diagnostics import DiagnosticError, Diagnostics
+from meshdsl.diagnostics import Diagnostics, both
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.named.builder import Scope
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.from_syntax import ProgramBuilder
+from meshdsl.named.ir import Value
 from meshdsl.syntax import ast
 
-SURE = ("MD01", "MD09")
+SURE = ("MD01", "MD0260", "MD09")
 """Sections of the codes of errors that do not depend on the dims of a call."""
 
 
@@ -52,12 +54,19 @@ def _build(function: ast.Function, declarations: Declarations, diagnostics: Diag
     own = {d.text: Dim(d.text, 1) for d in function.dims}
     name = function.name.text
     scope = Scope({**declarations.dims, **own}, {}, declarations, (name,), (name,))
-    try:
-        for param in function.params:
-            scope.names[param.name.text] = None
-            dims, _ = program.dim_list(param.dims, scope)
-            type_ = TensorType(dims, program.dtype(param.dtype))
-            scope.names[param.name.text] = program.builder.value(type_, param.span)
-        program.function_body(function, scope)
-    except DiagnosticError as error:
-        diagnostics.add(*error.diagnostics)
+    for param in function.params:
+        name = param.name.text
+        scope.names[name] = diagnostics.of(partial(_given, param, program, scope))
+        if scope.names[name] is None:
+            scope.wrong_dims.add("...")
+    if "..." not in scope.wrong_dims:
+        scope.groups["..."] = ()
+    diagnostics.of(partial(program.function_body, function, scope))
+
+
+def _given(param: ast.TensorParam, program: ProgramBuilder, scope: Scope) -> Value:
+    """A tensor as a parameter declares it."""
+    (dims, _), dtype = both(
+        partial(program.dim_list, param.dims, scope), partial(program.dtype, param.dtype)
+    )
+    return program.builder.value(TensorType(dims, dtype), param.span)

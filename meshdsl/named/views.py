@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from meshdsl.diagnostics import Related, Span, fail
+from meshdsl.diagnostics import DiagnosticError, Poisoned, Related, Span, all_of, both, fail
 from meshdsl.ir.types import Dim
 from meshdsl.named.builder import Scope
 from meshdsl.named.ir import Value
 from meshdsl.named.sizes import size_of
 from meshdsl.syntax import ast
+from meshdsl.syntax.symbols import parts
 
 if TYPE_CHECKING:
     from meshdsl.named.from_syntax import ProgramBuilder
@@ -23,6 +26,29 @@ class Views:
 
     def view(self, node: ast.View, scope: Scope) -> Value:
         """The value of `tensor[items]`."""
+        try:
+            return self._view(node, scope)
+        except DiagnosticError as error:
+            if error.is_last:
+                raise
+            found = [*error.diagnostics]
+        # What comes after a mistake has unknown names of its own.
+        try:
+            self.names(node.items, scope)
+        except DiagnosticError as error:
+            found += error.diagnostics
+        raise DiagnosticError(*found) if found else Poisoned
+
+    def names(self, items: tuple[ast.Item, ...], scope: Scope) -> None:
+        """Resolve every name in a bracket; raises the errors of all of them."""
+        dim, value = self.program.expressions.dim, self.program.expressions.evaluate
+        dims, values = zip(*map(parts, items), strict=True) if items else ((), ())
+        steps: list[Callable[[], object]] = []
+        steps += [partial(dim, n, scope) for group in dims for n in group if n.text != "..."]
+        steps += [partial(value, n, scope) for group in values for n in group]
+        all_of(steps)
+
+    def _view(self, node: ast.View, scope: Scope) -> Value:
         value = self.program.expressions.tensor(node.tensor, scope)
         renames: list[ast.ArrowItem] = []
         for item in node.items:
@@ -75,8 +101,10 @@ class Views:
         return self._emit("merge", (value,), attrs, item.span, scope)
 
     def _pick(self, value: Value, item: ast.PickItem, scope: Scope) -> Value:
-        dim = self._own(value, item.dim, scope)
-        index = self.program.expressions.evaluate(item.index, scope)
+        dim, index = both(
+            partial(self._own, value, item.dim, scope),
+            partial(self.program.expressions.evaluate, item.index, scope),
+        )
         if isinstance(index, Value):
             return self._emit("gather", (value, index), {"dim": dim}, item.span, scope)
         if not isinstance(index, int):

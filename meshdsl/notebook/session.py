@@ -87,7 +87,7 @@ class Session:
         new = {_key(node): node for node in tree.declarations if not isinstance(node, ast.Expect)}
         found = analyse_tree(self._with(tree, new), Options(), problems, part=source)
         diagnostics, declarations = found.diagnostics, found.declarations
-        diagnostics.raise_errors()
+        diagnostics.raise_all()
         defined = Defined(found.tree, declarations)
         nodes = (node for node in tree.declarations if isinstance(node, ast.Program))
         programs = [CellProgram(node, defined) for node in nodes]

@@ -467,14 +467,14 @@ class _Body:
 
     def items(self, items: tuple[ast.Item, ...]) -> None:
         for item in items:
-            dims, values = _parts(item)
+            dims, values = parts(item)
             for name in dims:
                 self.dim(name)
             for value in values:
                 self.expression(value)
 
 
-def _parts(item: ast.Item) -> tuple[tuple[ast.Name, ...], tuple[ast.Expr, ...]]:
+def parts(item: ast.Item) -> tuple[tuple[ast.Name, ...], tuple[ast.Expr, ...]]:
     """The dims that an item of a bracket names, and the expressions in it."""
     match item:
         case ast.DimItem():
