@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 from meshdsl.diagnostics import Edit, Fix, Span
 from meshdsl.syntax import ast
-from meshdsl.syntax.tokens import lex, significant
 
 _REST = re.compile(r"[ \t]*(#[^\n]*)?(\n|$)")
 
@@ -73,16 +72,12 @@ def without_entry(span: Span) -> Span:
 
 def without_dim(node: ast.Dim) -> Span:
     """The span of one entry of a `dim` line with its comma, or of the line if it is alone."""
-    source = node.span.source
-    words = significant(lex(source))
-    starts = [-1 if word.type == "_NL" else word.start_pos or 0 for word in words]
-    first = starts.index(node.span.start)
-    last = max(i for i, start in enumerate(starts) if 0 <= start < node.span.end) + 1
-    before, after = words[first - 1], words[last]
-    assert before.start_pos is not None
-    if before.type == "COMMA":
-        return Span(source, before.start_pos, node.span.end)
-    if after.type == "COMMA" and words[last + 1].type == "NAME":
-        return Span(source, node.span.start, words[last + 1].start_pos or node.span.end)
-    end = after.end_pos if after.type == "COMMA" else node.span.end
-    return without_line(Span(source, before.start_pos, end or node.span.end))
+    source, span = node.span.source, node.span
+    before = len(source.text[: span.start].rstrip(" \t"))
+    after = _COMMA_AFTER.match(source.text, span.end)
+    if source.text[before - 1] == ",":
+        return Span(source, before - 1, span.end)
+    if after is not None and source.text[after.end() : after.end() + 1].isidentifier():
+        return Span(source, span.start, after.end())
+    end = span.end if after is None else after.end()
+    return without_line(Span(source, before - len("dim"), end))

@@ -134,7 +134,7 @@ def _shadowed(known: Symbols) -> Iterator[Diagnostic]:
             next(s for s in symbol.definitions if s.start >= first.span.start),
             "warning",
             related=(Related(symbol.definitions[0], f"the {said}"),),
-            help="give the new tensor another name, or leave the input out",
+            help=f"give the new tensor another name, or leave the {said} out",
             fixes=_apart(known, symbol),
         )
 

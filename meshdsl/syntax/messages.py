@@ -249,7 +249,7 @@ def _written(span: Span, char: str) -> tuple[Fix, ...]:
     else:
         new = _WRITTEN[char]
     if char == ";":
-        new = _line_end(span)
+        span, new = _line_end(span)
     if char in "&|":
         end = span.end + text.startswith(char, span.end)
         span = Span(span.source, span.start, end)
@@ -262,13 +262,16 @@ def _written(span: Span, char: str) -> tuple[Fix, ...]:
 _BLANK = {"": "remove it", " ": "write a space"}
 
 
-def _line_end(span: Span) -> str:
+def _line_end(span: Span) -> tuple[Span, str]:
     """What a semicolon means: nothing at the end of its line, else a new line like this one."""
     line, _ = span.source.position(span.start)
     text, end = span.source.line(line), span.source.bounds(line)[1]
-    if not span.source.text[span.end : end].partition("#")[0].strip():
-        return ""
-    return "\n" + text[: len(text) - len(text.lstrip())]
+    rest = span.source.text[span.end : end]
+    if not rest.partition("#")[0].strip():
+        return span, ""
+    blanks = len(rest) - len(rest.lstrip())
+    margin = text[: len(text) - len(text.lstrip())]
+    return Span(span.source, span.start, span.end + blanks), f"\n{margin}"
 
 
 def _short(text: str) -> str:

@@ -1,7 +1,7 @@
 """Renames: the edits that give a symbol another name, or the reason why that would change the file.
 
-No rule of scopes is written here a second time: the text with its new name is read again, and
-every name in it must mean what it meant before.
+No rule of scopes is written here a second time: where the new name stands in the text already, the
+text after the rename is read again, and every name in it must mean what it meant before.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ def renamed(known: Symbols, symbol: Symbol, new: str) -> tuple[Edit, ...] | Diag
     group = _together(known, symbol)
     spans = sorted({s.start: s for one in group for s in one.places}.values(), key=_start)
     edits = tuple(Edit(span, new) for span in spans)
+    if new not in source.text:  # nothing can be confused with it
+        return edits
     after = Source(source.name, apply(source.text, edits))
     if _meanings(after, edits, new) != _meanings(source, (), new):
         return _collision(known, symbol, new)

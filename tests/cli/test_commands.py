@@ -111,9 +111,17 @@ def test_json_of_a_diagnostic(cli: Cli) -> None:
                     },
                 ],
                 "help": "the nearest sizes that divide: `--set a=4` or `--set a=6`",
+                "fixes": [_size(4), _size(6)],
             }
         ],
     }
+
+
+def _size(size: int) -> dict[str, object]:
+    """The fix that gives the dim another size."""
+    span = {"start": {"line": 1, "column": 9}, "end": {"line": 1, "column": 10}}
+    edit = {"file": "f.mdsl", **span, "text": str(size)}
+    return {"title": f"write `a = {size}`", "safe": False, "edits": [edit]}
 
 
 @pytest.mark.parametrize("code", CODES)
