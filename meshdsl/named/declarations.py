@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from meshdsl.diagnostics import (
     Diagnostic,
@@ -122,8 +122,15 @@ def constant_integer(node: ast.Expr, sizes: Mapping[str, int], largest: int = MA
 def declared_integer(node: ast.Expr, declarations: Declarations, largest: int = MAX_DIM) -> int:
     """`constant_integer` over the dims of a file; Poisoned where the size of one is wrong."""
     if declarations.unsized.intersection(_references(node)):
-        raise Poisoned
+        _poisoned(node, list(declarations.dims))
     return constant_integer(node, declarations.sizes, largest)
+
+
+def _poisoned(node: ast.Expr, known: list[str]) -> NoReturn:
+    """Raise what is wrong with a size that depends on a wrong one: its unknown names."""
+    names = [n.name for n in ast.walk(node) if isinstance(n, ast.Ref)]
+    found = [unknown("MD0101", "dim", n, known) for n in names if n.text not in known]
+    raise DiagnosticError(*found) if found else Poisoned
 
 
 # --- duplicates ------------------------------------------------------------------------------
@@ -251,9 +258,8 @@ class _DimSizes:
         try:
             node = self.entries[name].value
             if any(r in self.failed for r in _references(node)):
-                self.failed.add(name)
-            else:
-                self.sizes[name] = constant_integer(node, self.sizes)
+                _poisoned(node, list(self.entries))
+            self.sizes[name] = constant_integer(node, self.sizes)
         except DiagnosticError as error:
             self.diagnostics.add(*error.diagnostics)
             self.failed.add(name)

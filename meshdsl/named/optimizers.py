@@ -359,6 +359,9 @@ class _Reader:
                 fixes = spelled_right(keyword.name.span, word, free)
                 message = f"`{name}` has no option `{word}`"
                 self.report("MD0272", message, keyword.name, help, fixes)
+                meant = closest(word, free)
+                if meant is not None:
+                    given[meant] = keyword.value
             elif word in given:
                 self.report("MD0273", f"`{word}` is given twice", keyword, "remove one of them")
             else:

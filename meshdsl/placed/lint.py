@@ -21,7 +21,7 @@ from meshdsl.named.ir import Program, Value, walk
 from meshdsl.named.prelude import prelude
 from meshdsl.placed.layout import TENSOR, Layout, Rule, selects
 from meshdsl.placed.request import loops
-from meshdsl.placed.sbp_block import Annotations, means
+from meshdsl.placed.sbp_block import Annotations, check_component, means
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_entry, word_in
 from meshdsl.syntax.symbols import ROLES
@@ -50,6 +50,8 @@ def lint(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
                 diagnostics.add(_no_axis(rule, axis, layout))
         if rule.dim not in dims:
             diagnostics.add(_no_dim(rule, dims))
+            if not _selects_some(rule, values):
+                diagnostics.add(_selects_nothing(rule, values))
         elif not _selects_any(rule, values) and not _selects_summed(rule, program, layout):
             diagnostics.add(_selects_nothing(rule, values))
     # The backward pass copies the pins of a tensor.
@@ -141,6 +143,13 @@ def _selects_any(rule: Rule, values: Iterable[Value]) -> bool:
     return any(selects(rule.selector, v) is not None and v.type.has(rule.dim) for v in values)
 
 
+def _selects_some(rule: Rule, values: Iterable[Value]) -> bool:
+    """Whether the selector of a rule names anything, whatever its dims."""
+    if not rule.selector or rule.selector[0] in ROLES:
+        return True
+    return any(selects(rule.selector, v) is not None for v in values)
+
+
 def _selects_summed(rule: Rule, program: Program, layout: Layout) -> bool:
     """Whether a rule splits a dim that the operator of a tensor reduces."""
     made = ((v, op) for op in walk(program.body) for v in op.outs)
@@ -179,14 +188,21 @@ def lint_sbp(program: Program, annotations: Annotations, diagnostics: Diagnostic
 
 def lint_annotations(program: Program, annotations: Annotations, diagnostics: Diagnostics) -> None:
     """Report annotations that their tensor cannot have (MD0301, MD0308)."""
+    _lint_components(annotations, diagnostics)
     for value in values_of(program):
         diagnostics.of(partial(annotations.of, value))
+
+
+def _lint_components(annotations: Annotations, diagnostics: Diagnostics) -> None:
+    for component in (c for entry in annotations.entries for c in entry.components):
+        diagnostics.of(partial(check_component, component))
 
 
 def lint_sbp_names(
     annotations: Annotations, declarations: Declarations, diagnostics: Diagnostics
 ) -> None:
     """Warn of names in entries that nothing in a file has, whose programs could not be built."""
+    _lint_components(annotations, diagnostics)
     names = declared_names(declarations)
     for entry in annotations.entries:
         for path in (entry.tensor, entry.at):

@@ -91,8 +91,7 @@ class Annotations:
                 if value.type.has(dim):
                     splits[dim] = (*splits.get(dim, ()), axis)
                 return
-        help = "there are `S(i)`, `B`, `P`, `P(max)`, `P(min)` and `P(prod)`"
-        fail("MD0308", "this is no component of a placement", node.span, help=help)
+        check_component(node)
 
     def _dim(self, value: Value, index: int, span: Span) -> str:
         """The dim at a position of the tensor as the program declares it."""
@@ -108,6 +107,19 @@ class Annotations:
             if value.type.size(dim) % self.mesh.size(*axes):
                 size = value.type.size(dim)
                 raise DiagnosticError(indivisible(dim, size, axes, self.mesh, span))
+
+
+def check_component(node: ast.Expr) -> None:
+    """Raise MD0308 for what is no component of a placement, whatever its tensor."""
+    match node:
+        case ast.Ref(name=ast.Name(text="B" | "P")):
+            return
+        case ast.Call(function=ast.Name(text="P"), args=(ast.Ref(name=name),)) if name.text in OPS:
+            return
+        case ast.Call(function=ast.Name(text="S"), args=(ast.Number(value=int()),)):
+            return
+    help = "there are `S(i)`, `B`, `P`, `P(max)`, `P(min)` and `P(prod)`"
+    fail("MD0308", "this is no component of a placement", node.span, help=help)
 
 
 def means(path: tuple[ast.Name, ...], value: Value) -> bool:
