@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from meshdsl.diagnostics import (
@@ -39,7 +39,7 @@ from meshdsl.named.params import finish_params
 from meshdsl.named.sizes import as_float
 from meshdsl.named.views import Views
 from meshdsl.syntax import ast
-from meshdsl.syntax.edits import without_entry
+from meshdsl.syntax.edits import without_entry, without_line
 
 INITS = {"zeros": 0, "ones": 0, "normal": 1, "uniform": 2, "glorot": 0, "he": 0}
 """The initialisers of parameters, with the numbers that each takes."""
@@ -115,8 +115,9 @@ class ProgramBuilder:
             if has_return(node.body):
                 return ()
             help = "end it with `return NAME, …`"
+            message, fixes = "this program returns nothing", _returning(node.body)
             self.diagnostics.add(
-                Diagnostic("MD0113", "this program returns nothing", node.name.span, help=help)
+                Diagnostic("MD0113", message, node.name.span, help=help, fixes=fixes)
             )
             return ()
         outputs: list[Output] = []
@@ -144,10 +145,10 @@ class ProgramBuilder:
             if returned and not isinstance(statement, ast.Minimize):
                 where = Related(returned.span, "returned here")
                 message = "nothing after `return` is ever reached"
-                help = "remove it, or move it before the `return`"
-                self.diagnostics.add(
-                    Diagnostic("MD0113", message, statement.span, related=(where,), help=help)
-                )
+                help, span = "remove it, or move it before the `return`", statement.span
+                remove = Fix("remove it", (Edit(without_line(span), ""),), safe=False)
+                found = Diagnostic("MD0113", message, span, related=(where,), help=help)
+                self.diagnostics.add(replace(found, fixes=(remove,)))
                 return returned
             returned = self._tried(statement, scope) or returned
         return returned
@@ -314,7 +315,8 @@ class ProgramBuilder:
             if has_return(function.body):
                 raise Poisoned
             message = f"`{function.name.text}` returns nothing"
-            fail("MD0113", message, function.name.span, help="end it with `return …`")
+            help, fixes = "end it with `return …`", _returning(function.body)
+            fail("MD0113", message, function.name.span, help=help, fixes=fixes)
         values = tuple(operand for _, operand in returned.values)
         if result is None:
             return values
@@ -373,6 +375,19 @@ class ProgramBuilder:
         if name.text not in DTYPES:
             raise DiagnosticError(unknown("MD0114", "dtype", name, list(DTYPES)))
         return DTYPES[name.text]
+
+
+def _returning(body: tuple[ast.Statement, ...]) -> tuple[Fix, ...]:
+    """The fix that returns what the last statement of a body computes."""
+    last = body[-1] if body else None
+    if not isinstance(last, ast.Assign):
+        return ()
+    span, text = last.span, f"return {', '.join(t.name.text for t in last.targets)}"
+    start = span.source.bounds(span.line)[0]
+    before = span.source.text[start : span.start]
+    margin = before[: len(before) - len(before.lstrip())]
+    edit = Edit(Span(span.source, span.end, span.end), f"\n{margin}{text}")
+    return (Fix(f"add `{text}`", (edit,), safe=False),)
 
 
 def _before_default(node: ast.TensorParam) -> int:

@@ -79,7 +79,7 @@ def test_examples_under_other_names(path: Path) -> None:
 
 
 @seed(1)
-@settings(max_examples=5, suppress_health_check=list(HealthCheck), deadline=None)
+@settings(max_examples=3, suppress_health_check=list(HealthCheck), deadline=None)
 @given(case=cases())
 def test_random_programs_under_other_names(case: Case) -> None:
     text = case.source_text
