@@ -20,6 +20,7 @@ LAYERS = (
     ("analysis",),
     ("pipeline",),
     ("report", "backends.engines", "backends.train"),
+    ("editor",),
     ("api", "notebook", "play", "cli", "backends.module"),
 )
 """Folders and files of the package from the first to the last."""

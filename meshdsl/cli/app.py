@@ -6,7 +6,20 @@ from typing import Annotated
 
 import typer
 
-from meshdsl.cli import check, compare, compile, explain, fmt, new, play, render, rows, run, train
+from meshdsl.cli import (
+    check,
+    compare,
+    compile,
+    explain,
+    fmt,
+    lsp,
+    new,
+    play,
+    render,
+    rows,
+    run,
+    train,
+)
 from meshdsl.cli.common import reporting
 from meshdsl.cli.options import Command, spread
 from meshdsl.diagnostics import fail
@@ -41,7 +54,7 @@ def options(
     """Tensor programs with named dimensions, compiled to one torch program per device."""
 
 
-for _module in (new, check, fmt, explain, compile, run, train, compare, render, rows, play):
+for _module in (new, check, fmt, explain, compile, run, train, compare, render, rows, play, lsp):
     _name = _module.__name__.rpartition(".")[2]
     app.command(_name, cls=Command)(spread(_module.command))
 

@@ -5,11 +5,12 @@ An `expect` block makes statements about placements, executed collectives and by
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from meshdsl.analysis import analyse, chosen_layouts, of_another_layout
+from meshdsl.analysis import Analysis, analyse, chosen_layouts, of_another_layout
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Edit, Fix, Related, Source, Span, counted
 from meshdsl.named import ir as named
 from meshdsl.named.declarations import Declarations
@@ -26,38 +27,38 @@ def check_source(source: Source, options: Options, diagnostics: Diagnostics) -> 
 
     Whether a layout fits does not depend on when values are reduced, so no optimum is searched.
     """
-    if options.reduce == "optimal":
-        options = replace(options, reduce="deferred")
     found = analyse(source, options)
     diagnostics.add(*found.diagnostics)
     if found.diagnostics.errors:
         return ""
-    programs = [program for program in found.named.values() if program is not None]
-    own = Diagnostics()
-    _check_placements(programs, found.declarations, options, own)
-    if not own.errors:
-        for expect in found.declarations.expects:
-            own.of(partial(check_expect, expect, programs, found.declarations, own))
-    diagnostics.add(*own)
+    for step in placement_checks(found, options):
+        diagnostics.add(*step)
     held = len(found.declarations.expects)
-    counts = f"{counted(len(programs), 'program')}, {counted(held, 'expectation')}"
+    counts = f"{counted(len(found.named), 'program')}, {counted(held, 'expectation')}"
     return f"{source.name}: fine ({counts})"
 
 
-def _check_placements(
-    programs: list[named.Program],
-    declarations: Declarations,
-    options: Options,
-    diagnostics: Diagnostics,
-) -> None:
-    """Place every program under the chosen layout; note the others that cannot be used."""
-    for chosen, name in chosen_layouts(declarations, options):
-        own = Diagnostics()
+def placement_checks(found: Analysis, options: Options) -> Iterator[Diagnostics]:
+    """What only placing shows of a text without errors: the diagnostics of one step at a time.
+
+    Every program is placed under the chosen layout, then under each of the others, which are noted
+    where they cannot be used. Expectations follow if nothing is wrong.
+    """
+    if options.reduce == "optimal":
+        options = replace(options, reduce="deferred")
+    programs = [program for program in found.named.values() if program is not None]
+    wrong = False
+    for chosen, name in chosen_layouts(found.declarations, options):
+        own, told = Diagnostics(), Diagnostics()
         for program in programs:
-            step = partial(place_named, program, declarations, chosen, Diagnostics())
-            own.of(step)
-        told = (of_another_layout(name, d, options) if name else d for d in own)
-        diagnostics.add(*told)
+            own.of(partial(place_named, program, found.declarations, chosen, Diagnostics()))
+        told.add(*(of_another_layout(name, d, options) if name else d for d in own))
+        wrong = wrong or bool(told.errors)
+        yield told
+    for expect in () if wrong else found.declarations.expects:
+        held = Diagnostics()
+        held.of(partial(check_expect, expect, programs, found.declarations, held))
+        yield held
 
 
 # --- expectations ----------------------------------------------------------------------------

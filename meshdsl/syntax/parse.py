@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from meshdsl.diagnostics import Diagnostic, Source, Span, did_you_mean, fail
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, Span, did_you_mean, fail
 from meshdsl.syntax import ast
 
 _BOM = b"\xef\xbb\xbf"
@@ -79,16 +79,21 @@ def _decode(name: str, data: bytes, had_bom: bool) -> str:
             Span(before, len(before.text), len(before.text)),
             help="save the file as UTF-8",
         )
-    text = _unix(text)
-    if "\0" in text:
-        at = text.index("\0")
-        fail(
-            "MD0012",
-            f"`{name}` holds a NUL byte: it is not a text file",
-            Span(Source(name, text), at, at + 1),
-            help="check that it is the right file, and save it as UTF-8",
-        )
-    return text
+    source, refusal = source_of(name, text)
+    if refusal is not None:
+        raise DiagnosticError(refusal)
+    return source.text
+
+
+def source_of(name: str, text: str) -> tuple[Source, Diagnostic | None]:
+    """A text as a source, its line ends normalised, and the refusal of a NUL byte (MD0012)."""
+    source = Source(name, _unix(text))
+    at = source.text.find("\0")
+    if at < 0:
+        return source, None
+    message = f"`{name}` holds a NUL byte: it is not a text file"
+    help = "check that it is the right file, and save it as UTF-8"
+    return source, Diagnostic("MD0012", message, Span(source, at, at + 1), help=help)
 
 
 def _unix(text: str) -> str:

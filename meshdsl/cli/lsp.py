@@ -1,0 +1,30 @@
+"""`meshdsl lsp`: the language server for editors, over standard input and output."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from meshdsl.cli.options import flag, option
+
+
+@option
+class Lsp:
+    """Options of `lsp`."""
+
+    stdio: bool = flag("--stdio", "Speak over standard input and output, as always.")
+
+
+def command(given: Lsp) -> None:
+    """Serve an editor: it starts this itself, and speaks the Language Server Protocol with it."""
+    import logging
+
+    from meshdsl.editor.features import make
+
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
+    sys.setswitchinterval(0.001)  # the loop gets its turn soon, also while a worker is busy
+    server = make()
+    server.start_io()
+    sys.stderr.flush()
+    # A worker in the middle of a long job is not waited for.
+    os._exit(0 if server.ended else 1)

@@ -1,0 +1,1 @@
+"""The language server: what an editor shows of a `.mdsl` file, and does to it."""

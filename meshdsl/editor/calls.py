@@ -1,0 +1,86 @@
+"""Operators as a user calls them: their form, and what the registry says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshdsl.named.from_syntax import INITS
+from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES
+from meshdsl.named.prelude import prelude
+from meshdsl.ops.opdef import OpDef, load_all
+from meshdsl.report.rows import describe, rows_text
+
+_BRACKETS = {
+    "none": "",
+    "out": "",
+    "view": "",
+    "dims": "[dims]",
+    "dims?": "[dims]",
+    "dim": "[dim]",
+    "arrow": "[dim -> new]",
+    "join": "[dim -> new]",
+    "maker": "[dims]",
+}
+_LETTERS = ("x", "y", "z", "u", "v", "w")
+
+
+def form(name: str) -> str | None:
+    """The call of an operator, an optimizer, a schedule or an initialiser; None for other names."""
+    if name == "grad":
+        return "grad(loss, x, …)"
+    record = load_all().get(name)
+    if record is not None and record.surface.items != "view":
+        return _call(record)
+    if name in prelude().functions:
+        node = prelude().functions[name]
+        dims = f"[{', '.join(d.text for d in node.dims)}]" if node.dims else ""
+        return f"{name}{dims}({', '.join(p.name.text for p in node.params)})"
+    for table in (OPTIMIZERS, SCHEDULES):
+        if name in table:
+            options = [_option(n, o.default, o.shown) for n, o in table[name].items()]
+            return f"{name}({', '.join(options)})"
+    if name in INITS:
+        return f"{name}({', '.join(('a', 'b')[: INITS[name]])})"
+    return None
+
+
+def _option(name: str, default: object, shown: str) -> str:
+    return name if default is ... else f"{name}={shown or 'none'}"
+
+
+def _call(record: OpDef) -> str:
+    """`softmax[dim](x)`, `einsum(x, … -> [dims])`."""
+    low, high = record.surface.arity
+    names = list(_LETTERS[: high if high is not None else low])
+    definition = prelude().functions.get(record.name)
+    if definition is not None:
+        names = [param.name.text for param in definition.params]
+    if high is None:
+        names.append("…")
+    for option, default in record.surface.options:
+        names.append(option if default in (..., None) else f"{option}={default}")
+    out = " -> [dims]" if record.surface.items == "out" else ""
+    bracket = _BRACKETS[record.surface.items]
+    if record.surface.items == "maker" and not names:
+        return f"{record.name}{bracket}"
+    return f"{record.name}{bracket}({', '.join(names)}{out})"
+
+
+def meaning(name: str) -> Iterator[str]:
+    """What an operator is, in Markdown: its form, its definition, its legal placements."""
+    shown = form(name)
+    if shown is None:
+        return
+    yield f"```mdsl\n{shown}\n```"
+    record = load_all().get(name)
+    if record is not None and record.meaning:
+        yield record.meaning
+    definition = prelude().functions.get(name)
+    if definition is not None:
+        yield f"Defined in the prelude:\n```mdsl\n{definition.span.text}\n```"
+    if record is None:
+        return
+    if record.infix:
+        yield f"Written `x {record.infix} y`."
+    rows = rows_text(describe(record)).rstrip()
+    yield f"Along one mesh axis, S split, P partial, B whole:\n```text\n{rows}\n```"

@@ -1,0 +1,349 @@
+"""Completion: what may stand at the cursor, by the words before it; and the form of a call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from lsprotocol import types as lsp
+
+from meshdsl.diagnostics import Source
+from meshdsl.editor.calls import form
+from meshdsl.editor.facts import Facts
+from meshdsl.editor.hovers import head
+from meshdsl.ir.types import DTYPES
+from meshdsl.lexer import vocabulary
+from meshdsl.named.declarations import RESERVED_TENSORS
+from meshdsl.named.expressions import LATER
+from meshdsl.named.from_syntax import INITS
+from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES
+from meshdsl.ops.opdef import load_all
+from meshdsl.placed.expect import FIGURES, KINDS
+from meshdsl.placed.place import POLICIES
+from meshdsl.syntax import ast
+from meshdsl.syntax.symbols import TENSORS, Kind, Symbol
+from meshdsl.syntax.tokens import CLOSERS, OPENERS, lex
+
+if TYPE_CHECKING:
+    from lark import Token
+
+WINDOW = 4000
+"""Characters before the cursor that are read for the brackets around it."""
+
+_HEAD = re.compile(r"^(dim|mesh|layout|sbp|def|program|expect)\b", re.MULTILINE)
+
+
+@dataclass(slots=True)
+class Bracket:
+    """An open bracket: the word before it, and the words in it since the last comma or line end."""
+
+    kind: str
+    before: str
+    words: list[Token] = field(default_factory=list)
+    commas: int = 0
+
+    def has(self, kind: str) -> bool:
+        """Whether such a word came since the last comma or line end."""
+        return any(word.type == kind for word in self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The cursor: the first word of its declaration, the open brackets, the word before it.
+
+    `begun` is the part of a name before the cursor.
+    """
+
+    head: str
+    brackets: list[Bracket]
+    last: str
+    said: str
+    begun: str
+
+    @property
+    def inside(self) -> Bracket:
+        """The innermost bracket; one of no kind outside."""
+        return self.brackets[-1] if self.brackets else Bracket("", "")
+
+    @property
+    def pinned(self) -> bool:
+        """Whether mesh axes are written here: behind `@` or `over`, or in the brackets there."""
+        around = self.inside.kind == "LPAR" and self.inside.before in ("@", "over")
+        return self.last in ("PIN", "OVER") or around
+
+
+def place_at(text: str, offset: int) -> Place | None:
+    """The place of the cursor; None in a comment or a string."""
+    heads = list(_HEAD.finditer(text, 0, offset))
+    start = max(heads[-1].start() if heads else 0, text.rfind("\n", 0, max(offset - WINDOW, 0)) + 1)
+    words = lex(Source("", text[start:offset]))
+    last = words[-1] if words else None
+    touches = last is not None and last.end_pos == offset - start
+    if last is not None and touches and last.type in ("COMMENT", "STRING", "BAD_STRING", "NUMBER"):
+        return None
+    begun = str(last) if last is not None and touches and re.match(r"\w", str(last)) else ""
+    words = words[:-1] if begun else words
+    brackets = _open(words)
+    before = words[-1] if words else None
+    return Place(
+        heads[-1][1] if heads else "",
+        brackets,
+        before.type if before is not None else "_NL",
+        str(before) if before is not None else "",
+        begun,
+    )
+
+
+def _open(words: list[Token]) -> list[Bracket]:
+    """The brackets that are open behind the words; around them, one for the declaration."""
+    found = [Bracket("", "")]
+    before = ""
+    for word in words:
+        if word.type in OPENERS:
+            found[-1].words.append(word)
+            found.append(Bracket(word.type, before))
+        elif word.type in CLOSERS:
+            if len(found) > 1:
+                closed = found.pop()
+                # `softmax[d](`: the call is that of the word before the dims.
+                before = closed.before if word.type == "RSQB" else str(word)
+                continue
+        elif word.type == "COMMA" or (word.type == "_NL" and found[-1].kind in ("LBRACE", "")):
+            found[-1].words.clear()
+            found[-1].commas += word.type == "COMMA"
+        elif word.type not in ("_NL", "COMMENT"):
+            found[-1].words.append(word)
+        before = str(word)
+    return found
+
+
+# --- what may stand there --------------------------------------------------------------------
+
+
+def complete(known: Facts, text: str, offset: int) -> Iterator[lsp.CompletionItem]:
+    """The names and words that may stand at an offset of a text; `known` may be of an older one."""
+    place = place_at(text, offset)
+    if place is None:
+        return
+    offered = _Offer(known, offset)
+    if place.pinned:
+        yield from offered.axes()
+    elif place.last == "DOT":
+        yield from offered.symbols(*TENSORS)
+    elif len(place.brackets) == 1 and place.head not in ("dim", "layout", "expect", "mesh"):
+        yield from offered.top(place)
+    else:
+        yield from _IN.get(place.head, _Offer.top)(offered, place)
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """What is offered at an offset."""
+
+    known: Facts
+    offset: int
+
+    # --- by declaration ----------------------------------------------------------------------
+
+    def top(self, place: Place) -> Iterator[lsp.CompletionItem]:
+        """Outside of all brackets: words that begin a declaration."""
+        if place.last == "_NL":
+            yield from _words(sorted(vocabulary().declarations))
+
+    def in_dim(self, place: Place) -> Iterator[lsp.CompletionItem]:
+        if place.inside.has("EQUAL"):
+            yield from self.symbols("dim")
+        else:
+            yield from self.top(place)
+
+    def in_mesh(self, place: Place) -> Iterator[lsp.CompletionItem]:
+        if place.inside.kind == "LBRACE" and place.last == "COLON":
+            yield from self.symbols("dim")
+        elif not place.inside.kind:
+            yield from self.top(place)
+
+    def in_layout(self, place: Place) -> Iterator[lsp.CompletionItem]:
+        inside = place.inside
+        arrow = any(bracket.has("ARROW") for bracket in place.brackets)
+        if not inside.kind:
+            if place.last == "EXTENDS":
+                yield from self.symbols("layout")
+            elif place.last == "NAME":
+                yield from _words(["extends"])
+            else:
+                yield from self.top(place)
+        elif arrow and place.last in ("ARROW", "COMMA", "LPAR"):
+            yield from self.axes()
+        elif arrow:
+            yield from _words(["keep"])
+        else:
+            yield from self.symbols("dim")
+            if place.last != "COLON":
+                yield from _words(RESERVED_TENSORS, lsp.CompletionItemKind.Property)
+                yield from self.selectors()
+
+    def in_sbp(self, place: Place) -> Iterator[lsp.CompletionItem]:
+        if place.inside.has("COLON") or place.inside.kind == "LPAR":
+            yield from _words(["S", "B", "P"], lsp.CompletionItemKind.EnumMember)
+        else:
+            yield from self.selectors()
+
+    def in_expect(self, place: Place) -> Iterator[lsp.CompletionItem]:
+        if place.inside.kind == "LSQB" or place.inside.has("COLON"):
+            yield from self.symbols("dim")
+        elif place.inside.kind:
+            yield from _words([*KINDS, *FIGURES], lsp.CompletionItemKind.EnumMember)
+            yield from self.selectors()
+        elif place.last == "EXPECT":
+            yield from self.symbols("layout", "sbp")
+        elif place.last == "ON":
+            yield from self.symbols("mesh")
+        elif place.last == "WITH":
+            yield from _words(POLICIES, lsp.CompletionItemKind.EnumMember)
+        elif place.last == "NAME":
+            yield from _words(["on", "with"])
+        else:
+            yield from self.top(place)
+
+    # --- in a body ---------------------------------------------------------------------------
+
+    def in_body(self, place: Place) -> Iterator[lsp.CompletionItem]:
+        """In the head or the body of a `def` or a program."""
+        inside = place.inside
+        if place.last == "COLON" and not any(b.kind == "LSQB" for b in place.brackets):
+            yield from _words(DTYPES, lsp.CompletionItemKind.TypeParameter)
+        elif inside.kind == "LSQB" or (inside.kind == "LPAR" and self._of_dims(place)):
+            yield from self.symbols("dim")
+            if inside.has("EQUAL"):
+                yield from self.symbols(*TENSORS)
+        elif place.last == "REPEAT":
+            yield from self.symbols("dim")
+        elif place.last == "WITH":
+            yield from _calls(OPTIMIZERS, lsp.CompletionItemKind.Class)
+        elif inside.kind == "LPAR" and inside.before in {*OPTIMIZERS, *SCHEDULES}:
+            yield from self._options(place)
+        elif inside.kind == "LBRACE" and inside.has("PARAM") and inside.has("EQUAL"):
+            yield from _calls(INITS, lsp.CompletionItemKind.Function)
+        elif not (inside.kind == "LBRACE" and place.last == "PARAM"):
+            yield from self._expression(place)
+
+    def _of_dims(self, place: Place) -> bool:
+        """Whether a `(` stands among dims, as in `[model -> (heads, key)]`."""
+        outer = place.brackets[-2] if len(place.brackets) > 1 else place.inside
+        return outer.kind == "LSQB" and not outer.has("EQUAL")
+
+    def _options(self, place: Place) -> Iterator[lsp.CompletionItem]:
+        name = place.inside.before
+        for option in {**OPTIMIZERS, **SCHEDULES}[name]:
+            yield lsp.CompletionItem(
+                f"{option}=", kind=lsp.CompletionItemKind.Property, detail=f"option of {name}"
+            )
+        if name in OPTIMIZERS:
+            yield from _calls(SCHEDULES, lsp.CompletionItemKind.Function)
+
+    def _expression(self, place: Place) -> Iterator[lsp.CompletionItem]:
+        if place.last in ("_NL", "LBRACE"):
+            yield from _words(sorted(vocabulary().statements))
+        yield from self.symbols(*TENSORS, "function")
+        yield from self.symbols("dim")
+        yield from _calls(
+            sorted(vocabulary().operators - {*LATER}), lsp.CompletionItemKind.Function
+        )
+        record = load_all().get(place.inside.before) if place.inside.kind == "LPAR" else None
+        for option, _ in record.surface.options if record else ():
+            kind = lsp.CompletionItemKind.Property
+            detail = f"option of {place.inside.before}"
+            yield lsp.CompletionItem(f"{option}=", kind=kind, detail=detail)
+
+    # --- names -------------------------------------------------------------------------------
+
+    def symbols(self, *kinds: Kind) -> Iterator[lsp.CompletionItem]:
+        """The symbols of some kinds that can be used at the offset."""
+        for symbol in self.known.symbols.visible(self.offset):
+            if symbol.kind in kinds:
+                yield self._item(symbol)
+
+    def selectors(self) -> Iterator[lsp.CompletionItem]:
+        """Whatever a rule may select: tensors, and functions with all their tensors."""
+        offered: dict[str, lsp.CompletionItem] = {}
+        for symbol in self.known.symbols.every:
+            if symbol.definitions and symbol.kind in (*TENSORS, "function"):
+                offered.setdefault(symbol.name, self._item(symbol))
+        yield from offered.values()
+
+    def axes(self) -> Iterator[lsp.CompletionItem]:
+        """The axes of all meshes, and `none`."""
+        yield from self.symbols("axis")
+        yield from _words(["none"], lsp.CompletionItemKind.EnumMember)
+
+    def _item(self, symbol: Symbol) -> lsp.CompletionItem:
+        detail: str = symbol.kind
+        node = symbol.nodes[0]
+        if symbol.kind == "dim" and symbol.name in self.known.declarations.dims:
+            detail = f"dim {self.known.declarations.dims[symbol.name].size}"
+        elif isinstance(node, ast.Function):
+            detail = head(node)
+        return lsp.CompletionItem(symbol.name, kind=_ITEMS[symbol.kind], detail=detail)
+
+
+_IN = {
+    "dim": _Offer.in_dim,
+    "mesh": _Offer.in_mesh,
+    "layout": _Offer.in_layout,
+    "sbp": _Offer.in_sbp,
+    "expect": _Offer.in_expect,
+    "def": _Offer.in_body,
+    "program": _Offer.in_body,
+}
+
+_ITEMS = {
+    "dim": lsp.CompletionItemKind.Constant,
+    "mesh": lsp.CompletionItemKind.Struct,
+    "axis": lsp.CompletionItemKind.EnumMember,
+    "layout": lsp.CompletionItemKind.Struct,
+    "sbp": lsp.CompletionItemKind.Struct,
+    "function": lsp.CompletionItemKind.Function,
+    "program": lsp.CompletionItemKind.Module,
+    "input": lsp.CompletionItemKind.Variable,
+    "argument": lsp.CompletionItemKind.Variable,
+    "param": lsp.CompletionItemKind.Field,
+    "tensor": lsp.CompletionItemKind.Variable,
+    "operator": lsp.CompletionItemKind.Function,
+}
+
+
+def _words(
+    words: Iterable[str], kind: lsp.CompletionItemKind = lsp.CompletionItemKind.Keyword
+) -> Iterator[lsp.CompletionItem]:
+    for word in words:
+        yield lsp.CompletionItem(word, kind=kind)
+
+
+def _calls(names: Iterable[str], kind: lsp.CompletionItemKind) -> Iterator[lsp.CompletionItem]:
+    for name in names:
+        yield lsp.CompletionItem(name, kind=kind, detail=form(name))
+
+
+# --- the form of a call ----------------------------------------------------------------------
+
+
+def signature(known: Facts, text: str, offset: int) -> lsp.SignatureHelp | None:
+    """The form of the innermost call around an offset, and which argument stands there."""
+    place = place_at(text, offset)
+    for bracket in reversed(place.brackets if place is not None else []):
+        shown = _form(known, bracket.before) if bracket.kind == "LPAR" else None
+        if shown is not None:
+            inner = shown[shown.index("(") + 1 : shown.rindex(")")] if "(" in shown else ""
+            names = [part.strip() for part in inner.partition(" -> ")[0].split(",") if part.strip()]
+            active = max(min(bracket.commas, len(names) - 1), 0)
+            parts = [lsp.ParameterInformation(name) for name in names]
+            found = lsp.SignatureInformation(shown, parameters=parts, active_parameter=active)
+            return lsp.SignatureHelp([found], active_signature=0, active_parameter=active)
+    return None
+
+
+def _form(known: Facts, name: str) -> str | None:
+    function = known.declarations.functions.get(name)
+    return head(function).removeprefix("def ") if function is not None else form(name)

@@ -1,0 +1,141 @@
+"""The facts of one version of a document: `read` at every keystroke, `place` when it is quiet.
+
+`read` parses, declares and types, and places nothing. `place` finds placements and bytes under the
+chosen layout, and checks what only they show; a plan is searched for nowhere else, with the limits
+of every other command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from meshdsl.analysis import Analysis, analyse
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, Span
+from meshdsl.editor.text import LineMap, Text
+from meshdsl.editor.worker import Stale
+from meshdsl.named.declarations import Declarations
+from meshdsl.pipeline import DEFAULT_POLICY, Compilation, Known, Options
+from meshdsl.placed.place import POLICIES
+from meshdsl.report.check import placement_checks
+from meshdsl.syntax import ast
+from meshdsl.syntax.symbols import Symbols, symbols
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """The layout, mesh and policy chosen in the editor; None: the first of the file."""
+
+    layout: str | None = None
+    mesh: str | None = None
+    reduce: str = DEFAULT_POLICY
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Facts:
+    """A version of a document as far as it could be understood, and the names in it."""
+
+    text: Text
+    analysis: Analysis
+    symbols: Symbols
+
+    @property
+    def tree(self) -> ast.File:
+        """The syntax tree of what could be parsed."""
+        return self.analysis.tree
+
+    @property
+    def declarations(self) -> Declarations:
+        """The declarations of the file."""
+        return self.analysis.declarations
+
+    @property
+    def diagnostics(self) -> tuple[Diagnostic, ...]:
+        """All that is wrong, and can be known before anything is placed."""
+        return tuple(self.analysis.diagnostics)
+
+    @property
+    def wrong(self) -> bool:
+        """Whether there are errors; then nothing is placed."""
+        return any(d.severity == "error" for d in self.diagnostics)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placing:
+    """The reports of a version's programs, by name, under the layout that was chosen.
+
+    `layout` is its name, empty where the file has none; `missing` one that was wished for and is
+    not in the file. `diagnostics` are those that only placing shows.
+    """
+
+    text: Text
+    layout: str = ""
+    missing: str = ""
+    reports: Mapping[str, Json] = field(default_factory=dict)
+    diagnostics: tuple[Diagnostic, ...] = ()
+
+    def lines(self, now: Text) -> LineMap:
+        """The lines of this version in another one."""
+        return LineMap.between(self.text.source, now.source)
+
+
+def read(text: Text) -> Facts:
+    """A version of a document, understood as far as it can be. Nothing is placed."""
+    if text.refusal is None:
+        found = analyse(text.source, Options())
+    else:
+        empty = ast.File((), Span(text.source, 0, 0))
+        found = Analysis(empty, Declarations(text.source), {}, {}, Diagnostics())
+        found.diagnostics.add(text.refusal)
+    return Facts(text, found, symbols(found.tree))
+
+
+def check(source: Source) -> Diagnostics:
+    """All that is wrong with a text, and can be known before anything is placed."""
+    return analyse(source, Options()).diagnostics
+
+
+def place(known: Facts, wishes: Wishes, stale: Stale) -> Placing:
+    """The programs of a version under the layout wished for, and what only their placing shows.
+
+    What is `stale` in the middle comes back unfinished: nobody looks at it.
+    """
+    layouts = [*known.declarations.layouts, *known.declarations.sbps]
+    wished = wishes.layout or ""
+    missing = "" if wished in layouts or ":" in wished else wished
+    layout = wished if wished and not missing else next(iter(layouts), "")
+    options = _options(known.declarations, wishes, layout)
+    found = Diagnostics()
+    reports = {}
+    written = known.analysis.written
+    for name, program in known.analysis.named.items():
+        if program is None or stale():
+            continue
+        parts = Known(known.tree, known.declarations, written[name], program)
+        chosen = replace(options, program=name)
+        try:
+            reports[name] = Compilation(known.text.source, chosen, Diagnostics(), parts).report
+        except DiagnosticError as error:
+            found.add(*error.diagnostics)
+    for step in placement_checks(known.analysis, Options()):
+        found.add(*step)
+        if stale():
+            break
+    return Placing(known.text, layout, missing, reports, tuple(found))
+
+
+def _options(known: Declarations, wishes: Wishes, layout: str) -> Options:
+    """The options of a placement; a mesh that the file does not have is not wished for."""
+    mesh = wishes.mesh
+    if mesh is not None and mesh not in known.meshes and ":" not in mesh:
+        mesh = None
+    is_sbp = layout in known.sbps
+    return Options(
+        mesh=mesh,
+        layout=None if is_sbp or not layout else layout,
+        sbp=layout if is_sbp else None,
+        reduce=wishes.reduce if wishes.reduce in POLICIES else DEFAULT_POLICY,
+    )

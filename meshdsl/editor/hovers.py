@@ -1,0 +1,227 @@
+"""Hover: the meaning of the name under the cursor, and what it holds and sends on each device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from lsprotocol import types as lsp
+
+from meshdsl.diagnostics import Diagnostics, Span
+from meshdsl.editor.calls import meaning
+from meshdsl.editor.facts import Facts, Json, Placing
+from meshdsl.editor.sent import explained, tensors
+from meshdsl.ir.program import every
+from meshdsl.named.ir import Loop, Program, Value
+from meshdsl.placed.layout import collect_axes, collect_rules
+from meshdsl.report.document import counted, human
+from meshdsl.report.explain import type_text
+from meshdsl.syntax import ast
+from meshdsl.syntax.symbols import TENSORS, Symbol
+
+MOST = 12
+"""Lines of a hover on what a line sends: a bucket of a training step has a hundred."""
+
+
+def hover(known: Facts, placing: Placing | None, offset: int) -> lsp.Hover | None:
+    """What is known of the name at an offset; None where there is none, or nothing to say."""
+    found = known.symbols.place(offset)
+    if found is None:
+        return None
+    span, meant = found
+    parts = [part for symbol in meant[:3] for part in _parts(known, placing, symbol, span)]
+    if not parts:
+        return None
+    content = lsp.MarkupContent(lsp.MarkupKind.Markdown, "\n\n".join(dict.fromkeys(parts)))
+    return lsp.Hover(content, known.text.range(span))
+
+
+def _parts(known: Facts, placing: Placing | None, symbol: Symbol, span: Span) -> Iterator[str]:
+    """The paragraphs on one symbol, in Markdown."""
+    if symbol.kind in TENSORS:
+        yield from _tensor(known, placing, symbol, span)
+    elif symbol.kind == "operator":
+        yield from meaning(symbol.name)
+    elif symbol.definitions:
+        yield from _OTHERS[symbol.kind](known, placing, symbol)
+
+
+# --- tensors ---------------------------------------------------------------------------------
+
+
+def _tensor(known: Facts, placing: Placing | None, symbol: Symbol, span: Span) -> Iterator[str]:
+    """Its type, what a device has of it, and what its line sends."""
+    place = defined(symbol, span)
+    if place is None:
+        return
+    types = {v.type: None for v in _values(known, place.line, symbol.name)}
+    for type_ in list(types)[:3]:
+        dims = ", ".join(f"{d.name} {d.size}" for d in type_.dims)
+        yield code(f"{symbol.name}: {type_.dtype}[{dims}]") + f"\n{human(type_.bytes)} in all"
+    if placing is None:
+        return
+    held = {type_text(t): t for t in tensors(placing, known.text, place.line, symbol.name)}
+    for shown, tensor in list(held.items())[:3]:
+        shape = " × ".join(map(str, tensor["local_shape"])) or "one number"
+        yield f"Each device has {shape}: `{shown}`{_because(tensor)}"
+    sent = explained(placing, known.text, span.line, MOST)
+    if sent:
+        yield f"Line {span.line} sends:\n" + code(sent, "text")
+    if held:
+        yield _under(placing)
+
+
+def defined(symbol: Symbol, span: Span) -> Span | None:
+    """The definition that a place of a tensor means: itself, or the last one before it."""
+    places = list(zip(symbol.definitions, symbol.nodes, strict=True))
+    before = [
+        d
+        for d, node in places
+        if d == span or (isinstance(node, _NODES) and node.span.end <= span.start)
+    ]
+    return max(before, key=lambda d: d.start) if before else next(iter(symbol.definitions), None)
+
+
+_NODES = (ast.Assign, ast.Param, ast.TensorParam)
+
+
+def _values(known: Facts, line: int, name: str) -> Iterator[Value]:
+    """The values that are called so where a line defines them; in a loop, those of an iteration."""
+    for program in known.analysis.written.values():
+        if program is not None:
+            found = [v for v in _all(program) if v.label == name and v.span.line == line]
+            own = [v for v in found if v.span.source is known.text.source]
+            inside = [v for v in own if v.declared is None or v.declared == v.type.names]
+            yield from inside or own
+
+
+def _all(program: Program) -> Iterator[Value]:
+    yield from program.inputs
+    yield from (param.value for param in program.params)
+    for node in every(program.body):
+        if isinstance(node, Loop):
+            yield from (s.inside for s in node.stacked)
+        yield from node.makes
+
+
+def _because(tensor: Json) -> str:
+    """The rules that split it."""
+    rules = {rule["rule"]: rule.get("line") for rule in tensor["rules"].values() if "line" in rule}
+    said = ", ".join(f"`{rule}` (line {line})" for rule, line in rules.items())
+    return f", by {said}" if said else ""
+
+
+def _under(placing: Placing) -> str:
+    """The layout, mesh and policy that all this is said of."""
+    report = next(iter(placing.reports.values()))
+    mesh = _mesh_text(report["mesh"])
+    proven = "; no plan costs less" if report["proven"] else ""
+    missing = f"; there is no `{placing.missing}` in this file" if placing.missing else ""
+    policy = f"reduced `{report['reduce']}`{proven}"
+    return f"*Layout `{report['layout']}` on {mesh}, {policy}{missing}.*"
+
+
+def _mesh_text(axes: dict[str, int]) -> str:
+    return ", ".join(f"{axis}:{size}" for axis, size in axes.items()) or "one device"
+
+
+# --- everything else ---------------------------------------------------------------------------
+
+
+def _dim(known: Facts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
+    node = symbol.nodes[0]
+    if not isinstance(node, ast.Dim):
+        yield f"`{symbol.name}`: a dim of `def {symbol.inside.name.text}`" if symbol.inside else ""
+        return
+    dim = known.declarations.dims.get(symbol.name)
+    yield code(f"dim {node.span.text}")
+    if dim is not None and not isinstance(node.value, ast.Number):
+        yield f"`{symbol.name}` = {dim.size:,}"
+    found = {
+        (local, ", ".join(tensor["order"][symbol.name]))
+        for report in (placing.reports.values() if placing else ())
+        for tensor in report["tensors"]
+        for name, local in zip(tensor["dims"], tensor["local_shape"], strict=True)
+        if name == symbol.name and name in tensor["order"]
+    }
+    if placing is not None and found:
+        said = " or ".join(f"{size} over {axes}" for size, axes in sorted(found))
+        yield f"Where it is split, each device has {said}."
+        yield _under(placing)
+
+
+def _mesh(known: Facts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
+    node = known.declarations.meshes.get(symbol.name)
+    if node is None:
+        return
+    mesh = collect_axes(node, known.declarations, Diagnostics())
+    yield code(f"mesh {symbol.name} = {{ {', '.join(f'{a}: {n}' for a, n in mesh.axes)} }}")
+    yield f"{counted(mesh.devices, 'device')}"
+
+
+def _axis(known: Facts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
+    for node in known.declarations.meshes.values():
+        for axis in node.axes:
+            if axis.name.text == symbol.name:
+                yield f"axis `{symbol.name}` of mesh `{node.name.text}`: {axis.size.span.text}"
+
+
+def _layout(known: Facts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
+    """Its rules, those that it extends too."""
+    node = known.declarations.layouts.get(symbol.name)
+    if node is None:
+        return
+    rules = collect_rules(node, known.declarations, Diagnostics())
+    base = f" extends {node.base.text}" if node.base else ""
+    lines = [f"  {rule}{' keep' if rule.keep else ''}" for rule in rules]
+    yield code("\n".join([f"layout {symbol.name}{base} {{", *lines, "}"]))
+    yield from _chosen(placing, symbol.name)
+
+
+def _sbp(known: Facts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
+    yield code(_span(symbol.nodes[0]).text)
+    yield from _chosen(placing, symbol.name)
+
+
+def _chosen(placing: Placing | None, name: str) -> Iterator[str]:
+    if placing is not None and placing.layout == name and placing.reports:
+        yield _under(placing)
+
+
+def _headed(known: Facts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
+    """The head of a `def` or a program."""
+    node = symbol.nodes[0]
+    if isinstance(node, ast.Function | ast.Program):
+        yield code(head(node))
+
+
+def head(node: ast.Function | ast.Program) -> str:
+    """The text of a `def` or a program up to its body."""
+    body = node.body[0].span.start if node.body else node.span.end
+    text = node.span.source.text[node.span.start : body]
+    return " ".join(text.partition("{")[0].split())
+
+
+_OTHERS = {
+    "dim": _dim,
+    "mesh": _mesh,
+    "axis": _axis,
+    "layout": _layout,
+    "sbp": _sbp,
+    "function": _headed,
+    "program": _headed,
+}
+
+
+def _span(node: object) -> Span:
+    span: Span = getattr(node, "span")  # noqa: B009
+    return span
+
+
+def code(text: str, language: str = "mdsl") -> str:
+    """A block of code in Markdown."""
+    return f"```{language}\n{text}\n```"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names in code, with commas."""
+    return ", ".join(f"`{name}`" for name in names)

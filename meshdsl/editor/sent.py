@@ -1,0 +1,170 @@
+"""A placing, shown in the text: bytes over the lines that send, local sizes behind names."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from lsprotocol import types as lsp
+
+from meshdsl.diagnostics import Span
+from meshdsl.editor.facts import Facts, Json, Placing
+from meshdsl.editor.text import Text
+from meshdsl.report.document import counted, human
+from meshdsl.report.explain import collective_note, type_text
+from meshdsl.report.terminal import text as as_text
+from meshdsl.syntax import ast
+
+CHOOSE, EXPLAIN, LAYOUTS = "meshdsl.chooseLayout", "meshdsl.explainLine", "meshdsl.layouts"
+"""Commands: choose the layout of a document, explain what a line of it sends, list its layouts."""
+
+
+def tensors(placing: Placing, now: Text, line: int, name: str) -> list[Json]:
+    """The tensors that are called so where a line defines them, one for each call of its `def`.
+
+    In a loop it is the part of one iteration.
+    """
+    then = placing.lines(now).then(line)
+    found = [
+        tensor
+        for report in placing.reports.values()
+        for tensor in report["tensors"]
+        if tensor["line"] == then
+        and tensor["file"] == placing.text.source.name
+        and tensor["name"] is not None
+        and tensor["name"].rpartition(".")[2] == name
+        and tensor["role"] != "state"
+    ]
+    slices = [t for t in found if t["loop"] is not None and t["loop"]["as"] == "slice"]
+    return slices or [t for t in found if t["loop"] is None] or found
+
+
+def sent(placing: Placing, now: Text) -> dict[int, list[tuple[str, Json]]]:
+    """The collectives of every line that sends, each with the name of its program."""
+    lines, found = placing.lines(now), defaultdict(list)
+    for name, report in placing.reports.items():
+        for collective in report["collectives"]:
+            line = lines.now(collective["line"])
+            if line is not None and collective["file"] == placing.text.source.name:
+                found[line].append((name, collective))
+    return found
+
+
+def explained(placing: Placing, now: Text, line: int, most: int | None = None) -> str:
+    """The collectives of a line with their bytes, reasons and remedies, as text; may be empty.
+
+    Not more than `most` lines.
+    """
+    named = {t["name"] for report in placing.reports.values() for t in report["tensors"]}
+    notes = [collective_note(c, c["tensor"] in named, 0) for _, c in sent(placing, now)[line]]
+    lines = as_text(tuple(notes)).rstrip().split("\n")
+    more = len(lines) - most if most is not None else 0
+    return "\n".join([*lines[:most], f"… {more} more lines"] if more > 0 else lines)
+
+
+# --- code lenses -----------------------------------------------------------------------------
+
+
+def lenses(known: Facts, placing: Placing | None, uri: str) -> Iterator[lsp.CodeLens]:
+    """Bytes over lines that send, the cost over programs, the choice over layouts."""
+    text = known.text
+    if placing is not None:
+        for line, collectives in sorted(sent(placing, text).items()):
+            span = Span(text.source, *text.source.bounds(line))
+            yield _lens(text, span, summed([c for _, c in collectives]), EXPLAIN, uri, line - 1)
+    for node in known.tree.declarations:
+        match node:
+            case ast.Program():
+                for title in _told(node.name.text, placing):
+                    yield _lens(text, node.name.span, title, CHOOSE, uri)
+            case ast.Layout() | ast.Sbp():
+                name = node.name.text
+                chosen = placing is not None and placing.layout == name
+                title = "chosen" if chosen else "choose this layout"
+                yield _lens(text, node.name.span, title, CHOOSE, uri, name)
+
+
+def _lens(text: Text, span: Span, title: str, command: str, *arguments: object) -> lsp.CodeLens:
+    return lsp.CodeLens(text.range(span), lsp.Command(title, command, arguments=list(arguments)))
+
+
+def summed(collectives: list[Json]) -> str:
+    """`all_reduce 64 KiB`, `3 all_reduce 1 MiB, all_gather 4 KiB`; the bytes of all iterations."""
+    kinds: dict[str, list[Json]] = defaultdict(list)
+    for collective in collectives:
+        kinds[collective["kind"]].append(collective)
+    parts = []
+    for kind, found in kinds.items():
+        times = sum(c["count"] for c in found)
+        size = human(sum(c["wire_bytes"] for c in found))
+        parts.append(f"{'' if times == 1 else f'{times} '}{kind} {size}")
+    return ", ".join(parts)
+
+
+def _told(program: str, placing: Placing | None) -> Iterator[str]:
+    """The cost of a program, and a layout that was wished for in vain."""
+    if placing is not None and program in placing.reports:
+        wanting = f" (there is no `{placing.missing}` here)" if placing.missing else ""
+        yield f"{cost(placing.reports[program])}{wanting}"
+
+
+def cost(report: Json) -> str:
+    """`megatron on data:2, tp:2: 8 collectives, 4 MiB sent, 6 MiB held per device`."""
+    mesh = ", ".join(f"{axis}:{size}" for axis, size in report["mesh"].items()) or "one device"
+    total, held = report["totals"], human(report["memory"]["peak"])
+    sends = f"{counted(total['collectives'], 'collective')}, {human(total['wire_bytes'])} sent"
+    return f"{report['layout']} on {mesh}: {sends}, {held} held per device"
+
+
+# --- inlay hints -----------------------------------------------------------------------------
+
+
+def hints(known: Facts, placing: Placing, wanted: Span) -> Iterator[lsp.InlayHint]:
+    """Local sizes behind the names that statements define, within a span."""
+    for name, dims in _defined(known.tree):
+        if wanted.start <= name.span.start <= wanted.end:
+            found = tensors(placing, known.text, name.span.line, name.text)
+            if found and len({type_text(t) for t in found}) == 1:
+                yield from _hints(known.text, name, dims, found[0])
+
+
+def _defined(tree: ast.File) -> Iterator[tuple[ast.Name, tuple[ast.DimRef, ...] | None]]:
+    """The names that statements and programs give to tensors, and the dims written behind them."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Target():
+                yield node.name, node.dims
+            case ast.TensorParam():
+                yield node.name, node.dims
+
+
+def _hints(
+    text: Text, name: ast.Name, dims: tuple[ast.DimRef, ...] | None, tensor: Json
+) -> Iterator[lsp.InlayHint]:
+    """The hints of one name: behind each split dim that is written, or else of all of them."""
+    sizes = dict(
+        zip(
+            tensor["dims"],
+            zip(tensor["shape"], tensor["local_shape"], strict=True),
+            strict=True,
+        )
+    )
+    tooltip = type_text(tensor)
+    if dims is None:
+        said = ", ".join(f"{d} {_sizes(*pair)}" for d, pair in sizes.items())
+        if said:
+            yield _hint(text, name.span, f"[{said}]", tooltip)
+        return
+    for dim in dims:
+        whole, local = sizes.get(dim.dim.text, (0, 0))
+        if whole != local:
+            yield _hint(text, dim.span, f" {_sizes(whole, local)}", tooltip)
+
+
+def _sizes(whole: int, local: int) -> str:
+    return f"{whole}" if whole == local else f"{whole}→{local}"
+
+
+def _hint(text: Text, span: Span, label: str, tooltip: str) -> lsp.InlayHint:
+    kind = lsp.InlayHintKind.Type
+    return lsp.InlayHint(text.position(span.end), label, kind=kind, tooltip=tooltip)

@@ -1,0 +1,119 @@
+"""The server: its documents, its settings, and what it tells the client by itself."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from lsprotocol import types as lsp
+from pygls.exceptions import FeatureRequestError
+from pygls.lsp.server import LanguageServer
+
+from meshdsl.diagnostics import Diagnostic
+from meshdsl.editor import messages
+from meshdsl.editor.documents import Document, Documents, Version
+from meshdsl.editor.facts import Wishes
+from meshdsl.editor.text import Text
+from meshdsl.pipeline import DEFAULT_POLICY
+from meshdsl.placed.place import POLICIES
+from meshdsl.version import __version__
+
+SECTION = "meshdsl"
+"""The section of the client's settings: `layout`, `mesh` and `reduce`."""
+
+logger = logging.getLogger(__name__)
+
+
+class Server(LanguageServer):
+    """The language server of `.mdsl`.
+
+    Whole texts are synchronised, not edits: a version that comes late or twice then does no harm,
+    and no two ways of counting lines can drift apart. `ended` is set by an orderly shutdown.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("meshdsl", __version__, lsp.TextDocumentSyncKind.Full)
+        self.documents = Documents(self.publish, self.refresh, self.failed)
+        self.ended = False
+
+    # --- what the documents tell --------------------------------------------------------------
+
+    def publish(
+        self, document: Document, version: Version, diagnostics: Sequence[Diagnostic]
+    ) -> None:
+        """Show the diagnostics of a version."""
+        items = [messages.shown(d, document.uri, version.text) for d in diagnostics]
+        self.text_document_publish_diagnostics(
+            lsp.PublishDiagnosticsParams(document.uri, items, version.number)
+        )
+
+    def refresh(self, document: Document) -> None:
+        """Let the client ask anew for what placements show."""
+        if self.renews_lenses:
+            self.workspace_code_lens_refresh(None)
+        if self.renews_hints:
+            self.workspace_inlay_hint_refresh(None)
+
+    @property
+    def renews_lenses(self) -> bool:
+        """Whether the client asks for code lenses again when it is told to."""
+        workspace = self.client_capabilities.workspace
+        return bool(workspace and workspace.code_lens and workspace.code_lens.refresh_support)
+
+    @property
+    def renews_hints(self) -> bool:
+        """Whether the client asks for inlay hints again when it is told to."""
+        workspace = self.client_capabilities.workspace
+        return bool(workspace and workspace.inlay_hint and workspace.inlay_hint.refresh_support)
+
+    def failed(self, error: Exception) -> Diagnostic:
+        """Log a mistake of ours; the diagnostic that says so."""
+        told = f"{type(error).__name__}: {error}"
+        logger.error("%s", "".join(traceback.format_exception(error)))
+        self.window_log_message(lsp.LogMessageParams(lsp.MessageType.Error, told))
+        help = "this is our mistake: report it with this file; the server goes on"
+        return Diagnostic("MD0799", f"meshdsl itself failed: {told}", help=help)
+
+    def report_server_error(self, error: Exception, source: Any) -> None:
+        """Log an error that is no answer: a message that cannot be read, for instance."""
+        if source is FeatureRequestError:
+            return
+        self.window_log_message(lsp.LogMessageParams(lsp.MessageType.Error, str(error)))
+
+    # --- settings ------------------------------------------------------------------------------
+
+    async def ask_settings(self) -> None:
+        """Ask the client for its settings, if it can be asked."""
+        workspace = self.client_capabilities.workspace
+        if workspace is None or not workspace.configuration:
+            return
+        asked = lsp.ConfigurationParams([lsp.ConfigurationItem(section=SECTION)])
+        found = await self.workspace_configuration_async(asked)
+        self.use_settings(found[0] if found else None)
+
+    def use_settings(self, given: Any) -> None:
+        """Take layout, mesh and policy from the settings of a client, of whatever form they are."""
+        values = given if isinstance(given, dict) else {}
+        layout, mesh, reduce = (
+            value if isinstance(value := values.get(key), str) and value.strip() else None
+            for key in ("layout", "mesh", "reduce")
+        )
+        if reduce is not None and reduce not in POLICIES:
+            told = f"meshdsl.reduce is one of {', '.join(POLICIES)}, not {reduce[:40]}"
+            self.window_show_message(lsp.ShowMessageParams(lsp.MessageType.Warning, told))
+            reduce = None
+        wishes = Wishes(layout, mesh, reduce or DEFAULT_POLICY)
+        if wishes != self.documents.wishes:
+            self.documents.wish(wishes)
+
+    # --- a document ------------------------------------------------------------------------------
+
+    def note(self, uri: str, text: str, number: int | None) -> None:
+        """Note the newest text of a document."""
+        name = PurePosixPath(unquote(urlsplit(uri).path)).name or "untitled.mdsl"
+        encoding = self.server_capabilities.position_encoding or lsp.PositionEncodingKind.Utf16
+        self.documents.set(uri, Text.of(name, text, getattr(encoding, "value", encoding)), number)

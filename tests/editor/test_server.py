@@ -1,0 +1,370 @@
+"""The server as an editor meets it: a client of the protocol, over standard input and output."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from pathlib import Path
+from urllib.parse import urldefrag, urlsplit
+
+import pytest
+from lsprotocol import types as lsp
+from pygls.exceptions import JsonRpcException
+
+from meshdsl.analysis import analyse
+from meshdsl.diagnostics import Source
+from meshdsl.pipeline import Options
+from tests.editor.conftest import SERVER, Editor
+from tests.project import ROOT
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MLP = (ROOT / "examples/mlp.mdsl").read_text()
+
+SEVEN = (
+    MLP.replace("param w[io, hidden]", "param w[io, hiddn]")
+    .replace("relu(", "rleu(")
+    .replace("zeros()", "zero()")
+    .replace("einsum(h, v ->", "einsum(h, vv ->")
+    .replace("y - target", "y - taget")
+    .replace("batch -> rows, hidden -> cols", "batch -> row, hiden -> cols")
+)
+"""Seven mistakes in `examples/mlp.mdsl`, each a name that is spelled wrong."""
+
+
+def spot(text: str, word: str, nth: int = 0, inside: int = 1) -> lsp.Position:
+    """The position in the `nth` occurrence of a word; the text is ASCII before it in its line."""
+    at = -1
+    for _ in range(nth + 1):
+        at = text.index(word, at + 1)
+    line = text.count("\n", 0, at)
+    return lsp.Position(line, at + inside - (text.rfind("\n", 0, at) + 1))
+
+
+def under(text: str, found: lsp.Range) -> str:
+    """The characters of a range in one line, counted as UTF-16."""
+    assert found.start.line == found.end.line
+    line = text.splitlines()[found.start.line].encode("utf-16-le")
+    return line[2 * found.start.character : 2 * found.end.character].decode("utf-16-le")
+
+
+def document(uri: str) -> lsp.TextDocumentIdentifier:
+    return lsp.TextDocumentIdentifier(uri)
+
+
+# --- diagnostics -------------------------------------------------------------------------------
+
+
+async def test_seven_mistakes_are_told_at_once(editor: Editor) -> None:
+    told = await editor.open("file:///seven.mdsl", SEVEN)
+    wrong = analyse(Source("", SEVEN), Options()).diagnostics
+    assert [(under(SEVEN, d.range), d.code) for d in told] == [
+        (d.span.text if d.span else "", d.code) for d in wrong
+    ]
+    assert {d.code for d in told} >= {"MD0101", "MD0103", "MD0260", "MD0304", "MD0305"}
+    for diagnostic in told:
+        assert diagnostic.source == "meshdsl"
+        assert diagnostic.code_description is not None
+        file, line = urldefrag(diagnostic.code_description.href)
+        record = Path(urlsplit(file).path).read_text().splitlines()[int(line[1:]) - 1]
+        assert record == f"[{diagnostic.code}]"
+    editor.close("file:///seven.mdsl")
+
+
+async def test_positions_count_as_the_client_does(editor: Editor) -> None:
+    """Behind a byte order mark, between emoji, with the line ends of Windows."""
+    text = "\ufeffdim a = 4, b = aa # 🧮\r\nprogram p(x[a]) { # 😀😀\r\n  y = x + /* */ 🙃zz\r\n"
+    lines = "program q(x[a]) {\r\n  y = x[a = 0:2 -> b] # 🧮🧮\r\n  return y + 🧮xx\r\n}\r\n"
+    uri = "file:///emoji.mdsl"
+    told = await editor.open(uri, text)
+    assert "aa" in {under(text, d.range) for d in told}
+    told = await editor.type(uri, "dim a = 4, b = 2\r\n" + lines)
+    assert {under("\n" + lines.replace("\r", ""), d.range) for d in told} == {"🧮"}
+    editor.close(uri)
+
+
+async def test_what_is_only_seen_when_it_is_placed(editor: Editor) -> None:
+    """A layout that does not divide, an expectation that does not hold; with both places."""
+    uri = "file:///placed.mdsl"
+    told = await editor.open(uri, MLP.replace("rows: 2", "rows: 3"))
+    assert "MD0301" in {d.code for d in told}
+    told = await editor.type(uri, MLP.replace("all_reduce over cols: 1", "all_reduce over cols: 7"))
+    assert {(d.code, d.severity) for d in told} == {("MD0401", lsp.DiagnosticSeverity.Error)}
+    told = await editor.type(uri, MLP.replace("dim hidden = 4 * io", "dim hidden = 4 * io, io = 2"))
+    (twice,) = [d for d in told if d.code == "MD0104"]
+    assert twice.related_information is not None
+    assert "first declared" in twice.related_information[0].message
+    editor.close(uri)
+    await editor.open("file:///placed2.mdsl", MLP)  # what was sent before has been read
+    assert editor.client.diagnostics[uri] == ()
+    editor.close("file:///placed2.mdsl")
+
+
+async def test_versions_that_come_late_change_nothing(editor: Editor) -> None:
+    uri = "file:///late.mdsl"
+    await editor.open(uri, MLP)
+    for number in range(2, 12):
+        editor.change(uri, MLP + "# more\n" * number + "program" * (number % 2), number)
+    editor.change(uri, SEVEN, 12)
+    editor.change(uri, MLP, 3)
+    told = await editor.told(uri)
+    assert len(told) >= 5
+    editor.close(uri)
+
+
+LIMITS = {
+    "empty": "",
+    "no line end": "dim",
+    "damaged": MLP[: len(MLP) // 2] + "\n}}} ) [ layout { -> \n" + MLP[len(MLP) // 3 :],
+    "a NUL byte": MLP + "\0\n",
+    "no Unicode": MLP.replace("cols", "\ud83d", 1),
+    "control characters": "# \x0c\x0b\u2028\x85\x1c\n" + MLP + "\nlayout \x0c {}",
+    "nested": "program p() {\n  x = " + "(" * 3000 + "\n}",
+    "one long line": "dim " + ", ".join(f"d{i} = {i}" for i in range(1, 3000)),
+    "huge": "\n".join(["# " + "all the same " * 7] * 11_000 + [SEVEN]),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+async def test_any_text_gets_answers(editor: Editor, name: str) -> None:
+    """Every request is answered, whatever the text, and what is wrong is told."""
+    text, uri = LIMITS[name], f"file:///limits-{len(name)}.mdsl"
+    told = await editor.open(uri, text)
+    assert told or name in ("empty", "one long line")
+    last = text.count("\n")
+    middle = spot(text, "io", 3) if text.count("io") > 3 else lsp.Position(0, 0)
+    for place in (lsp.Position(0, 0), lsp.Position(last, 3), lsp.Position(10**6, 10**6), middle):
+        await _everything(editor, uri, place)
+    edits = await editor.ask(
+        lsp.TEXT_DOCUMENT_FORMATTING,
+        lsp.DocumentFormattingParams(document(uri), lsp.FormattingOptions(2, True)),
+    )
+    if name not in ("empty", "one long line", "no Unicode", "huge"):
+        assert not edits
+    editor.close(uri)
+    assert not [m for m in editor.client.log_messages if "Error" in m.message]
+
+
+async def _everything(editor: Editor, uri: str, place: lsp.Position) -> None:
+    where, whole = document(uri), lsp.Range(lsp.Position(0, 0), place)
+    context = lsp.CodeActionContext([])
+    await asyncio.gather(
+        editor.ask(lsp.TEXT_DOCUMENT_HOVER, lsp.HoverParams(where, place)),
+        editor.ask(lsp.TEXT_DOCUMENT_COMPLETION, lsp.CompletionParams(where, place)),
+        editor.ask(lsp.TEXT_DOCUMENT_SIGNATURE_HELP, lsp.SignatureHelpParams(where, place)),
+        editor.ask(lsp.TEXT_DOCUMENT_DEFINITION, lsp.DefinitionParams(where, place)),
+        editor.ask(
+            lsp.TEXT_DOCUMENT_REFERENCES,
+            lsp.ReferenceParams(lsp.ReferenceContext(True), where, place),
+        ),
+        editor.ask(lsp.TEXT_DOCUMENT_DOCUMENT_HIGHLIGHT, lsp.DocumentHighlightParams(where, place)),
+        editor.ask(lsp.TEXT_DOCUMENT_DOCUMENT_SYMBOL, lsp.DocumentSymbolParams(where)),
+        editor.ask(lsp.TEXT_DOCUMENT_PREPARE_RENAME, lsp.PrepareRenameParams(where, place)),
+        editor.ask(lsp.TEXT_DOCUMENT_CODE_LENS, lsp.CodeLensParams(where)),
+        editor.ask(lsp.TEXT_DOCUMENT_INLAY_HINT, lsp.InlayHintParams(where, whole)),
+        editor.ask(lsp.TEXT_DOCUMENT_CODE_ACTION, lsp.CodeActionParams(where, whole, context)),
+    )
+
+
+async def test_requests_about_nothing_are_answered(editor: Editor) -> None:
+    """Documents that are not open, commands that do not exist, arguments that make no sense."""
+    await _everything(editor, "file:///nowhere.mdsl", lsp.Position(1, 1))
+    for command, *arguments in (
+        ("meshdsl.nothing", 1),
+        ("meshdsl.chooseLayout",),
+        ("meshdsl.chooseLayout", "file:///nowhere.mdsl", "megatron"),
+        ("meshdsl.explainLine", 3, {}),
+        ("meshdsl.layouts", None, None, None),
+    ):
+        with pytest.raises(JsonRpcException):
+            await editor.command(command, *arguments)
+    assert await editor.open("file:///fine.mdsl", MLP) == []
+
+
+# --- placements ----------------------------------------------------------------------------------
+
+
+async def test_lenses_hints_and_hovers_follow_the_chosen_layout(editor: Editor) -> None:
+    uri = "file:///lens.mdsl"
+    await editor.open(uri, MLP)
+
+    async def lenses():
+        found = await editor.ask(lsp.TEXT_DOCUMENT_CODE_LENS, lsp.CodeLensParams(document(uri)))
+        return {lens.range.start.line + 1: lens.command.title for lens in found}
+
+    async def hints():
+        whole = lsp.Range(lsp.Position(0, 0), lsp.Position(99, 0))
+        found = await editor.ask(
+            lsp.TEXT_DOCUMENT_INLAY_HINT, lsp.InlayHintParams(document(uri), whole)
+        )
+        return {hint.position.line + 1: hint.label for hint in found}
+
+    async def hover(word: str, nth: int = 0):
+        params = lsp.HoverParams(document(uri), spot(MLP, word, nth))
+        return (await editor.ask(lsp.TEXT_DOCUMENT_HOVER, params)).contents.value
+
+    before = await lenses()
+    assert before[18] == "all_reduce 64 KiB"
+    assert (before[8], before[9]) == ("chosen", "choose this layout")
+    assert before[12].startswith("hybrid on rows:2, cols:2: 2 collectives, 64 KiB sent")
+    assert (await hints())[17] == "[batch 64→32, hidden 2048→1024]"
+    assert (await hints())[13] == " 2048→1024"
+    told = await hover("y = ")
+    for part in ("f32[batch 64, io 512]", "32 × 512", "all_reduce sum of y over cols", "optimal"):
+        assert part in told
+    assert "`hidden` = 2,048" in await hover("hidden")
+    assert "1024 over cols" in await hover("hidden")
+    assert "hidden -> cols" in await hover("hybrid")
+    assert "4 devices" in await hover("square")
+    assert "relu(x)" in await hover("relu")
+    assert await editor.command("meshdsl.chooseLayout", uri, "data_parallel") == "data_parallel"
+    assert await editor.told(uri) == []
+    after = await lenses()
+    assert 18 not in after
+    assert after[9] == "chosen"
+    assert (await hints())[17] == "[batch 64→32, hidden 2048]"
+    assert "all_reduce sum of loss" in await editor.command("meshdsl.explainLine", uri, 18)
+    broken = MLP.replace("dim batch", "# one line more\ndim batch").replace("return loss, y", "re(")
+    assert await editor.type(uri, broken)
+    moved = await lenses()
+    assert moved[20] == after[19], "lenses stay at their lines while there are errors"
+    editor.close(uri)
+
+
+async def test_settings_choose_layout_mesh_and_policy(editor: Editor) -> None:
+    uri, client = "file:///settings.mdsl", editor.client
+    await editor.open(uri, MLP)
+    settings = {"layout": "megatron", "mesh": "line", "reduce": "deferred"}
+    client.set_configuration({"meshdsl": settings})
+    client.workspace_did_change_configuration(lsp.DidChangeConfigurationParams(None))
+    while (found := await editor.command("meshdsl.layouts", uri))["chosen"] != "megatron":
+        await asyncio.sleep(0)
+    assert "megatron on" in found["cost"][0]
+    strange = {"meshdsl": {"layout": 3, "reduce": "never", "mesh": "no such mesh"}}
+    client.workspace_did_change_configuration(lsp.DidChangeConfigurationParams(strange))
+    while (found := await editor.command("meshdsl.layouts", uri))["chosen"] != "hybrid":
+        await asyncio.sleep(0)
+    assert "optimal" in client.messages[-1].message
+    client.workspace_did_change_configuration(lsp.DidChangeConfigurationParams({"meshdsl": {}}))
+    editor.close(uri)
+
+
+# --- names and edits -----------------------------------------------------------------------------
+
+
+async def test_definitions_and_references(editor: Editor) -> None:
+    uri = "file:///names.mdsl"
+    text = MLP.replace("return loss, y", "z = softmax[io](y)\n  return loss, z")
+    await editor.open(uri, text)
+
+    async def defined(word: str, nth: int):
+        params = lsp.DefinitionParams(document(uri), spot(text, word, nth))
+        (place,) = await editor.ask(lsp.TEXT_DOCUMENT_DEFINITION, params)
+        return place
+
+    hidden = await defined("hidden", 3)
+    assert (hidden.uri, under(text, hidden.range), hidden.range.start.line) == (uri, "hidden", 2)
+    softmax = await defined("softmax", 0)
+    source = Path(urlsplit(softmax.uri).path).read_text()
+    assert source.splitlines()[softmax.range.start.line].startswith("def softmax[")
+    params = lsp.ReferenceParams(
+        lsp.ReferenceContext(False), document(uri), spot(text, "hidden", 3)
+    )
+    found = await editor.ask(lsp.TEXT_DOCUMENT_REFERENCES, params)
+    assert len(found) == text.count("hidden") - 1
+    editor.close(uri)
+
+
+async def test_renames(editor: Editor) -> None:
+    uri = "file:///rename.mdsl"
+    await editor.open(uri, MLP)
+    place = spot(MLP, "hidden", 4)
+    named = await editor.ask(
+        lsp.TEXT_DOCUMENT_PREPARE_RENAME, lsp.PrepareRenameParams(document(uri), place)
+    )
+    assert under(MLP, named) == "hidden"
+    done = await editor.ask(
+        lsp.TEXT_DOCUMENT_RENAME, lsp.RenameParams(document(uri), place, "inner")
+    )
+    text = edited(MLP, done.changes[uri])
+    assert text == MLP.replace("hidden", "inner")
+    assert await editor.type(uri, text) == []
+    with pytest.raises(JsonRpcException, match="io"):
+        await editor.ask(lsp.TEXT_DOCUMENT_RENAME, lsp.RenameParams(document(uri), place, "io"))
+    word = lsp.PrepareRenameParams(document(uri), spot(MLP, "relu"))
+    assert await editor.ask(lsp.TEXT_DOCUMENT_PREPARE_RENAME, word) is None
+    editor.close(uri)
+
+
+async def test_fixes_mend_the_file(editor: Editor) -> None:
+    uri = "file:///fix.mdsl"
+    await editor.open(uri, SEVEN)
+    whole = lsp.Range(lsp.Position(0, 0), lsp.Position(99, 0))
+    only = lsp.CodeActionContext([], only=[lsp.CodeActionKind.SourceFixAll])
+    (everything,) = await editor.ask(
+        lsp.TEXT_DOCUMENT_CODE_ACTION, lsp.CodeActionParams(document(uri), whole, only)
+    )
+    assert edited(SEVEN, everything.edit.changes[uri]) != SEVEN
+    place = spot(SEVEN, "rleu")
+    (fix, *_) = await editor.ask(
+        lsp.TEXT_DOCUMENT_CODE_ACTION,
+        lsp.CodeActionParams(document(uri), lsp.Range(place, place), lsp.CodeActionContext([])),
+    )
+    assert fix.title == "write `relu`"
+    assert fix.is_preferred
+    assert edited(SEVEN, fix.edit.changes[uri]) == SEVEN.replace("rleu", "relu")
+    editor.close(uri)
+
+
+async def test_formatting(editor: Editor) -> None:
+    uri = "file:///format.mdsl"
+    crooked = MLP.replace("  y = einsum(h, v -> ", "y=einsum( h,v->").replace("\n", "\r\n")
+    await editor.open(uri, crooked)
+    params = lsp.DocumentFormattingParams(document(uri), lsp.FormattingOptions(2, True))
+    (edit,) = await editor.ask(lsp.TEXT_DOCUMENT_FORMATTING, params)
+    assert edit.range.start.line == edit.range.end.line - 1, "only the line that differs"
+    assert edited(crooked.replace("\r\n", "\n"), [edit]) == MLP
+    await editor.type(uri, MLP)
+    assert not await editor.ask(lsp.TEXT_DOCUMENT_FORMATTING, params)
+    editor.close(uri)
+
+
+def edited(text: str, edits: list[lsp.TextEdit]) -> str:
+    """A text after edits; it is ASCII."""
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    for edit in sorted(edits, key=lambda e: (-e.range.start.line, -e.range.start.character)):
+        first = starts[edit.range.start.line] + edit.range.start.character
+        last = starts[edit.range.end.line] + edit.range.end.character
+        text = text[:first] + edit.new_text + text[last:]
+    return text
+
+
+# --- the process -------------------------------------------------------------------------------
+
+
+async def test_exit_without_shutdown_ends_it_and_stdout_has_the_protocol_alone() -> None:
+    import json
+
+    def message(**content: object) -> bytes:
+        body = json.dumps({"jsonrpc": "2.0", **content}).encode()
+        return b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+
+    item = {"uri": "file:///a.mdsl", "languageId": "mdsl", "version": 1, "text": MLP}
+    sent = [
+        message(id=1, method="initialize", params={"capabilities": {}}),
+        message(method="textDocument/didOpen", params={"textDocument": item}),
+        b"Content-Length: 9\r\n\r\nnot JSON!",
+        message(id=2, method="meshdsl/unheardOf", params={}),
+        message(method="exit"),
+    ]
+    done = subprocess.run(SERVER, input=b"".join(sent), capture_output=True, check=False)
+    assert done.returncode == 1
+    rest, answers = done.stdout, []
+    while rest:
+        head, _, rest = rest.partition(b"\r\n\r\n")
+        size = int(head.split(b"\r\n")[0].removeprefix(b"Content-Length: "))
+        answers.append(json.loads(rest[:size]))
+        rest = rest[size:]
+    assert {a.get("id") for a in answers} >= {1, 2}
