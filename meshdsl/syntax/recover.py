@@ -70,7 +70,7 @@ class _Run:
         if self.opened and len(self.errors) < MAX_ERRORS:
             self.report(len(self.tokens), self.tokens[-1])
         if any(token.type == "LBRACE" for token in self.opened):
-            self.close_blocks()
+            self.close_blocks(len(self.source.text))
         elif "$END" not in self.parser.accepts():
             self.break_off()
             self.feed("_NL")
@@ -82,7 +82,7 @@ class _Run:
         token = self.tokens[at]
         if self.is_missing_brace(at):
             self.report(at, token)
-            self.close_blocks()
+            self.close_blocks(token.start_pos or 0)
             return at
         head = self.head_of_broken(at)
         self.report(at, self.tokens[head])
@@ -121,11 +121,11 @@ class _Run:
 
     # --- the parser's stack ------------------------------------------------------------------
 
-    def feed(self, kind: str) -> None:
-        """Feed a made-up word."""
+    def feed(self, kind: str, at: int | None = None) -> None:
+        """Feed a made-up word of no width, at an offset where a node is to end with it."""
         from lark import Token
 
-        self.parser.feed_token(Token(kind, ""))
+        self.parser.feed_token(Token(kind, "", start_pos=at, end_pos=at))
 
     def head_of_broken(self, at: int) -> int:
         """Index of the first word of the unfinished statement, entry or declaration."""
@@ -154,13 +154,13 @@ class _Run:
         self.opened = [word for word in words if word.type == "LBRACE"]
         self.feed("BROKEN")
 
-    def close_blocks(self) -> None:
-        """Pretend that every brace is closed and the declaration ended."""
+    def close_blocks(self, at: int) -> None:
+        """Pretend that every brace is closed at an offset and the declaration ended."""
         for opened in self.opened:
             if opened.type == "LBRACE":
                 if "RBRACE" not in self.parser.accepts():
                     self.break_off()
-                self.feed("RBRACE")
+                self.feed("RBRACE", at)
         self.feed("_NL")
         self.opened.clear()
 

@@ -158,5 +158,17 @@ def test_every_name_of_a_file_is_a_symbol(path: Path) -> None:
 def test_damaged_files_have_the_symbols_that_can_be_read(cut: int) -> None:
     known = read(SCOPES[:cut] + " %( " + SCOPES[cut + 3 :])
     assert {s.name for s in known.every if s.kind == "dim"} & {"batch", "part", "io"}
+    for symbol in known.every:
+        assert 0 <= symbol.region.start <= symbol.region.end <= len(SCOPES) + 2
+    assert known.visible(len(SCOPES))
     words = set(re.findall(r"\w+", SCOPES[:cut] + " " + SCOPES[cut + 3 :]))
     assert {s.name for s in known.every} <= words | {"norm", "h"}
+
+
+@pytest.mark.parametrize("end", ["", "\n\ndim other = 2\n"])
+def test_what_an_unclosed_program_computes_is_visible_to_its_end(end: str) -> None:
+    text = "dim a = 4\nprogram p(x[a]) {\n  repeat a {\n    y = x * 2\n    "
+    known = read(text + end)
+    assert {"a", "x", "y"} <= {s.name for s in known.visible(len(text))}
+    if end:
+        assert "y" not in {s.name for s in known.visible(len(text + end))}
