@@ -21,8 +21,11 @@
     const parsed = new DOMParser().parseFromString(markup, "text/html");
     element.replaceChildren(...parsed.body.childNodes);
   };
+  // What stands between backquotes is code.
+  const worded = (words) => words.split("`").map((part, i) => (i % 2 ? make("code", part) : part));
   const button = (content, does) => {
-    const made = make("button", content);
+    const made = make("button");
+    made.append(...worded(content));
     made.type = "button";
     made.addEventListener("click", does);
     return made;
@@ -285,18 +288,23 @@
   const FIELDS = { "--layout": "rules", "--mesh": "axes", "--sbp": "layout", "--program": "program", "--reduce": "reduce", "--set": "sizes" };
   const problem = (found) => {
     const item = make("li", "", found.severity);
-    item.append(make("span", `${found.severity} ${found.code}`, "severity"), `: ${found.message} `);
+    item.append(make("span", `${found.severity} ${found.code}`, "severity"), ": ", ...worded(found.message), " ");
     const where = found.where;
     if (where?.start !== undefined) item.append(button(`line ${where.line}`, () => jump(where.start, where.end)));
     else if (where) item.append(make("span", FIELDS[where.file] ? "(a choice above)" : `(${where.file}, line ${where.line})`));
     for (const other of found.related) {
-      const line = make("p", `${other.message} `);
+      const line = make("p");
+      line.append(...worded(other.message), " ");
       if (other.where.start !== undefined) line.append(button(`line ${other.where.line}`, () => jump(other.where.start, other.where.end)));
       item.append(line);
     }
-    if (found.help) item.append(make("p", `help: ${found.help}`));
+    if (found.help) {
+      const help = make("p");
+      help.append("help: ", ...worded(found.help));
+      item.append(help);
+    }
     for (const fix of found.fixes) {
-      const made = button(fix.title.replaceAll("`", ""), () => found.of === text.value && apply(fix));
+      const made = button(fix.title, () => found.of === text.value && apply(fix));
       found.of = text.value;
       item.append(made);
     }
