@@ -214,12 +214,17 @@ class Diagnostics:
 
     def __init__(self) -> None:
         self._items: list[Diagnostic] = []
-        self._known: set[tuple[str, str, Span | None]] = set()
+        self._known: set[tuple[object, ...]] = set()
 
     def add(self, *diagnostics: Diagnostic) -> None:
-        """Add the diagnostics that are not there yet (the same code, message and place)."""
+        """Add the diagnostics that are not there yet (the same code, message and place).
+
+        Places are the same in texts that are: the value of an option is read anew for each use.
+        """
         for item in diagnostics:
-            key = (item.code, item.message, item.span)
+            span = item.span
+            place = None if span is None else (span.file, span.source.text, span.start, span.end)
+            key = (item.code, item.message, place)
             if key not in self._known:
                 self._known.add(key)
                 self._items.append(item)

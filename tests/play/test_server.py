@@ -87,6 +87,11 @@ def test_a_choice_that_is_wrong_has_no_place_in_the_text(served: Served) -> None
     assert (found["code"], found["where"]["file"]) == ("MD0108", "--layout")
 
 
+def test_a_choice_that_matches_nothing_is_said_once(served: Served) -> None:
+    found = served.compile(layout="batch:rows,hiden:cols")["diagnostics"]
+    assert [d["code"] for d in found] == list({d["code"] for d in found})
+
+
 def test_an_expectation_that_fails_spoils_nothing(served: Served) -> None:
     found = served.compile(text=TEXT.replace("196608", "1"))
     assert [d["code"] for d in found["diagnostics"]] == ["MD0401"]
