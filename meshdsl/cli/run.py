@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ class Run(Placing, Force, Json):
     params: str | None = opt("--params", "F", "Parameters, likewise.")
     seed: int = opt("--seed", "S", "For values that are not given.", 0)
     out: Path | None = opt("--out", "F.npz", "Write the outputs, whole.")
+    step: bool = flag("--step", "Take one training step: gradients and update, too.")
     verify: bool = flag("--verify", "Compare with the float64 reference.")
 
 
@@ -44,14 +46,27 @@ def command(file: File, given: Run) -> None:
     """Run the program: all devices in this process, on real processes, or as the reference."""
     with common.reporting(given.json) as diagnostics:
         check_engine(given)
-        chosen = pipeline_options(given)
+        chosen = replace(pipeline_options(given), evaluate=not given.step)
         if given.out is not None:
             _check_out(given.out, given.force)
-        made = common.compiled(file, chosen, diagnostics, "device")
+        made = asked(common.compiled(file, chosen, diagnostics, "device"), given)
         result, checked = run(made, given, diagnostics)
         if given.out is not None:
             _write(given.out, result.outputs)
         _show(made, given, result, checked)
+
+
+def asked(made: Compilation, given: Run) -> Compilation:
+    """The training step of a program under `--step`, else its outputs alone.
+
+    Raises MD0510 where there is nothing to train.
+    """
+    from meshdsl.backends.train.run import check_trainable
+
+    if not given.step:
+        return made.forward
+    check_trainable(made)
+    return made
 
 
 def check_engine(given: Run) -> None:

@@ -18,7 +18,7 @@ from meshdsl.api.shown import Comparison
 from meshdsl.cli.compare import compare_columns
 from meshdsl.cli.explain import focus_of
 from meshdsl.cli.options import pipeline_options
-from meshdsl.cli.run import check_engine, run
+from meshdsl.cli.run import asked, check_engine, run
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Source, did_you_mean, fail
 from meshdsl.notebook.lines import Line, read_cell, read_line
 from meshdsl.notebook.session import CellProgram, Session
@@ -125,7 +125,7 @@ class MdslMagics(Magics):
 
     def _run(self, line: Line) -> Any:
         check_engine(line.given)
-        made = self._named(line)._made
+        made = asked(self._named(line)._made, line.given)
         diagnostics = Diagnostics()
         result, checked = run(made, line.given, diagnostics)
         tell(diagnostics)

@@ -31,6 +31,8 @@ def run_report(
         yield _updated(made, result, checked)
     if checked:
         yield line(_verdict(checked))
+    if made.options.evaluate and made.written.goal is not None:
+        yield line("nothing was updated: a training step is taken with --step")
 
 
 def run_as_json(

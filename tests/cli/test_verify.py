@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+import meshdsl as md
 from meshdsl.ops.opdef import REGISTRY, TorchCall, lookup
 
 from .command import Cli, write
+
+CHECKED = ["run f.mdsl --step --verify", "compare f.mdsl --layouts split"]
 
 STEP = """
 dim b = 4, s = 4, m = s, h = 2, k = 2, d = 4
@@ -60,7 +64,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("layout", ["split", "one"])
 def test_a_step_is_verified(cli: Cli, layout: str) -> None:
-    done = cli("run", write(STEP), "--layout", layout, "--verify")
+    done = cli("run", write(STEP), "--layout", layout, "--step", "--verify")
     assert done.code == 0, done.err
     shown = [line.split() for line in done.out.splitlines()]
     heads = [line for line in shown if line[:1] == ["parameter"]]
@@ -74,7 +78,7 @@ def test_a_step_is_verified(cli: Cli, layout: str) -> None:
 @pytest.mark.usefixtures("planted")
 def test_a_wrong_update_fails(cli: Cli) -> None:
     """The loss is right: only what the step has made of `wq` tells."""
-    done = cli("run", write(STEP), "--layout", "split", "--verify")
+    done = cli("run", write(STEP), "--layout", "split", "--step", "--verify")
     assert done.code == 3
     assert set(done.codes) == {"error[MD0708]"}
     assert "`wq` after the step differs by" in done.err
@@ -85,7 +89,7 @@ def test_a_wrong_update_fails(cli: Cli) -> None:
 
 @pytest.mark.usefixtures("planted")
 def test_it_says_so_as_data(cli: Cli) -> None:
-    done = cli("run", write(STEP), "--layout", "split", "--verify", "--json")
+    done = cli("run", write(STEP), "--layout", "split", "--step", "--verify", "--json")
     assert done.code == 3
     found = json.loads(done.out)
     assert [o["ok"] for o in found["outputs"]] == [True]
@@ -96,7 +100,15 @@ def test_it_says_so_as_data(cli: Cli) -> None:
 
 def test_real_processes_bring_back_what_a_step_updates(cli: Cli) -> None:
     done = cli(
-        "run", write(STEP), "--layout", "split", "--engine", "torchrun", "--verify", "--json"
+        "run",
+        write(STEP),
+        "--layout",
+        "split",
+        "--engine",
+        "torchrun",
+        "--step",
+        "--verify",
+        "--json",
     )
     assert done.code == 0, done.err
     found = json.loads(done.out)
@@ -123,10 +135,38 @@ def test_columns_of_a_step_are_compared_by_what_it_updates(cli: Cli) -> None:
     assert pair["role"] in ("output", "param", "state")
 
 
+def test_without_step_a_program_is_evaluated(cli: Cli) -> None:
+    """With the given parameters; nothing is updated, and `--step` begins with the same outputs."""
+    given = {name: np.full((4, 2, 2), 0.5, np.float32) for name in ("wq", "wv")}
+    np.savez("params.npz", **given)
+    path = write(STEP)
+    found = {}
+    for words in ("", "--step"):
+        done = cli(
+            "run", path, *words.split(), *"--params params.npz --out out.npz --force".split()
+        )
+        assert done.code == 0, done.err
+        found[words] = np.load("out.npz")["loss"]
+        assert ("after one step" in done.out) is bool(words)
+        assert ("nothing was updated" in done.out) is not bool(words)
+    assert found[""] == pytest.approx(found["--step"], rel=1e-6)
+    plan = md.load(path).compile("pair", "split")
+    assert plan(**plan.sample(), params=given).loss == pytest.approx(found[""], rel=1e-6)
+
+
+@pytest.mark.parametrize("words", ["--step", "--step --engine reference"])
+def test_a_step_of_what_minimises_nothing_is_refused(cli: Cli, words: str) -> None:
+    path = write(STEP.replace("  minimize loss with adam(lr=1e-4)\n", ""))
+    done = cli("run", path, *words.split())
+    assert (done.code, done.codes) == (2, ["error[MD0510]"])
+
+
 # --- what cancels to nothing --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["run f.mdsl --verify", "compare f.mdsl --layouts split"])
+@pytest.mark.parametrize(
+    "command", ["run f.mdsl --step --verify", "compare f.mdsl --layouts split"]
+)
 @pytest.mark.parametrize("dtype", ["f32", "f64"])
 def test_a_gradient_that_is_0_by_cancellation_verifies(cli: Cli, command: str, dtype: str) -> None:
     write(ZERO)
@@ -134,7 +174,9 @@ def test_a_gradient_that_is_0_by_cancellation_verifies(cli: Cli, command: str, d
     assert done.code == 0, done.err
 
 
-@pytest.mark.parametrize("command", ["run f.mdsl --verify", "compare f.mdsl --layouts split"])
+@pytest.mark.parametrize(
+    "command", ["run f.mdsl --step --verify", "compare f.mdsl --layouts split"]
+)
 def test_a_gradient_that_should_be_0_and_is_not_fails(
     cli: Cli, command: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

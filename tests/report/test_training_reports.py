@@ -78,7 +78,9 @@ def test_what_a_loop_keeps_stands_with_it() -> None:
 
 
 def test_a_run_tells_what_was_updated(file: str) -> None:
-    shown = CliRunner().invoke(app, ["run", file, "--reduce", "deferred"], env={"COLUMNS": "120"})
+    shown = CliRunner().invoke(
+        app, ["run", file, "--step", "--reduce", "deferred"], env={"COLUMNS": "120"}
+    )
     assert shown.exit_code == 0, shown.output
     after = shown.output.partition("after one step")[2]
     rows = [line.split()[0] for line in after.splitlines() if line.strip()]
@@ -94,7 +96,7 @@ def test_a_run_without_training_updates_nothing(file: str) -> None:
 
 
 def test_a_run_as_json_lists_the_updates(file: str) -> None:
-    shown = CliRunner().invoke(app, ["run", file, "--json", "--layout", "zero"])
+    shown = CliRunner().invoke(app, ["run", file, "--step", "--json", "--layout", "zero"])
     updated = {u["name"]: u for u in json.loads(shown.stdout)["updated"]}
     assert set(updated) == {"step", "w", "w.m", "w.v", "v", "v.m", "v.v"}
     assert updated["w.m"]["local_shape"] == [3, 4]
