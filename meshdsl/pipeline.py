@@ -34,7 +34,7 @@ class Options:
 
     `message_bytes` is the cost of a collective beside its bytes where the policy is `optimal`;
     with `cache`, plans are kept in the user's cache folder. `evaluate` leaves out what `minimize`
-    adds: gradients and update.
+    adds: gradients and update. With `measured`, a training step returns the norm of the gradient.
     """
 
     program: str | None = None
@@ -48,6 +48,7 @@ class Options:
     dtype: str | None = None
     strict: bool = False
     evaluate: bool = False
+    measured: bool = False
 
     @property
     def search(self) -> Search:
@@ -118,7 +119,8 @@ class Compilation:
         """The program simplified; one with `minimize` is a training step, or its forward pass."""
         if self.known.named is not None:
             return self.known.named
-        return finish_named(self.written, self.options.dtype, self.options.evaluate)
+        chosen = self.options
+        return finish_named(self.written, chosen.dtype, chosen.evaluate, chosen.measured)
 
     @cached_property
     def placed(self) -> PlacedProgram:
@@ -168,7 +170,12 @@ class Compilation:
 
     @cached_property
     def _forward(self) -> Compilation:
-        return self.under(replace(self.options, evaluate=True), Diagnostics())
+        return self.under(replace(self.options, evaluate=True, measured=False), Diagnostics())
+
+    @cached_property
+    def measured(self) -> Compilation:
+        """The training step that returns the norm of its gradient, too."""
+        return self.under(replace(self.options, measured=True), Diagnostics())
 
     def under(
         self,
@@ -182,7 +189,7 @@ class Compilation:
         """
         before, now = self.options, options
         assert (before.program, before.set_dims) == (now.program, now.set_dims)
-        same = (before.dtype, before.evaluate) == (now.dtype, now.evaluate)
+        same = all(getattr(before, n) == getattr(now, n) for n in ("dtype", "evaluate", "measured"))
         named = self.named if same else None
         known = Known(self.tree, declarations or self.declarations, self.written, named)
         return Compilation(self.source, options, diagnostics, known)

@@ -75,6 +75,7 @@ class Program(ModuleType):
     STATES: dict[str, Spec]
     OUTPUTS: dict[str, Spec]
     LOSS: str
+    NORM: str
     dist: Any
     device: Any
 

@@ -122,11 +122,12 @@ def _states(program: Program, draws: Draws) -> list[str]:
 
 
 def _loss(program: Program) -> list[str]:
-    """The name of the output that is minimised."""
+    """The names of the output that is minimised, and of the measured norm of the gradient."""
     goal = program.placed.named.goal
     if goal is None:
         return []
-    return statement(f"LOSS = {quoted(loss_name(program.placed.named))}")
+    norm = statement(f"NORM = {quoted(goal.norm)}") if goal.norm else []
+    return [*statement(f"LOSS = {quoted(loss_name(program.placed.named))}"), *norm]
 
 
 # --- tables ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from meshdsl.ir.program import every
 
 MODULE_NAMES = frozenset(
     """np torch dist main device rank groups inputs params states argparse os sys math json struct
-    pathlib MESH GROUPS INPUTS PARAMS STATES OUTPUTS LOSS Spec F""".split()
+    pathlib MESH GROUPS INPUTS PARAMS STATES OUTPUTS LOSS NORM Spec F""".split()
 )
 """Names with a meaning in the emitted module."""
 

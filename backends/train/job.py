@@ -35,7 +35,8 @@ class DataFiles:
 class Job:
     """The job of a training run: its last step, its data, and the files it writes.
 
-    `about` describes the program to readers of a checkpoint.
+    `about` describes the program to readers of a checkpoint. `rate` are the fields of the schedule
+    of the learning rate, and `predicted` is the memory per device in bytes as `explain` has it.
     """
 
     data: DataFiles
@@ -49,6 +50,8 @@ class Job:
     checkpoint_every: int = 0
     resume: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
+    rate: Mapping[str, Any] | None = None
+    predicted: int = 0
 
     def to_json(self) -> str:
         """The job as text."""
@@ -90,6 +93,7 @@ class Ending:
 
     `evaluated` are the last averages over the held-out batches, `amount` the samples or tokens
     (`unit`) that were trained on, in `seconds`. `how` is `finished`, `interrupted` or `not finite`.
+    `measured` is what the last `step` event has of it.
     """
 
     start: int
@@ -102,6 +106,7 @@ class Ending:
     seconds: float
     checkpoint: str | None = None
     trouble: Trouble | None = None
+    measured: Mapping[str, Any] = field(default_factory=dict)
 
 
 def ending_from_dict(found: dict[str, Any]) -> Ending:
@@ -113,9 +118,12 @@ def ending_from_dict(found: dict[str, Any]) -> Ending:
 Event = Mapping[str, Any]
 """An event of a run in progress: `kind` is one of these.
 
-`begin` (start, steps, amount, unit), `step` (step, values, seconds of training so far), `eval`
-(step, values), `checkpoint` (step, path), `watch` (first, last: steps that are rerun), `note`
-(code, text, severity, help).
+`begin` (start, steps, amount, unit, the predicted memory per device, and what the measured one is
+`memory_of`), `step` (step, values, measured, seconds of training so far), `eval` (step, values),
+`checkpoint` (step, path), `watch` (first, last: steps that are rerun), `note` (code, text,
+severity, help).
+`measured` has `lr`, `grad_norm` (the norm of the whole gradient
+before clipping) and `memory` (the peak so far in bytes, of the process or of GPU 0).
 """
 
 Tell = Callable[[Event], None]

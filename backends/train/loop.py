@@ -13,6 +13,7 @@ from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.train.data import Batches, Data
 from meshdsl.backends.train.job import Ending, Event, Job, Tell, Trouble
 from meshdsl.backends.train.log import MetricsLog
+from meshdsl.backends.train.measure import Memory, rate_of
 from meshdsl.backends.train.state import Held
 from meshdsl.backends.train.watch import search
 
@@ -75,10 +76,14 @@ class Trainer:
         self.feed = Feed(self.program, data.training, ranks)
         self.unit, self.amount = data.training.unit, data.training.amount
         self.held_out = data.held_out
-        self.scalars = [name for name, spec in self.program.OUTPUTS.items() if not spec.dims]
+        self.norm = getattr(self.program, "NORM", None)
+        outputs = self.program.OUTPUTS.items()
+        self.scalars = [n for n, spec in outputs if not spec.dims and n != self.norm]
+        self.rate, self.memory = rate_of(job.rate), Memory(ranks.where)
         self.start = self.step = self.saved = held.step
         self.checkpoint = held.path or None
         self.values: dict[str, Any] = {}
+        self.measured: dict[str, Any] = {}
         self.evaluated: dict[str, float] = {}
         self.seconds = 0.0
         self.trouble: Trouble | None = None
@@ -93,6 +98,7 @@ class Trainer:
             known = {"code": note.code, "severity": note.severity, "help": note.help}
             self._tell(kind="note", text=note.message, **known)
         measure = {"amount": self.amount, "unit": self.unit}
+        measure |= {"predicted": self.job.predicted, "memory_of": self.memory.of}
         self._tell(kind="begin", start=self.start, steps=self.job.steps, **measure)
         how = "finished"
         while self.step < self.job.steps and self.trouble is None:
@@ -118,6 +124,7 @@ class Trainer:
             self.seconds,
             self.checkpoint,
             self.trouble,
+            self.measured,
         )
 
     # --- a step --------------------------------------------------------------------------------
@@ -130,8 +137,10 @@ class Trainer:
         self.values = {name: outputs[name].item() for name in self.scalars}
         seconds = time.perf_counter() - began
         self.seconds += seconds
+        self.measured = self._measured(outputs)
         self.step += 1
-        self._tell(kind="step", step=self.step, values=self.values, seconds=self.seconds)
+        found = {"values": self.values, "measured": self.measured}
+        self._tell(kind="step", step=self.step, seconds=self.seconds, **found)
         loss = self.values[self.program.LOSS]
         evaluated = math.isfinite(loss) and self._evaluate()
         self._write(seconds, evaluated)
@@ -139,6 +148,15 @@ class Trainer:
             self.trouble = search(self, str(loss))
         elif self._due(self.job.checkpoint_every):
             self._save()
+
+    def _measured(self, outputs: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """The measurements of the step that was just done, in the order they are shown."""
+        found: dict[str, Any] = {}
+        if self.rate is not None:
+            found["lr"] = self.rate.at(self.step)
+        if self.norm is not None:
+            found["grad_norm"] = outputs[self.norm].item()
+        return {**found, "memory": self.memory.peak}
 
     def forward(self, device: Callable[..., Any], step: int) -> dict[str, torch.Tensor]:
         """Call `device` on the batch of `step`; parameters and states are updated."""
@@ -164,7 +182,9 @@ class Trainer:
         record: dict[str, Any] = {"step": self.step, **self.values}
         if evaluated:
             record |= {f"eval_{name}": value for name, value in self.evaluated.items()}
-        record |= {"step": self.step, "seconds": seconds}
+        # An output of the program keeps its name.
+        own = {n if n not in self.values else f"train_{n}": v for n, v in self.measured.items()}
+        record |= {**own, "step": self.step, "seconds": seconds}
         self._log.write({**record, f"{self.unit}_per_s": self.amount / seconds})
 
     # --- evaluation ----------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,12 @@ def own_folder(folder: str | None, resume: bool, force: bool) -> Iterator[None]:
 
 def prepared(made: Compilation, job: Job, seed: int | None) -> Job:
     """The job with the program's description for checkpoints, resumed where it is to be."""
-    return replace(_resumed(job, seed), about=_about(made))
+    from meshdsl.device.memory import memory
+
+    goal = made.named.goal
+    assert goal is not None, "the program is trainable"
+    known = {"rate": asdict(goal.optimizer.lr), "predicted": memory(made.device)["peak"]}
+    return replace(_resumed(job, seed), about=_about(made), **known)
 
 
 def _about(made: Compilation) -> dict[str, Any]:

@@ -157,6 +157,11 @@ class Plan(Looks):
         how = "no layout" if placed.layout == "none" else f"layout {placed.layout}"
         return f"<plan of {self.program.name} on {{{mesh}}}, {how}, reduced {placed.policy}>"
 
+    @told
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """The plan in a line; as HTML the report that `explain` gives without options."""
+        return {"text/plain": repr(self), "text/html": self.explain().html()}
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle a plan as its program, the options, and its parameters if they are set."""
         return again, (self.program, *chosen_of(self), self._arrays)
@@ -345,12 +350,13 @@ class Plan(Looks):
         checkpoint_every: int = 0,
         resume: bool = False,
         force: bool = False,
+        progress: bool = True,
     ) -> Training:
         """Take `steps` steps from the plan's parameters, and set them to the trained ones.
 
         `data` is a file (.npz, or a text), or arrays by the names of inputs, with N samples each;
         the batches of a run depend on `seed` and the step alone. The other arguments are those of
-        `meshdsl train`.
+        `meshdsl train`; with `progress`, the standard error shows how far the run is.
 
         Raises:
             ProgramError: the program minimises nothing (MD0510), data of another shape or kind
@@ -362,8 +368,9 @@ class Plan(Looks):
             "steps": steps, "seed": seed, "engine": engine, "batch": batch, "tokens": tokens,
             "eval_every": eval_every, "eval_data": eval_data, "checkpoint": checkpoint,
             "checkpoint_every": checkpoint_every, "resume": resume, "force": force,
+            "progress": progress,
         }  # fmt: skip
-        return training.train(self, self._made, data, asked)
+        return training.train(self, self._made.measured, data, asked)
 
     @told
     def module(self, device_mesh: Any = None, *, seed: int = 0) -> ProgramModule:

@@ -146,6 +146,13 @@ class Program:
         return f"<program {self.name}({inputs}) -> {', '.join(self.outputs)}>"
 
     @told
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        """The text of the program, in colours."""
+        from meshdsl.notebook.views import highlighted
+
+        return {"text/plain": repr(self), "text/html": highlighted(self._text(), "mdsl")}
+
+    @told
     def to_mdsl(self) -> str:
         """The program as readable `.mdsl` text that means the same.
 

@@ -10,24 +10,31 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdsl.diagnostics import Diagnostic, Diagnostics
+from meshdsl.diagnostics import Diagnostic, Diagnostics, counted
+from meshdsl.notebook.views import View
+from meshdsl.report.curves import curve_picture
+from meshdsl.report.document import Document, Picture, line
+from meshdsl.report.running import headline
+from meshdsl.report.training import progress
 
 if TYPE_CHECKING:
     from meshdsl.api.plan import Plan
     from meshdsl.pipeline import Compilation
 
 
-@dataclass(frozen=True, slots=True)
-class Training:
-    """The result of a training run.
+@dataclass(frozen=True, slots=True, repr=False)
+class Training(View):
+    """The result of a training run; a notebook draws its curve.
 
-    `losses` has one number per step of this run; `values` are the last scalars the program
+    `losses` has one number per step of this run, and `grad_norms` the norm of the whole gradient
+    in each, before clipping; `values` are the last scalars the program
     returned, `evaluated` their last averages over held-out batches. `seconds` is the time of all
     steps, `amount` how many samples or tokens (`unit`) they took. `how` is `finished` or
     `interrupted`.
     """
 
     losses: tuple[float, ...]
+    grad_norms: tuple[float, ...]
     values: Mapping[str, Any]
     evaluated: Mapping[str, float]
     steps: int
@@ -38,9 +45,24 @@ class Training:
     checkpoint: str | None
     notes: tuple[Diagnostic, ...]
 
+    @property
+    def document(self) -> Document:
+        """One line, and the curve of the loss over the steps."""
+        said = line(self._line())
+        if len(self.losses) < 2:
+            return (said,)
+        first = self.steps - len(self.losses) + 1
+        return (said, Picture(lambda: curve_picture("loss", self.losses, first), ""))
+
     def __str__(self) -> str:
+        return self._line()
+
+    def _line(self) -> str:
         last = f": loss {self.losses[0]:.4g} to {self.losses[-1]:.4g}" if self.losses else ""
-        return f"trained {len(self.losses)} steps{last}"
+        rate = self.amount / self.seconds if self.seconds else 0.0
+        speed = f", {rate:,.0f} {self.unit}/s" if self.losses else ""
+        stopped = "" if self.how == "finished" else f", {self.how}"
+        return f"trained {counted(len(self.losses), 'step')}{last}{speed}{stopped}"
 
 
 def train(plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any]) -> Training:
@@ -81,24 +103,30 @@ def _train(
         resume=asked["resume"],
     )
     losses: list[float] = []
+    norms: list[float] = []
     notes = Diagnostics()
     loss = plan.loss
 
-    def tell(event: Mapping[str, Any]) -> None:
-        if event["kind"] == "step":
-            losses.append(float(event["values"][loss]))
-        elif event["kind"] == "note":
-            parts = {"severity": event["severity"], "help": event["help"]}
-            notes.add(Diagnostic(event["code"], event["text"], **parts))
-
     emitted = emit_both(made, evaluated=asked["eval_every"] > 0)
     job = prepared(made, job, asked["seed"])
-    ending = train(emitted, asked["engine"], job, tell, made.source)
+    title = headline(made, asked["engine"])
+    with progress(title, quiet=not asked["progress"], stderr=True) as show:
+
+        def tell(event: Mapping[str, Any]) -> None:
+            if event["kind"] == "step":
+                losses.append(float(event["values"][loss]))
+                norms.append(float(event["measured"]["grad_norm"]))
+            elif event["kind"] == "note":
+                parts = {"severity": event["severity"], "help": event["help"]}
+                notes.add(Diagnostic(event["code"], event["text"], **parts))
+            show(event)
+
+        ending = train(emitted, asked["engine"], job, tell, made.source)
     with np.load(out) as learned:
         plan.params = dict(learned)
     said = (ending.values, ending.evaluated, ending.step, ending.seconds, ending.amount)
     about = (ending.unit, ending.how, ending.checkpoint, tuple(notes))
-    return Training(tuple(losses), *said, *about)
+    return Training(tuple(losses), tuple(norms), *said, *about)
 
 
 def _stored(data: Any, path: Path) -> str:

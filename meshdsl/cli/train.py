@@ -61,7 +61,7 @@ def command(file: File, given: Train) -> None:
     with common.reporting(given.json) as diagnostics:
         from meshdsl.backends.train.run import own_folder
 
-        chosen = pipeline_options(given)
+        chosen = replace(pipeline_options(given), measured=True)
         job = _job(given)
         _check(job, given)
         with own_folder(job.checkpoint, job.resume, given.force):

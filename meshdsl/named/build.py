@@ -66,7 +66,9 @@ def choose_program(declarations: Declarations, name: str | None) -> ast.Program:
     return programs[name]
 
 
-def finish_named(program: Program, dtype: str | None, evaluate: bool) -> Program:
+def finish_named(
+    program: Program, dtype: str | None, evaluate: bool, measured: bool = False
+) -> Program:
     """Retype, verify and simplify a built program; with `minimize`, make its training step."""
     from meshdsl.named.retype import retype
     from meshdsl.named.training import training_step, with_loss
@@ -78,7 +80,7 @@ def finish_named(program: Program, dtype: str | None, evaluate: bool) -> Program
         return program
     if evaluate:
         return replace(with_loss(program), goal=None)
-    return _simplified(training_step(program))
+    return _simplified(training_step(program, measured))
 
 
 def _simplified(program: Program) -> Program:

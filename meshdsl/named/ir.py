@@ -141,11 +141,15 @@ class Update:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Goal:
-    """`minimize loss with optimizer`; `optimizer` is an `Optimizer` of `optimizers.py`."""
+    """`minimize loss with optimizer`; `optimizer` is an `Optimizer` of `optimizers.py`.
+
+    `norm` is the name of the output that is the norm of the whole gradient, where it is measured.
+    """
 
     loss: Value
     optimizer: Any
     span: Span
+    norm: str | None = None
 
     def without_mixed(self) -> Goal:
         """The same goal in one precision, for `--dtype`."""

@@ -21,8 +21,10 @@ from meshdsl.named.prelude import prelude
 from meshdsl.named.updates import emit_update
 
 
-def training_step(program: Program) -> Program:
+def training_step(program: Program, measured: bool = False) -> Program:
     """The training step of a program with a goal: gradients and updates added.
+
+    Where `measured`, it returns the norm of the whole gradient, too: `goal.norm` is the output.
 
     Raises MD0294 when the loss depends on no parameter.
     """
@@ -47,7 +49,10 @@ def training_step(program: Program) -> Program:
     emitter = _Emitter(builder, goal.span, {str(p.value.name) for p in program.params})
     stacked = _stacked(program.body)
     with in_phase(builder, "update"):
-        emit_update(emitter, optimizer, [p for p, _ in pairs], [g for _, g in pairs], stacked)
+        params, grads = zip(*pairs, strict=True)
+        norm = emit_update(emitter, optimizer, params, grads, stacked, measured)
+    if norm is not None:
+        program = _with_norm(program, norm)
     return replace(
         program,
         body=tuple(builder.frames[0].body),
@@ -56,15 +61,28 @@ def training_step(program: Program) -> Program:
     )
 
 
+def _with_norm(program: Program, norm: Value) -> Program:
+    goal = program.goal
+    assert goal is not None
+    name = _unused("grad_norm", program)
+    outputs = (*program.outputs, Output(name, norm, goal.span))
+    return replace(program, outputs=outputs, goal=replace(goal, norm=name))
+
+
+def _unused(name: str, program: Program) -> str:
+    """`name`, or another one like it where an output of the program has it."""
+    while any(o.name == name for o in program.outputs):
+        name += "_minimized"
+    return name
+
+
 def with_loss(program: Program) -> Program:
     """The program with the loss among its outputs."""
     goal = program.goal
     assert goal is not None
     if any(o.value is goal.loss for o in program.outputs):
         return program
-    name = goal.loss.label if goal.loss.name else "loss"
-    while any(o.name == name for o in program.outputs):
-        name += "_minimized"
+    name = _unused(goal.loss.label if goal.loss.name else "loss", program)
     return replace(program, outputs=(*program.outputs, Output(name, goal.loss, goal.span)))
 
 

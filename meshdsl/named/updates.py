@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from meshdsl.ir.types import F32, I32, DType, TensorType
 from meshdsl.named.ir import Value
@@ -24,18 +25,25 @@ def emit_update(
     params: Sequence[Value],
     grads: Sequence[Value],
     stacked: Mapping[Value, tuple[str, ...]] | None = None,
-) -> None:
+    measured: bool = False,
+) -> Value | None:
     """Write one step of `optimizer` for all `params`; each gradient has the dims of its parameter.
 
     States are named after their parameter (`w.m`, `w.v`), and `step` counts the steps done. A
     parameter narrower than f32 is a rounded copy of its state `w.master` in f32. `stacked` gives
     the dims that parameters have gained from a `repeat`: each slice is then updated like a
     parameter of its own, which makes a difference to Adafactor.
+
+    Where `measured`, returns the norm of all gradients together, before any clipping; `clip` and
+    it share the norm.
     """
     shared = _Shared(emitter, optimizer, tuple(zip(params, grads, strict=True)))
+    # Before the updates: they may overwrite the gradients.
+    norm = shared.norm if measured else None
     for param, grad in shared.pairs:
         own = set(param.type.names) - set((stacked or {}).get(param, ()))
         _update_parameter(shared, param, grad, tuple(d for d in param.type.names if d in own))
+    return norm
 
 
 def master_dtype(param: Value) -> DType:
@@ -87,12 +95,17 @@ class _Shared:
         clip = self.optimizer.clip
         if clip is None:
             return self.emitter.constant(1.0, dtype)
-        widest = max((master_dtype(p) for p, _ in self.pairs), key=lambda d: d.bytes)
+        widest = self.norm.type.dtype
         do = Arithmetic(self.emitter, widest)
         if dtype != widest:
             return do("cast", self.scale(widest), dtype=dtype)
-        norm = do("sqrt", self._square_of_norm(widest))
-        return do("minimum", do("div", clip, do("add", norm, CLIP_EPS)), 1.0)
+        return do("minimum", do("div", clip, do("add", self.norm, CLIP_EPS)), 1.0)
+
+    @cached_property
+    def norm(self) -> Value:
+        """The norm of all gradients together, in the widest dtype of an update."""
+        widest = max((master_dtype(p) for p, _ in self.pairs), key=lambda d: d.bytes)
+        return Arithmetic(self.emitter, widest)("sqrt", self._square_of_norm(widest))
 
     def _square_of_norm(self, dtype: DType) -> Value:
         """The sum of squares over all elements of all gradients."""

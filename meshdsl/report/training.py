@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.diagnostics import counted
+from meshdsl.report.document import human
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,14 +30,16 @@ WINDOW = 3.0
 
 
 @contextmanager
-def progress(title: str, quiet: bool = False) -> Iterator[Callable[[Event], None]]:
+def progress(
+    title: str, quiet: bool = False, stderr: bool = False
+) -> Iterator[Callable[[Event], None]]:
     """A function that shows the events of a run; none of them if `quiet`."""
     from rich.console import Console
 
     if quiet:
         yield lambda event: None
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=stderr, force_jupyter=False)
     shown = Bar(console, title) if console.is_terminal else Lines(console, title)
     try:
         yield shown.tell
@@ -83,6 +86,9 @@ class Lines:
         self.say(self.title)
         if self.start:
             self.say(f"going on after step {self.start}")
+        if event["predicted"]:
+            predicted = f"{human(event['predicted'])} predicted per device"
+            self.say(f"memory: {predicted}; measured is the peak of {event['memory_of']}")
         self.begun = self.spoken = time.monotonic()
         self.window = [(self.start, 0.0)] * 3
 
@@ -93,7 +99,7 @@ class Lines:
             every = max(1, (self.steps - self.start) // LINES)
             self.due = step + every - (step - self.start) % every
             self.spoken = now
-            self.say(f"step {step}/{self.steps}: {numbers(event['values'])}, {self.speed(step)}")
+            self.say(f"step {step}/{self.steps}: {found(event)}, {self.speed(step)}")
 
     def measure(self, event: Event) -> None:
         """Add a step to the window of the speed."""
@@ -138,8 +144,23 @@ class Bar(Lines):
         now, step = time.monotonic(), event["step"]
         if now - self.drawn > REFRESH or step == self.steps:
             self.drawn = now
-            said = f"{step}/{self.steps}  {numbers(event['values'])}  {self.speed(step)}"
+            said = f"{step}/{self.steps}  {found(event)}, {self.speed(step)}"
             self.bar.update(self.task, completed=step, said=said)
+
+
+def found(event: Event) -> str:
+    """The outputs and the measurements of a step."""
+    return ", ".join((numbers(event["values"]), *measurements(event["measured"])))
+
+
+def measurements(measured: Mapping[str, Any]) -> Iterator[str]:
+    """The texts `lr 0.001`, `grad norm 1.234` and `memory 312 MiB` of those there are."""
+    if "lr" in measured:
+        yield f"lr {measured['lr']:.3g}"
+    if "grad_norm" in measured:
+        yield f"grad norm {measured['grad_norm']:.4g}"
+    if "memory" in measured:
+        yield f"memory {human(measured['memory'])}"
 
 
 def numbers(values: Mapping[str, Any]) -> str:
@@ -195,6 +216,7 @@ def ending_as_json(
         "start": ending.start,
         "steps": ending.step,
         "values": dict(ending.values),
+        "measured": dict(ending.measured),
         "eval": dict(ending.evaluated),
         "seconds": ending.seconds,
         ending.unit: ending.amount,

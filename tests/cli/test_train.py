@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -100,7 +101,7 @@ def test_a_run_goes_on_under_other_meshes_and_layouts(points: str, cli: Cli) -> 
     assert "going on after step 30" in printed
     assert [record["step"] for record in logged("parts")] == list(range(1, 41))
     for one, other in zip(logged("whole"), logged("parts"), strict=True):
-        for name in set(one) - {"seconds", "samples_per_s"}:
+        for name in set(one) - {"seconds", "samples_per_s", "memory"}:
             assert other[name] == pytest.approx(one[name], rel=1e-4, abs=1e-4), name
 
 
@@ -157,8 +158,9 @@ def test_what_a_run_prints(points: str, cli: Cli) -> None:
     )
     lines = printed.splitlines()
     assert lines[0] == "classify under layout data on d 2: 2 devices, engine local"
-    assert lines[1].startswith("step 1/20: loss ")
-    assert lines[1].endswith(" left")
+    assert re.match(r"memory: [\d.]+ \w+ predicted per device; measured is the peak of ", lines[1])
+    assert lines[2].startswith("step 1/20: loss ")
+    assert re.search(r", lr [\d.e-]+, grad norm [\d.]+, memory \d+ MiB, .* left$", lines[2])
     assert sum(line.startswith("step 10: held out: loss ") for line in lines) == 1
     assert "step 20: wrote ck/step-20" in lines
     assert lines[-1] == "wrote o.npz"
@@ -181,11 +183,13 @@ def test_json_is_all_that_is_printed(points: str, cli: Cli) -> None:
     assert json.loads(wrong.out)["diagnostics"][0]["code"] == "MD0505"
 
 
+MEMORY = {"predicted": 5 << 20, "memory_of": "GPU 0"}
+MEASURED = {"measured": {"lr": 3e-4, "grad_norm": 1.25, "memory": 3 << 30}}
 EVENTS: list[dict[str, Any]] = [
-    {"kind": "begin", "start": 2, "steps": 4, "amount": 10, "unit": "tokens"},
-    {"kind": "step", "step": 3, "values": {"loss": 1.23456, "n": 7}, "seconds": 0.5},
+    {"kind": "begin", "start": 2, "steps": 4, "amount": 10, "unit": "tokens", **MEMORY},
+    {"kind": "step", "step": 3, "values": {"loss": 1.23456, "n": 7}, "seconds": 0.5, **MEASURED},
     {"kind": "eval", "step": 3, "values": {"loss": 2.0}},
-    {"kind": "step", "step": 4, "values": {"loss": 1.0, "n": 7}, "seconds": 1.0},
+    {"kind": "step", "step": 4, "values": {"loss": 1.0, "n": 7}, "seconds": 1.0, **MEASURED},
     {"kind": "checkpoint", "step": 4, "path": "ck/step-4"},
     {"kind": "watch", "first": 3, "last": 4},
     {"kind": "note", "code": "MD0517", "text": "", "severity": "note", "help": ""},
@@ -202,6 +206,7 @@ def test_what_is_shown_of_a_run(kind: Any) -> None:
     shown.close()
     text = out.getvalue()
     parts = ["a title", "going on after step 2", "loss 1, n 7", "20 tokens/s", "0:00 left"]
+    parts += ["5 MiB predicted", "lr 0.0003, grad norm 1.25, memory 3 GiB"]
     for part in (*parts, "step 3: held out: loss 2", "wrote ck/step-4", "steps 3 to 4 again"):
         assert part in text
 
