@@ -85,8 +85,8 @@ def prepared(made: Compilation, job: Job, seed: int | None) -> Job:
 
     goal = made.named.goal
     assert goal is not None, "the program is trainable"
-    known = {"rate": asdict(goal.optimizer.lr), "predicted": memory(made.device)["peak"]}
-    return replace(_resumed(job, seed), about=_about(made), **known)
+    rate, predicted = asdict(goal.optimizer.lr), memory(made.device)["peak"]
+    return replace(_resumed(job, seed), about=_about(made), rate=rate, predicted=predicted)
 
 
 def _about(made: Compilation) -> dict[str, Any]:

@@ -196,7 +196,7 @@ samples = np.random.default_rng(0).standard_normal((64, 8)).astype("f4")
 dataset = {"x": samples, "target": np.sin(samples[:, 0]) * samples[:, 1]}
 
 for rules in ("n_batch:x", "n_hidden:x", ["n_batch -> x", "params: n_hidden -> x"]):
-    losses = fit.compile(four, rules).train(dataset, steps=100).losses
+    losses = fit.compile(four, rules).train(dataset, steps=100, progress=False).losses
     print(f"{rules!s:41} loss {losses[0]:.3f} … {losses[49]:.3f} … {losses[99]:.3f}")
 
 # %% [markdown]

@@ -49,8 +49,8 @@ def training_step(program: Program, measured: bool = False) -> Program:
     emitter = _Emitter(builder, goal.span, {str(p.value.name) for p in program.params})
     stacked = _stacked(program.body)
     with in_phase(builder, "update"):
-        params, grads = zip(*pairs, strict=True)
-        norm = emit_update(emitter, optimizer, params, grads, stacked, measured)
+        trained, grads = zip(*pairs, strict=True)
+        norm = emit_update(emitter, optimizer, trained, grads, stacked, measured)
     if norm is not None:
         program = _with_norm(program, norm)
     return replace(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from meshdsl.report.html import Markup, tag
 from meshdsl.report.pictures import EDGE, SOFT, card, width_of, words
@@ -30,7 +31,7 @@ def curve_picture(name: str, values: Sequence[float], first: int = 1) -> Markup:
         for step, value in points
     )
     last = str(first + len(values) - 1)
-    small = {"fill": SOFT, "font_size": 11}
+    small: dict[str, Any] = {"fill": SOFT, "font_size": 11}
     return card(
         left + WIDTH + 4,
         top + HEIGHT + 18,

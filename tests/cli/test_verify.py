@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -137,7 +138,7 @@ def test_columns_of_a_step_are_compared_by_what_it_updates(cli: Cli) -> None:
 
 def test_without_step_a_program_is_evaluated(cli: Cli) -> None:
     """With the given parameters; nothing is updated, and `--step` begins with the same outputs."""
-    given = {name: np.full((4, 2, 2), 0.5, np.float32) for name in ("wq", "wv")}
+    given: dict[str, Any] = {n: np.full((4, 2, 2), 0.5, np.float32) for n in ("wq", "wv")}
     np.savez("params.npz", **given)
     path = write(STEP)
     found = {}
