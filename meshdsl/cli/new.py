@@ -58,7 +58,7 @@ def _write(folder: Path, made: Iterable[File]) -> None:
 
 
 def _summary(folder: Path, made: Iterable[File]) -> str:
-    """What was made, and the commands to try."""
+    """The files that were made, and the commands to try."""
     name = folder.name
     width = max(len(file.name) for file in made)
     return "\n".join(
