@@ -74,7 +74,7 @@ class Play:
         }
 
     def compile(self, question: Json) -> Json:
-        """What comes of a text under the choices beside it; 409 where a newer one was asked."""
+        """The outcome of a text under the choices beside it; 409 where a newer one was asked."""
         check_form(question, QUESTION)
         options = asdict(asked(question, self.options))
         job = {"name": self.document.name, "text": question["text"], "options": options}
