@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from meshdsl.api.layouts import Layout, Mesh, layout, mesh
     from meshdsl.api.module import module
     from meshdsl.api.operators import *  # noqa: F403
-    from meshdsl.api.plan import Comparison, Cost, Explanation, Outputs, Plan
+    from meshdsl.api.plan import Plan
     from meshdsl.api.program import Program, check, load, program
+    from meshdsl.api.shown import Comparison, Cost, Explanation, Outputs
     from meshdsl.api.statements import grad, minimize, name, param, recompute, repeat
     from meshdsl.api.tensor import Tensor
 

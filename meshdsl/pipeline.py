@@ -262,12 +262,15 @@ def place_named(
     check_policy(options.reduce)
     mesh = resolve_mesh(declarations, options.mesh, options.layout, options.sbp)
     asked: Layout | Annotations
+    found = Diagnostics()
     if options.sbp is not None:
         asked = resolve_sbp(declarations, options.sbp, mesh)
-        lint_sbp(program, asked, diagnostics)
+        lint_sbp(program, asked, found)
     else:
         asked = resolve_layout(declarations, options.layout, mesh)
-        lint(program, asked, diagnostics)
+        lint(program, asked, found)
+    diagnostics.add(*found)
+    found.raise_errors()
     result = place(program, asked, options.reduce, options.search)
     verify(result)
     return result

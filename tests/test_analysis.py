@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import meshdsl as md
 from meshdsl.analysis import analyse
 from meshdsl.diagnostics import Diagnostic, Source, Span
 from meshdsl.ops.opdef import load_all
@@ -45,6 +46,47 @@ def test_every_misspelt_name_is_reported_once(path: Path) -> None:
         found = [d for d in diagnostics(Source(path.name, text)) if d.code not in usual]
         assert unexplained(found, places) == ([], []), f"seed {seed}: {wrong}\n{text}"
         assert len(found) == len(places), f"seed {seed}: {wrong}\n{text}"
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_a_program_is_built_as_far_as_it_is_right(path: Path) -> None:
+    source = Source(path.name, path.read_text(encoding="utf-8"))
+    right = analyse(source, Options())
+    assert all(right.named.values())
+    text = source.text.replace("return ", "return nowhere, ")
+    wrong = analyse(Source(path.name, text), Options())
+    assert [d.code for d in wrong.diagnostics if d.severity == "error"] != []
+    for name, program in right.written.items():
+        assert wrong.named[name] is None
+        partly = wrong.written[name]
+        assert program is not None
+        assert partly is not None
+        types = [[str(v.value.type) for v in p.params] for p in (partly, program)]
+        assert types[0] == types[1]
+
+
+def test_a_loaded_file_tells_everything_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "seven.mdsl"
+    path.write_text(Path("tests/errors/seven_mistakes.mdsl").read_text("utf-8"), encoding="utf-8")
+    with pytest.raises(md.ProgramError) as raised:
+        md.load(path)
+    codes = [d.code for d in raised.value.diagnostics]
+    assert codes == ["MD0101", "MD0260", "MD0103", "MD0102", "MD0102", "MD0304", "MD0305"]
+
+
+def test_the_dims_of_a_def_stand_in_an_einsum_of_it() -> None:
+    text = """dim a = 2, b = 3, d = 4, h = 5
+def wide(x[..., d]) -> [..., h] {
+  param w[d, h]
+  return einsum(x, w -> [..., h]) + sum[..., d](x)
+}
+program p(x[a, b, d], y[d]) { return wide(x), wide(y) }
+"""
+    found = analyse(Source("p.mdsl", text), Options())
+    assert not list(found.diagnostics)
+    program = found.written["p"]
+    assert program is not None
+    assert [str(o.value.type) for o in program.outputs] == ["f32[a, b, h]", "f32[h]"]
 
 
 def unexplained(

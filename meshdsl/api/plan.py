@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -434,6 +434,9 @@ class Plan(Looks):
             wishes += [*positional, replace(now, reduce="immediate")]
         made = self._made.under(self.options, Diagnostics(), declarations)
         columns = compile_columns(made, wishes)
+        for column in columns:
+            if column.wish.kind == "layout":
+                _refuse_idle_rules(column.diagnostics, column.wish.name, self.program)
         raise_if_none_works(columns)
         ran = measure(columns, seed) if run else NOT_RUN
         return Comparison({**compare(columns, made.source), "run": ran}, made.source)
@@ -467,7 +470,8 @@ def _read_only(array: Any) -> Any:
 # --- from a program and its options to a plan ---------------------------------------------------
 
 
-NO_AXIS = "MD0304"
+DOES_NOTHING = ("MD0304", "MD0305")
+"""Rules with an axis or a dim that there is not."""
 
 
 def planned(program: Program, chosen: Mapping[str, Any], strict: bool, site: Site) -> Plan:
@@ -477,7 +481,7 @@ def planned(program: Program, chosen: Mapping[str, Any], strict: bool, site: Sit
         made.checked()
     except DiagnosticError as error:
         raise DiagnosticError(*(_in_python(d, site) for d in error.diagnostics)) from None
-    _refuse_missing_axes(made.diagnostics, made.options, program)
+    _refuse_idle_rules(made.diagnostics, made.options.layout, program)
     if strict:
         made.diagnostics.promote_warnings()
         made.diagnostics.raise_errors()
@@ -558,13 +562,10 @@ def _in_python(diagnostic: Diagnostic, site: Site) -> Diagnostic:
     return replace(diagnostic, span=site.argument(name, positions.get(name)))
 
 
-def _refuse_missing_axes(diagnostics: Diagnostics, options: Options, program: Program) -> None:
-    """Refuse a layout written in Python that names an axis which the mesh lacks."""
-    if options.layout is None or options.layout in program.declarations.layouts:
+def _refuse_idle_rules(found: Iterable[Diagnostic], layout: str | None, program: Program) -> None:
+    """Refuse a layout written in Python that names an axis or a dim that there is not."""
+    if layout is None or layout in program.declarations.layouts:
         return
-    missing = [d for d in diagnostics if d.code == NO_AXIS]
-    if missing:
-        raise DiagnosticError(*(replace(d, severity="error") for d in missing))
-
-
-__all__ = ["Comparison", "Cost", "Explanation", "Outputs", "Plan"]
+    idle = [replace(d, severity="error") for d in found if d.code in DOES_NOTHING]
+    if idle:
+        raise DiagnosticError(*idle)

@@ -436,6 +436,8 @@ def _pairs(text: str, option: str) -> Iterable[tuple[str, str, Span]]:
 def resolve_layout(declarations: Declarations, layout: str | None, mesh: Mesh) -> Layout:
     """The layout called `layout`, or written as `batch:data,hidden:model`; the first for None.
 
+    An empty text is the layout without rules.
+
     Raises a diagnostic when there is no such layout, or it is wrong by itself.
     """
     found = Diagnostics()
@@ -454,7 +456,7 @@ def collect_layout(
     places = _places(declarations, mesh)
     if layout is None:
         layout = next(iter(declarations.layouts), None)
-    if layout is None:
+    if not layout:
         return Layout("none", (), mesh, places)
     if layout in declarations.layouts:
         rules = collect_rules(declarations.layouts[layout], declarations, diagnostics)

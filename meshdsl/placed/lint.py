@@ -1,4 +1,4 @@
-"""Rules that bind nothing, and axes the mesh lacks: reported, never an error by themselves."""
+"""Rules that bind nothing, and axes the mesh lacks: reported, in a file never as an error."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from meshdsl.diagnostics import (
     Diagnostics,
     Edit,
     Fix,
+    Severity,
     Span,
     did_you_mean,
     spelled_right,
@@ -111,14 +112,19 @@ def _no_axis(rule: Rule, axis: str, layout: Layout) -> Diagnostic:
     help = did_you_mean(axis, known) or f"the mesh has {', '.join(known) or 'no axes'}"
     message = f"mesh `{layout.mesh.name}` has no axis `{axis}`; the rule does nothing there"
     fixes = _spelled(rule.span, axis, known)
-    return Diagnostic("MD0304", message, rule.span, "warning", help=help, fixes=fixes)
+    return Diagnostic("MD0304", message, rule.span, _severity(rule), help=help, fixes=fixes)
 
 
 def _no_dim(rule: Rule, dims: set[str]) -> Diagnostic:
     help = did_you_mean(rule.dim, sorted(dims)) or "remove the rule"
     message = f"no tensor of the program has the dim `{rule.dim}`; the rule matches nothing"
     fixes = _spelled(rule.span, rule.dim, sorted(dims)) or _removed(rule.span)
-    return Diagnostic("MD0305", message, rule.span, "warning", help=help, fixes=fixes)
+    return Diagnostic("MD0305", message, rule.span, _severity(rule), help=help, fixes=fixes)
+
+
+def _severity(rule: Rule) -> Severity:
+    """An error where the rule is given by hand, for this one run: it was meant to do something."""
+    return "error" if rule.span.file.startswith("--") else "warning"
 
 
 def _spelled(span: Span, name: str, known: list[str]) -> tuple[Fix, ...]:

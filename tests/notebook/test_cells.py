@@ -119,6 +119,11 @@ def test_errors_are_shown_with_carets_and_no_traceback(
     assert "site-packages" not in said
 
 
+def test_a_cell_tells_everything_at_once(defined: Notebook) -> None:
+    codes = defined.codes(Path("tests/errors/seven_mistakes.mdsl").read_text(encoding="utf-8"))
+    assert codes == ["MD0101", "MD0260", "MD0103", "MD0102", "MD0102", "MD0304", "MD0305"]
+
+
 def test_names_of_the_part_of_a_cell_that_cannot_be_read_are_not_missed(defined: Notebook) -> None:
     codes = defined.codes("dim a = \nprogram p(x[a, b]) {\n  y = \n  return y\n}")
     assert codes == ["MD0001", "MD0001", "MD0101"]  # `b` is nowhere
