@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import re
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from meshdsl.diagnostics import Diagnostic, DiagnosticError
@@ -68,12 +69,29 @@ def told(function: Callable[P, R]) -> Callable[P, R]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
-        except ProgramError:
-            raise
+        except ProgramError as error:
+            raise error.with_traceback(of_users(error.__traceback__)) from None
         except DiagnosticError as error:
             raise ProgramError(*map(in_python, error.diagnostics)) from None
 
     return wrapper
+
+
+def of_users(traceback: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames of this package, but where there are no others."""
+    from meshdsl.api.places import is_users
+
+    kept = [step for step in _steps(traceback) if is_users(step.tb_frame)]
+    made: TracebackType | None = None
+    for step in reversed(kept):
+        made = TracebackType(made, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    return made
+
+
+def _steps(traceback: TracebackType | None) -> Iterator[TracebackType]:
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next
 
 
 _OPTION = re.compile(r"`--(mesh|layout|reduce|sbp|dtype) ([^`]+)`")

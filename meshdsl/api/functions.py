@@ -7,7 +7,7 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping
 from types import FrameType, FunctionType
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar, overload
 
 from meshdsl.api.dims import TensorType, as_tuple, check_name
 from meshdsl.api.errors import ProgramError, told
@@ -15,7 +15,7 @@ from meshdsl.api.places import Site, file_of, here, key_of, user_frame
 from meshdsl.api.recorded import Argument, Call, Variable
 from meshdsl.api.tensor import Tensor, tracing
 from meshdsl.api.tracer import Tracer
-from meshdsl.diagnostics import Diagnostic, Related, Span, fail
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Edit, Fix, Related, Span, fail
 from meshdsl.named.builder import Scope
 from meshdsl.named.calls import MAX_CALL_DEPTH
 from meshdsl.named.ir import Value
@@ -171,7 +171,10 @@ def types_of(function: Callable[..., Any], frame: FrameType) -> dict[str, Tensor
     """The tensor types among the annotations of a function (`return` for its result)."""
     found = {}
     for name, annotation in getattr(function, "__annotations__", {}).items():
-        type_ = _tensor_type(_evaluated(annotation, function, frame))
+        value = _evaluated(annotation, function, frame)
+        if isinstance(value, str) and name != "return":
+            _no_words(function, name, value)
+        type_ = _tensor_type(value)
         if type_ is not None:
             found[name] = type_
     return found
@@ -189,6 +192,18 @@ def _evaluated(annotation: Any, function: Callable[..., Any], frame: FrameType) 
         return eval(annotation, scope)
     except NameError:
         return None
+    except SyntaxError:
+        return annotation
+
+
+def _no_words(function: Callable[..., Any], name: str, text: str) -> NoReturn:
+    """Refuse dims as words of a string, as jaxtyping and einops have them."""
+    span = declared_at(function, name) or place_of(function)
+    line = f"{name}: md.Tensor[{', '.join(text.split())}]"
+    message = f"the dims of `{name}` are a string"
+    fixes = (Fix(f"write `{line}`", (Edit(span, line),)),) if span.text.startswith(name) else ()
+    help = f"write `{line}`, with dims made by `md.dims(…)`"
+    raise DiagnosticError(Diagnostic("MD0823", message, span, help=help, fixes=fixes))
 
 
 def _filled(cell: Any) -> bool:

@@ -13,12 +13,14 @@ import inspect
 from typing import Any
 
 from meshdsl.api.errors import told
+from meshdsl.api.foreign import Method, is_foreign_call, refuse
 from meshdsl.api.places import here
 from meshdsl.api.signatures import RATES, describe, names, signature_of
 from meshdsl.api.sizes import computed
 from meshdsl.api.tensor import tracing
 from meshdsl.api.tracer import Form
 from meshdsl.diagnostics import did_you_mean, fail
+from meshdsl.named.foreign import RENAMED, row_of
 from meshdsl.named.from_syntax import INITS
 from meshdsl.ops.opdef import load_all
 
@@ -41,6 +43,8 @@ class Operator:
     @told
     def __call__(self, *tensors: Any, **options: Any) -> Any:
         """Apply it to tensors and numbers; a tuple where it yields several tensors."""
+        if is_foreign_call(self.__name__, tensors, options):
+            refuse("operator", self.__name__, tensors, options)
         site = here()
         if self.__name__ == "einsum":
             return _einsum(tensors, options, site)
@@ -105,18 +109,20 @@ def _einsum(tensors: tuple[Any, ...], options: dict[str, Any], site: Any) -> Any
     return tracing(site).call("einsum", None, tensors, options, site, out)
 
 
-def find(name: str) -> Operator | Maker:
+def find(name: str) -> Operator | Maker | Method:
     """The operator, initialiser or optimizer of this name; AttributeError for any other."""
     if name in INITS or name in RATES:
         return Maker(name)
     if name in names():
         return Operator(name)
+    if row_of(name) is not None or name in RENAMED:
+        return Method(None, name)
     known = [*names(), *INITS, *RATES]
     close = did_you_mean(name, known)
     raise AttributeError(f"meshdsl has no `{name}`{'; ' + close if close else ''}")
 
 
-def __getattr__(name: str) -> Operator | Maker:
+def __getattr__(name: str) -> Operator | Maker | Method:
     if name.startswith("__"):
         raise AttributeError(name)
     found = globals()[name] = find(name)

@@ -30,6 +30,7 @@ Names = str | tuple[str | None, ...] | None
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 _NOT_USERS = (_PACKAGE, contextlib.__file__)
+_LIBRARIES = frozenset({"torch", "numpy", "einops", "jax"})
 _CELL = re.compile(r"ipykernel_\d+")
 
 
@@ -142,12 +143,18 @@ def here() -> Site:
 
 
 def user_frame() -> FrameType:
-    """The innermost frame that is not of this package, nor of a `with` on its behalf."""
+    """The innermost frame that is not of this package, nor of a library that calls its tensors."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_NOT_USERS):
+    while frame is not None and not is_users(frame):
         frame = frame.f_back
     assert frame is not None, "called from nowhere"
     return frame
+
+
+def is_users(frame: FrameType) -> bool:
+    """Whether a frame is neither of this package nor of what works on its behalf."""
+    module = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return not frame.f_code.co_filename.startswith(_NOT_USERS) and module not in _LIBRARIES
 
 
 def file_of(code: CodeType, frame: FrameType | None = None) -> File:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from operator import index
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from meshdsl.api.dims import TensorType, check_name
 from meshdsl.api.errors import told
@@ -140,6 +140,22 @@ class Program:
 
         made = self._written()
         return print_file(_needed(made.tree, self.name, made.options.set_dims))
+
+    @told
+    def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse a call: a plan is what can be called (MD0822)."""
+        from meshdsl.api.foreign import compiled
+
+        line = compiled(here())
+        help = f"write `{line}`; a part of a program is a function under `@md.function`"
+        if line is None:
+            help = "compile it first: `program.compile()(x)`"
+        fail(
+            "MD0822",
+            f"the program `{self.name}` is called, and no plan of it",
+            here().span,
+            help=help,
+        )
 
     def __repr__(self) -> str:
         inputs = ", ".join(f"{name}: {type_}" for name, type_ in self.inputs.items())

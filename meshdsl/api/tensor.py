@@ -7,22 +7,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from meshdsl.api.dims import Dim, TensorType, as_tuple
-from meshdsl.api.errors import told
+from meshdsl.api.dims import Arrow, Dim, TensorType, as_tuple
+from meshdsl.api.errors import ProgramError, told
+from meshdsl.api.foreign import MEMBERS, Handle, Method, chosen, first_dim, is_foreign, refuse
 from meshdsl.api.places import Site, here
 from meshdsl.diagnostics import fail
 
 if TYPE_CHECKING:
-    from meshdsl.api.recorded import Variable
     from meshdsl.api.tracer import Tracer
-    from meshdsl.named.builder import Frame
-    from meshdsl.named.ir import Value
 
 Operand = Any
 """An operand: a tensor, a number, or a dim (its size)."""
 
 
-class Tensor:
+class Tensor(Handle):
     """A tensor with named dims. It has a type and no values: those exist when a plan is called.
 
     Operators broadcast by name; the result's dims are in order of first appearance. `&`, `|` and
@@ -40,10 +38,7 @@ class Tensor:
     In annotations `md.Tensor[batch, io]` is a tensor with these dims.
     """
 
-    __slots__ = ("_frame", "_tracer", "_value", "_variable")
-
-    def __init__(self, tracer: Tracer, value: Value, frame: Frame, variable: Variable) -> None:
-        self._tracer, self._value, self._frame, self._variable = tracer, value, frame, variable
+    __slots__ = ()
 
     def __class_getitem__(cls, dims: Any) -> TensorType:
         return TensorType(as_tuple(dims))
@@ -138,6 +133,27 @@ class Tensor:
     def __ror__(self, other: Operand) -> Tensor:
         return _binary("or", other, self)
 
+    def __matmul__(self, other: Operand) -> NoReturn:
+        refuse("sign", "@", (self, other), {})
+
+    def __rmatmul__(self, other: Operand) -> NoReturn:
+        refuse("sign", "@", (other, self), {})
+
+    def __floordiv__(self, other: Operand) -> NoReturn:
+        refuse("sign", "//", (self, other), {})
+
+    def __rfloordiv__(self, other: Operand) -> NoReturn:
+        refuse("sign", "//", (other, self), {})
+
+    def __mod__(self, other: Operand) -> NoReturn:
+        refuse("sign", "%", (self, other), {})
+
+    def __rmod__(self, other: Operand) -> NoReturn:
+        refuse("sign", "%", (other, self), {})
+
+    def __round__(self, digits: int | None = None) -> NoReturn:
+        refuse("function", "round", (self,), {})
+
     def __neg__(self) -> Tensor:
         return _unary("-", self)
 
@@ -158,7 +174,18 @@ class Tensor:
 
         Adjacent renames happen at once, so that two dims may swap their names.
         """
-        return _view(self, [("arrow", a) for a in as_tuple(arrows)])
+        items = as_tuple(arrows)
+        if not items or not all(isinstance(a, Arrow) for a in items):
+            _no_arrows(self, items)
+        return _view(self, [("arrow", a) for a in items])
+
+    def __getattr__(self, name: str) -> Any:
+        """Methods and members of other libraries' tensors, which refuse."""
+        if name in MEMBERS:
+            _no_member(self, name)
+        if name.startswith("_") or not is_foreign(name):
+            raise AttributeError(f"a tensor has no `{name}`: operators are called as `md.relu(x)`")
+        return Method(self, name)
 
     @told
     def rename(self, old: Dim, new: Dim) -> Tensor:
@@ -166,8 +193,10 @@ class Tensor:
         return _view(self, [("arrow", old >> new)])
 
     @told
-    def split(self, dim: Dim, into: tuple[Dim, ...]) -> Tensor:
+    def split(self, dim: Dim, into: tuple[Dim, ...] = ()) -> Tensor:
         """`dim` as several dims, outer first; their sizes multiply to its size."""
+        if not isinstance(dim, Dim):
+            refuse("method", "split", (self, dim, *([into] if into else [])), {})
         return _view(self, [("arrow", dim >> tuple(into))])
 
     @told
@@ -196,10 +225,13 @@ class Tensor:
         _no_condition(self)
 
     def __len__(self) -> int:
-        _no_value(self, "`len`", "its sizes are `x.shape`; a dim's size is `int(batch)`")
+        line = first_dim(here(), self.dims)
+        help = f"write `{line}`: a dim is its size" if line else "a scalar has no dims"
+        _no_value(self, "`len`", help)
 
     def __iter__(self) -> Any:
-        _no_value(self, "iteration", "operators work on whole dims; `md.repeat` is a loop over one")
+        help = "operators work on whole dims; `x.pick(batch, 0)` is one index, `md.repeat` a loop"
+        _no_value(self, "iteration", help)
 
     def __contains__(self, item: object) -> bool:
         _no_value(self, "`in`", "compare: `md.any(x == value)` is a tensor")
@@ -220,12 +252,21 @@ class Tensor:
         """`numpy_number * tensor`; refused for any other numpy function."""
         op = _UFUNCS.get(ufunc.__name__)
         if op is None or method != "__call__" or kwargs:
-            _no_value(self, f"`numpy.{ufunc.__name__}`", f"write `md.{ufunc.__name__}(x)`")
+            refuse("library", ufunc.__name__, inputs, kwargs)
         return _binary(op, *inputs)
 
+    def __array_function__(self, function: Any, types: Any, args: Any, named: Any) -> Any:
+        """`np.sum(x)` and the like, refused."""
+        refuse("library", function.__name__, args, named)
+
     @classmethod
-    def __torch_function__(cls, *args: Any, **kwargs: Any) -> Any:
-        _no_torch()
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """`torch.relu(x)` and the like, refused."""
+        if any(not issubclass(t, Tensor) for t in types):
+            _no_torch()
+        refuse("library", function.__name__, args, kwargs or {})
 
 
 _UFUNCS = {
@@ -269,11 +310,32 @@ def _view(tensor: Tensor, items: list[tuple[Any, ...]]) -> Tensor:
 
 
 @told
+def _no_arrows(tensor: Tensor, items: tuple[Any, ...]) -> NoReturn:
+    """Refuse brackets with positions, or with anything else that is no view."""
+    if any(isinstance(item, Dim) for item in items):
+        help = "rename `x[a >> b]`, split `x[a >> (b, c)]`; `x.pick(a, 0)` picks"
+        fail("MD0252", "this is not a view", here().span, help=help)
+    refuse("positions", "[:]", (tensor, *items), {})
+
+
+class NoMember(ProgramError, AttributeError):
+    """A member of other libraries' tensors: for `hasattr` it is not there."""
+
+
+def _no_member(tensor: Tensor, name: str) -> NoReturn:
+    try:
+        refuse("member", name, (tensor,), {})
+    except ProgramError as error:
+        raise NoMember(*error.diagnostics) from None
+
+
+@told
 def _no_condition(tensor: Tensor) -> NoReturn:
     site = here()
     message = f"Python cannot decide on {tensor._value.type}: it has no values while it is traced"
+    line = chosen(site)
     help = "choose per element: `md.where(condition, a, b)`; `and or not` are `& | ~` here"
-    fail("MD0812", message, site.span, help=help)
+    fail("MD0812", message, site.span, help=f"write `{line}`" if line else help)
 
 
 @told

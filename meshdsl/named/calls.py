@@ -25,8 +25,10 @@ from meshdsl.diagnostics import (
 from meshdsl.ir.types import DTYPES, Dim, DType
 from meshdsl.named.builder import Operand, Scope, need_tensor
 from meshdsl.named.expressions import LATER, option_value, surface_name, unknown_function
+from meshdsl.named.foreign import RENAMED, row_of
 from meshdsl.named.ir import Value
 from meshdsl.named.prelude import prelude
+from meshdsl.named.refused import is_foreign
 from meshdsl.ops.opdef import OpDef, OpError, load_all
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import cast_to
@@ -63,6 +65,8 @@ class Calls:
             return self.inline(scope.declarations.functions[name], node, scope)
         if name == "grad":
             return self.program.goals.grad(node, scope)
+        if row_of(name) is not None and is_foreign(node):
+            return (self.program.refused.call("operator", node, scope),)
         if name in LATER:
             self._refuse(partial(_later, node.function), node, scope)
         if name in load_all() and load_all()[name].surface.items != "view":
@@ -71,6 +75,8 @@ class Calls:
             return self.inline(prelude().functions[name], node, scope)
         if name == "not":
             return (self.program.expressions.pointwise("logical_not", node.args, node.span, scope),)
+        if row_of(name) is not None or name in RENAMED:
+            return (self.program.refused.call("function", node, scope),)
         callable_ = [n for n, op in load_all().items() if op.surface.items != "view"]
         known = [*scope.declarations.functions, *callable_, *prelude().functions]
         self._refuse(partial(unknown_function, node.function, known), node, scope)

@@ -290,6 +290,10 @@ def _references(node: ast.Expr) -> list[str]:
     return []
 
 
+_SIZE_SIGNS = {"//": "/", "**": "^"}
+"""Operators of other languages, and those of sizes that mean the same."""
+
+
 def _integer(node: ast.Expr, sizes: Mapping[str, int]) -> int:
     match node:
         case ast.Number(value=int() as value):
@@ -304,6 +308,12 @@ def _integer(node: ast.Expr, sizes: Mapping[str, int]) -> int:
             sides = (partial(_integer, side, sizes) for side in (node.left, node.right))
             left, right = all_of(sides)
             return _bounded(_arithmetic(node, left, right), node.span)
+        case ast.Foreign(kind="sign", word=word) if word.text in _SIZE_SIGNS:
+            sign = _SIZE_SIGNS[word.text]
+            help = f"write `{sign}`: a size divides without remainder"
+            fix = Fix(f"write `{sign}`", (Edit(word.span, sign),))
+            message = f"there is no operator `{word.text}`"
+            raise DiagnosticError(Diagnostic("MD0018", message, word.span, help=help, fixes=(fix,)))
     fail(
         "MD0105",
         "a size is constant integer arithmetic over numbers and dims",

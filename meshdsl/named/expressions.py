@@ -74,15 +74,9 @@ class Expressions:
             found = node.operand
             return self.builder.reach(found) if isinstance(found, Value) else found
         node = _maker_call(node, scope)
-        if isinstance(node, ast.Call):
-            results = self.program.calls.call(node, scope)
-            if len(results) != 1:
-                message = f"this yields {counted(len(results), 'tensor')} where one is needed"
-                fail("MD0258", message, node.span, help="give each a name: `a, b = …`")
-            if results[0] is None:
-                raise Poisoned
-            return results[0]
         match node:
+            case ast.Call():
+                return self._result(node, scope)
             case ast.Number() | ast.String():
                 return node.value
             case ast.Ref():
@@ -93,7 +87,19 @@ class Expressions:
                 return self.binary(node, scope)
             case ast.View():
                 return self.program.views.view(node, scope)
+            case ast.Foreign():
+                return self.program.refused.expression(node, scope)
         raise AssertionError(node)
+
+    def _result(self, node: ast.Call, scope: Scope) -> Operand:
+        """The only result of a call."""
+        results = self.program.calls.call(node, scope)
+        if len(results) != 1:
+            message = f"this yields {counted(len(results), 'tensor')} where one is needed"
+            fail("MD0258", message, node.span, help="give each a name: `a, b = …`")
+        if results[0] is None:
+            raise Poisoned
+        return results[0]
 
     def reference(self, name: ast.Name, scope: Scope) -> Operand:
         """The meaning of a bare name: a tensor, else the size of a dim, else a dtype."""

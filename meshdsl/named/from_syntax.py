@@ -36,6 +36,7 @@ from meshdsl.named.ir import Init, Output, Pin, Program, Value
 from meshdsl.named.loops import Loops, assigned
 from meshdsl.named.optimizers import Goals
 from meshdsl.named.params import finish_params
+from meshdsl.named.refused import Refusals
 from meshdsl.named.sizes import as_float
 from meshdsl.named.views import Views
 from meshdsl.syntax import ast
@@ -65,6 +66,7 @@ class ProgramBuilder:
         self.calls = Calls(self)
         self.views = Views(self)
         self.loops = Loops(self)
+        self.refused = Refusals(self)
         self.goals = Goals(self)
         self.inputs: list[Value] = []
 
@@ -74,6 +76,7 @@ class ProgramBuilder:
         for param in node.params:
             self.diagnostics.of(partial(self._input, param, scope))
         returned = self.body(node.body, scope)
+        self.refused.rest()
         outputs = self._outputs(returned, node)
         frame = self.builder.frames[0]
         params = tuple(p for p in self.builder.params)
@@ -156,6 +159,7 @@ class ProgramBuilder:
     def _tried(self, statement: ast.Statement, scope: Scope) -> _Returned | None:
         """Build a statement; what is wrong is reported, and the names it should bind are wrong."""
         built = self.diagnostics.of(lambda: (self._statement(statement, scope),))
+        self.refused.report(statement)
         if built is not None:
             return built[0]
         for name in assigned((statement,)):

@@ -26,6 +26,8 @@ class Views:
 
     def view(self, node: ast.View, scope: Scope) -> Value:
         """The value of `tensor[items]`."""
+        if any(isinstance(i, ast.DimItem) and i.dim.text in scope.names for i in node.items):
+            return self._by_position(node, scope)
         try:
             return self._view(node, scope)
         except DiagnosticError as error:
@@ -60,6 +62,15 @@ class Views:
             renames = []
             value = self._item(value, item, scope)
         return self._rename(value, renames, scope)
+
+    def _by_position(self, node: ast.View, scope: Scope) -> Value:
+        """`x[ids]`, as other libraries index: refused, and understood."""
+        refs = [ast.Ref(i.dim, i.span) for i in node.items if isinstance(i, ast.DimItem)]
+        word = ast.Name("[:]", node.items[0].span)
+        foreign = ast.Foreign("positions", word, (node.tensor, *refs), (), node.span)
+        found = self.program.refused.expression(foreign, scope)
+        assert isinstance(found, Value), "a view of a tensor is one"
+        return found
 
     def _rename(self, value: Value, items: list[ast.ArrowItem], scope: Scope) -> Value:
         if not items:

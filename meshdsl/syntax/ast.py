@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from meshdsl.diagnostics import Span
 
@@ -157,7 +157,32 @@ class View:
     span: Span
 
 
-Expr = Number | String | Ref | Unary | Binary | Call | View
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """`1:4` among positions in brackets; either end may be missing."""
+
+    start: Expr | None
+    stop: Expr | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """An expression as other languages write it: refused, with what to write here instead.
+
+    `word` is an operator (`@ // % **`), a method or member behind a dot, `if` for
+    `a if c else b`, `[]` for a list, `[:]` for a tensor with positions in brackets. `parts` are its
+    operands, a receiver first.
+    """
+
+    kind: Literal["sign", "method", "member", "choice", "list", "positions"]
+    word: Name
+    parts: tuple[Expr | Bounds, ...]
+    keywords: tuple[Keyword, ...]
+    span: Span
+
+
+Expr = Number | String | Ref | Unary | Binary | Call | View | Foreign
 
 
 # --- statements ------------------------------------------------------------------------------

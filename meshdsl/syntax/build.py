@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from meshdsl.diagnostics import Diagnostic, Source, Span, fail
 from meshdsl.syntax import ast
 from meshdsl.syntax.build_expressions import Builder, Makers, make_call
+from meshdsl.syntax.foreign import statements
 
 if TYPE_CHECKING:
     from lark import Token, Tree
@@ -101,6 +102,7 @@ def _minimize(b: Builder, tree: Any) -> ast.Minimize:
 
 
 _STATEMENTS: Makers = {
+    **statements(_assign, _body),
     "assign": _assign,
     "param": _param,
     "repeat": _repeat,

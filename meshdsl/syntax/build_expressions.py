@@ -106,12 +106,17 @@ def _binary(b: Builder, tree: Any) -> ast.Binary:
 
 
 def _items(b: Builder, tree: Any) -> tuple[ast.Item, ...]:
+    if _has_positions(tree):
+        help = "`[ ]` holds the names of dims: `sum[io](x)`, `x[seq = 0]`"
+        fail("MD0126", "dims have names here, not positions", b.span(tree), help=help)
     return tuple([_ITEMS[item.data](b, item) for item in tree.children])
 
 
-def _view(b: Builder, tree: Any) -> ast.View:
+def _view(b: Builder, tree: Any) -> ast.View | ast.Foreign:
     """`x[items]`, where `x` is a name (rule `bracketed`) or any other tensor (rule `view`)."""
     head, items = tree.children
+    if _has_positions(items):
+        return _positions(b, tree)
     if not items.children:
         help = "say what the view does: `x[seq = 0]` picks, `x[seq -> mem]` renames"
         fail("MD0015", "nothing stands in the brackets of this view", b.span(items), help=help)
@@ -156,6 +161,74 @@ def _keywords(b: Builder, given: list[Any]) -> tuple[ast.Keyword, ...]:
     return tuple(found.values())
 
 
+# --- as other languages write it ---------------------------------------------------------------
+
+
+def _sign(b: Builder, tree: Any) -> ast.Foreign:
+    left, sign, right = tree.children
+    return ast.Foreign("sign", b.name(sign), (b.expr(left), b.expr(right)), (), b.span(tree))
+
+
+def _member(b: Builder, tree: Any) -> ast.Foreign:
+    tensor, name = tree.children
+    return ast.Foreign("member", b.name(name), (b.expr(tensor),), (), b.span(tree))
+
+
+def _method(b: Builder, tree: Any) -> ast.Foreign:
+    tensor, name, arguments = tree.children
+    given = arguments.children[:-1]
+    parts = (b.expr(tensor), *(b.expr(arg) for arg in given if arg.data != "keyword"))
+    return ast.Foreign("method", b.name(name), parts, _keywords(b, given), b.span(tree))
+
+
+def _choice(b: Builder, tree: Any) -> ast.Foreign:
+    one, word, condition, _, other = tree.children
+    parts = (b.expr(condition), b.expr(one), b.expr(other))
+    return ast.Foreign("choice", b.name(word), parts, (), b.span(tree))
+
+
+def _list(b: Builder, tree: Any) -> ast.Foreign:
+    span = b.span(tree)
+    parts = tuple([b.expr(child) for child in tree.children])
+    return ast.Foreign("list", ast.Name("[]", span), parts, (), span)
+
+
+def _positions(b: Builder, tree: Any) -> ast.Foreign:
+    """`x[0, :]`, of which at least one item is a position."""
+    head, items = tree.children
+    tensor = b.expr(head) if hasattr(head, "data") else ast.Ref(b.name(head), b.name(head).span)
+    parts = tuple([_place(b, item) for item in items.children])
+    return ast.Foreign(
+        "positions", ast.Name("[:]", b.span(items)), (tensor, *parts), (), b.span(tree)
+    )
+
+
+def _place(b: Builder, tree: Any) -> ast.Expr | ast.Bounds:
+    span = b.span(tree)
+    if tree.data == "positions":
+        start, stop = (None if end is None else _index(b, end) for end in tree.children)
+        return ast.Bounds(start, stop, span)
+    if tree.data == "dim_item":
+        return ast.Ref(b.name(tree.children[0]), span)
+    if tree.data == "position":
+        return _index(b, tree)
+    help = "name every dim in the brackets: `x[batch = 0, seq = 1:4 -> part]`"
+    fail("MD0015", "dims by name stand here beside positions", span, help=help)
+
+
+def _index(b: Builder, tree: Any) -> ast.Expr:
+    *sign, word = tree.children
+    span = b.span(tree)
+    if word.type == "STRING":
+        return ast.String(string_value(str(word), span), span)
+    number = ast.Number(number_value(str(word), span), span)
+    return ast.Unary("-", number, span) if sign else number
+
+
+def _has_positions(items: Any) -> bool:
+    return any(item.data in ("position", "positions") for item in items.children)
+
+
 def _dim_item(b: Builder, tree: Any) -> ast.DimItem:
     return ast.DimItem(b.name(tree.children[0]), b.span(tree))
 
@@ -191,6 +264,11 @@ EXPRESSIONS: Makers = {
     "call": make_call,
     "view": _view,
     "bracketed": _view,
+    "sign": _sign,
+    "member": _member,
+    "method": _method,
+    "choice": _choice,
+    "list_": _list,
 }
 
 _ITEMS: Makers = {

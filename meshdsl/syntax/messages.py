@@ -19,7 +19,16 @@ from meshdsl.diagnostics import (
 )
 from meshdsl.syntax.edits import without_line
 from meshdsl.syntax.forms import form_of
-from meshdsl.syntax.tokens import DECLARATIONS, OPENERS, OPTIONS, RESERVED, STATEMENTS, span_of
+from meshdsl.syntax.table import characters, statements
+from meshdsl.syntax.tokens import (
+    DECLARATIONS,
+    FOREIGN,
+    OPENERS,
+    OPTIONS,
+    RESERVED,
+    STATEMENTS,
+    span_of,
+)
 
 if TYPE_CHECKING:
     from lark import Token
@@ -42,7 +51,8 @@ _GROUPS = (
     (STATEMENTS | {"NAME"}, "a statement"),
     (frozenset({"PLUS", "STAR"}), "an operator"),
 )
-_AFTER_OPERAND = OPERATORS | {"LPAR", "LSQB"}
+_AFTER_OPERAND = OPERATORS | {"LPAR", "LSQB", "PIN", "DOT"}
+_POSITIONS = frozenset({"NUMBER", "STRING", "MINUS", "COLON"})
 
 _PARENTHESES = "put the expression in parentheses to write it over several lines"
 _WRITTEN = {
@@ -65,31 +75,7 @@ _WRITTEN = {
     "\u00a0": " ",
     "\ufeff": "",
 }
-"""What to write in place of a character of `_FOREIGN`."""
-
-_FOREIGN = {
-    ";": "a new line ends a statement",
-    "'": 'strings stand in double quotes: "same"',
-    "%": "there is no remainder operator",
-    "&": "write `and`",
-    "|": "write `or`",
-    "!": "write `not`",
-    "\0": "this is not a text file",
-    "“": 'use plain double quotes: "',
-    "”": 'use plain double quotes: "',
-    "×": "write `*`",
-    "·": "write `*`",
-    "→": "write `->`",
-    "←": "write `=`",
-    "≥": "write `>=`",
-    "≤": "write `<=`",
-    "≠": "write `!=`",
-    "−": "write a plain `-`",
-    "–": "write a plain `-`",
-    "…": "write three dots: `...`",
-    "\u00a0": "this is a no-break space; use a plain one",
-    "\ufeff": "this is a byte order mark; it may only stand at the start of a file",
-}
+"""What to write in place of a character of the table (`foreign.toml`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +146,13 @@ def expectation(kinds: Iterable[str]) -> str:
     """The expected words, in short: ``an expression, `)` or end of line``."""
     from meshdsl.grammar import spelling
 
-    left, words = set(kinds) - {"BROKEN"}, []
+    left, words = set(kinds) - {"BROKEN"} - FOREIGN, []
     left -= OPTIONS if left >= OPTIONS else set()  # names of arguments
+    left -= _POSITIONS if "ELLIPSIS" in left else set()  # in brackets, only read to be refused
     for group, word in _GROUPS:
         if group <= left:
             words.append(word)
-            left -= _AFTER_OPERAND if word == "an operator" else group
+            left -= _AFTER_OPERAND if word == "an operator" else group | {"LSQB"}
     fixed = spelling()
     words += sorted(f"`{fixed[kind]}`" for kind in left if kind in fixed)
     words += sorted(_KINDS[kind] for kind in left if kind in _KINDS)
@@ -197,8 +184,6 @@ def _wanted(at: Situation) -> str | None:
 
 
 _PAIRS = {
-    ("STAR", "STAR"): "a power is written `x^2`",
-    ("SLASH", "SLASH"): "there is only one division: `floor(a / b)` rounds down",
     ("_NL", "EQUAL"): _PARENTHESES,
     ("NAME", "ARROW"): "the dims of a result stand in brackets: `-> [batch, hidden]`",
 }
@@ -231,7 +216,7 @@ def _bad_word(at: Situation) -> Diagnostic | None:
 def _bad_character(at: Situation, char: str) -> Diagnostic:
     shown = f"`{char}`" if char.isprintable() else f"U+{ord(char):04X}"
     message = f"the character {shown} means nothing here"
-    help_ = _FOREIGN.get(char, "remove it; other characters stand only in comments and strings")
+    help_ = characters().get(char, "remove it; other characters stand only in comments and strings")
     return Diagnostic("MD0002", message, at.span, help=help_, fixes=_written(at.span, char))
 
 
@@ -276,6 +261,18 @@ def _line_end(span: Span) -> tuple[Span, str]:
 
 def _short(text: str) -> str:
     return text if len(text) <= 24 else f"{text[:20]}…"
+
+
+def _foreign_statement(at: Situation) -> Diagnostic | None:
+    """A statement of other languages that has none of this one in its place."""
+    if at.token is None or at.kind == "_NL":
+        return None
+    for word in (at.head, at.before, at.token):
+        if word is not None and word.type == "NAME" and str(word) in statements():
+            help_ = statements()[str(word)]
+            place = span_of(at.source, word)
+            return Diagnostic("MD0018", f"there is no `{word}`", place, help=help_)
+    return None
 
 
 def _reserved(at: Situation) -> Diagnostic | None:
@@ -505,7 +502,7 @@ def _is_assignment(at: Situation) -> bool:
 def _bare_expression(at: Situation) -> Diagnostic | None:
     """`relu(x)` alone on a line."""
     wants = {"EQUAL", "COMMA"} <= at.expected and "PLUS" not in at.expected
-    if not wants or not any(word.type == "LBRACE" for word in at.opened):
+    if not wants or not at.opened or at.opened[-1].type != "LBRACE":
         return None
     meant: str | None = None
     fixes: tuple[Fix, ...] = ()
@@ -521,6 +518,7 @@ def _bare_expression(at: Situation) -> Diagnostic | None:
 
 _HINTS: tuple[Callable[[Situation], Diagnostic | None], ...] = (
     _bad_word,
+    _foreign_statement,
     _reserved,
     _broken_line,
     _unclosed,

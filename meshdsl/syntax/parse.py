@@ -122,5 +122,20 @@ def parse(source: Source) -> tuple[ast.File, tuple[Diagnostic, ...]]:
     return file, tuple(sorted([*errors, *more], key=_place))
 
 
+def parse_expression(text: str) -> ast.Expr | None:
+    """The tree of one expression; None if the text is none."""
+    from meshdsl.syntax.build import build_file
+    from meshdsl.syntax.recover import parse_tree
+    from meshdsl.syntax.tokens import lex, significant
+
+    source = Source("expression", f"program p() {{ return {text} }}")
+    tree, errors = parse_tree(source, significant(lex(source)))
+    file, more = build_file(source, tree)
+    match file.declarations:
+        case (ast.Program(body=(ast.Return(values=(value,)),)),) if not errors and not more:
+            return value
+    return None
+
+
 def _place(diagnostic: Diagnostic) -> int:
     return diagnostic.span.start if diagnostic.span else 0

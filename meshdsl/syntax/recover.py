@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from meshdsl.diagnostics import MAX_ERRORS, Diagnostic, Source
 from meshdsl.syntax.messages import OPERATORS, Situation, complaint
-from meshdsl.syntax.tokens import CLOSERS, DECLARATIONS, OPENERS, STATEMENTS
+from meshdsl.syntax.tokens import (
+    CLOSERS,
+    DECLARATIONS,
+    FOREIGN_STARTS,
+    FOREIGN_WORDS,
+    OPENERS,
+    STATEMENTS,
+)
 
 if TYPE_CHECKING:
     from lark import Token, Tree
@@ -56,14 +63,48 @@ class _Run:
         if token.type == "_NL" and self.opened and self.opened[-1].type != "LBRACE":
             return at + 1
         try:
-            self.parser.feed_token(token)
+            self.parser.feed_token(self.foreign_start(at) or token)
         except self.unexpected:
-            return self.recover(at)
+            other = self.foreign_word(at)
+            if other is None:
+                return self.recover(at)
+            self.parser.feed_token(other)
         if token.type in OPENERS:
             self.opened.append(token)
         elif token.type in CLOSERS:
             self.opened.pop()
         return at + 1
+
+    def foreign_start(self, at: int) -> Token | None:
+        """The name at index `at` as a word that begins a statement of other languages."""
+        token = self.tokens[at]
+        follows = FOREIGN_STARTS.get(str(token))
+        if follows is None or token.type != "NAME" or at + 1 == len(self.tokens):
+            return None
+        starts = self.begins_line(at) or self.tokens[at - 1].type == "LBRACE"
+        if not starts or self.tokens[at + 1].type not in follows:
+            return None
+        return self.accepted(token, str(token).upper())
+
+    def foreign_word(self, at: int) -> Token | None:
+        """A word that is not expected as one that other languages have there, or None."""
+        token, following = self.tokens[at], self.tokens[at + 1 : at + 2]
+        if token.type == "NAME" and str(token) in FOREIGN_WORDS:
+            return self.accepted(token, str(token).upper())
+        called = bool(self.opened) and self.opened[-1].type == "LPAR"
+        if token.type == "DIM" and called and any(word.type == "EQUAL" for word in following):
+            return self.accepted(token, "NAME")  # `sum(x, dim=1)`
+        return None
+
+    def accepted(self, token: Token, kind: str) -> Token | None:
+        """The word as one of another kind, where the parser takes that."""
+        from lark import Token
+
+        return Token.new_borrow_pos(kind, str(token), token) if self.accepts(kind) else None
+
+    def accepts(self, kind: str) -> bool:
+        """Whether the parser takes a word of this kind now."""
+        return kind in self.parser.accepts()
 
     def finish(self) -> Tree[Token]:
         """Close all open brackets at the end of the file; the tree."""

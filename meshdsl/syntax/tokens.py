@@ -28,6 +28,20 @@ OPTIONS = frozenset({"ON", "EXTENDS", "AT", "OVER", "BY", "WITH"})
 RESERVED = DECLARATIONS | STATEMENTS | OPTIONS | {"AND", "OR", "NOT"}
 """Words that cannot be names."""
 
+FOREIGN_STARTS = {
+    "let": frozenset({"NAME"}),
+    "for": frozenset({"NAME"}),
+    "if": frozenset({"NAME", "NUMBER", "LPAR", "NOT", "MINUS"}),
+    "else": frozenset({"LBRACE", "COLON"}),
+}
+"""Names that begin a statement of other languages, with the kinds of words that follow there."""
+
+FOREIGN_WORDS = frozenset({"if", "else", "in"})
+"""Names that other languages have inside of a statement."""
+
+FOREIGN = frozenset({"IF", "ELSE", "LET", "FOR", "IN", "AUGMENT", "POWER", "FLOORED", "MODULO"})
+"""Words that are only read to be refused."""
+
 MAX_NESTING = 100
 """Brackets and braces that may be open at once."""
 

@@ -64,7 +64,7 @@ def a_length(x: T[batch, io]):
     return x * len(x)
 
 
-@wrong("MD0814", "np.exp(x)")
+@wrong("MD0125", "np.exp(x)")
 def numpy_on_a_tensor(x: T[batch, io]):
     return np.exp(x)
 
@@ -137,6 +137,11 @@ def a_number_in_a_dict(x: T[batch, io]):
 
 @wrong("MD0819", "x")
 def an_input_without_dims(x):
+    return x
+
+
+@wrong("MD0823", 'x: "batch io"')
+def dims_in_a_string(x: "batch io"):  # noqa: F722
     return x
 
 
@@ -293,6 +298,7 @@ CALLS: dict[str, tuple[str, str, Callable[[], object]]] = {
     "a policy": ("MD0108", '"late"', lambda: keeper.compile({"d": 2}, reduce="late")),
     "a float type": ("MD0602", '"f31"', lambda: keeper.compile({"d": 2}, dtype="f31")),
     "a lost size as text": ("MD0821", "int(io)", lambda: sized.to_mdsl()),
+    "a program": ("MD0822", "keeper(X)", lambda: keeper(X)),
     "missing": ("MD0820", "PLAN()", lambda: PLAN()),
     "unknown": ("MD0820", "X", lambda: PLAN(y=X)),
     "too many": ("MD0820", "PLAN(X, X)", lambda: PLAN(X, X)),

@@ -32,16 +32,14 @@ dim last = 1
 # In a program, the case is on line 2, indented by two.
 IN_PROGRAM = {
     "relu(x)": ("MD0001", (2, 7), "y = relu"),
-    "y += b": ("MD0001", (2, 5), "y = y + …"),
+    "y += b": ("MD0018", (2, 5), "y = y + b"),
     "y == 3": ("MD0001", (2, 5), "write `=`"),
     "y = (a = b)": ("MD0001", (2, 10), "write `==`"),
-    "y = x ** 2": ("MD0001", (2, 10), "x^2"),
-    "y = x // 2": ("MD0001", (2, 10), "floor"),
     "y = a\n    + b": ("MD0005", (3, 5), "parentheses"),
     "y = a +": ("MD0005", (2, 10), "parentheses"),
     "y = a < b < c": ("MD0006", (2, 13), "a < b and b < c"),
     "y = x[]": ("MD0015", (2, 8), None),
-    "y = x[0]": ("MD0001", (2, 9), "seq = 0"),
+    "y = x[a + 1]": ("MD0001", (2, 11), "seq = 0"),
     "y = f(x -> a)": ("MD0001", (2, 14), "brackets"),
     "y = f(a=1, 2)": ("MD0015", (2, 14), "first"),
     "y = f(a=1, a=2)": ("MD0015", (2, 14), None),

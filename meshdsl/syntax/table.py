@@ -1,0 +1,30 @@
+"""The table of what other languages and libraries write (`foreign.toml`), read once."""
+
+from __future__ import annotations
+
+import functools
+import tomllib
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any
+
+
+@functools.cache
+def table() -> Mapping[str, Any]:
+    """The whole table."""
+    found: Mapping[str, Any] = tomllib.loads(
+        (files("meshdsl") / "foreign.toml").read_text(encoding="utf-8")
+    )
+    return found
+
+
+def characters() -> Mapping[str, str]:
+    """The way out for each character that the language does not have."""
+    found: Mapping[str, str] = table()["characters"]
+    return found
+
+
+def statements() -> Mapping[str, str]:
+    """The way out for each word that begins a statement elsewhere, and none here."""
+    found: Mapping[str, str] = table()["statements"]
+    return found

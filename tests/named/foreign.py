@@ -1,0 +1,29 @@
+"""The inputs of the examples in the table of foreign spellings, and what these mean in numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshdsl.backends.engines.reference import run_reference
+from meshdsl.backends.runtime.values import Array
+from meshdsl.named.foreign import Row, rows
+from meshdsl.named.ir import Program
+
+SIZES = {"batch": 3, "io": 6, "hidden": 4, "seq": 5, "two": 2}
+ROWS = [row for row in rows() if row.mdsl]
+
+
+def inputs() -> dict[str, Array]:
+    """Values of the inputs of every example."""
+    rng = np.random.default_rng(4)
+    shapes = {"x": (3, 6), "z": (3, 6), "w": (6, 4), "v": (4,), "s": (3, 5, 6)}
+    found = {n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()}
+    return {**found, "ids": np.array([2, 0, 3], np.int32)}
+
+
+def check_meaning(row: Row, program: Program) -> None:
+    """Compare the output of a program with the row's meaning in numpy."""
+    names = [v.label for v in program.inputs]
+    (found,) = run_reference(program, {n: inputs()[n] for n in names}, {}).values()
+    expected = eval(row.means, {"np": np, **inputs()})
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
