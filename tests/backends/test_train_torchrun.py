@@ -39,7 +39,7 @@ def never() -> bool:
     return False
 
 
-TIMED = ("seconds", "path", "samples_per_s")
+TIMED = ("seconds", "path", "samples_per_s", "memory", "measured")
 
 
 def alike(records: list[Any]) -> list[dict[str, Any]]:

@@ -261,3 +261,15 @@ def test_the_import_loads_nothing(heavy: str, tmp_path: Path) -> None:
     code = f"import sys, meshdsl; meshdsl.mesh; assert {heavy!r} not in sys.modules"
     command = [sys.executable, "-c", code]
     subprocess.run(command, check=True, cwd=tmp_path, env={"PYTHONPATH": str(ROOT)})
+
+
+# --- programs and plans themselves ---------------------------------------------------------------
+
+
+def test_a_plan_and_a_program_draw_themselves() -> None:
+    plan = mlp()
+    for found, told in ((plan, plan.explain().html()), (plan.program, "einsum")):
+        bundle = found._repr_mimebundle_()
+        assert bundle["text/plain"] == repr(found)
+        assert told in bundle["text/html"]
+        assert list(parsed(bundle["text/html"]).iter())
