@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +14,18 @@ from typing import Any
 import pytest
 from pygments.token import Comment, Keyword, Number, Operator, String
 
+from meshdsl.editor.facts import Wishes
+from meshdsl.editor.features import COMMANDS
 from meshdsl.lexer import AXIS, DIM, FUNCTION, OPERATOR, MdslLexer, vocabulary
 from meshdsl.ops.opdef import load_all
+from meshdsl.placed.place import POLICIES
 from tests.project import ROOT, matching
 
 FOLDER = ROOT / "editors/vscode"
 GRAMMAR = json.loads((FOLDER / "syntaxes/mdsl.tmLanguage.json").read_text())
 EXAMPLES = matching("examples/**/*.mdsl", "meshdsl/prelude/*.mdsl")
+
+PACKAGE = json.loads((FOLDER / "package.json").read_text())
 
 # --- a small matcher of TextMate grammars ------------------------------------------------------
 
@@ -243,3 +251,39 @@ CASES = {
 def test_words_get_their_scopes(text: str) -> None:
     found = {part: scope.removesuffix(".mdsl") for part, scope in reversed(coloured(text))}
     assert {word: found.get(word) for word in CASES[text]} == CASES[text]
+
+
+# --- the client --------------------------------------------------------------------------------
+
+
+def test_the_settings_are_those_of_the_server() -> None:
+    known = {field.name for field in dataclasses.fields(Wishes)}
+    settings = PACKAGE["contributes"]["configuration"]["properties"]
+    of_the_client = {"command", "trace.server"}
+    assert {name.removeprefix("meshdsl.") for name in settings} == known | of_the_client
+    policies = settings["meshdsl.reduce"]
+    assert policies["enum"] == list(POLICIES)
+    assert policies["default"] == Wishes().reduce
+    assert settings["meshdsl.command"]["default"] == ["meshdsl", "lsp"]
+
+
+def test_the_client_calls_commands_that_there_are() -> None:
+    """Its own commands must not have the names of the server's, which it registers too."""
+    text = (FOLDER / "extension.js").read_text()
+    own = {command["command"] for command in PACKAGE["contributes"]["commands"]}
+    assert own == set(re.findall(r'registerCommand\("([^"]+)"', text))
+    assert set(re.findall(r'ask\("([^"]+)"', text)) <= set(COMMANDS)
+    assert not own & set(COMMANDS)
+
+
+def test_the_client_is_pinned() -> None:
+    lock = json.loads((FOLDER / "package-lock.json").read_text())
+    assert lock["packages"][""]["dependencies"] == PACKAGE["dependencies"]
+    for name, version in PACKAGE["dependencies"].items():
+        assert lock["packages"][f"node_modules/{name}"]["version"] == version
+    assert (FOLDER / PACKAGE["main"]).is_file()
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
+def test_the_client_is_javascript() -> None:
+    subprocess.run(["node", "--check", FOLDER / PACKAGE["main"]], check=True)
