@@ -62,6 +62,7 @@ SHOWN = {
     "text": "output, trees of folders, forms of messages",
     "lua": "the settings of Neovim: there is none here",
     "toml": "the settings of Helix: there is none here",
+    "elisp": "the settings of Emacs: there is none here",
 }
 """Kinds of blocks that no tool of this project executes."""
 
