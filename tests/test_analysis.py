@@ -7,6 +7,7 @@ reported where it stands.
 from __future__ import annotations
 
 import random
+import re
 import string
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -87,6 +88,19 @@ program p(x[a, b, d], y[d]) { return wide(x), wide(y) }
     program = found.written["p"]
     assert program is not None
     assert [str(o.value.type) for o in program.outputs] == ["f32[a, b, h]", "f32[h]"]
+
+
+def test_the_way_out_of_two_dims_on_one_axis_works_for_a_subexpression() -> None:
+    text = Path("tests/errors/two_dims_on_one_axis_unnamed.mdsl").read_text(encoding="utf-8")
+    text = "".join(line for line in text.splitlines(keepends=True) if line[0] != "#")
+    (found,) = diagnostics(Source("p.mdsl", text))
+    assert found.span is not None
+    assert found.help is not None
+    named, use, rule = re.findall("`(.*?)`", found.help)
+    assert named == f"part = {found.span.text}"
+    text = text.replace(found.span.text, use).replace("  z =", f"  {named}\n  z =")
+    text = text.replace("  seq -> data\n", f"  seq -> data\n  {rule}\n")
+    assert not diagnostics(Source("p.mdsl", text))
 
 
 def unexplained(

@@ -232,15 +232,15 @@ class Layout:
         if self.mesh.size(axis) == 1:
             return
         fixes = _freed(value, second) if value.name else ()
+        said = f"`{value.label}`" if value.name else "this subexpression"
         fail(
             "MD0302",
-            f"`{value.label}` {value.type} would have `{first.dim}` and `{second.dim}` both split "
+            f"{said} {value.type} would have `{first.dim}` and `{second.dim}` both split "
             f"over mesh axis `{axis}`",
             value.span,
             Related(first.span, f"`{first}`"),
             Related(second.span, f"`{second}`"),
-            help=f"split one of them over another axis, or free it for this tensor: "
-            f"`{value.label}: {second.dim} -> none`",
+            help=f"split one of them over another axis, or {_way_free(value, second)}",
             fixes=fixes,
         )
 
@@ -262,6 +262,22 @@ class Layout:
         found = indivisible(dim, size, axes, self.mesh, span)
         fixes = _resized(self.declared.get(("dim", dim)), nearest(size, self.mesh.size(*axes)))
         return replace(found, related=related, fixes=fixes)
+
+
+def _way_free(value: Value, rule: Rule) -> str:
+    """How to free a tensor of a rule; a subexpression is named first, since rules bind names."""
+    if value.name:
+        return f"free it for this tensor: `{value.label}: {rule.dim} -> none`"
+    text = " ".join(value.span.text.split())
+    shown = text if len(text) <= LONGEST_SHOWN else "…"
+    return (
+        f"name it and free it: `part = {shown}` on a line before, `part` here, and in the layout "
+        f"`part: {rule.dim} -> none`"
+    )
+
+
+LONGEST_SHOWN = 60
+"""Characters of a subexpression that a way out repeats."""
 
 
 def indivisible(dim: str, size: int, axes: tuple[str, ...], mesh: Mesh, span: Span) -> Diagnostic:
