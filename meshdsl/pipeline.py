@@ -110,9 +110,18 @@ class Compilation:
     def _keep(self, found: Diagnostics) -> None:
         """Report what a stage has found; with an error, all that is wrong with the text is told."""
         if self.known.tree is None and (found.errors or self.diagnostics.errors):
-            found = analyse(self.source, self.options).diagnostics
+            found = analyse(self.source, self._chosen).diagnostics
         self.diagnostics.add(*found)
         self.diagnostics.raise_all()
+
+    @property
+    def _chosen(self) -> Options:
+        """The options with the layout that they mean by default: others are not looked at."""
+        options = self.options
+        layouts = [node.name.text for node in self.tree.declarations if isinstance(node, ast.Layout)]
+        if options.layout is not None or options.sbp is not None or not layouts:
+            return options
+        return replace(options, layout=layouts[0])
 
     @cached_property
     def named(self) -> NamedProgram:

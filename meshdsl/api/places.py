@@ -16,7 +16,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import TypeGuard
 
@@ -28,7 +27,8 @@ Key = tuple[int | None, ...]
 Names = str | tuple[str | None, ...] | None
 """The variable that a result is assigned to, or one per result; None if there is none."""
 
-_PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
+# As Python names the files of the package, which may lie behind a link: no path is resolved.
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _NOT_USERS = (_PACKAGE, contextlib.__file__)
 _LIBRARIES = frozenset({"torch", "numpy", "einops", "jax"})
 _CELL = re.compile(r"ipykernel_\d+")

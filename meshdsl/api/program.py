@@ -163,11 +163,9 @@ class Program:
 
     @told
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
-        """The text of the program, in colours; not of one whose text stands in a cell."""
+        """The text of the program, in colours."""
         from meshdsl.notebook.views import highlighted
 
-        if not self._written().source.name.endswith((".mdsl", ".py")):
-            return {"text/plain": repr(self)}
         return {"text/plain": repr(self), "text/html": highlighted(self._text(), "mdsl")}
 
     @told

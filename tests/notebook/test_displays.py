@@ -90,7 +90,7 @@ def test_a_comparison_marks_what_differs() -> None:
 
 
 def test_a_column_that_does_not_compile_says_why() -> None:
-    found = mlp().compare({"batch": "nowhere", "io": "rows", "hidden": "rows"})
+    found = mlp().compare({"io": "rows", "hidden": "rows"})
     assert "not compiled" in plain(shown(found))
 
 

@@ -37,6 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::meshdsl.ProgramWarning")
         ("explain --layout 'x", "MD0604", "--layout"),
         ("explain nobody", "MD0108", "known: `mlp`"),
         ("explain --layout hybird", "MD0108", "did you mean `hybrid`"),
+        ("explain --layout nope:rows", "MD0305", "remove the rule"),
         ("explain --mesh 7:", "MD0601", ""),
         ("explain --set batch", "MD0601", "--set"),
         ("explain --dtype f33", "MD0602", "f32"),
@@ -112,8 +113,8 @@ def test_lines_before_any_cell(notebook: Notebook) -> None:
 
 
 def test_warnings_are_shown_below(defined: Notebook, capsys: pytest.CaptureFixture[str]) -> None:
-    defined.line("explain --layout nope:rows")
-    assert "MD0305" in capsys.readouterr().err
+    defined.line("explain --layout hybrid --mesh other:2")
+    assert "MD0304" in capsys.readouterr().err
 
 
 # --- lines -----------------------------------------------------------------------------------
