@@ -118,10 +118,11 @@ class Compilation:
     def _chosen(self) -> Options:
         """The options with the layout that they mean by default: others are not looked at."""
         options = self.options
-        layouts = [node.name.text for node in self.tree.declarations if isinstance(node, ast.Layout)]
-        if options.layout is not None or options.sbp is not None or not layouts:
+        layouts = (d for d in self.tree.declarations if isinstance(d, ast.Layout))
+        first = next(layouts, None)
+        if options.layout is not None or options.sbp is not None or first is None:
             return options
-        return replace(options, layout=layouts[0])
+        return replace(options, layout=first.name.text)
 
     @cached_property
     def named(self) -> NamedProgram:

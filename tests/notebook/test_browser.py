@@ -57,7 +57,13 @@ def displays() -> list[str]:
     program = md.load(ROOT / "examples" / "transformer.mdsl")
     plan = program.compile("pod", "megatron")
     pod = md.mesh(data=2, tp=4, pipe=2)
-    views = (pod, plan.tensor("attention.q"), plan.placements, plan.explain(all=True), plan.collectives)
+    views = (
+        pod,
+        plan.tensor("attention.q"),
+        plan.placements,
+        plan.explain(all=True),
+        plan.collectives,
+    )
     shown = [view._repr_mimebundle_()["text/html"] for view in views]
     shown += [plan.memory.html(), plan.code.html()]
     compared = plan.compare("data_parallel")
