@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from meshdsl.backends.torch.text import identifiers
@@ -15,7 +16,7 @@ from meshdsl.device.ir import Bucket, Collective, Compute, Move, Program, Wait, 
 from meshdsl.device.memory import memory
 from meshdsl.diagnostics import Diagnostic, Source
 from meshdsl.ir.program import every
-from meshdsl.named.ir import Value
+from meshdsl.named.ir import Op, Value
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import COLLECTIVES
 from meshdsl.placed.sbp import Mesh, Placement
@@ -89,9 +90,33 @@ def _plan(found: placed.Found | None) -> dict[str, Any] | None:
 
 def _tensors(program: placed.Program) -> list[dict[str, Any]]:
     loops = _loop_values(program.body)
+    between = _between(program)
     found = [_tensor(t, i, program) for i, t in enumerate(program.tensors)]
     for entry, tensor in zip(found, program.tensors, strict=True):
         entry["loop"] = loops.get(tensor.value)
+        entry["between"] = tensor.value in between
+    return found
+
+
+def _between(program: placed.Program) -> set[Value]:
+    """Unnamed values that a rule for all tensors splits otherwise than a named one beside them.
+
+    A rule that names a tensor does not reach what is computed on the way to it, where a general
+    one still binds.
+    """
+    settled = {tensor.value: tensor.placement for tensor in program.tensors}
+    found = set()
+    for op in every(program.named.body):
+        if not isinstance(op, Op) or op.phase != "forward":
+            continue
+        for one, other in product(op.outs, op.ins):
+            for inner, named in ((one, other), (other, one)):
+                if inner.name or not named.name or named.role == "param":
+                    continue
+                rules = program.causes.get(inner, {}).items()
+                dims = [d for d, (rule, _) in rules if ":" not in rule and named.type.has(d)]
+                if any(settled[inner].axes_of(d) != settled[named].axes_of(d) for d in dims):
+                    found.add(inner)
     return found
 
 
@@ -284,8 +309,12 @@ def _largest(report: Json) -> str:
 
 
 def listed(report: Json, sources: Mapping[str, Source]) -> list[Json]:
-    """The tensors to show: named and of the sources, but not remade per loop iteration."""
-    return [t for t in report["tensors"] if t["name"] and t["file"] in sources and _told(t)]
+    """The tensors to show: of the sources, named or else bound as no named one beside them.
+
+    Less those remade per loop iteration.
+    """
+    shown = (t for t in report["tensors"] if t["name"] or t["between"])
+    return [t for t in shown if t["file"] in sources and _told(t)]
 
 
 def place_of(entry: Json) -> tuple[str, int]:
@@ -327,7 +356,7 @@ def section(
     gutter = _gutter(report)
     where = "" if file == next(iter(sources), "") else f"{file} "
     text = sources[file].excerpt(number) if file in sources else None
-    width = max((len(t["name"]) for t in tensors), default=0)
+    width = max((len(t["name"] or "") for t in tensors), default=0)
     items = [tensor_item(t, report["mesh"], gutter + 3, width) for t in tensors]
     named = {t["name"] for t in report["tensors"]}
     sent = [collective_note(c, c["tensor"] in named, gutter + 3) for c in collectives]
@@ -388,6 +417,7 @@ def _rules(tensor: Json, short: bool = False) -> str:
     `short` omits rules that the dims already show: those without a selector.
     """
     loop = tensor.get("loop") if _told(tensor) else None
+    advice = "; name it, for a rule of its own" if tensor["between"] else ""
     notes = [LOOP_WORDS[loop["as"]].format(trips=loop["trips"])] if loop else []
     by_place: dict[str, list[str]] = {}
     for dim in (d for d in tensor["dims"] if d in tensor["order"]):
@@ -396,7 +426,7 @@ def _rules(tensor: Json, short: bool = False) -> str:
     plain = len(by_place) == 1 and not any(":" in r for rs in by_place.values() for r in rs)
     for place, rules in by_place.items():
         notes.append(place if short and plain else f"{place}: {', '.join(rules)}")
-    return "; ".join(notes)
+    return "; ".join(notes) + advice
 
 
 def _place(rule: Json, file: str) -> str:

@@ -215,7 +215,7 @@ def _moved(c: Json) -> set[str]:
 
 def _names(report: Json, sources: Mapping[str, Source], wanted: str) -> set[str]:
     """The tensors of this name; else those whose name ends in it, as `attention.q` in `q`."""
-    known = dict.fromkeys(t["name"] for t in listed(report, sources))
+    known = dict.fromkeys(t["name"] for t in listed(report, sources) if t["name"])
     alone = (c for c in report["collectives"] if not c["parts"])
     known |= dict.fromkeys(c["tensor"] for c in alone)
     known |= dict.fromkeys(p["tensor"] for c in report["collectives"] for p in c["parts"])

@@ -16,6 +16,7 @@ from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.report.document import exact, human, scaled
 from meshdsl.report.explain import explain, explanation, sentence, type_text
 from meshdsl.report.terminal import Line, lines, print_document
+from tests.compiling import compile_text
 from tests.report.golden import CASES, Case, made, source
 
 
@@ -198,3 +199,39 @@ def test_partial_values_are_named_so() -> None:
 
 def test_one_collective_is_no_plural() -> None:
     assert "1 collective sends" in sentence(_report(Case("mlp", "megatron"), mesh="model:2"))
+
+
+# --- subexpressions ------------------------------------------------------------------------------
+
+EXPERTS = """
+dim group = 4, token = 8, experts = 4, slot = 2, model = 8, hidden = 16
+mesh line = { e: 2 }
+layout routed { group -> e, w: experts -> e, inside: group -> none, inside: experts -> e, RULES }
+program block(x[group, token, model], where_to[group, token, experts, slot]) {
+  param w[experts, model, hidden]
+  inside = einsum(where_to, x -> [experts, group, slot, model])
+  BODY
+  return o
+}
+"""
+UNNAMED = "o = relu(einsum(inside, w -> [experts, group, slot, hidden]))"
+NAMED = "z = einsum(inside, w -> [experts, group, slot, hidden])\n  o = relu(z)"
+O_RULES = "o: group -> none, o: experts -> e"
+
+
+@pytest.mark.parametrize(
+    ("body", "rules", "told"),
+    [
+        (UNNAMED, O_RULES, 1),
+        (NAMED, f"{O_RULES}, z: group -> none, z: experts -> e", 0),
+        (NAMED, O_RULES, 0),
+    ],
+    ids=["unnamed", "with a rule of its own", "named"],
+)
+def test_an_unnamed_value_that_a_wider_rule_binds_is_told(body: str, rules: str, told: int) -> None:
+    written = EXPERTS.replace("BODY", body).replace("RULES", rules)
+    report = compile_text(written).report
+    found = [t for t in report["tensors"] if t["between"]]
+    shown = " ".join("".join(t for t, _ in x) for x in _shown(report, Source("test.mdsl", written)))
+    assert len(found) == told == shown.count("name it, for a rule of its own")
+    assert all(t["rules"]["group"]["rule"] == "group -> e" for t in found)
