@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshdsl.diagnostics import Source, fail
@@ -22,6 +23,8 @@ class Document:
     path: Path | None
     writable: bool
     write: Callable[[Path, str], None]
+    _turn: threading.Lock = field(default_factory=threading.Lock, compare=False, repr=False)
+    """One save at a time: of several that know the same text, only the first may write."""
 
     @property
     def name(self) -> str:
@@ -42,10 +45,11 @@ class Document:
         """Write the text if the file is as its digest says; the new digest, None if it is not."""
         if self.path is None or not self.writable:
             fail("MD0623", "this page writes nothing", help="copy the text into a file of your own")
-        if self._digest(self.path) != digest:
-            return None
-        self.write(self.path.resolve(), text)
-        return self._digest(self.path)
+        with self._turn:
+            if self._digest(self.path) != digest:
+                return None
+            self.write(self.path.resolve(), text)
+            return self._digest(self.path)
 
     @staticmethod
     def _digest(path: Path) -> str:

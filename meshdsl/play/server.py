@@ -256,7 +256,14 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", reply.kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse what is no request of this server, in JSON as everything else."""
+        self.close_connection = True
+        with suppress(OSError):
+            self._send(_json({"error": message or "this cannot be answered"}, code))
 
     def log_message(self, format: str, *args: object) -> None:
         """Print nothing: the terminal is the user's."""
@@ -278,6 +285,7 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
     block_on_close = False
+    request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of connections that break."""

@@ -10,12 +10,15 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from meshdsl.cli.common import write_whole
 from meshdsl.pipeline import Options
 from meshdsl.play import worker
 from meshdsl.play.document import Document
@@ -213,13 +216,15 @@ def test_bodies_that_are_no_question(served: Served, case: str) -> None:
         ("PUT", "/save", {}, 501),
         ("DELETE", "/state", {}, 501),
         ("OPTIONS", "/compile", {}, 501),
+        ("<b>", "/", {}, 501),
     ],
 )
 def test_other_requests_are_refused(
     served: Served, method: str, path: str, headers: dict[str, str], status: int
 ) -> None:
     body = b"{}" if method == "POST" else None
-    assert served.ask(path, body, method, headers).status == status
+    reply = served.ask(path, body, method, headers)
+    assert (reply.status, set(reply.json)) == (status, {"error"})
 
 
 def test_it_listens_on_this_machine_alone(served: Served) -> None:
@@ -245,6 +250,23 @@ def test_a_save_writes_the_file_if_it_is_the_one_that_was_read(served: Served) -
     assert served.ask("/state").status == 404
     assert not served.path.exists()
     assert os.listdir(served.path.parent) == []
+
+
+def test_of_saves_at_once_of_one_text_only_one_writes(served: Served) -> None:
+    """A write takes a while, here all too long: the others may not take the old file for theirs."""
+
+    def slow(path: Path, text: str) -> None:
+        time.sleep(0.05)
+        write_whole(path, text)
+
+    document = Document(served.path, True, slow)
+    _, digest = document.read()
+    texts = [f"# {number}\n" for number in range(8)]
+    with ThreadPoolExecutor(len(texts)) as pool:
+        saved = list(pool.map(lambda text: document.save(text, digest), texts))
+    (winner,) = (i for i, found in enumerate(saved) if found is not None)
+    assert served.path.read_text(encoding="utf-8") == texts[winner]
+    assert saved[winner] == hashlib.sha256(texts[winner].encode()).hexdigest()
 
 
 @pytest.mark.parametrize("path", [None, Path("f.mdsl")])
