@@ -287,3 +287,61 @@ def test_the_client_is_pinned() -> None:
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
 def test_the_client_is_javascript() -> None:
     subprocess.run(["node", "--check", FOLDER / PACKAGE["main"]], check=True)
+
+
+CLIENT = """
+const Module = require("module");
+const told = [];
+let word = "none";
+class LanguageClient {
+  constructor(id, name, server) { this.command = server.command; this.state = "initial"; }
+  isRunning() { return this.state === "running"; }
+  async start() {
+    this.state = this.command === "good" ? "running" : "failed";
+    told.push(`${this.command} ${this.state}`);
+    if (this.state === "failed") throw new Error("ENOENT");
+  }
+  async dispose() {
+    if (!this.isRunning()) throw new Error("Client is not running and can't be stopped");
+    told.push(`${this.command} ended`);
+    this.state = "stopped";
+  }
+}
+let changed;
+const vscode = {
+  StatusBarAlignment: {},
+  window: {
+    createStatusBarItem: () => ({ hide() {}, show() {} }),
+    showErrorMessage: async (text) => { told.push(text); },
+    onDidChangeActiveTextEditor() {},
+  },
+  commands: { registerCommand() {} },
+  languages: { onDidChangeDiagnostics() {} },
+  workspace: {
+    getConfiguration: () => ({ get: () => [word, "lsp"] }),
+    onDidChangeConfiguration: (call) => { changed = call; },
+  },
+};
+const load = Module._load;
+Module._load = (name, ...rest) =>
+  name === "vscode" ? vscode
+  : name === "vscode-languageclient/node" ? { LanguageClient } : load(name, ...rest);
+(async () => {
+  const extension = require(process.argv[1]);
+  await extension.activate({ subscriptions: [] });
+  for (word of ["good", "none", "good"]) await changed({ affectsConfiguration: () => true });
+  await extension.deactivate();
+  console.log(JSON.stringify(told));
+})();
+"""
+"""The client without its editor. As in the real library, one that does not run cannot be ended."""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
+def test_a_client_without_a_server_says_so_and_starts_one_once_the_setting_is_right() -> None:
+    words = ["node", "-e", CLIENT, str(FOLDER / PACKAGE["main"])]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    missing = "meshdsl: `none` could not be started (ENOENT). Is it installed?"
+    first = ["none failed", missing, "good running"]
+    assert json.loads(done.stdout) == [*first, "good ended", *first, "good ended"]

@@ -84,8 +84,16 @@ async function show() {
   status.show();
 }
 
+/** Ends the server; a client whose server never started has none to end, and refuses to. */
+async function stop() {
+  if (client?.isRunning()) {
+    await client.dispose();
+  }
+  client = undefined;
+}
+
 async function restart() {
-  await client?.dispose();
+  await stop();
   await start();
   await show();
 }
@@ -108,7 +116,7 @@ async function activate(context) {
 }
 
 async function deactivate() {
-  await client?.dispose();
+  await stop();
 }
 
 module.exports = { activate, deactivate };
