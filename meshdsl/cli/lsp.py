@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 from meshdsl.cli.options import flag, option
@@ -23,6 +24,9 @@ def command(given: Lsp) -> None:
 
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING)
     sys.setswitchinterval(0.001)  # the loop gets its turn soon, also while a worker is busy
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # Else the thread that waits for the next message would hold the process after Ctrl-C.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     server = make()
     server.start_io()
     sys.stderr.flush()

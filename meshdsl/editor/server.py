@@ -10,8 +10,9 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from lsprotocol import types as lsp
-from pygls.exceptions import FeatureRequestError
+from pygls.exceptions import FeatureRequestError, JsonRpcException, JsonRpcInvalidRequest
 from pygls.lsp.server import LanguageServer
+from pygls.protocol import LanguageServerProtocol
 
 from meshdsl.diagnostics import Diagnostic
 from meshdsl.editor import messages
@@ -28,6 +29,27 @@ SECTION = "meshdsl"
 logger = logging.getLogger(__name__)
 
 
+class Protocol(LanguageServerProtocol):
+    """The protocol, with an answer to every request: a client waits for one."""
+
+    def structure_message(self, data: dict[str, Any]) -> Any:
+        """The message in a JSON object; a request of another form is answered with its error."""
+        try:
+            return super().structure_message(data)
+        except JsonRpcException as error:
+            if isinstance(data.get("id"), int | str) and isinstance(data.get("method"), str):
+                self._send_response(data["id"], None, error.to_response_error())
+            raise
+
+    def handle_message(self, message: Any) -> None:
+        """Handle a message; after `shutdown` no request is carried out."""
+        if self._shutdown and hasattr(message, "id") and hasattr(message, "method"):
+            error = JsonRpcInvalidRequest("the server was told to shut down")
+            self._send_response(message.id, None, error.to_response_error())
+        else:
+            super().handle_message(message)
+
+
 class Server(LanguageServer):
     """The language server of `.mdsl`.
 
@@ -36,7 +58,12 @@ class Server(LanguageServer):
     """
 
     def __init__(self) -> None:
-        super().__init__("meshdsl", __version__, lsp.TextDocumentSyncKind.Full)
+        super().__init__(
+            "meshdsl",
+            __version__,
+            lsp.TextDocumentSyncKind.Full,
+            protocol_cls=Protocol,
+        )
         self.documents = Documents(self.publish, self.refresh, self.failed)
         self.ended = False
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
+import signal
 import subprocess
 from pathlib import Path
+from typing import Any
 from urllib.parse import urldefrag, urlsplit
 
 import pytest
@@ -14,6 +17,7 @@ from pygls.exceptions import JsonRpcException
 
 from meshdsl.analysis import analyse
 from meshdsl.diagnostics import Source
+from meshdsl.editor.features import FEATURES
 from meshdsl.pipeline import Options
 from tests.editor.conftest import SERVER, Editor
 from tests.project import ROOT
@@ -345,13 +349,24 @@ def edited(text: str, edits: list[lsp.TextEdit]) -> str:
 # --- the process -------------------------------------------------------------------------------
 
 
+def message(**content: object) -> bytes:
+    body = json.dumps({"jsonrpc": "2.0", **content}).encode()
+    return b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def conversation(sent: list[bytes]) -> tuple[int, list[Any]]:
+    """The exit code of a server that is told all this, and what it wrote: nothing but messages."""
+    done = subprocess.run(SERVER, input=b"".join(sent), capture_output=True, check=False)
+    rest, answers = done.stdout, []
+    while rest:
+        head, _, rest = rest.partition(b"\r\n\r\n")
+        size = int(head.split(b"\r\n")[0].removeprefix(b"Content-Length: "))
+        answers.append(json.loads(rest[:size]))
+        rest = rest[size:]
+    return done.returncode, answers
+
+
 async def test_exit_without_shutdown_ends_it_and_stdout_has_the_protocol_alone() -> None:
-    import json
-
-    def message(**content: object) -> bytes:
-        body = json.dumps({"jsonrpc": "2.0", **content}).encode()
-        return b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
-
     item = {"uri": "file:///a.mdsl", "languageId": "mdsl", "version": 1, "text": MLP}
     sent = [
         message(id=1, method="initialize", params={"capabilities": {}}),
@@ -360,12 +375,36 @@ async def test_exit_without_shutdown_ends_it_and_stdout_has_the_protocol_alone()
         message(id=2, method="meshdsl/unheardOf", params={}),
         message(method="exit"),
     ]
-    done = subprocess.run(SERVER, input=b"".join(sent), capture_output=True, check=False)
-    assert done.returncode == 1
-    rest, answers = done.stdout, []
-    while rest:
-        head, _, rest = rest.partition(b"\r\n\r\n")
-        size = int(head.split(b"\r\n")[0].removeprefix(b"Content-Length: "))
-        answers.append(json.loads(rest[:size]))
-        rest = rest[size:]
+    status, answers = conversation(sent)
+    assert status == 1
     assert {a.get("id") for a in answers} >= {1, 2}
+
+
+async def test_every_request_is_answered_whatever_its_form() -> None:
+    """Those without what the method asks for too: a client that waits for ever is a hang."""
+    methods = sorted(name for name in FEATURES if "/" in name and not name.startswith("workspace"))
+    forms: list[Any] = [None, [1], 5, {}, {"textDocument": 5}, {"textDocument": {"uri": 5}}]
+    requests = [(m, {"params": form}) for m in methods for form in forms]
+    requests += [(m, {}) for m in methods]
+    sent = [message(id=1, method="initialize", params={"capabilities": {}})]
+    sent += [message(id=i, method=m, **p) for i, (m, p) in enumerate(requests, 2)]
+    last = len(sent) + 1
+    sent += [message(id=last, method="shutdown")]
+    sent += [message(id=last + 1, method="meshdsl/late", params={}), message(method="exit")]
+    status, answers = conversation(sent)
+    assert status == 0
+    errors = {a["id"]: a.get("error") for a in answers if "id" in a}
+    assert sorted(errors) == list(range(1, last + 2))
+    assert errors[last] is None
+    assert errors[last + 1]["code"] == -32600, "after shutdown"
+
+
+async def test_ctrl_c_ends_it_at_once(ctrl_c: None) -> None:
+    with subprocess.Popen(SERVER, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin
+        assert process.stdout
+        process.stdin.write(message(id=1, method="initialize", params={"capabilities": {}}))
+        process.stdin.flush()
+        assert process.stdout.readline().startswith(b"Content-Length")
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == -signal.SIGINT
