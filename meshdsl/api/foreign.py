@@ -81,6 +81,7 @@ def refuse(kind: str, word: str, args: Sequence[Any], named: Mapping[str, Any]) 
     row = row_of(word)
     code, message = row.code if row else "MD0125", message_for(kind, word)
     given = _Given(site)
+    given.by_name = row is not None and row.rule == "contract"
     nodes = given.nodes(kind, len(args))
     parts = tuple(given.part(f"_{i}", a, nodes[i]) for i, a in enumerate(args))
     options = {n: given.part(f"_{n}", v, given.keyword(n)) for n, v in named.items()}
@@ -89,7 +90,8 @@ def refuse(kind: str, word: str, args: Sequence[Any], named: Mapping[str, Any]) 
         help = "give arrays to the program as inputs, or as its parameters"
         fail("MD0815", "an array is no tensor of the program", site.span, help=help)
     tree, writer = written(use), _Python(given, use)
-    if tree is None:
+    indexed = site.span.source.text[site.span.end :].startswith("[")
+    if tree is None or (use.shifted and indexed):
         fail(code, message, site.span, help=_QUOTED.sub(writer.quoted, way_out(word)))
     if _is_natural(given, use, tree, site):
         use.order = None
@@ -124,6 +126,7 @@ class _Given:
         self.site = site
         self.texts: dict[str, str] = {}
         self.is_atom: dict[str, bool] = {}
+        self.by_name = False
         self.values: dict[str, Any] = {}
         self.parts: dict[str, Part] = {}
         self.variables = dict(_dims_of(site.frame))
@@ -192,6 +195,13 @@ class _Given:
 
     def _text(self, found: Any, node: python.expr | None) -> str:
         file = self.site.file
+        match node:
+            case python.Call(
+                func=python.Attribute(attr="einsum"),
+                args=[inner],
+                keywords=[python.keyword(arg="out")],
+            ) if self.by_name:
+                node = inner  # it only reorders dims, and they are met by name
         if node is None or file is None:
             return found._value.label or "x" if isinstance(found, Handle) else repr(found)
         return file.span(key_of(node)).text
@@ -262,8 +272,13 @@ class _Python:
         found = [v for v, d in self.given.variables.items() if d.name == name]
         if found:
             return name if name in found else found[0]
-        dim = self.use.new.get(name) or self.given.known.get(name)
+        dim = self.use.new.get(name) or self.given.known.get(name) or self._unbound(name)
         return f'{self.md}.dim("{name}", {dim.size})' if dim else name
+
+    def _unbound(self, name: str) -> types.Dim | None:
+        """A dim of an operand that no variable holds: one that an expression made in its place."""
+        dims = (d for part in self.given.parts.values() for d in part.dims or ())
+        return next((d for d in dims if d.name == name), None)
 
     def _call(self, node: ast.Call) -> str:
         items = "" if node.items is None else f"[{', '.join(map(self._item, node.items))}]"
@@ -316,6 +331,9 @@ def _line(site: Site, writer: _Python, tree: ast.Expr) -> tuple[str, Fix]:
     if order is not None and isinstance(site.names, str):
         dims = ", ".join(writer.name(n) for n in order)
         text = f'{writer.md}.name("{site.names}", {text}, [{dims}])'
+    elif order is not None:
+        dims = ", ".join(writer.name(n) for n in order)
+        text = f"{writer.md}.einsum({text}, out=[{dims}])"
     elif isinstance(tree, ast.Binary | ast.Unary) and not stands_free(site.span):
         text = f"({text})"
     if isinstance(site.node, python.AugAssign):

@@ -74,7 +74,8 @@ class Part:
 
     A tensor has `dims`, in the order that positions count, and a `dtype`; others are a `number`, a
     `dim` by its name, a `text` (a string, or a name without meaning), a list (`parts`), or the
-    `bounds` of a slice.
+    `bounds` of a slice. Of a `shifted` tensor positions cannot be counted: other libraries have
+    dims of size 1 there, or several tensors.
     """
 
     ref: str
@@ -85,6 +86,7 @@ class Part:
     text: str | None = None
     parts: tuple[Part, ...] | None = None
     bounds: tuple[int | None, int | None] | None = None
+    shifted: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -97,7 +99,7 @@ class Use:
     """One foreign expression: its word, its operands, and the dims known where it stands.
 
     A rule may declare dims (`fresh`), and say in which `order` the result has its dims where it was
-    used by positions.
+    used by positions, or that it is `shifted`: positions are counted otherwise there.
     """
 
     word: str
@@ -106,6 +108,7 @@ class Use:
     known: Mapping[str, Dim]
     new: dict[str, Dim] = field(default_factory=dict)
     order: tuple[str, ...] | None = None
+    shifted: bool = False
 
     @property
     def tensors(self) -> list[Part]:
@@ -143,6 +146,8 @@ class Use:
         if part.text is not None:
             words = tuple(part.text.split())
             return words if words and set(words) <= set(tensor.names) else None
+        if tensor.shifted:
+            return None
         if isinstance(part.number, int) and -len(tensor.names) <= part.number < len(tensor.names):
             return (tensor.names[part.number],)
         return None
@@ -158,6 +163,8 @@ def _written(use: Use) -> str | None:
     row = row_of(use.word)
     if row is None:
         return _same_name(use)
+    if row.rule in _COUNTING and any(p.shifted for p in use.tensors):
+        return None
     try:
         if row.rule is not None:
             return RULES[row.rule](use) or _same_name(use)
@@ -168,12 +175,20 @@ def _written(use: Use) -> str | None:
         return None  # operands of another kind or number than the rule takes
 
 
+_COUNTING = frozenset({
+    "contract", "einsum", "transposed", "reshaped", "flattened", "rearranged", "indexed",
+    "joined", "parted", "triangle",
+})  # fmt: skip
+"""The rules that count positions."""
+
+
 def _same_name(use: Use) -> str | None:
     """A function of this name (or one that means it), called as functions are here."""
     from meshdsl.ops.opdef import load_all
 
     name = RENAMED.get(use.word, use.word)
     refs = [p.ref for p in use.parts]
+    use.shifted = len(refs) == 1 and use.parts[0].shifted
     if not name.isidentifier() or name in ("and", "or", "not"):
         if len(refs) == 2 and name != "not":
             return f"{refs[0]} {name} {refs[1]}"
@@ -192,36 +207,58 @@ def _same_name(use: Use) -> str | None:
 
 
 def _contract(use: Use) -> str | None:
-    """A product of two tensors: the last dim of the first with the last but one of the second."""
+    """A product of two tensors: dims meet by positions or, where sizes differ, by names."""
     one, other = use.tensors[:2]
-    if not one.names or not other.names:
+    if not one.dims or not other.dims:
         return f"{one.ref} * {other.ref}"
-    inner = one.names[-1]
-    across = other.names[-2] if len(other.names) > 1 else other.names[-1]
-    shared = [n for n in one.names if n in other.names]
-    if inner not in shared and len(shared) == 1 and use.word not in ("bmm",):
-        inner = across = shared[0]  # dims by name tell what positions would not
-    elif inner in shared:
-        across = inner
-    elif one.dims[-1].size != other.dims[other.names.index(across)].size:  # type: ignore[index]
+    pairs = list(zip(other.names, other.dims, strict=True))
+    at = {"inner": -1, "tensordot": 0, "contract": 0}.get(use.word, max(-2, -len(pairs)))
+    _, met = pairs.pop(at)
+    count = use.option("dims", "axes", at=2)
+    if use.word in ("tensordot", "contract") and count is not None and count.number != 1:
         return None
-    renamed = [] if across == inner else [f"{across} -> {inner}"]
-    columns = [n for n in other.names if n != across]
-    left = [n for n in one.names if n != inner]
-    if (columns and left and columns[-1] == left[-1] and across != inner) or _is_square(one, other):
-        size = other.dims[other.names.index(columns[-1])].size  # type: ignore[index]
-        again = use.fresh(f"{columns[-1]}_other", size, one.names)
-        renamed.append(f"{columns[-1]} -> {again}")
-        columns[-1] = again
-    out = [*left, *(n for n in columns if n not in left)]
+    if one.dims[-1].size != met.size:
+        return _met_by_name(use, one, other)
+    batch = [] if use.word in ("inner", "tensordot", "contract", "dot") else pairs[:-1]
+    before = [*one.dims[:-2]][-len(batch) :] if batch else []
+    to = {met.name: one.names[-1]}
+    for (name, dim), left in zip(batch[::-1], before[::-1], strict=False):
+        if dim.size != left.size:
+            return None  # one of them is of size 1, and spread
+        to[name] = left.name
+    extra = batch[: len(batch) - len(before)]
+    taken = [*one.names]
+    for name, dim in (*extra, *pairs[len(batch) :]):
+        free = name not in taken
+        to[name] = name if free else use.fresh(f"{name}_other", dim.size, (*taken, *other.names))
+        taken.append(to[name])
+    out = [*(to[n] for n, _ in extra), *one.names[:-1], *(to[n] for n, _ in pairs[len(batch) :])]
+    return _product(use, one, other, to, out)
+
+
+def _met_by_name(use: Use, one: Part, other: Part) -> str | None:
+    """A product that no positions allow: over the last dim of the first, or the only shared one."""
+    shared = [n for n in one.names if n in other.names]
+    inner = one.names[-1]
+    if inner not in shared:
+        if len(shared) != 1 or use.word == "bmm":
+            return None
+        inner = shared[0]
+    to = {n: n for n in other.names}
+    left, columns = ([n for n in names if n != inner] for names in (one.names, other.names))
+    if len(one.names) == 2 and set(one.names) == set(other.names):  # the rows are other rows
+        size = next(d.size for d in other.dims or () if d.name == columns[-1])
+        to[columns[-1]] = use.fresh(f"{columns[-1]}_other", size, one.names)
+    out = [*left, *(to[n] for n in columns if to[n] not in left)]
+    return _product(use, one, other, to, out)
+
+
+def _product(use: Use, one: Part, other: Part, to: Mapping[str, str], out: Sequence[str]) -> str:
+    """The einsum of two tensors, dims of the second renamed."""
     use.order = tuple(out)
-    view = f"[{', '.join(renamed)}]" if renamed else ""
+    renamed = ", ".join(f"{n} -> {to[n]}" for n in other.names if to[n] != n)
+    view = f"[{renamed}]" if renamed else ""
     return f"einsum({one.ref}, {other.ref}{view} -> [{', '.join(out)}])"
-
-
-def _is_square(one: Part, other: Part) -> bool:
-    """Whether both have the same two dims, as in `x @ x.T`: the rows are then other rows."""
-    return len(one.names) == 2 and set(one.names) == set(other.names)
 
 
 def _linear(use: Use) -> str | None:
@@ -356,6 +393,9 @@ def _along(use: Use) -> str | None:
     dims = _own_dims(use)
     if dims is None or use.parts[0].dims is None:
         return None
+    kept = use.option("keepdim", "keepdims")
+    pair = use.word in ("max", "min", "cummax", "median") and bool(dims)  # and the indices
+    use.shifted = pair or (kept is not None and kept.text in ("True", "true"))
     return f"{name}[{', '.join(dims)}](_0)" if dims else f"{name}(_0)"
 
 
@@ -383,6 +423,7 @@ def _greatest(use: Use) -> str | None:
     dims = use.dims_of(given, use.parts[0]) if given else use.parts[0].names[-1:]
     if count is None or count.number != 1 or not dims:
         return None
+    use.shifted = True  # a pair, with the indices
     return f"max[{dims[0]}](_0)"
 
 
@@ -591,6 +632,12 @@ def _pattern(side: str) -> list[list[str]]:
     return [group.split() if group else [name] for group, name in found]
 
 
+def _widened(use: Use) -> str:
+    """A tensor as it is, with dims of size 1 in other libraries."""
+    use.shifted = True
+    return "_0"
+
+
 def _squeezed(use: Use) -> str:
     x = use.parts[0]
     ones = [d.name for d in x.dims or () if d.size == 1]
@@ -602,6 +649,7 @@ def _indexed(use: Use) -> str | None:
     x, *places = use.parts
     if x.dims is None:
         return None
+    use.shifted = any(p.text == "None" for p in places)
     places = [p for p in places if p.text != "None"]
     dots = [i for i, p in enumerate(places) if p.text == "..."]
     if dots:
@@ -661,6 +709,7 @@ def _parted(use: Use) -> str | None:
     pieces = size // count.number if use.word == "split" else count.number
     if pieces < 1 or size % pieces:
         return None
+    use.shifted = True  # a list, in which `[0]` is a piece
     names = use.fresh("pieces", pieces), use.fresh("part", size // pieces)
     return f"_0[{dims[0]} -> {_group(names)}]"
 
@@ -700,6 +749,7 @@ RULES: Mapping[str, Callable[[Use], str | None]] = {
     "flattened": _flattened,
     "rearranged": _rearranged,
     "squeezed": _squeezed,
+    "widened": _widened,
     "indexed": _indexed,
     "joined": _joined,
     "stacked": _stacked,

@@ -215,7 +215,9 @@ class ProgramBuilder:
     def _results(self, node: ast.Assign, scope: Scope) -> tuple[Operand | None, ...]:
         if len(node.targets) > 1 and isinstance(node.value, ast.Call):
             return self.calls.call(node.value, scope)
-        return (self.expressions.evaluate(node.value, scope),)
+        value = self.expressions.evaluate(node.value, scope)
+        self.refused.settle(node.value, value, scope)
+        return (value,)
 
     def _bind(self, target: ast.Target, operand: Operand, span: Span, scope: Scope) -> Operand:
         """Name a computed value as the target says: dims checked, transposed, pinned."""

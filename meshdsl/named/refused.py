@@ -50,7 +50,7 @@ _FORMS = (
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A refused expression: the text to write, the dims to declare, the order of its dims."""
+    """A refused expression: the text to write, and the dims to declare."""
 
     span: Span
     place: Span
@@ -58,7 +58,6 @@ class _Pending:
     message: str
     text: str
     new: tuple[Dim, ...]
-    order: tuple[str, ...] | None
 
 
 @dataclass(slots=True)
@@ -93,7 +92,10 @@ class Refusals:
     def __init__(self, program: ProgramBuilder) -> None:
         self.program = program
         self.pending: list[_Pending] = []
-        self.meanings: dict[Span, tuple[ast.Expr, tuple[str, ...] | None]] = {}
+        self.meanings: dict[Span, ast.Expr] = {}
+        self.orders: dict[Span, tuple[str, ...]] = {}
+        self.shifted: set[Span] = set()
+        self.moved = False
 
     # --- expressions -------------------------------------------------------------------------
 
@@ -145,9 +147,13 @@ class Refusals:
         named = {
             k.name.text: self._part(f"_{k.name.text}", k.value, operands, scope) for k in keywords
         }
+        made = {d.name: d for p in self.pending[before:] for d in p.new}
+        scope = replace(scope, dims={**scope.dims, **made})
         use = Use(word, parts, named, scope.dims)
         tree = written(use)
         if tree is None:
+            if self.moved or any(p.shifted for p in use.tensors):
+                del self.pending[before:]  # without them, positions would count something else
             fail(code, message, place, help=way_out(word))
         inside = replace(scope, dims={**scope.dims, **use.new})
         try:
@@ -155,15 +161,40 @@ class Refusals:
         except DiagnosticError:
             fail(code, message, place, help=way_out(word))
         meaning = planted(tree, span, operands.texts)
-        self.meanings[span] = meaning, use.order
+        self.meanings[span] = meaning
+        if use.shifted:
+            self.shifted.add(span)
         inner = [p for p in self.pending[before:] if _lies_in(p.span, span)]
         del self.pending[before:]
         new = (*use.new.values(), *(d for p in inner for d in p.new))
-        natural = isinstance(value, Value) and value.type.names == use.order
-        order = None if natural else use.order
-        told = _Pending(span, place, code, message, _loose(meaning, span), new, order)
+        told = _Pending(span, place, code, message, _loose(meaning, span), new)
         self.pending.append(told)
-        return value
+        return self._placed(value, use, span, inside)
+
+    def _placed(self, value: Operand, use: Use, span: Span, scope: Scope) -> Operand:
+        """The value with its dims in the order that positions give them."""
+        order = use.order
+        if not isinstance(value, Value) or order is None or value.type.names == order:
+            return value
+        if sorted(order) != sorted(value.type.names):
+            return value
+        dims = tuple(value.type.dims[value.type.index(n)] for n in order)
+        self.moved = True
+        return self.program.builder.emit("transpose", (value,), {"dims": dims}, span, scope)[0]
+
+    def settle(self, node: ast.Expr, value: Operand, scope: Scope) -> None:
+        """Find the order of the dims of a statement's value, where what to write has another."""
+        moved, self.moved = self.moved, False
+        if not moved or not isinstance(value, Value):
+            return
+        new = {d.name: d for p in self.pending for d in p.new}
+        inside = replace(scope, dims={**scope.dims, **new})
+        try:
+            found = self.program.expressions.evaluate(self._resolved(node), inside)
+        except DiagnosticError:
+            return
+        if isinstance(found, Value) and found.type.names != value.type.names:
+            self.orders[node.span] = value.type.names
 
     # --- operands ----------------------------------------------------------------------------
 
@@ -197,16 +228,14 @@ class Refusals:
             operands.values[ref] = node
             return Part(ref, number=value) if isinstance(value, int | float) else Part(ref)
         operands.values[ref] = Given(ast.Name(ref, node.span), node.span, value)
-        _, order = self.meanings.get(node.span, (node, None))
-        dims = value.type.dims
-        if order is not None and set(order) == set(value.type.names):
-            dims = tuple(value.type.dims[value.type.index(n)] for n in order)
-        return Part(ref, dims=dims, dtype=value.type.dtype)
+        if node.span in self.shifted:
+            return Part(ref, dims=value.type.dims, dtype=value.type.dtype, shifted=True)
+        return Part(ref, dims=value.type.dims, dtype=value.type.dtype)
 
     def _resolved(self, node: Any) -> Any:
         """The syntax with every foreign part replaced by what to write."""
         if isinstance(node, ast.Foreign | ast.Call) and node.span in self.meanings:
-            return self.meanings[node.span][0]
+            return self.meanings[node.span]
         return _rebuilt(node, self._resolved)
 
     # --- reports -----------------------------------------------------------------------------
@@ -221,8 +250,8 @@ class Refusals:
             self._rest(mine)
             return
         edits = [Edit(p.span, p.text) for p in mine]
-        if isinstance(statement, ast.Assign) and mine[-1].span == statement.value.span:
-            edits += _ordered(statement.targets, mine[-1].order)
+        if isinstance(statement, ast.Assign):
+            edits += _ordered(statement.targets, self.orders.get(statement.value.span))
         line = _edited(statement.span, edits)
         for pending in mine:
             own = [e for e in edits if e.span == pending.span or not e.span.text]
@@ -258,7 +287,7 @@ def way_out(word: str) -> str:
     """A way out where the operands leave open what was meant."""
     row = row_of(word)
     if row is None:
-        return did_you_mean(word, list(load_all())) or _FORMS
+        return (word not in load_all() and did_you_mean(word, list(load_all()))) or _FORMS
     return _OPEN.get(row.rule or "", _FORMS)
 
 

@@ -8,10 +8,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import meshdsl as md
-from tests.named.foreign import ROWS, SIZES, check_meaning
+from meshdsl.backends.engines.reference import run_reference
+from tests.named.foreign import POSITIONS, ROWS, SHAPES, SIZES, arrays, check_meaning, nested
 from tests.project import ROOT
 
 HEAD = (
@@ -138,3 +140,37 @@ def test_dims_in_a_string(future: str) -> None:
     assert error.diagnostics[0].code == "MD0823"
     type_ = line_of(error).removeprefix("x: ")
     assert run(future + CALLS.format(type=type_, line="p.named()"))["p"].inputs
+
+
+def test_positions_are_counted_as_numpy_counts_them() -> None:
+    head = "import numpy as np, torch\nimport meshdsl as md\nT = md.Tensor\n"
+    head += "".join(f'{n} = md.dim("{n}", {s})\n' for n, s in POSITIONS.items())
+    inputs = ", ".join(f"{n}: T[{', '.join(dims)}]" for n, dims in SHAPES.items())
+    compared = 0
+    for seed in range(60):
+        line = f"r = {nested(seed)}"
+        try:
+            wanted = eval(line[4:], {"np": np, **arrays()})
+        except (ValueError, IndexError):
+            continue  # numpy has no such value
+        for _ in range(12):
+            try:
+                text = f"{head}@md.program\ndef p({inputs}):\n    {line}\n    return r\np.named()\n"
+                found = run(text)["p"].named()
+            except md.ProgramError as error:
+                help = WRITE.match(error.diagnostics[0].help or "")
+                if not error.diagnostics[0].fixes or help is None:
+                    break
+                line = help[1]
+                continue
+            (value,) = run_reference(found, arrays(), {}).values()
+            np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-5, err_msg=line)
+            compared += 1
+            break
+    assert compared > 20
+
+
+@pytest.mark.parametrize("line", ["x.max(1)[0]", "x.unsqueeze(0)[:, 1]", "x.chunk(3, 1)[0]"])
+def test_what_positions_count_in_other_libraries_alone_is_left_open(line: str) -> None:
+    (error,) = refused(PROGRAM.format(line=f"y = {line}")).diagnostics
+    assert not error.fixes

@@ -27,3 +27,31 @@ def check_meaning(row: Row, program: Program) -> None:
     (found,) = run_reference(program, {n: inputs()[n] for n in names}, {}).values()
     expected = eval(row.means, {"np": np, **inputs()})
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+POSITIONS = {"a": 3, "b": 5, "e": 3, "c": 7, "n": 4}
+SHAPES = {"x": "ab", "y": "ab", "s": "ae", "w": "bc", "q": "nab", "u": "b", "z": "a"}
+"""Tensors of which some dims with other names are of one size, as only positions can tell."""
+
+
+def nested(seed: int) -> str:
+    """An expression as other libraries write it, in which positions are counted several times."""
+    random = np.random.default_rng(seed)
+
+    def made(depth: int) -> str:
+        if depth == 0:
+            return str(random.choice(list(SHAPES)))
+        one, other = (f"({made(depth - 1)})" for _ in range(2))
+        forms = [f"{one} @ {other}", f"{one}.T", f"-{one}", f"{one} ** 2", f"{one}.sum(0)"]
+        forms += [f"{one}[0]", f"{one}[..., 1:]", f"{one}.swapaxes(0, 1)", f"{one}.mean(-1)"]
+        forms += [f"np.exp(-{one} ** 2)", f"{one}.swapaxes(0, -1)", f"{one}.max(1)"]
+        return str(random.choice(forms))
+
+    return made(int(random.integers(1, 5)))
+
+
+def arrays() -> dict[str, Array]:
+    """Values of the tensors of `nested`."""
+    rng = np.random.default_rng(5)
+    shapes = {n: tuple(POSITIONS[d] for d in dims) for n, dims in SHAPES.items()}
+    return {n: rng.normal(size=shape).astype(np.float32) for n, shape in shapes.items()}

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 
+from meshdsl.backends.engines.reference import run_reference
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Fix, Source
 from meshdsl.named.foreign import RENAMED, RULES, Row, rows
 from meshdsl.ops.opdef import load_all
 from meshdsl.pipeline import Compilation, Options, compile_source
 from meshdsl.syntax.table import statements
-from tests.named.foreign import ROWS, SIZES, check_meaning
+from tests.named.foreign import (
+    POSITIONS,
+    ROWS,
+    SHAPES,
+    SIZES,
+    arrays,
+    check_meaning,
+    nested,
+)
 
 DIMS = "dim " + ", ".join(f"{name} = {size}" for name, size in SIZES.items())
 PROGRAM = (
@@ -124,6 +134,45 @@ def test_sizes() -> None:
         assert mended(text, error.fixes[0]) == text.replace(wrong, right)
 
 
+# --- positions ----------------------------------------------------------------------------------
+
+
+def test_positions_are_counted_as_numpy_counts_them() -> None:
+    head = "dim " + ", ".join(f"{n} = {s}" for n, s in POSITIONS.items())
+    inputs = ", ".join(f"{n}[{', '.join(dims)}]" for n, dims in SHAPES.items())
+    compared = 0
+    for seed in range(250):
+        line = nested(seed)
+        try:
+            wanted = eval(line, {"np": np, **arrays()})
+        except (ValueError, IndexError):
+            continue  # numpy has no such value
+        text = f"{head}\nprogram p({inputs}) {{\n  y = {line}\n  return y\n}}\n"
+        for _ in range(10):
+            try:
+                found = compiled(text).named
+            except DiagnosticError as error:
+                fixes = [fix for d in error.diagnostics for fix in d.fixes]
+                if not fixes:
+                    break
+                text = mended(text, fixes[0])
+                continue
+            (value,) = run_reference(found, arrays(), {}).values()
+            np.testing.assert_allclose(value, wanted, rtol=1e-4, atol=1e-5, err_msg=line + text)
+            compared += 1
+            break
+    assert compared > 90
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["x.max(1)[0]", "x.unsqueeze(0)[:, 1]", "x.mean(0, keepdim=True)[0]", "x.chunk(3, 1)[0]"],
+)
+def test_what_positions_count_in_other_libraries_alone_is_left_open(line: str) -> None:
+    (error,) = errors(PROGRAM.format(line=f"y = {line}"))
+    assert not error.fixes
+
+
 # --- what stays open --------------------------------------------------------------------------
 
 OPEN = {
@@ -132,6 +181,7 @@ OPEN = {
     "y = reshape(x, [7, 7])": ("MD0126", "split by"),
     "y = x.shape": ("MD0126", "the name of a dim is its size"),
     "y = topk(x, 2)": ("MD0126", "argmax[io](x)"),
+    "y = torch.zeros(3, 6) + x": ("MD0125", "grammar/README.md"),
     "y = matmul(x)": ("MD0018", "einsum(x, w -> [batch, hidden])"),
     "y = x[0, 0, 0]": ("MD0126", "x[seq = 0]"),
     "y = x[batch = 0, 1]": ("MD0015", "name every dim"),
