@@ -204,13 +204,17 @@ def test_explanation_says_what_and_how_out(code: str) -> None:
     assert record.explanation.startswith(f"{code}: ")
 
 
-@pytest.mark.parametrize("code", [c for c, r in CODES.items() if c < "MD01" and r.wrong])
+# What other languages write is read, and refused where its operands' dims are known.
+READING = [c for c, r in CODES.items() if c < "MD01" and c != "MD0018" and r.wrong]
+
+
+@pytest.mark.parametrize("code", READING)
 def test_wrong_example_of_a_syntax_error_is_reported(code: str) -> None:
     _, errors = parse(Source("t", CODES[code].wrong))
     assert errors[-1].code == code
 
 
-@pytest.mark.parametrize("code", [c for c, r in CODES.items() if c >= "MD01" and r.wrong])
+@pytest.mark.parametrize("code", [c for c, r in CODES.items() if c not in READING and r.wrong])
 def test_wrong_example_is_reported(code: str) -> None:
     diagnostics = Diagnostics()
     check_source(Source("t", CODES[code].wrong), Options(), diagnostics)

@@ -1,8 +1,8 @@
 """A thread that does the work of a server, so that its event loop is always free to answer.
 
 Threads, not processes: beside one that searches for plans, the analysis of a text takes longer, but
-answers come soon enough all the same (second table of `benchmarks/editor.py`), and nothing has to be
-started, sent or killed.
+answers come soon enough all the same (second table of `benchmarks/editor.py`), and nothing has to
+be started, sent or killed.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def lint(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
             if axis not in layout.mesh.names:
                 diagnostics.add(_no_axis(rule, axis, layout))
         if rule.dim not in dims:
-            diagnostics.add(_no_dim(rule, dims))
+            diagnostics.add(_no_dim(rule, dims, layout))
             if not _selects_some(rule, values):
                 diagnostics.add(_selects_nothing(rule, values))
         elif not _selects_any(rule, values) and not _selects_summed(rule, program, layout):
@@ -86,7 +86,7 @@ def lint_names(layout: Layout, declarations: Declarations, diagnostics: Diagnost
             if axis not in layout.mesh.names:
                 diagnostics.add(_no_axis(rule, axis, layout))
         if rule.dim not in declarations.dims:
-            diagnostics.add(_no_dim(rule, set(declarations.dims)))
+            diagnostics.add(_no_dim(rule, set(declarations.dims), layout))
         if rule.selector and _declared(rule.selector[0]) not in names.union(ROLES):
             diagnostics.add(_no_tensor(".".join(rule.selector), rule, sorted(names)))
 
@@ -115,11 +115,14 @@ def _no_axis(rule: Rule, axis: str, layout: Layout) -> Diagnostic:
     return Diagnostic("MD0304", message, rule.span, _severity(rule), help=help, fixes=fixes)
 
 
-def _no_dim(rule: Rule, dims: set[str]) -> Diagnostic:
+def _no_dim(rule: Rule, dims: set[str], layout: Layout) -> Diagnostic:
+    # Rules given by hand may be meant for several programs of a file, with different dims.
+    is_declared = ("dim", rule.dim) in layout.declared
+    severity: Severity = "warning" if is_declared else _severity(rule)
     help = did_you_mean(rule.dim, sorted(dims)) or "remove the rule"
     message = f"no tensor of the program has the dim `{rule.dim}`; the rule matches nothing"
     fixes = _spelled(rule.span, rule.dim, sorted(dims)) or _removed(rule.span)
-    return Diagnostic("MD0305", message, rule.span, _severity(rule), help=help, fixes=fixes)
+    return Diagnostic("MD0305", message, rule.span, severity, help=help, fixes=fixes)
 
 
 def _severity(rule: Rule) -> Severity:

@@ -144,7 +144,9 @@ class _Entry:
         self.nodes.append(node)
 
     def symbol(self) -> Symbol:
-        lists = tuple(self.definitions), tuple(self.nodes), tuple(self.references)
+        # A foreign word (`if`, read as `where`) is no place of the name it is read as.
+        references = tuple(span for span in self.references if span.text == self.name)
+        lists = tuple(self.definitions), tuple(self.nodes), references
         return Symbol(self.kind, self.name, *lists, self.region, self.inside)
 
 

@@ -367,10 +367,10 @@ def test_endless_recursion_is_told() -> None:
 
 
 def test_warnings_are_warnings_of_python_at_the_call() -> None:
-    with pytest.warns(md.ProgramWarning, match="MD0305") as caught:
-        plan = keeper.compile({"d": 2}, {"bach": "d"})
+    with pytest.warns(md.ProgramWarning, match="MD0306") as caught:
+        plan = keeper.compile({"d": 2}, {"nobody: batch": "d"})
     assert caught[0].filename == __file__
-    assert [d.code for d in plan.warnings] == ["MD0305"]
+    assert [d.code for d in plan.warnings] == ["MD0306"]
 
 
 def test_a_trace_that_failed_leaves_no_trace() -> None:
