@@ -114,10 +114,11 @@ class Example:
 
     @classmethod
     def of(cls, opdef: OpDef) -> Example:
-        """The call of an operator that shows most of its rows."""
-        sample = TELLING.get(opdef.name, opdef.samples[0])
+        """The call of an operator that shows most of its rows, of floats if it has a gradient."""
+        of_floats = (s for s in opdef.samples if _result(opdef, s)[0].dtype.kind == "float")
+        sample = TELLING.get(opdef.name) or next(of_floats, opdef.samples[0])
         names = tuple(operands_of(opdef)) or ("x", "y", "z", "u")
-        outs = opdef.infer(sample.ins, dict(sample.attrs))
+        outs = _result(opdef, sample)
         letters = ("x", "y", "z", "u", "v", "w", "t")
         names = names if len(names) >= len(sample.ins) else letters
         return cls(opdef, sample, names[: len(sample.ins)], outs)
@@ -211,6 +212,10 @@ def _example(example: Example) -> Iterator[str]:
 
 
 # --- what is derived -----------------------------------------------------------------------------
+
+
+def _result(opdef: OpDef, sample: Sample) -> tuple[TensorType, ...]:
+    return opdef.infer(sample.ins, dict(sample.attrs))
 
 
 def dtypes(opdef: OpDef, example: Example) -> Iterator[tuple[str, str]]:

@@ -66,8 +66,21 @@ def test_gradients_are_told() -> None:
     assert told["where"] == "yes, by `y`, `z`"
     assert told["softmax"] == "yes, by `x`"
     assert told["argmax"].startswith("none")
-    assert told["stop_gradient"].startswith("none")
+    assert told["identity"] == "yes, by `x`"
+    assert told["stop_gradient"] == "none: it is constant almost everywhere, or stops gradients"
     assert told["einsum"] == "yes, by every operand"
+
+
+def test_what_the_compiler_derives_a_gradient_of_is_told() -> None:
+    """Of every operator that passes gradients on, the example has one."""
+    wrong = [
+        name
+        for name, opdef in load_all().items()
+        if opdef.gradient is not None
+        and not opdef.overwrites
+        and not gradient(opdef, Example.of(opdef)).startswith("yes")
+    ]
+    assert wrong == []
 
 
 def test_every_function_of_the_prelude_is_shown() -> None:
