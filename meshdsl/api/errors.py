@@ -72,9 +72,18 @@ def told(function: Callable[P, R]) -> Callable[P, R]:
         except ProgramError as error:
             raise error.with_traceback(of_users(error.__traceback__)) from None
         except DiagnosticError as error:
-            raise ProgramError(*map(in_python, error.diagnostics)) from None
+            raise ProgramError(*map(in_python, placed(error.diagnostics))) from None
 
     return wrapper
+
+
+def placed(diagnostics: Iterable[Diagnostic]) -> Iterator[Diagnostic]:
+    """The diagnostics, those of no place at the user's call: a notebook shows no traceback."""
+    from meshdsl.api.places import calling
+
+    span = calling()
+    for diagnostic in diagnostics:
+        yield replace(diagnostic, span=span) if diagnostic.span is None else diagnostic
 
 
 def of_users(traceback: TracebackType | None) -> TracebackType | None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import linecache
 import os
 import re
 import sys
+import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import CodeType, FrameType
@@ -140,6 +142,19 @@ def here() -> Site:
     file = file_of(code, frame)
     key = _positions(code)[frame.f_lasti // 2]
     return Site(file.span(key), file.names.get(key), file.nodes.get(key), file, frame)
+
+
+def calling() -> Span | None:
+    """The span of the user's call; None where an installed package calls, as IPython its magics."""
+    file = user_frame().f_code.co_filename
+    return None if file.startswith(_installed()) else here().span
+
+
+@functools.cache
+def _installed() -> tuple[str, ...]:
+    """The folders of Python's own library and of packages."""
+    paths = sysconfig.get_paths()
+    return tuple(paths[kind] + os.sep for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 def user_frame() -> FrameType:

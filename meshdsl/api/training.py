@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from meshdsl.diagnostics import Diagnostic, Diagnostics, counted
+from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, counted
 from meshdsl.notebook.views import View
 from meshdsl.report.curves import curve_picture
 from meshdsl.report.document import Document, Picture, line
@@ -20,6 +21,9 @@ from meshdsl.report.training import progress
 if TYPE_CHECKING:
     from meshdsl.api.plan import Plan
     from meshdsl.pipeline import Compilation
+
+_FILES = {"data": "data.npz", "eval_data": "eval.npz"}
+"""The files that arrays are written to, by the arguments that gave them."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -76,7 +80,11 @@ def train(plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any]) ->
         own_folder(asked["checkpoint"], asked["resume"], asked["force"]),
         tempfile.TemporaryDirectory(prefix="meshdsl-") as folder,
     ):
-        return _train(plan, made, data, asked, Path(folder))
+        try:
+            return _train(plan, made, data, asked, Path(folder))
+        except DiagnosticError as error:
+            said = (replace(d, message=_by_argument(d.message, folder)) for d in error.diagnostics)
+            raise DiagnosticError(*said) from error
 
 
 def _train(
@@ -86,8 +94,10 @@ def _train(
     from meshdsl.backends.train.run import accumulate_dim, emit_both, prepared, train
 
     files = DataFiles(
-        _stored(data, folder / "data.npz"),
-        None if asked["eval_data"] is None else _stored(asked["eval_data"], folder / "eval.npz"),
+        _stored(data, folder / _FILES["data"]),
+        None
+        if asked["eval_data"] is None
+        else _stored(asked["eval_data"], folder / _FILES["eval_data"]),
         batch=asked["batch"],
         tokens=asked["tokens"],
         accumulate=accumulate_dim(made),
@@ -117,6 +127,7 @@ def _train(
                 losses.append(float(event["values"][loss]))
                 norms.append(float(event["measured"]["grad_norm"]))
             elif event["kind"] == "note":
+                event = {**event, "text": _by_argument(event["text"], str(folder))}
                 parts = {"severity": event["severity"], "help": event["help"]}
                 notes.add(Diagnostic(event["code"], event["text"], **parts))
             show(event)
@@ -127,6 +138,13 @@ def _train(
     said = (ending.values, ending.evaluated, ending.step, ending.seconds, ending.amount)
     about = (ending.unit, ending.how, ending.checkpoint, tuple(notes))
     return Training(tuple(losses), tuple(norms), *said, *about)
+
+
+def _by_argument(message: str, folder: str) -> str:
+    """The message with arrays called by their argument, not by the file they were written to."""
+    for argument, name in _FILES.items():
+        message = message.replace(os.path.join(folder, name), f"`{argument}`")
+    return message
 
 
 def _stored(data: Any, path: Path) -> str:

@@ -102,3 +102,15 @@ def test_a_plan_as_a_module_learns_in_a_loop_of_ones_own() -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] / 1.5
+
+
+@pytest.mark.parametrize("argument", ["data", "eval_data"])
+def test_arrays_are_called_by_their_argument(argument: str) -> None:
+    """They go through a file that no user has seen."""
+    good, short = {"x": X, "target": X}, {"x": X, "target": X[:5]}
+    data, held = (short, None) if argument == "data" else (good, short)
+    with pytest.raises(md.ProgramError) as caught:
+        net.compile().train(data, 2, eval_every=1, eval_data=held)
+    (found,) = caught.value.diagnostics
+    assert f"`{argument}`" in found.message
+    assert ".npz" not in found.message
