@@ -253,7 +253,10 @@ class _DimSizes:
         if name in self.sizes or name in self.failed:
             return
         if name in self.set_dims:
-            self.sizes[name] = min(max(self.set_dims[name], 1), MAX_DIM)
+            if 1 <= self.set_dims[name] <= MAX_DIM:
+                self.sizes[name] = self.set_dims[name]
+            else:
+                self.failed.add(name)
             return
         try:
             node = self.entries[name].value

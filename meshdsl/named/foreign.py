@@ -400,11 +400,19 @@ def _along(use: Use) -> str | None:
 
 
 def _spread(use: Use) -> str | None:
+    """The variance: torch's, by n - 1, unless an `axis` or `ddof` speaks of numpy's, by n."""
     dims = _own_dims(use)
-    if dims is None:
+    if dims is None or "unbiased" in use.named:
         return None
-    mean = f"mean[{', '.join(dims)}]" if dims else "mean"
-    text = f"{mean}(square(_0 - {mean}(_0)))"
+    less = use.option("ddof", "correction")
+    fewer = (0 if "axis" in use.named else 1) if less is None else less.number
+    own = {d.name: d.size for d in use.parts[0].dims or ()}
+    count = math.prod(own[name] for name in dims or own)
+    if not isinstance(fewer, int) or count <= fewer:
+        return None
+    over = f"[{', '.join(dims)}]" if dims else ""
+    squares = f"square(_0 - mean{over}(_0))"
+    text = f"sum{over}({squares}) / {count - fewer}" if fewer else f"mean{over}({squares})"
     return f"sqrt({text})" if use.word == "std" else text
 
 

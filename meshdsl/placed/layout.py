@@ -7,6 +7,7 @@ rule wins, and a narrower rule takes an axis away from a wider one.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -270,9 +271,12 @@ def _way_free(value: Value, rule: Rule) -> str:
         return f"free it for this tensor: `{value.label}: {rule.dim} -> none`"
     text = " ".join(value.span.text.split())
     shown = text if len(text) <= LONGEST_SHOWN else "…"
+    words = set(re.findall(r"\w+", re.sub(r"#.*", "", value.span.source.text)))
+    names = itertools.chain(["part"], (f"part{i}" for i in itertools.count(2)))
+    name = next(n for n in names if n not in words)
     return (
-        f"name it and free it: `part = {shown}` on a line before, `part` here, and in the layout "
-        f"`part: {rule.dim} -> none`"
+        f"name it and free it: `{name} = {shown}` on a line before, `{name}` here, and in the "
+        f"layout `{name}: {rule.dim} -> none`"
     )
 
 

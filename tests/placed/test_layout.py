@@ -112,3 +112,15 @@ def test_the_mesh_tensorflow_form():
 def test_without_a_mesh_the_first_that_has_the_axes_is_taken():
     text = PROGRAM + "mesh line = { z: 4 }\nlayout l { batch -> z }"
     assert compile_text(text, layout="l").placed.mesh.name == "line"
+
+
+def test_the_way_out_for_a_subexpression_names_it_as_nothing_else_is_named() -> None:
+    text = (
+        "dim b = 8, h = 8\nmesh m = { r: 2 }\nlayout l { b -> r, h -> r, part: h -> none }\n"
+        "program p(x[b], w[h]) {\n  part = x * w\n  y = sum[b](relu(part) * 2)\n  return y\n}\n"
+    )
+    with pytest.raises(DiagnosticError) as raised:
+        compile_text(text)
+    (error,) = raised.value.diagnostics
+    assert "`part2 = relu(part)` on a line before" in (error.help or "")
+    assert "`part2: h -> none`" in (error.help or "")
