@@ -2,53 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import meshdsl as md
-
-pytest.importorskip("selenium", reason="selenium is not installed (`pip install meshdsl[dev]`)")
-
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
+from tests.browser import NEEDED, browser
 
 ROOT = Path(__file__).resolve().parents[2]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER),
-    reason="no chromium with its chromedriver (Debian: chromium, chromium-driver)",
-)
-ARGUMENTS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--window-size=900,1000",
-)
+__all__ = ["browser"]
+
+pytestmark = NEEDED
 THEMES = {"light": "#ffffff;color:#000000", "dark": "#111111;color:#e0e0e0"}
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A browser with a profile of its own."""
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM or ""
-    for argument in (*ARGUMENTS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    yield driver
-    driver.quit()
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +44,7 @@ def test_every_picture_is_drawn(
     head = f'<!doctype html><meta charset="utf-8"><body style="background:{THEMES[theme]}">'
     page.write_text(head + "\n".join(displays), encoding="utf-8")
     browser.get_log("browser")
+    browser.set_window_size(900, 1000)
     browser.get(page.as_uri())
     widths = browser.execute_script(
         "return [...document.images].map(i => i.complete && i.naturalWidth)"

@@ -2,58 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-from meshdsl.play.server import address
-from tests.waiting import until
-
-from .conftest import TEXT, Served
-
-pytest.importorskip("selenium", reason="selenium is not installed (`pip install meshdsl[dev]`)")
-
-from selenium import webdriver
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER),
-    reason="no chromium with its chromedriver (Debian: chromium, chromium-driver)",
-)
-ARGUMENTS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--window-size=1440,1000",
-)
+from meshdsl.play.server import address
+from tests.browser import NEEDED, browser
+from tests.waiting import until
+
+from .conftest import TEXT, Served
+
+__all__ = ["browser"]
+
+pytestmark = NEEDED
 CONTRAST = 4.5
 """The least contrast of text, by the Web Content Accessibility Guidelines (AA)."""
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A browser with a profile of its own."""
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM or ""
-    for argument in (*ARGUMENTS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    yield driver
-    driver.quit()
 
 
 class Page:
