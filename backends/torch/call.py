@@ -18,6 +18,7 @@ class TorchText:
     ins, outs:  local types; `global_ins`, `global_outs` the global ones.
     place:      a Python string literal, quotes included.
     offsets:    text of the global index of the first local element, for each dim in `splits`.
+    starts:     the same of a window, by operand and dim.
     fresh:      hint -> a variable name that is not taken.
     checked:    whether operand `index` is known to be indices of `dim`; it is from now on.
     used:       collects the names of support functions.
@@ -37,6 +38,7 @@ class TorchText:
     place: str = "''"
     offsets: Mapping[str, str] = field(default_factory=dict)
     splits: frozenset[str] = frozenset()
+    starts: Mapping[tuple[int, str], str] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     lines: list[str] = field(default_factory=list)
     helpers: list[str] = field(default_factory=list)
@@ -68,6 +70,14 @@ class TorchText:
     def offset(self, dim: str) -> str:
         """Text of the global index of the first local element of `dim`; `0` when it is whole."""
         return self.offsets[dim] if self.is_split(dim) else "0"
+
+    def is_window(self, index: int, dim: str) -> bool:
+        """Whether operand `index` is a window of `dim`, with the fill."""
+        return (index, dim) in self.starts
+
+    def start(self, index: int, dim: str) -> str:
+        """Text of the global index of the first element of `dim` in operand `index`."""
+        return self.starts[index, dim] if self.is_window(index, dim) else self.offset(dim)
 
     def aligned(self, index: int, dims: tuple[Dim, ...]) -> str:
         """Text of operand `index` that broadcasts against `dims`, in the fewest characters."""

@@ -28,17 +28,57 @@ class OpError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Reads:
+    """The interval of an operand's dim that a block of a loop reads, a window of the operand.
+
+    Indices [o0, o1) of the loop read [ceil((mul*o0 + lo)/div), floor((mul*(o1-1) + hi)/div)],
+    inclusive; with `flip` the interval is mirrored, i to size-1-i. What lies outside of the dim is
+    `fill`; where that is None the window ends at the border. (XLA calls the like of it
+    `MultiplyAddDivideOffsetCalculation`.)
+    """
+
+    mul: int = 1
+    div: int = 1
+    lo: int = 0
+    hi: int = 0
+    flip: bool = False
+    fill: float | None = 0.0
+
+    def span(self, o0: int, o1: int, size: int) -> tuple[int, int]:
+        """What [o0, o1) reads of a dim of `size`, half open; it may begin and end outside.
+
+        It is empty for an empty block.
+        """
+        start = -(-(self.mul * o0 + self.lo) // self.div)
+        stop = (self.mul * (o1 - 1) + self.hi) // self.div + 1
+        stop = max(start, stop) if o0 < o1 else start
+        return (size - stop, size - start) if self.flip else (start, stop)
+
+    def interval(self, o0: int, o1: int, size: int) -> tuple[int, int]:
+        """`span`, half open, as far as it lies in the dim."""
+        start, stop = (min(max(i, 0), size) for i in self.span(o0, o1, size))
+        return start, stop
+
+    def window(self, o0: int, o1: int, size: int) -> tuple[int, int]:
+        """What an operator is given for [o0, o1): `span`, or `interval` where nothing is filled."""
+        return (self.interval if self.fill is None else self.span)(o0, o1, size)
+
+
+@dataclass(frozen=True, slots=True)
 class Factor:
     """One loop of an operator: the dim it indexes in each operand and each output, or None.
 
     Splitting it splits the operands and outputs that have it. If no output has it, it is reduced
     with `reduce`. `ins` and `outs` are dim names.
+    `reads` has per operand what a block of the loop reads of its dim; None is the block itself.
+    Empty: all None. The blocks of the loop are those of an output or operand without `Reads`.
     """
 
     name: str
     ins: tuple[str | None, ...]
     outs: tuple[str | None, ...]
     reduce: ReduceOp | None = None
+    reads: tuple[Reads | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +109,8 @@ class NumpyCall:
     """One call on numpy arrays, whole or local.
 
     `ins` and `outs` are the global types. `extents` and `offsets` give, for each split dim, the
-    size and the first index of this part; a dim that is not there is whole.
+    size and the first index of this part; a dim that is not there is whole. `windows` gives, for
+    an operand (by index) and a dim of which it is given a window, the first index and the end.
     `place` names the source line for run-time errors.
     """
 
@@ -79,6 +120,7 @@ class NumpyCall:
     extents: Mapping[str, int] = field(default_factory=dict)
     offsets: Mapping[str, int] = field(default_factory=dict)
     place: str = ""
+    windows: Mapping[tuple[int, str], tuple[int, int]] = field(default_factory=dict)
 
     def size(self, dim: str) -> int:
         """Global size of `dim`, wherever it occurs."""
@@ -95,6 +137,14 @@ class NumpyCall:
     def is_split(self, dim: str) -> bool:
         """Whether this part has only some of `dim`."""
         return dim in self.extents
+
+    def is_window(self, index: int, dim: str) -> bool:
+        """Whether operand `index` is what the row's `Reads` say of `dim`, with the fill."""
+        return (index, dim) in self.windows
+
+    def start(self, index: int, dim: str) -> int:
+        """Global index of the first element of `dim` in operand `index`; < 0 where it is fill."""
+        return self.windows[index, dim][0] if self.is_window(index, dim) else self.offset(dim)
 
     def local(self, type_: TensorType) -> TensorType:
         """`type_` with local sizes."""
@@ -148,6 +198,15 @@ class TorchCall(Protocol):
 
     def offset(self, dim: str) -> str:
         """Text of the global index of the first local element of `dim` (`0` when it is whole)."""
+
+    def is_window(self, index: int, dim: str) -> bool:
+        """Whether operand `index` is what the row's `Reads` say of `dim`, with the fill."""
+
+    def start(self, index: int, dim: str) -> str:
+        """Text of the global index of the first element of `dim` in operand `index`.
+
+        It is below 0 where a window begins with fill.
+        """
 
     def aligned(self, index: int, dims: tuple[Dim, ...]) -> str:
         """Operand `index`, transposed and indexed by `None` to broadcast against `dims`."""

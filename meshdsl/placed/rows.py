@@ -31,7 +31,8 @@ class Row:
 def rows(factors: Factors, ins: int, outs: int) -> tuple[Row, ...]:
     """Every legal row for that many operands and outputs, the all-`B` row first."""
     found = [Row((B,) * ins, (B,) * outs)]
-    found += [_split_row(f) for f in factors.loops]
+    # Windows of a split dim are exchanged by no collective yet.
+    found += [_split_row(f) for f in factors.loops if not any(f.reads)]
     found += [_partial_row(group, "sum", ins, outs) for group in factors.linear]
     extremes: tuple[ReduceOp, ...] = ("max", "min")
     for operand in factors.monotone:
