@@ -90,15 +90,28 @@ def group_members(mesh: dict[str, int], axes: tuple[str, ...]) -> list[list[int]
     return [[int(rank) for rank in row] for row in rows]
 
 
+def block(size: int, ways: tuple[int, ...], at: tuple[int, ...]) -> tuple[int, int]:
+    """First index and size of one block of a dim that is split into `ways`, the outer first.
+
+    Each block is split again: the blocks of a split are of equal size, rounded up, and the last
+    ones short or empty. `at` are the numbers of the block in each split.
+    """
+    start, extent = 0, size
+    for count, number in zip(ways, at, strict=True):
+        part = -(-extent // count)
+        before = min(number * part, extent)
+        start, extent = start + before, min(part, extent - before)
+    return start, extent
+
+
 def local_part(spec: Spec, mesh: dict[str, int], rank: int) -> tuple[slice, ...]:
-    """The slice of each dim that device `rank` holds; its blocks divide it."""
-    numbers = np.unravel_index(rank, (1, *mesh.values()))[1:]
-    at, parts = dict(zip(mesh, map(int, numbers), strict=True)), []
+    """The slice of each dim that device `rank` holds."""
+    at, parts = coordinates(mesh, rank), []
     for dim, size in spec.dims.items():
-        block, extent = 0, size
-        for axis in spec.split.get(dim, ()):
-            block, extent = block * mesh[axis] + at[axis], extent // mesh[axis]
-        parts.append(slice(block * extent, (block + 1) * extent))
+        axes = spec.split.get(dim, ())
+        ways, here = (tuple(of[a] for a in axes) for of in (mesh, at))
+        start, extent = block(size, ways, here)
+        parts.append(slice(start, start + extent))
     return tuple(parts)
 
 

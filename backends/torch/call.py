@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.ops.opdef import Attrs
-from meshdsl.ops.text import aligned
+from meshdsl.ops.text import aligned, tuple_text
 
 
 @dataclass(slots=True)
@@ -19,6 +19,7 @@ class TorchText:
     place:      a Python string literal, quotes included.
     offsets:    text of the global index of the first local element, for each dim in `splits`.
     starts:     the same of a window, by operand and dim.
+    extents:    text of the local size of each dim whose blocks differ in size.
     fresh:      hint -> a variable name that is not taken.
     checked:    whether operand `index` is known to be indices of `dim`; it is from now on.
     used:       collects the names of support functions.
@@ -38,6 +39,7 @@ class TorchText:
     place: str = "''"
     offsets: Mapping[str, str] = field(default_factory=dict)
     splits: frozenset[str] = frozenset()
+    extents: Mapping[str, str] = field(default_factory=dict)
     starts: Mapping[tuple[int, str], str] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     lines: list[str] = field(default_factory=list)
@@ -78,6 +80,16 @@ class TorchText:
     def start(self, index: int, dim: str) -> str:
         """Text of the global index of the first element of `dim` in operand `index`."""
         return self.starts[index, dim] if self.is_window(index, dim) else self.offset(dim)
+
+    def extent(self, dim: str) -> str:
+        """Text of the local size of `dim`, wherever it occurs."""
+        found = [t.size(dim) for t in (*self.outs, *self.ins) if t.has(dim)]
+        assert found, f"no dim {dim} in the call"
+        return self.extents.get(dim, str(found[0]))
+
+    def shape(self, index: int) -> str:
+        """Text of the local shape of output `index`, a tuple."""
+        return tuple_text([self.extent(name) for name in self.outs[index].names])
 
     def aligned(self, index: int, dims: tuple[Dim, ...]) -> str:
         """Text of operand `index` that broadcasts against `dims`, in the fewest characters."""

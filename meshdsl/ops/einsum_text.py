@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from meshdsl.ir.types import I32
 from meshdsl.ops.opdef import TorchCall
-from meshdsl.ops.text import Names, aligned, extent, one_or_tuple, permuted, tuple_text
+from meshdsl.ops.text import Names, aligned, one_or_tuple, permuted, tuple_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +192,8 @@ def _written(
 
 
 def _elements(call: TorchCall, term: Term) -> int:
-    return math.prod(extent(call, n) for n in term.dims)
+    sizes = {d.name: d.size for type_ in call.ins for d in type_.dims}
+    return math.prod(sizes[n] for n in term.dims)
 
 
 def _plain_left(a: Term, groups: _Groups) -> str | None:
@@ -232,12 +233,11 @@ def _flattened(text: str, start: int, first: Names, second: Names) -> str:
 
 def _unflattened(call: TorchCall, groups: _Groups, rows_are_flat: bool) -> str:
     """The text that restores the dims of the result where several were made one."""
-    sizes = dict(zip(call.outs[0].names, call.outs[0].shape, strict=True))
     suffix = ""
     if len(groups.cols) > 1:
-        suffix += f".unflatten(-1, {tuple_text([sizes[n] for n in groups.cols])})"
+        suffix += f".unflatten(-1, {tuple_text([call.extent(n) for n in groups.cols])})"
     if len(groups.rows) > 1 and rows_are_flat:
-        start, rows = len(groups.batch), [sizes[n] for n in groups.rows]
+        start, rows = len(groups.batch), [call.extent(n) for n in groups.rows]
         suffix += f".unflatten({start}, {tuple_text(rows)})"
     return suffix
 

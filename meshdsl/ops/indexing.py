@@ -44,7 +44,7 @@ from meshdsl.ops.opdef import (
     TorchCall,
     register,
 )
-from meshdsl.ops.text import aligned, atom, extent, indexed, permuted, tuple_text
+from meshdsl.ops.text import aligned, atom, indexed, permuted, tuple_text
 
 # --- indices ---------------------------------------------------------------------------------
 
@@ -138,7 +138,7 @@ def _gather_text(call: TorchCall) -> str:
     if not call.is_split(dim):
         return _taken_text(call, index)
     local = call.let("local", f"{index} - {atom(call.offset(dim))}")
-    inside = call.let("inside", f"({local} >= 0) & ({local} < {extent(call, dim)})")
+    inside = call.let("inside", f"({local} >= 0) & ({local} < {call.extent(dim)})")
     found = call.let("found", _taken_text(call, call.let("local", f"{local}.where({inside}, 0)")))
     # The rows of others are replaced, not multiplied by zero: they might be NaN.
     zero = "False" if call.outs[0].dtype == BOOL else "0"
@@ -148,7 +148,7 @@ def _gather_text(call: TorchCall) -> str:
 
 def _taken_text(call: TorchCall, index: str) -> str:
     """The elements of the table at `index`, a variable with the dims of the index tensor."""
-    table, ids, out = call.ins[0], call.ins[1], call.outs[0]
+    table, ids = call.ins
     dim = call.attrs["dim"].name
     at = table.index(dim)
     new = tuple(n for n in ids.names if not table.has(n))
@@ -160,7 +160,7 @@ def _taken_text(call: TorchCall, index: str) -> str:
         return _along(call, index, ids.names, new[0])
     shared = tuple(n for n in ids.names if n not in new)
     flat = f"{permuted(index, ids.names, shared + new)}.flatten({len(shared)})"
-    sizes = tuple_text([out.size(n) for n in new])
+    sizes = tuple_text([call.extent(n) for n in new])
     return f"{_along(call, flat, (*shared, new[0]), new[0])}.unflatten({at}, {sizes})"
 
 

@@ -30,7 +30,7 @@ from meshdsl.ops.opdef import (
     TorchCall,
     register,
 )
-from meshdsl.ops.text import atom, extent, tuple_text
+from meshdsl.ops.text import atom
 
 # --- constant --------------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ def _iota_numpy(call: NumpyCall) -> Array:
 
 def range_text(call: TorchCall, dim: str, dtype: str) -> str:
     """The global indices of the local elements of `dim`."""
-    text = f"torch.arange({extent(call, dim)}, dtype={dtype})"
+    text = f"torch.arange({call.extent(dim)}, dtype={dtype})"
     return f"{text} + {atom(call.offset(dim))}" if call.is_split(dim) else text
 
 
@@ -123,8 +123,7 @@ def _filled(name: str, value: int, *, meaning: str) -> None:
         return np.full(call.local(call.outs[0]).shape, value, dtype=dtype)
 
     def torch(call: TorchCall) -> str:
-        out = call.outs[0]
-        return f"torch.{name}({tuple_text(out.shape)}, dtype={out.dtype.torch})"
+        return f"torch.{name}({call.shape(0)}, dtype={call.outs[0].dtype.torch})"
 
     register(
         OpDef(

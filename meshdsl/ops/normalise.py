@@ -50,7 +50,7 @@ from meshdsl.ops.opdef import (
 )
 from meshdsl.ops.pointwise import NO_TRUE_ROWS
 from meshdsl.ops.reduce import same_type
-from meshdsl.ops.text import aligned, permuted, tuple_text
+from meshdsl.ops.text import aligned, permuted
 
 # --- constructors ----------------------------------------------------------------------------
 
@@ -335,7 +335,7 @@ def _cross_entropy_text(call: TorchCall) -> str:
     logits, suffix = permuted(wide(call), call.ins[0].names, (*out, dim)), narrow(call)
     if len(out) > 1:
         logits, index = f"{logits}.flatten(0, -2)", f"{index}.flatten()"
-        suffix = f".unflatten(0, {tuple_text(call.outs[0].shape)}){suffix}"
+        suffix = f".unflatten(0, {call.shape(0)}){suffix}"
     return f'torch.nn.functional.cross_entropy({logits}, {index}, reduction="none"){suffix}'
 
 

@@ -288,7 +288,7 @@ def _cross_entropy_text(call: TorchCall) -> str:
     index = permuted(checked_text(call, 2, dim), call.ins[2].names, positions)
     less = f"-{aligned(dy, call.ins[0].names, positions)}"
     if len(call.ins[0].names) < len(where):
-        less = f"({less}).expand({tuple_text([d.size for d in where])})"
+        less = f"({less}).expand({tuple_text([call.extent(d.name) for d in where])})"
     else:
         less = f"({less})"
     return f"{share}.scatter_add_({at}, {index}.unsqueeze({at}), {less}.unsqueeze({at}))"

@@ -208,6 +208,15 @@ class TorchCall(Protocol):
         It is below 0 where a window begins with fill.
         """
 
+    def extent(self, dim: str) -> str:
+        """Text of the local size of `dim`: a variable where devices have blocks of several sizes.
+
+        Local types have the largest. What is written of a size is this, or `shape`.
+        """
+
+    def shape(self, index: int) -> str:
+        """Text of the local shape of output `index`, a tuple."""
+
     def aligned(self, index: int, dims: tuple[Dim, ...]) -> str:
         """Operand `index`, transposed and indexed by `None` to broadcast against `dims`."""
 

@@ -41,7 +41,7 @@ from meshdsl.ops.opdef import (
     TorchCall,
     register,
 )
-from meshdsl.ops.text import Names, aligned, atom, extent, permuted, tuple_text
+from meshdsl.ops.text import Names, aligned, atom, permuted, tuple_text
 
 
 def _infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
@@ -83,18 +83,22 @@ def _numpy(call: NumpyCall, dy: Array, ids: Array) -> Array:
 def _text(call: TorchCall) -> str:
     dy, ids, out = call.ins[0], call.ins[1], call.outs[0]
     dim = call.attrs["dim"].name
-    at, rows = out.index(dim), extent(call, dim)
+    at, rows = out.index(dim), call.extent(dim)
     positions = tuple(n for n in ids.names if not out.has(n))
     target = (*out.names[:at], *positions, *out.names[at + 1 :])
     parts = _joined(permuted(call.tensor(0), dy.names, target), at, len(positions))
     # A sum of many small numbers in half precision would stop growing.
     is_half = dy.dtype.bytes < F32.bytes
     parts = call.let("parts", f"{parts}.float()" if is_half else parts)
-    spare = 1 if call.is_split(dim) else 0
-    shape = [n + spare if i == at else n for i, n in enumerate(out.shape)]
+    spare = call.is_split(dim)
+    shape = [_one_more(rows) if spare and n == dim else call.extent(n) for n in out.names]
     added = _added(call, f"{parts}.new_zeros({tuple_text(shape)})", parts, _rows(call), target)
     found = f"{added}.narrow({at}, 0, {rows})" if spare else added
     return f"{found}.to({dy.dtype.torch})" if is_half else found
+
+
+def _one_more(count: str) -> str:
+    return str(int(count) + 1) if count.isdigit() else f"{count} + 1"
 
 
 def _joined(text: str, at: int, count: int) -> str:
@@ -111,7 +115,7 @@ def _rows(call: TorchCall) -> str:
     if not call.is_split(dim):
         return index
     local = call.let("local", f"{index} - {atom(call.offset(dim))}")
-    rows = extent(call, dim)
+    rows = call.extent(dim)
     return call.let("index", f"{local}.where(({local} >= 0) & ({local} < {rows}), {rows})")
 
 

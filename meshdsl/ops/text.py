@@ -70,16 +70,9 @@ def indexed(text: str, at: int, index: object) -> str:
     return f"{text}[{':, ' * at}{index}]"
 
 
-def extent(call: TorchCall, dim: str) -> int:
-    """Local size of `dim`, wherever it occurs."""
-    found = [t.size(dim) for t in (*call.outs, *call.ins) if t.has(dim)]
-    assert found, f"no dim {dim} in the call"
-    return found[0]
-
-
 def expanded(call: TorchCall, index: int, dims: tuple[Dim, ...]) -> str:
     """Operand `index` with all of `dims`, local sizes, in this order: a view without copies."""
     text = aligned_tensor(call, index, dims)
     if call.ins[index].names and all(call.ins[index].has(d.name) for d in dims):
         return text
-    return f"{text}.expand({tuple_text([d.size for d in dims])})" if dims else text
+    return f"{text}.expand({tuple_text([call.extent(d.name) for d in dims])})" if dims else text

@@ -203,7 +203,7 @@ def _split_legal(sig: Signature, ins: Splits, outs: Splits) -> bool:
 
 
 def _split_text(call: TorchCall) -> str:
-    into = [call.outs[0].size(d.name) for d in call.attrs["into"]]
+    into = [call.extent(d.name) for d in call.attrs["into"]]
     at = call.ins[0].index(call.attrs["dim"].name)
     return f"{call.tensor(0)}.unflatten({at}, {tuple_text(into)})"
 

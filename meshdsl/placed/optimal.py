@@ -517,7 +517,8 @@ class Space:
         """
         came = {p.component(axis) for p in yields}
         if came and not _partial_ops(came):
-            return [B, *sorted((c for c in came if isinstance(c, Split)), key=str)]
+            found = (c for c in came if isinstance(c, Split))
+            return [B, *sorted(found, key=lambda c: value.type.index(c.dim))]
         sliced = self.sliced[value]
         dims = [d for d in self.request.may_split(value) if splits and d not in sliced]
         return [B, Partial(op), *(Split(d) for d in dims if self._may_split(d, axis))]

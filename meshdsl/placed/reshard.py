@@ -219,7 +219,7 @@ class _Space:
         return self.known[number]
 
     def _exchanges(self, p: Placement) -> Iterator[c.Step]:
-        for dim, axes in p.splits:
+        for dim, axes in self._splits(p):
             for suffix in self._suffixes(axes):
                 yield c.all_gather(self.mesh, p, dim, suffix)
                 for other in self.ways:
@@ -239,7 +239,7 @@ class _Space:
     def _permutes(self, p: Placement) -> Iterator[c.Step]:
         """Another order of the axes of one dim; two axes of one size in each other's place."""
         splits = dict(p.splits)
-        for dim, axes in p.splits:
+        for dim, axes in self._splits(p):
             for order in itertools.permutations(axes):
                 if order != axes:
                     yield c.permute(self.mesh, p, splits | {dim: order})
@@ -271,6 +271,10 @@ class _Space:
             yield c.zero_fill(self.mesh, p, axis, self.op, None)
         elif inner is not None and self.op == "sum":
             yield c.zero_fill(self.mesh, p, axis, self.op, inner)
+
+    def _splits(self, p: Placement) -> Iterator[tuple[str, tuple[str, ...]]]:
+        """The split dims in the order of the tensor: of two plans alike, no name decides."""
+        return ((d, axes) for d in self.ways if (axes := p.axes_of(d)))
 
     def _suffixes(self, axes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
         """Innermost axes of a split, as far as they follow each other in mesh order."""

@@ -7,9 +7,11 @@ names for positions). `Placement` stores this per dim, since one dim may be spli
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 
+from meshdsl.backends.runtime.values import block
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import ReduceOp
 
@@ -64,7 +66,7 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Each device along the axis has an equal block of the dim."""
+    """Each device along the axis has a block of the dim, all of one size but the last ones."""
 
     dim: str
 
@@ -124,13 +126,18 @@ class Placement:
         return B
 
     def local(self, type_: TensorType, mesh: Mesh) -> TensorType:
-        """The type of the local block of one device. Every split must divide its dim."""
-        sizes = {}
-        for dim, axes in self.splits:
-            size, rest = divmod(type_.size(dim), mesh.size(*axes))
-            assert rest == 0, f"{dim} of {type_} does not divide over {axes}"
-            sizes[dim] = size
-        return type_.resized(sizes)
+        """The type of the largest local block of a device."""
+        return type_.resized({d: -(-type_.size(d) // mesh.size(*axes)) for d, axes in self.splits})
+
+    def blocks(self, dim: str, size: int, mesh: Mesh) -> tuple[tuple[int, int], ...]:
+        """The [start, stop) of each block of `dim`, in order: by the coordinates on its axes."""
+        ways = tuple(mesh.size(axis) for axis in self.axes_of(dim))
+        found = (block(size, ways, at) for at in itertools.product(*map(range, ways)))
+        return tuple((start, start + extent) for start, extent in found)
+
+    def is_uneven(self, dim: str, size: int, mesh: Mesh) -> bool:
+        """Whether the blocks of `dim` differ in size."""
+        return size % mesh.size(*self.axes_of(dim)) != 0
 
     def may_become(self, other: Placement) -> bool:
         """Whether `other` keeps split and partial axes, or has them partial: nothing is sent."""
