@@ -19,9 +19,11 @@ from meshdsl.ir.types import DTYPES, TensorType
 from meshdsl.named.autodiff import pulled_back
 from meshdsl.named.builder import Builder
 from meshdsl.named.ir import Op, Output, Program, Value
+from meshdsl.named.prelude import form, library, meaning
 from meshdsl.named.printer import print_program
 from meshdsl.ops.opdef import OpDef, OpError, Sample, load_all
 from meshdsl.report.rows import TELLING, describe, rows_text
+from meshdsl.syntax import ast
 
 VIEWS = {
     "rename": "x[{pairs}]",
@@ -52,7 +54,23 @@ def reference() -> str:
         ("Views: brackets behind a tensor", sorted(VIEWS)),
         ("Made by the compiler: gradients, updates, and what broadcasting needs", rest),
     )
-    return "\n\n".join(f"## {title}\n\n{_entries(names)}" for title, names in parts)
+    entries = [f"## {title}\n\n{_entries(names)}" for title, names in parts]
+    written = "\n\n".join("\n\n".join(_function(f)) for f in library().values())
+    entries.insert(1, f"## Functions of the library, written in the language\n\n{written}")
+    return "\n\n".join(entries)
+
+
+def _function(function: ast.Function) -> Iterator[str]:
+    """The entry of a function of the library: how it is called, and its definition."""
+    name = function.name.text
+    yield f"### `{name}`"
+    yield fenced(f"{{py:function}} meshdsl.{name}{signature_of(name)}\n:no-typesetting:", "")
+    yield meaning(function)
+    yield table(
+        ("", ""), [("called as", code(form(function))), ("in Python", code(f"md.{form(function)}"))]
+    )
+    yield "It is this definition of the prelude, inlined where it is called:"
+    yield fenced("mdsl", PRELUDE[name])
 
 
 def _entries(names: list[str]) -> str:
@@ -90,8 +108,8 @@ def _facts(opdef: OpDef, example: Example) -> Iterator[tuple[str, str]]:
     if opdef.precision == "compute":
         yield "in mixed precision", "computed in the narrow dtype"
     yield "torch", torch_text(opdef, example)
-    for system, library in _LIBRARIES.items():
-        yield library[0], peer_text(opdef, example, system)
+    for system, peer in _LIBRARIES.items():
+        yield peer[0], peer_text(opdef, example, system)
 
 
 _EXACT = "exact on whole numbers (below 2^24 in f32)"

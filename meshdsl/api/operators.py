@@ -53,8 +53,8 @@ class Operator:
     @told
     def __getitem__(self, items: Any) -> Any:
         listed = items if isinstance(items, tuple) else (items,)
-        surface = load_all()[self.__name__].surface
-        if surface.arity[1] == 0 and not surface.options:
+        opdef = load_all().get(self.__name__)
+        if opdef and opdef.surface.arity[1] == 0 and not opdef.surface.options:
             site = here()
             return tracing(site).call(self.__name__, listed, None, {}, site)
         return Applied(self.__name__, listed)

@@ -272,6 +272,12 @@ class _Sum(Protocol):
 class _Tanh(Protocol):
     def __call__(self, x: Operand, /) -> Tensor: ...
 
+class _Top2GatingApplied(Protocol):
+    def __call__(self, logits: Operand, noise: Operand = ...) -> tuple[Tensor, Tensor, Tensor]: ...
+
+class _Top2Gating(Protocol):
+    def __getitem__(self, dims: _Dims, /) -> _Top2GatingApplied: ...
+
 class _Where(Protocol):
     def __call__(self, x: Operand, y: Operand, z: Operand, /) -> Tensor: ...
 
@@ -344,6 +350,7 @@ stop_gradient: _StopGradient
 sub: _Sub
 sum: _Sum
 tanh: _Tanh
+top2_gating: _Top2Gating
 where: _Where
 zeros: _Zeros
 glorot: _Initialiser
@@ -432,6 +439,7 @@ __all__ = [
     "sub",
     "sum",
     "tanh",
+    "top2_gating",
     "uniform",
     "where",
     "zeros",

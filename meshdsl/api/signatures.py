@@ -9,6 +9,7 @@ from meshdsl.ir.types import DType
 from meshdsl.named.from_syntax import INITS
 from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES
 from meshdsl.ops.opdef import OpDef, load_all
+from meshdsl.syntax import ast
 
 RATES = (*OPTIMIZERS, *(name for name in SCHEDULES if name not in (*INITS, "constant")))
 """The arguments of `md.minimize` and its options: optimizers, and learning-rate schedules."""
@@ -30,16 +31,16 @@ _BRACKETS = {
 
 def names() -> list[str]:
     """The operators that the language calls by name, except views, and the prelude's functions."""
-    from meshdsl.named.prelude import prelude
+    from meshdsl.named.prelude import library
 
     called = [n for n, o in load_all().items() if o.surface.items != "view"]
-    return sorted({*called, *(n for n in prelude().functions if n not in load_all())})
+    return sorted({*called, *library()})
 
 
 def signature_of(name: str) -> inspect.Signature:
     """The signature of an operator's parentheses."""
     if name not in load_all():
-        return inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
+        return _signature_of_function(name)
     opdef = load_all()[name]
     low, high = opdef.surface.arity
     found = [_tensor(n, i < low) for i, n in enumerate(operands_of(opdef))]
@@ -53,6 +54,18 @@ def signature_of(name: str) -> inspect.Signature:
     if opdef.surface.items == "out":
         found.append(inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY))
     return inspect.Signature(_in_order(found))
+
+
+def _signature_of_function(name: str) -> inspect.Signature:
+    from meshdsl.named.prelude import library
+
+    if name not in library():  # what `md.minimize` takes
+        return inspect.Signature([inspect.Parameter("args", inspect.Parameter.VAR_POSITIONAL)])
+    found = []
+    for p in library()[name].params:
+        default = p.default.value if isinstance(p.default, ast.Number) else inspect.Parameter.empty
+        found.append(inspect.Parameter(p.name.text, OPTION, default=default))
+    return inspect.Signature(found)
 
 
 def _tensor(name: str, needed: bool) -> inspect.Parameter:
@@ -84,12 +97,18 @@ def operands_of(opdef: OpDef) -> list[str]:
 
 def describe(name: str) -> str:
     """The docstring of an operator, an initialiser or an optimizer."""
+    from meshdsl.named.prelude import form, library, meaning
+
+    if name in library():
+        function = library()[name]
+        said = f"`{form(function)}`: a function of the library, written in the language."
+        return f"{said}\n\n{meaning(function)}"
     if name not in load_all():
         what = "initialiser of a parameter" if name in INITS else "of what `md.minimize` takes"
         return f"`{name}(…)`: {what}, written down for `md.param` or `md.minimize`."
     opdef = load_all()[name]
-    form = f"{name}{brackets_of(opdef)}{signature_of(name)}"
-    lines = [f"`{form}`: the operator `{name}` of the language.", opdef.meaning]
+    shown = f"{name}{brackets_of(opdef)}{signature_of(name)}"
+    lines = [f"`{shown}`: the operator `{name}` of the language.", opdef.meaning]
     lines += [_BRACKETS.get(opdef.surface.items, "Brackets hold dims.").format(name=name)]
     lines += ["Broadcasts by name; numbers take the dtype of the tensors."] * (
         opdef.surface.items == "none"
@@ -131,9 +150,10 @@ class _Optimizer(Protocol):
 
 def stub_text() -> str:
     """The text of `operators.pyi`."""
-    blocks = [_class(name) for name in names() if name in load_all()]
-    lines = [f"{name}: _{_camel(name)}" for name in names() if name in load_all()]
-    lines += [f"{n}: Any" for n in names() if n not in load_all()]
+    from meshdsl.named.prelude import library
+
+    blocks = [_function(n) if n in library() else _class(n) for n in names()]
+    lines = [f"{name}: _{_camel(name)}" for name in names()]
     lines += [f"{n}: _Initialiser" for n in sorted(INITS) if n not in load_all()]
     lines += [f"{n}: _Optimizer" for n in sorted(RATES)]
     exported = sorted({line.partition(":")[0] for line in lines})
@@ -163,6 +183,24 @@ def _class(name: str) -> str:
     if name in INITS:
         found += "    def __call__(self, *numbers: float) -> Form: ...\n"
     return found + "\n"
+
+
+def _function(name: str) -> str:
+    """The class of a function of the library."""
+    from meshdsl.named.prelude import library
+
+    function = library()[name]
+    params = [
+        f"{p.name.text}: Operand{' = ...' * (p.default is not None)}" for p in function.params
+    ]
+    (count,) = {len(s.values) for s in function.body if isinstance(s, ast.Return)}
+    call = f"def __call__({', '.join(['self', *params])}) -> {_tensors(count)}: ..."
+    head = f"class _{_camel(name)}(Protocol):\n"
+    if not function.dims:
+        return f"{head}    {call}\n\n"
+    applied = f"class _{_camel(name)}Applied(Protocol):\n    {call}\n\n"
+    get = f"def __getitem__(self, dims: _Dims, /) -> _{_camel(name)}Applied: ..."
+    return f"{applied}{head}    {get}\n\n"
 
 
 def _typed(opdef: OpDef) -> str:
@@ -200,5 +238,8 @@ def _option_type(name: str, default: Any) -> str:
 def _result(opdef: OpDef) -> str:
     """The return annotation: `Tensor`, or a tuple with one for each result."""
     sample = opdef.samples[0]
-    count = len(opdef.infer(sample.ins, dict(sample.attrs)))
+    return _tensors(len(opdef.infer(sample.ins, dict(sample.attrs))))
+
+
+def _tensors(count: int) -> str:
     return "Tensor" if count == 1 else f"tuple[{', '.join(['Tensor'] * count)}]"

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 
 from meshdsl.named.from_syntax import INITS
 from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES
-from meshdsl.named.prelude import prelude
+from meshdsl.named.prelude import form as written
+from meshdsl.named.prelude import library, prelude
+from meshdsl.named.prelude import meaning as told
 from meshdsl.ops.opdef import OpDef, load_all
 from meshdsl.report.rows import describe, rows_text
 
@@ -31,10 +33,8 @@ def form(name: str) -> str | None:
     record = load_all().get(name)
     if record is not None and record.surface.items != "view":
         return _call(record)
-    if name in prelude().functions:
-        node = prelude().functions[name]
-        dims = f"[{', '.join(d.text for d in node.dims)}]" if node.dims else ""
-        return f"{name}{dims}({', '.join(p.name.text for p in node.params)})"
+    if name in library():
+        return written(library()[name])
     for table in (OPTIMIZERS, SCHEDULES):
         if name in table:
             options = [_option(n, o.default, o.shown) for n, o in table[name].items()]
@@ -76,6 +76,8 @@ def meaning(name: str) -> Iterator[str]:
     if record is not None and record.meaning:
         yield record.meaning
     definition = prelude().functions.get(name)
+    if name in library():
+        yield told(library()[name])
     if definition is not None:
         yield f"Defined in the prelude:\n```mdsl\n{definition.span.text}\n```"
     if record is None:

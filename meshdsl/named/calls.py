@@ -27,7 +27,7 @@ from meshdsl.named.builder import Operand, Scope, need_tensor
 from meshdsl.named.expressions import LATER, option_value, surface_name, unknown_function
 from meshdsl.named.foreign import RENAMED, row_of
 from meshdsl.named.ir import Value
-from meshdsl.named.prelude import prelude
+from meshdsl.named.prelude import form, library, prelude
 from meshdsl.named.refused import is_foreign
 from meshdsl.ops.opdef import OpDef, OpError, load_all
 from meshdsl.syntax import ast
@@ -60,7 +60,7 @@ class Calls:
     def call(self, node: ast.Call, scope: Scope) -> tuple[Operand | None, ...]:
         """The values that `node` yields; None for one that is wrong, which is reported."""
         name = node.function.text
-        if name in scope.declarations.functions:
+        if name in scope.declarations.functions and not self._is_of_library(name, scope):
             self._note_shadowing(scope.declarations.functions[name])
             return self.inline(scope.declarations.functions[name], node, scope)
         if name == "grad":
@@ -71,8 +71,8 @@ class Calls:
             self._refuse(partial(_later, node.function), node, scope)
         if name in load_all() and load_all()[name].surface.items != "view":
             return self.operator(load_all()[name], node, scope)
-        if name in prelude().functions and name not in load_all():
-            return self.inline(prelude().functions[name], node, scope)
+        if name in library():
+            return self.inline(library()[name], node, scope)
         if name == "not":
             return (self.program.expressions.pointwise("logical_not", node.args, node.span, scope),)
         if row_of(name) is not None or name in RENAMED:
@@ -80,6 +80,13 @@ class Calls:
         callable_ = [n for n, op in load_all().items() if op.surface.items != "view"]
         known = [*scope.declarations.functions, *callable_, *prelude().functions]
         self._refuse(partial(unknown_function, node.function, known), node, scope)
+
+    def _is_of_library(self, name: str, scope: Scope) -> bool:
+        """Whether a function of the library calls a composite: that is an operator there, too.
+
+        Only the definition of a composite is made of definitions.
+        """
+        return scope.declarations is prelude() and bool(self.open) and name in load_all()
 
     def _refuse(self, refusal: Callable[[], NoReturn], node: ast.Call, scope: Scope) -> NoReturn:
         """Raise what is wrong with the function of a call, and with all else in it."""
@@ -334,7 +341,7 @@ class Calls:
             return self.program.expressions.evaluate(param.default, inner)
         where = Related(param.span, "declared here")
         message = f"`{function.name.text}` is called without `{param.name.text}`"
-        fail("MD0251", message, node.span, where, help=f"write `{_form(function)}`")
+        fail("MD0251", message, node.span, where, help=f"write `{form(function)}`")
 
     def _bind_rest(
         self, value: Operand | None, dims: tuple[tuple[Dim, ...], bool] | None, inner: Scope
@@ -359,11 +366,11 @@ class Calls:
         if unmatched:
             message = f"`{function.name.text}` takes {counted(len(names), 'tensor')}"
             where = Related(function.name.span, "defined here")
-            self._report(message, unmatched[0].span, f"write `{_form(function)}`", where)
+            self._report(message, unmatched[0].span, f"write `{form(function)}`", where)
         for keyword in node.keywords:
             word = keyword.name.text
             if word not in names:
-                help = did_you_mean(word, names) or f"write `{_form(function)}`"
+                help = did_you_mean(word, names) or f"write `{form(function)}`"
                 message = f"`{function.name.text}` has no tensor `{word}`"
                 span = keyword.name.span
                 self._report(message, span, help, fixes=spelled_right(span, word, names))
@@ -504,12 +511,6 @@ def _without_items(node: ast.Call) -> tuple[Fix, ...]:
 def _no_result_dims(opdef: OpDef, node: ast.Call) -> NoReturn:
     help = f"write `{surface_name(opdef)}`"
     fail("MD0252", f"`{opdef.name}` takes no `-> [dims]`", node.span, help=help)
-
-
-def _form(function: ast.Function) -> str:
-    """The form of a call of a function."""
-    dims = f"[{', '.join(d.text for d in function.dims)}]" if function.dims else ""
-    return f"{function.name.text}{dims}({', '.join(p.name.text for p in function.params)})"
 
 
 def _check_arity(opdef: OpDef, count: int, node: ast.Call) -> None:

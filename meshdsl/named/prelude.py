@@ -1,12 +1,19 @@
-"""The library functions that are written in the language itself (`meshdsl/prelude/*.mdsl`)."""
+"""The library functions that are written in the language itself (`meshdsl/prelude/*.mdsl`).
+
+One that is called like an operator is its definition (`ops/normalise.py`); any other is a `def`
+that every program may call. The comment above a function is its documentation.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from importlib import resources
 
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source, Span
 from meshdsl.named.declarations import Declarations, declare
+from meshdsl.ops.opdef import load_all
+from meshdsl.syntax import ast
 from meshdsl.syntax.parse import parse
 
 
@@ -39,3 +46,25 @@ def prelude() -> Declarations:
     if diagnostics.errors:
         raise AssertionError("the prelude is wrong") from DiagnosticError(*diagnostics.errors)
     return declarations
+
+
+@functools.cache
+def library() -> Mapping[str, ast.Function]:
+    """The functions that programs call and that no operator is called like, by name, sorted."""
+    known = prelude().functions
+    return {name: known[name] for name in sorted(set(known) - set(load_all()))}
+
+
+def form(function: ast.Function) -> str:
+    """How a function is called: `top2_gating[token, experts, slot](logits, noise)`."""
+    dims = f"[{', '.join(d.text for d in function.dims)}]" if function.dims else ""
+    return f"{function.name.text}{dims}({', '.join(p.name.text for p in function.params)})"
+
+
+def meaning(function: ast.Function) -> str:
+    """What a function of the prelude is, in Markdown: the comment above it, on one line."""
+    above = function.span.source.text[: function.span.start].splitlines()
+    lines: list[str] = []
+    while above and above[-1].startswith("# "):
+        lines.insert(0, above.pop()[2:])
+    return " ".join(lines)

@@ -1,0 +1,105 @@
+"""Functions of the prelude that programs call: their meaning, under any layout and from Python."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import pytest
+
+import meshdsl as md
+from meshdsl.named.ir import walk
+from meshdsl.named.prelude import library
+from tests.compiling import compile_text, named, run_text
+
+CALLS = {"top2_gating": "combine, dispatch, loss = top2_gating[token, experts, slot](x, noise)"}
+"""A call of every function; what it yields is returned."""
+
+PROGRAM = """
+dim group = 2, token = 8, experts = 4, slot = {slot}
+mesh grid = {{ p: 2, q: 2 }}
+layout whole {{ group -> p }}
+layout experts {{ experts -> (q, p) }}
+layout tokens {{ token -> p, slot -> q }}
+program test(x[group, token, experts], noise[group, token]) {{
+  {call}
+  return {names}
+}}
+"""
+LAYOUTS = ("whole", "experts", "tokens")
+
+
+def text(call: str, slot: int = 2) -> str:
+    return PROGRAM.format(call=call, names=call.partition(" = ")[0], slot=slot)
+
+
+def test_every_function_is_tried():
+    assert set(CALLS) == set(library())
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_it_is_built_of_operators(name):
+    """A composite that it calls is one operator, as in a program."""
+    program = named(text(CALLS[name]))
+    assert {v.functions for op in walk(program.body) for v in op.outs if v.functions} == {(name,)}
+
+
+def gating(logits, noise, slots):
+    """GShard's top-2 gating of one group, token by token."""
+    tokens, experts = logits.shape
+    gates = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    first = gates.argmax(1)
+    rest = np.where(np.arange(experts) == first[:, None], -1, gates)
+    second = rest.argmax(1)
+    combine = np.zeros((tokens, experts, slots))
+    taken = np.zeros(experts, int)
+    chosen = np.stack([first, second])
+    shares = np.take_along_axis(gates, chosen.T, 1).T
+    shares /= shares.sum(0)
+    for choice in range(2):
+        for t in range(tokens):
+            e = chosen[choice, t]
+            if choice and not 2 * shares[1, t] > noise[t]:
+                continue
+            if taken[e] < slots:
+                combine[t, e, taken[e]] = shares[choice, t]
+            taken[e] += 1
+    density = np.eye(experts)[first].mean(0)
+    return combine, combine > 0, (density * gates.mean(0)).mean() * experts**2
+
+
+@pytest.mark.parametrize("slot", [2, 8])
+@pytest.mark.parametrize("kind", ["any", "ties", "starved"])
+def test_top2_gating_is_gshards(kind, slot):
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(2, 8, 4)).astype(np.float32)
+    x = np.round(x) if kind == "ties" else x
+    x = x - np.array([0, 0, 9, 9], np.float32) if kind == "starved" else x
+    noise = rng.uniform(size=(2, 8)).astype(np.float32)
+    expected = [gating(*group, slot) for group in zip(x.astype(np.float64), noise, strict=True)]
+    for layout in LAYOUTS:
+        program = text(CALLS["top2_gating"], slot)
+        found = run_text(program, {"x": x, "noise": noise}, layout=layout)
+        np.testing.assert_allclose(found["combine"], [e[0] for e in expected], atol=1e-6)
+        np.testing.assert_array_equal(found["dispatch"], [e[1] for e in expected])
+        np.testing.assert_allclose(found["loss"], np.mean([e[2] for e in expected]), rtol=1e-5)
+
+
+def test_what_is_wrong_with_a_call_stands_at_the_call():
+    with pytest.raises(Exception, match="takes 3 dims"):
+        compile_text(text("combine, dispatch, loss = top2_gating[token, experts](x, noise)"))
+
+
+def test_python_calls_it_by_its_name():
+    group, token, experts, slot = (md.dim(n, 4) for n in ("group", "token", "experts", "slot"))
+
+    @md.program
+    def test(x: md.Tensor[group, token, experts]):  # type: ignore[type-arg,valid-type]
+        combine, dispatch, loss = md.top2_gating[token, experts, slot](x)
+        return combine, dispatch, loss
+
+    assert "top2_gating[token, experts, slot](x)" in test.to_mdsl()
+    function: Any = md.top2_gating
+    assert "noise=0.0" in str(inspect.signature(function))
+    assert "GShard" in (md.top2_gating.__doc__ or "")
