@@ -51,6 +51,7 @@ _PLAIN = {
     "SLASH": Operator,
     "CARET": Operator,
     "EQUAL": Operator,
+    "UPDATE": Operator,
     "_NL": Whitespace,
 }
 """The types of words that do not depend on context."""

@@ -33,8 +33,8 @@ class LocalRun:
     """The results of a run.
 
     `outputs` are whole arrays, `device_outputs` the local blocks of each device. `sent` counts the
-    collectives of each device. `updated` are parameters and states after a training step, laid out
-    by `kept`, `device_updated` their local blocks. bf16 values are float32.
+    collectives of each device. `updated` are parameters and states after a step that has new ones,
+    laid out by `kept`, `device_updated` their local blocks. bf16 values are float32.
     """
 
     outputs: dict[str, Array]
@@ -102,14 +102,14 @@ def run_local(
     check_given(params or {}, program.PARAMS, "parameters")
     given = local_tensors(program.MESH, program.INPUTS, inputs or {}, seed, range(devices))
     learned = local_tensors(program.MESH, program.PARAMS, params or {}, seed, range(devices))
-    states = getattr(program, "STATES", {})
-    kept = local_tensors(program.MESH, states, params or {}, seed, range(devices))
+    states = getattr(program, "STATES", None)
+    kept = local_tensors(program.MESH, states or {}, params or {}, seed, range(devices))
     dist = LocalDist(program.MESH, program.GROUPS, lines)
     program.dist = dist
     started = time.monotonic()
 
     def call(rank: int) -> dict[str, torch.Tensor]:
-        values = (given[rank], learned[rank], *((kept[rank],) if states else ()))
+        values = (given[rank], learned[rank], *(() if states is None else (kept[rank],)))
         outputs: dict[str, torch.Tensor] = program.device(rank, dist.groups(rank), *values)
         return outputs
 
@@ -119,7 +119,9 @@ def run_local(
     outputs = {n: assemble(n, spec, program.MESH, held) for n, spec in program.OUTPUTS.items()}
     seconds = time.monotonic() - started
     made = LocalRun(outputs, held, tuple(dist.sent), program.OUTPUTS, program.MESH, seconds)
-    return _with_updates(made, {**program.PARAMS, **states}, learned, kept) if states else made
+    if states is None:
+        return made
+    return _with_updates(made, {**program.PARAMS, **states}, learned, kept)
 
 
 def _with_updates(

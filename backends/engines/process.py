@@ -44,20 +44,20 @@ def main(folder: Path) -> None:
 def _run(folder: Path, rank: int, world: int) -> None:
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     program = load((folder / "prog.py").read_text(encoding="utf-8"))
-    mesh, states = program.MESH, getattr(program, "STATES", {})
+    mesh, states = program.MESH, getattr(program, "STATES", None)
     inputs, params = (read_arrays(job[what]) if job[what] else {} for what in ("inputs", "params"))
     check_given(inputs, program.INPUTS, "inputs")
     check_given(params, program.PARAMS, "parameters")
-    sides = [(program.INPUTS, inputs), (program.PARAMS, params), (states, params)]
+    sides = [(program.INPUTS, inputs), (program.PARAMS, params), (states or {}, params)]
     blocks = [local_tensors(mesh, *side, job["seed"], [rank])[0] for side in sides]
     where = start(rank, world)
     held = [{name: block.to(where) for name, block in table.items()} for table in blocks]
     groups = make_groups(mesh, program.GROUPS, rank)
     with torch.inference_mode():
-        outputs = program.device(rank, groups, *held[: 3 if states else 2])
+        outputs = program.device(rank, groups, *held[: 2 if states is None else 3])
     ranks = Ranks(mesh, rank, dist, groups, where)
     _write(folder / "out.npz", program.OUTPUTS, ranks, outputs)
-    if states:
+    if states is not None:
         _write(folder / "updated.npz", {**program.PARAMS, **states}, ranks, {**held[1], **held[2]})
 
 

@@ -33,7 +33,7 @@ class Given:
 class Result:
     """The results of a run. `sent` is (collectives, bytes) per device where they were counted.
 
-    `updated` are the parameters and states after a training step.
+    `updated` are the parameters and states after a step that has new ones.
     """
 
     outputs: dict[str, Array]

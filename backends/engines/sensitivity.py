@@ -98,7 +98,10 @@ class _Sizes(dict[Any, Array]):
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """The update at the end of a program and its operands: `gradients` are computed before."""
+    """The update at the end of a program and its operands: `gradients` are computed before.
+
+    Among what is read are the states that the program has assigned.
+    """
 
     program: Program
     nodes: tuple[Node, ...]
@@ -113,7 +116,9 @@ class Tail:
         begun = {*(p.value for p in program.params), *(s.value for s in program.states)}
         read = dict.fromkeys(v for op in walk(nodes) for v in op.ins if v not in made)
         floats = (v for v in read if v not in begun and v.type.dtype.kind == "float")
-        return cls(program, nodes, {v: values[v] for v in read}, tuple(floats))
+        assigned = (u.new for u in program.updates if u.new not in made)
+        reads = {v: values[v] for v in (*read, *assigned)}
+        return cls(program, nodes, reads, tuple(floats))
 
     def again(self, changed: Values) -> dict[str, Array]:
         """The updated parameters and states, with some values `changed`."""

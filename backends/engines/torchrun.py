@@ -69,7 +69,7 @@ class TorchrunError(RunError):
 class TorchrunRun:
     """The results of a run: whole outputs, the printed text, seconds to start and run.
 
-    `updated` are parameters and states after a training step.
+    `updated` are parameters and states after a step that has new ones.
     """
 
     outputs: dict[str, Array]

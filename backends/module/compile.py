@@ -12,8 +12,12 @@ from meshdsl.backends.torch.text import ProgramText, emit
 from meshdsl.device import ir as device
 from meshdsl.device.from_placed import lower
 from meshdsl.device.verify import verify as verify_device
-from meshdsl.diagnostics import fail
+from meshdsl.diagnostics import Diagnostics, fail
 from meshdsl.named import ir as named
+from meshdsl.named.build import finish_named
+from meshdsl.named.builder import Builder, Scope
+from meshdsl.named.prelude import prelude
+from meshdsl.named.training import with_loss
 from meshdsl.named.vjp import with_vjp
 from meshdsl.pipeline import Compilation, lower_placed
 from meshdsl.placed import ir as placed
@@ -25,9 +29,13 @@ from meshdsl.placed.verify import verify as verify_placed
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """Compiles the program of a module, once for every requested set of gradients."""
+    """Compiles the program of a module, once for every requested set of gradients.
+
+    `states` are the parameters that the program assigns, by the outputs that are their new values.
+    """
 
     program: named.Program
+    states: Mapping[str, str]
     layout: Layout
     policy: str
     search: Search
@@ -87,7 +95,30 @@ def compiler(made: Compilation, axes: Mapping[str, int]) -> Compiler:
     # Gradients go to an optimizer of torch, which needs them placed as the parameters.
     rules = tuple(rule for rule in layout.rules if rule.selector != ("grads",))
     layout = replace(layout, rules=rules)
-    return Compiler(made.forward.named, layout, options.reduce, options.search)
+    written = made.written
+    whole = with_loss(written) if written.goal is not None else written
+    program = finish_named(replace(whole, goal=None), options.dtype, evaluate=False)
+    return Compiler(*_returning_states(program), layout, options.reduce, options.search)
+
+
+def _returning_states(program: named.Program) -> tuple[named.Program, dict[str, str]]:
+    """The program with new states as its last outputs, placed as the states are stored.
+
+    Beside it, the names of the states by those of their outputs.
+    """
+    builder = Builder(Diagnostics())
+    builder.adopt(program)
+    outputs, names = list(program.outputs), {}
+    for number, update in enumerate(program.updates):
+        old, scope = update.old, Scope({}, {}, prelude(), update.old.path, update.old.functions)
+        fields = {**old.as_gradient, "role": "grad", "name": None}
+        ins, attrs = (update.new,), dict[str, object]()
+        (new,) = builder.emit("stop_gradient", ins, attrs, old.span, scope, fields=fields)
+        name = f"new state {number}"  # no name of a tensor
+        outputs.append(named.Output(name, new, old.span))
+        names[name] = str(old.name)
+    body = tuple(builder.frames[0].body)
+    return replace(program, body=body, outputs=tuple(outputs), updates=()), names
 
 
 def _refuse_missing_axis(rule: Rule, mesh: Mesh) -> None:

@@ -35,9 +35,9 @@ Wanted = tuple[frozenset[str], frozenset[str]]
 class ProgramModule(torch.nn.Module):
     """A program on the devices of a mesh. Made by `module` and `module_of`.
 
-    Parameters have the program's names, dots included, and are this device's blocks. Calling it
-    takes this device's blocks of the inputs (or DTensors) by name, and returns this device's blocks
-    of the outputs as a named tuple.
+    Parameters have the program's names, dots included, and are this device's blocks; those that the
+    program assigns (`:=`) are buffers. Calling it takes this device's blocks of the inputs (or
+    DTensors) by name, and returns this device's blocks of the outputs as a named tuple.
     """
 
     def __init__(
@@ -59,24 +59,32 @@ class ProgramModule(torch.nn.Module):
                     if given is None
                     else block(ranks, name, spec, given).clone()
                 )
+            if name in self._runtime.states.values():
+                self._put(name, made)
+                continue
             learns = spec.dtype not in ("i32", "i64", "bool")
             self._put(name, torch.nn.Parameter(made, requires_grad=learns))
         self.register_state_dict_post_hook(_as_dtensors)  # type: ignore[no-untyped-call]
         self.register_load_state_dict_pre_hook(_as_blocks)  # type: ignore[no-untyped-call]
 
-    def _put(self, name: str, param: torch.nn.Parameter) -> None:
-        """Register a parameter under its dotted name, also where modules have such an attribute."""
+    def _put(self, name: str, tensor: torch.Tensor) -> None:
+        """Register a parameter or buffer by its dotted name, even if modules have the attribute."""
         *path, last = name.split(".")
         owner: torch.nn.Module = self
         for part in path:
             owner = owner._modules.setdefault(part, torch.nn.Module())  # type: ignore[assignment]
-        owner._parameters[last] = param
+        if isinstance(tensor, torch.nn.Parameter):
+            owner._parameters[last] = tensor
+        else:
+            owner._buffers[last] = tensor
 
     # --- running -------------------------------------------------------------------------------
 
     @told
     def forward(self, /, *args: Any, **inputs: Any) -> Any:
         """The outputs of this device, of inputs in order or by name.
+
+        While the module is in training mode, what the program assigns by `:=` is updated.
 
         A plain tensor is this device's block of the input; a DTensor is resharded to it.
 
@@ -94,19 +102,23 @@ class ProgramModule(torch.nn.Module):
             found = runtime.forward_only.evaluate(given, params)
         else:
             found = step.differentiable(given, params)
-        return runtime.outputs_type(*found)
+        count = len(runtime.outputs)
+        for state, new in zip(runtime.states.values(), found[count:], strict=True):
+            if self.training:
+                self._put(state, new.detach())  # anew: the backward pass may read the old one
+        return runtime.outputs_type(*found[:count])
 
     def _own_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, self._param(name)) for name in self._runtime.params)
 
-    def _param(self, name: str) -> torch.nn.Parameter:
+    def _param(self, name: str) -> torch.Tensor:
         *path, last = name.split(".")
         owner: torch.nn.Module | None = self
         for part in path:
             assert owner is not None
             owner = owner._modules[part]
         assert owner is not None
-        found = owner._parameters[last]
+        found = owner._parameters.get(last, owner._buffers.get(last))
         assert found is not None, f"the parameter {name} was removed"
         return found
 
@@ -177,9 +189,8 @@ class _Runtime:
         self.compiled, self.ranks = compiled, ranks
         program = compiled.program
         self.steps: dict[Wanted | None, Step | None] = {}
-        learned = frozenset(
-            p.value.name or "" for p in program.params if p.value.type.dtype.kind == "float"
-        )
+        self.states = compiled.states
+        learned = frozenset(str(v.name) for v in program.learned) - {*self.states.values()}
         first = self.step(learned, frozenset()) or self.forward_only
         self.text = first.text
         self.inputs: dict[str, Spec] = first.program.INPUTS
@@ -188,7 +199,9 @@ class _Runtime:
             for name, spec in self.inputs.items()
         }
         self.params: dict[str, Spec] = first.program.PARAMS
-        self.outputs: dict[str, Spec] = first.program.OUTPUTS
+        self.outputs: dict[str, Spec] = {
+            n: spec for n, spec in first.program.OUTPUTS.items() if n not in self.states
+        }
         self.dtypes = {name: torch_dtype(spec.dtype) for name, spec in self.params.items()}
         self.outputs_type = namedtuple("Outputs", list(self.outputs), rename=True)  # type: ignore[misc]
 

@@ -156,9 +156,12 @@ class Peer(Notation):
         self.out.add(f'"""{self.returns}"""')
 
     def bottom(self) -> None:
-        """The outputs by name."""
-        items = [f"{quoted(name)}: {self.ref(var)}" for name, var in self.program.outputs]
-        self.out.statement(f"return {{{', '.join(items)}}}")
+        """The outputs by name, and new states, where there are any, by theirs."""
+        found = [self.program.outputs]
+        if self.program.updates:
+            found.append(tuple((old.value.name or "", new) for old, new in self.program.updates))
+        texts = (", ".join(f"{quoted(name)}: {self.ref(v)}" for name, v in t) for t in found)
+        self.out.statement("return " + ", ".join(f"{{{text}}}" for text in texts))
 
     def axes(self) -> tuple[str, str]:
         """The sizes and the names of the mesh axes, as tuples; of one device there is one axis."""

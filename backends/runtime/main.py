@@ -28,7 +28,7 @@ def main(
 ) -> None:
     """Run `device` as one process of many. Exits with 2 on a wrong command, 3 on a failure.
 
-    `tables` are inputs and parameters; with states of an optimizer, that is one training step.
+    `tables` are inputs and parameters; with states, be it none, `device` yields new values of them.
     """
     sys.stdout = open(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print is no output of the program

@@ -17,7 +17,7 @@ from meshdsl.backends.torch.head import foot, head
 from meshdsl.backends.torch.loops import Loops
 from meshdsl.backends.torch.moves import typed
 from meshdsl.backends.torch.paste import paste
-from meshdsl.device.aliases import copied_first
+from meshdsl.device.aliases import copied_first, shared
 from meshdsl.device.ir import Compute, Loop, Node, Program, Var
 from meshdsl.device.liveness import (
     LARGE,
@@ -290,10 +290,16 @@ class Emitter(Loops):
         self.out.place = ""
         if self.program.updates:
             self.out.add()
-        params = set(self.program.params)
-        for old, new in self.program.updates:
+        program, owners = self.program, shared(self.program)
+        params = set(program.params)
+        given = {owners.get(v, v) for v in (*program.inputs, *program.params, *program.states)}
+        for old, new in program.updates:
             where = "params" if old in params else "states"
-            self.out.statement(f"{where}[{quoted(old.value.name or '')}] = {self._tensor(new)}")
+            owner = owners.get(new, new)
+            # What is stored has memory of its own, or that of the tensor it replaces.
+            copy = ".clone()" if owner in given and owner is not owners.get(old, old) else ""
+            text = f"{self._tensor(new)}{copy}"
+            self.out.statement(f"{where}[{quoted(old.value.name or '')}] = {text}")
 
     def _return(self) -> None:
         self.out.place = ""

@@ -1,5 +1,7 @@
 """`accumulate=K`: a training step reads K batches in a loop and adds their gradients up.
 
+What the program assigns (`:=`) is carried from batch to batch.
+
 The sum is carried through the loop as it is, partial where it is: one reduction, not K. It is in
 f32 at least, also where the gradients of a batch are narrower: in bf16 a sum of equal terms stops
 growing at the 257th. (As Megatron's `main_grad`, and FSDP2's `reduce_dtype=torch.float32`.)
@@ -11,11 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from meshdsl.ir.program import Carry, Collected, Stacked
+from meshdsl.ir.program import Carry, Collected, Stacked, substitute
 from meshdsl.ir.types import F32, Dim, DType, TensorType
 from meshdsl.named.autodiff import gradients, in_phase
 from meshdsl.named.builder import Builder, Frame, Scope
-from meshdsl.named.ir import Loop, Output, Program, Value, walk
+from meshdsl.named.ir import Loop, Output, Program, Update, Value, walk
 from meshdsl.named.prelude import prelude
 
 DIM = "accumulate"
@@ -29,7 +31,15 @@ def accumulated(
 
     Scalars among its outputs become means as well, the loss among them.
     """
-    return _Loop(program, builder, _dim(program, count)).build()
+    return _Loop(*_apart(program), builder, _dim(program, count)).build()
+
+
+def _apart(program: Program) -> tuple[Program, dict[Value, Value]]:
+    """The program of one batch, and the value there of each state that the program assigns."""
+    states = {u.old: replace(u.old, role="activation", pins=()) for u in program.updates}
+    outputs = tuple(replace(o, value=states.get(o.value, o.value)) for o in program.outputs)
+    body = tuple(substitute(program.body, states))
+    return replace(program, body=body, outputs=outputs), states
 
 
 def _dim(program: Program, count: int) -> Dim:
@@ -45,8 +55,10 @@ def _dim(program: Program, count: int) -> Dim:
 @dataclass(slots=True)
 class _Loop:
     program: Program
+    states: Mapping[Value, Value]
     builder: Builder
     dim: Dim
+    kept: list[Carry[Value]] = field(default_factory=list)
     carries: list[Carry[Value]] = field(default_factory=list)
     collected: list[Collected[Value]] = field(default_factory=list)
 
@@ -58,13 +70,16 @@ class _Loop:
             builder.place(value, 0)
         builder.frames.append(Frame(self.dim))
         builder.adopt(program)
-        params = [p.value for p in program.params if p.value.type.dtype.kind == "float"]
+        params = program.learned
+        for value in self.states.values():
+            builder.place(value, 1)
         grads = gradients(builder, program.goal.loss, params)
         sums = {p: self._sum(p, g, "grad") for p, g in zip(params, grads, strict=True) if g}
         outputs = {o: self._output(o) for o in program.outputs}
+        updates = tuple(self._kept(u) for u in program.updates)
         self._close(inputs)
         found: dict[Value, Value | None] = {p: self._mean(v, "backward") for p, v in sums.items()}
-        return self._finish(inputs, outputs), found
+        return replace(self._finish(inputs, outputs), updates=updates), found
 
     def _close(self, inputs: tuple[Value, ...]) -> None:
         """Append the loop, which takes a slice of every input."""
@@ -72,7 +87,8 @@ class _Loop:
         body = tuple(self.builder.frames.pop().body)
         self._zeros()
         stacked = tuple(Stacked(a, b) for a, b in zip(inputs, self.program.inputs, strict=True))
-        made = (tuple(self.carries), stacked, body, self.program.goal.span, tuple(self.collected))
+        carries = (*self.carries, *self.kept)
+        made = (carries, stacked, body, self.program.goal.span, tuple(self.collected))
         self.builder.frames[-1].body.append(Loop(self.dim, *made))
 
     def _finish(self, inputs: tuple[Value, ...], outputs: dict[Output, Value]) -> Program:
@@ -112,6 +128,15 @@ class _Loop:
             return value
         attrs = {"dtype": dtype}
         return self.builder.emit("cast", (value,), attrs, value.span, scope, fields=fields)[0]
+
+    def _kept(self, update: Update) -> Update:
+        """The update of a state by its value after the last batch."""
+        inside = self.states[update.old]
+        new = self.states.get(update.new, update.new)
+        result = replace(inside)
+        self.builder.place(result, 0)
+        self.kept.append(Carry(update.old, inside, new, result))
+        return Update(update.old, result)
 
     def _output(self, output: Output) -> Value:
         value = output.value

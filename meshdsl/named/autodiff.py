@@ -140,7 +140,8 @@ class _Gradients:
         goal = program.goal
         goal = goal and replace(goal, loss=self.new.get(goal.loss, goal.loss))
         body = tuple(self.builder.frames[0].body)
-        return replace(program, body=body, outputs=outputs, goal=goal)
+        updates = tuple(replace(u, new=self.new.get(u.new, u.new)) for u in program.updates)
+        return replace(program, body=body, outputs=outputs, goal=goal, updates=updates)
 
     def _block(self, nodes: tuple[Node, ...]) -> None:
         for old in nodes:

@@ -33,11 +33,14 @@ def build_partly(
 
     Errors go to `diagnostics`. Gradients are written out where there are none.
     """
+    from meshdsl.named.training import check_minimised
+
     before = len(diagnostics.errors)
     try:
         built = ProgramBuilder(declarations, diagnostics).build(program)
         if len(diagnostics.errors) == before:
             built = with_gradients(built, diagnostics)
+            check_minimised(built, diagnostics)
     except TooLarge as error:
         diagnostics.add(*error.diagnostics)
         return None
@@ -79,7 +82,7 @@ def finish_named(
     if program.goal is None:
         return program
     if evaluate:
-        return replace(with_loss(program), goal=None)
+        return replace(with_loss(program), goal=None, updates=())
     return _simplified(training_step(program, measured))
 
 

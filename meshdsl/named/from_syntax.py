@@ -38,6 +38,7 @@ from meshdsl.named.optimizers import Goals
 from meshdsl.named.params import finish_params
 from meshdsl.named.refused import Refusals
 from meshdsl.named.sizes import as_float
+from meshdsl.named.states import States
 from meshdsl.named.views import Views
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_entry, without_line
@@ -68,6 +69,7 @@ class ProgramBuilder:
         self.loops = Loops(self)
         self.refused = Refusals(self)
         self.goals = Goals(self)
+        self.states = States(self)
         self.inputs: list[Value] = []
 
     def build(self, node: ast.Program) -> Program:
@@ -78,12 +80,13 @@ class ProgramBuilder:
         returned = self.body(node.body, scope)
         self.refused.rest()
         outputs = self._outputs(returned, node)
+        updates = self.states.finish()
         frame = self.builder.frames[0]
         params = tuple(p for p in self.builder.params)
         body = tuple(frame.body)
         finished = finish_params(params, body)
         made = (tuple(self.inputs), finished, body, outputs, node.name.span)
-        return Program(node.name.text, *made, goal=self.goals.goal)
+        return Program(node.name.text, *made, updates=updates, goal=self.goals.goal)
 
     # --- inputs and outputs ------------------------------------------------------------------
 
@@ -170,6 +173,8 @@ class ProgramBuilder:
         match node:
             case ast.Assign():
                 self._assign(node, scope)
+            case ast.Update():
+                self.states.update(node, scope)
             case ast.Param():
                 self._param(node, scope)
             case ast.Repeat():

@@ -133,7 +133,7 @@ class State:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """An update of a parameter or a state in a training step: `old` is `new` in the next step."""
+    """An update of a parameter or a state: `old` is `new` in the next step."""
 
     old: Value
     new: Value
@@ -161,8 +161,9 @@ class Goal:
 class Program:
     """A whole named program. `inputs`, `params` and `outputs` are in order of declaration.
 
-    One with a `goal` becomes a training step (`training.py`): `states` are the optimizer's,
-    `updates` the new values of these and of the parameters.
+    `updates` are the new values of the parameters that the program assigns (`states.py`). One with
+    a `goal` becomes a training step (`training.py`): `states` are the optimizer's, and `updates`
+    those of these and of the minimised parameters, too.
     """
 
     name: str
@@ -174,6 +175,13 @@ class Program:
     states: tuple[State, ...] = ()
     updates: tuple[Update, ...] = ()
     goal: Goal | None = None
+
+    @property
+    def learned(self) -> tuple[Value, ...]:
+        """The parameters that are minimised by: floats that the program does not assign."""
+        assigned = {update.old for update in self.updates}
+        values = (p.value for p in self.params)
+        return tuple(v for v in values if v.type.dtype.kind == "float" and v not in assigned)
 
 
 def walk(nodes: Iterable[Node]) -> Iterator[Op]:

@@ -9,12 +9,15 @@ from dataclasses import dataclass, field, replace
 
 from meshdsl.ir.program import Carry, Collected, Stacked
 from meshdsl.ir.types import F32, DType, TensorType
-from meshdsl.named.ir import Loop, Node, Op, Program, Value
+from meshdsl.named.ir import Loop, Node, Op, Program, Update, Value
 from meshdsl.ops.opdef import lookup
 
 
 def mixed(program: Program, compute: DType) -> Program:
-    """The program with parameters and products in `compute`; inputs and losses keep their dtype."""
+    """The program with parameters and products in `compute`.
+
+    Inputs, losses and the states that the program assigns keep their dtype.
+    """
     return _Mixed(compute).program(program)
 
 
@@ -26,21 +29,28 @@ class _Mixed:
     nodes: list[Node] = field(default_factory=list)
 
     def program(self, program: Program) -> Program:
+        learned = {*program.learned}
         params = tuple(
-            replace(p, value=self._new(p.value, self._narrowed(p.value.type.dtype)))
+            replace(p, value=self._new(p.value, self.compute)) if p.value in learned else p
             for p in program.params
         )
         body = self._block(program.body)
+        self.nodes = []
+        updates = tuple(self._update(u) for u in program.updates)
+        body = (*body, *self.nodes)
         outputs = tuple(replace(o, value=self.of(o.value)) for o in program.outputs)
         goal = program.goal and replace(program.goal, loss=self.of(program.goal.loss))
-        return replace(program, params=params, body=body, outputs=outputs, goal=goal)
+        made = replace(program, params=params, body=body, outputs=outputs, goal=goal)
+        return replace(made, updates=updates)
 
     def of(self, value: Value) -> Value:
         """The new value of a value of the program."""
         return self.made.get(value, value)
 
-    def _narrowed(self, dtype: DType) -> DType:
-        return self.compute if dtype.kind == "float" else dtype
+    def _update(self, update: Update) -> Update:
+        """An update of a state, which keeps its dtype."""
+        new, dtype = self.of(update.new), update.old.type.dtype
+        return replace(update, new=self._cast(new, dtype, Op("cast", (), (), (), new.span)))
 
     def _new(self, value: Value, dtype: DType) -> Value:
         made = replace(value, type=TensorType(value.type.dims, dtype))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from meshdsl.ir.program import Carry, Collected, Stacked
 from meshdsl.ir.types import DType
-from meshdsl.named.ir import Loop, Node, Op, Output, Program, Value
+from meshdsl.named.ir import Loop, Node, Op, Output, Program, Update, Value
 
 
 def retype(program: Program, dtype: DType) -> Program:
@@ -27,7 +27,8 @@ class _Retype:
         goal = program.goal and program.goal.without_mixed()
         goal = goal and replace(goal, loss=self.value(goal.loss))
         made = replace(program, inputs=inputs, params=params, body=body, outputs=outputs)
-        return replace(made, goal=goal)
+        updates = tuple(Update(self.value(u.old), self.value(u.new)) for u in program.updates)
+        return replace(made, goal=goal, updates=updates)
 
     def value(self, value: Value) -> Value:
         if value not in self.made:

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from meshdsl.diagnostics import Diagnostics, Span, fail
+from meshdsl.diagnostics import Diagnostic, Diagnostics, Related, Span, fail
 from meshdsl.ir.types import DType, TensorType
 from meshdsl.named.accumulate import accumulated
-from meshdsl.named.autodiff import gradients, in_phase
+from meshdsl.named.autodiff import active, gradients, in_phase
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.ir import Loop, Node, Output, Program, State, Update, Value
 from meshdsl.named.mixed import mixed
@@ -40,7 +40,7 @@ def training_step(program: Program, measured: bool = False) -> Program:
         program, found = accumulated(program, builder, optimizer.accumulate)
     else:
         builder.adopt(program)
-        params = [p.value for p in program.params if p.value.type.dtype.kind == "float"]
+        params = program.learned
         found = dict(zip(params, gradients(builder, goal.loss, params), strict=True))
     pairs = [(p, g) for p, g in found.items() if g is not None]
     if not pairs:
@@ -57,8 +57,22 @@ def training_step(program: Program, measured: bool = False) -> Program:
         program,
         body=tuple(builder.frames[0].body),
         states=tuple(emitter.states),
-        updates=tuple(emitter.updates),
+        updates=(*program.updates, *emitter.updates),
     )
+
+
+def check_minimised(program: Program, diagnostics: Diagnostics) -> None:
+    """Report MD0141 for each state through which a minimised loss has a gradient."""
+    if program.goal is None:
+        return
+    for update in program.updates:
+        if program.goal.loss in active(program.body, {update.old}):
+            name, where = update.old.label, Related(program.goal.span, "minimised here")
+            message = f"`{name}` is assigned, and the loss has a gradient with respect to it"
+            help = f"assign or minimise; `stop_gradient({name})` is its value alone"
+            diagnostics.add(
+                Diagnostic("MD0141", message, update.old.span, related=(where,), help=help)
+            )
 
 
 def _with_norm(program: Program, norm: Value) -> Program:

@@ -126,7 +126,7 @@ def _error(found: Comparison | None) -> tuple[str, ...]:
 
 
 def _updated(made: Compilation, result: Result, checked: Sequence[Comparison]) -> Grid:
-    """The parameters after a training step, and the number of its optimizer's states.
+    """The parameters after a step that has new ones, and the number of its optimizer's states.
 
     Of the states the worst error is shown.
     """
@@ -134,11 +134,13 @@ def _updated(made: Compilation, result: Result, checked: Sequence[Comparison]) -
     updates = [old for old, _ in made.device.updates]
     named = ((v.value.name or "", v) for v in updates if v.value.role == "param")
     lines = [(*_described(n, v, result.updated[n]), *_error(errors.get(n))) for n, v in named]
+    head = ("parameter", "whole", "per device", "value", *(("error",) if checked else ()))
     states = sum(v.value.role == "state" for v in updates)
+    if not states:
+        return Grid("after one step", head, tuple(lines))
     worst = max((c for c in checked if c.role == "state"), key=lambda c: c.relative, default=None)
     none = ("none",) if checked and worst is None else ()
     lines.append((counted(states, "state"), "", "", "not shown", *_error(worst), *none))
-    head = ("parameter", "whole", "per device", "value", *(("error",) if checked else ()))
     return Grid("after one step", head, tuple(lines))
 
 

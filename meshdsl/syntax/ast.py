@@ -230,6 +230,15 @@ class Param:
 
 
 @dataclass(frozen=True, slots=True)
+class Update:
+    """`mean := 0.9 * mean + 0.1 * m`: what a parameter is in the next step."""
+
+    name: Name
+    value: Expr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class Repeat:
     """`repeat layers { … }`."""
 
@@ -263,7 +272,7 @@ class Minimize:
     span: Span
 
 
-Statement = Assign | Param | Repeat | Recompute | Return | Minimize
+Statement = Assign | Update | Param | Repeat | Recompute | Return | Minimize
 
 
 # --- declarations ----------------------------------------------------------------------------

@@ -73,6 +73,11 @@ def _assign(b: Builder, tree: Any) -> ast.Assign:
     return ast.Assign(tuple([_target(b, t) for t in targets]), b.expr(value), b.span(tree))
 
 
+def _update(b: Builder, tree: Any) -> ast.Update:
+    name, _, value = tree.children
+    return ast.Update(b.name(name), b.expr(value), b.span(tree))
+
+
 def _param(b: Builder, tree: Any) -> ast.Param:
     target, dtype, init = tree.children
     call = None if init is None else make_call(b, init)
@@ -104,6 +109,7 @@ def _minimize(b: Builder, tree: Any) -> ast.Minimize:
 _STATEMENTS: Makers = {
     **statements(_assign, _body),
     "assign": _assign,
+    "update": _update,
     "param": _param,
     "repeat": _repeat,
     "recompute": _recompute,

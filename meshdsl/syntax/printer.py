@@ -134,6 +134,8 @@ def _statement(node: ast.Statement) -> Iterator[str]:
     match node:
         case ast.Assign():
             yield f"{', '.join(map(_target, node.targets))} = {expression(node.value)}"
+        case ast.Update():
+            yield f"{node.name.text} := {expression(node.value)}"
         case ast.Param():
             dtype = f": {node.dtype.text}" if node.dtype else ""
             init = "" if node.init is None else f" = {expression(node.init)}"

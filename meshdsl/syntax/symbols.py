@@ -381,12 +381,17 @@ class _Body:
                 self.names = outer
             case ast.Recompute():
                 self.statements(node.body, end)
-            case ast.Return():
-                for value in node.values:
-                    self.expression(value)
-            case ast.Minimize():
-                self.expression(node.value)
-                self.options(node.optimizer)
+            case _:
+                self.reads(node)
+
+    def reads(self, node: ast.Update | ast.Return | ast.Minimize) -> None:
+        """Read a statement that defines no name."""
+        for value in node.values if isinstance(node, ast.Return) else (node.value,):
+            self.expression(value)
+        if isinstance(node, ast.Update):
+            self.reference(node.name)
+        if isinstance(node, ast.Minimize):
+            self.options(node.optimizer)
 
     def options(self, call: ast.Call) -> None:
         """Read the options of an optimizer or a schedule: its words are names of nothing here."""

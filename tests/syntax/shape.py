@@ -131,6 +131,7 @@ _SHOW: dict[type, Any] = {
     ast.DimRef: _dim_ref,
     ast.Target: lambda n: show(n.name) + _dims(n.dims),
     ast.Assign: lambda n: f"{_list(n.targets)} = {show(n.value)}",
+    ast.Update: lambda n: f"{show(n.name)} := {show(n.value)}",
     ast.Param: lambda n: f"param {show(n.target)}{_maybe(': ', n.dtype)}{_maybe(' = ', n.init)}",
     ast.Repeat: lambda n: f"repeat {show(n.dim)} {{ {_list(n.body, '; ')} }}",
     ast.Recompute: lambda n: f"recompute {{ {_list(n.body, '; ')} }}",

@@ -85,6 +85,8 @@ STATEMENTS = {
     "h[] = x": "h[] = x",
     "values, which[a] = top_k[e -> s](g)": "values, which[a] = top_k[e>s](g)",
     "dx, dw = grad(loss, x, w)": "dx, dw = grad(loss, x, w)",
+    "m := 0.9 * m + x": "m := ((0.9 * m) + x)",
+    "cache:=x[seq = 1:2]": "cache := x[seq=1:2]",
     "param w[io, hidden]": "param w[io, hidden]",
     "param w[io]: bf16 = normal(0.02)": "param w[io]: bf16 = normal(0.02)",
     "param s = zeros()": "param s = zeros()",
