@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshdsl.ir.types import DType, TensorType
@@ -347,6 +347,27 @@ def _flow_pad(call: Call) -> str:
     return f"F.pad({call.args[0]}, {tuple_text(widths)}, value={value})"
 
 
+def _jax_cumsum(call: Call) -> str | None:
+    by = -1 if call.attrs["reverse"] else 1
+    x = _jax_pad(_shifted(call, by)) if call.attrs["exclusive"] else call.args[0]
+    if call.attrs["reverse"]:
+        return f"jax.lax.cumsum({x}, {call.at}, reverse=True)"
+    return call.write(f"jnp.cumsum({x}, {{dim}}, dtype={{dtype}})")
+
+
+def _flow_cumsum(call: Call) -> str | None:
+    at, by = call.at, -1 if call.attrs["reverse"] else 1
+    x = _flow_pad(_shifted(call, by)) if call.attrs["exclusive"] else call.args[0]
+    if call.attrs["reverse"]:
+        return call.write(f"flow.flip(flow.cumsum(flow.flip({x}, ({at},)), {{dim}}), ({at},))")
+    return call.write(f"flow.cumsum({x}, {{dim}})")
+
+
+def _shifted(call: Call, by: int) -> Call:
+    """The call as that of a `shift`."""
+    return replace(call, attrs={**call.attrs, "by": by})
+
+
 def _flow_broadcast(call: Call) -> str:
     wide = call.literals.get(0) or call.aligned(0, full=True)
     return f"{wide}.expand({', '.join(map(str, call.out.shape))})"
@@ -447,7 +468,7 @@ TABLE: dict[str, Text | tuple[Text | None, Text | None]] = {
     "prod": ("jnp.prod({x}, {dims})", _one_by_one("prod")),
     "any": ("jnp.any({x}, {dims})", _one_by_one("any")),
     "all": ("jnp.all({x}, {dims})", _one_by_one("all")),
-    "cumsum": ("jnp.cumsum({x}, {dim}, dtype={dtype})", "flow.cumsum({x}, {dim})"),
+    "cumsum": (_jax_cumsum, _flow_cumsum),
     "concat": (_concat("jnp.concatenate((", "), axis"), _concat("flow.cat([", "], dim")),
     "pad": (_jax_pad, _flow_pad),
     "shift": (_jax_pad, _flow_pad),
@@ -478,10 +499,6 @@ TABLE: dict[str, Text | tuple[Text | None, Text | None]] = {
     ),
     "softmax_grad": "{y} * ({x} - {lib}.sum({x} * {y}, {kept}))",
     "log_softmax_grad": "{x} - {lib}.exp({y}) * {lib}.sum({x}, {kept})",
-    "cumsum_grad": (
-        "jax.lax.cumsum({x}, {at}, reverse=True)",
-        "flow.flip(flow.cumsum(flow.flip({x}, ({at},)), {dim}), ({at},))",
-    ),
     "gelu_grad": ("gelu_grad({tensor}, {1}, {tanh})", None),
     "layer_norm_grad": (_norm_grad("layer_norm"), None),
     "rms_norm_grad": (_norm_grad("rms_norm"), None),

@@ -35,16 +35,13 @@ class Expansion:
     rules: tuple[tuple[Dim, tuple[str, ...]], ...] = ()
 
 
-RUNNING = {"cumsum": 1, "cumsum_grad": -1}
-"""Running sums, and how far those of whole blocks are shifted: to the next block, or back."""
-
 Axes = tuple[tuple[str, int], ...]
 """Mesh axes, outer first, with their sizes."""
 
 
 def expand(op: Op, split: Mapping[str, Axes]) -> Expansion | None:
     """`op` on parts, None if it has no such form. `split`: own dim -> axes with sizes."""
-    if op.name in RUNNING:
+    if op.name == "cumsum":
         return _in_blocks(op, split)
     return Expansion(_from_prelude(op)) if lookup(op.name).composite else None
 
@@ -115,9 +112,9 @@ def _in_blocks(op: Op, split: Mapping[str, Axes]) -> Expansion:
 
     x = emit("split", whole, dim=dim, into=(blocks, block))
     totals = emit("rename", emit("sum", x, dims=(block,)), pairs=((blocks, every),))
-    others = emit("shift", emit(op.name, totals, dim=every), dim=every, by=RUNNING[op.name])
+    others = emit("cumsum", totals, **{**dict(op.attrs), "dim": every, "exclusive": 1})
     offsets = emit("rename", others, pairs=((every, blocks),))
-    y = emit("add", emit(op.name, x, dim=block), offsets)
+    y = emit("add", emit("cumsum", x, **{**dict(op.attrs), "dim": block}), offsets)
     result = emit("merge", y, dims=(blocks, block), into=dim)
     rules = ((blocks, tuple(a for a, _ in axes)),)
     return Expansion(_yield(builder, result, op, scope), rules)

@@ -44,10 +44,10 @@ def _gradient(call: Backward) -> Mapping[int, Value]:
     without the first zero suffices. (Torch's formula for inputs with zeros, in operators.)
     """
     x, dim = call.operand(0), call.attrs["dim"]
-    dtype = x.type.dtype
+    dtype, along = x.type.dtype, {"dim": dim, "exclusive": 0, "reverse": 0}
     one, grad = number(call, 1.0, dtype), with_dims(call, dim)
     is_zero = call.emit("eq", x, 0.0)
-    zeros = call.emit("cumsum", call.emit("cast", is_zero, dtype=dtype), dim=dim)
+    zeros = call.emit("cumsum", call.emit("cast", is_zero, dtype=dtype), **along)
     is_before, is_one = call.emit("eq", zeros, 0.0), call.emit("eq", zeros, 1.0)
     is_first = call.emit("logical_and", is_zero, is_one)
     others = call.emit("cumprod", call.emit("where", is_first, one, x), dim=dim)
@@ -55,7 +55,7 @@ def _gradient(call: Backward) -> Mapping[int, Value]:
     nothing = zero_like(call, sums)
 
     def from_here_on(value: Value) -> Value:
-        return call.emit("cumsum_grad", value, dim=dim)
+        return call.emit("cumsum", value, **along | {"reverse": 1})
 
     before = from_here_on(call.emit("where", is_before, sums, nothing))
     before = call.emit("div", before, call.emit("where", is_zero, one, x))

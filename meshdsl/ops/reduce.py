@@ -1,4 +1,4 @@
-"""Reductions `sum[d](x)` and the like, and `cumsum`.
+"""Reductions `sum[d](x)` and the like.
 
 A mean divides by the global size, so that partial means of a split dim add up.
 """
@@ -29,7 +29,7 @@ from meshdsl.ops.build import (
     tensor,
 )
 from meshdsl.ops.einsum_text import sum_text
-from meshdsl.ops.gradients import number, passed, with_dims, zero_like
+from meshdsl.ops.gradients import number, passed, zero_like
 from meshdsl.ops.opdef import (
     Attrs,
     Backward,
@@ -251,7 +251,7 @@ reduction(
     meaning="Whether every element along the dims in brackets, or at all, is true.",
 )  # fmt: skip
 
-# --- cumsum ----------------------------------------------------------------------------------
+# --- operators that keep the dims ---------------------------------------------------------------
 
 
 def same_type(name: str, accept: str) -> Infer:
@@ -263,66 +263,3 @@ def same_type(name: str, accept: str) -> Infer:
         return (ins[0],)
 
     return infer
-
-
-def _running(
-    name: str,
-    numpy: Callable[[Array, int], Array],
-    torch: str,
-    back: str,
-    *,
-    meaning: str,
-    internal: bool,
-) -> OpDef:
-    """Register a running sum along `dim`, which is in no loop; `back` is its gradient.
-
-    `torch.einsum("bsm,mhk->bhsk", x, w)`; sizes have been checked, since torch would not.
-    take another.
-    """
-
-    def text(call: TorchCall) -> str:
-        dtype = ", dtype=torch.int32" if call.ins[0].dtype == I32 else ""
-        return torch.format(call.tensor(0), call.ins[0].index(call.attrs["dim"].name), dtype)
-
-    def gradient(call: Backward) -> Mapping[int, Value]:
-        dim = call.attrs["dim"]
-        return {0: call.emit(back, with_dims(call, dim), dim=dim)}
-
-    samples = [sample(tensor(SEQ), dim=SEQ), sample(tensor(BATCH, SEQ, HIDDEN), dim=SEQ)]
-    other = tensor(BATCH, HIDDEN) if internal else tensor(HIDDEN, SEQ, dtype=I32)
-    return register(
-        OpDef(
-            name,
-            Surface("view" if internal else "dim", (1, 1)),
-            same_type(name, "float" if internal else "number"),
-            lambda sig: Factors(loops(sig, without=(sig.attrs["dim"].name,)), (frozenset({0}),)),
-            lambda call, x: numpy(x, call.ins[0].index(call.attrs["dim"].name)),
-            text,
-            (*samples, sample(other, dim=HIDDEN)),
-            gradient=gradient,
-            precision="widest" if internal else "f32",
-            meaning=meaning,
-        )
-    )
-
-
-def _cumsum(x: Array, axis: int) -> Array:
-    return np.cumsum(x, axis=axis, dtype=x.dtype)
-
-
-_running(
-    "cumsum",
-    _cumsum,
-    "{0}.cumsum({1}{2})",
-    "cumsum_grad",
-    internal=False,
-    meaning="The running sum along a dim: element i is the sum of elements 0 to i.",
-)
-_running(
-    "cumsum_grad",
-    lambda dy, axis: np.flip(_cumsum(np.flip(dy, axis), axis), axis),
-    "{0}.flip({1}).cumsum({1}).flip({1})",
-    "cumsum",
-    internal=True,
-    meaning="The gradient of `cumsum`: the running sum from the end.",
-)

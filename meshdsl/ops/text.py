@@ -70,6 +70,15 @@ def indexed(text: str, at: int, index: object) -> str:
     return f"{text}[{':, ' * at}{index}]"
 
 
+def shifted(text: str, rank: int, at: int, by: int) -> str:
+    """`text` of `rank` dims, moved `by` places along dim `at`; zeros come in.
+
+    Torch lists the widths of a padding from the last dim backwards.
+    """
+    widths = [0, 0] * (rank - 1 - at) + [by, -by]
+    return f"torch.nn.functional.pad({text}, {tuple_text(widths)})"
+
+
 def expanded(call: TorchCall, index: int, dims: tuple[Dim, ...]) -> str:
     """Operand `index` with all of `dims`, local sizes, in this order: a view without copies."""
     text = aligned_tensor(call, index, dims)

@@ -25,7 +25,13 @@ CALLS = {
     "cross_entropy_grad": "grad(sum(cross_entropy[d](x, ids) * e), x)",
 }
 """An expression for every composite."""
-RUNNING = {"cumsum": "cumsum[d](x)", "cumsum_grad": "grad(sum(cumsum[d](x) * c), x)"}
+RUNNING = {
+    "cumsum": "cumsum[d](x)",
+    "its gradient": "grad(sum(cumsum[d](x) * c), x)",
+    "without the element": "cumsum[d](x, exclusive=1)",
+    "from the end": "cumsum[d](x, reverse=1)",
+    "both": "cumsum[d](x, 1, 1)",
+}
 """The same of what is computed in blocks where its dim is split."""
 PROGRAM = """
 dim a = 4, d = 8

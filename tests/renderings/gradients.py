@@ -15,7 +15,6 @@ GRADS = {
     "gelu_grad": 'gelu(x) * gelu(c, approximate="tanh")',
     "softmax_grad": "softmax[d](x) * c",
     "log_softmax_grad": "log_softmax[d](x) * c",
-    "cumsum_grad": "cumsum[d](x) * c",
     "layer_norm_grad": "layer_norm[d](x, g, b) * c",
     "rms_norm_grad": "rms_norm[d](x, g) * c",
     "cross_entropy_grad": "cross_entropy[d](x, ids) * e",
