@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from meshdsl.api.plan import Plan
     from meshdsl.api.program import Program, check, load, program
     from meshdsl.api.shown import Comparison, Cost, Explanation, Outputs
-    from meshdsl.api.statements import grad, minimize, name, param, recompute, repeat
+    from meshdsl.api.statements import grad, minimize, name, param, recompute, repeat, update
     from meshdsl.api.tensor import Tensor
 
 __all__ = [
     "Comparison", "Cost", "DType", "Dim", "Explanation", "Function", "Layout", "Mesh", "Outputs",
     "Plan", "Program", "ProgramError", "ProgramWarning", "Tensor", "bf16", "bool", "check", "dim",
     "dims", "f16", "f32", "f64", "function", "grad", "i32", "i64", "layout", "load", "mesh",
-    "minimize", "module", "name", "param", "program", "recompute", "repeat",
+    "minimize", "module", "name", "param", "program", "recompute", "repeat", "update",
 ]  # fmt: skip
 
 _PUBLIC = {
@@ -53,7 +53,7 @@ _PUBLIC = {
     "module": "module",
     "plan": "Comparison Cost Explanation Outputs Plan",
     "program": "Program check load program",
-    "statements": "grad minimize name param recompute repeat",
+    "statements": "grad minimize name param recompute repeat update",
     "tensor": "Tensor",
 }
 """The names of the embedded language, by the module in `meshdsl/api` that has them."""

@@ -114,6 +114,19 @@ class Minimized:
         return (self.node.value,)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Updated:
+    """The value of a parameter in the next step."""
+
+    state: Read
+    value: ast.Expr
+    span: Span
+
+    def reads(self) -> tuple[ast.Expr, ...]:
+        """The parameter, which has its name until then, and the value."""
+        return (self.state, self.value)
+
+
 @dataclass(frozen=True, slots=True)
 class Argument:
     """A tensor passed to a function: as its parameter, as read inside, and in the caller.
@@ -153,7 +166,7 @@ class Call:
         return (*(a.given for a in self.arguments), *self.free.values())
 
 
-Item = Made | Declared | Repeated | Recomputed | Minimized | Call
+Item = Made | Declared | Repeated | Recomputed | Updated | Minimized | Call
 Block = list[Item]
 
 

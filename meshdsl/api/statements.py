@@ -15,8 +15,10 @@ from meshdsl.api.recorded import (
     Declared,
     Made,
     Minimized,
+    Read,
     Recomputed,
     Repeated,
+    Updated,
     Variable,
 )
 from meshdsl.api.tensor import Operand, Tensor, tracing
@@ -236,6 +238,36 @@ def grad(loss: Tensor, *xs: Tensor) -> Any:
 
 
 @told
+def update(state: Tensor, value: Operand) -> None:
+    """Assign a parameter its value in the next step: `md.update(total, total + x)`.
+
+    It is a running average, a cache, a counter, and is not minimised. All reads in this step are of
+    the value that the step began with.
+
+    Raises:
+        ProgramError: `state` is no parameter of this function or program (MD0137), or is assigned
+            before (MD0138); `value` has another type (MD0140).
+    """
+    site = here()
+    tracer = tracing(site)
+    place = site.operand(0)
+    read = tracer.given(state, place)
+    if not isinstance(read, Read):
+        help = "declare one: `total = md.param([dims], init=md.zeros())`"
+        message = f"`md.update` assigns parameters, and this is {kind_of(state)}"
+        fail("MD0137", message, place, help=help)
+    given = tracer.given(value, site.operand(1))
+    node = ast.Update(ast.Name(read.name.text, place), given, site.span)
+    tracer.states.assign(
+        tracer.states.own(read.name, state._value, read.variable.home is tracer.inner),
+        tracer.expressions.evaluate(given, tracer.scope),
+        node,
+        tracer.scope,
+    )
+    tracer.block.append(Updated(read, given, site.span))
+
+
+@told
 def minimize(loss: Tensor, optimizer: Form) -> None:
     """Make the program trainable: `md.minimize(loss, md.adamw(lr=3e-4))`.
 
@@ -254,4 +286,4 @@ def minimize(loss: Tensor, optimizer: Form) -> None:
     tracer.block.append(Minimized(node))
 
 
-__all__ = ["grad", "minimize", "name", "param", "recompute", "repeat"]
+__all__ = ["grad", "minimize", "name", "param", "recompute", "repeat", "update"]

@@ -25,6 +25,7 @@ from meshdsl.api.recorded import (
     Read,
     Recomputed,
     Repeated,
+    Updated,
     Variable,
     reads_of,
 )
@@ -324,6 +325,11 @@ class _Scope:
                     self._flush()
                     body = self._inside(item.block)
                     self.out.append(ast.Recompute(body, item.span))
+                case Updated():
+                    state, value = self._filled(item.reads())
+                    self._flush()
+                    assert isinstance(state, ast.Ref), "a parameter is read by its name"
+                    self.out.append(ast.Update(state.name, value, item.span))
                 case Minimized():
                     (loss,) = self._filled(item.reads())
                     self._flush()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import (
     DiagnosticError,
@@ -75,10 +75,23 @@ class States:
         found = scope.names[name.text]
         if found is None:
             raise Poisoned
-        is_param = isinstance(found, Value) and found.role == "param"
-        if is_param and isinstance(found, Value) and name.text in scope.params:
+        return self.own(name, found, name.text in scope.params)
+
+    def own(self, name: ast.Name, found: Operand, declared: bool) -> Value:
+        """`found` as a state, if it is a parameter; `declared`: that body declares such a name."""
+        if isinstance(found, Value) and found.role == "param" and declared:
             return found
-        _refuse(name, found, is_param, scope)
+        what = kind_of(found)
+        help = f"declare `param {name.text}[dims] = zeros()`; what is computed is named by `=`"
+        if isinstance(found, Value) and found.role == "input":
+            what = "an input"
+        elif isinstance(found, Value) and found.role == "param":
+            what, help = "a parameter of the caller", "return the new value, and assign it there"
+        elif declared:
+            what = "another tensor by now"
+        where = (Related(found.span, "made here"),) if isinstance(found, Value) else ()
+        message = f"`:=` assigns parameters, and `{name.text}` is {what}"
+        fail("MD0137", message, name.span, *where, help=help)
 
     def _need_once(self, param: Value, node: ast.Update) -> None:
         if param in self.assigned:
@@ -129,21 +142,6 @@ class States:
             return new
         attrs = {"dims": param.type.dims}
         return self.builder.emit("transpose", (new,), attrs, made.span, made.scope)[0]
-
-
-def _refuse(name: ast.Name, found: Operand, is_param: bool, scope: Scope) -> NoReturn:
-    """MD0137 for what is no parameter, or one of another body."""
-    what = kind_of(found)
-    if isinstance(found, Value) and found.role == "input":
-        what = "an input"
-    if name.text in scope.params:
-        what = "another tensor by now"
-    help = f"declare `param {name.text}[dims] = zeros()`; what is computed is named by `=`"
-    if is_param:
-        what, help = "a parameter of the caller", "return the new value, and assign it there"
-    where = (Related(found.span, "made here"),) if isinstance(found, Value) else ()
-    message = f"`:=` assigns parameters, and `{name.text}` is {what}"
-    fail("MD0137", message, name.span, *where, help=help)
 
 
 def _collected(nodes: Sequence[Node], inside: Value) -> tuple[list[Node], Value]:

@@ -228,6 +228,49 @@ def an_optimizer_that_is_a_number(x: T[batch, io]):
     return loss
 
 
+@wrong("MD0137", "x")
+def an_input_assigned(x: T[batch, io]):
+    md.update(x, x + 1)
+    return x
+
+
+@wrong("MD0137", "1")
+def a_number_assigned(x: T[batch, io]):
+    md.update(1, x)
+    return x
+
+
+@wrong("MD0137", "w")
+def a_parameter_of_the_caller_assigned(x: T[batch, io]):
+    w = md.param([io])
+
+    @md.function
+    def f(x: T[batch, io], w: T[io]) -> T[batch, io]:
+        md.update(w, w * 2)
+        return x
+
+    return f(x, w)
+
+
+@wrong("MD0137", "w")
+def a_parameter_of_another_function_assigned(x: T[batch, io]):
+    w = md.param([io])
+
+    @md.function
+    def f(x: T[batch, io]) -> T[batch, io]:
+        md.update(w, w * 2)
+        return x * w
+
+    return f(x)
+
+
+@wrong("MD0140", "x")
+def a_state_of_another_type(x: T[batch, io]):
+    w = md.param([io])
+    md.update(w, x)
+    return x
+
+
 def told(call: Callable[[], object]) -> md.ProgramError:
     """The error that a call ends with, which has a code, a place in this file, and a way out."""
     with pytest.raises(md.ProgramError) as caught:

@@ -91,6 +91,7 @@ GOALS = """
 dim batch = 8, io = 4, wide = io, hidden = 8, layers = 3
 program goals(x[batch, io], target[batch, wide]) {
   param out[io, wide]: f32 = he()
+  param seen[]: i32 = zeros()
   repeat layers {
     param w[io, hidden] = uniform(-1, 1)
     param v[hidden, io] = glorot()
@@ -98,7 +99,10 @@ program goals(x[batch, io], target[batch, wide]) {
       h = gelu(einsum(x, w -> [batch, hidden]))
     }
     x = x + einsum(h, v -> [batch, io])
+    param level[io] = zeros()
+    level := 0.9 * level + 0.1 * mean[batch](x)
   }
+  seen := seen + batch
   y = einsum(x, out -> [batch, wide])
   loss = mean((y - target)^2)
   dy, dout = grad(loss, y, out)
@@ -117,6 +121,7 @@ def goals() -> md.Program:
     @md.program
     def goals(x: md.Tensor[batch, io], target: md.Tensor[batch, wide]):
         out = md.param([io, wide], init=md.he(), dtype=md.f32)
+        seen = md.param([], init=md.zeros(), dtype=md.i32)
 
         def layer(x):
             w = md.param([io, hidden], init=md.uniform(-1, 1))
@@ -124,9 +129,12 @@ def goals() -> md.Program:
             with md.recompute():
                 h = md.gelu(md.einsum(x, w, out=[batch, hidden]))
             x = x + md.einsum(h, v, out=[batch, io])
+            level = md.param([io], init=md.zeros())
+            md.update(level, 0.9 * level + 0.1 * md.mean[batch](x))
             return x
 
         x = md.repeat(layers, layer, x)
+        md.update(seen, seen + batch)
         y = md.einsum(x, out, out=[batch, wide])
         loss = md.mean((y - target) ** 2)
         dy, dout = md.grad(loss, y, out)

@@ -499,6 +499,29 @@ def gradients(x: T[a], y: T[a]):
 
 
 @hard
+def states_in_functions_and_loops(x: T[a, b]):
+    total = md.param([b], init=md.zeros())
+    every = md.param("each", [n, b], init=md.ones())
+
+    @md.function
+    def counted(y: T[a, b]) -> T[a, b]:
+        calls = md.param([], init=md.zeros(), dtype=md.i32)
+        md.update(calls, calls + 1)
+        return y * md.cast(calls, "f32")
+
+    def body(y):
+        last = md.param([b])
+        md.update(last, md.sum[a](y))
+        md.update(every, every * 2 + last)
+        return counted(y) + every
+
+    x = md.repeat(n, body, x)
+    total, old = md.sum[a](counted(x)), total
+    md.update(old, total + old)
+    return total
+
+
+@hard
 def a_goal(x: T[a, b]):
     w = md.param([b], init=md.uniform(-1 / b, 1 / b), dtype=md.f32)
     v = md.param([b], init=md.normal(b**-0.5))
