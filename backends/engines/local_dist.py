@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Call(NamedTuple):
     """The call of one device in a rendezvous; the result goes to `out`.
 
-    `target` is the position of the member that a permute sends to.
+    `leaves` are the sizes of the blocks for each member, where they may differ.
     """
 
     rank: int
@@ -38,7 +38,7 @@ class Call(NamedTuple):
     tensor: torch.Tensor
     out: torch.Tensor
     line: int
-    target: int | None = None
+    leaves: tuple[int, ...] | None = None
 
 
 class Meeting:
@@ -88,7 +88,8 @@ def perform(calls: list[Call]) -> None:
         "all_gather": _all_gather,
         "reduce_scatter": _reduce_scatter,
         "all_to_all": _all_to_all,
-        "permute": _permute,
+        "permute": _exchange,
+        "halo": _exchange,
     }[calls[0].kind](calls)
 
 
@@ -117,10 +118,13 @@ def _all_to_all(calls: list[Call]) -> None:
             target.copy_(source[index])
 
 
-def _permute(calls: list[Call]) -> None:
-    for call in calls:
-        assert call.target is not None
-        calls[call.target].out.copy_(call.tensor)
+def _exchange(calls: list[Call]) -> None:
+    """Blocks of any size."""
+    import torch
+
+    parts = [call.tensor.split(call.leaves) for call in calls]
+    for index, call in enumerate(calls):
+        call.out.copy_(torch.cat([blocks[index] for blocks in parts]))
 
 
 def _reduce(op: str, parts: list[torch.Tensor], out: torch.Tensor) -> torch.Tensor:
@@ -151,8 +155,8 @@ class Released(BaseException):
 class Sent(NamedTuple):
     """One collective of one device, as it took place.
 
-    `payload` is the size of the local input in bytes (0 where a permute leaves it in place), `line`
-    that of the emitted text.
+    `payload` is the size of the local input in bytes; of blocks that may differ in size, those for
+    others. `line` is that of the emitted text.
     """
 
     kind: str
@@ -278,13 +282,13 @@ class LocalDist:
     ) -> None:
         """Send the i-th block of `tensor` along its first dim to member i.
 
-        With sizes, the whole of `tensor` goes to the one member whose size is not 0: a permute.
+        With sizes, blocks have these: a step of the name of the calling function.
         """
         if input_split_sizes is None:
             self._meet(group, "all_to_all", "", tensor, output)
             return
-        target = input_split_sizes.index(tensor.numel())
-        self._meet(group, "permute", "", tensor, output, target)
+        kind = sys._getframe(1).f_code.co_name
+        self._meet(group, kind, "", tensor, output, tuple(input_split_sizes))
 
     def end(self, rank: int, failed: bool) -> None:
         """Record that a device has ended, with an error or normally."""
@@ -327,11 +331,11 @@ class LocalDist:
         op: str,
         tensor: torch.Tensor,
         out: torch.Tensor,
-        target: int | None = None,
+        leaves: tuple[int, ...] | None = None,
         async_op: bool = False,
     ) -> Work | None:
         group, position, rank = member
-        call = Call(rank, kind, op, tensor, out, _line(sys._getframe(2)), target)
+        call = Call(rank, kind, op, tensor, out, _line(sys._getframe(2)), leaves)
         with self._lock:
             if self._closed:
                 raise Released
@@ -363,8 +367,9 @@ class LocalDist:
             raise verdict
         if meeting.problem:
             raise CollectiveError(meeting.problem)
-        stays = call.target is not None and meeting.ranks[call.target] == rank
-        payload = 0 if stays else call.tensor.numel() * call.tensor.element_size()
+        payload = call.tensor.numel() * call.tensor.element_size()
+        if call.leaves is not None and payload:
+            payload -= payload * call.leaves[meeting.ranks.index(rank)] // sum(call.leaves)
         about = (call.kind, call.op, meeting.axes, len(meeting.ranks), payload, call.line)
         self.sent[rank][Sent(*about)] += 1
 
@@ -442,7 +447,7 @@ class LocalDist:
         first = calls[0]
         for call in calls[1:]:
             same = call[1:3] == first[1:3] and call.line == first.line
-            tensors = call.tensor.shape == first.tensor.shape
+            tensors = call.leaves is not None or call.tensor.shape == first.tensor.shape
             if not (same and tensors and call.tensor.dtype == first.tensor.dtype):
                 one, other = self._show(first, meeting), self._show(call, meeting)
                 return f"device {first.rank} is in {one} while device {call.rank} is in {other}"

@@ -9,7 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from meshdsl.backends.runtime.values import group_members, source_rank
+from meshdsl.backends.runtime.values import (
+    blocks_and_windows,
+    group_members,
+    in_mesh_order,
+    overlap,
+    source_rank,
+)
 
 
 def make_groups(
@@ -127,6 +133,80 @@ def permute(
     group = groups["+".join(axes)]
     dist.all_to_all_single(received.view(-1), sent.view(-1), arrives, leaves, group=group)
     return received.view(x.dtype)
+
+
+def halo(
+    x: torch.Tensor,
+    dim: int,
+    axes: tuple[str, ...],
+    sizes: tuple[int, int],
+    reads: tuple[int, int, int, int, bool],
+    fill: float | None,
+    rank: int,
+    mesh: dict[str, int],
+    groups: dict[str, Any],
+) -> torch.Tensor:
+    """What this device's block of a loop reads of `dim`: own elements, others', and `fill` beyond.
+
+    `sizes` are those of the dim and of the loop, both split over `axes`, outer first; `reads` as in
+    `span`. Without a fill the window ends at the border.
+    """
+    members = next(
+        ranks for ranks in group_members(mesh, in_mesh_order(mesh, axes)) if rank in ranks
+    )
+    own, read = blocks_and_windows(mesh, axes, members, sizes, reads, fill is None)
+    me = members.index(rank)
+    arrives, leaves = (
+        [overlap(own[r], read[q]) for r, q in pairs]
+        for pairs in (
+            [(r, me) for r in range(len(members))],
+            [(me, q) for q in range(len(members))],
+        )
+    )
+    arrives[me] = leaves[me] = (0, 0)
+    rows = as_numbers(x).movedim(dim, 0)
+    sent = torch.cat([rows[start - own[me][0] : stop - own[me][0]] for start, stop in leaves])
+    counts = [stop - start for start, stop in arrives]
+    received = sent.new_empty(sum(counts), *sent.shape[1:])
+    group = groups["+".join(in_mesh_order(mesh, axes))]
+    dist.all_to_all_single(
+        received, sent, counts, [stop - start for start, stop in leaves], group=group
+    )
+    window = framed(x, dim, own[me][0], read[me], sizes[0], fill)
+    for (start, _), part in zip(arrives, received.view(x.dtype).split(counts), strict=True):
+        window.narrow(dim, start - read[me][0] if len(part) else 0, len(part)).copy_(
+            part.movedim(0, dim)
+        )
+    return window
+
+
+def window(
+    x: torch.Tensor,
+    dim: int,
+    axes: tuple[str, ...],
+    sizes: tuple[int, int],
+    reads: tuple[int, int, int, int, bool],
+    fill: float | None,
+    rank: int,
+    mesh: dict[str, int],
+) -> torch.Tensor:
+    """A `halo` of a block that needs nothing of others, or of the whole dim: nothing is sent."""
+    own, read = blocks_and_windows(mesh, axes, [rank], sizes, reads, fill is None)
+    first = 0 if x.shape[dim] == sizes[0] else own[0][0]
+    return framed(x, dim, first, read[0], sizes[0], fill)
+
+
+def framed(
+    x: torch.Tensor, dim: int, first: int, window: tuple[int, int], size: int, fill: float | None
+) -> torch.Tensor:
+    """A new tensor for indices `window` of `dim`: of `x`, which begins at `first`, and the fill."""
+    start, stop = window
+    found = x.new_empty([*x.shape[:dim], stop - start, *x.shape[dim + 1 :]])
+    for a, b in (overlap((start, 0), window), overlap((size, stop), window)):
+        found.narrow(dim, a - start, b - a).fill_(fill or 0)
+    a, b = overlap((first, first + x.shape[dim]), window)
+    found.narrow(dim, a - start, b - a).copy_(x.narrow(dim, a - first, b - a))
+    return found
 
 
 def as_numbers(x: torch.Tensor) -> torch.Tensor:

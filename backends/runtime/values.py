@@ -104,6 +104,61 @@ def block(size: int, ways: tuple[int, ...], at: tuple[int, ...]) -> tuple[int, i
     return start, extent
 
 
+<<<<<<< HEAD
+=======
+def span(
+    block: tuple[int, int], size: int, reads: tuple[int, int, int, int, bool]
+) -> tuple[int, int]:
+    """What a block [o0, o1) of a loop reads of a dim of `size`, as [start, stop).
+
+    `reads` are `mul, div, lo, hi, flip`: inclusive [ceil((mul*o0 + lo)/div),
+    floor((mul*(o1-1) + hi)/div)], mirrored with `flip`. It is empty for an empty block, and may
+    begin or end outside of the dim.
+    """
+    (first, end), (mul, div, lo, hi, flip) = block, reads
+    start = -(-(mul * first + lo) // div)
+    stop = max(start, (mul * (end - 1) + hi) // div + 1) if first < end else start
+    return (size - stop, size - start) if flip else (start, stop)
+
+
+def overlap(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    """What two intervals [start, stop) have in common; if nothing, an empty one in `other`."""
+    start = min(max(one[0], other[0]), other[1])
+    return start, max(start, min(one[1], other[1]))
+
+
+def in_mesh_order(mesh: dict[str, int], axes: tuple[str, ...]) -> tuple[str, ...]:
+    """`axes` in the order of the mesh."""
+    return tuple(axis for axis in mesh if axis in axes)
+
+
+def blocks_and_windows(
+    mesh: dict[str, int],
+    axes: tuple[str, ...],
+    ranks: list[int],
+    sizes: tuple[int, int],
+    reads: tuple[int, int, int, int, bool],
+    within: bool,
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """For each rank its block of a dim, and what its block of a loop reads of it (see `span`).
+
+    `sizes` are those of the dim and the loop, both split over `axes`, outer first. `within`:
+    windows end at the borders of the dim.
+    """
+    (size, loop), ways = sizes, tuple(mesh[axis] for axis in axes)
+    own, read = [], []
+    for rank in ranks:
+        at = coordinates(mesh, rank)
+        (first, count), (start, extent) = (
+            block(n, ways, tuple(at[axis] for axis in axes)) for n in (size, loop)
+        )
+        own.append((first, first + count))
+        window = span((start, start + extent), size, reads)
+        read.append(overlap(window, (0, size)) if within else window)
+    return own, read
+
+
+>>>>>>> 4752093 (wip)
 def local_part(spec: Spec, mesh: dict[str, int], rank: int) -> tuple[slice, ...]:
     """The slice of each dim that device `rank` holds."""
     at, parts = coordinates(mesh, rank), []

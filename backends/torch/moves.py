@@ -85,7 +85,7 @@ class Moves(Walk):
             self.out.comment(f"{', '.join(names)}: {why}")
 
     def _assign_targets(self, node: Collective, text: str) -> None:
-        if node.step.moves:
+        if node.step.moves or node.step.kind == "window":
             self.fresh.update(m.target for m in node.moves)
         if isinstance(node, Move):
             if not self.variables.share(node.target, text):
@@ -112,6 +112,8 @@ class Moves(Walk):
             "reduce_scatter": self._reduce_scatter,
             "all_to_all": self._all_to_all,
             "permute": self._permute,
+            "halo": self._halo,
+            "window": self._halo,
             "slice": self._slice,
             "zero_fill": self._zero_fill,
         }[node.step.kind](node, suffix)
@@ -155,6 +157,20 @@ class Moves(Walk):
         # Dicts of strings and tuples of them: their `repr` is their text.
         before, after = (repr(splits) for splits in node.step.changed())
         return f"permute({self.name(node.source)}, rank, MESH, {before}, {after}, groups)"
+
+    def _halo(self, node: Move, suffix: str) -> str:
+        """The call; a window of which nothing is sent is cut from the block, or from the whole."""
+        window, placed = node.step.window, node.step.after
+        reads, position = window.reads, self._position(node.source, window.dim)
+        self.used.add(node.step.kind)
+        numbers = (reads.mul, reads.div, reads.lo, reads.hi, reads.flip)
+        fill = None if reads.fill is None else self._filling(node.source, reads.fill)
+        args = f"{placed.axes_of(window.dim)!r}, {(window.size, window.loop)}, {numbers}, {fill}"
+        where = "rank, MESH" + (", groups" if node.step.moves else "")
+        return f"{node.step.kind}({self._tensor(node.source)}, {position}, {args}, {where})"
+
+    def _filling(self, var: Var, fill: float) -> str:
+        return self.literal(fill if var.local.dtype.kind == "float" else int(fill))
 
     # --- local moves -------------------------------------------------------------------------
 

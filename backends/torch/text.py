@@ -31,6 +31,7 @@ from meshdsl.device.liveness import (
 )
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import lookup
+from meshdsl.placed.sbp import Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +252,7 @@ class Emitter(Loops):
             checked=lambda index, dim: self._seen(node.ins[index], dim),
             place=repr(self.out.place),
             offsets=offsets,
+            starts=self._starts(node),
             splits=frozenset(splits),
             used=self.used,
         )
@@ -268,8 +270,28 @@ class Emitter(Loops):
         return self.ref(var)
 
     def _offset(self, dim: str, axes: tuple[str, ...], node: Compute) -> str:
+        """Text of the index that this device's block of a dim begins at."""
         holders = [v for v in (*node.ins, *node.outs) if v.placement.axes_of(dim)]
-        return self._times(axes, holders[0].local.size(dim))
+        blocks = holders[0].placement.plain.local(holders[0].type, self.mesh)
+        return self._times(axes, blocks.size(dim))
+
+    def _starts(self, node: Compute) -> dict[tuple[int, str], str]:
+        """Text of the index that each window begins at, by operand and dim."""
+        return {
+            (index, window.dim): self._start(window, var.placement.axes_of(window.dim))
+            for index, var in enumerate(node.ins)
+            for window in var.placement.windows
+        }
+
+    def _start(self, window: Window, axes: tuple[str, ...]) -> str:
+        """Text of the index that a window begins at: below 0 where that is fill."""
+        reads = window.reads
+        assert not reads.flip, "nobody asks where a mirrored window begins"
+        first = self._times(axes, window.loop // self.mesh.size(*axes) * reads.mul)
+        text = f"{first} + {reads.lo}" if reads.lo > 0 else f"{first} - {-reads.lo}"
+        text = text if reads.lo else first
+        text = text if reads.div == 1 else f"-(-({text}) // {reads.div})"
+        return text if reads.fill is not None else f"max(0, {text})"
 
     def literal(self, value: object) -> str:
         """A number as Python source, `-1e9` where that is much shorter than its digits."""

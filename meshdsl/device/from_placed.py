@@ -120,6 +120,8 @@ class _Lowering:
         """The word for another version of a tensor; that of the `source` is `word`."""
         named = self.taken_over.get(tensor, tensor).value
         label = named.label if named.name else word.removesuffix("_part")
+        if after.windows:
+            return f"{label}_halo"
         if after.partial:
             return f"{label}_part"
         return label if source.placement.partial else f"{label}_{_suffix(source.placement, after)}"

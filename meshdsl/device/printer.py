@@ -44,6 +44,7 @@ def fingerprint(program: Program) -> str:
 
 class _Device(Printer[Var]):
     def program(self, program: Program) -> Iterator[str]:
+        self.mesh = program.mesh
         devices, mesh = program.mesh.devices, mesh_text(program.mesh)
         yield f"program {program.placed.named.name} on each of {devices} devices, mesh {mesh}"
         for var in program.inputs:
@@ -62,7 +63,8 @@ class _Device(Printer[Var]):
         return value.name
 
     def type(self, value: Var) -> str:
-        return placed_type_text(value.local, value.placement)
+        blocks = value.placement.plain.local(value.type, self.mesh)
+        return placed_type_text(blocks, value.placement)
 
     def after(self, op: Op[Var]) -> str:
         assert isinstance(op, Compute)

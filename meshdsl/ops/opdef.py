@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from meshdsl.backends.runtime.values import span
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.named.ir import Value
 
@@ -49,10 +50,7 @@ class Reads:
 
         It is empty for an empty block.
         """
-        start = -(-(self.mul * o0 + self.lo) // self.div)
-        stop = (self.mul * (o1 - 1) + self.hi) // self.div + 1
-        stop = max(start, stop) if o0 < o1 else start
-        return (size - stop, size - start) if self.flip else (start, stop)
+        return span((o0, o1), size, (self.mul, self.div, self.lo, self.hi, self.flip))
 
     def interval(self, o0: int, o1: int, size: int) -> tuple[int, int]:
         """`span`, half open, as far as it lies in the dim."""

@@ -10,19 +10,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import astuple, replace
 from typing import Any
 
 from meshdsl.kept import read, write
 from meshdsl.named import ir as named
 from meshdsl.named.ir import Op, Value
+from meshdsl.ops.opdef import Reads
 from meshdsl.placed.choose import Choice, is_legal
 from meshdsl.placed.optimal import SOLVER, Plan
 from meshdsl.placed.request import Request
 from meshdsl.placed.reshard import Price
-from meshdsl.placed.sbp import Placement, placement
+from meshdsl.placed.sbp import Placement, Window, placement
 from meshdsl.version import __version__
 
-FORMAT = 2
+FORMAT = 3
 KIND = "plans"
 """The folder of cached plans."""
 
@@ -128,16 +130,18 @@ class Problem:
 
     def _placement(self, value: Value, written: Any) -> Placement:
         """The placement of a value. Raises ValueError for one that the tensor cannot have."""
-        splits, partial, op = written
+        splits, partial, op, windows = written
         made = placement(self.mesh, {d: tuple(axes) for d, axes in splits}, tuple(partial), op)
         for dim, axes in made.splits:
             if value.type.size(dim) % self.mesh.size(*axes):
                 raise ValueError(dim)
-        return made
+        held = ((dim, size, Reads(*reads), loop) for dim, size, reads, loop in windows)
+        return replace(made, windows=tuple(Window(*w) for w in held))
 
 
 def _json(p: Placement) -> list[Any]:
-    return [p.splits, p.partial, p.op]
+    windows = [[w.dim, w.size, astuple(w.reads), w.loop] for w in p.windows]
+    return [p.splits, p.partial, p.op, windows]
 
 
 def _all(placements: Iterable[Placement]) -> list[Any]:

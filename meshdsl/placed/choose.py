@@ -17,7 +17,7 @@ from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import Op
 from meshdsl.ops.opdef import OpDef, ReduceOp, Signature, lookup
 from meshdsl.placed.reshard import BYTES, Price, Route, route
-from meshdsl.placed.rows import Call, Row, call_of, legal_rows
+from meshdsl.placed.rows import Call, Row, call_of, legal_rows, with_windows
 from meshdsl.placed.sbp import Component, Mesh, Partial, Placement, Split, placement
 
 
@@ -84,7 +84,9 @@ def is_legal(op: Op, needs: Sequence[Placement], yields: Sequence[Placement], me
         for axis, size in mesh.axes
         if size > 1
     )
-    return all(pair in legal for pair in pairs)
+    if not all(pair in legal for pair in pairs):
+        return False
+    return with_windows(call_of(op), tuple(needs), tuple(yields), mesh) == tuple(needs)
 
 
 @functools.lru_cache(maxsize=65536)
@@ -207,7 +209,9 @@ class Chooser:
         pinned = all(pin in (None, need) for pin, need in zip(self.pins, needs, strict=True))
         if not pinned or not self._legal(needs, yields):
             return None
-        return tuple(p for p in needs if p is not None), tuple(p for p in yields if p is not None)
+        read, made = (tuple(p for p in ps if p is not None) for ps in (needs, yields))
+        windows = with_windows(self.call, read, made, self.mesh)
+        return None if windows is None else (windows, made)
 
     def _compose(
         self, type_: TensorType, components: Mapping[str, Component], combination: dict[str, Row]

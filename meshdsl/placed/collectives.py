@@ -7,13 +7,14 @@ n devices, b bytes of the local input). They are rounded up to whole bytes.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshdsl.backends.runtime.values import source_rank
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import ReduceOp
-from meshdsl.placed.sbp import Mesh, Placement, placement
+from meshdsl.placed.sbp import Mesh, Placement, Window, placement
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,10 @@ COLLECTIVES: dict[str, Collective] = {
         Collective("reduce_scatter", lambda n, b: -(-(n - 1) * b // n), "(n-1)/n*b"),
         Collective("all_to_all", lambda n, b: -(-(n - 1) * b // n), "(n-1)/n*b"),
         Collective("permute", lambda n, b: b, "b"),
+        Collective("halo", lambda n, b: b, "what others read of the block"),
         Collective("slice", lambda n, b: 0, "0", moves=False),
         Collective("zero_fill", lambda n, b: 0, "0", moves=False),
+        Collective("window", lambda n, b: 0, "0", moves=False),
     )
 }
 
@@ -46,7 +49,7 @@ class Step:
 
     `dim` is gathered, or split off (slice, reduce_scatter), or split before (all_to_all, zero_fill
     of a split); `to_dim` is split by an all_to_all instead. `axes` are in mesh order, of a slice
-    outer first.
+    outer first. A halo, or a `window` where nothing is sent, makes the last window of `after`.
     """
 
     kind: str
@@ -78,6 +81,8 @@ class Step:
 
     def wire(self, type_: TensorType, mesh: Mesh) -> int:
         """Bytes sent per device."""
+        if self.kind == "halo":
+            return max(_halo_bytes(self, type_, mesh))
         sends = self.sends(mesh)
         return sends(self.payload(type_, mesh)) if sends else 0
 
@@ -89,6 +94,8 @@ class Step:
 
     def cluster_wire(self, type_: TensorType, mesh: Mesh) -> int:
         """Bytes all devices send together; in a permute some send nothing."""
+        if self.kind == "halo":
+            return sum(_halo_bytes(self, type_, mesh))
         if self.kind != "permute":
             return self.wire(type_, mesh) * mesh.devices
         part = {a: mesh.size(a) for a in self.axes}
@@ -96,6 +103,11 @@ class Step:
         ranks = range(mesh.size(*self.axes))
         moved = sum(source_rank(part, r, before, after) != r for r in ranks)
         return moved * self.payload(type_, mesh) * (mesh.devices // len(ranks))
+
+    @property
+    def window(self) -> Window:
+        """The window that a halo makes."""
+        return self.after.windows[-1]
 
     def changed(self) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
         """The splits of a permute, before and after, of the dims whose axes change."""
@@ -133,6 +145,40 @@ def permute(mesh: Mesh, p: Placement, splits: dict[str, tuple[str, ...]]) -> Ste
     old = dict(p.splits)
     moved = {a for d in old if old[d] != splits[d] for a in (*old[d], *splits[d])}
     return Step("permute", mesh.sorted(moved), p, after)
+
+
+def halo(mesh: Mesh, p: Placement, axes: tuple[str, ...], window: Window) -> Step:
+    """A window, of the blocks over `axes`, outer first, or of a dim that is whole."""
+    after = replace(_with(mesh, p, {window.dim: axes}), windows=(*p.windows, window))
+    step = Step("window", mesh.sorted(set(axes)), p, after, dim=window.dim)
+    return replace(step, kind="halo") if any(_rows_sent(step, mesh)) else step
+
+
+@functools.lru_cache(maxsize=4096)
+def _rows_sent(step: Step, mesh: Mesh) -> tuple[int, ...]:
+    """By block of the window's dim, how many of its elements others read."""
+    dim, size = step.window.dim, step.window.size
+    if not step.before.axes_of(dim):
+        return (0,) * mesh.size(*step.axes)
+    own, read = (p.held(dim, size, mesh) for p in (step.before, step.after))
+    return tuple(
+        sum(max(0, min(b, stop) - max(a, start)) for j, (a, b) in enumerate(read) if i != j)
+        for i, (start, stop) in enumerate(own)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _halo_bytes(step: Step, type_: TensorType, mesh: Mesh) -> tuple[int, ...]:
+    """The bytes that each device sends in a halo."""
+    sent, before = _rows_sent(step, mesh), step.before
+    held = {d.name: before.held(d.name, d.size, mesh) for d in type_.dims}
+    held[step.window.dim] = tuple((0, rows) for rows in sent)
+    found = []
+    for rank in range(mesh.devices):
+        at = mesh.coordinates(rank)
+        parts = (blocks[before.number(d, mesh, at)] for d, blocks in held.items())
+        found.append(math.prod(stop - start for start, stop in parts) * type_.dtype.bytes)
+    return tuple(found)
 
 
 def slice_(mesh: Mesh, p: Placement, dim: str, axes: tuple[str, ...]) -> Step:

@@ -88,11 +88,15 @@ class Walk:
 
 @dataclass(slots=True)
 class _State:
-    """The state a trial restores: versions per value, node lists per loop depth, known causes."""
+    """The state a trial restores: versions per value, node lists per loop depth, known causes.
+
+    `windows` are versions that only some operators may read.
+    """
 
     versions: dict[Value, list[Tensor]] = field(default_factory=dict)
     depth: dict[Value, int] = field(default_factory=dict)
     blocks: list[list[Node]] = field(default_factory=lambda: [[]])
+    windows: dict[Value, list[Tensor]] = field(default_factory=dict)
     partial_why: dict[Value, tuple[str, ...]] = field(default_factory=dict)
     settled: dict[Value, Tensor] = field(default_factory=dict)
 
@@ -101,6 +105,7 @@ class _State:
             {v: list(ts) for v, ts in self.versions.items()},
             dict(self.depth),
             [list(b) for b in self.blocks],
+            {v: list(ts) for v, ts in self.windows.items()},
             dict(self.partial_why),
             dict(self.settled),
         )
@@ -167,6 +172,9 @@ class Placer:
     def _placements(self, value: Value) -> tuple[Placement, ...]:
         return tuple(t.placement for t in self.state.versions[value])
 
+    def _windows(self, value: Value) -> tuple[Placement, ...]:
+        return tuple(t.placement for t in self.state.windows.get(value, ()))
+
     def _emit(self, node: Node, depth: int = -1) -> None:
         self.state.blocks[depth].append(node)
 
@@ -188,6 +196,8 @@ class Placer:
 
         It is made where the value is defined: one from outside a loop is resharded before the loop.
         """
+        if need.windows:
+            return self._window(value, need, ask)
         versions = self.state.versions[value]
         for tensor in versions:
             if tensor.placement == need:
@@ -207,8 +217,29 @@ class Placer:
         self._emit(node, self.state.depth[value])
         if best.reduces and not self.decider.foresees:
             versions[:] = [t for t in versions if not t.placement.partial]
+            self.state.windows.pop(value, None)
             self.state.partial_why.pop(value, None)
         versions.append(target)
+        return target
+
+    def _window(self, value: Value, need: Placement, ask: why.Ask) -> Tensor:
+        """The version of a value with windows; others may share the blocks that it is made of."""
+        made = self.state.windows.setdefault(value, [])
+        if (known := next((t for t in made if t.placement == need), None)) is not None:
+            return known
+        best = cheapest(value.type, self._placements(value), need, self.mesh, self.price)
+        assert best is not None, f"no route to {need}"
+        first = next(i for i, step in enumerate(best.steps) if step.after.windows)
+        source = self._made(value, best.steps[first].before, ask)
+        way = route(value.type, source.placement, need, self.mesh, self.price)
+        assert way is not None
+        target = Tensor(value, need)
+        facts = why.Facts(self.causes.get(value, {}), ())
+        words = functools.partial(why.explain, value, way, ask, facts)
+        self._emit(
+            Reshard(source, target, way, ask.span, words, ask.phase), self.state.depth[value]
+        )
+        made.append(target)
         return target
 
     # --- nodes -------------------------------------------------------------------------------
@@ -285,7 +316,7 @@ class Placer:
         """The chooser of `op`, with the versions of its operands and the demands on its results."""
         wants, pins = self.request.wants(op), self.request.pins(op)
         self.causes.update((v, self.request.asked(v).causes) for v in op.outs)
-        versions = tuple(self._placements(v) for v in op.ins)
+        versions = tuple(self._placements(v) + self._windows(v) for v in op.ins)
         # Outputs force: a returned value is reduced at its definition, and all readers share that.
         forced = not self.returned.isdisjoint(op.outs)
         by = (self.mesh, self.decider.policy, self.price, forced)

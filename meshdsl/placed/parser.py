@@ -16,11 +16,11 @@ from meshdsl.ir import program as generic
 from meshdsl.ir.parser import Fields, Line, Scanner
 from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as named
-from meshdsl.ops.opdef import lookup
+from meshdsl.ops.opdef import Reads, lookup
 from meshdsl.placed import collectives as c
 from meshdsl.placed.ir import Apply, Loop, Parameter, Program, Reshard, Tensor
 from meshdsl.placed.reshard import Route
-from meshdsl.placed.sbp import Mesh, Placement, placement
+from meshdsl.placed.sbp import Mesh, Placement, Window, placement
 
 _HEAD = re.compile(r"program (\w+), mesh (.*\)), layout (.*), reduce ([\w-]+)")
 _MESH = re.compile(r"(\S+) \((.*)\)")
@@ -44,15 +44,37 @@ def parse_placed_type(
 ) -> tuple[TensorType, Placement]:
     """`f32[batch@rows 64, io 512] partial sum over cols`."""
     type_, splits = parser.tensor_type(scan)
-    if not scan.accept("partial"):
-        return type_, placement(mesh, splits)
-    op: Any = scan.next()
-    return type_, placement(mesh, splits, _over(scan), op)
+    windows = []
+    while scan.accept("window"):
+        windows.append(_window(scan))
+    made = placement(mesh, splits)
+    if scan.accept("partial"):
+        op: Any = scan.next()
+        made = placement(mesh, splits, _over(scan), op)
+    return type_, replace(made, windows=tuple(windows))
+
+
+def _window(scan: Scanner) -> Window:
+    """`(h 32, mul 2, lo -1, hi 1, loop 16)`."""
+    scan.expect("(")
+    (dim, size), *said = scan.listed(lambda: (scan.next(), scan.next()), ")")
+    numbers: dict[str, Any] = {name: _number(text) for name, text in said}
+    loop = numbers.pop("loop")
+    return Window(dim, int(size), Reads(**numbers), loop)
+
+
+def _number(text: str) -> Any:
+    """An integer, a float, a truth value or None."""
+    named = {"True": True, "None": None}
+    return named[text] if text in named else float(text) if {*".ien"} & {*text} else int(text)
 
 
 def parse_step(scan: Scanner, mesh: Mesh, before: Placement) -> c.Step:
     """`all_to_all heads to seq over tp`, of a tensor placed as `before`."""
     kind, words = scan.next(), list[Any]()
+    if kind in ("halo", "window"):
+        window = _window(scan)
+        return c.halo(mesh, before, _over(scan), window)
     while scan.peek() != "over":
         words.append(_split(scan) if kind == "permute" else scan.next())
     axes = _over(scan)

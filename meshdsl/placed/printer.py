@@ -12,13 +12,15 @@ program mlp, mesh square (rows 2, cols 2), layout hybrid, reduce deferred
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields
 
 from meshdsl.ir.printer import INDENT, Numbers, Printer, phase_text
 from meshdsl.ir.types import TensorType
 from meshdsl.named.printer import label
+from meshdsl.ops.opdef import Reads
 from meshdsl.placed.collectives import Step
 from meshdsl.placed.ir import Program, Reshard, Tensor
-from meshdsl.placed.sbp import Mesh, Placement
+from meshdsl.placed.sbp import Mesh, Placement, Window
 
 
 def print_program(program: Program) -> str:
@@ -33,6 +35,9 @@ def mesh_text(mesh: Mesh) -> str:
 
 def step_text(step: Step) -> str:
     """`all_to_all heads to seq over tp`; `slice batch over data`."""
+    if step.kind in ("halo", "window"):
+        over = ", ".join(step.after.axes_of(step.window.dim))
+        return f"{step.kind} {_window(step.window)} over {over}"
     moved = _splits(step.after) if step.kind == "permute" else None
     words = [step.kind, step.op, step.dim, f"to {step.to_dim}" if step.to_dim else None, moved]
     return f"{' '.join(w for w in words if w)} over {', '.join(step.axes)}"
@@ -42,7 +47,15 @@ def placed_type_text(type_: TensorType, p: Placement) -> str:
     """`f32[batch@rows 64, io 512] partial sum over cols`."""
     dims = (f"{d.name}{_axes(p.axes_of(d.name))} {d.size}" for d in type_.dims)
     tail = f" partial {p.op} over {', '.join(p.partial)}" if p.partial else ""
-    return f"{type_.dtype}[{', '.join(dims)}]{tail}"
+    windows = "".join(f" window {_window(w)}" for w in p.windows)
+    return f"{type_.dtype}[{', '.join(dims)}]{windows}{tail}"
+
+
+def _window(window: Window) -> str:
+    """`(h 32, mul 2, lo -1, hi 1, loop 16)`: what differs from a block read as it is."""
+    pairs = ((f.name, getattr(window.reads, f.name), f.default) for f in fields(Reads))
+    said = [f"{name} {value}" for name, value, default in pairs if value != default]
+    return f"({', '.join([f'{window.dim} {window.size}', *said, f'loop {window.loop}'])})"
 
 
 def _axes(axes: tuple[str, ...]) -> str:

@@ -85,6 +85,8 @@ def route(
     """
     if source == target:
         return STAY
+    if source.windows or target.windows:
+        return None if source.windows else _to_windows(type_, source, target, mesh, price)
     space = _space(type_, source, target, mesh, price.scatter)
     start, goal = space.number(source), space.number(target)
     best, came = {start: 0}, dict[int, _Edge]()
@@ -108,6 +110,35 @@ def route(
                 came[edge.after] = edge
                 heapq.heappush(queue, (there, next(order), edge.after))
     return None
+
+
+def _to_windows(
+    type_: TensorType, source: Placement, target: Placement, mesh: Mesh, price: Price
+) -> Route | None:
+    """The cheapest route to windows: of the blocks, or, cut locally, of a dim that is whole."""
+    found = []
+    for count in range(len(target.windows) + 1):
+        for whole in itertools.combinations(target.windows, count):
+            base = target.plain
+            for window in whole:
+                base = base.without_dim(window.dim)
+            way = route(type_, source, base, mesh, price)
+            if way is not None:
+                found.append(_through(type_, way, base, target, mesh))
+    return min(found, key=lambda r: (price.of(r), r.collectives, len(r.steps)), default=None)
+
+
+def _through(
+    type_: TensorType, way: Route, base: Placement, target: Placement, mesh: Mesh
+) -> Route:
+    """A route to blocks, and the windows of `target` from there."""
+    steps, here = list(way.steps), base
+    for window in target.windows:
+        steps.append(c.halo(mesh, here, target.axes_of(window.dim), window))
+        here = steps[-1].after
+    halos = steps[len(way.steps) :]
+    sent = way.wire_bytes + sum(step.wire(type_, mesh) for step in halos)
+    return Route(tuple(steps), sent, sum(step.moves for step in steps))
 
 
 STEP, COLLECTIVE, BYTE = 1, 1 << 10, 1 << 20

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import Op
 from meshdsl.ops.opdef import Factor, Factors, OpDef, ReduceOp, Signature, lookup
-from meshdsl.placed.sbp import B, Component, Partial, Split
+from meshdsl.placed.sbp import B, Component, Mesh, Partial, Placement, Split, Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,7 @@ class Row:
 def rows(factors: Factors, ins: int, outs: int) -> tuple[Row, ...]:
     """Every legal row for that many operands and outputs, the all-`B` row first."""
     found = [Row((B,) * ins, (B,) * outs)]
-    # Windows of a split dim are exchanged by no collective yet.
-    found += [_split_row(f) for f in factors.loops if not any(f.reads)]
+    found += [_split_row(f) for f in factors.loops]
     found += [_partial_row(group, "sum", ins, outs) for group in factors.linear]
     extremes: tuple[ReduceOp, ...] = ("max", "min")
     for operand in factors.monotone:
@@ -83,3 +83,59 @@ def call_of(op: Op) -> Call:
 def legal_rows(call: Call) -> tuple[Row, ...]:
     """The rows of a call along one axis."""
     return rows(call.opdef.factors(call.signature), len(call.ins), len(call.outs))
+
+
+Placements = tuple[Placement, ...]
+
+
+@functools.lru_cache(maxsize=65536)
+def with_windows(
+    call: Call, needs: Placements, yields: Placements, mesh: Mesh
+) -> Placements | None:
+    """The placements of the operands with the windows that split loops read of them.
+
+    None where a loop and an operand that it has a window of are split in different orders of axes.
+    """
+    loops = [f for f in call.opdef.factors(call.signature).loops if any(f.reads)]
+    if not loops:
+        return needs
+    found = []
+    for index, (type_, need) in enumerate(zip(call.ins, needs, strict=True)):
+        made = [w for loop in loops for w in _windows(call, loop, index, needs, yields)]
+        if any(axes != need.axes_of(window.dim) for axes, window in made):
+            return None
+        here = replace(need.plain, windows=tuple(w for _, w in made))
+        kept = tuple(w for w in here.windows if _is_exchanged(here, w, type_, mesh))
+        found.append(replace(here, windows=kept))
+    return tuple(found)
+
+
+def _windows(
+    call: Call, loop: Factor, index: int, needs: Placements, yields: Placements
+) -> Iterator[tuple[tuple[str, ...], Window]]:
+    """The window that a loop reads of an operand, with the axes that the loop is split over."""
+    dim, reads = loop.ins[index], loop.reads[index]
+    if dim is None or reads is None:
+        return
+    axes, size = _blocks(call, loop, needs, yields)
+    if axes and needs[index].axes_of(dim):
+        yield axes, Window(dim, call.ins[index].size(dim), reads, size)
+
+
+def _blocks(
+    call: Call, loop: Factor, needs: Placements, yields: Placements
+) -> tuple[tuple[str, ...], int]:
+    """The axes that a loop is split over, and its size: those of a dim that is its index."""
+    indexed = [*zip(yields, call.outs, loop.outs, strict=True)]
+    own = zip(needs, call.ins, loop.ins, loop.reads, strict=True)
+    indexed += [(placed, type_, dim) for placed, type_, dim, read in own if read is None]
+    for placed, type_, dim in indexed:
+        if dim is not None:
+            return placed.axes_of(dim), type_.size(dim)
+    raise AssertionError(f"all that has the loop {loop.name} of {call.name} is a window of it")
+
+
+def _is_exchanged(need: Placement, window: Window, type_: TensorType, mesh: Mesh) -> bool:
+    """Whether a window is other than the block itself."""
+    size = type_.size(window.dim)
+    return need.held(window.dim, size, mesh) != need.blocks(window.dim, size, mesh)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from meshdsl.backends.runtime.values import block
 from meshdsl.ir.types import TensorType
-from meshdsl.ops.opdef import ReduceOp
+from meshdsl.ops.opdef import Reads, ReduceOp
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +98,33 @@ B = Broadcast()
 
 
 @dataclass(frozen=True, slots=True)
+class Window:
+    """What each device has of a split dim where an operator reads more, or else, than a block.
+
+    `size` is that of the dim, `loop` that of the operator's loop, which is split over the same
+    axes: each of its blocks reads what `reads` says.
+    """
+
+    dim: str
+    size: int
+    reads: Reads
+    loop: int
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """Splits per dim (axes outer to inner) and the partial axes, which share one `op`.
 
     Axes in neither are `B`. Canonical: dims sorted by name, no dim without axes, `partial` in mesh
     order, `op` None exactly when nothing is partial. Make one with `placement()`.
+    `windows` of split dims are in place of their blocks, in the order they were exchanged: only an
+    operator with these `Reads` may have such an operand.
     """
 
     splits: tuple[tuple[str, tuple[str, ...]], ...] = ()
     partial: tuple[str, ...] = ()
     op: ReduceOp | None = None
+    windows: tuple[Window, ...] = ()
 
     def axes_of(self, dim: str) -> tuple[str, ...]:
         """The axes `dim` is split over, outer first; empty when it is whole."""
@@ -126,8 +144,16 @@ class Placement:
         return B
 
     def local(self, type_: TensorType, mesh: Mesh) -> TensorType:
-        """The type of the largest local block of a device."""
-        return type_.resized({d: -(-type_.size(d) // mesh.size(*axes)) for d, axes in self.splits})
+        """The type of the largest local block, or window, of a device."""
+        sizes = {d: -(-type_.size(d) // mesh.size(*axes)) for d, axes in self.splits}
+        for window in self.windows:
+            held = self.held(window.dim, window.size, mesh)
+            sizes[window.dim] = max(stop - start for start, stop in held)
+        return type_.resized(sizes)
+
+    def is_uneven(self, dim: str, size: int, mesh: Mesh) -> bool:
+        """Whether the blocks of `dim` differ in size."""
+        return size % mesh.size(*self.axes_of(dim)) != 0
 
     def blocks(self, dim: str, size: int, mesh: Mesh) -> tuple[tuple[int, int], ...]:
         """The [start, stop) of each block of `dim`, in order: by the coordinates on its axes."""
@@ -135,9 +161,25 @@ class Placement:
         found = (block(size, ways, at) for at in itertools.product(*map(range, ways)))
         return tuple((start, start + extent) for start, extent in found)
 
-    def is_uneven(self, dim: str, size: int, mesh: Mesh) -> bool:
-        """Whether the blocks of `dim` differ in size."""
-        return size % mesh.size(*self.axes_of(dim)) != 0
+    def held(self, dim: str, size: int, mesh: Mesh) -> tuple[tuple[int, int], ...]:
+        """The [start, stop) that each device has of `dim`: its block, or its window."""
+        window = next((w for w in self.windows if w.dim == dim), None)
+        if window is None:
+            return self.blocks(dim, size, mesh)
+        blocks = self.blocks(dim, window.loop, mesh)
+        return tuple(window.reads.window(o0, o1, size) for o0, o1 in blocks)
+
+    def number(self, dim: str, mesh: Mesh, at: Mapping[str, int]) -> int:
+        """Which block of `dim` the device at these coordinates has."""
+        found = 0
+        for axis in self.axes_of(dim):
+            found = found * mesh.size(axis) + at[axis]
+        return found
+
+    @property
+    def plain(self) -> Placement:
+        """The same placement with blocks for windows."""
+        return Placement(self.splits, self.partial, self.op) if self.windows else self
 
     def may_become(self, other: Placement) -> bool:
         """Whether `other` keeps split and partial axes, or has them partial: nothing is sent."""

@@ -19,6 +19,7 @@ def verify(program: Program) -> None:
     check.need((tensor for _, tensor in program.outputs), "an output")
     for name, tensor in program.outputs:
         assert not tensor.placement.partial, f"output {name} is partial"
+        assert not tensor.placement.windows, f"output {name} is a window"
     check.need((new for _, new in program.updates), "an update")
     for old, new in program.updates:
         assert new.placement == old.placement, f"{old.value.label} changes its placement"
@@ -36,7 +37,8 @@ class _Placed(Verifier[Tensor]):
         """Check that blocks are equal, dims exist, axes serve once, partial axes share an op."""
         p = value.placement
         again = placement(self.mesh, dict(p.splits), p.partial, p.op)
-        assert p == again, f"not canonical: {p}"
+        assert p.plain == again, f"not canonical: {p}"
+        assert all(p.axes_of(w.dim) for w in p.windows), f"a window of a whole dim: {p}"
         p.local(value.type, self.mesh)
 
     def check(self, node: Apply | Reshard) -> None:
@@ -50,6 +52,8 @@ class _Placed(Verifier[Tensor]):
     def check_loop(self, node: Loop) -> None:
         for item in node.stacked:
             assert not item.outer.placement.axes_of(node.dim.name), "the loop's dim is split"
+        ends = (*(c.init for c in node.carries), *node.ends, *(s.outer for s in node.stacked))
+        assert not any(t.placement.windows for t in ends), "a loop hands on a window"
         for carry in node.carries:
             versions = (carry.init, carry.inside, carry.next, carry.result)
             assert len({t.placement for t in versions}) == 1, "a carry changes its placement"
@@ -61,6 +65,7 @@ class _Placed(Verifier[Tensor]):
 
 def _check_route(node: Reshard) -> None:
     here: Placement = node.source.placement
+    assert not here.windows, "windows are only for operators"
     for step in node.route.steps:
         assert step.before == here, "the route is broken"
         here = step.after

@@ -74,6 +74,12 @@ def explain(value: Value, route: Route, ask: Ask, facts: Facts) -> tuple[str, st
         text = ", and ".join(facts.partial) or "each device holds a part"
         tail = _reduced_for(ask)
         remedy = _reduce_remedy(value, kinds, facts)
+    elif "halo" in kinds or "window" in kinds:
+        text, tail = (
+            _split_by(route, facts),
+            f"{ask.who} reads beyond each block of {_windowed(route)}",
+        )
+        remedy = f"leave {_windowed(route)} whole, or split a dim whose blocks need no neighbours"
     elif ask.kind == "storage":
         text, tail = _stored_by(value, facts), f"{_plain(ask)} by the other rules"
         remedy = "store it as it is used, at the price of memory: drop the `params:` rule"
@@ -121,6 +127,12 @@ def _moved(route: Route) -> tuple[list[str], list[str]]:
     return list(dict.fromkeys(dims)), list(
         dict.fromkeys(axis for step in steps for axis in step.axes)
     )
+
+
+def _windowed(route: Route) -> str:
+    """The dims that windows are made of."""
+    dims = (step.dim for step in route.steps if step.kind in ("halo", "window"))
+    return " and ".join(f"`{dim}`" for dim in dims)
 
 
 def _plain(ask: Ask) -> str:
