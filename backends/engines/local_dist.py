@@ -122,7 +122,7 @@ def _exchange(calls: list[Call]) -> None:
     """Blocks of any size."""
     import torch
 
-    parts = [call.tensor.split(call.leaves) for call in calls]
+    parts = [torch.split(call.tensor, list(call.leaves or ())) for call in calls]
     for index, call in enumerate(calls):
         call.out.copy_(torch.cat([blocks[index] for blocks in parts]))
 

@@ -151,33 +151,27 @@ def halo(
     `sizes` are those of the dim and of the loop, both split over `axes`, outer first; `reads` as in
     `span`. Without a fill the window ends at the border.
     """
-    members = next(
-        ranks for ranks in group_members(mesh, in_mesh_order(mesh, axes)) if rank in ranks
-    )
+    over = in_mesh_order(mesh, axes)
+    members = next(ranks for ranks in group_members(mesh, over) if rank in ranks)
     own, read = blocks_and_windows(mesh, axes, members, sizes, reads, fill is None)
     me = members.index(rank)
-    arrives, leaves = (
-        [overlap(own[r], read[q]) for r, q in pairs]
-        for pairs in (
-            [(r, me) for r in range(len(members))],
-            [(me, q) for q in range(len(members))],
-        )
-    )
-    arrives[me] = leaves[me] = (0, 0)
-    rows = as_numbers(x).movedim(dim, 0)
-    sent = torch.cat([rows[start - own[me][0] : stop - own[me][0]] for start, stop in leaves])
-    counts = [stop - start for start, stop in arrives]
+    leaves = [overlap(own[me], other) for other in read]
+    arrives = [overlap(other, read[me]) for other in own]
+    leaves[me] = arrives[me] = (0, 0)
+    rows, first = as_numbers(x).movedim(dim, 0), own[me][0]
+    sent = torch.cat([rows.narrow(0, a - first, b - a) for a, b in leaves if a < b] or [rows[:0]])
+    counts = [b - a for a, b in arrives]
     received = sent.new_empty(sum(counts), *sent.shape[1:])
-    group = groups["+".join(in_mesh_order(mesh, axes))]
-    dist.all_to_all_single(
-        received, sent, counts, [stop - start for start, stop in leaves], group=group
-    )
-    window = framed(x, dim, own[me][0], read[me], sizes[0], fill)
-    for (start, _), part in zip(arrives, received.view(x.dtype).split(counts), strict=True):
-        window.narrow(dim, start - read[me][0] if len(part) else 0, len(part)).copy_(
-            part.movedim(0, dim)
-        )
-    return window
+    lengths, group = [b - a for a, b in leaves], groups["+".join(over)]
+    dist.all_to_all_single(received, sent, counts, lengths, group=group)
+    found = framed(x, dim, first, read[me], sizes[0], fill)
+    at = 0
+    for (a, b), count in zip(arrives, counts, strict=True):
+        if count:
+            part = received.narrow(0, at, count).view(x.dtype).movedim(0, dim)
+            found.narrow(dim, a - read[me][0], b - a).copy_(part)
+        at += count
+    return found
 
 
 def window(
@@ -205,7 +199,8 @@ def framed(
     for a, b in (overlap((start, 0), window), overlap((size, stop), window)):
         found.narrow(dim, a - start, b - a).fill_(fill or 0)
     a, b = overlap((first, first + x.shape[dim]), window)
-    found.narrow(dim, a - start, b - a).copy_(x.narrow(dim, a - first, b - a))
+    if a < b:
+        found.narrow(dim, a - start, b - a).copy_(x.narrow(dim, a - first, b - a))
     return found
 
 

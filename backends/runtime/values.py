@@ -104,10 +104,8 @@ def block(size: int, ways: tuple[int, ...], at: tuple[int, ...]) -> tuple[int, i
     return start, extent
 
 
-<<<<<<< HEAD
-=======
 def span(
-    block: tuple[int, int], size: int, reads: tuple[int, int, int, int, bool]
+    part: tuple[int, int], size: int, reads: tuple[int, int, int, int, bool]
 ) -> tuple[int, int]:
     """What a block [o0, o1) of a loop reads of a dim of `size`, as [start, stop).
 
@@ -115,7 +113,7 @@ def span(
     floor((mul*(o1-1) + hi)/div)], mirrored with `flip`. It is empty for an empty block, and may
     begin or end outside of the dim.
     """
-    (first, end), (mul, div, lo, hi, flip) = block, reads
+    (first, end), (mul, div, lo, hi, flip) = part, reads
     start = -(-(mul * first + lo) // div)
     stop = max(start, (mul * (end - 1) + hi) // div + 1) if first < end else start
     return (size - stop, size - start) if flip else (start, stop)
@@ -158,7 +156,6 @@ def blocks_and_windows(
     return own, read
 
 
->>>>>>> 4752093 (wip)
 def local_part(spec: Spec, mesh: dict[str, int], rank: int) -> tuple[slice, ...]:
     """The slice of each dim that device `rank` holds."""
     at, parts = coordinates(mesh, rank), []

@@ -21,6 +21,9 @@ from meshdsl.device.ir import (
 from meshdsl.device.liveness import uses
 from meshdsl.diagnostics import Span
 
+MOST_SHOWN = 8
+"""Windows that a comment lists."""
+
 
 class Moves(Walk):
     """The state of a text that is being written; writes moves."""
@@ -163,11 +166,20 @@ class Moves(Walk):
         window, placed = node.step.window, node.step.after
         reads, position = window.reads, self._position(node.source, window.dim)
         self.used.add(node.step.kind)
+        self._about_windows(node)
         numbers = (reads.mul, reads.div, reads.lo, reads.hi, reads.flip)
         fill = None if reads.fill is None else self._filling(node.source, reads.fill)
         args = f"{placed.axes_of(window.dim)!r}, {(window.size, window.loop)}, {numbers}, {fill}"
         where = "rank, MESH" + (", groups" if node.step.moves else "")
         return f"{node.step.kind}({self._tensor(node.source)}, {position}, {args}, {where})"
+
+    def _about_windows(self, node: Move) -> None:
+        """Write a comment: what each device has of the dim, of many the first and the last."""
+        window = node.step.window
+        held = [f"{a}:{b}" for a, b in node.step.after.held(window.dim, window.size, self.mesh)]
+        shown = held if len(held) <= MOST_SHOWN else [*held[: MOST_SHOWN - 2], "…", held[-1]]
+        axes = " and ".join(node.step.after.axes_of(window.dim))
+        self.out.comment(f"along {axes}, of {window.dim}: {', '.join(shown)}")
 
     def _filling(self, var: Var, fill: float) -> str:
         return self.literal(fill if var.local.dtype.kind == "float" else int(fill))

@@ -155,6 +155,10 @@ class Variables:
         """Free the identifier of a variable whose statement has been removed."""
         self.names.free(self.chosen.pop(var.name), var.hint)
 
+    def known_as(self, var: Var, name: str) -> None:
+        """Let a variable without a statement of its own be shown by another's identifier."""
+        self.chosen[var.name] = name
+
     def let_go(self, var: Var) -> str | None:
         """The identifier to delete now that a variable is dead, if it names no other."""
         found = self.of(var)

@@ -18,7 +18,7 @@ from meshdsl.backends.torch.loops import Loops
 from meshdsl.backends.torch.moves import typed
 from meshdsl.backends.torch.paste import paste
 from meshdsl.device.aliases import copied_first, shared
-from meshdsl.device.ir import Compute, Loop, Node, Program, Var
+from meshdsl.device.ir import Collective, Compute, Loop, Move, Node, Program, Var
 from meshdsl.device.liveness import (
     LARGE,
     deaths,
@@ -216,20 +216,30 @@ class Emitter(Loops):
 
     def _assign(self, node: Compute, text: str) -> None:
         """Write `name = text`; where that only renames the last result, that one gets the name."""
-        target = node.outs[0]
+        target, before = node.outs[0], None
         if self.last and node.ins and self._only_renames(node, text):
             start, _, source, text = self.last
             del self.out.lines[start:]
             self.renamed.add(source)
             self.variables.forget(source)
+            before = source
         elif len(node.outs) == 1 and self.variables.share(target, text):
             return
         start = len(self.out.lines)
         for var, index in zip(node.outs, overwrites(node), strict=False):
             self.variables.follow(var, node.ins[index])
         names = [self.variables.assign(var) for var in node.outs]
+        if before is not None:
+            self.variables.known_as(before, names[0])
         self.out.statement(f"{', '.join(names)} = {text}", typed(target))
         self.last = (start, len(self.out.lines), target, text)
+
+    def _assign_targets(self, node: Collective, text: str) -> None:
+        """Write what a collective makes; a window may get the name of a result that it is."""
+        start = len(self.out.lines)
+        super()._assign_targets(node, text)
+        if isinstance(node, Move) and node.step.after.windows:
+            self.last = (start, len(self.out.lines), node.target, text)
 
     def _only_renames(self, node: Compute, text: str) -> bool:
         assert self.last is not None

@@ -14,6 +14,7 @@ from meshdsl.ops.opdef import (
     Factor,
     Factors,
     OpError,
+    Reads,
     ReduceOp,
     Sample,
     Signature,
@@ -124,6 +125,11 @@ def loops(sig: Signature, *, without: Sequence[str] = ()) -> tuple[Factor, ...]:
     """A loop for each dim of the outputs, less those in `without`."""
     names = dict.fromkeys(n for t in sig.outs for n in t.names if n not in without)
     return tuple(loop(sig, n) for n in names)
+
+
+def reader(target: str, sources: Sequence[str], *reads: Reads) -> Factor:
+    """A loop over dim `target` of the result, which reads a window of a dim of each operand."""
+    return Factor(target, tuple(sources), (target,), reads=reads)
 
 
 def plain(*, linear: Sequence[Sequence[int]] = (), monotone: Sequence[int] = ()) -> Any:

@@ -1,4 +1,4 @@
-"""Joining and moving along a dim: concat, pad, shift. That dim itself must be whole."""
+"""Joining and moving along a dim: concat, pad, shift. Where it is split they read windows of it."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from meshdsl.ops.build import (
     need_distinct,
     need_one_dtype,
     no_flops,
+    reader,
     sample,
     swapped,
     tensor,
@@ -35,6 +36,7 @@ from meshdsl.ops.opdef import (
     NumpyCall,
     OpDef,
     OpError,
+    Reads,
     Signature,
     Surface,
     TorchCall,
@@ -129,8 +131,14 @@ def _need_same(first: Sequence[Dim], other: Sequence[Dim], a: TensorType, b: Ten
 
 
 def _concat_factors(sig: Signature) -> Factors:
-    every = range(len(sig.ins))
-    own = loops(sig, without=(sig.attrs["target"].name,))
+    every, target, start = range(len(sig.ins)), sig.attrs["target"].name, 0
+    reads = []
+    for source in sig.attrs["sources"]:
+        # A block reads what there is of each operand: windows that end at the borders are joined.
+        reads.append(Reads(lo=-start, hi=-start, fill=None))
+        start += source.size
+    joined = reader(target, [s.name for s in sig.attrs["sources"]], *reads)
+    own = (*loops(sig, without=(target,)), joined)
     return Factors(own, (frozenset(every),), tuple(every))
 
 
@@ -254,11 +262,15 @@ def _check_fill(type_: TensorType, value: float) -> None:
 
 
 def _pad_factors(sig: Signature) -> Factors:
-    own = loops(sig, without=(sig.attrs["target"][0].name,))
+    (source,), (target,), before = (sig.attrs[k] for k in ("source", "target", "before"))
+    reads = Reads(lo=-before, hi=-before, fill=sig.attrs["value"])
+    own = (*loops(sig, without=(target.name,)), reader(target.name, [source.name], reads))
     return Factors(own, () if sig.attrs["value"] else (frozenset({0}),), (0,))
 
 
 def _pad_numpy(call: NumpyCall, x: Array) -> Array:
+    if call.is_split(call.attrs["target"][0].name):
+        return x  # a window: the fill is in it
     at = call.ins[0].index(call.attrs["source"][0].name)
     widths = [(0, 0)] * x.ndim
     widths[at] = (call.attrs["before"], call.attrs["after"])
@@ -266,6 +278,8 @@ def _pad_numpy(call: NumpyCall, x: Array) -> Array:
 
 
 def _pad_text(call: TorchCall) -> str:
+    if call.is_split(call.attrs["target"][0].name):
+        return call.tensor(0)
     at = call.ins[0].index(call.attrs["source"][0].name)
     value = call.attrs["value"]
     fill = f", value={value!r}" if value else ""
@@ -315,6 +329,7 @@ register(
             ),
         ),
         flops=no_flops,
+        passes=True,
         gradient=_pad_gradient,
         meaning="The tensor with `before` and `after` more elements, of `value`, along a dim.",
     )
@@ -330,11 +345,14 @@ def _shift_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType,
 
 
 def _shift_factors(sig: Signature) -> Factors:
-    own = loops(sig, without=(sig.attrs["dim"].name,))
+    dim, by = sig.attrs["dim"].name, sig.attrs["by"]
+    own = (*loops(sig, without=(dim,)), reader(dim, [dim], Reads(lo=-by, hi=-by)))
     return Factors(own, (frozenset({0}),), (0,))
 
 
 def _shift_numpy(call: NumpyCall, x: Array) -> Array:
+    if call.is_split(call.attrs["dim"].name):
+        return x  # a window: moved already
     at = call.ins[0].index(call.attrs["dim"].name)
     size = x.shape[at]
     by = max(-size, min(size, call.attrs["by"]))
@@ -348,6 +366,8 @@ def _shift_numpy(call: NumpyCall, x: Array) -> Array:
 
 def _shift_text(call: TorchCall) -> str:
     dim = call.attrs["dim"]
+    if call.is_split(dim.name):
+        return call.tensor(0)
     by = max(-dim.size, min(dim.size, call.attrs["by"]))
     return _padded(call, call.ins[0].index(dim.name), by, -by)
 
@@ -372,6 +392,7 @@ register(
             sample(tensor(BATCH, SEQ, dtype=BOOL), values="bool", dim=SEQ, by=2),
         ),
         flops=no_flops,
+        passes=True,
         gradient=_shift_gradient,
         relocates=True,
         meaning="The tensor moved `by` places along a dim, towards higher indices; zeros come in.",

@@ -336,6 +336,7 @@ class OpDef:
     view:    a mere relabelling of operand 0, whose memory the torch result may show.
     shows:   other calls, by operand types and attributes, whose torch result may show the memory of
     operand 0. Every other result has memory of its own (`device/aliases.py`).
+    passes:  where operand 0 is a window, the torch result is that window.
     composite: defined in the prelude under the same name; used as one operator only where every dim
              in no loop is whole, expanded there otherwise.
     flops:   signature (local types) -> floating-point operations; None counts one per output
@@ -380,6 +381,7 @@ class OpDef:
     exact: bool = True
     view: bool = False
     shows: Callable[[tuple[TensorType, ...], Attrs], bool] | None = None
+    passes: bool = False
     composite: bool = False
     flops: Callable[[Signature], int] | None = None
     legal: Callable[[Signature, Mapping[str, int], Mapping[str, int]], bool] | None = None

@@ -18,6 +18,7 @@ from meshdsl.ops.build import (
     need_distinct,
     no_flops,
     plain,
+    reader,
     sample,
     tensor,
 )
@@ -30,6 +31,8 @@ from meshdsl.ops.opdef import (
     NumpyCall,
     OpDef,
     OpError,
+    Reads,
+    Signature,
     Surface,
     TorchCall,
     register,
@@ -159,12 +162,22 @@ def _slice_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType,
     return (replaced("slice", ins[0], dim, (target,)),)
 
 
+def _slice_factors(sig: Signature) -> Factors:
+    dim, start, target = (sig.attrs[k] for k in ("dim", "start", "target"))
+    part = reader(target.name, [dim.name], Reads(lo=start, hi=start))
+    return Factors((*loops(sig, without=(target.name,)), part), (frozenset({0}),), (0,))
+
+
 def _slice_numpy(call: NumpyCall, x: Array) -> Array:
     at = call.ins[0].index(call.attrs["dim"].name)
+    if call.is_split(call.attrs["target"].name):
+        return x  # a window: the range itself
     return x[(*(slice(None),) * at, slice(call.attrs["start"], call.attrs["stop"]))]
 
 
 def _slice_text(call: TorchCall) -> str:
+    if call.is_split(call.attrs["target"].name):
+        return call.tensor(0)
     at = call.ins[0].index(call.attrs["dim"].name)
     return indexed(call.tensor(0), at, f"{call.attrs['start'] or ''}:{call.attrs['stop']}")
 
@@ -181,7 +194,7 @@ _PART = Dim("part", 2)
 view(
     "slice",
     _slice_infer,
-    lambda sig: Factors(loops(sig, without=(sig.attrs["target"].name,)), (frozenset({0}),), (0,)),
+    _slice_factors,
     _slice_numpy,
     _slice_text,
     (

@@ -197,7 +197,9 @@ class Placement:
 
     def show(self, type_: TensorType) -> str:
         """`[batch@data, hidden@(x, y), io] partial sum over cols`, in the language's notation."""
-        dims = ", ".join(_show_dim(d, self.axes_of(d)) for d in type_.names)
+        windows = {w.dim: " window" for w in self.windows}
+        shown = (_show_dim(d, self.axes_of(d)) + windows.get(d, "") for d in type_.names)
+        dims = ", ".join(shown)
         tail = f" partial {self.op} over {', '.join(self.partial)}" if self.partial else ""
         return f"[{dims}]{tail}"
 

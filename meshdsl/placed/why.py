@@ -75,10 +75,8 @@ def explain(value: Value, route: Route, ask: Ask, facts: Facts) -> tuple[str, st
         tail = _reduced_for(ask)
         remedy = _reduce_remedy(value, kinds, facts)
     elif "halo" in kinds or "window" in kinds:
-        text, tail = (
-            _split_by(route, facts),
-            f"{ask.who} reads beyond each block of {_windowed(route)}",
-        )
+        text = f"{ask.who} reads beyond each block of {_windowed(route)}"
+        tail = _split_by(route, facts)
         remedy = f"leave {_windowed(route)} whole, or split a dim whose blocks need no neighbours"
     elif ask.kind == "storage":
         text, tail = _stored_by(value, facts), f"{_plain(ask)} by the other rules"

@@ -11,7 +11,7 @@ import torch
 from meshdsl.ir.types import BOOL, DTYPES, F32, I32, Dim, DType, TensorType
 from meshdsl.ops.einsum_text import einsum_text
 from meshdsl.ops.opdef import NumpyCall, Sample, Signature, load_all, lookup
-from meshdsl.placed.rows import Row
+from meshdsl.placed.rows import Row, rows
 from meshdsl.placed.sbp import Component, Split
 from tests.ops.row_prover import (
     RANKS,
@@ -22,14 +22,32 @@ from tests.ops.row_prover import (
     results,
     signature,
 )
-from tests.ops.torch_run import FLOATS, assert_same, call, evaluate, retyped, several, to_torch
+from tests.ops.torch_run import (
+    FLOATS,
+    assert_same,
+    call,
+    evaluate,
+    retyped,
+    several,
+    to_torch,
+    window_call,
+)
+from tests.ops.window_rows import piece, reads_windows
 
-CASES = [
-    pytest.param(name, retyped(sample, floats), id=f"{name}-{i}-{floats}")
+
+def rows_of(name: str, sample: Sample) -> tuple[Row, ...]:
+    """The rows of a sample, of splits that divide its dims or not."""
+    sig = signature(lookup(name), sample)
+    return rows(lookup(name).factors(sig), len(sig.ins), len(sig.outs))
+
+
+SAMPLES = {
+    f"{name}-{i}-{floats}": (name, retyped(sample, floats))
     for name in sorted(load_all())
     for i, sample in enumerate(lookup(name).samples)
     for floats in FLOATS
-]
+}
+CASES = [pytest.param(*case, id=id) for id, case in SAMPLES.items()]
 
 
 def _drawn(sample: Sample) -> list[np.ndarray]:
@@ -56,8 +74,35 @@ def test_text_is_the_numpy_meaning(name: str, sample: Sample, strided: bool) -> 
 def test_text_on_parts_is_the_numpy_meaning_of_the_whole(name: str, sample: Sample) -> None:
     opdef, sig = lookup(name), signature(lookup(name), sample)
     for row in declared_rows(opdef, sig):
-        if row.factor is not None:
+        if row.factor is not None and not reads_windows(row):
             _check_split(name, sample, sig, row)
+
+
+READING = [
+    pytest.param(*case, row, ranks, id=f"{id}-{row}-{ranks}")
+    for id, case in SAMPLES.items()
+    for row in rows_of(*case)
+    if reads_windows(row)
+    for ranks in (2, 3)
+]
+
+
+@pytest.mark.parametrize(("name", "sample", "row", "ranks"), READING)
+def test_text_on_windows_is_the_numpy_meaning_of_the_whole(
+    name: str, sample: Sample, row: Row, ranks: int
+) -> None:
+    opdef, sig = lookup(name), signature(lookup(name), sample)
+    wholes = _drawn(sample)
+    expected = results(opdef, NumpyCall(sig.ins, sig.outs, sig.attrs), wholes)
+    found = []
+    for rank in range(ranks):
+        local, arrays = piece(sig, row, wholes, rank, ranks)
+        text = window_call(local, tuple(map(np.shape, arrays)))
+        operands = [to_torch(a, t) for a, t in zip(arrays, sig.ins, strict=True)]
+        found.append(several(evaluate(opdef, text, operands, rank)))
+    for i, (out, type_) in enumerate(zip(row.outs, sig.outs, strict=True)):
+        arrays = [to_numpy(own[i]) for own in found]
+        assert_same(to_torch(join(arrays, out, type_), type_), expected[i], type_)
 
 
 def _check_split(name: str, sample: Sample, sig: Signature, row: Row) -> None:
@@ -79,6 +124,12 @@ def _check_split(name: str, sample: Sample, sig: Signature, row: Row) -> None:
         _check_parts([own[i] for own in found], expected[i], out, type_, extents)
 
 
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    """The array of a result."""
+    array: np.ndarray = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return array
+
+
 def _check_parts(
     found: list[torch.Tensor],
     expected: np.ndarray,
@@ -88,8 +139,7 @@ def _check_parts(
 ) -> None:
     local = type_.resized(extents) if isinstance(placed, Split) else type_
     assert all(tuple(f.shape) == local.shape for f in found)
-    arrays = [(f.float() if f.dtype == torch.bfloat16 else f).numpy() for f in found]
-    joined = to_torch(join(arrays, placed, type_), type_)
+    joined = to_torch(join(list(map(to_numpy, found)), placed, type_), type_)
     assert_same(joined, expected, type_)
 
 

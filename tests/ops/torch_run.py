@@ -12,7 +12,7 @@ import torch
 from meshdsl.backends.runtime import indices, softmax, updates
 from meshdsl.backends.torch.call import TorchText
 from meshdsl.ir.types import F32, F64, DType, TensorType
-from meshdsl.ops.opdef import OpDef, Sample, Signature
+from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature
 
 TORCH = {
     "f32": torch.float32,
@@ -54,6 +54,16 @@ def call(
         offsets={d: f"rank * {n} + 0" for d, n in offsets.items()},
         splits=frozenset(extents),
     )
+
+
+def window_call(local: NumpyCall, shapes: tuple[tuple[int, ...], ...]) -> TorchText:
+    """The call of one device with windows of operands, whose local shapes are given."""
+    made = call(Signature(local.ins, local.outs, local.attrs), extents=local.extents)
+    sized = zip(local.ins, shapes, strict=True)
+    made.ins = tuple(t.resized(dict(zip(t.names, shape, strict=True))) for t, shape in sized)
+    made.offsets = {d: str(n) for d, n in local.offsets.items()}
+    made.starts = {of: str(start) for of, (start, _) in local.windows.items()}
+    return made
 
 
 def evaluate(opdef: OpDef, text: TorchText, operands: list[torch.Tensor], rank: int = 0) -> Any:

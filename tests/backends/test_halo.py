@@ -1,0 +1,122 @@
+"""`halo` and `window` on the in-process engine, against slices of the padded whole."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshdsl.backends.engines.in_process import run_local
+from meshdsl.backends.runtime.values import coordinates
+from meshdsl.ir.types import BOOL, F32, I64, Dim, TensorType
+from meshdsl.ops.opdef import Reads
+from meshdsl.placed import collectives as c
+from meshdsl.placed.sbp import WHOLE, Mesh, Placement, Window, placement
+from tests.backends.conftest import emitted
+from tests.ops.window_rows import padded
+
+MESHES = ({"p": 1}, {"p": 2}, {"p": 3}, {"p": 4}, {"p": 2, "q": 2}, {"q": 2, "p": 3})
+
+
+def blocks(mesh: dict[str, int], placed: Placement, type_: TensorType) -> list[list[Any]]:
+    """By device the [start, stop) that it has of each dim."""
+    over = Mesh("m", tuple(mesh.items()))
+    held = {d.name: placed.held(d.name, d.size, over) for d in type_.dims}
+    devices = [coordinates(mesh, rank) for rank in range(over.devices)]
+    return [[held[d][placed.number(d, over, at)] for d in type_.names] for at in devices]
+
+
+def cut(x: np.ndarray, parts: list[Any], fills: list[float | None]) -> np.ndarray:
+    """The block at `parts` of the whole, with fill around it."""
+    for at, (part, fill) in enumerate(zip(parts, fills, strict=True)):
+        x = padded(x, at, part, fill)
+    return x
+
+
+def check(
+    mesh: dict[str, int],
+    type_: TensorType,
+    placed: Placement,
+    windows: list[Window],
+    whole: bool = False,
+) -> None:
+    """The windows of blocks, or of the `whole`, one after the other, and the bytes sent."""
+    over = Mesh("m", tuple(mesh.items()))
+    x = np.random.default_rng(5).integers(0, 2 if type_.dtype == BOOL else 99, type_.shape)
+    x = x.astype(type_.dtype.numpy)
+    base = WHOLE if whole else placed
+    steps, here = [], base
+    for window in windows:
+        steps.append(c.halo(over, here, placed.axes_of(window.dim), window))
+        here = steps[-1].after
+    lines, own = [], blocks(mesh, base, type_)
+    for step in steps:
+        w, at = step.window, type_.index(step.window.dim)
+        reads = (w.reads.mul, w.reads.div, w.reads.lo, w.reads.hi, w.reads.flip)
+        axes, groups = placed.axes_of(w.dim), ", groups" * step.moves
+        fill = "None" if w.reads.fill is None else f"float('{w.reads.fill}')"
+        args = f"{axes}, {(w.size, w.loop)}, {reads}, {fill}, rank, MESH{groups}"
+        lines.append(f"x = {step.kind}(x, {at}, {args})")
+    shape = here.local(type_, over).shape
+    body = [f"own = {own}[rank]", "x = inputs['x'][tuple(slice(*o) for o in own)]", *lines]
+    body.append(f"y = torch.zeros({list(shape)}, dtype=x.dtype)")
+    body.append("y[tuple(slice(n) for n in x.shape)] = x")
+    body.append("return {'y': y[None], 'shape': torch.tensor(x.shape)[None]}")
+    split = f"{{'device': {tuple(mesh)}}}"
+    devices, dtype = math.prod(mesh.values()), type_.dtype.name
+    dims = {f"d{i}": n for i, n in enumerate(shape)}
+    text = emitted(
+        "\n".join(body),
+        mesh,
+        groups=tuple({step.axes for step in steps}),
+        inputs=f"{{'x': Spec({dtype!r}, { ({d.name: d.size for d in type_.dims}) }, {{}})}}",
+        outputs=f"{{'y': Spec({dtype!r}, { ({'device': devices} | dims) }, {split}),"
+        f" 'shape': Spec('i64', { ({'device': devices, 'n': len(shape)}) }, {split})}}",
+        use=("halo", "window"),
+    )
+    found = run_local(text, {"x": x})
+    fills = {w.dim: w.reads.fill for w in windows}
+    for rank, parts in enumerate(blocks(mesh, here, type_)):
+        expected = cut(x, parts, [fills.get(d) for d in type_.names])
+        assert tuple(found.outputs["shape"][rank]) == expected.shape
+        got = found.outputs["y"][rank][tuple(slice(n) for n in expected.shape)]
+        np.testing.assert_array_equal(got, expected)
+    sent = [found.wire_bytes(rank) for rank in range(devices)]
+    assert sum(sent) == sum(step.cluster_wire(type_, over) for step in steps)
+    if len(steps) == 1:
+        assert max(sent) == steps[0].wire(type_, over)
+
+
+def reads(fills: tuple[float | None, ...] = (0.0, None)) -> st.SearchStrategy[Reads]:
+    """Anything that an operator may read."""
+    small = st.integers(-4, 4)
+    made = st.builds(
+        lambda mul, div, lo, width, flip, fill: Reads(mul, div, lo, lo + width, flip, fill),
+        st.integers(1, 3), st.integers(1, 3), small, st.integers(0, 4), st.booleans(),
+        st.sampled_from(fills),
+    )  # fmt: skip
+    return made.filter(lambda r: r.mul == 1 or r.div == 1)
+
+
+@given(
+    st.sampled_from(MESHES), st.integers(1, 9), st.integers(1, 9), reads(), st.booleans(),
+    st.sampled_from((F32, I64, BOOL)), st.integers(0, 1),
+)  # fmt: skip
+def test_a_window_is_a_slice_of_the_padded_whole(mesh, size, loop, read, whole, dtype, at):
+    dims = [Dim("other", 2)]
+    dims.insert(at, Dim("d", size))
+    over = Mesh("m", tuple(mesh.items()))
+    placed = placement(over, {"d": tuple(reversed(mesh))})
+    if placed.splits:
+        check(mesh, TensorType(tuple(dims), dtype), placed, [Window("d", size, read, loop)], whole)
+
+
+@given(st.integers(1, 7), st.integers(1, 7), reads((0.0,)), reads((0.0,)), st.integers(1, 5))
+def test_two_dims_are_exchanged_one_after_the_other_with_their_corners(h, w, of_h, of_w, loop):
+    mesh = {"p": 2, "q": 3}
+    type_ = TensorType((Dim("h", h), Dim("b", 2), Dim("w", w)), F32)
+    placed = placement(Mesh("m", tuple(mesh.items())), {"h": ("q",), "w": ("p",)})
+    check(mesh, type_, placed, [Window("h", h, of_h, loop), Window("w", w, of_w, loop)])

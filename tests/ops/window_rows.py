@@ -1,0 +1,112 @@
+"""Do rows with windows hold? Tried without communication, on slices of the padded whole operands.
+
+Blocks are rounded up, the last ones short or empty: a dim need not divide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from meshdsl.backends.runtime.values import block
+from meshdsl.ir.types import TensorType
+from meshdsl.ops.opdef import NumpyCall, OpDef, Reads, Sample, Signature
+from meshdsl.placed.rows import Row
+from meshdsl.placed.sbp import B, Partial, Split
+from tests.ops import row_prover
+
+DRAWS = 12
+
+
+def reads_windows(row: Row) -> bool:
+    """Whether a row splits a loop that has windows of operands."""
+    return row.factor is not None and any(row.factor.reads)
+
+
+def padded(x: np.ndarray, at: int, window: tuple[int, int], fill: float | None) -> np.ndarray:
+    """Indices [start, stop) of dim number `at` of the whole `x`, with `fill` around it."""
+    start, stop = window
+    size = x.shape[at]
+    widths = [(0, 0)] * x.ndim
+    before, after = max(0, -start), max(0, stop - size)
+    widths[at] = (before, after)
+    whole = np.pad(x, widths, constant_values=fill or 0)
+    lead = (slice(None),) * at
+    return whole[(*lead, slice(start + before, stop + before))]
+
+
+def holds(opdef: OpDef, sig: Signature, sample: Sample, row: Row, ranks: int) -> bool:
+    """Whether the local results on windows of the operands are the blocks of the whole result."""
+    rng = np.random.default_rng(3)
+    with np.errstate(all="ignore"):
+        return all(_holds_once(opdef, sig, sample, row, ranks, rng) for _ in range(DRAWS))
+
+
+def _holds_once(
+    opdef: OpDef, sig: Signature, sample: Sample, row: Row, ranks: int, rng: np.random.Generator
+) -> bool:
+    pairs = zip(sig.ins, sample.values, strict=True)
+    wholes = [row_prover.draw(type_, kind, rng, 9) for type_, kind in pairs]
+    call = NumpyCall(sig.ins, sig.outs, sig.attrs)
+    expected = row_prover.results(opdef, call, wholes)
+    pieces = [piece(sig, row, wholes, rank, ranks) for rank in range(ranks)]
+    parts = zip(*(row_prover.results(opdef, local, xs) for local, xs in pieces), strict=True)
+    found = zip(sig.outs, row.outs, expected, parts, strict=True)
+    return all(
+        row_prover.same(row_prover.join(list(p), component, type_), whole)
+        and (component != B or all(row_prover.same(p[0], q) for q in p))
+        for type_, component, whole, p in found
+    )
+
+
+def piece(
+    sig: Signature, row: Row, wholes: list[np.ndarray], rank: int, ranks: int
+) -> tuple[NumpyCall, list[np.ndarray]]:
+    """The call of one rank, and its operands."""
+    assert row.factor is not None
+    loop = loop_size(sig, row)
+    extents, offsets, windows, local = {}, {}, {}, []
+    for type_, component in zip((*sig.ins, *sig.outs), (*row.ins, *row.outs), strict=True):
+        if isinstance(component, Split):
+            first, count = block(type_.size(component.dim), (ranks,), (rank,))
+            extents[component.dim], offsets[component.dim] = count, first
+    first, count = block(loop, (ranks,), (rank,))
+    for index, (type_, component, x) in enumerate(zip(sig.ins, row.ins, wholes, strict=True)):
+        assert not isinstance(component, Partial)
+        if not isinstance(component, Split):
+            local.append(x)
+            continue
+        dim, reads = component.dim, row.factor.reads[index]
+        at, size = type_.index(dim), type_.size(dim)
+        own = (offsets[dim], offsets[dim] + extents[dim])
+        window = own if reads is None else reads.window(first, first + count, size)
+        if reads is not None and not _reads_own(reads, loop, size, ranks):
+            windows[index, dim] = window
+        local.append(padded(x, at, window, None if reads is None else reads.fill))
+    return NumpyCall(sig.ins, sig.outs, sig.attrs, extents, offsets, windows=windows), local
+
+
+def _reads_own(reads: Reads, loop: int, size: int, ranks: int) -> bool:
+    """Whether every rank reads just its block: then it has no window."""
+    return all(
+        reads.window(o, o + n, size) == (i, i + m)
+        for (o, n), (i, m) in (
+            (block(loop, (ranks,), (r,)), block(size, (ranks,), (r,))) for r in range(ranks)
+        )
+    )
+
+
+def loop_size(sig: Signature, row: Row) -> int:
+    """The size of the loop that a row splits: that of a dim which is its index."""
+    assert row.factor is not None
+    return next(_own_sizes(sig, row))
+
+
+def _own_sizes(sig: Signature, row: Row) -> Iterator[int]:
+    factor = row.factor
+    assert factor is not None
+    own: list[tuple[TensorType, str | None]] = list(zip(sig.outs, factor.outs, strict=True))
+    read = zip(sig.ins, factor.ins, factor.reads, strict=True)
+    own += [(type_, dim) for type_, dim, reads in read if reads is None]
+    yield from (type_.size(dim) for type_, dim in own if dim is not None)
