@@ -38,7 +38,7 @@ from meshdsl.syntax.tokens import lex
 if TYPE_CHECKING:
     from meshdsl.pipeline import Options
 
-_NAMES = ("MD0101", "MD0102", "MD0103", "MD0108", "MD0112")
+_NAMES = ("MD0101", "MD0102", "MD0103", "MD0108", "MD0120", "MD0121")
 _IN_LAYOUTS = ("MD0304", "MD0305", "MD0306", "MD0402")
 NAMED_ELSEWHERE = (*_NAMES, *_IN_LAYOUTS)
 """Reports of a name whose definition may stand in a part of the text that was not parsed."""

@@ -78,17 +78,30 @@ class Carried:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Stacked:
+    """A tensor that every iteration of a loop makes: one of them, and all."""
+
+    inside: ast.Expr
+    result: Variable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Repeated:
     """A loop."""
 
     dim: ast.Name
     carries: tuple[Carried, ...]
+    stacked: tuple[Stacked, ...]
     block: Block
     span: Span
 
     def reads(self) -> tuple[ast.Expr, ...]:
         """The tensors that enter the first iteration."""
         return tuple(c.init for c in self.carries)
+
+    def ends(self) -> tuple[ast.Expr, ...]:
+        """What is read at the end of an iteration: the next values of carries, and stacked ones."""
+        return (*(c.next for c in self.carries), *(s.inside for s in self.stacked))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -18,6 +18,7 @@ from meshdsl.api.recorded import (
     Read,
     Recomputed,
     Repeated,
+    Stacked,
     Updated,
     Variable,
 )
@@ -133,14 +134,17 @@ def repeat(dim: Dim, body: Callable[..., Any], *carries: Operand) -> Any:
 
     Parameters made inside gain the dim, and a tensor from outside that has it is read at the
     current index. Yields what the last iteration returned: nothing, a tensor, or a tuple of them.
+    What the body returns beyond the carried tensors comes from every iteration, stacked: it gains
+    the dim, as its first.
 
     ::
 
         x = md.repeat(layers, block, x)
+        h, hs = md.repeat(time, step, h)  # `step` returns h twice: to be carried, to be stacked
 
     Raises:
-        ProgramError: the body returns another number of tensors (MD0816), or of other types
-            (MD0256).
+        ProgramError: the body returns fewer tensors than it carries (MD0816), or of other types
+            (MD0256), or one to be stacked has the dim already (MD0122).
     """
     site = here()
     tracer = tracing(site)
@@ -159,14 +163,25 @@ def repeat(dim: Dim, body: Callable[..., Any], *carries: Operand) -> Any:
     try:
         tracer.loops.repeat(ast.Repeat(dim_name, (statement,), site.span), scope)
         results = [scope.names[n] for n in names]
+        stacks = [scope.stacks.pop(_stack_name(i)) for i in range(len(nexts) - len(names))]
     finally:
         scope.names = outer
-    made = [tracer.variable(site.span) for _ in names]
-    carried = tuple(map(Carried, names, given, inside, nexts, made))
-    tracer.block.append(Repeated(dim_name, carried, block, site.span))
+    for stack in stacks:
+        found = tracer.builder.stacked(stack, site.span, scope)
+        results.append(tracer.builder.reach(found))
+    made = [tracer.variable(site.span) for _ in results]
+    count = len(names)
+    carried = tuple(map(Carried, names, given, inside, nexts[:count], made[:count]))
+    stacked = tuple(map(Stacked, nexts[count:], made[count:]))
+    tracer.block.append(Repeated(dim_name, carried, stacked, block, site.span))
     pairs = zip(results, made, strict=True)
-    found = [tracer.tensor(r, v) for r, v in pairs if isinstance(r, ir.Value)]
-    return None if not found else found[0] if len(found) == 1 else tuple(found)
+    tensors = [tracer.tensor(r, v) for r, v in pairs if isinstance(r, ir.Value)]
+    return None if not tensors else tensors[0] if len(tensors) == 1 else tuple(tensors)
+
+
+def _stack_name(index: int) -> str:
+    """What stands for a tensor to be stacked in the scope of a loop: no name of Python's."""
+    return f"stack {index + 1}"
 
 
 def _carried_names(body: Callable[..., Any], count: int) -> list[str]:
@@ -191,7 +206,8 @@ def _body(
             found = body(*(tracer.tensor(x, v) for x, v in pairs if isinstance(x, ir.Value)))
             nexts.extend(tracer.carried(found, names, span))
         operands = [tracer.expressions.evaluate(node, scope) for node in nexts]
-        scope.names.update(zip(names, operands, strict=True))
+        keys = [*names, *map(_stack_name, range(len(operands) - len(names)))]
+        scope.names.update(zip(keys, operands, strict=True))
 
     return run
 

@@ -200,7 +200,7 @@ class Tracer(ProgramBuilder):
             fail("MD0811", message, span, made, help=help)
         if not any(frame is tensor._frame for frame in self.builder.frames):
             message = f"`{tensor._value.label}` exists only inside the `repeat`"
-            help = "let the body return it: what is carried comes out of the loop"
+            help = "let the body return it behind what it carries: it comes out with the loop's dim"
             fail("MD0112", message, span, made, help=help)
         return self.builder.current(tensor._value)
 
@@ -394,12 +394,12 @@ class Tracer(ProgramBuilder):
         return tuple(found) if isinstance(found, tuple | list) else (found,)
 
     def carried(self, found: Any, names: list[str], span: Span) -> list[ast.Expr]:
-        """The values that a loop body returned, one for each carried tensor."""
+        """The values that a loop body returned: one for each carried tensor, and those to stack."""
         results = self.results(found, span)
-        if len(results) != len(names):
+        if len(results) < len(names):
             gives = counted(len(results), "tensor")
             message = f"the body returns {gives} and carries {len(names)}"
-            help = f"return what it takes, in order: `return {', '.join(names)}`"
+            help = f"return what it takes, in order: `return {', '.join(names)}`, and then any more"
             fail("MD0816", message, span, help=help)
         return [self.given(x, span) for x in results]
 

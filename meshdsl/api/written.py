@@ -408,11 +408,13 @@ class _Scope:
         self.meaning = dict(self.meaning)
         for name, carry in zip(names, item.carries, strict=True):
             self.put(carry.inside, name)
-        body = self._inside(item.block, lambda: self._next(item, names))
+        stacks: list[str] = []
+        body = self._inside(item.block, lambda: stacks.extend(self._next(item, names)))
         self.out.append(ast.Repeat(item.dim, body, item.span))
         self.meaning, self.outside = before
-        for name, carry in zip(names, item.carries, strict=True):
-            self.put(carry.result, name)
+        results = [*(c.result for c in item.carries), *(s.result for s in item.stacked)]
+        for name, result in zip([*names, *stacks], results, strict=True):
+            self.put(result, name)
 
     def _carried_names(self, item: Repeated, at: int) -> list[str]:
         """The names of carried tensors: those of the body, or of its parameters."""
@@ -428,9 +430,13 @@ class _Scope:
             self.used.add(found[-1])
         return found
 
-    def _next(self, item: Repeated, names: list[str]) -> None:
-        """Assign the tensors carried to the next iteration; each must be assigned."""
-        nexts = self._filled([c.next for c in item.carries])
+    def _next(self, item: Repeated, names: list[str]) -> list[str]:
+        """Assign the tensors carried to the next iteration; each must be assigned.
+
+        Yields the names of those that are stacked, assigned where they have none that will do.
+        """
+        ends = self._filled(item.ends())
+        nexts, inside = ends[: len(names)], ends[len(names) :]
         self._flush()
         given = zip(names, nexts, item.carries, strict=True)
         pairs = [
@@ -438,7 +444,19 @@ class _Scope:
             for n, v, carry in given
             if not _is_called(v, n) or self.meaning[n] is carry.inside
         ]
+        stacks: list[str] = []
+        for stack, value in zip(item.stacked, inside, strict=True):
+            name = value.name.text if isinstance(value, ast.Ref) else ""
+            own = self.meaning.get(name) in self.uses.made_in(item.block)
+            last = self.uses.last(stack.result)
+            free = own and self._is_free(name, self.uses.ends[item], last)
+            if not free or name in {*names, *stacks}:
+                name = self._fresh(STEM)
+                self.used.add(name)
+                pairs.append((name, value))
+            stacks.append(name)
         self._assign_all(pairs, item.span)
+        return stacks
 
     def _assign_all(self, pairs: Sequence[tuple[str, ast.Expr]], span: Span) -> None:
         """Assign values to names, simultaneously."""
@@ -615,8 +633,8 @@ class _Uses:
     def _read_loop(self, item: Repeated, loops: tuple[Repeated, ...]) -> None:
         self._read_block(item.block, (*loops, item))
         end = self.ends[item] = next(self._count)
-        for carry in item.carries:
-            self._note(carry.next, end, item.block, (*loops, item))
+        for node in item.ends():
+            self._note(node, end, item.block, (*loops, item))
 
     def _note(self, node: ast.Expr, at: int, block: Block, loops: tuple[Repeated, ...]) -> None:
         for read in reads_of(node):

@@ -53,13 +53,15 @@ def _tensor(known: Facts, placing: Placing | None, symbol: Symbol, span: Span) -
     place = defined(symbol, span)
     if place is None:
         return
-    types = {v.type: None for v in _values(known, place.line, symbol.name)}
+    left = _left(symbol, place, span)
+    types = {v.type: None for v in _values(known, place.line, symbol.name, left)}
     for type_ in list(types)[:3]:
         dims = ", ".join(f"{d.name} {d.size}" for d in type_.dims)
         yield code(f"{symbol.name}: {type_.dtype}[{dims}]") + f"\n{human(type_.bytes)} in all"
     if placing is None:
         return
-    held = {type_text(t): t for t in tensors(placing, known.text, place.line, symbol.name)}
+    every = tensors(placing, known.text, place.line, symbol.name, left)
+    held = {type_text(t): t for t in every}
     for shown, tensor in list(held.items())[:3]:
         shape = " × ".join(map(str, tensor["local_shape"])) or "one number"
         yield f"Each device has {shape}: `{shown}`{_because(tensor)}"
@@ -84,14 +86,31 @@ def defined(symbol: Symbol, span: Span) -> Span | None:
 _NODES = (ast.Assign, ast.Param, ast.TensorParam)
 
 
-def _values(known: Facts, line: int, name: str) -> Iterator[Value]:
-    """The values that are called so where a line defines them; in a loop, those of an iteration."""
+def _left(symbol: Symbol, place: Span, span: Span) -> tuple[str, ...]:
+    """The dims of the loops around a definition that are over where it is read: it is a stack."""
+    loops = [n for n in ast.walk(symbol.inside) if isinstance(n, ast.Repeat)]
+    around = [n for n in loops if n.span.start <= place.start < n.span.end]
+    return tuple(n.dim.text for n in around if not n.span.start <= span.start < n.span.end)
+
+
+def _values(known: Facts, line: int, name: str, left: tuple[str, ...]) -> Iterator[Value]:
+    """The values that are called so where a line defines them; in a loop, those of an iteration.
+
+    After the loops over the dims `left`, those of all iterations.
+    """
     for program in known.analysis.written.values():
         if program is not None:
             found = [v for v in _all(program) if v.label == name and v.span.line == line]
             own = [v for v in found if v.span.source is known.text.source]
             inside = [v for v in own if v.declared is None or v.declared == v.type.names]
-            yield from inside or own
+            whole = [v for v in own if left and set(left) <= set(v.type.names)]
+            yield from _fewest_dims(whole) or inside or own
+
+
+def _fewest_dims(values: list[Value]) -> list[Value]:
+    """Those with the fewest dims."""
+    fewest = min((len(v.type.dims) for v in values), default=0)
+    return [v for v in values if len(v.type.dims) == fewest]
 
 
 def _all(program: Program) -> Iterator[Value]:

@@ -19,10 +19,12 @@ CHOOSE, EXPLAIN, LAYOUTS = "meshdsl.chooseLayout", "meshdsl.explainLine", "meshd
 """Commands: choose the layout of a document, explain what a line of it sends, list its layouts."""
 
 
-def tensors(placing: Placing, now: Text, line: int, name: str) -> list[Json]:
+def tensors(
+    placing: Placing, now: Text, line: int, name: str, left: tuple[str, ...] = ()
+) -> list[Json]:
     """The tensors that are called so where a line defines them, one for each call of its `def`.
 
-    In a loop it is the part of one iteration.
+    In a loop it is the part of one iteration; after loops over the dims `left`, the stack.
     """
     then = placing.lines(now).then(line)
     found = [
@@ -35,6 +37,10 @@ def tensors(placing: Placing, now: Text, line: int, name: str) -> list[Json]:
         and tensor["name"].rpartition(".")[2] == name
         and tensor["role"] != "state"
     ]
+    if left:
+        found = [t for t in found if set(left) <= set(t["dims"])]
+        fewest = min((len(t["dims"]) for t in found), default=0)
+        return [t for t in found if len(t["dims"]) == fewest]
     slices = [t for t in found if t["loop"] is not None and t["loop"]["as"] == "slice"]
     return slices or [t for t in found if t["loop"] is None] or found
 

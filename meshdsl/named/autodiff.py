@@ -645,10 +645,11 @@ class Tape:
     def collect(self, loop: Loop, value: Value, depth: int) -> Value:
         """All iterations' `value` of a forward loop, as a tensor outside it, `depth` loops deep.
 
-        A value that is collected anyway, as for an earlier gradient, is not stored twice.
+        A value that is collected anyway, as for an earlier gradient or by another name, is not
+        stored twice.
         """
         loop = self.twins.get(loop, loop)
-        known = self.collected.setdefault(loop, {c.inside: c.outer for c in loop.collected})
+        known = self.collected.setdefault(loop, _collections(loop))
         if value not in known:
             type_ = TensorType((loop.dim, *value.type.dims), value.type.dtype)
             known[value] = replace(value, type=type_, role="activation", follows=value.source)
@@ -665,6 +666,15 @@ class Tape:
         more = (Collected(inside, outer) for inside, outer in kept if outer not in there)
         body = tuple(self.with_collected(loop.body))
         return replace(loop, body=body, collected=(*loop.collected, *more))
+
+
+def _collections(loop: Loop) -> dict[Value, Value]:
+    """What a loop collects, by the value in an iteration; a copy of a value stands for it too."""
+    found = {c.inside: c.outer for c in loop.collected}
+    for op in reversed(loop.body):
+        if isinstance(op, Op) and op.name == "identity" and op.out in found:
+            found.setdefault(op.ins[0], found[op.out])
+    return found
 
 
 # --- activity: which values depend on which -----------------------------------------------------

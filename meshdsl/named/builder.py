@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
@@ -18,10 +18,10 @@ from meshdsl.diagnostics import (
     Span,
     fail,
 )
-from meshdsl.ir.program import Stacked, substitute
-from meshdsl.ir.types import LARGEST, Dim, DType, TensorType
+from meshdsl.ir.program import Collected, Stacked, substitute
+from meshdsl.ir.types import DTYPES, LARGEST, Dim, DType, TensorType
 from meshdsl.named.declarations import Declarations
-from meshdsl.named.ir import Init, Node, Op, Pin, Program, Value, walk
+from meshdsl.named.ir import Init, Loop, Node, Op, Pin, Program, Value, walk
 from meshdsl.named.sizes import as_float
 from meshdsl.ops.opdef import OpError, lookup
 from meshdsl.syntax.edits import cast_to
@@ -53,11 +53,31 @@ class Frame:
     stacked: dict[Value, Value] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A name that a loop over `dim` first assigns, as it is after the loop: all its iterations'.
+
+    `inside` is what it stands for at the end of an iteration, a stack of a loop inside perhaps;
+    None where that, or the dim, is wrong. `depth` are the loops around, `span` the place of the
+    name. Nothing is stacked before it is read. `again` is the place where a loop that is being
+    built, a later one, assigns the name anew.
+    """
+
+    name: str
+    dim: Dim | None
+    inside: Operand | Stack | None
+    depth: int
+    span: Span
+    again: Span | None = None
+
+
 @dataclass(slots=True)
 class Scope:
     """The names of one function body: dims, tensors, and the place of its call.
 
-    A name that failed to get a value maps to None. `groups` are names of several dims at once: that
+    A name that failed to get a value maps to None. `stacks` are the names that loops before have
+    left, which mean something unless `names` has them. `later` are the names that statements
+    further down assign, with their places. `groups` are names of several dims at once: that
     of a definition in the prelude, for an operator over several dims; `...` in a function.
     `wrong_dims` are names of dims whose meaning is not known, which was reported.
     """
@@ -68,7 +88,8 @@ class Scope:
     path: tuple[str, ...] = ()
     functions: tuple[str, ...] = ()
     calls: Counter[str] = field(default_factory=Counter)
-    local_to_loop: dict[str, Span] = field(default_factory=dict)
+    stacks: dict[str, Stack] = field(default_factory=dict)
+    later: dict[str, Span] = field(default_factory=dict)
     params: dict[str, Span] = field(default_factory=dict)
     groups: dict[str, tuple[Dim, ...]] = field(default_factory=dict)
     wrong_dims: set[str] = field(default_factory=set)
@@ -186,6 +207,44 @@ class Builder:
         pairs = sorted(frame.stacked.items(), key=lambda pair: self._born[pair[0]])
         return tuple(Stacked(outer, inside) for outer, inside in pairs)
 
+    def stacked(self, stack: Stack, span: Span, scope: Scope) -> Value:
+        """All iterations' values of a name that a finished loop has made, read at `span`.
+
+        The dim of the loop is the first.
+        """
+        with self.at(stack.depth):
+            return self._stacked(stack, span, scope)
+
+    def _stacked(self, stack: Stack, span: Span, scope: Scope) -> Value:
+        inside, dim = stack.inside, stack.dim
+        if isinstance(inside, Stack):
+            inside = self._stacked(inside, span, scope)
+        if isinstance(inside, int | float):
+            inside = self.constant(inside, DTYPES["f32"], stack.span, scope)
+        if inside is None or dim is None:
+            raise Poisoned
+        if not isinstance(inside, Value):
+            need_tensor(inside, stack.span)
+        inside = self.current(inside)
+        if inside.role == "param" and self._depth[inside] == 0:
+            return inside  # a parameter has gained the dim
+        if inside.type.has(dim.name):
+            message = f"`{stack.name}` has the dim `{dim}` of its loop, and would gain another"
+            help = f"rename the dim inside the loop: `[{dim} -> other]`"
+            where = Related(stack.span, f"`{stack.name}` is {inside.type}")
+            fail("MD0122", message, span, where, help=help)
+        type_ = TensorType((dim, *inside.type.dims), inside.type.dtype)
+        check_elements(type_, span)
+        if self._depth[inside] <= stack.depth:
+            return self.emit("broadcast", (inside,), {"dims": type_.dims}, stack.span, scope)[0]
+        positions = inside.positions
+        own = replace(inside, type=type_, role="activation", declared=positions)
+        outer = replace(own, follows=inside.source)
+        body = self.frames[-1].body
+        body[:], found = _collecting(body, inside, outer)
+        self.place(found, stack.depth)
+        return found
+
     # --- operators ---------------------------------------------------------------------------
 
     def append(self, node: Node) -> None:
@@ -282,6 +341,29 @@ class Builder:
         self.renamed[value] = named
         body[-1] = replace(last, outs=(named,))
         return named
+
+
+def _collecting(nodes: Sequence[Node], inside: Value, outer: Value) -> tuple[list[Node], Value]:
+    """`nodes` with `inside`, which a loop among them makes, collected as `outer`; the collection.
+
+    It is the one there is, if the loop has collected the value before.
+    """
+    found, collection = list(nodes), outer
+    for index, loop in enumerate(nodes):
+        if not isinstance(loop, Loop):
+            continue
+        own = {*loop.enters, *(v for node in loop.body for v in node.makes)}
+        known = next((c.outer for c in loop.collected if c.inside is inside), None)
+        if known is not None:
+            return found, known
+        if inside in own:
+            found[index] = replace(loop, collected=(*loop.collected, Collected(inside, outer)))
+            return found, outer
+        body, collection = _collecting(loop.body, inside, outer)
+        if collection is not outer or body != list(loop.body):
+            found[index] = replace(loop, body=tuple(body))
+            return found, collection
+    return found, collection
 
 
 def _casts(code: str, spans: tuple[Span, ...], dtypes: list[DType]) -> tuple[Fix, ...]:

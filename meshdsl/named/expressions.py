@@ -20,7 +20,7 @@ from meshdsl.diagnostics import (
     spelled_right,
 )
 from meshdsl.ir.types import DTYPES, Dim, DType
-from meshdsl.named.builder import Operand, Scope, need_tensor
+from meshdsl.named.builder import Operand, Scope, Stack, need_tensor
 from meshdsl.named.declarations import declared, unknown
 from meshdsl.named.ir import Value
 from meshdsl.named.sizes import how_of, made, size_of
@@ -108,6 +108,8 @@ class Expressions:
             if found is None:
                 raise Poisoned
             return self.builder.reach(found) if isinstance(found, Value) else found
+        if name.text in scope.stacks:
+            return self._stack(scope.stacks[name.text], name, scope)
         if name.text in scope.dims or name.text in scope.wrong_dims:
             dim = self.dim(name, scope)
             if dim.name in self.builder.unsized:
@@ -117,16 +119,26 @@ class Expressions:
             return DTYPES[name.text]
         self._unknown_tensor(name, scope)
 
+    def _stack(self, stack: Stack, name: ast.Name, scope: Scope) -> Value:
+        """The stack that a loop has left, where another one does not make the name again."""
+        if stack.again is None:
+            return self.builder.reach(self.builder.stacked(stack, name.span, scope))
+        made = Related(stack.span, "assigned in the loop before")
+        again = Related(stack.again, "assigned here again, in this loop")
+        message = f"is `{stack.name}` what the loop before has stacked, or this loop's own?"
+        help = "give one of them another name; a loop carries what has a value before it"
+        fail("MD0120", message, name.span, made, again, help=help)
+
     def _unknown_tensor(self, name: ast.Name, scope: Scope) -> NoReturn:
-        if name.text in scope.local_to_loop:
-            where = Related(scope.local_to_loop[name.text], "assigned here, inside `repeat`")
-            help = "give it a value before the loop, and it is carried through it"
-            message = f"`{name.text}` exists only inside the `repeat`"
-            fail("MD0112", message, name.span, where, help=help)
+        if name.text in scope.later:
+            where = Related(scope.later[name.text], "it is assigned here")
+            help = "assign it before; a loop carries what has a value before the loop"
+            message = f"`{name.text}` is read before it has a value"
+            fail("MD0121", message, name.span, where, help=help)
         if name.text in load_all() or name.text in LATER:
             help = f"call it: `{name.text}(…)`"
             fail("MD0102", f"`{name.text}` is an operator, not a tensor", name.span, help=help)
-        known = [*scope.names, *scope.dims]
+        known = [*scope.names, *scope.stacks, *scope.dims]
         raise DiagnosticError(unknown("MD0102", "tensor", name, known))
 
     def dim(self, name: ast.Name, scope: Scope) -> Dim:
@@ -219,7 +231,7 @@ def _maker_call(node: ast.Expr, scope: Scope) -> ast.Expr:
         return node
     name = node.tensor.name
     opdef = load_all().get(name.text)
-    if opdef is None or name.text in scope.names or opdef.surface.arity[1] != 0:
+    if opdef is None or name.text in {*scope.names, *scope.stacks} or opdef.surface.arity[1] != 0:
         return node
     return ast.Call(name, node.items, (), (), None, node.span)
 

@@ -33,7 +33,7 @@ from meshdsl.named.calls import Calls, mismatch
 from meshdsl.named.declarations import RESERVED_TENSORS, Declarations, unknown
 from meshdsl.named.expressions import Expressions
 from meshdsl.named.ir import Init, Output, Pin, Program, Value
-from meshdsl.named.loops import Loops, assigned
+from meshdsl.named.loops import Loops, assigned, targets
 from meshdsl.named.optimizers import Goals
 from meshdsl.named.params import finish_params
 from meshdsl.named.refused import Refusals
@@ -147,6 +147,8 @@ class ProgramBuilder:
     def body(self, statements: tuple[ast.Statement, ...], scope: Scope) -> _Returned | None:
         """Build statements in order; an error in one does not hide those in the next."""
         returned: _Returned | None = None
+        for name in targets(statements):
+            scope.later.setdefault(name.text, name.span)
         for statement in statements:
             if returned and not isinstance(statement, ast.Minimize):
                 where = Related(returned.span, "returned here")

@@ -1,4 +1,7 @@
-"""`repeat`: a loop carries names from before it, and slices tensors that have its dim."""
+"""`repeat`: a loop carries names from before it, and slices tensors that have its dim.
+
+A name that it is the first to assign is the stack of all iterations afterwards, if it is read.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import TYPE_CHECKING
 from meshdsl.diagnostics import Diagnostics, Fix, Poisoned, Related, fail
 from meshdsl.ir.program import Carry
 from meshdsl.ir.types import DTYPES, Dim
-from meshdsl.named.builder import Frame, Operand, Scope
+from meshdsl.named.builder import Frame, Operand, Scope, Stack
 from meshdsl.named.ir import Loop, Value
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import cast_to
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 MAX_LOOPS = 12
 """The greatest depth of loops once calls are inlined; Python itself allows 20 in a program."""
 
+Names = dict[str, Operand | None]
+
 
 class Loops:
     """Builds the loops of a program."""
@@ -29,17 +34,19 @@ class Loops:
         self.builder = program.builder
 
     def repeat(self, node: ast.Repeat, scope: Scope) -> None:
-        """One loop: names that existed before are carried, new ones stay inside."""
+        """One loop: names that existed before are carried, new ones are stacked."""
         body = without_returns(node.body, "loop", self.builder.diagnostics)
         if len(self.builder.frames) > MAX_LOOPS:
             message = f"more than {MAX_LOOPS} loops stand inside each other"
             fail("MD0118", message, node.dim.span, help="merge two of their dims into one")
         outer, found = dict(scope.names), self.builder.diagnostics.of
+        stacks = scope.stacks
         dim = found(partial(self.program.expressions.dim, node.dim, scope))
         if dim is None:
             self._over_nothing(node, body, scope)
             return
         names = [n for n in dict.fromkeys(assigned(body)) if n in outer]
+        scope.stacks = _made_again(stacks, body)
         tried = {n: found(partial(self._carried, n, outer[n], dim, node, scope)) for n in names}
         inits = {n: value for n, value in tried.items() if value is not None}
         self.builder.frames.append(Frame(dim))
@@ -50,8 +57,8 @@ class Loops:
             after, frame = scope.names, self.builder.frames[-1]
             nexts = {n: self._next(n, insides[n], after[n], node, scope) for n in insides}
         finally:
-            self._leave(node, outer, scope)
             self.builder.frames.pop()
+            self._leave(node, dim, outer, stacks, scope)
         carries = tuple(
             Carry(inits[n], insides[n], nexts[n], self._result(nexts[n], insides[n])) for n in inits
         )
@@ -69,17 +76,28 @@ class Loops:
 
         What it carries keeps its type.
         """
-        outer = scope.names
+        outer, stacks = scope.names, scope.stacks
         scope.names = dict.fromkeys(outer)
         self.program.body(body, scope)
-        self._leave(node, outer, scope)
+        self._leave(node, None, outer, stacks, scope)
 
-    def _leave(self, node: ast.Repeat, outer: dict[str, Operand | None], scope: Scope) -> None:
-        """Take the names that a loop has made out of the scope."""
-        new = [n for n in scope.names if n not in outer]
+    def _leave(
+        self,
+        node: ast.Repeat,
+        dim: Dim | None,
+        outer: Names,
+        stacks: dict[str, Stack],
+        scope: Scope,
+    ) -> None:
+        """Take the names that a loop has made out of the scope: after it, they are stacks."""
+        depth = len(self.builder.frames) - 1
         places = {name.text: name.span for name in reversed(targets(node.body))}
-        scope.local_to_loop.update({n: places.get(n, node.span) for n in new})
-        scope.names = outer
+        made: dict[str, Operand | Stack | None] = {
+            n: s for n, s in scope.stacks.items() if stacks.get(n) is not s and s.depth > depth
+        }
+        made.update({n: operand for n, operand in scope.names.items() if n not in outer})
+        left = {n: Stack(n, dim, x, depth, places.get(n, node.span)) for n, x in made.items()}
+        scope.names, scope.stacks = outer, {**stacks, **left}
 
     def _carried(
         self, name: str, operand: Operand | None, dim: Dim, node: ast.Repeat, scope: Scope
@@ -138,6 +156,12 @@ class Loops:
         result = replace(next_, type=inside.type, pins=())
         self.builder.place(result, len(self.builder.frames) - 1)
         return result
+
+
+def _made_again(stacks: dict[str, Stack], body: tuple[ast.Statement, ...]) -> dict[str, Stack]:
+    """The stacks of loops before, as a loop begins; those whose names it assigns are no more."""
+    places = {name.text: name.span for name in reversed(targets(body))}
+    return {n: replace(s, again=places.get(n, s.again)) for n, s in stacks.items()}
 
 
 def _cast_back(name: str, dtype: str, node: ast.Repeat) -> tuple[Fix, ...]:

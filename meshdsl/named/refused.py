@@ -121,7 +121,7 @@ class Refusals:
     def _is_module(self, node: ast.Expr | ast.Bounds, scope: Scope) -> bool:
         match node:
             case ast.Ref(name=name):
-                return name.text in MODULES and name.text not in scope.names
+                return name.text in MODULES and name.text not in {*scope.names, *scope.stacks}
             case ast.Foreign(kind="member", parts=(inner,)):
                 return self._is_module(inner, scope)
         return False
@@ -211,7 +211,10 @@ class Refusals:
                 return Part(ref, text=text)
             case ast.Ref(name=name) if name.text in ("...", *_NO_VALUES, *DTYPES):
                 return Part(ref, text=name.text)
-            case ast.Ref(name=name) if name.text in scope.dims and name.text not in scope.names:
+            case ast.Ref(name=name) if name.text in scope.dims and name.text not in {
+                *scope.names,
+                *scope.stacks,
+            }:
                 operands.values[ref] = operands.texts[ref] = node
                 return Part(ref, dim=scope.dims[name.text])
             case ast.Foreign(kind="member", parts=(inner,)) if self._is_module(inner, scope):

@@ -169,8 +169,8 @@ class Placements(View, Mapping[str, TensorView]):
         return (Table((Section(None, tuple(items)),)),)
 
 
-LATEST = ("result", "", "carried")
-"""The roles of a loop's tensors of one name, the latest first: result, computed, carried."""
+LATEST = ("result", "stacked", "", "carried")
+"""The roles of a loop's tensors of one name, the latest first: those after it, those in it."""
 
 
 def placements(report: Json) -> Placements:

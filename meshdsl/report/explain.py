@@ -44,8 +44,12 @@ from meshdsl.report.pictures import small_picture
 
 Json = dict[str, Any]
 VERSION = 1
-LOOP_WORDS = {"carried": "carried through {trips} trips", "kept": "kept from {trips} trips"}
-"""The words for a tensor that a loop carries, or stores for the backward pass."""
+LOOP_WORDS = {
+    "carried": "carried through {trips} trips",
+    "kept": "kept from {trips} trips",
+    "stacked": "stacked over {trips} trips, {held} held through the loop",
+}
+"""The words for a tensor that a loop carries, stores for the backward pass, or stacks."""
 
 
 def explain(program: Program, warnings: Iterable[Diagnostic] = ()) -> dict[str, Any]:
@@ -89,11 +93,13 @@ def _plan(found: placed.Found | None) -> dict[str, Any] | None:
 
 
 def _tensors(program: placed.Program) -> list[dict[str, Any]]:
-    loops = _loop_values(program.body)
+    loops = _loop_values(program)
     between = _between(program)
     found = [_tensor(t, i, program) for i, t in enumerate(program.tensors)]
     for entry, tensor in zip(found, program.tensors, strict=True):
         entry["loop"] = loops.get(tensor.value)
+        if entry["loop"] is not None and entry["loop"]["as"] == "stacked":
+            entry["loop"]["bytes"] = tensor.local(program.mesh).bytes
         entry["between"] = tensor.value in between
     return found
 
@@ -120,13 +126,16 @@ def _between(program: placed.Program) -> set[Value]:
     return found
 
 
-def _loop_values(nodes: Iterable[placed.Node]) -> dict[Value, dict[str, Any]]:
+def _loop_values(program: placed.Program) -> dict[Value, dict[str, Any]]:
     """The role of values in a `repeat`: `carried` in it, a `slice` of a stack, or its `result`.
 
-    Values `kept` from all iterations are for the backward pass.
+    Values of all iterations are `stacked` where the program reads them after the loop, and else
+    `kept` for the backward pass.
     """
     found: dict[Value, dict[str, Any]] = {}
-    for node in nodes:
+    read = {tensor.value for node in every(program.body) for tensor in _reads(node)}
+    read.update(o.value for o in program.named.outputs)
+    for node in every(program.body):
         if not isinstance(node, placed.Loop):
             continue
         where = {"line": node.span.line, "trips": node.dim.size}
@@ -134,9 +143,16 @@ def _loop_values(nodes: Iterable[placed.Node]) -> dict[Value, dict[str, Any]]:
         found.update({c.inside.value: {"as": "carried", **where} for c in node.carries})
         found.update({c.result.value: {"as": "result", **where} for c in node.carries})
         kept = [c.outer.value for c in node.collected if c.outer.value.role == "activation"]
-        found.update({value: {"as": "kept", **where} for value in kept})
-        found.update(_loop_values(node.body))
+        stacked = {v for v in kept if v in read and node.phase == "forward"}
+        words = {v: "stacked" if v in stacked else "kept" for v in kept}
+        found.update({v: {"as": word, **where} for v, word in words.items()})
     return found
+
+
+def _reads(node: placed.Node) -> tuple[placed.Tensor, ...]:
+    """What a node reads; what a loop of the backward pass takes slices of was kept for it."""
+    later = isinstance(node, placed.Loop) and node.phase == "backward"
+    return () if later else node.reads
 
 
 def _tensor(tensor: placed.Tensor, number: int, program: placed.Program) -> dict[str, Any]:
@@ -418,7 +434,10 @@ def _rules(tensor: Json, short: bool = False) -> str:
     """
     loop = tensor.get("loop") if _told(tensor) else None
     advice = "; name it, for a rule of its own" if tensor["between"] else ""
-    notes = [LOOP_WORDS[loop["as"]].format(trips=loop["trips"])] if loop else []
+    notes = []
+    if loop:
+        held = human(loop.get("bytes", 0))
+        notes.append(LOOP_WORDS[loop["as"]].format(trips=loop["trips"], held=held))
     by_place: dict[str, list[str]] = {}
     for dim in (d for d in tensor["dims"] if d in tensor["order"]):
         rule = tensor["rules"].get(dim, {"rule": dim})

@@ -135,7 +135,7 @@ def _shadowed(known: Symbols) -> Iterator[Diagnostic]:
             "warning",
             related=(Related(symbol.definitions[0], f"the {said}"),),
             help=f"give the new tensor another name, or leave the {said} out",
-            fixes=_apart(known, symbol),
+            fixes=_apart(known, symbol, first),
         )
 
 
@@ -146,10 +146,19 @@ def _read(symbol: Symbol) -> Iterable[Span]:
     return (span for span in symbol.references if body.start <= span.start < body.end)
 
 
-def _apart(known: Symbols, symbol: Symbol) -> tuple[Fix, ...]:
-    """The fix that gives the new tensor a name of its own, if that is free."""
+def _apart(known: Symbols, symbol: Symbol, first: ast.Assign | ast.Param) -> tuple[Fix, ...]:
+    """The fix that gives the new tensor, made by `first`, a name of its own, if that is free.
+
+    There is none where a loop makes it and it is read after that: the loop carries the input, and
+    would stack a tensor of its own.
+    """
     new = f"{symbol.name}_new"
     if any(other.name == new for other in known.every):
+        return ()
+    assert symbol.inside is not None
+    loops = [n.span for n in ast.walk(symbol.inside) if isinstance(n, ast.Repeat)]
+    around = [s for s in loops if s.start <= first.span.start < s.end]
+    if any(not s.start <= read.start < s.end for s in around for read in _read(symbol)):
         return ()
     spans = sorted([*symbol.definitions[1:], *_read(symbol)], key=lambda span: span.start)
     edits = tuple(Edit(span, new) for span in spans)

@@ -328,6 +328,7 @@ class _Body:
         self.table = table
         self.dims: dict[str, _Entry] = {}
         self.names: dict[str, _Entry] = {}
+        self.stacks: dict[str, _Entry] = {}
         self.nowhere: dict[str, _Entry] = {}
 
     def read(self) -> None:
@@ -376,9 +377,9 @@ class _Body:
                 self.define("param", node.target.name, node, after)
             case ast.Repeat():
                 self.dim(node.dim)
-                outer = dict(self.names)
+                outer, stacks = dict(self.names), dict(self.stacks)
                 self.statements(node.body, node.span.end)
-                self.names = outer
+                self.leave(outer, stacks, end)
             case ast.Recompute():
                 self.statements(node.body, end)
             case _:
@@ -404,9 +405,19 @@ class _Body:
     def is_function(self, call: ast.Call) -> bool:
         return self.table.has("function", call.function.text)
 
+    def is_tensor(self, name: ast.Name) -> bool:
+        return name.text in self.names or name.text in self.stacks
+
     def is_known(self, name: ast.Name) -> bool:
-        known = name.text in self.names or name.text in self.dims
+        known = self.is_tensor(name) or name.text in self.dims
         return known or self.table.has("dim", name.text)
+
+    def leave(self, outer: dict[str, _Entry], stacks: dict[str, _Entry], end: int) -> None:
+        """The end of a loop: what it has made first can be read until `end`, as stacks."""
+        left = {name: entry for name, entry in self.names.items() if name not in outer}
+        self.names, self.stacks = outer, {**stacks, **self.stacks, **left}
+        for entry in left.values():
+            entry.region = Span(entry.region.source, entry.region.start, end)
 
     # --- names -------------------------------------------------------------------------------
 
@@ -427,6 +438,8 @@ class _Body:
         """A bare name: a tensor, else the size of a dim."""
         if name.text in self.names:
             self.names[name.text].references.append(name.span)
+        elif name.text in self.stacks:
+            self.stacks[name.text].references.append(name.span)
         elif self.is_known(name):
             self.dim(name)
         else:
@@ -455,7 +468,7 @@ class _Body:
         """A view, or an operator without tensors: `iota[seq]`."""
         head = node.tensor
         plain = all(isinstance(item, ast.DimItem) for item in node.items)
-        if isinstance(head, ast.Ref) and plain and head.name.text not in self.names:
+        if isinstance(head, ast.Ref) and plain and not self.is_tensor(head.name):
             self.table.use("operator", head.name)
         else:
             self.expression(head)

@@ -105,7 +105,7 @@ def _without_names(
             new[node.out] = new.get(node.ins[0], node.ins[0])
             continue
         made = (*node.makes, *(node.enters if isinstance(node, ir.Loop) else ()))
-        new.update((v, replace(v, name=None)) for v in made)
+        new.update((v, replace(v, name=None, declared=None)) for v in made)
         if isinstance(node, ir.Loop):
             node = replace(node, body=_without_names(node.body, new))
         found.append(node)

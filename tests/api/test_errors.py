@@ -89,10 +89,15 @@ def a_dim_in_quotes(x: T[batch, io]):
     return md.sum["io"](x)
 
 
-@wrong("MD0816", "md.repeat(layers, lambda x: (x, x), x)")
-def a_body_that_returns_too_much(x: T[batch, io]):
-    x = md.repeat(layers, lambda x: (x, x), x)
+@wrong("MD0816", "md.repeat(layers, lambda x, y: x, x, x)")
+def a_body_that_returns_too_little(x: T[batch, io]):
+    x = md.repeat(layers, lambda x, y: x, x, x)
     return x
+
+
+@wrong("MD0122", "md.repeat(layers, lambda: md.iota[layers])")
+def a_stack_over_a_dim_that_is_there(x: T[batch, io]):
+    return x + md.repeat(layers, lambda: md.iota[layers])
 
 
 @wrong("MD0817", "md.param([io])")

@@ -442,6 +442,59 @@ def a_loop_without_results(x: T[a]):
 
 
 @hard
+def a_loop_that_stacks(x: T[a]):
+    def body(x):
+        h = md.tanh(x)
+        return h * 0.5, h
+
+    x, hs = md.repeat(n, body, x)
+    return x, md.sum[n](hs) + hs.pick(n, 1)
+
+
+@hard
+def what_a_loop_stacks_by_no_name(x: T[a], t: T[n, a]):
+    def body(x, y):
+        h = md.exp(y)
+        return y, h, 2.0, x, h, h * x, t
+
+    *x, twos, before, again, both, rows = md.repeat(n, body, x, x)
+    return twos * before + md.sum[n](again) + both + rows, x[0] + x[1]
+
+
+@hard
+def a_loop_that_stacks_alone(x: T[n, a]):
+    return md.repeat(n, lambda: md.softmax[a](x))
+
+
+@hard
+def stacks_of_stacks(x: T[n, a]):
+    def inner(h):
+        h = md.tanh(h)
+        return h, h
+
+    def outer(x):
+        x, h = md.repeat(m, inner, x)
+        return x, h
+
+    x, h = md.repeat(n, outer, md.sum[n](x))
+    g = md.repeat(n, lambda: x + md.sum[m](h))
+    return h, g
+
+
+@hard
+def a_stack_that_a_later_loop_reads(x: T[n, a]):
+    h = md.repeat(n, lambda: md.relu(x))
+
+    def body(y):
+        g = h * y
+        h_again = md.exp(g)
+        return md.sin(h_again), h_again, g
+
+    y, h, g = md.repeat(n, body, md.sum[n](x))
+    return y, h - g
+
+
+@hard
 def a_parameter_that_is_read_after_its_loop(x: T[a]):
     kept = []
 
@@ -617,7 +670,7 @@ def a_mistake_that_is_caught(x: T[a, b]):
     with contextlib.suppress(DiagnosticError):
         y = md.exp(y) + md.iota[a]
     with contextlib.suppress(DiagnosticError):
-        md.repeat(n, lambda z: (z, z), y)
+        md.repeat(n, lambda z: (), y)
     return y
 
 

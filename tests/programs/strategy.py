@@ -22,13 +22,15 @@ NAMES = "abcdef"
 class Writer(Expressions):
     """Writes one program. `tensors` are those that can be used at its position.
 
-    `sliced` are names that a loop around slices, `looped` the dims of all loops.
+    `sliced` are names that a loop around slices, `stacks` those that a loop left,
+    `looped` the dims of all loops.
     """
 
     header: list[str] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
     sliced: set[str] = field(default_factory=set)
+    stacks: set[str] = field(default_factory=set)
     looped: set[str] = field(default_factory=set)
     count: int = 0
 
@@ -129,7 +131,9 @@ class Writer(Expressions):
         dim = self.dim_of(self.pick((2, 2, 3, 4)), self.loop)
         floats = [t for t in self.tensors if t.kind == "f" and t.text.isidentifier()]
         free = [
-            t for t in floats if dim not in t.dims and t.size <= 64 and t.text not in self.sliced
+            t
+            for t in floats
+            if dim not in t.dims and t.size <= 64 and t.text not in {*self.sliced, *self.stacks}
         ]
         carried = self.some(free, 1, 2)
         if not carried:
@@ -147,10 +151,14 @@ class Writer(Expressions):
         for name, entered in names.items():
             self.assign(self._next(entered), name)
         body, self.lines = self.lines, outer_lines
+        known = {t.text for t in outer}
+        made = [t for t in self.tensors if t.text not in known and dim not in t.dims]
+        stacks = [replace(t, dims=(dim, *t.dims)) for t in self.some(made, 0, 2)]
         self.loop, self.tensors, self.sliced = self.loop[:-1], outer, outer_sliced
+        self.stacks.update(t.text for t in stacks)
         self.lines.append("\n".join([f"repeat {dim} {{", *(f"    {b}" for b in body), "  }"]))
         results = [self._entering(t) for t in carried]
-        self.tensors = [t for t in outer if t.text not in names] + results
+        self.tensors = [t for t in outer if t.text not in names] + results + stacks
 
     def _entering(self, value: Tensor) -> Tensor:
         return replace(value, bound=math.inf, size=max(1e3 if self.linear else 4.0, value.size))

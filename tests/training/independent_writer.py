@@ -193,6 +193,8 @@ class Writer(Expressions):
             for name in names:
                 self.carry(name, outer[0][name].dims)
             body_lines, body = self.lines, self.steps
+            made = sorted(n for n in self.local if dim not in self.env[n].dims)
+            stacks = self.some([n for n in made if n not in outer[0]], 0, 2)
         finally:
             self.env, self.lines, self.steps, self.local, self.names = outer
             self.stated = {n: d for n, d in self.stated.items() if n in stated or n in self.params}
@@ -203,12 +205,15 @@ class Writer(Expressions):
         size = self.sizes[dim]
 
         def step(env: Env) -> None:
-            state = {n: env[n] for n in names}
+            state, turns = {n: env[n] for n in names}, []
             for index in range(size):
                 turn = inside({**env, **state}, dim, index)
                 for act in body:
                     act(turn)
                 state = {n: turn[n] for n in names}
+                turns.append(turn)
+            for name in stacks:
+                env[name] = nt.stacked([turn[name] for turn in turns], dim)
             # What a loop yields is a value of its own: in its last turn nothing depended on it.
             env.update({n: Named(v.data.view_as(v.data), v.dims) for n, v in state.items()})
 

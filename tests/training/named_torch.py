@@ -171,6 +171,10 @@ def sliced(x: Named, dim: str, start: int, stop: int, to: str) -> Named:
     return renamed(Named(x.data.narrow(x.at(dim), start, stop - start), x.dims), dim, to)
 
 
+def stacked(xs: Sequence[Named], dim: str) -> Named:
+    return Named(torch.stack([ordered(x, xs[0].dims).data for x in xs]), (dim, *xs[0].dims))
+
+
 def picked(x: Named, dim: str, index: int) -> Named:
     return Named(x.data.select(x.at(dim), index), x.without(dim))
 

@@ -100,6 +100,60 @@ PROGRAMS = {
         """,
         (DATA, CONTRACTED, KEPT),
     ),
+    "a loop's outputs, and those of a loop in it": Differentiated(
+        """
+        param w[io, hidden]
+        param u[hidden, out]
+        s = zeros[batch, hidden]()
+        repeat layers {
+            s = tanh(s + einsum(x, w -> [batch, hidden]))
+            h = s
+            repeat steps {
+                param v[hidden]
+                s = s * v
+                inner = tanh(s)
+            }
+            first = inner[steps = 0] * h
+        }
+        y = einsum(h + first, u -> [batch, layers, out])
+        loss = mean(square(y)) + mean(sum[layers, steps](inner * v)) + mean(s)
+        """,
+        (DATA, MODEL, BOTH, FULLY, KEPT),
+    ),
+    "a loop's outputs read by a later loop": Differentiated(
+        """
+        param w[io]
+        h = x
+        repeat layers {
+            h = tanh(h * w)
+            g = h[io -> out]
+        }
+        z = target[io -> out]
+        repeat layers { z = z + sin(g) * w[io -> out] }
+        loss = mean(z)
+        """,
+        (DATA, CONTRACTED),
+    ),
+    "a loop's outputs in recompute, and a gradient by them": Differentiated(
+        """
+        param w[io]
+        recompute {
+            h = x
+            repeat layers {
+                h = h * w + x
+                g = h
+            }
+        }
+        d = grad(sum(square(g) * target), g)
+        recompute {
+            repeat layers {
+                e = tanh(d * w)
+            }
+        }
+        loss = mean(e * g)
+        """,
+        (DATA, CONTRACTED, FULLY),
+    ),
     "a stack used by itself in a loop": Differentiated(
         """
         param w[layers, io]
