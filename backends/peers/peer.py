@@ -237,9 +237,20 @@ class Peer(Notation):
     def move(self, node: Move) -> None:
         """One step of a reshard, as far as it is not done yet."""
         before, source = self.at(node.source), node.source
+        if node.step.after.windows:
+            self._windowed(node)
+            return
         after = self._moved(before, node)
         ours = (before, after) == (source.placement, node.target.placement)
         self.assign(node.target, self.brought(source, after), after, sent(node) if ours else "")
+
+    def _windowed(self, node: Move) -> None:
+        """The dim whole, where our operator reads a window of it: none of them asks for halos."""
+        after, window = self.at(node.source), node.step.window
+        for axis in node.step.after.axes_of(window.dim):
+            after = without(self.mesh, after, axis)
+        note = f"whole for a window of `{window.dim}`: ours sends {node.wire:,} B"
+        self.assign(node.target, self.brought(node.source, after), after, note)
 
     def _moved(self, before: Placement, node: Move) -> Placement:
         """The placement after a step; values already reduced there stay so."""

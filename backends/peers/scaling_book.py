@@ -22,8 +22,10 @@ COLLECTIVES = {
     "reduce_scatter": "ReduceScatter",
     "all_to_all": "AllToAll",
     "permute": "Permute",
+    "halo": "Halo",
     "slice": "Slice",
     "zero_fill": "ZeroFill",
+    "window": "Window",
 }
 
 

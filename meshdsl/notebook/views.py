@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from meshdsl.backends.runtime.values import group_members, source_rank
 from meshdsl.device.ir import Bucket, Move, Program, Var, walk
+from meshdsl.placed.collectives import senders
 from meshdsl.placed.sbp import Mesh
 from meshdsl.report.document import (
     Beside,
@@ -209,7 +210,7 @@ class CollectiveView(View):
 
     @property
     def kind(self) -> str:
-        """The kind, `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` or `permute`."""
+        """The kind, `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `permute`, `halo`."""
         return str(self.json["kind"])
 
     @property
@@ -239,12 +240,14 @@ class CollectiveView(View):
 
     @property
     def sends(self) -> list[tuple[int, int]]:
-        """Pairs of ranks (source, target), around a ring, all to all, or of a permutation."""
+        """Pairs of ranks (source, target), around a ring, all to all, or one to the other."""
         from meshdsl.report.pictures import pairs
 
         if self.kind == "permute":
             mesh, splits = dict(self.mesh.axes), self._node.step.changed()
             return [(source_rank(mesh, r, *splits), r) for r in range(self.mesh.devices)]
+        if self.kind == "halo":
+            return senders(self._node.step, self.mesh)
         return [pair for group in self.groups for pair in pairs(self.kind, group)]
 
     @property

@@ -7,11 +7,12 @@ n devices, b bytes of the local input). They are rounded up to whole bytes.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from meshdsl.backends.runtime.values import source_rank
+from meshdsl.backends.runtime.values import group_members, source_rank
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.sbp import Mesh, Placement, Window, placement
@@ -145,6 +146,20 @@ def permute(mesh: Mesh, p: Placement, splits: dict[str, tuple[str, ...]]) -> Ste
     old = dict(p.splits)
     moved = {a for d in old if old[d] != splits[d] for a in (*old[d], *splits[d])}
     return Step("permute", mesh.sorted(moved), p, after)
+
+
+def senders(step: Step, mesh: Mesh) -> list[tuple[int, int]]:
+    """Pairs of devices of a halo: one that sends, and one that reads of its block."""
+    dim, size = step.window.dim, step.window.size
+    own, read = (p.held(dim, size, mesh) for p in (step.before, step.after))
+    found = []
+    for members in group_members(dict(mesh.axes), step.axes):
+        number = {r: step.after.number(dim, mesh, mesh.coordinates(r)) for r in members}
+        for source, target in itertools.permutations(members, 2):
+            (start, stop), (first, end) = own[number[source]], read[number[target]]
+            if max(start, first) < min(stop, end):
+                found.append((source, target))
+    return found
 
 
 def halo(mesh: Mesh, p: Placement, axes: tuple[str, ...], window: Window) -> Step:
