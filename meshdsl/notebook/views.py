@@ -210,7 +210,7 @@ class CollectiveView(View):
 
     @property
     def kind(self) -> str:
-        """The kind, `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `permute`, `halo`."""
+        """The kind, as `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` or `halo`."""
         return str(self.json["kind"])
 
     @property

@@ -82,7 +82,9 @@ def _because(row: Row) -> str:
     """The part of the record from which the row follows."""
     if row.factor is not None:
         reduced = f", joined by {row.factor.reduce}" if row.factor.reduce else ""
-        return f"`{row.factor.name}` is split{reduced}"
+        read = {d for d, r in zip(row.factor.ins, row.factor.reads, strict=False) if d and r}
+        windows = f"; a block reads an interval of {listed(sorted(read))}" if read else ""
+        return f"`{row.factor.name}` is split{reduced}{windows}"
     parts = [(i, str(c)) for i, c in enumerate(row.ins, 1) if str(c) != "B"]
     if not parts:
         return "nothing is split"

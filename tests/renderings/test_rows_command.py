@@ -58,7 +58,8 @@ def test_signs_are_names_too() -> None:
 
 def test_dims_that_must_be_whole_are_told() -> None:
     assert "prelude's `softmax`" in run("softmax")
-    assert "`left` and `right` must be whole" in run("concat", "--all")
+    assert "`s` must be whole" in run("cumprod", "--all")
+    assert "`s` is split; a block reads an interval of `s`" in run("shift")
 
 
 def test_as_json() -> None:
