@@ -37,6 +37,10 @@ SMALL: Mapping[str, Mapping[str, int]] = {
         "layers": 2,
     },
     "digits": {"batch": 16, "pixels": 16, "hidden": 8, "classes": 8},
+    "moe": {
+        "group": 8, "token": 8, "model": 8, "hidden": 8, "experts": 8, "slot": 2, "inner": 8,
+        "layers": 1,
+    },
 }  # fmt: skip
 """Sizes that divide over eight devices and run in milliseconds."""
 
