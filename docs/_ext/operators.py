@@ -161,8 +161,9 @@ class Example:
         tensors = ", ".join(self.names)
         if surface.items == "out":
             return f"{name}({tensors} -> [{_word(self.attrs['dims'])}])"
-        given = [f"{n}={_word(self.attrs[n])}" for n, d in surface.options if self.attrs[n] != d]
+        given = [f"{n}={_option(self.attrs[n])}" for n, d in surface.options if self.attrs[n] != d]
         inside = ", ".join([*self.names, *given])
+        inside += f" -> [{_word(self.attrs['dims'])}]" if surface.items == "filter" else ""
         return f"{name}{self._brackets()}" + (f"({inside})" if self._has_parentheses else "")
 
     @property
@@ -176,6 +177,11 @@ class Example:
                 return f"[{attrs['dim'].name}]"
             case "dims" | "dims?" | "maker":
                 return f"[{_word(attrs['dims'])}]"
+            case "filter" | "slide":
+                windows = attrs.get("window") or attrs["size"]
+                parts = zip(attrs["source"], windows, attrs["target"], strict=True)
+                shown = (f"{s} by {w}" + (f" -> {t}" if s != t else "") for s, w, t in parts)
+                return f"[{', '.join(shown)}]"
             case "join":
                 return f"[({_word(attrs['sources'])}) -> {attrs['target'].name}]"
             case "arrow":
@@ -213,6 +219,11 @@ def _word(value: Any) -> str:
         pairs = value and isinstance(value[0], tuple)
         return ", ".join(" -> ".join(d.name for d in v) if pairs else v.name for v in value)
     return str(getattr(value, "name", value)) if not isinstance(value, float) else repr(value)
+
+
+def _option(value: Any) -> str:
+    """An option as the language writes it."""
+    return f'"{value}"' if isinstance(value, str) else _word(value)
 
 
 def _declared(name: str, type_: TensorType) -> str:

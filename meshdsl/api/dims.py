@@ -30,8 +30,8 @@ class Dim(Arithmetic):
     >>> batch >> io
     batch >> io
 
-    `seq >> mem` is an arrow for views, `h.by(kh)` a window, and `batch @ "data"` pins the dim of
-    one tensor to a mesh axis (`@ ("x", "y")`: outer first; `@ None`: to no axis).
+    `seq >> mem` is an arrow for views, `h.by(kh) >> ho` a window that slides, and `batch @ "data"`
+    pins the dim of one tensor to a mesh axis (`@ ("x", "y")`: outer first; `@ None`: to no axis).
     """
 
     name: str
@@ -46,8 +46,8 @@ class Dim(Arithmetic):
         """The size as a plain number, without the dim that it is of."""
         return self.__index__()
 
-    def by(self, window: Dim) -> By:
-        """`h by kh`: the dim of an image and the dim of the window that moves along it."""
+    def by(self, window: Dim | int) -> By:
+        """`h by kh`, `h by 3`: a dim and the window that slides along it; `h.by(3) >> ho`."""
         return By(self, window)
 
     def _number(self) -> Number:
@@ -90,10 +90,18 @@ class Arrow:
 
 @dataclass(frozen=True, slots=True)
 class By:
-    """`h.by(kh)`: a dim and its window."""
+    """`h.by(kh)`: a dim and its window; `h.by(kh) >> ho` names what comes of it."""
 
     dim: Dim
-    window: Dim
+    window: Dim | int
+    target: Dim | None = None
+
+    def __rshift__(self, target: Dim) -> By:
+        return By(self.dim, self.window, target)
+
+    def __repr__(self) -> str:
+        out = "" if self.target is None else f" >> {self.target}"
+        return f"{self.dim}.by({self.window}){out}"
 
 
 @dataclass(frozen=True, slots=True)

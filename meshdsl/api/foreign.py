@@ -307,6 +307,11 @@ class _Python:
                 return self.name(dim.text)
             case ast.ArrowItem(sources=sources, targets=targets):
                 return f"{self._group(sources)} >> {self._group(targets)}"
+            case ast.ByItem(dim=dim, window=window, target=target):
+                of = isinstance(window, ast.Name) and self.name(window.text)
+                size = of or str(window.value if isinstance(window, ast.Number) else "")
+                out = "" if target is None else f" >> {self.name(target.text)}"
+                return f"{self.name(dim.text)}.by({size}){out}"
             case ast.PickItem(dim=dim, index=ast.Ref(name=name) as index):
                 part = self.given.parts.get(name.text)
                 method = "pick" if part is None or part.dims is None else "gather"

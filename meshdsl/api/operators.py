@@ -73,7 +73,10 @@ class Applied:
     def __call__(self, *tensors: Any, **options: Any) -> Any:
         """Apply it to tensors and numbers; a tuple where it yields several tensors."""
         site = here()
-        return tracing(site).call(self._name, self._items, tensors, options, site)
+        opdef = load_all().get(self._name)
+        is_filter = opdef is not None and opdef.surface.items == "filter"
+        out = options.pop("out", None) if is_filter else None
+        return tracing(site).call(self._name, self._items, tensors, options, site, out)
 
 
 class Maker:

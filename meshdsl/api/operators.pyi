@@ -43,6 +43,12 @@ class _Argmax(Protocol):
     def __getitem__(self, dims: _Dims, /) -> _ArgmaxApplied: ...
     def __call__(self, x: Operand, /) -> Tensor: ...
 
+class _AvgPoolApplied(Protocol):
+    def __call__(self, x: Operand, /, stride: float | Any, pad: str | Any = ...) -> Tensor: ...
+
+class _AvgPool(Protocol):
+    def __getitem__(self, dims: By | tuple[By, ...], /) -> _AvgPoolApplied: ...
+
 class _Cast(Protocol):
     def __call__(self, x: Operand, /, dtype: DType | str) -> Tensor: ...
 
@@ -51,6 +57,12 @@ class _ConcatApplied(Protocol):
 
 class _Concat(Protocol):
     def __getitem__(self, dims: Dim | Arrow, /) -> _ConcatApplied: ...
+
+class _ConvApplied(Protocol):
+    def __call__(self, x: Operand, y: Operand, /, stride: float | Any = ..., pad: str | Any = ..., dilation: float | Any = ..., *, out: Sequence[Dim] | None = ...) -> Tensor: ...
+
+class _Conv(Protocol):
+    def __getitem__(self, dims: By | tuple[By, ...], /) -> _ConvApplied: ...
 
 class _Cos(Protocol):
     def __call__(self, x: Operand, /) -> Tensor: ...
@@ -152,6 +164,12 @@ class _MaxApplied(Protocol):
 class _Max(Protocol):
     def __getitem__(self, dims: _Dims, /) -> _MaxApplied: ...
     def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _MaxPoolApplied(Protocol):
+    def __call__(self, x: Operand, /, stride: float | Any, pad: str | Any = ...) -> Tensor: ...
+
+class _MaxPool(Protocol):
+    def __getitem__(self, dims: By | tuple[By, ...], /) -> _MaxPoolApplied: ...
 
 class _Maximum(Protocol):
     def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
@@ -278,8 +296,20 @@ class _Top2GatingApplied(Protocol):
 class _Top2Gating(Protocol):
     def __getitem__(self, dims: _Dims, /) -> _Top2GatingApplied: ...
 
+class _UpconvApplied(Protocol):
+    def __call__(self, x: Operand, y: Operand, /, stride: float | Any = ..., pad: str | Any = ..., dilation: float | Any = ..., *, out: Sequence[Dim] | None = ...) -> Tensor: ...
+
+class _Upconv(Protocol):
+    def __getitem__(self, dims: By | tuple[By, ...], /) -> _UpconvApplied: ...
+
 class _Where(Protocol):
     def __call__(self, x: Operand, y: Operand, z: Operand, /) -> Tensor: ...
+
+class _WindowApplied(Protocol):
+    def __call__(self, x: Operand, /, before: float | Any = ...) -> Tensor: ...
+
+class _Window(Protocol):
+    def __getitem__(self, dims: By | tuple[By, ...], /) -> _WindowApplied: ...
 
 class _ZerosApplied(Protocol):
     def __call__(self, dtype: DType | str = ...) -> Tensor: ...
@@ -294,8 +324,10 @@ add: _Add
 all: _All
 any: _Any
 argmax: _Argmax
+avg_pool: _AvgPool
 cast: _Cast
 concat: _Concat
+conv: _Conv
 cos: _Cos
 cross_entropy: _CrossEntropy
 cumprod: _Cumprod
@@ -322,6 +354,7 @@ logical_or: _LogicalOr
 logsumexp: _Logsumexp
 lt: _Lt
 max: _Max
+max_pool: _MaxPool
 maximum: _Maximum
 mean: _Mean
 min: _Min
@@ -351,7 +384,9 @@ sub: _Sub
 sum: _Sum
 tanh: _Tanh
 top2_gating: _Top2Gating
+upconv: _Upconv
 where: _Where
+window: _Window
 zeros: _Zeros
 glorot: _Initialiser
 he: _Initialiser
@@ -375,8 +410,10 @@ __all__ = [
     "all",
     "any",
     "argmax",
+    "avg_pool",
     "cast",
     "concat",
+    "conv",
     "cos",
     "cosine",
     "cross_entropy",
@@ -408,6 +445,7 @@ __all__ = [
     "logsumexp",
     "lt",
     "max",
+    "max_pool",
     "maximum",
     "mean",
     "min",
@@ -441,6 +479,8 @@ __all__ = [
     "tanh",
     "top2_gating",
     "uniform",
+    "upconv",
     "where",
+    "window",
     "zeros",
 ]

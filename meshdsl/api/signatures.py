@@ -24,6 +24,9 @@ _BRACKETS = {
     "arrow": "Brackets hold an arrow: `{name}[old >> new](x)`.",
     "join": "Brackets hold the new dim, or an arrow to it: `{name}[(a, b) >> c](x, y)`.",
     "maker": "Brackets hold the dims of the result: `{name}[batch, io]()`.",
+    "filter": "Brackets hold windows: `{name}[h.by(kh) >> ho](x, k)`; `out` lists the dims of the "
+    "result.",
+    "slide": "Brackets hold windows: `{name}[h.by(3) >> ho](x)`.",
     "out": "`out` lists the dims of the result; dims that are not in it are summed.",
     "none": "",
 }
@@ -51,8 +54,10 @@ def signature_of(name: str) -> inspect.Signature:
         shown = inspect.Parameter.empty if default in (..., None) else default
         shown = shown.name if isinstance(shown, DType) else shown
         found.append(inspect.Parameter(option, kind, default=shown))
-    if opdef.surface.items == "out":
-        found.append(inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY))
+    if opdef.surface.items in ("out", "filter"):
+        needed = opdef.surface.items == "out"
+        default = inspect.Parameter.empty if needed else None
+        found.append(inspect.Parameter("out", inspect.Parameter.KEYWORD_ONLY, default=default))
     return inspect.Signature(_in_order(found))
 
 
@@ -121,6 +126,7 @@ def describe(name: str) -> str:
 def brackets_of(opdef: OpDef) -> str:
     """The brackets of a call in Python, as `[old >> new]`; empty where it has none."""
     shown = {"none": "", "out": "", "dim": "[dim]", "arrow": "[old >> new]", "join": "[old >> new]"}
+    shown |= {"filter": "[dim.by(window) >> new]", "slide": "[dim.by(size) >> new]"}
     return shown.get(opdef.surface.items, "[dims]")
 
 
@@ -171,6 +177,7 @@ def _class(name: str) -> str:
     call = f"def __call__({_typed(opdef)}) -> {_result(opdef)}: ..."
     kind = opdef.surface.items
     dims = {"dim": "Dim", "arrow": "Arrow", "join": "Dim | Arrow"}.get(kind, "_Dims")
+    dims = "By | tuple[By, ...]" if kind in ("filter", "slide") else dims
     if kind in ("none", "out"):
         return f"{head}    {call}\n\n"
     if opdef.surface.arity[1] == 0 and not opdef.surface.options:
@@ -229,7 +236,7 @@ def _typed_one(p: inspect.Parameter) -> str:
 
 def _option_type(name: str, default: Any) -> str:
     if name == "out":
-        return "Sequence[Dim]"
+        return "Sequence[Dim]" if default is inspect.Parameter.empty else "Sequence[Dim] | None"
     if name == "dtype" or isinstance(default, DType):
         return "DType | str"
     return "str | Any" if isinstance(default, str) else "float | Any"

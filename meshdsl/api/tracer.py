@@ -300,7 +300,13 @@ class Tracer(ProgramBuilder):
             sources = tuple(self.dim_name(d, span) for d in item.sources)
             return ast.ArrowItem(sources, tuple(self.dim_name(d, span) for d in item.targets), span)
         if isinstance(item, By):
-            return ast.ByItem(self.dim_name(item.dim, span), self.dim_name(item.window, span), span)
+            window: ast.Name | ast.Number
+            if type(item.window) is int:
+                window = ast.Number(item.window, span)
+            else:
+                window = self.dim_name(item.window, span)
+            target = None if item.target is None else self.dim_name(item.target, span)
+            return ast.ByItem(self.dim_name(item.dim, span), window, target, span)
         return ast.DimItem(self.dim_name(item, span), span)
 
     def call(

@@ -655,7 +655,7 @@ _DIMS: Mapping[type, tuple[str, ...]] = {
     ast.DimRef: ("dim",),
     ast.DimItem: ("dim",),
     ast.ArrowItem: ("sources", "targets"),
-    ast.ByItem: ("dim", "window"),
+    ast.ByItem: ("dim", "window", "target"),
     ast.PickItem: ("dim",),
     ast.SliceItem: ("dim", "target"),
     ast.Call: ("out",),
@@ -687,6 +687,8 @@ def _named(part: Any, of: Callable[[ast.Name], ast.Name]) -> Any:
     """The dims in a field of a node, renamed by `of`."""
     if isinstance(part, tuple):
         return tuple(map(of, part))
+    if isinstance(part, ast.Number):
+        return part
     return part if part is None or part.text == "..." else of(part)
 
 

@@ -22,6 +22,8 @@ _BRACKETS = {
     "arrow": "[dim -> new]",
     "join": "[dim -> new]",
     "maker": "[dims]",
+    "filter": "[dim by window -> new]",
+    "slide": "[dim by size -> new]",
 }
 _LETTERS = ("x", "y", "z", "u", "v", "w")
 
@@ -59,7 +61,7 @@ def _call(record: OpDef) -> str:
         names.append("…")
     for option, default in record.surface.options:
         names.append(option if default in (..., None) else f"{option}={default}")
-    out = " -> [dims]" if record.surface.items == "out" else ""
+    out = " -> [dims]" if record.surface.items in ("out", "filter") else ""
     bracket = _BRACKETS[record.surface.items]
     if record.surface.items == "maker" and not names:
         return f"{record.name}{bracket}"

@@ -185,6 +185,8 @@ class Calls:
                 help = f"write `{surface_name(opdef)}`: dims missing on the right are summed"
                 fail("MD0252", f"`{opdef.name}` needs its result dims", node.span, help=help)
             return {"dims": self.program.expressions.dims(node.out, scope)}
+        if kind in ("filter", "slide"):
+            return self._windows(opdef, node, scope)
         if node.out is not None:
             _no_result_dims(opdef, node)
         if kind == "dims?" and node.items is None:
@@ -233,6 +235,45 @@ class Calls:
             partial(dims, items[0].sources, scope), partial(dims, items[0].targets, scope)
         )
         return {"source": sources, "target": targets}
+
+    def _windows(self, opdef: OpDef, node: ast.Call, scope: Scope) -> dict[str, Any]:
+        """The dims of `h by kh -> ho, …`: `source`, `window` (or its `size`) and `target`.
+
+        Of a filter also the `dims` of its result, None if they are left out.
+        """
+        is_filter = opdef.surface.items == "filter"
+        if node.out is not None and not is_filter:
+            _no_result_dims(opdef, node)
+        items = node.items or ()
+        if not items or not all(isinstance(item, ast.ByItem) for item in items):
+            help = f"write `{surface_name(opdef)}`"
+            place = next((i.span for i in items if not isinstance(i, ast.ByItem)), node.span)
+            fail("MD0252", f"`{opdef.name}` takes `[dim by window -> new]`", place, help=help)
+        found = all_of(
+            partial(self._window, opdef, item, scope)
+            for item in items
+            if isinstance(item, ast.ByItem)
+        )
+        sources, windows, targets = zip(*found, strict=True)
+        if is_filter:
+            out = None if node.out is None else self.program.expressions.dims(node.out, scope)
+            return {"source": sources, "window": windows, "target": targets, "dims": out}
+        sizes = tuple(w.size if isinstance(w, Dim) else w for w in windows)
+        return {"source": sources, "size": sizes, "target": targets}
+
+    def _window(
+        self, opdef: OpDef, item: ast.ByItem, scope: Scope
+    ) -> tuple[Dim, Dim | int | float, Dim]:
+        """The dim, the window and the new dim of an item; the new one is the old if not named."""
+        dim = self.program.expressions.dim
+        source = dim(item.dim, scope)
+        target = source if item.target is None else dim(item.target, scope)
+        if isinstance(item.window, ast.Name):
+            return source, dim(item.window, scope), target
+        if opdef.surface.items == "filter":
+            help = f"name the dim of the kernel that slides along `{source}`: `[{source} by kh]`"
+            fail("MD0252", f"`{opdef.name}` takes its windows from a kernel", item.span, help=help)
+        return source, item.window.value, target
 
     # --- functions ---------------------------------------------------------------------------
 

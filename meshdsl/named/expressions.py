@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from meshdsl.named.from_syntax import ProgramBuilder
 
 LATER = {
-    "conv": "MD0901",
-    "max_pool": "MD0901",
-    "avg_pool": "MD0901",
     "top_k": "MD0901",
     "normal": "MD0901",
     "uniform": "MD0901",
@@ -302,6 +299,8 @@ def surface_name(opdef: OpDef) -> str:
         "arrow": "[old -> new]",
         "join": "[(a, b) -> new]",
         "maker": "[dim, …]",
+        "filter": "[dim by window -> new]",
+        "slide": "[dim by size -> new]",
     }.get(opdef.surface.items, "")
-    out = " -> [dims]" if opdef.surface.items == "out" else ""
+    out = " -> [dims]" if opdef.surface.items in ("out", "filter") else ""
     return f"{opdef.name}{items}(…{out})"

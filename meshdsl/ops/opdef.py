@@ -282,12 +282,15 @@ class Surface:
 
     items: `none`; `dims` (one or more); `dims?` (none means all); `dim` (exactly one); `arrow`
     (`a -> b`); `join` (a dim, or `(a, b) -> c`); `out` (`(… -> [dims])`); `maker` (the dims of the
-    result); `view` (only through a view).
+    result); `filter` (`h by kh -> ho`, windows that are dims, and `(… -> [dims])`, which may be
+    left out); `slide` (`h by 3 -> ho`, windows of any size); `view` (only through a view).
     arity: least and most number of tensors, None for any number. `options`: names of constant
     arguments, in order, with defaults (they may be given by position after the tensors).
     """
 
-    items: Literal["none", "dims", "dims?", "dim", "arrow", "join", "out", "maker", "view"]
+    items: Literal[
+        "none", "dims", "dims?", "dim", "arrow", "join", "out", "maker", "filter", "slide", "view"
+    ]
     arity: tuple[int, int | None]
     options: tuple[tuple[str, Any], ...] = ()
 
@@ -401,7 +404,7 @@ class OpDef:
 
     def indexed(self) -> int | None:
         """The operand with indices of the attribute `dim`, if there is one."""
-        kinds = self.samples[0].values
+        kinds = self.samples[0].values if "dim" in dict(self.samples[0].attrs) else ()
         return next((i for i, kind in enumerate(kinds) if kind.startswith("index:")), None)
 
     def shows_operand(self, ins: tuple[TensorType, ...], attrs: Attrs) -> bool:

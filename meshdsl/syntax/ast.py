@@ -94,10 +94,14 @@ class ArrowItem:
 
 @dataclass(frozen=True, slots=True)
 class ByItem:
-    """`h by kh`: a dim and its window (convolution, pooling)."""
+    """`h by kh -> ho`, `w by 3`: a dim, the window that slides along it, and what comes of it.
+
+    `target` is None where the dim stays.
+    """
 
     dim: Name
-    window: Name
+    window: Name | Number
+    target: Name | None
     span: Span
 
 

@@ -239,8 +239,12 @@ def _arrow_item(b: Builder, tree: Any) -> ast.ArrowItem:
 
 
 def _by_item(b: Builder, tree: Any) -> ast.ByItem:
-    dim, window = tree.children
-    return ast.ByItem(b.name(dim), b.name(window), b.span(tree))
+    dim, window, target = tree.children
+    if window.type == "NAME":
+        return ast.ByItem(b.name(dim), b.name(window), b.maybe_name(target), b.span(tree))
+    span = b.name(window).span
+    size = ast.Number(number_value(str(window), span), span)
+    return ast.ByItem(b.name(dim), size, b.maybe_name(target), b.span(tree))
 
 
 def _pick_item(b: Builder, tree: Any) -> ast.PickItem:

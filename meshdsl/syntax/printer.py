@@ -227,7 +227,10 @@ def _item(node: ast.Item) -> str:
         case ast.ArrowItem():
             return f"{_group(node.sources)} -> {_group(node.targets)}"
         case ast.ByItem():
-            return f"{node.dim.text} by {node.window.text}"
+            window = node.window
+            size = window.text if isinstance(window, ast.Name) else expression(window)
+            target = "" if node.target is None else f" -> {node.target.text}"
+            return f"{node.dim.text} by {size}{target}"
         case ast.PickItem():
             return f"{node.dim.text} = {expression(node.index)}"
         case ast.SliceItem():

@@ -502,7 +502,8 @@ def parts(item: ast.Item) -> tuple[tuple[ast.Name, ...], tuple[ast.Expr, ...]]:
         case ast.ArrowItem():
             return (*item.sources, *item.targets), ()
         case ast.ByItem():
-            return (item.dim, item.window), ()
+            named = (item.dim, item.window, item.target)
+            return tuple(n for n in named if isinstance(n, ast.Name)), ()
         case ast.PickItem():
             return (item.dim,), (item.index,)
     bounds = tuple(bound for bound in (item.start, item.stop) if bound is not None)

@@ -62,6 +62,10 @@ def _brackets(opdef: OpDef, attrs: dict[str, Any], dims: dict[str, api.Dim]) -> 
         case "join":
             sources = tuple(dims[d.name] for d in attrs["sources"])
             return md_arrow(sources, (dims[attrs["target"].name],))
+        case "filter" | "slide":
+            windows = [dims[d.name] for d in attrs.get("window", ())] or attrs["size"]
+            parts = zip(attrs["source"], windows, attrs["target"], strict=True)
+            return tuple(api.By(dims[s.name], w, dims[t.name]) for s, w, t in parts)
         case "arrow" if "source" in attrs:
             sources = tuple(dims[d.name] for d in attrs["source"])
             targets = tuple(dims[d.name] for d in attrs["target"])
@@ -82,6 +86,8 @@ def _apply(opdef: OpDef, sample: Sample, tensors: list[Any], dims: dict[str, api
     items = _brackets(opdef, attrs, dims)
     if items is None:
         return operator(*tensors, **options)
+    if opdef.surface.items == "filter":
+        options["out"] = [dims[d.name] for d in attrs["dims"]]
     applied = operator[items]
     return applied if isinstance(applied, md.Tensor) else applied(*tensors, **options)
 
@@ -90,7 +96,7 @@ def _option(value: Any) -> Any:
     return api.DType(value.name) if isinstance(value, types.DType) else value
 
 
-SKIPPED = {"pad", "top_k", "conv", "max_pool", "avg_pool"}
+SKIPPED = {"pad", "top_k"}
 """Their attributes are bound from the call, so that a sample does not say what stood there."""
 
 

@@ -34,6 +34,10 @@ def bracket(opdef: OpDef, attrs: dict[str, Any]) -> str:
             return f"[{attrs['source'][0]} -> {attrs['target'][0]}]"
         case "dim":
             return f"[{attrs['dim']}]"
+        case "filter" | "slide":
+            windows = attrs.get("window") or attrs["size"]
+            parts = zip(attrs["source"], windows, attrs["target"], strict=True)
+            return f"[{', '.join(f'{s} by {w} -> {t}' for s, w, t in parts)}]"
         case "maker":
             return f"[{', '.join(map(str, attrs['dims']))}]"
     assert opdef.surface.items == "none"
@@ -47,6 +51,8 @@ def call(opdef: OpDef, sample: Sample, by_name: bool) -> str:
     inputs = [f"x{i}[{', '.join(t.names)}]: {t.dtype}" for i, t in enumerate(sample.ins)]
     options = [(f"{n}=" if by_name else "") + shown(attrs[n]) for n, _ in opdef.surface.options]
     arguments = ", ".join([*(f"x{i}" for i in range(len(inputs))), *options])
+    if opdef.surface.items == "filter":
+        arguments += f" -> [{', '.join(d.name for d in attrs['dims'])}]"
     declared = "".join(f"dim {n} = {size}\n" for n, size in dims.items())
     text = f"  return {opdef.name}{bracket(opdef, attrs)}({arguments})\n"
     return f"{declared}program p({', '.join(inputs)}) {{\n{text}}}\n"

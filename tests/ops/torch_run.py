@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from meshdsl.backends.runtime import indices, softmax, updates
+from meshdsl.backends.runtime import indices, sliding, softmax, updates
 from meshdsl.backends.torch.call import TorchText
 from meshdsl.ir.types import F32, F64, DType, TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature
@@ -25,7 +25,7 @@ TORCH = {
 }
 
 
-SUPPORT = {**vars(indices), **vars(softmax), **vars(updates)}
+SUPPORT = {**vars(indices), **vars(sliding), **vars(softmax), **vars(updates)}
 """The support functions that operators use."""
 
 

@@ -122,7 +122,9 @@ _SHOW: dict[type, Any] = {
     ast.Binary: lambda n: f"({show(n.left)} {n.op} {show(n.right)})",
     ast.DimItem: lambda n: show(n.dim),
     ast.ArrowItem: lambda n: f"{_list(n.sources, '+')}>{_list(n.targets, '+')}",
-    ast.ByItem: lambda n: f"{show(n.dim)} by {show(n.window)}",
+    ast.ByItem: lambda n: (
+        f"{show(n.dim)} by {show(n.window)}" + ("" if n.target is None else f">{show(n.target)}")
+    ),
     ast.PickItem: lambda n: f"{show(n.dim)}={show(n.index)}",
     ast.SliceItem: _slice,
     ast.Keyword: lambda n: f"{show(n.name)}={show(n.value)}",

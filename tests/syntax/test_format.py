@@ -88,7 +88,7 @@ param w [ a ] : bf16 = normal ( 0.02 )
 h [ a @ none ] = einsum ( x , w -> [ a , b ] ) [ a -> b ] + ( y - 1 ) ^ - 2
 repeat layers {
 x , y = top_k [ e -> s ] ( x , k = 2 , pad = "same" , )
-recompute { z = conv [ h by kh , w by kw ] ( not x and y <= - 1 or z ) }
+recompute { z = conv [ h by kh -> ho , w by 3 ] ( not x and y <= - 1 or z ) }
 }
 return loss , y ,
 minimize loss with adam ( lr = cosine ( 1e-3 , 10 ) )

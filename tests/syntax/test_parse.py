@@ -71,6 +71,8 @@ EXPRESSIONS = {
     "pad[h -> hp](x, 1, 1)": "pad[h>hp](x, 1, 1)",
     "top_k[experts -> slots](g)": "top_k[experts>slots](g)",
     "conv[h by kh, w by kw](i, k, stride=1)": "conv[h by kh, w by kw](i, k, stride=1)",
+    "conv[h by kh -> ho](i, k -> [b, ho])": "conv[h by kh>ho](i, k > b ho)",
+    "max_pool[h by 3 -> ho, w by 2](i)": "max_pool[h by 3>ho, w by 2](i)",
     "adamw(lr=cosine(3e-4, 1000), clip=1.0)": "adamw(lr=cosine(0.0003, 1000), clip=1.0)",
     "f(a,\n  # why\n\n  b\n)": "f(a, b)",
     "(a +\n b)": "(a + b)",

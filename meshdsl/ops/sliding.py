@@ -1,0 +1,327 @@
+"""Windows that slide along dims: their geometry, what a block of them reads, checks, torch text.
+
+A window of `size` elements, `dilation` apart, begins `before` elements before the dim, and moves on
+by `stride`. `fine` is the dim that it slides along, `coarse` the dim of its positions: tap t of
+position o is element o * stride - before + t * dilation. What lies outside is fill.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshdsl.ir.types import Dim, TensorType
+from meshdsl.ops.build import Array
+from meshdsl.ops.opdef import Attrs, NumpyCall, OpError, Reads, TorchCall
+from meshdsl.ops.text import Names, permuted, tuple_text
+
+MOST = 3
+"""The most dims that windows slide along at once: torch has no more."""
+
+Tap = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Slide:
+    """A window that slides along one dim."""
+
+    fine: Dim
+    coarse: Dim
+    size: int
+    stride: int
+    dilation: int
+    before: int
+
+    @property
+    def reach(self) -> int:
+        """The distance from the first tap of a window to its last."""
+        return (self.size - 1) * self.dilation
+
+    def covered(self, positions: int) -> int:
+        """The elements from the first tap of the first of so many positions to the last tap."""
+        return (positions - 1) * self.stride + self.reach + 1
+
+    def reads(self, fill: float = 0.0) -> Reads | None:
+        """What positions read of the elements; None where each reads its own."""
+        if self.is_identity:
+            return None
+        return Reads(mul=self.stride, lo=-self.before, hi=self.reach - self.before, fill=fill)
+
+    def read_back(self) -> Reads | None:
+        """The positions whose windows have the elements of a block."""
+        if self.is_identity:
+            return None
+        return Reads(div=self.stride, lo=self.before - self.reach, hi=self.before)
+
+    @property
+    def is_identity(self) -> bool:
+        """Whether position i is element i alone."""
+        alone = self.size == 1 and self.stride == 1 and self.before == 0
+        return alone and self.fine.size == self.coarse.size
+
+
+def slides(attrs: Attrs, sizes: Sequence[int], *, back: bool = False) -> tuple[Slide, ...]:
+    """The windows of a call. `back`: the source has the positions, the target the elements."""
+    fine, coarse = ("target", "source") if back else ("source", "target")
+    strides = attrs["stride"]
+    if not isinstance(strides, tuple):
+        strides = sizes if strides is None else (strides,) * len(sizes)
+    dilation = attrs.get("dilation", 1)
+    return tuple(
+        Slide(f, c, size, stride, dilation, _before(attrs["pad"], f.size, size, stride, dilation))
+        for f, c, size, stride in zip(attrs[fine], attrs[coarse], sizes, strides, strict=True)
+    )
+
+
+def _before(pad: str | int, fine: int, size: int, stride: int, dilation: int) -> int:
+    """The elements before a dim; of "same", which may be odd in all, the smaller half."""
+    if pad == "same":
+        total = (-(-fine // stride) - 1) * stride + (size - 1) * dilation + 1 - fine
+        return max(total, 0) // 2
+    return 0 if pad == "valid" else int(pad)
+
+
+def positions(slide: Slide, pad: str | int) -> int:
+    """The number of positions of a window; 0 or less where it does not fit."""
+    if pad == "same":
+        return -(-slide.fine.size // slide.stride)
+    return (slide.fine.size + 2 * slide.before - slide.reach - 1) // slide.stride + 1
+
+
+# --- checks ----------------------------------------------------------------------------------
+
+
+def check_options(said: str, attrs: Attrs) -> None:
+    """MD0220 for a stride or dilation that is no whole number from 1 on, MD0221 for a pad."""
+    for option in ("stride", "dilation"):
+        found = attrs.get(option, 1)
+        numbers = found if isinstance(found, tuple) else (found,)
+        if found is not None and not all(_is_whole(n, 1) for n in numbers):
+            raise OpError(
+                "MD0220",
+                f"`{said}` cannot have the {option} {found}",
+                "give a whole number of 1 or more",
+            )
+    pad = attrs["pad"]
+    if pad not in ("same", "valid") and not _is_whole(pad, 0):
+        raise OpError(
+            "MD0221",
+            f"`{said}` cannot pad by {pad!r}"
+            if isinstance(pad, str)
+            else f"`{said}` pads by {pad}",
+            'write `pad="same"`, `pad="valid"` or the elements on either side, from 0 on',
+        )
+
+
+def _is_whole(found: object, least: int) -> bool:
+    return isinstance(found, int) and not isinstance(found, bool) and found >= least
+
+
+def check_windows(said: str, attrs: Attrs, sizes: Sequence[object]) -> None:
+    """The number of windows, their sizes and options; MD0220 to MD0222."""
+    if len(sizes) > MOST:
+        message = f"`{said}` slides along {len(sizes)} dims, and {MOST} are the most"
+        raise OpError("MD0252", message, "apply it to some of the dims, then to the others")
+    for source, size in zip(attrs["source"], sizes, strict=True):
+        if not _is_whole(size, 1):
+            message = f"the window of `{said}` along `{source}` cannot be of size {size}"
+            raise OpError("MD0222", message, "give a whole number of 1 or more")
+    check_options(said, attrs)
+
+
+def check_sizes(said: str, found: Sequence[Slide], attrs: Attrs, *, back: bool = False) -> None:
+    """MD0222 for a window that is larger than its dim, MD0209 for a result of another size."""
+    for slide in found:
+        fine, size, number = slide.fine, slide.fine.size, positions(slide, attrs["pad"])
+        if number < 1:
+            padded = size + 2 * slide.before
+            of = f"{padded} elements with its padding" if slide.before else f"{size} elements"
+            raise OpError(
+                "MD0222",
+                f"a window of `{said}` spans {slide.reach + 1} elements, and `{fine}` has {of}",
+                'make it smaller, or pad: `pad="same"`',
+            )
+        if number != slide.coarse.size:
+            raise OpError("MD0209", *_wrong_size(said, slide, number, attrs, back))
+
+
+def _wrong_size(said: str, slide: Slide, number: int, attrs: Attrs, back: bool) -> tuple[str, str]:
+    fine, coarse = slide.fine, slide.coarse
+    if back:
+        message = (
+            f"`{said}` of {coarse.size} positions along `{coarse}` cannot make the {fine.size} "
+            f"elements of `{fine}`, whose windows would have {number} positions"
+        )
+        least = (coarse.size - 1) * slide.stride + slide.reach + 1 - 2 * slide.before
+        least = coarse.size * slide.stride if attrs["pad"] == "same" else least
+        return message, f"declare `dim {fine} = {least}`"
+    message = (
+        f"`{said}` makes {number} positions along `{fine}`, and `{coarse}` is of size {coarse.size}"
+    )
+    if fine == coarse:
+        return (
+            message,
+            f"name the new dim, `[{fine} by … -> new]` with `dim new = {number}`, or "
+            'keep the size by `pad="same"`',
+        )
+    return message, f"declare `dim {coarse} = {number}`"
+
+
+def replaced_dims(type_: TensorType, attrs: Attrs) -> tuple[Dim, ...]:
+    """The dims of `type_`, with the targets of the windows for their sources."""
+    new = {s.name: t for s, t in zip(attrs["source"], attrs["target"], strict=True)}
+    return tuple(new.get(d.name, d) for d in type_.dims)
+
+
+# --- numpy -----------------------------------------------------------------------------------
+
+
+def taps(found: Sequence[Slide]) -> Iterator[Tap]:
+    """The taps of a window over all dims, row-major."""
+    return itertools.product(*(range(s.size) for s in found))
+
+
+def widened(call: NumpyCall, x: Array, found: Sequence[Slide], fill: float = 0.0) -> Array:
+    """Operand 0 from the first tap of the first local position to the last tap of the last."""
+    for slide in found:
+        name = slide.fine.name
+        if call.is_window(0, name):
+            continue
+        at = call.ins[0].index(name)
+        need = max(slide.covered(call.extent(slide.coarse.name)), 0)
+        after = need - x.shape[at] - slide.before
+        widths = [(0, 0)] * x.ndim
+        widths[at] = (slide.before, max(after, 0))
+        x = np.pad(x, widths, constant_values=fill)
+        x = x[_along(x.ndim, {at: slice(0, need)})]
+    return x
+
+
+def tapped(call: NumpyCall, tap: Tap, found: Sequence[Slide], dims: Names) -> tuple[slice, ...]:
+    """The index of what a tap of every local position is in an array over `dims`, widened."""
+    parts = {}
+    for t, slide in zip(tap, found, strict=True):
+        start, count = t * slide.dilation, call.extent(slide.coarse.name)
+        parts[dims.index(slide.fine.name)] = slice(
+            start, start + max((count - 1) * slide.stride + 1, 0), slide.stride
+        )
+    return _along(len(dims), parts)
+
+
+def _along(ndim: int, parts: dict[int, slice]) -> tuple[slice, ...]:
+    return tuple(parts.get(i, slice(None)) for i in range(ndim))
+
+
+def spread_back(
+    call: NumpyCall, found: Sequence[Slide], parts: Iterator[tuple[Tap, Array]], dtype: Any
+) -> Array:
+    """The local result, to whose elements the parts of the taps are added, by position."""
+    names, shape = call.outs[0].names, call.local(call.outs[0]).shape
+    out = np.zeros(shape, dtype)
+    for tap, part in parts:
+        into, of = [np.arange(n) for n in shape], [np.arange(n) for n in part.shape]
+        for t, slide in zip(tap, found, strict=True):
+            at = names.index(slide.fine.name)
+            first = call.start(0, slide.coarse.name) * slide.stride - slide.before
+            element = first + np.arange(part.shape[at]) * slide.stride + t * slide.dilation
+            element -= call.offset(slide.fine.name)
+            of[at] = np.flatnonzero((element >= 0) & (element < shape[at]))
+            into[at] = element[of[at]]
+        out[np.ix_(*into)] += part[np.ix_(*of)]
+    return out
+
+
+# --- torch text --------------------------------------------------------------------------------
+
+
+def grouped(text: str, names: Names, groups: Sequence[Names]) -> str:
+    """`text` with one dim for each group of dims, in this order; an empty group is of size 1."""
+    text = permuted(text, names, tuple(n for group in groups for n in group))
+    at = sum(map(len, groups))
+    for group in reversed(groups):
+        at -= len(group)
+        if not group:
+            text = f"{text}.unsqueeze({at})"
+        elif len(group) > 1:
+            text = f"{text}.flatten({at}, {at + len(group) - 1})"
+    return text
+
+
+def ungrouped(call: TorchCall, text: str, groups: Sequence[Names], names: Names) -> str:
+    """The inverse of `grouped`, for the result."""
+    for at, group in reversed([*enumerate(groups)]):
+        if not group:
+            text = f"{text}.squeeze({at})"
+        elif len(group) > 1:
+            text = f"{text}.unflatten({at}, {tuple_text([call.extent(n) for n in group])})"
+    return permuted(text, tuple(n for group in groups for n in group), names)
+
+
+def number_of(call: TorchCall, names: Names) -> str:
+    """The text of the number of local elements of dims."""
+    sizes = [call.extent(n) for n in names]
+    if all(s.isdigit() for s in sizes):
+        return str(int(np.prod([int(s) for s in sizes], dtype=int)))
+    return " * ".join(sizes) or "1"
+
+
+def margins(call: TorchCall, slide: Slide) -> tuple[int, int]:
+    """The elements to be added before and after operand 0 along a dim; none to a window."""
+    if call.is_window(0, slide.fine.name) or slide.is_identity:
+        return 0, 0
+    after = slide.covered(slide.coarse.size) - slide.fine.size - slide.before
+    return slide.before, max(after, 0)
+
+
+def padded(text: str, widths: Sequence[tuple[int, int]], fill: float = 0.0) -> str:
+    """`text` with margins along its last dims; torch lists them from the last dim backwards."""
+    listed = [n for pair in reversed(widths) for n in pair]
+    value = f', value=float("{fill}")' if fill else ""
+    return f"torch.nn.functional.pad({text}, {tuple_text(listed)}{value})" if any(listed) else text
+
+
+def cut_out(call: TorchCall, text: str, found: Sequence[Slide]) -> str:
+    """The local elements of what windows of all given positions add up to.
+
+    Zeros where no window has an element.
+    """
+    if not any(call.is_window(0, s.coarse.name) for s in found):
+        ends = [s.fine.size - s.covered(s.coarse.size) + s.before for s in found]
+        widths = [(-s.before, end) for s, end in zip(found, ends, strict=True)]
+        return padded(
+            text, [(0, 0) if s.is_identity else w for s, w in zip(found, widths, strict=True)]
+        )
+    starts, sizes = [], []
+    for slide in found:
+        fine, coarse = slide.fine.name, slide.coarse.name
+        first = f"({call.start(0, coarse)}) * {slide.stride} - {slide.before}"
+        starts.append(f"{call.offset(fine)} - ({first})")
+        sizes.append(call.extent(fine))
+    return f"{call.use('cut_out')}({text}, {tuple_text(starts)}, {tuple_text(sizes)})"
+
+
+def guarded(call: TorchCall, text: str, found: Sequence[Slide] = ()) -> str:
+    """`text`, but zeros on a device that has none of some dim: torch refuses empty images.
+
+    `found` are windows whose positions operand 0 has; a device may be given none of them.
+    """
+    names = dict.fromkeys(n for t in (*call.outs, *call.ins[1:]) for n in t.names)
+    sizes = [call.extent(n) for n in names]
+    dtype = "" if call.outs[0].dtype == call.ins[0].dtype else f", dtype={call.outs[0].dtype.torch}"
+    zeros = f"{call.tensor(0)}.new_zeros({call.shape(0)}{dtype})"
+    if "0" in sizes:
+        return zeros
+    unknown = [s for s in sizes if not s.isdigit()]
+    for slide in found:
+        if call.is_window(0, slide.coarse.name):
+            unknown.append(f"{call.tensor(0)}.shape[{call.ins[0].index(slide.coarse.name)}]")
+    return f"({text} if {' and '.join(dict.fromkeys(unknown))} else {zeros})" if unknown else text
+
+
+def equal_or_tuple(numbers: Sequence[int]) -> str:
+    """The number where all are equal, else a tuple."""
+    return str(numbers[0]) if len(set(numbers)) == 1 else tuple_text(numbers)
