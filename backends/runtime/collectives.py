@@ -14,6 +14,7 @@ from meshdsl.backends.runtime.values import (
     group_members,
     in_mesh_order,
     overlap,
+    parts_of,
     source_rank,
 )
 
@@ -141,7 +142,7 @@ def halo(
     axes: tuple[str, ...],
     sizes: tuple[int, int],
     reads: tuple[int, int, int, int, bool],
-    fill: float | None,
+    fill: float | str | None,
     rank: int,
     mesh: dict[str, int],
     groups: dict[str, Any],
@@ -149,28 +150,29 @@ def halo(
     """What this device's block of a loop reads of `dim`: own elements, others', and `fill` beyond.
 
     `sizes` are those of the dim and of the loop, both split over `axes`, outer first; `reads` as in
-    `span`. Without a fill the window ends at the border.
+    `span`. Without a fill the window ends at the border; with "wrap" it goes on at the other end.
     """
     over = in_mesh_order(mesh, axes)
     members = next(ranks for ranks in group_members(mesh, over) if rank in ranks)
     own, read = blocks_and_windows(mesh, axes, members, sizes, reads, fill is None)
     me = members.index(rank)
-    leaves = [overlap(own[me], other) for other in read]
-    arrives = [overlap(other, read[me]) for other in own]
-    leaves[me] = arrives[me] = (0, 0)
-    rows, first = as_numbers(x).movedim(dim, 0), own[me][0]
-    sent = torch.cat([rows.narrow(0, a - first, b - a) for a, b in leaves if a < b] or [rows[:0]])
-    counts = [b - a for a, b in arrives]
-    received = sent.new_empty(sum(counts), *sent.shape[1:])
-    lengths, group = [b - a for a, b in leaves], groups["+".join(over)]
-    dist.all_to_all_single(received, sent, counts, lengths, group=group)
-    found = framed(x, dim, first, read[me], sizes[0], fill)
-    at = 0
-    for (a, b), count in zip(arrives, counts, strict=True):
-        if count:
-            part = received.narrow(0, at, count).view(x.dtype).movedim(0, dim)
-            found.narrow(dim, a - read[me][0], b - a).copy_(part)
-        at += count
+    period = sizes[0] if fill == "wrap" else 0
+    leaves = [parts_of(window, own[me], period) for window in read]
+    arrives = [parts_of(read[me], block, period) for block in own]
+    leaves[me], arrives[me] = [], []
+    rows = as_numbers(x).movedim(dim, 0)
+    sent = [rows.narrow(0, at, length) for parts in leaves for _, length, at in parts]
+    buffer = torch.cat(sent) if sent else rows[:0].contiguous()
+    counts, lengths = ([sum(n for _, n, _ in p) for p in every] for every in (arrives, leaves))
+    received = buffer.new_empty(sum(counts), *rows.shape[1:])
+    group = groups["+".join(over)]
+    dist.all_to_all_single(received, buffer, counts, lengths, group=group)
+    found = framed(x, dim, own[me], read[me], sizes[0], fill)
+    first = 0
+    for place, length, _ in (part for parts in arrives for part in parts):
+        part = received.narrow(0, first, length).view(x.dtype)
+        found.narrow(dim, place, length).copy_(part.movedim(0, dim))
+        first += length
     return found
 
 
@@ -180,27 +182,32 @@ def window(
     axes: tuple[str, ...],
     sizes: tuple[int, int],
     reads: tuple[int, int, int, int, bool],
-    fill: float | None,
+    fill: float | str | None,
     rank: int,
     mesh: dict[str, int],
 ) -> torch.Tensor:
     """A `halo` of a block that needs nothing of others, or of the whole dim: nothing is sent."""
     own, read = blocks_and_windows(mesh, axes, [rank], sizes, reads, fill is None)
-    first = 0 if x.shape[dim] == sizes[0] else own[0][0]
-    return framed(x, dim, first, read[0], sizes[0], fill)
+    held = (0, sizes[0]) if x.shape[dim] == sizes[0] else own[0]
+    return framed(x, dim, held, read[0], sizes[0], fill)
 
 
 def framed(
-    x: torch.Tensor, dim: int, first: int, window: tuple[int, int], size: int, fill: float | None
+    x: torch.Tensor,
+    dim: int,
+    block: tuple[int, int],
+    window: tuple[int, int],
+    size: int,
+    fill: float | str | None,
 ) -> torch.Tensor:
-    """A new tensor for indices `window` of `dim`: of `x`, which begins at `first`, and the fill."""
+    """A new tensor for indices `window` of `dim`: what `x`, the `block`, has of it, and fill."""
     start, stop = window
     found = x.new_empty([*x.shape[:dim], stop - start, *x.shape[dim + 1 :]])
-    for a, b in (overlap((start, 0), window), overlap((size, stop), window)):
-        found.narrow(dim, a - start, b - a).fill_(fill or 0)
-    a, b = overlap((first, first + x.shape[dim]), window)
-    if a < b:
-        found.narrow(dim, a - start, b - a).copy_(x.narrow(dim, a - first, b - a))
+    if isinstance(fill, float | int):
+        for a, b in (overlap((start, 0), window), overlap((size, stop), window)):
+            found.narrow(dim, a - start, b - a).fill_(fill)
+    for place, length, at in parts_of(window, block, size if fill == "wrap" else 0):
+        found.narrow(dim, place, length).copy_(x.narrow(dim, at, length))
     return found
 
 

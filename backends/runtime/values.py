@@ -125,6 +125,21 @@ def overlap(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
     return start, max(start, min(one[1], other[1]))
 
 
+def parts_of(
+    window: tuple[int, int], block: tuple[int, int], period: int = 0
+) -> list[tuple[int, int, int]]:
+    """Where a block lies in a window: position in the window, length, position in the block.
+
+    With a `period`, the size of the dim, what is beyond one end of it is the other end.
+    """
+    found = []
+    for turn in (-period, 0, period) if period else (0,):
+        start, stop = overlap((block[0] + turn, block[1] + turn), window)
+        if start < stop:
+            found.append((start - window[0], stop - start, start - turn - block[0]))
+    return found
+
+
 def in_mesh_order(mesh: dict[str, int], axes: tuple[str, ...]) -> tuple[str, ...]:
     """`axes` in the order of the mesh."""
     return tuple(axis for axis in mesh if axis in axes)
@@ -154,6 +169,18 @@ def blocks_and_windows(
         window = span((start, start + extent), size, reads)
         read.append(overlap(window, (0, size)) if within else window)
     return own, read
+
+
+def window_start(
+    axes: tuple[str, ...],
+    sizes: tuple[int, int],
+    reads: tuple[int, int, int, int, bool],
+    within: bool,
+    rank: int,
+    mesh: dict[str, int],
+) -> int:
+    """The index that the window of a device begins at: below 0 where that is fill."""
+    return blocks_and_windows(mesh, axes, [rank], sizes, reads, within)[1][0][0]
 
 
 def local_part(spec: Spec, mesh: dict[str, int], rank: int) -> tuple[slice, ...]:

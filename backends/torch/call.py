@@ -18,7 +18,7 @@ class TorchText:
     ins, outs:  local types; `global_ins`, `global_outs` the global ones.
     place:      a Python string literal, quotes included.
     offsets:    text of the global index of the first local element, for each dim in `splits`.
-    starts:     the same of a window, by operand and dim.
+    starts:     what writes the same of a window, by operand and dim.
     extents:    text of the local size of each dim whose blocks differ in size.
     fresh:      hint -> a variable name that is not taken.
     checked:    whether operand `index` is known to be indices of `dim`; it is from now on.
@@ -40,7 +40,7 @@ class TorchText:
     offsets: Mapping[str, str] = field(default_factory=dict)
     splits: frozenset[str] = frozenset()
     extents: Mapping[str, str] = field(default_factory=dict)
-    starts: Mapping[tuple[int, str], str] = field(default_factory=dict)
+    starts: Mapping[tuple[int, str], Callable[[], str]] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     lines: list[str] = field(default_factory=list)
     helpers: list[str] = field(default_factory=list)
@@ -79,7 +79,7 @@ class TorchText:
 
     def start(self, index: int, dim: str) -> str:
         """Text of the global index of the first element of `dim` in operand `index`."""
-        return self.starts[index, dim] if self.is_window(index, dim) else self.offset(dim)
+        return self.starts[index, dim]() if self.is_window(index, dim) else self.offset(dim)
 
     def extent(self, dim: str) -> str:
         """Text of the local size of `dim`, wherever it occurs."""

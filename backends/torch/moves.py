@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from meshdsl.backends.torch.format import quoted
 from meshdsl.backends.torch.head import type_text
 from meshdsl.backends.torch.names import Variables
 from meshdsl.backends.torch.paste import defined
@@ -20,6 +21,7 @@ from meshdsl.device.ir import (
 )
 from meshdsl.device.liveness import uses
 from meshdsl.diagnostics import Span
+from meshdsl.placed.sbp import Window
 
 MOST_SHOWN = 8
 """Windows that a comment lists."""
@@ -167,11 +169,16 @@ class Moves(Walk):
         reads, position = window.reads, self._position(node.source, window.dim)
         self.used.add(node.step.kind)
         self._about_windows(node)
-        numbers = (reads.mul, reads.div, reads.lo, reads.hi, reads.flip)
-        fill = None if reads.fill is None else self._filling(node.source, reads.fill)
-        args = f"{placed.axes_of(window.dim)!r}, {(window.size, window.loop)}, {numbers}, {fill}"
+        args = self.window_text(window, placed.axes_of(window.dim))
+        fill = self._filling(node.source, reads.fill)
         where = "rank, MESH" + (", groups" if node.step.moves else "")
-        return f"{node.step.kind}({self._tensor(node.source)}, {position}, {args}, {where})"
+        return f"{node.step.kind}({self._tensor(node.source)}, {position}, {args}, {fill}, {where})"
+
+    def window_text(self, window: Window, axes: tuple[str, ...]) -> str:
+        """Text of the axes of a window, the sizes of its dim and its loop, and what is read."""
+        reads = window.reads
+        numbers = (reads.mul, reads.div, reads.lo, reads.hi, reads.flip)
+        return f"{axes!r}, {(window.size, window.loop)}, {numbers}"
 
     def _about_windows(self, node: Move) -> None:
         """Write a comment: what each device has of the dim, of many the first and the last."""
@@ -181,7 +188,9 @@ class Moves(Walk):
         axes = " and ".join(node.step.after.axes_of(window.dim))
         self.out.comment(f"along {axes}, of {window.dim}: {', '.join(shown)}")
 
-    def _filling(self, var: Var, fill: float) -> str:
+    def _filling(self, var: Var, fill: float | str | None) -> str:
+        if not isinstance(fill, float | int):
+            return quoted(fill) if fill else "None"
         return self.literal(fill if var.local.dtype.kind == "float" else int(fill))
 
     # --- local moves -------------------------------------------------------------------------

@@ -7,8 +7,9 @@ as literals, and source lines are in comments with control characters escaped.
 from __future__ import annotations
 
 import ast
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from meshdsl.backends.torch.call import TorchText
@@ -285,23 +286,25 @@ class Emitter(Loops):
         blocks = holders[0].placement.plain.local(holders[0].type, self.mesh)
         return self._times(axes, blocks.size(dim))
 
-    def _starts(self, node: Compute) -> dict[tuple[int, str], str]:
-        """Text of the index that each window begins at, by operand and dim."""
+    def _starts(self, node: Compute) -> dict[tuple[int, str], Callable[[], str]]:
+        """What writes the index that each window begins at, by operand and dim."""
         return {
-            (index, window.dim): self._start(window, var.placement.axes_of(window.dim))
+            (index, w.dim): functools.partial(self._start, w, var.placement.axes_of(w.dim))
             for index, var in enumerate(node.ins)
-            for window in var.placement.windows
+            for w in var.placement.windows
         }
 
     def _start(self, window: Window, axes: tuple[str, ...]) -> str:
         """Text of the index that a window begins at: below 0 where that is fill."""
-        reads = window.reads
-        assert not reads.flip, "nobody asks where a mirrored window begins"
-        first = self._times(axes, window.loop // self.mesh.size(*axes) * reads.mul)
-        text = f"{first} + {reads.lo}" if reads.lo > 0 else f"{first} - {-reads.lo}"
-        text = text if reads.lo else first
-        text = text if reads.div == 1 else f"-(-({text}) // {reads.div})"
-        return text if reads.fill is not None else f"max(0, {text})"
+        reads, ways = window.reads, self.mesh.size(*axes)
+        if reads.flip or reads.fill is None or window.loop % ways:
+            self.used.add("window_start")
+            text = self.window_text(window, axes)
+            return f"window_start({text}, {reads.fill is None}, rank, MESH)"
+        first = self._times(axes, window.loop // ways * reads.mul)
+        sign = "-" if reads.lo < 0 else "+"
+        text = f"{first} {sign} {abs(reads.lo)}" if reads.lo else first
+        return text if reads.div == 1 else f"-(-({text}) // {reads.div})"
 
     def literal(self, value: object) -> str:
         """A number as Python source, `-1e9` where that is much shorter than its digits."""

@@ -232,11 +232,23 @@ class _Prod(Protocol):
 class _Relu(Protocol):
     def __call__(self, x: Operand, /) -> Tensor: ...
 
+class _ReverseApplied(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Reverse(Protocol):
+    def __getitem__(self, dims: Dim, /) -> _ReverseApplied: ...
+
 class _RmsNormApplied(Protocol):
     def __call__(self, x: Operand, g: Operand = ..., /) -> Tensor: ...
 
 class _RmsNorm(Protocol):
     def __getitem__(self, dims: Dim, /) -> _RmsNormApplied: ...
+
+class _RollApplied(Protocol):
+    def __call__(self, x: Operand, /, by: float | Any) -> Tensor: ...
+
+class _Roll(Protocol):
+    def __getitem__(self, dims: Dim, /) -> _RollApplied: ...
 
 class _Rsqrt(Protocol):
     def __call__(self, x: Operand, /) -> Tensor: ...
@@ -368,7 +380,9 @@ pad: _Pad
 pow: _Pow
 prod: _Prod
 relu: _Relu
+reverse: _Reverse
 rms_norm: _RmsNorm
+roll: _Roll
 rsqrt: _Rsqrt
 shift: _Shift
 sigmoid: _Sigmoid
@@ -461,7 +475,9 @@ __all__ = [
     "pow",
     "prod",
     "relu",
+    "reverse",
     "rms_norm",
+    "roll",
     "rsqrt",
     "sgd",
     "shift",

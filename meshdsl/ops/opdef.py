@@ -34,7 +34,8 @@ class Reads:
 
     Indices [o0, o1) of the loop read [ceil((mul*o0 + lo)/div), floor((mul*(o1-1) + hi)/div)],
     inclusive; with `flip` the interval is mirrored, i to size-1-i. What lies outside of the dim is
-    `fill`; where that is None the window ends at the border. (XLA calls the like of it
+    `fill`; where that is None the window ends at the border, and with "wrap" it goes on at the
+    other end. (XLA calls the like of it
     `MultiplyAddDivideOffsetCalculation`.)
     """
 
@@ -43,7 +44,7 @@ class Reads:
     lo: int = 0
     hi: int = 0
     flip: bool = False
-    fill: float | None = 0.0
+    fill: float | Literal["wrap"] | None = 0.0
 
     def span(self, o0: int, o1: int, size: int) -> tuple[int, int]:
         """What [o0, o1) reads of a dim of `size`, half open; it may begin and end outside.

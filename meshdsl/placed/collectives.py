@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from meshdsl.backends.runtime.values import group_members, source_rank
+from meshdsl.backends.runtime.values import group_members, parts_of, source_rank
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.sbp import Mesh, Placement, Window, placement
@@ -156,8 +156,7 @@ def senders(step: Step, mesh: Mesh) -> list[tuple[int, int]]:
     for members in group_members(dict(mesh.axes), step.axes):
         number = {r: step.after.number(dim, mesh, mesh.coordinates(r)) for r in members}
         for source, target in itertools.permutations(members, 2):
-            (start, stop), (first, end) = own[number[source]], read[number[target]]
-            if max(start, first) < min(stop, end):
+            if parts_of(read[number[target]], own[number[source]], step.window.period):
                 found.append((source, target))
     return found
 
@@ -176,9 +175,10 @@ def _rows_sent(step: Step, mesh: Mesh) -> tuple[int, ...]:
     if not step.before.axes_of(dim):
         return (0,) * mesh.size(*step.axes)
     own, read = (p.held(dim, size, mesh) for p in (step.before, step.after))
+    period = step.window.period
     return tuple(
-        sum(max(0, min(b, stop) - max(a, start)) for j, (a, b) in enumerate(read) if i != j)
-        for i, (start, stop) in enumerate(own)
+        sum(n for j, w in enumerate(read) if i != j for _, n, _ in parts_of(w, block, period))
+        for i, block in enumerate(own)
     )
 
 

@@ -188,6 +188,8 @@ class Placer:
         return self._made(value, need, ask)
 
     def _is_free(self, value: Value, source: Placement, need: Placement) -> bool:
+        if need.windows and source == need.plain:
+            return True
         way = route(value.type, source, need, self.mesh, self.price)
         return way is not None and not way.wire_bytes
 

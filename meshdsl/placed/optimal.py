@@ -13,7 +13,7 @@ reader r of v (an operator, a loop, an output, an update) needs it in n:
     S[v,s]    v settles in s; no variable, but the sum over y of z[v,y,s]
     f[r,s,n]  r needs in n what settled in s
     g[r,k,n]  the part of f[r,s,n] that r makes of version k of the same s, with nothing sent: a
-              slice of it, or itself among zeros
+              slice of it, or itself among zeros; or, where n has windows of the blocks k, by a halo
     m[v,s,n]  version n of v is made from s
 
 Constraints, for all indices that are not summed over:
@@ -793,7 +793,9 @@ class Model:
         return [(s, n) for s, n in same if self._is_local(value, n, need)]
 
     def _is_local(self, value: Value, source: Placement, target: Placement) -> bool:
-        """Whether the route sends nothing."""
+        """Whether the route sends nothing; or but a halo, of blocks that others may share."""
+        if target.windows and source == target.plain:
+            return True
         if not source.may_become(target):
             return False
         found = self.space.route(value, source, target)

@@ -65,7 +65,7 @@ def _window(scan: Scanner) -> Window:
 
 def _number(text: str) -> Any:
     """An integer, a float, a truth value or None."""
-    named = {"True": True, "None": None}
+    named = {"True": True, "None": None, "wrap": "wrap"}
     return named[text] if text in named else float(text) if {*".ien"} & {*text} else int(text)
 
 

@@ -110,6 +110,11 @@ class Window:
     reads: Reads
     loop: int
 
+    @property
+    def period(self) -> int:
+        """The size of a dim whose ends meet; else 0."""
+        return self.size if self.reads.fill == "wrap" else 0
+
 
 @dataclass(frozen=True, slots=True)
 class Placement:

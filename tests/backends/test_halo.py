@@ -29,7 +29,7 @@ def blocks(mesh: dict[str, int], placed: Placement, type_: TensorType) -> list[l
     return [[held[d][placed.number(d, over, at)] for d in type_.names] for at in devices]
 
 
-def cut(x: np.ndarray, parts: list[Any], fills: list[float | None]) -> np.ndarray:
+def cut(x: np.ndarray, parts: list[Any], fills: list[object]) -> np.ndarray:
     """The block at `parts` of the whole, with fill around it."""
     for at, (part, fill) in enumerate(zip(parts, fills, strict=True)):
         x = padded(x, at, part, fill)
@@ -57,7 +57,7 @@ def check(
         w, at = step.window, type_.index(step.window.dim)
         reads = (w.reads.mul, w.reads.div, w.reads.lo, w.reads.hi, w.reads.flip)
         axes, groups = placed.axes_of(w.dim), ", groups" * step.moves
-        fill = "None" if w.reads.fill is None else f"float('{w.reads.fill}')"
+        fill = repr(w.reads.fill)
         args = f"{axes}, {(w.size, w.loop)}, {reads}, {fill}, rank, MESH{groups}"
         lines.append(f"x = {step.kind}(x, {at}, {args})")
     shape = here.local(type_, over).shape
@@ -90,7 +90,7 @@ def check(
         assert max(sent) == steps[0].wire(type_, over)
 
 
-def reads(fills: tuple[float | None, ...] = (0.0, None)) -> st.SearchStrategy[Reads]:
+def reads(fills: tuple[Any, ...] = (0.0, 1.0, None)) -> st.SearchStrategy[Reads]:
     """Anything that an operator may read."""
     small = st.integers(-4, 4)
     made = st.builds(
@@ -120,3 +120,14 @@ def test_two_dims_are_exchanged_one_after_the_other_with_their_corners(h, w, of_
     type_ = TensorType((Dim("h", h), Dim("b", 2), Dim("w", w)), F32)
     placed = placement(Mesh("m", tuple(mesh.items())), {"h": ("q",), "w": ("p",)})
     check(mesh, type_, placed, [Window("h", h, of_h, loop), Window("w", w, of_w, loop)])
+
+
+@given(
+    st.sampled_from(MESHES), st.integers(1, 9), st.integers(-9, 9), st.booleans(),
+)  # fmt: skip
+def test_what_wraps_comes_from_the_other_end(mesh, size, by, flip):
+    placed = placement(Mesh("m", tuple(mesh.items())), {"d": tuple(mesh)})
+    if placed.splits:
+        lo = -(by % size)
+        window = Window("d", size, Reads(lo=lo, hi=lo, flip=flip, fill="wrap"), size)
+        check(mesh, TensorType((Dim("d", size), Dim("other", 2)), F32), placed, [window])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -62,7 +63,8 @@ def window_call(local: NumpyCall, shapes: tuple[tuple[int, ...], ...]) -> TorchT
     sized = zip(local.ins, shapes, strict=True)
     made.ins = tuple(t.resized(dict(zip(t.names, shape, strict=True))) for t, shape in sized)
     made.offsets = {d: str(n) for d, n in local.offsets.items()}
-    made.starts = {of: str(start) for of, (start, _) in local.windows.items()}
+    windows = local.windows.items()
+    made.starts = {of: functools.partial(str, start) for of, (start, _) in windows}
     return made
 
 

@@ -6,6 +6,7 @@ Blocks are rounded up, the last ones short or empty: a dim need not divide.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -24,16 +25,18 @@ def reads_windows(row: Row) -> bool:
     return row.factor is not None and any(row.factor.reads)
 
 
-def padded(x: np.ndarray, at: int, window: tuple[int, int], fill: float | None) -> np.ndarray:
+def padded(x: np.ndarray, at: int, window: tuple[int, int], fill: Any) -> np.ndarray:
     """Indices [start, stop) of dim number `at` of the whole `x`, with `fill` around it."""
     start, stop = window
     size = x.shape[at]
+    if fill == "wrap":
+        return np.asarray(x.take(np.arange(start, stop) % size, at))
     widths = [(0, 0)] * x.ndim
     before, after = max(0, -start), max(0, stop - size)
     widths[at] = (before, after)
     whole = np.pad(x, widths, constant_values=fill or 0)
     lead = (slice(None),) * at
-    return whole[(*lead, slice(start + before, stop + before))]
+    return np.asarray(whole[(*lead, slice(start + before, stop + before))])
 
 
 def holds(opdef: OpDef, sig: Signature, sample: Sample, row: Row, ranks: int) -> bool:
