@@ -13,7 +13,7 @@ Draw = tuple[object, ...]
 
 def draws(program: Program) -> dict[Value, Draw]:
     """Per input and parameter: normal floats, integers below the smallest dim they index, coins."""
-    bounds = _index_bounds(program)
+    bounds = index_bounds(program)
     found: dict[Value, Draw] = {v: _of_input(v, bounds) for v in program.inputs}
     found.update({p.value: _of_param(p) for p in program.params})
     return found
@@ -40,7 +40,7 @@ def _of_param(param: Param) -> Draw:
     return (kind, *args)
 
 
-def _index_bounds(program: Program) -> dict[Value, int]:
+def index_bounds(program: Program) -> dict[Value, int]:
     """For integer tensors: the size of the smallest dim they are used to index."""
     bounds: dict[Value, int] = {}
     _bound_block(program.body, bounds)

@@ -19,7 +19,7 @@ LAYERS = (
     ("backends.draws", "backends.walk", "backends.torch", "backends.peers"),
     ("analysis",),
     ("pipeline",),
-    ("report", "backends.engines", "backends.train"),
+    ("report", "backends.engines", "backends.train", "backends.generate"),
     ("editor",),
     ("api", "notebook", "play", "cli", "backends.module"),
 )

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,11 +26,14 @@ EVERY, PATIENCE = 0.025, 20.0
 """Seconds between two looks at the parent, and the most that a failed process waits for it."""
 
 
-def main(folder: Path) -> None:
-    """Run one device of the job in `folder`, and write its outputs or its failure there."""
+def main(folder: Path, work: Callable[[Path, int, int], None]) -> None:
+    """Do one device's work on the job in `folder`, or write its failure there.
+
+    `work` takes the folder, the rank and the number of devices.
+    """
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
-        _run(folder, rank, world)
+        work(folder, rank, world)
     except KeyboardInterrupt:
         os._exit(130)
     except Exception as error:  # whatever it is, the parent reports it
@@ -41,7 +44,8 @@ def main(folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def _run(folder: Path, rank: int, world: int) -> None:
+def run(folder: Path, rank: int, world: int) -> None:
+    """Run the program once, and write its outputs."""
     job = json.loads((folder / "job.json").read_text(encoding="utf-8"))
     program = load((folder / "prog.py").read_text(encoding="utf-8"))
     mesh, states = program.MESH, getattr(program, "STATES", None)
@@ -108,4 +112,4 @@ def linger(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -101,9 +101,10 @@ def read_given(
     notes: list[str] = []
     problems: list[Diagnostic] = []
     sides = zip(("inputs", "parameters"), (given.inputs, given.params), _specs(made), strict=True)
+    states = frozenset(str(u.old.name) for u in made.named.updates if u.old.role == "param")
     for what, path, specs in sides:
         try:
-            arrays, rounded = read_checked(path, specs, what) if path else ({}, [])
+            arrays, rounded = read_checked(path, specs, what, states) if path else ({}, [])
             found.append(arrays)
             notes += rounded
         except DiagnosticError as error:
@@ -114,15 +115,17 @@ def read_given(
 
 
 def read_checked(
-    path: str, specs: Mapping[str, Spec], what: str
+    path: str, specs: Mapping[str, Spec], what: str, optional: Collection[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
     """The arrays of a file of `inputs` or `parameters`, and notes on rounded ones.
 
+    Those that are `optional`, as states that a program assigns, may be missing: they begin anew.
     Raises MD0504 where they do not fit the program, MD0505 where there is no such file.
     """
     try:
         arrays = dict(read_arrays(path))
-        return arrays, check_arrays(arrays, specs, what)
+        needed = {n: s for n, s in specs.items() if n in arrays or n not in optional}
+        return arrays, check_arrays(arrays, needed, what)
     except ArraysRefused as refused:
         help = "give every array under its name, with these shapes and dtypes"
         fail("MD0504", str(refused), help=help)

@@ -103,7 +103,7 @@ def run_torchrun(
         code = _launch(folder, processes, time_limit)
         log = (folder / "log").read_text("utf-8", errors="replace")
         if code != 0:
-            raise _told(text, reports_in(folder), log, lines)
+            raise told(text, reports_in(folder), log, lines)
         outputs = _arrays(folder / "out.npz")
         updated = _arrays(folder / "updated.npz") if (folder / "updated.npz").exists() else {}
     return TorchrunRun(outputs, log, time.monotonic() - started, updated)
@@ -245,7 +245,7 @@ def reports_in(folder: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda report: int(report["rank"]))
 
 
-def _told(
+def told(
     text: str, reports: list[dict[str, Any]], log: str, lines: Mapping[int, str] | None
 ) -> TorchrunError:
     """The one error to report to the user."""

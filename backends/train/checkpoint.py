@@ -384,6 +384,17 @@ def _opened(path: Path, name: str, skipped: tuple[str, ...]) -> Found:
     return Found(path, content["step"], content["meta"], tensors, dict(content["mesh"]), skipped)
 
 
+def one_at(path: Path) -> Found | None:
+    """The checkpoint that `path` itself is, by its name, or None. Raises MD0543, MD0544."""
+    if not _NAME.fullmatch(path.name) or not (path / MANIFEST).exists():
+        return None
+    try:
+        return _opened(path, path.name, ())
+    except Damaged as damage:
+        message = f"the checkpoint `{path.name}` is damaged: {damage}"
+        fail("MD0543", message, help="name another one of its folder, or the folder")
+
+
 def check_sizes(checkpoint: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
     """Compare the sizes of files with the manifest, which costs nothing. Raises Damaged."""
     for name, known in files.items():

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +17,15 @@ import torch
 from meshdsl.backends.engines.in_process import torch_dtype
 from meshdsl.backends.runtime.files import Refused, safetensors_parts, write_npz
 from meshdsl.backends.runtime.values import Array, Spec, local_part
-from meshdsl.backends.train.checkpoint import Blocks, Found, bytes_of, check_same, read_blocks
+from meshdsl.backends.train.checkpoint import (
+    Blocks,
+    Checkpoints,
+    Found,
+    bytes_of,
+    check_same,
+    one_at,
+    read_blocks,
+)
 from meshdsl.diagnostics import fail
 
 
@@ -122,3 +132,44 @@ _WRITERS: dict[str, Callable[[str, Whole], None]] = {
     ".npz": write_npz,
     ".safetensors": write_safetensors,
 }
+
+
+# --- parameters for a run ------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def as_params(path: str | None, names: Iterable[str]) -> Iterator[str | None]:
+    """The path of a file of the parameters `names`, of what `--params` names.
+
+    A file stands for itself. Of a checkpoint (`DIR/step-N`, or the newest of `DIR`) those that it
+    has are written to a temporary one; where a run of mixed precision has kept a finer copy of one,
+    that is its value. Raises MD0505 where there is no checkpoint, MD0543 where none is whole.
+    """
+    if path is None or not os.path.isdir(path):
+        yield path
+        return
+    found = checkpoint_at(path)
+    stored = {n: m if (m := f"{n}.master") in found.tensors else n for n in names}
+    chosen = {n: found.tensors[s] for n, s in stored.items() if s in found.tensors}
+    whole = {name: spec._replace(split={}) for name, spec in chosen.items()}
+
+    def tensor(name: str) -> torch.Tensor:
+        only = {stored[name]: whole[name]}
+        return read_blocks(found, only, {}, (0,))[0][stored[name]]
+
+    with tempfile.TemporaryDirectory(prefix="meshdsl-", ignore_cleanup_errors=True) as folder:
+        made = os.path.join(folder, f"{found.path.name}.safetensors")
+        write_safetensors(made, Whole(whole, tensor))
+        yield made
+
+
+def checkpoint_at(path: str) -> Found:
+    """The checkpoint in a folder `step-N`, or the newest one in a folder of several.
+
+    Raises MD0505 where there is none, and as `Checkpoints.latest`.
+    """
+    found = Checkpoints(path).latest() or one_at(Path(path))
+    if found is None:
+        help = "name the folder that `train --checkpoint` wrote, a step of it, or a file"
+        fail("MD0505", f"there is no checkpoint in {path}", help=help)
+    return found

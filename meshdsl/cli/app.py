@@ -12,6 +12,7 @@ from meshdsl.cli import (
     compile,
     explain,
     fmt,
+    generate,
     lsp,
     new,
     play,
@@ -54,7 +55,21 @@ def options(
     """Tensor programs with named dimensions, compiled to one torch program per device."""
 
 
-for _module in (new, check, fmt, explain, compile, run, train, compare, render, rows, play, lsp):
+for _module in (
+    new,
+    check,
+    fmt,
+    explain,
+    compile,
+    run,
+    train,
+    generate,
+    compare,
+    render,
+    rows,
+    play,
+    lsp,
+):
     _name = _module.__name__.rpartition(".")[2]
     app.command(_name, cls=Command)(spread(_module.command))
 

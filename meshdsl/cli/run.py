@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +27,7 @@ from meshdsl.diagnostics import Diagnostic, Diagnostics, fail
 from meshdsl.pipeline import Compilation
 
 if TYPE_CHECKING:
-    from meshdsl.backends.engines.run import Result
+    from meshdsl.backends.engines.run import Given, Result
     from meshdsl.backends.engines.verify import Comparison
 
 
@@ -35,7 +37,7 @@ class Run(Placing, Force, Json):
 
     engine: str = opt("--engine", "E", "local, torchrun or reference.", "local")
     inputs: str | None = opt("--inputs", "F", "Inputs: .npz or .safetensors.")
-    params: str | None = opt("--params", "F", "Parameters, likewise.")
+    params: str | None = opt("--params", "F", "Parameters, likewise, or a checkpoint's folder.")
     seed: int = opt("--seed", "S", "For values that are not given.", 0)
     out: Path | None = opt("--out", "F.npz", "Write the outputs, whole.")
     step: bool = flag("--step", "Take one training step: gradients and update, too.")
@@ -91,9 +93,27 @@ def run(
         DiagnosticError: the run fails (MD07xx).
     """
     from meshdsl.backends.engines import run as engines
+
+    names = tuple(str(p.value.name) for p in made.named.params)
+    with _as_params(given.params, names) as params:
+        values = engines.Given(given.inputs, params, given.seed)
+        return _run(made, given, values, diagnostics)
+
+
+def _as_params(path: str | None, names: tuple[str, ...]) -> AbstractContextManager[str | None]:
+    if path is None or not os.path.isdir(path):
+        return nullcontext(path)
+    from meshdsl.backends.train.export import as_params  # needs torch
+
+    return as_params(path, names)
+
+
+def _run(
+    made: Compilation, given: Run, values: Given, diagnostics: Diagnostics
+) -> tuple[Result, Sequence[Comparison]]:
+    from meshdsl.backends.engines import run as engines
     from meshdsl.backends.engines.verify import problems
 
-    values = engines.Given(given.inputs, given.params, given.seed)
     result = engines.run(made, given.engine, values)
     for note in result.notes:
         diagnostics.add(Diagnostic("MD0506", note, severity="note"))

@@ -48,10 +48,16 @@ def build_partly(
 
 
 def choose_program(declarations: Declarations, name: str | None) -> ast.Program:
-    """The program called `name`, or the only one; anything else is an error."""
+    """The program called `name`; without it the only one, or the only one that minimises a loss.
+
+    Anything else is an error: beside a program that trains, there may be others that use what it
+    has learned.
+    """
     programs = declarations.programs
-    if name is None and len(programs) == 1:
-        return next(iter(programs.values()))
+    trains = [p for p in programs.values() if is_trained(p)]
+    for found in (list(programs.values()), trains) if name is None else ():
+        if len(found) == 1:
+            return found[0]
     whole = Span(declarations.source, 0, 0)
     if not programs:
         message = "this file declares no program"
@@ -67,6 +73,11 @@ def choose_program(declarations: Declarations, name: str | None) -> ast.Program:
         wrong = ast.Name(name, Span(Source("--program", name), 0, len(name)))
         raise DiagnosticError(unknown("MD0108", "program", wrong, list(programs)))
     return programs[name]
+
+
+def is_trained(program: ast.Program) -> bool:
+    """Whether a program says what to minimise."""
+    return any(isinstance(statement, ast.Minimize) for statement in program.body)
 
 
 def finish_named(

@@ -30,7 +30,7 @@ program mlp(x[batch, io], target[batch, io]) {
 }
 """
 LM = (Path(__file__).parents[2] / "examples" / "lm.mdsl").read_text()
-LAYERS = re.search(r"    x = x \+ attention.*\n    x = x \+ mlp.*\n", LM)
+LAYERS = re.search(r"    q, k, v = .*\n(    .*\n)*    x = x \+ mlp.*\n", LM)
 assert LAYERS is not None
 RECOMPUTED = LM.replace(LAYERS[0], f"    recompute {{\n{LAYERS[0]}    }}\n")
 TEXTS = {"mlp": MLP, "lm": LM, "recomputed": RECOMPUTED}

@@ -9,17 +9,19 @@ mem = md.dim("mem", like=seq)
 
 
 @md.function
-def attention(x: md.Tensor[batch, seq, model]) -> md.Tensor[batch, seq, model]:
+def project(x: md.Tensor[batch, seq, model]):
     wq = md.param([model, heads, key])
     wk = md.param([model, heads, key])
     wv = md.param([model, heads, key])
-    wo = md.param([heads, key, model])
     q = md.einsum(x, wq, out=[batch, heads, seq, key])
-    k = md.einsum(x, wk, out=[batch, heads, seq, key])[seq >> mem]
-    v = md.einsum(x, wv, out=[batch, heads, seq, key])[seq >> mem]
-    s = md.einsum(q, k, out=[batch, heads, seq, mem]) / md.sqrt(key)
-    s = md.where(md.iota[seq] >= md.iota[mem], s, -1e9)
-    o = md.einsum(md.softmax[mem](s), v, out=[batch, heads, seq, key])
+    k = md.einsum(x, wk, out=[batch, heads, seq, key])
+    v = md.einsum(x, wv, out=[batch, heads, seq, key])
+    return q, k, v
+
+
+@md.function
+def joined(o: md.Tensor[batch, heads, seq, key]) -> md.Tensor[batch, seq, model]:
+    wo = md.param([heads, key, model])
     return md.einsum(o, wo, out=[batch, seq, model])
 
 
@@ -41,7 +43,11 @@ def lm(tokens: md.i32[batch, seq], targets: md.i32[batch, seq]):
     def layer(x):
         g1 = md.param([model], init=md.ones())
         g2 = md.param([model], init=md.ones())
-        x = x + attention(md.rms_norm[model](x, g1))
+        q, k, v = project(md.rms_norm[model](x, g1))
+        s = md.einsum(q, k[seq >> mem], out=[batch, heads, seq, mem]) / md.sqrt(key)
+        s = md.where(md.iota[seq] >= md.iota[mem], s, -1e9)
+        o = md.einsum(md.softmax[mem](s), v[seq >> mem], out=[batch, heads, seq, key])
+        x = x + joined(o)
         x = x + mlp(md.rms_norm[model](x, g2))
         return x
 

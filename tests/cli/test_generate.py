@@ -1,0 +1,166 @@
+"""`meshdsl generate`: token after token, what the whole sequence says; and `run --params`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshdsl.backends.engines.reference import run_reference
+from meshdsl.backends.generate.task import Tokens
+from meshdsl.backends.runtime.files import write_npz
+from tests.compiling import named
+from tests.project import ROOT
+
+from .command import Cli, write
+
+SIZES = {"batch": 4, "seq": 12, "model": 16, "hidden": 32, "heads": 2, "key": 8, "layers": 2}
+SET = ["--set", *(f"{dim}={size}" for dim, size in SIZES.items())]
+LM = (ROOT / "examples/lm.mdsl").read_text(encoding="utf-8")
+TEXT = "the cat sat on the mat, the rat sat on the cat, and that was that. " * 8
+STEP = ["generate", "lm.mdsl", *SET, "--params", "kept", "--prompt", "the "]
+
+
+@pytest.fixture
+def trained(cli: Cli) -> Cli:
+    """The command line in a folder with a language model of a few steps."""
+    write(LM, "lm.mdsl")
+    Path("data.txt").write_text(TEXT)
+    how = ["--data", "data.txt", "--tokens", "bytes", "--steps", "12", "--checkpoint", "kept"]
+    done = cli("train", "lm.mdsl", *SET, *how, "--layout", "zero1", "--mesh", "data:2")
+    assert done.code == 0, done.err
+    return cli
+
+
+def whole(tokens: list[int], params: dict[str, np.ndarray]) -> list[int]:
+    """The likeliest token after each, by the program of a whole sequence."""
+    text = LM.replace("return loss\n  minimize", "return logits\n  minimize")
+    program = named(text, set_dims=SIZES, program="lm", evaluate=True)
+    padded = np.zeros((SIZES["batch"], SIZES["seq"]), np.int32)
+    padded[:, : len(tokens)] = tokens
+    given = {"tokens": padded, "targets": np.zeros_like(padded)}
+    found = run_reference(program, given, params)["logits"][0]
+    return [int(n) for n in found.argmax(-1)]
+
+
+def test_token_by_token_as_the_whole_sequence(trained: Cli) -> None:
+    """Under every layout, on both engines; sampled, too."""
+    from meshdsl.backends.train.checkpoint import read_blocks
+    from meshdsl.backends.train.export import checkpoint_at
+
+    first = json.loads(trained(*STEP, "--json").out)
+    assert first["text"].startswith("the ")
+    assert len(first["tokens"]) == SIZES["seq"] + 1 - len("the ")
+    found = checkpoint_at("kept")
+    specs = {n: s._replace(split={}) for n, s in found.tensors.items()}
+    params = {n: t.numpy() for n, t in read_blocks(found, specs, {}, (0,))[0].items()}
+    tokens = [*b"the ", *first["tokens"]]
+    assert whole(tokens[:-1], params)[3:] == tokens[4:]
+    sampled = ["--temperature", "0.8", "--seed", "5"]
+    other = json.loads(trained(*STEP, *sampled, "--json").out)
+    assert other["tokens"] != first["tokens"]
+    for layout in ("megatron", "sequence", "zero3"):
+        split = ["--layout", layout, "--mesh", "data:2,tp:2", "--json"]
+        assert json.loads(trained(*STEP, *split).out) == first
+        assert json.loads(trained(*STEP, *split, *sampled).out) == other
+    processes = ["--layout", "megatron", "--mesh", "data:1,tp:2", "--engine", "torchrun"]
+    assert trained(*STEP, *processes).out == f"{first['text']}\n"
+    if os.environ.get("MESHDSL_CASES"):
+        processes = ["--layout", "zero3", "--mesh", "data:2", "--engine", "torchrun"]
+        assert json.loads(trained(*STEP, *processes, *sampled, "--json").out) == other
+
+
+def test_a_forward_program_runs_on_a_checkpoint(trained: Cli) -> None:
+    """States that it lacks begin anew; a step of it, and a file, do as well."""
+    run = ["run", "lm.mdsl", *SET, "--mesh", "data:2"]
+    results = [
+        trained(*run, "--params", where, "--layout", layout, "--verify")
+        for where in ("kept", "kept/step-12")
+        for layout in ("data_parallel", "zero3")
+    ]
+    assert [done.code for done in results] == [0] * 4
+    losses = {_loss(done.out) for done in results}
+    assert len(losses) == 1
+    assert _loss(trained(*run).out) not in losses
+    assert trained(*run, "--program", "lm_step", "--params", "kept").code == 0
+
+
+def _loss(out: str) -> str:
+    """The loss that `run` shows, to some digits."""
+    found = re.search(r"^loss +f32\[\] +f32\[\] +(\d\.\d{4})", out, re.M)
+    assert found is not None, out
+    return found[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--prompt", "the cat sat on the mat"], "error[MD0825]"),
+        (["--prompt", "the", "--steps", "11"], "error[MD0825]"),
+        (["--prompt", ""], "error[MD0826]"),
+        (["--tokens", "chars"], "error[MD0826]"),
+        (["--set", "hidden=16"], "error[MD0504]"),
+        (["--set", "vocab=100", "--prompt", "x"], "error[MD0826]"),
+        (["--program", "lm"], "error[MD0824]"),
+        (["--params", "."], "error[MD0505]"),
+        (["--engine", "reference"], "error[MD0602]"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else " ".join(x),
+)
+def test_what_cannot_be_generated(cli: Cli, arguments: list[str], code: str) -> None:
+    write(LM, "lm.mdsl")
+    types = {str(p.value.name): p.value.type for p in named(LM, set_dims=SIZES).params}
+    write_npz("kept.npz", {n: np.zeros(t.shape, np.float32) for n, t in types.items()})
+    given = dict(zip(STEP[-4::2], STEP[-3::2], strict=True)) | {"--params": "kept.npz"}
+    given |= dict(zip(arguments[::2], arguments[1::2], strict=True))
+    done = cli("generate", "lm.mdsl", *SET, *(word for pair in given.items() for word in pair))
+    assert done.codes == [code], done.err
+    assert "help: " in done.err
+
+
+def test_programs_of_another_form(cli: Cli) -> None:
+    text = """
+dim vocab = 9, c = 3
+program none(t[]: i32, pos[]: i32) {
+  param e[vocab]
+  y = e * cast(t + pos, f32)
+  return y
+}
+program single(t[]: i32) {
+  param e[vocab]
+  return e
+}
+program wide(t[]: i32, pos[]: i32) {
+  param e[vocab, c]
+  e := e * 2
+  y = e + 1
+  return y
+}
+program places(t[]: i32, pos[c]: i32) {
+  param e[vocab]
+  e := e + 1
+  return e
+}
+"""
+    np.savez("p.npz", e=np.zeros(9))
+    done = cli("generate", write(text), "--params", "p.npz", "--prompt", "x")
+    assert done.codes == ["error[MD0824]"]
+    for name in ("none", "single", "wide", "places"):
+        assert f"`{name}`: " in done.err
+
+
+def test_tokens_of_characters() -> None:
+    tokens = Tokens("abc ")
+    assert tokens.read("cab", 9) == (2, 0, 1)
+    assert tokens.known(9) == 4
+    assert tokens.text(3) == " "
+
+
+def test_tokens_of_bytes_wait_for_the_whole_character() -> None:
+    tokens = Tokens(None)
+    assert [tokens.text(b) for b in "aü".encode()] == ["a", "", "ü"]
+    assert tokens.text(0xC3) + tokens.rest() == "�"
