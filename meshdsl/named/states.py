@@ -7,8 +7,7 @@ that the step began with, wherever they stand; the next step begins with the ass
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,12 +20,10 @@ from meshdsl.diagnostics import (
     both,
     fail,
 )
-from meshdsl.ir.program import Collected
-from meshdsl.ir.types import TensorType
-from meshdsl.named.builder import Operand, Scope, check_elements, kind_of
+from meshdsl.named.builder import Operand, Scope, Stack, kind_of
 from meshdsl.named.calls import mismatch
 from meshdsl.named.declarations import unknown
-from meshdsl.named.ir import Loop, Node, Update, Value
+from meshdsl.named.ir import Update, Value
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import cast_to
 
@@ -36,9 +33,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Assigned:
-    """The value of a state at the end of an iteration of the loops around, and the place."""
+    """The value of a state, all iterations' where loops are around, and the place."""
 
-    new: Value
+    new: Value | Stack
     span: Span
     scope: Scope
 
@@ -64,7 +61,10 @@ class States:
         value = self._typed(self.builder.reach(param), operand, node, scope)
         if all(value not in made.makes for made in self.builder.frames[-1].body):
             (value,) = self.builder.emit("identity", (value,), {}, node.span, scope)
-        self.assigned[param] = _Assigned(value, node.name.span, scope)
+        new: Value | Stack = value
+        for depth, frame in reversed(list(enumerate(self.builder.frames[1:]))):
+            new = Stack(param.label, frame.dim, new, depth, node.name.span)
+        self.assigned[param] = _Assigned(new, node.name.span, scope)
 
     def _state(self, name: ast.Name, scope: Scope) -> Value:
         """The parameter that a name means in the body that declares it."""
@@ -134,30 +134,11 @@ class States:
         return tuple(Update(param, self._whole(param, a)) for param, a in self.assigned.items())
 
     def _whole(self, param: Value, made: _Assigned) -> Value:
-        body, new = self.builder.frames[0].body, self.builder.current(made.new)
-        if all(new not in node.makes for node in body):
-            body[:], new = _collected(body, new)
-            self.builder.place(new, 0)
+        new = made.new
+        if isinstance(new, Stack):
+            new = self.builder.stacked(new, made.span, made.scope)
+        new = self.builder.current(new)
         if new.type.dims == param.type.dims:
             return new
         attrs = {"dims": param.type.dims}
         return self.builder.emit("transpose", (new,), attrs, made.span, made.scope)[0]
-
-
-def _collected(nodes: Sequence[Node], inside: Value) -> tuple[list[Node], Value]:
-    """The nodes with all iterations' values of `inside` collected by the loops around it."""
-    for index, loop in enumerate(nodes):
-        if not isinstance(loop, Loop):
-            continue
-        body, found = loop.body, inside
-        if all(inside not in node.makes for node in body):
-            inner, found = _collected(body, inside)
-            body = tuple(inner)
-            if found is inside:
-                continue
-        type_ = TensorType((loop.dim, *found.type.dims), found.type.dtype)
-        check_elements(type_, inside.span)
-        outer = replace(found, type=type_, declared=found.positions)
-        loop = replace(loop, body=body, collected=(*loop.collected, Collected(found, outer)))
-        return [*nodes[:index], loop, *nodes[index + 1 :]], outer
-    return list(nodes), inside
