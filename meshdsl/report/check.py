@@ -95,12 +95,19 @@ def _options(node: ast.Expect, declarations: Declarations) -> Options:
 def _check_placement(
     entry: ast.ExpectPlacement, programs: list[placed.Program], diagnostics: Diagnostics
 ) -> None:
-    """Compare a tensor in every program that has it; MD0402 where none has."""
+    """Compare a tensor in every program that has it; MD0402 where none has.
+
+    In a loop a name has values with its dim and without: those of the expected dims are meant.
+    """
     path = tuple(n.text for n in entry.tensor)
     named_ = [(p, t) for p in programs for t in p.tensors if t.value.name]
     found = [(p, t) for p, t in named_ if selects(path, t.value) == TENSOR]
     if not found:
         diagnostics.add(no_tensor(entry, (t.value.label for _, t in named_)))
+    names = {d.dim.text for d in entry.dims}
+    meant = [(p, t) for p, t in found if set(t.value.type.names) == names]
+    if any(t.value.declared is not None for _, t in found):
+        found = meant or found
     for program, tensor in found:
         problem = _placement_problem(entry, tensor, program)
         if problem:

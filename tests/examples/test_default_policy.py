@@ -28,7 +28,7 @@ SIZES = {
 def cases() -> Iterator[object]:
     """The cases, each under the mesh that the command line would take."""
     for path in matching("examples/*.mdsl"):
-        if path.stem == "lm":  # tests/training/test_curves.py runs it
+        if path.stem in ("lm", "nmt"):  # tests/training/test_curves.py runs it
             continue
         declarations = front(read_source(path), {}, Diagnostics())
         for layout in declarations.layouts:

@@ -23,6 +23,7 @@ SIZES: dict[str, dict[str, int]] = {
     "digits": {"batch": 8, "pixels": 16, "hidden": 8},
     "lm": {**_BLOCK, "vocab": 8, "layers": 2},
     "matmul": {"rows": 8, "inner": 16, "cols": 8},
+    "nmt": {"batch": 4, "source": 2, "target": 2, "vocab": 8, "model": 4, "hidden": 8},
     "transformer": {**_BLOCK, "vocab": 8, "layers": 2},
 }
 """Sizes that are small, and that every layout divides."""
