@@ -1,7 +1,7 @@
 """Have `nmt.mdsl` learn to write sentences backwards, on sentences that are drawn here.
 
-`python examples/nmt.py [LAYOUT]` takes 400 steps on four devices, and prints the part of the words of
-sentences held out that it then writes rightly.
+`python examples/nmt.py [LAYOUT]` takes 400 steps on four devices, and prints the part of the words
+of sentences held out that it then writes rightly.
 """
 
 from __future__ import annotations
