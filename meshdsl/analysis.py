@@ -15,6 +15,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import Diagnostic, Diagnostics, Source
+from meshdsl.named.attention import spoken_names
 from meshdsl.named.build import build_partly, choose_program, finish_named
 from meshdsl.named.declarations import Declarations, declare
 from meshdsl.named.ir import Program
@@ -97,7 +98,7 @@ def analyse_tree(
     for node in _programs(declarations, options, found):
         own, name = Diagnostics(), node.name.text
         written[name] = build_partly(declarations, node, own)
-        named[name] = None if own.errors else _finished(written[name], options, own)
+        named[name] = None if own.errors else _finished(written[name], options, declarations, own)
         named[name] = None if broken else named[name]
         if _is_in(part, node):
             found.add(*own)
@@ -130,11 +131,16 @@ def _programs(
 
 
 def _finished(
-    program: Program | None, options: Options, diagnostics: Diagnostics
+    program: Program | None,
+    options: Options,
+    declarations: Declarations,
+    diagnostics: Diagnostics,
 ) -> Program | None:
     if program is None:
         return None
-    return diagnostics.of(partial(finish_named, program, options.dtype, options.evaluate))
+    spoken = spoken_names(declarations)
+    finish = partial(finish_named, program, options.dtype, options.evaluate, spoken=spoken)
+    return diagnostics.of(finish)
 
 
 # --- meshes and layouts ------------------------------------------------------------------------

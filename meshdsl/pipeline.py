@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from meshdsl.analysis import analyse
 from meshdsl.device.ir import Program as DeviceProgram
 from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.named.attention import spoken_names
 from meshdsl.named.build import build, choose_program, finish_named
 from meshdsl.named.declarations import Declarations, declare
 from meshdsl.named.ir import Program as NamedProgram
@@ -35,6 +36,7 @@ class Options:
     `message_bytes` is the cost of a collective beside its bytes where the policy is `optimal`;
     with `cache`, plans are kept in the user's cache folder. `evaluate` leaves out what `minimize`
     adds: gradients and update. With `measured`, a training step returns the norm of the gradient.
+    Unless `fused`, attention is written in primitives, as other systems are told of it.
     """
 
     program: str | None = None
@@ -49,6 +51,7 @@ class Options:
     strict: bool = False
     evaluate: bool = False
     measured: bool = False
+    fused: bool = True
 
     @property
     def search(self) -> Search:
@@ -130,7 +133,8 @@ class Compilation:
         if self.known.named is not None:
             return self.known.named
         chosen = self.options
-        return finish_named(self.written, chosen.dtype, chosen.evaluate, chosen.measured)
+        spoken = spoken_names(self.declarations) if chosen.fused else None
+        return finish_named(self.written, chosen.dtype, chosen.evaluate, chosen.measured, spoken)
 
     @cached_property
     def placed(self) -> PlacedProgram:
@@ -199,7 +203,12 @@ class Compilation:
         """
         before, now = self.options, options
         assert (before.program, before.set_dims) == (now.program, now.set_dims)
-        same = all(getattr(before, n) == getattr(now, n) for n in ("dtype", "evaluate", "measured"))
+        same = all(
+            getattr(before, n) == getattr(now, n)
+            for n in ("dtype", "evaluate", "measured", "fused")
+        )
+        if declarations is not None:
+            same = same and spoken_names(declarations) == spoken_names(self.declarations)
         named = self.named if same else None
         known = Known(self.tree, declarations or self.declarations, self.written, named)
         return Compilation(self.source, options, diagnostics, known)
@@ -248,7 +257,8 @@ def build_named(
 
     One with `minimize` becomes a training step, unless it is only to be evaluated.
     """
-    return finish_named(written(declarations, name, diagnostics), dtype, evaluate)
+    program = written(declarations, name, diagnostics)
+    return finish_named(program, dtype, evaluate, spoken=spoken_names(declarations))
 
 
 def written(declarations: Declarations, name: str | None, diagnostics: Diagnostics) -> NamedProgram:

@@ -156,7 +156,7 @@ class Rounding:
         return tuple(values[v] for v in op.outs)
 
     def _steps(self, op: Op) -> tuple[Op, ...]:
-        if not lookup(op.name).composite or op.out.type.dtype.kind != "float":
+        if not lookup(op.name).composite or op.outs[0].type.dtype.kind != "float":
             return (op,)
         if op not in self.definitions:
             expansion = expand(op, {})

@@ -233,7 +233,7 @@ class Emitter(Loops):
         if before is not None:
             self.variables.known_as(before, names[0])
         self.out.statement(f"{', '.join(names)} = {text}", typed(target))
-        self.last = (start, len(self.out.lines), target, text)
+        self.last = (start, len(self.out.lines), target, text) if len(names) == 1 else None
 
     def _assign_targets(self, node: Collective, text: str) -> None:
         """Write what a collective makes; a window may get the name of a result that it is."""

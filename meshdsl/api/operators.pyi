@@ -43,6 +43,12 @@ class _Argmax(Protocol):
     def __getitem__(self, dims: _Dims, /) -> _ArgmaxApplied: ...
     def __call__(self, x: Operand, /) -> Tensor: ...
 
+class _AttentionApplied(Protocol):
+    def __call__(self, x: Operand, y: Operand, z: Operand, u: Operand = ..., /, *, scale: float | Any) -> Tensor: ...
+
+class _Attention(Protocol):
+    def __getitem__(self, dims: _Dims, /) -> _AttentionApplied: ...
+
 class _AvgPoolApplied(Protocol):
     def __call__(self, x: Operand, /, stride: float | Any, pad: str | Any = ...) -> Tensor: ...
 
@@ -336,6 +342,7 @@ add: _Add
 all: _All
 any: _Any
 argmax: _Argmax
+attention: _Attention
 avg_pool: _AvgPool
 cast: _Cast
 concat: _Concat
@@ -424,6 +431,7 @@ __all__ = [
     "all",
     "any",
     "argmax",
+    "attention",
     "avg_pool",
     "cast",
     "concat",

@@ -31,7 +31,7 @@ def command(file: File, given: Render) -> None:
     Of one with `minimize`, what it computes: other systems make gradients themselves.
     """
     with common.reporting() as diagnostics:
-        chosen = replace(pipeline_options(given), evaluate=not given.step)
+        chosen = replace(pipeline_options(given), evaluate=not given.step, fused=False)
         if given.output is not None:
             common.check_output(given.output, given.force, file)
         made = common.compiled(file, chosen, diagnostics, "placed")

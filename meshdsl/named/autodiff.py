@@ -42,7 +42,10 @@ def pulled_back(
 ) -> list[Value | None]:
     """The same for a loss that depends on several values: pairs of a value and its cotangent."""
     nodes = tuple(builder.frames[-1].body)
-    tape = Tape(builder, active(nodes, set(wrt), builder.originals), frozenset(wrt))
+    alive = active(nodes, set(wrt), builder.originals)
+    nodes = saving(builder, nodes, alive, len(builder.frames) - 1)
+    builder.frames[-1].body[:] = nodes
+    tape = Tape(builder, alive, frozenset(wrt))
     start = len(builder.frames[-1].body)
     with in_phase(builder, "backward"):
         block = Block(tape, nodes)
@@ -298,8 +301,10 @@ class Block:
         if gradient is None:
             self._defined(op)
             return
-        assert len(op.outs) == 1, f"{op.name} has several results and a gradient"
-        grad = self.total(op.out)
+        if any(v in self.grads for v in op.outs[1:]):  # what was saved for a gradient has one
+            self._defined(op)
+            return
+        grad = self.total(op.outs[0])
         assert grad is not None
         call = Call(op, grad, wanted, self.available, self.tape.emitter(op.outs[0]))
         labelled: dict[Value, Value] = {}  # one part may be that of two operands
@@ -603,13 +608,17 @@ class Call:
         """Operand `index` as the backward pass reads it."""
         return self.available(self.op.ins[index])
 
-    def result(self) -> Value:
-        """The result as the backward pass reads it."""
-        return self.available(self.op.out)
+    def result(self, index: int = 0) -> Value:
+        """Result `index` as the backward pass reads it."""
+        return self.available(self.op.outs[index])
 
     def emit(self, name: str, *operands: Value | float, **attrs: Any) -> Value:
         """Apply an operator of one result."""
         return self.emitter.emit(name, *operands, **attrs)
+
+    def emit_all(self, name: str, *operands: Value, **attrs: Any) -> tuple[Value, ...]:
+        """Apply an operator of several results."""
+        return self.emitter.apply(name, operands, attrs)
 
     def full(self, value: Value, dims: tuple[Dim, ...]) -> Value:
         """`value` broadcast to `dims`."""
@@ -675,6 +684,30 @@ def _collections(loop: Loop) -> dict[Value, Value]:
         if isinstance(op, Op) and op.name == "identity" and op.out in found:
             found.setdefault(op.ins[0], found[op.out])
     return found
+
+
+def saving(
+    builder: Builder, nodes: tuple[Node, ...], alive: set[Value], depth: int
+) -> tuple[Node, ...]:
+    """`nodes` with operators in `alive` that also yield what their gradients read (`saving`)."""
+    found: list[Node] = []
+    for node in nodes:
+        if isinstance(node, Loop):
+            found.append(replace(node, body=saving(builder, node.body, alive, depth + 1)))
+        elif (name := lookup(node.name).saving) is None or alive.isdisjoint(node.outs):
+            found.append(node)
+        else:
+            found.append(_saving(node, name))
+            for value in found[-1].makes[1:]:
+                builder.place(value, depth)
+                alive.add(value)
+    return tuple(found)
+
+
+def _saving(op: Op, name: str) -> Op:
+    (_, *types) = lookup(name).infer(tuple(v.type for v in op.ins), dict(op.attrs))
+    plain: dict[str, Any] = {"name": None, "pins": (), "follows": None, "declared": None}
+    return replace(op, name=name, outs=(op.out, *(replace(op.out, type=t, **plain) for t in types)))
 
 
 # --- activity: which values depend on which -----------------------------------------------------

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Related, Source, Span
 from meshdsl.ir.types import DTYPES
+from meshdsl.named.attention import fuse_attention, spoken_names
 from meshdsl.named.autodiff import with_gradients
 from meshdsl.named.builder import TooLarge
 from meshdsl.named.declarations import Declarations, unknown
 from meshdsl.named.from_syntax import ProgramBuilder
-from meshdsl.named.ir import Program
+from meshdsl.named.ir import Program, walk
 from meshdsl.syntax import ast
 
 
@@ -39,12 +41,21 @@ def build_partly(
     try:
         built = ProgramBuilder(declarations, diagnostics).build(program)
         if len(diagnostics.errors) == before:
-            built = with_gradients(built, diagnostics)
+            built = with_gradients(_fused(built, declarations), diagnostics)
             check_minimised(built, diagnostics)
     except TooLarge as error:
         diagnostics.add(*error.diagnostics)
         return None
     return built
+
+
+def _fused(program: Program, declarations: Declarations) -> Program:
+    """The program with its attentions fused, if it takes gradients: they have less to keep."""
+    from meshdsl.named.simplify import uses_of
+
+    if not any(op.name == "grad" for op in walk(program.body)):
+        return program
+    return fuse_attention(program, uses_of(program), spoken_names(declarations))
 
 
 def choose_program(declarations: Declarations, name: str | None) -> ast.Program:
@@ -81,27 +92,38 @@ def is_trained(program: ast.Program) -> bool:
 
 
 def finish_named(
-    program: Program, dtype: str | None, evaluate: bool, measured: bool = False
+    program: Program,
+    dtype: str | None,
+    evaluate: bool,
+    measured: bool = False,
+    spoken: Collection[str] | None = (),
 ) -> Program:
-    """Retype, verify and simplify a built program; with `minimize`, make its training step."""
+    """Retype, verify and simplify a built program; with `minimize`, make its training step.
+
+    `spoken` are the names of tensors that layouts speak of: they stay. With None, attention is
+    written in primitives.
+    """
     from meshdsl.named.retype import retype
     from meshdsl.named.training import training_step, with_loss
 
     if dtype is not None:
         program = retype(program, DTYPES[dtype])
-    program = _simplified(program)
+    program = _simplified(program, spoken)
     if program.goal is None:
         return program
     if evaluate:
         return replace(with_loss(program), goal=None, updates=())
-    return _simplified(training_step(program, measured))
+    return _simplified(training_step(program, measured), spoken)
 
 
-def _simplified(program: Program) -> Program:
+def _simplified(program: Program, spoken: Collection[str] | None) -> Program:
+    from meshdsl.named.expand import in_primitives
     from meshdsl.named.simplify import simplify
     from meshdsl.named.verify import verify
 
     verify(program)
-    program = simplify(program)
+    program = simplify(program, spoken)
+    if spoken is None:
+        program = simplify(in_primitives(program), None)
     verify(program)
     return program

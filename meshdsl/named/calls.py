@@ -61,7 +61,7 @@ class Calls:
         """The values that `node` yields; None for one that is wrong, which is reported."""
         name = node.function.text
         if name in scope.declarations.functions and not self._is_of_library(name, scope):
-            self._note_shadowing(scope.declarations.functions[name])
+            self._note_shadowing(scope.declarations.functions[name], node)
             return self.inline(scope.declarations.functions[name], node, scope)
         if name == "grad":
             return self.program.goals.grad(node, scope)
@@ -102,8 +102,12 @@ class Calls:
         steps.append(partial(self.program.expressions.dims, node.out or (), scope))
         all_of(steps)
 
-    def _note_shadowing(self, function: ast.Function) -> None:
+    def _note_shadowing(self, function: ast.Function, node: ast.Call) -> None:
+        """Note that a `def` stands before the library's, unless a call can only mean the `def`."""
         name = function.name.text
+        library = load_all().get(name)
+        if library is not None and library.surface.items in ("dim", "dims") and not node.items:
+            return
         if name in load_all() or name in prelude().functions:
             message = f"this `def {name}` stands before the library's `{name}`"
             help = "rename it if the library's was meant"

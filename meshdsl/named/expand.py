@@ -17,10 +17,11 @@ from typing import Any
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.ir.program import substitute
 from meshdsl.ir.types import F32, Dim, TensorType
+from meshdsl.named.attention import ATTENTION, attention_parts
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.from_syntax import ProgramBuilder
-from meshdsl.named.ir import Op, Value
+from meshdsl.named.ir import Loop, Node, Op, Program, Value
 from meshdsl.named.prelude import prelude
 from meshdsl.ops.build import own_dims
 from meshdsl.ops.opdef import lookup
@@ -43,7 +44,30 @@ def expand(op: Op, split: Mapping[str, Axes]) -> Expansion | None:
     """`op` on parts, None if it has no such form. `split`: own dim -> axes with sizes."""
     if op.name == "cumsum":
         return _in_blocks(op, split)
+    if op.name in ATTENTION:
+        return _attention(op)
     return Expansion(_from_prelude(op)) if lookup(op.name).composite else None
+
+
+def in_primitives(program: Program) -> Program:
+    """The program with its attentions taken apart."""
+
+    def block(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        found: list[Node] = []
+        for node in nodes:
+            if isinstance(node, Loop):
+                found.append(replace(node, body=block(node.body)))
+            else:
+                found.extend(_attention(node).ops if node.name in ATTENTION else (node,))
+        return tuple(found)
+
+    return replace(program, body=block(program.body))
+
+
+def _attention(op: Op) -> Expansion:
+    builder, scope = Builder(Diagnostics()), _scope(op, prelude())
+    made = attention_parts(op, _operands(op, builder, scope), builder, scope)
+    return Expansion(_yield(builder, made, op, scope))
 
 
 def _from_prelude(op: Op) -> tuple[Op, ...]:
@@ -82,7 +106,7 @@ def _definition(
         scope.names[param.name.text] = program.expressions.evaluate(param.default, scope)
     (made,) = program.function_body(function, scope)
     assert not program.diagnostics.errors, list(program.diagnostics)
-    return _yield(program.builder, made, op, scope), operands, result
+    return _yield(program.builder, (made,), op, scope), operands, result
 
 
 def _bind_dims(function: ast.Function, own: tuple[Dim, ...], scope: Scope) -> None:
@@ -117,11 +141,12 @@ def _in_blocks(op: Op, split: Mapping[str, Axes]) -> Expansion:
     y = emit("add", emit("cumsum", x, **{**dict(op.attrs), "dim": block}), offsets)
     result = emit("merge", y, dims=(blocks, block), into=dim)
     rules = ((blocks, tuple(a for a, _ in axes)),)
-    return Expansion(_yield(builder, result, op, scope), rules)
+    return Expansion(_yield(builder, (result,), op, scope), rules)
 
 
 def _scope(op: Op, declarations: Declarations) -> Scope:
-    path, functions = (*op.out.path, op.name), (*op.out.functions, op.name)
+    first = op.outs[0]
+    path, functions = (*first.path, op.name), (*first.functions, op.name)
     return Scope({}, {}, declarations, path, functions)
 
 
@@ -129,30 +154,32 @@ def _operands(op: Op, builder: Builder, scope: Scope) -> tuple[Value, ...]:
     """The operands of `op`; floats of two bytes as f32 where the result is one of them."""
     for value in op.ins:
         builder.place(value, 0)
+    dtype = op.outs[0].type.dtype
     floats = {v.type.dtype for v in op.ins if v.type.dtype.kind == "float"}
-    if op.out.type.dtype not in floats or op.out.type.dtype.bytes >= F32.bytes:
+    if dtype not in floats or dtype.bytes >= F32.bytes:
         return op.ins
     return tuple(
         builder.emit("cast", (v,), {"dtype": F32}, op.span, scope)[0]
-        if v.type.dtype in floats
+        if v.type.dtype in floats and v.type.dtype.bytes < F32.bytes
         else v
         for v in op.ins
     )
 
 
-def _yield(builder: Builder, result: object, op: Op, scope: Scope) -> tuple[Op, ...]:
-    """The operators built, the last one yielding the output of `op` itself; all at its place."""
-    assert isinstance(result, Value)
-    if result.type.dtype != op.out.type.dtype:
-        attrs = {"dtype": op.out.type.dtype}
-        result = builder.emit("cast", (result,), attrs, op.span, scope)[0]
-    if result.type.dims != op.out.type.dims:
-        result = builder.emit("transpose", (result,), {"dims": op.out.type.dims}, op.span, scope)[0]
-    body = builder.frames[0].body
-    last = body[-1]
-    assert isinstance(last, Op)
-    if last.outs != (result,):
-        builder.emit("identity", (result,), {}, op.span, scope)
-    ops = [o for o in body if isinstance(o, Op)]
-    ops[-1] = replace(ops[-1], outs=(op.out,))
+def _yield(builder: Builder, results: tuple[object, ...], op: Op, scope: Scope) -> tuple[Op, ...]:
+    """The operators built, which yield the outputs of `op` itself; all at its place."""
+    new: dict[Value, Value] = {}
+    for result, out in zip(results, op.outs, strict=True):
+        assert isinstance(result, Value)
+        if result.type.dtype != out.type.dtype:
+            attrs: dict[str, Any] = {"dtype": out.type.dtype}
+            result = builder.emit("cast", (result,), attrs, op.span, scope)[0]
+        if result.type.dims != out.type.dims:
+            attrs = {"dims": out.type.dims}
+            result = builder.emit("transpose", (result,), attrs, op.span, scope)[0]
+        body = builder.frames[0].body
+        if result in new or not any(result in node.makes for node in body):
+            result = builder.emit("identity", (result,), {}, op.span, scope)[0]
+        new[result] = out
+    ops = substitute([o for o in builder.frames[0].body if isinstance(o, Op)], new)
     return tuple(replace(o, span=op.span, phase=op.phase, block=op.block) for o in ops)

@@ -435,6 +435,28 @@ def _greatest(use: Use) -> str | None:
     return f"max[{dims[0]}](_0)"
 
 
+def _attended(use: Use) -> str | None:
+    """Attention of queries [..., seq, key], keys and values [..., mem, key]."""
+    tensors = use.tensors
+    if len(tensors) != 3 or any(len(t.names) < 2 or t.shifted for t in tensors):
+        return None
+    q, k, v = tensors
+    causal = use.option("is_causal")
+    if causal is not None and causal.text not in ("True", "False"):
+        return None
+    if q.names[-1] != k.names[-1] or k.names[-2] != v.names[-2]:
+        return None
+    mem, keys, values = k.names[-2], k.ref, v.ref
+    if mem in q.names:
+        size = next(d.size for d in k.dims or () if d.name == mem)
+        new = use.fresh("mem", size, [*q.names, *k.names, *v.names])
+        keys, values = (f"{ref}[{mem} -> {new}]" for ref in (keys, values))
+        mem = new
+    mask = f", iota[{q.names[-2]}] >= iota[{mem}]" if causal and causal.text == "True" else ""
+    use.order = (*q.names[:-1], v.names[-1])
+    return f"attention[{q.names[-1]}, {mem}]({q.ref}, {keys}, {values}{mask})"
+
+
 def _numbered(use: Use) -> str | None:
     part = use.parts[-1]
     dim = part.dim.name if part.dim else None
@@ -747,6 +769,7 @@ RULES: Mapping[str, Callable[[Use], str | None]] = {
     "along": _along,
     "spread": _spread,
     "norm": _norm,
+    "attended": _attended,
     "greatest": _greatest,
     "numbered": _numbered,
     "one_hot": _one_hot,

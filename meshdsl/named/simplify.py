@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 
+from meshdsl.named.attention import fuse_attention
 from meshdsl.named.ir import Loop, Node, Op, Program, Value
 from meshdsl.ops.opdef import lookup
 
 
-def simplify(program: Program) -> Program:
-    """The program with summed products contracted, invariants hoisted and dead code removed."""
+def simplify(program: Program, spoken: Collection[str] | None = ()) -> Program:
+    """The program with summed products contracted, invariants hoisted and dead code removed.
+
+    Attention becomes one operator where no layout speaks of what that leaves out: the names
+    `spoken`. With None, it never does.
+    """
+    program = contract_products(program)
+    if spoken is not None:
+        program = fuse_attention(program, uses_of(program), spoken)
     # A sum that has moved out of a loop may have met its product there.
-    hoisted = hoist_invariants(name_transposes(contract_products(program)))
+    hoisted = hoist_invariants(name_transposes(program))
     return drop_unused(contract_products(hoisted))
 
 
@@ -21,7 +30,7 @@ def simplify(program: Program) -> Program:
 
 def contract_products(program: Program) -> Program:
     """Replace the `sum` of a product with no other use by an einsum, which never stores it."""
-    uses = _uses(program)
+    uses = uses_of(program)
     return replace(program, body=_contract_block(program.body, uses))
 
 
@@ -72,7 +81,8 @@ def _operands(value: Value, made: dict[Value, Op], uses: Counter[Value]) -> list
     return [leaf for v in made[value].ins for leaf in _operands(v, made, uses)]
 
 
-def _uses(program: Program) -> Counter[Value]:
+def uses_of(program: Program) -> Counter[Value]:
+    """The number of reads of each value, that of an output or an update among them."""
     uses: Counter[Value] = Counter(_kept(program))
     _count(program.body, uses)
     return uses

@@ -67,8 +67,8 @@ class Reads:
 class Factor:
     """One loop of an operator: the dim it indexes in each operand and each output, or None.
 
-    Splitting it splits the operands and outputs that have it. If no output has it, it is reduced
-    with `reduce`. `ins` and `outs` are dim names.
+    Splitting it splits the operands and outputs that have it. Outputs that lack it are reduced with
+    `reduce`, or are the same everywhere. `ins` and `outs` are dim names.
     `reads` has per operand what a block of the loop reads of its dim; None is the block itself.
     Empty: all None. The blocks of the loop are those of an output or operand without `Reads`.
     """
@@ -255,11 +255,14 @@ class Backward(Protocol):
     def operand(self, index: int) -> Value:
         """Operand `index`. Reading it stores it until the backward pass (or rematerialises it)."""
 
-    def result(self) -> Value:
-        """The result of the call; stored likewise."""
+    def result(self, index: int = 0) -> Value:
+        """Result `index` of the call; stored likewise."""
 
     def emit(self, name: str, *operands: Value | float, **attrs: Any) -> Value:
         """Apply an operator of one result; numbers take the dtype of the first tensor."""
+
+    def emit_all(self, name: str, *operands: Value, **attrs: Any) -> tuple[Value, ...]:
+        """Apply an operator of several results."""
 
     def full(self, value: Value, dims: tuple[Dim, ...]) -> Value:
         """`value` with all of `dims`, in this order: broadcast over those it lacks."""
@@ -351,6 +354,8 @@ class OpDef:
     gradient: call to be differentiated -> the gradient of every wanted operand, by index; an
               operand that is not there has none (indices, conditions). None: constant almost
               everywhere, or not of numbers.
+    saving:  the operator with the same first result, and others that its gradient reads: it stands
+              in the forward pass of what is differentiated. None: the gradient needs no others.
     overwrites: operands, one per output in order, that the torch text changes in place: output `i`
               is operand `overwrites[i]`, which nobody may read afterwards. The numpy meaning
               changes nothing.
@@ -392,6 +397,7 @@ class OpDef:
     true_rows: Mapping[str, str] = field(default_factory=dict)
     bind: Callable[[Attrs, tuple[TensorType, ...]], Attrs] | None = None
     gradient: Gradient | None = None
+    saving: str | None = None
     overwrites: tuple[int, ...] = ()
     in_place: Mapping[int, InPlace] = field(default_factory=dict)
     scratch: Scratch | None = None

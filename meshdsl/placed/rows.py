@@ -42,9 +42,8 @@ def rows(factors: Factors, ins: int, outs: int) -> tuple[Row, ...]:
 
 def _split_row(factor: Factor) -> Row:
     ins = tuple(Split(d) if d else B for d in factor.ins)
-    if factor.reduce is None:
-        return Row(ins, tuple(Split(d) if d else B for d in factor.outs), factor)
-    return Row(ins, tuple(Partial(factor.reduce) for _ in factor.outs), factor)
+    other = B if factor.reduce is None else Partial(factor.reduce)
+    return Row(ins, tuple(Split(d) if d else other for d in factor.outs), factor)
 
 
 def _partial_row(group: frozenset[int], op: ReduceOp, ins: int, outs: int) -> Row:

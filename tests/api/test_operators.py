@@ -96,7 +96,7 @@ def _option(value: Any) -> Any:
     return api.DType(value.name) if isinstance(value, types.DType) else value
 
 
-SKIPPED = {"pad", "top_k"}
+SKIPPED = {"pad", "attention", "top_k"}
 """Their attributes are bound from the call, so that a sample does not say what stood there."""
 
 

@@ -38,7 +38,7 @@ def bracket(opdef: OpDef, attrs: dict[str, Any]) -> str:
             windows = attrs.get("window") or attrs["size"]
             parts = zip(attrs["source"], windows, attrs["target"], strict=True)
             return f"[{', '.join(f'{s} by {w} -> {t}' for s, w, t in parts)}]"
-        case "maker":
+        case "maker" | "dims":
             return f"[{', '.join(map(str, attrs['dims']))}]"
     assert opdef.surface.items == "none"
     return ""

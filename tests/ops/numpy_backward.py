@@ -36,12 +36,17 @@ class Evaluator:
 
     def apply(self, name: str, ins: Sequence[Value], attrs: Attrs) -> Value:
         """The only result of an operator."""
+        (made,) = self.apply_all(name, ins, attrs)
+        return made
+
+    def apply_all(self, name: str, ins: Sequence[Value], attrs: Attrs) -> tuple[Value, ...]:
+        """The results of an operator."""
         opdef, types = lookup(name), tuple(v.type for v in ins)
         outs = opdef.infer(types, attrs)
         call = NumpyCall(types, outs, attrs)
-        (array,) = results(opdef, call, [self.arrays[v] for v in ins])
+        arrays = results(opdef, call, [self.arrays[v] for v in ins])
         self.names.append(name)
-        return self.value(np.asarray(array), outs[0])
+        return tuple(self.value(np.asarray(a), t) for a, t in zip(arrays, outs, strict=True))
 
 
 class NumpyBackward:
@@ -57,12 +62,16 @@ class NumpyBackward:
         wants: frozenset[int],
     ) -> None:
         self.evaluator = Evaluator()
-        self.ins, self.outs, self.attrs = sig.ins, sig.outs, sig.attrs
+        if opdef.saving is not None:
+            opdef = lookup(opdef.saving)
+        outs = opdef.infer(sig.ins, sig.attrs)
+        self.ins, self.outs, self.attrs = sig.ins, outs, sig.attrs
         self.wants = wants
         self.kept: list[str] = []
         self._ins = [self.evaluator.value(a, t) for a, t in zip(arrays, sig.ins, strict=True)]
-        (result,) = results(opdef, NumpyCall(sig.ins, sig.outs, sig.attrs), list(arrays))
-        self._result = self.evaluator.value(np.asarray(result), sig.outs[0])
+        made = results(opdef, NumpyCall(sig.ins, outs, sig.attrs), list(arrays))
+        pairs = zip(made, outs, strict=True)
+        self._results = [self.evaluator.value(np.asarray(array), t) for array, t in pairs]
         self.grad = self.evaluator.value(grad, TensorType(grad_dims, sig.outs[0].dtype))
 
     def wanted(self, index: int) -> bool:
@@ -74,10 +83,10 @@ class NumpyBackward:
         self.kept.append(str(index))
         return self._ins[index]
 
-    def result(self) -> Value:
-        """The result."""
+    def result(self, index: int = 0) -> Value:
+        """Result `index`."""
         self.kept.append("result")
-        return self._result
+        return self._results[index]
 
     def emit(self, name: str, *operands: Value | float, **attrs: Any) -> Value:
         """Apply an operator; numbers take the dtype of the first tensor."""
@@ -89,6 +98,10 @@ class NumpyBackward:
             for v in operands
         ]
         return self.evaluator.apply(name, ins, attrs)
+
+    def emit_all(self, name: str, *operands: Value, **attrs: Any) -> tuple[Value, ...]:
+        """Apply an operator of several results."""
+        return self.evaluator.apply_all(name, operands, attrs)
 
     def full(self, value: Value, dims: tuple[Dim, ...]) -> Value:
         """`value` broadcast to `dims`."""

@@ -27,16 +27,18 @@ def test_the_definition_is_the_numpy_meaning(name: str, sample: Sample) -> None:
     arrays = [draw(t, kind, rng) for t, kind in zip(sig.ins, sample.values, strict=True)]
     evaluator = Evaluator()
     ins = tuple(evaluator.value(a, t) for a, t in zip(arrays, sig.ins, strict=True))
-    op = Op(name, ins, (Value(sig.outs[0], NOWHERE),), tuple(sample.attrs), NOWHERE)
+    outs = tuple(Value(t, NOWHERE) for t in sig.outs)
+    op = Op(name, ins, outs, tuple(sample.attrs), NOWHERE)
     found = expand(op, {})
     assert found is not None
     assert name not in [o.name for o in found.ops]
     for step in found.ops:
         made = evaluator.apply(step.name, step.ins, dict(step.attrs))
         evaluator.arrays[step.out] = evaluator.arrays[made]
-    (expected,) = results(lookup(name), NumpyCall(sig.ins, sig.outs, sig.attrs), arrays)
-    np.testing.assert_allclose(evaluator.arrays[op.out], expected, rtol=1e-12, atol=1e-12)
-    assert evaluator.arrays[op.out].dtype == expected.dtype
+    expected = results(lookup(name), NumpyCall(sig.ins, sig.outs, sig.attrs), arrays)
+    for out, wanted in zip(op.outs, expected, strict=True):
+        np.testing.assert_allclose(evaluator.arrays[out], wanted, rtol=1e-12, atol=1e-12)
+        assert evaluator.arrays[out].dtype == wanted.dtype
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "cross_entropy_grad"])

@@ -26,7 +26,7 @@ from meshdsl.ops.opdef import (
 )
 from tests.ops.numpy_backward import NumpyBackward, spread
 from tests.ops.row_prover import draw, results, signature
-from tests.ops.torch_run import TORCH, call, evaluate, retyped
+from tests.ops.torch_run import TORCH, call, evaluate, retyped, several
 
 # --- which operators have one -----------------------------------------------------------------
 
@@ -45,7 +45,7 @@ CONSTANT = {
     "momentum_update": "the last thing a training step does",
     "adam_update": "the last thing a training step does",
 }
-EXPANDED = {"layer_norm_grad", "rms_norm_grad", "cross_entropy_grad"}
+EXPANDED = {"layer_norm_grad", "rms_norm_grad", "cross_entropy_grad", "attention_grad"}
 """Composites that are differentiated by their definition in the prelude."""
 
 
@@ -217,7 +217,7 @@ def _autograd(
         torch.tensor(a, dtype=TORCH[t.dtype.name], requires_grad=t.dtype.kind == "float")
         for a, t in zip(arrays, sig.ins, strict=True)
     ]
-    found = evaluate(lookup(name), call(sig), operands)
+    found = several(evaluate(lookup(name), call(sig), operands))[0]
     cotangent = torch.tensor(grad).broadcast_to(found.shape).to(found.dtype)
     floats = _floats(sig)
     grads = torch.autograd.grad(

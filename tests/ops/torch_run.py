@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from meshdsl.backends.runtime import indices, sliding, softmax, updates
+from meshdsl.backends.runtime import attention, indices, sliding, softmax, updates
 from meshdsl.backends.torch.call import TorchText
 from meshdsl.ir.types import F32, F64, DType, TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature
@@ -26,7 +26,7 @@ TORCH = {
 }
 
 
-SUPPORT = {**vars(indices), **vars(sliding), **vars(softmax), **vars(updates)}
+SUPPORT = {**vars(attention), **vars(indices), **vars(sliding), **vars(softmax), **vars(updates)}
 """The support functions that operators use."""
 
 

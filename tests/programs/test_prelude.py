@@ -9,7 +9,9 @@ from meshdsl.ops.opdef import load_all
 from meshdsl.placed.ir import Apply, Reshard, walk
 from tests.compiling import compile_text, run_text
 
+ATTENTION = "attention[k, d](c[a -> k, d -> f], c[a -> k], x)"
 CALLS = {
+    "attention": ATTENTION,
     "softmax": "softmax[d](x)",
     "log_softmax": "log_softmax[d](x)",
     "logsumexp": "logsumexp[d](x)",
@@ -18,6 +20,8 @@ CALLS = {
     "rms_norm": "rms_norm[d](x, g)",
     "cross_entropy": "cross_entropy[d](x, ids)",
     # Of those that no program can call, the gradient that is made of them.
+    "attention_lse": f"grad(sum(square({ATTENTION})), c)",
+    "attention_grad": f"grad(sum(square({ATTENTION})), c)",
     "softmax_grad": "grad(sum(softmax[d](x) * c), x)",
     "log_softmax_grad": "grad(sum(log_softmax[d](x) * c), x)",
     "layer_norm_grad": "grad(sum(layer_norm[d](x, g, b) * c), x)",
@@ -34,7 +38,7 @@ RUNNING = {
 }
 """The same of what is computed in blocks where its dim is split."""
 PROGRAM = """
-dim a = 4, d = 8
+dim a = 4, d = 8, k = a, f = d
 mesh grid = {{ p: 2, q: 2 }}
 layout whole {{ a -> p }}
 layout parts {{ d -> (q, p) }}

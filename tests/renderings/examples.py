@@ -53,6 +53,7 @@ class Case:
             reduce=self.reduce,
             set_dims=SIZES.get(self.file.stem, {}),
             evaluate=True,
+            fused=False,
         )
         name = self.file.relative_to(ROOT).as_posix()
         source = Source(name, self.file.read_text(encoding="utf-8"))

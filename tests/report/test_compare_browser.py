@@ -239,7 +239,7 @@ def test_source_and_statements_follow_each_other(browser: Any, tmp_path: Path) -
         scrolled("#source", 5000)
         comes(lambda lines, first: first > 25 and first in lines)
         shown.one("#next").click()
-        assert shown.one("#step").text.startswith("2 of 22, line 14:")
+        assert shown.one("#step").text.startswith("2 of 20, line 14:")
         comes(lambda lines, first: 14 in lines)
     finally:
         browser.set_window_size(1440, 1000)

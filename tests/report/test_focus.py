@@ -56,7 +56,7 @@ def test_of_a_long_one_the_summary_the_largest_and_the_memory() -> None:
     for label in ("bytes:", "from:", "to:", "why:", "remove it:"):
         assert found.count(f"        {label}") == TOP
     assert "The other one sends 7 B per device." in found
-    assert "Held per device: 11.4 MiB (11,961,348 B) at the worst moment" in found
+    assert "Held per device: 9.39 MiB (9,846,788 B) at the worst moment" in found
     assert "f32[" not in found, "no list of tensors"
     assert found.endswith(f"\n\n{REST}")
     assert len(found.splitlines()) < len(whole(TRANSFORMER).splitlines()) / 1.5

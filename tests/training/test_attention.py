@@ -1,4 +1,4 @@
-"""A block of attention, its logits and its result with their dims in 24 x 24 orders.
+"""A block of attention, its operands, logits and result with their dims in all orders.
 
 One step must subtract exactly the gradient: that of torch, of the same block written by hand.
 """
@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 import torch
 
-from meshdsl.backends.runtime import softmax, updates
+from meshdsl.backends.runtime import attention, softmax, updates
 from meshdsl.backends.runtime.values import Array
 from meshdsl.backends.torch.head import RUNTIME
 from meshdsl.backends.torch.text import emit
 from meshdsl.diagnostics import Diagnostics
-from meshdsl.ir.types import F64, Dim, TensorType
+from meshdsl.ir.types import BOOL, F64, Dim, TensorType
 from meshdsl.named.builder import Builder, Scope
-from meshdsl.named.ir import Value
+from meshdsl.named.ir import Value, walk
 from meshdsl.named.prelude import prelude
 from tests.training.registry import SPAN, placed_on, step_of
 
@@ -42,21 +42,34 @@ def arrays() -> Arrays:
 
 
 @functools.cache
-def gradients(masked: bool) -> Arrays:
-    """Torch's."""
+def allowed() -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Who may look where, by batch; one row may look nowhere."""
+    seen = np.random.default_rng(2).random([SIZES[c] for c in "bsm"]) < 0.6
+    seen[1, 2] = False
+    return seen
+
+
+@functools.cache
+def gradients(mask: str) -> tuple[Arrays, Any]:
+    """Torch's, and the loss."""
     leaves = {n: torch.tensor(a, requires_grad=n != "x") for n, a in arrays().items()}
     q, k, v = (torch.einsum("bsd,dhk->bshk", leaves["x"], leaves[n]) for n in ("wq", "wk", "wv"))
     logits = torch.einsum("bshk,bmhk->bshm", q, k)
-    if masked:
-        inside = torch.ones(SIZES["s"], SIZES["m"], dtype=torch.bool).tril()
-        logits = logits.masked_fill(~inside[:, None], -1e9)
+    if mask:
+        inside = torch.ones(SIZES["s"], SIZES["m"], dtype=torch.bool).tril()[None]
+        inside = torch.tensor(allowed()) if mask == "given" else inside
+        logits = logits.masked_fill(~inside[:, :, None], -1e9)
     o = torch.einsum("bshm,bmhk->bshk", torch.softmax(logits, 3), v)
-    (o * o).mean().backward()
-    return {n: t.grad.numpy() for n, t in leaves.items() if t.grad is not None}
+    weight = torch.arange(float(o[0].numel()), dtype=torch.float64).reshape(o[0].shape)
+    loss = (o * o * weight).mean()
+    loss.backward()
+    return {n: t.grad.numpy() for n, t in leaves.items() if t.grad is not None}, loss.item()
 
 
-def block(logits: str, out: str, masked: bool) -> Callable[..., dict[str, Any]]:
-    """The emitted step of the block on one device."""
+def block(
+    logits: str, out: str, mask: str, orders: tuple[str, str, str] = ("bshk", "bmhk", "bmhk")
+) -> Callable[..., dict[str, Any]]:
+    """The emitted step of the block on one device; `orders` are those of q, k and v."""
     builder, scope = Builder(Diagnostics()), Scope({}, {}, prelude())
 
     def do(name: str, *ins: Value, **attrs: Any) -> Value:
@@ -67,17 +80,28 @@ def block(logits: str, out: str, masked: bool) -> Callable[..., dict[str, Any]]:
         builder.value(TensorType(dims("dhk"), F64), SPAN, scope, name=n, role="param")
         for n in ("wq", "wk", "wv")
     )
-    q, k, v = (do("einsum", x, w, dims=dims("bshk")) for w in (wq, wk, wv))
+    seen = builder.value(TensorType(dims("mbs"), BOOL), SPAN, scope, name="seen", role="input")
+    q, k, v = (
+        do("einsum", x, w, dims=dims(order.replace("m", "s")))
+        for w, order in zip((wq, wk, wv), orders, strict=True)
+    )
     k, v = (do("rename", y, pairs=((dims("s")[0], dims("m")[0]),)) for y in (k, v))
     s = do("einsum", q, k, dims=dims(logits))
-    if masked:
+    if mask:
         inside = do("ge", do("iota", dim=dims("s")[0]), do("iota", dim=dims("m")[0]))
+        inside = seen if mask == "given" else inside
         s = do("where", inside, s, builder.constant(-1e9, F64, SPAN, scope))
     o = do("einsum", do("softmax", s, dim=dims("m")[0]), v, dims=dims(out))
-    loss = do("mean", do("square", o), dims=o.type.dims)
-    program = step_of(builder, [x], [wq, wk, wv], loss)
+    numbers = [do("cast", do("iota", dim=d), dtype=F64) for d in dims("shk")]
+    weight = numbers[0]
+    for number in numbers[1:]:
+        size = builder.constant(float(number.type.dims[0].size), F64, SPAN, scope)
+        weight = do("add", do("mul", weight, size), number)
+    loss = do("mean", do("mul", do("square", o), weight), dims=o.type.dims)
+    program = step_of(builder, [x, seen], [wq, wk, wv], loss)
+    assert {"attention_lse", "attention_grad"} <= {op.name for op in walk(program.body)}
     text = emit(placed_on(program, "d:1", "", "deferred"), {}).text
-    names: dict[str, Any] = {"torch": torch, **vars(softmax), **vars(updates)}
+    names: dict[str, Any] = {"torch": torch, **vars(attention), **vars(softmax), **vars(updates)}
     exec(text[text.index("def device(") : text.index(RUNTIME)], names)
     found: Callable[..., dict[str, Any]] = names["device"]
     return found
@@ -86,16 +110,25 @@ def block(logits: str, out: str, masked: bool) -> Callable[..., dict[str, Any]]:
 ORDERS = ["".join(order) for order in itertools.permutations("bshm")]
 
 
-def check(logits: str, out: str, masked: bool) -> None:
-    device = block(logits, out, masked)
+def check(
+    logits: str, out: str, mask: str, orders: tuple[str, str, str] = ("bshk", "bmhk", "bmhk")
+) -> None:
+    device = block(logits, out, mask, orders)
     tensors = {n: torch.tensor(a) for n, a in arrays().items()}
     params = {n: t for n, t in tensors.items() if n != "x"}
+    inputs = {"x": tensors["x"], "seen": torch.tensor(allowed()).permute(2, 0, 1)}
     with torch.inference_mode():
-        device(0, {}, {"x": tensors["x"]}, params, {"step": torch.tensor(0)})
-    for name, gradient in gradients(masked).items():
+        outputs = device(0, {}, inputs, params, {"step": torch.tensor(0)})
+    wanted, loss = gradients(mask)
+    (found,) = outputs.values()
+    assert abs(float(found) / loss - 1) < 1e-12
+    for name, gradient in wanted.items():
         update = arrays()[name] - params[name].numpy()
         error = float(np.max(np.abs(update - gradient)) / np.max(np.abs(gradient)))
-        assert error < 1e-9, f"{name} with {logits}, {out} is off by {error:.1e}"
+        assert error < 1e-9, f"{name} with {logits}, {out}, {orders}, {mask} is off by {error:.1e}"
+
+
+MASKS = ("", "triangle", "given")
 
 
 @pytest.mark.parametrize("logits", ORDERS)
@@ -103,7 +136,19 @@ def test_a_step_subtracts_the_gradient(logits: str) -> None:
     """For orders of the result in turns, all of them with `MESHDSL_CASES`; some with a mask."""
     for number, out in enumerate(itertools.permutations("bshk")):
         turn = number + ORDERS.index(logits)
-        if turn % 3 == 0 or "MESHDSL_CASES" in os.environ:
-            check(logits, "".join(out), masked=False)
-        if turn % 6 == 0:
-            check(logits, "".join(out), masked=True)
+        if turn % 6 == 0 or "MESHDSL_CASES" in os.environ:
+            check(logits, "".join(out), MASKS[turn // 6 % 3])
+
+
+@pytest.mark.parametrize("operand", range(3))
+def test_an_operand_may_have_any_order(operand: int) -> None:
+    """Each operand in its 24 orders beside others in some; in all with `MESHDSL_CASES`."""
+    rng = np.random.default_rng(operand)
+    every = [["".join(p) for p in itertools.permutations(n)] for n in ("bshk", "bmhk", "bmhk")]
+    more = 10 if "MESHDSL_CASES" in os.environ else 1
+    for turn, order in enumerate(every[operand] * more):
+        q, k, v = (
+            order if i == operand else str(rng.choice(orders)) for i, orders in enumerate(every)
+        )
+        out = "".join(rng.permutation(list("bshk")))
+        check(str(rng.choice(ORDERS)), out, MASKS[turn % 3], (q, k, v))

@@ -1,0 +1,565 @@
+"""Attention: softmax(scale * q·k)·v along the dim `mem`, one kernel that never stores the softmax.
+
+Scores are contracted over `key`; a position that the mask hides scores -1e9, so that a row that
+sees nothing is uniform. `attention_lse` also yields the logarithm of the sum of the exponentials,
+from which the gradient computes the softmax anew (Dao et al. 2022). Where `key` or `mem` is split,
+the primitives of `named/attention.py` are used instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshdsl.ir.types import BOOL, F32, Dim, TensorType
+from meshdsl.named.ir import Value
+from meshdsl.ops.build import (
+    BATCH,
+    HIDDEN,
+    SEQ,
+    VOCAB,
+    Array,
+    merged_dims,
+    need_dims,
+    need_kind,
+    need_one_dtype,
+    sample,
+    tensor,
+)
+from meshdsl.ops.opdef import (
+    Attrs,
+    Backward,
+    Factor,
+    Factors,
+    NumpyCall,
+    OpDef,
+    OpError,
+    ReduceOp,
+    Sample,
+    Signature,
+    Surface,
+    TorchCall,
+    register,
+)
+from meshdsl.ops.text import Names, atom, permuted, tuple_text
+
+MASKED = -1e9
+"""The score of a position that the mask hides."""
+
+# --- dims by their part ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The dims of a call, by name.
+
+    `rows` are those of the result that the scores have: those of `batch`, which keys or values have
+    as well, and those of `query`. `feature` are of the values alone.
+    """
+
+    key: str
+    mem: str
+    rows: Names
+    batch: Names
+    query: Names
+    feature: Names
+
+
+def operands(ins: Sequence[TensorType]) -> tuple[TensorType, ...]:
+    """The types of q, k, v and the mask, if there is one, among the operands of the gradient."""
+    return (*ins[1:4], *ins[6:])
+
+
+def parts(ins: Sequence[TensorType], attrs: Attrs) -> Parts:
+    """The parts of the dims of q, k, v and the mask, if there is one."""
+    key, mem = (d.name for d in attrs["dims"])
+    scored = {n for t in (*ins[:2], *ins[3:]) for n in t.names} - {key, mem}
+    out = tuple(d.name for d in attrs["out"])
+    rows = tuple(n for n in out if n in scored)
+    batch = tuple(n for n in rows if ins[1].has(n) or ins[2].has(n))
+    query = tuple(n for n in rows if n not in batch)
+    return Parts(key, mem, rows, batch, query, tuple(n for n in out if n not in scored))
+
+
+def result_dims(ins: Sequence[TensorType], key: Dim, mem: Dim) -> tuple[Dim, ...]:
+    """The dims of a result in the order of q: those that q lacks first, features for `key`."""
+    scored = [d for t in (*ins[:2], *ins[3:]) for d in t.dims if d not in (key, mem)]
+    feature = [d for d in ins[2].dims if d != mem and d not in scored]
+    own = [d for d in ins[0].dims if d not in (key, mem)]
+    first = [d for d in dict.fromkeys(scored) if d not in own]
+    at = ins[0].index(key.name)
+    return (*first, *own[:at], *feature, *own[at:])
+
+
+# --- shape rules -------------------------------------------------------------------------------
+
+
+def _bind(attrs: Attrs, ins: tuple[TensorType, ...]) -> Attrs:
+    """The attributes of a call: the result's dims, and the scale, by default 1 / sqrt(key)."""
+    need = "write `attention[key, mem](q, k, v)`: first the dim that is contracted"
+    if len(attrs["dims"]) != 2:
+        raise OpError("MD0252", "`attention` takes two dims in `[ ]`", need)
+    key, mem = attrs["dims"]
+    _need(ins, key, mem)
+    scale = attrs["scale"]
+    scale = 1.0 / math.sqrt(key.size) if scale is None else float(scale)
+    made = {"dims": (key, mem), "out": result_dims(ins, key, mem), "scale": scale}
+    return {**made, "causal": ()}
+
+
+def _need(ins: tuple[TensorType, ...], key: Dim, mem: Dim) -> None:
+    """Raise an error unless q, k, v and the mask have the dims that they need, and no others."""
+    q, k, v, *mask = ins
+    said = "attention"
+    need_kind(said, "float", q, k, v)
+    need_one_dtype(said, q, k, v)
+    need_dims(said, q, (key,))
+    need_dims(said, k, (key, mem))
+    need_dims(said, v, (mem,))
+    if q.has(mem.name):
+        raise OpError(
+            "MD0242",
+            f"`attention` looks along `{mem}`, which the queries {q} have themselves",
+            f"rename it in keys and values: `k[{mem} -> other]`",
+        )
+    for type_ in mask:
+        if type_.dtype != BOOL or type_.has(key.name):
+            raise OpError(
+                "MD0243",
+                f"the mask of `attention` says by bools who may look where, and this is {type_}",
+                f"compare: `iota[seq] >= iota[{mem}]`; its dims are those of the scores",
+            )
+    merged_dims(said, *ins)
+
+
+def _infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    _need(ins, *attrs["dims"])
+    return (TensorType(attrs["out"], ins[0].dtype),)
+
+
+def _lse_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    (out,) = _infer(ins, attrs)
+    rows = parts(ins, attrs).rows
+    wide = max(out.dtype, F32, key=lambda d: d.bytes)
+    return out, TensorType(tuple(d for d in attrs["out"] if d.name in rows), wide)
+
+
+def _grad_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    """The types of q, k and v; only generated, so that an error is our mistake."""
+    do, q, k, v, o, lse, *mask = ins
+    wanted = _lse_infer((q, k, v, *mask), attrs)
+    assert (do, o, lse) == (o, *wanted), f"attention_grad of {ins}"
+    return q, k, v
+
+
+# --- factors -----------------------------------------------------------------------------------
+
+
+def _loop(sig: Signature, name: str) -> Factor:
+    """The loop over a dim; summed in results that lack it though a gradient has it."""
+    ins = tuple(name if t.has(name) else None for t in sig.ins)
+    outs = tuple(name if t.has(name) else None for t in sig.outs)
+    gradient = len(sig.outs) == 3 and None in outs
+    reduce: ReduceOp | None = "sum" if gradient else None
+    return Factor(name, ins, outs, reduce)
+
+
+def _factors(sig: Signature) -> Factors:
+    """All dims but `key` and `mem` are loops."""
+    whole = {d.name for d in sig.attrs["dims"]}
+    names = dict.fromkeys(n for t in sig.ins for n in t.names if n not in whole)
+    linear = {1: (frozenset({2}),), 2: (), 3: (frozenset({0}),)}[len(sig.outs)]
+    return Factors(tuple(_loop(sig, n) for n in names), linear)
+
+
+# --- numpy -------------------------------------------------------------------------------------
+
+
+def _contracted(a: Array, a_names: Names, b: Array, b_names: Names, out: Names) -> Array:
+    """The einsum of two arrays by the names of their dims."""
+    number = {n: i for i, n in enumerate(dict.fromkeys((*a_names, *b_names)))}
+    left, right = ([number[n] for n in names] for names in (a_names, b_names))
+    return np.asarray(np.einsum(a, left, b, right, [number[n] for n in out]))
+
+
+def _fitted(array: Array, names: Names, target: Names) -> Array:
+    """`array` transposed and widened by dims of size 1 to have the dims `target`."""
+    array = array.transpose([names.index(n) for n in target if n in names])
+    return np.expand_dims(array, tuple(i for i, n in enumerate(target) if n not in names))
+
+
+def _scores(call: NumpyCall, qkv: tuple[TensorType, ...], arrays: tuple[Array, ...]) -> Array:
+    """The scores over `rows` and `mem`."""
+    q, k, _, *mask = arrays
+    made = parts(qkv, call.attrs)
+    target = (*made.rows, made.mem)
+    own = tuple(n for n in target if qkv[0].has(n) or qkv[1].has(n))
+    product = _contracted(q, qkv[0].names, k, qkv[1].names, own)
+    scores = _fitted(product * call.attrs["scale"], own, target)
+    for seen, type_ in zip(mask, qkv[3:], strict=True):
+        scores = np.where(_fitted(seen, type_.names, target), scores, MASKED)
+    for dim in call.attrs["causal"]:
+        index = np.arange(call.extent(dim.name)) + call.offset(dim.name)
+        allowed = index[:, None] >= np.arange(call.size(made.mem))
+        scores = np.where(_fitted(allowed, (dim.name, made.mem), target), scores, MASKED)
+    return scores
+
+
+def _lse_numpy(call: NumpyCall, *arrays: Array) -> tuple[Array, Array]:
+    made = parts(call.ins, call.attrs)
+    scores = _scores(call, call.ins, arrays)
+    top = scores.max(-1, keepdims=True)
+    e = np.exp(scores - top)
+    total = e.sum(-1, keepdims=True)
+    out = call.outs[0].names
+    o = _contracted(e / total, (*made.rows, made.mem), arrays[2], call.ins[2].names, out)
+    return o, np.asarray((top + np.log(total))[..., 0])
+
+
+def _numpy(call: NumpyCall, *arrays: Array) -> Array:
+    return _lse_numpy(call, *arrays)[0]
+
+
+def _grad_numpy(call: NumpyCall, *arrays: Array) -> tuple[Array, ...]:
+    do, q, k, v, o, lse, *mask = arrays
+    types = operands(call.ins)
+    made = parts(types, call.attrs)
+    out, all_ = call.ins[0].names, (*made.rows, made.mem)
+    scores = _scores(call, types, (q, k, v, *mask))
+    hidden = scores == MASKED
+    sees = lse[..., None] > MASKED / 2
+    p = np.where(sees, np.exp(scores - lse[..., None]), 1 / call.size(made.mem))
+    dp = _contracted(do, out, v, types[2].names, all_)
+    along = _contracted(do, out, o, out, made.rows)[..., None]
+    ds = np.where(hidden, 0.0, p * (dp - along)) * call.attrs["scale"]
+    return (
+        _contracted(ds, all_, k, types[1].names, types[0].names),
+        _contracted(ds, all_, q, types[0].names, types[1].names),
+        _contracted(p, all_, do, out, types[2].names),
+    )
+
+
+# --- torch -------------------------------------------------------------------------------------
+
+
+class _Text:
+    """The operands of a call as torch's kernels want them: [batch, batch, query, key].
+
+    Dims of `batch` that an operand lacks are expanded; several dims in one place are flattened.
+    """
+
+    def __init__(self, call: TorchCall, first: int = 0) -> None:
+        self.call = call
+        self.types = operands(call.ins) if first else call.ins
+        self.made = parts(self.types, call.attrs)
+        self.first = first
+        batch = self.made.batch
+        self.batches = (batch[:-1], batch[-1:])
+
+    def sizes(self, names: Names) -> str:
+        return tuple_text([self.call.extent(n) for n in names])
+
+    def q(self) -> str:
+        groups = (*self.batches, self.made.query, (self.made.key,))
+        return self._grouped(self.first, groups)
+
+    def k(self) -> str:
+        return self._grouped(self.first + 1, (*self.batches, (self.made.mem,), (self.made.key,)))
+
+    def v(self) -> str:
+        groups = (*self.batches, (self.made.mem,), self.made.feature)
+        return self._grouped(self.first + 2, groups)
+
+    def o(self, index: int) -> str:
+        return self._grouped(index, (*self.batches, self.made.query, self.made.feature))
+
+    def lse(self, index: int) -> str:
+        return self._grouped(index, (*self.batches, self.made.query))
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether the mask is the triangle of a whole sequence and a memory as long."""
+        causal, mem = self.call.attrs["causal"], self.call.attrs["dims"][1]
+        alone = tuple(d.name for d in causal) == self.made.query
+        whole = all(d.size == mem.size and not self.call.is_split(d.name) for d in causal)
+        return bool(causal) and alone and whole
+
+    def masks(self) -> str:
+        """The mask as bools, [batch, batch, query, mem], its leading dims perhaps of size 1."""
+        if self.call.attrs["causal"] and not self.is_causal:
+            return self._triangle()
+        if len(self.types) < 4:
+            return "None"
+        return self._mask(self.call.args[-1], self.types[3].names)
+
+    def _triangle(self) -> str:
+        dim, mem = self.call.attrs["causal"][0].name, self.made.mem
+        rows = f"torch.arange({self.call.extent(dim)})"
+        if self.call.is_split(dim):
+            rows = f"({rows} + {atom(self.call.offset(dim))})"
+        seen = f"{rows}[:, None] >= torch.arange({self.call.extent(mem)})"
+        return self._mask(self.call.let("seen", seen), (dim, mem))
+
+    def _mask(self, text: str, names: Names) -> str:
+        """A mask of dims `names`; where several dims are flattened it has all of them."""
+        groups = (*self.batches, self.made.query, (self.made.mem,))
+        fitted = _widened(text, names, tuple(n for g in groups for n in g))
+        return self._flattened(fitted, groups, whole=False, names=names)
+
+    def _grouped(self, index: int, groups: Sequence[Names]) -> str:
+        names, text = self.call.ins[index].names, self.call.tensor(index)
+        fitted = _widened(text, names, tuple(n for g in groups for n in g))
+        return self._flattened(fitted, groups, whole=True, names=names)
+
+    def _flattened(self, text: str, groups: Sequence[Names], *, whole: bool, names: Names) -> str:
+        """`text` of one dim a group; dims not in `names` are expanded, if the whole is wanted."""
+        every = [n for g in groups for n in g]
+        needed = [whole or len(g) > 1 for g in groups for n in g]
+        missing = [n not in names and need for n, need in zip(every, needed, strict=True)]
+        if any(missing):
+            pairs = zip(every, missing, strict=True)
+            sizes = [self.call.extent(n) if m else -1 for n, m in pairs]
+            text = f"{text}.expand({tuple_text(sizes)})"
+        return text + _joined(groups)
+
+    def result(self, text: str, groups: Sequence[Names], index: int) -> str:
+        """A result of a kernel with the dims of output `index`, in their order."""
+        names = tuple(n for g in groups for n in g)
+        for at, group in reversed(list(enumerate(groups))):
+            if len(group) > 1:
+                text = f"{text}.unflatten({at}, {self.sizes(group)})"
+            elif not group:
+                text = f"{text}.squeeze({at})"
+        out = self.call.outs[index].names
+        extra = tuple(n for n in names if n not in out)
+        if extra:
+            text = f"{text}.sum({tuple_text([names.index(n) for n in extra])})"
+            names = tuple(n for n in names if n in out)
+        return permuted(text, names, out)
+
+    def options(self, causal: str) -> str:
+        """The keywords of the scale, where it is not torch's own, and of the triangle."""
+        scale, key = self.call.attrs["scale"], self.call.attrs["dims"][0].size
+        found = [f"{causal}=True"] if self.is_causal else []
+        usual = math.isclose(scale, 1 / math.sqrt(key), rel_tol=1e-12)
+        return "".join(f", {o}" for o in [*found, *([] if usual else [f"scale={scale!r}"])])
+
+
+def _widened(text: str, names: Names, target: Names) -> str:
+    """`text` permuted to the order of `target`, with dims of size 1 where it lacks some."""
+    text = permuted(text, names, tuple(n for n in target if n in names))
+    if all(n in names for n in target):
+        return text
+    return f"{text}[{', '.join(':' if n in names else 'None' for n in target)}]"
+
+
+def _joined(groups: Sequence[Names]) -> str:
+    """The calls that make one dim of each group."""
+    text, at = "", 0
+    for group in groups:
+        if len(group) > 1:
+            text += f".flatten({at}, {at + len(group) - 1})"
+        at += 1
+        if not group:
+            text += f".unsqueeze({at - 1})"
+    return text
+
+
+def _torch(call: TorchCall) -> str:
+    """Torch's own function where no mask is made; a row that sees nothing is not uniform there."""
+    text = _Text(call)
+    groups = (*text.batches, text.made.query, text.made.feature)
+    mask = text.masks()
+    if mask == "None":
+        function = "torch.nn.functional.scaled_dot_product_attention"
+        found = f"{function}({text.q()}, {text.k()}, {text.v()}{text.options('is_causal')})"
+    else:
+        args = f"{text.q()}, {text.k()}, {text.v()}, {mask}{text.options('causal')}"
+        found = f"{call.use('attention_lse')}({args})[0]"
+    return text.result(found, groups, 0)
+
+
+def _lse_torch(call: TorchCall) -> str:
+    text = _Text(call)
+    mask = text.masks()
+    shown = "" if mask == "None" else f", {mask}"
+    args = f"{text.q()}, {text.k()}, {text.v()}{shown}{text.options('causal')}"
+    rows = (*text.batches, text.made.query)
+    return _several(
+        text, f"{call.use('attention_lse')}({args})", ((*rows, text.made.feature), rows)
+    )
+
+
+def _grad_torch(call: TorchCall) -> str:
+    text = _Text(call, 1)
+    mask = text.masks()
+    shown = "" if mask == "None" else f", {mask}"
+    args = [text.o(0), text.q(), text.k(), text.v(), text.o(4), text.lse(5)]
+    found = f"{call.use('attention_grad')}({', '.join(args)}{shown}{text.options('causal')})"
+    query, mem, key = text.made.query, (text.made.mem,), (text.made.key,)
+    ends = ((query, key), (mem, key), (mem, text.made.feature))
+    return _several(text, found, tuple((*text.batches, *end) for end in ends))
+
+
+def _several(text: _Text, found: str, results: Sequence[Sequence[Names]]) -> str:
+    """The tuple of the results of a kernel, each with its dims; the call itself if it has them."""
+    as_made = [text.result("", groups, i) for i, groups in enumerate(results)]
+    if not any(as_made):
+        return found
+    name = text.call.let("made", found)
+    whole = (text.result(f"{name}[{i}]", groups, i) for i, groups in enumerate(results))
+    return f"({', '.join(whole)})"
+
+
+# --- records -----------------------------------------------------------------------------------
+
+
+def _flops(sig: Signature) -> int:
+    """Two products forward; five backward, one of them the scores once more. 5 for a softmax."""
+    gradient = len(sig.outs) == 3
+    types = operands(sig.ins) if gradient else sig.ins
+    own = sig.attrs["dims"][0].name
+    scored = {d.name: d.size for t in (*types[:2], *types[3:]) for d in t.dims}
+    key, count = scored[own], math.prod(n for d, n in scored.items() if d != own)
+    feature = math.prod(d.size for d in types[2].dims if d.name not in scored or d.name == own)
+    if gradient:
+        return count * (6 * key + 4 * feature + 8)
+    return count * (2 * key + 2 * feature + 5)
+
+
+def _scratch(sig: Signature, numbers: Mapping[int, Any]) -> int:
+    """The bytes of a mask in floats, and of operands that are put in the order of the kernel."""
+    del numbers
+    types = operands(sig.ins) if len(sig.outs) == 3 else sig.ins
+    masks = sum(3 * m.elements * F32.bytes for m in types[3:])
+    return masks + 2 * sum(t.bytes for t in types[:3])
+
+
+def _gradient(call: Backward) -> Mapping[int, Value]:
+    """The gradients by q, k and v together, from o and the logarithm of the sums."""
+    grad = call.full(call.grad, call.outs[0].dims)
+    kept = [call.operand(i) for i in range(3)], [call.operand(i) for i in range(3, len(call.ins))]
+    found = call.emit_all(
+        "attention_grad", grad, *kept[0], call.result(), call.result(1), *kept[1], **call.attrs
+    )
+    return dict(enumerate(found))
+
+
+_D, _M = HIDDEN, VOCAB
+_W = Dim("w", 2)
+
+
+def _attrs(
+    out: tuple[Dim, ...], causal: tuple[Dim, ...] = (), scale: float = 0.5
+) -> dict[str, Any]:
+    return {"dims": (_D, _M), "out": out, "scale": scale, "causal": causal}
+
+
+_Q, _K, _V = tensor(BATCH, SEQ, _D), tensor(BATCH, _M, _D), tensor(BATCH, _M, _W)
+_CALLS: tuple[tuple[tuple[TensorType, ...], dict[str, Any]], ...] = (
+    ((_Q, _K, _V), _attrs((BATCH, SEQ, _W), (SEQ,))),
+    ((_Q, _K, _K), _attrs((BATCH, SEQ, _D), scale=1 / math.sqrt(6))),
+    (
+        (tensor(SEQ, _D, _W), tensor(_D, _M), tensor(_D, _M, BATCH), tensor(_W, _M, dtype=BOOL)),
+        _attrs((_D, _W, SEQ, BATCH)),
+    ),
+)
+"""Operands q, k, v and perhaps a mask: values with a dim of their own, with `key`, with both."""
+_SMALL: tuple[tuple[tuple[TensorType, ...], dict[str, Any]], ...] = (
+    ((tensor(SEQ, _D), tensor(_M, _D), tensor(_M, _W)), _attrs((SEQ, _W), (SEQ,))),
+    ((tensor(_D), tensor(BATCH, _D, _M), tensor(_M, BATCH)), _attrs((BATCH,))),
+    ((tensor(_D, SEQ), tensor(_M, _D), tensor(_M), tensor(SEQ, _M, dtype=BOOL)), _attrs((SEQ,))),
+)
+"""Fewer dims, since a gradient has so many operands that may be placed in so many ways."""
+
+
+def _samples() -> tuple[Sample, ...]:
+    kinds = ("unit", "unit", "int", "bool")
+    return tuple(
+        sample(*ins, values=kinds[: len(ins)], **attrs) for ins, attrs in (*_CALLS, *_SMALL)
+    )
+
+
+def _grad_samples() -> tuple[Sample, ...]:
+    found = []
+    for ins, attrs in _SMALL:
+        o, lse = _lse_infer(ins, attrs)
+        kinds = ("int", "unit", "unit", "int", "int", "positive", "bool")
+        types = (o, *ins[:3], o, lse, *ins[3:])
+        found.append(sample(*types, values=kinds[: len(types)], **attrs))
+    return tuple(found)
+
+
+_SURFACE = Surface("dims", (3, 4), (("scale", None),))
+_INTERNAL = Surface("view", (3, 4))
+
+register(
+    OpDef(
+        "attention",
+        _SURFACE,
+        _infer,
+        _factors,
+        _numpy,
+        _torch,
+        _samples(),
+        exact=False,
+        composite=True,
+        flops=_flops,
+        bind=_bind,
+        gradient=_gradient,
+        saving="attention_lse",
+        scratch=_scratch,
+        precision="compute",
+        meaning=(
+            "softmax(scale * q·k)·v: contracted over the first dim, weighted along the second. "
+            "The mask, of bools, says who may look where; `scale` is 1 / sqrt(key) by default."
+        ),
+    )
+)
+register(
+    OpDef(
+        "attention_lse",
+        _INTERNAL,
+        _lse_infer,
+        _factors,
+        _lse_numpy,
+        _lse_torch,
+        _samples(),
+        exact=False,
+        composite=True,
+        flops=_flops,
+        gradient=_gradient,
+        true_rows={
+            "B, B, P -> P, B": "a partial result comes with partial ones alone",
+            "B, B, P, B -> P, B": "a partial result comes with partial ones alone",
+        },
+        scratch=_scratch,
+        precision="compute",
+        meaning="`attention`, and the logarithm of the sum of the exponentials, for its gradient.",
+    )
+)
+register(
+    OpDef(
+        "attention_grad",
+        Surface("view", (6, 7)),
+        _grad_infer,
+        _factors,
+        _grad_numpy,
+        _grad_torch,
+        _grad_samples(),
+        exact=False,
+        composite=True,
+        flops=_flops,
+        true_rows={
+            "B, B, B, P, P, B -> P, P, B": "a partial result comes with partial ones alone",
+            "B, B, B, P, P, B, B -> P, P, B": "a partial result comes with partial ones alone",
+        },
+        scratch=_scratch,
+        precision="compute",
+        meaning="The gradients of `attention` by q, k and v; the softmax is computed anew.",
+    )
+)
