@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from typer.testing import CliRunner
 
 from meshdsl.api.module import module
 from meshdsl.backends.engines.run import Given, run, verify
+from meshdsl.cli.app import app
 from meshdsl.named.ir import Program
 from tests.compiling import compile_text, named
 
@@ -222,3 +224,25 @@ program p(x[a]) {{
 }}
 """
     checked(text)
+
+
+def test_a_training_run_resumes_with_its_states(tmp_path: Any) -> None:
+    """Bit for bit as without the interruption; the export has them, too."""
+    text = TRAINED.replace("OPTIONS", "clip=1.0").replace("return loss, n, h", "return loss, n")
+    (tmp_path / "p.mdsl").write_text(text)
+    generator = np.random.default_rng(0)
+    np.savez(tmp_path / "x.npz", x=generator.normal(size=(32, 4)).astype(np.float32))
+    found = []
+    for folder, parts in (("a", ["4"]), ("b", ["2", "4"])):
+        for steps in parts:
+            where = ["--checkpoint", f"{tmp_path}/{folder}", "--out", f"{tmp_path}/{folder}.npz"]
+            resume = ["--resume", "--force"] if steps != parts[0] else []
+            words = ["train", f"{tmp_path}/p.mdsl", "--data", f"{tmp_path}/x.npz", "--steps", steps]
+            words += ["--layout", "zero", "--reduce", "immediate", *where, *resume]
+            done = CliRunner().invoke(app, words)
+            assert done.exit_code == 0, done.output
+        with np.load(tmp_path / f"{folder}.npz") as arrays:
+            found.append({n: arrays[n] for n in arrays.files})
+    assert found[0]["n"] == 4
+    assert found[0].keys() == found[1].keys() >= {"normed.mean_", "normed_2.mean_", "ema"}
+    assert all((found[0][n] == found[1][n]).all() for n in found[0])
