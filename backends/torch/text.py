@@ -31,7 +31,7 @@ from meshdsl.device.liveness import (
     shows_operand,
 )
 from meshdsl.named.ir import Value
-from meshdsl.ops.opdef import lookup
+from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed.sbp import Window
 
 
@@ -287,12 +287,24 @@ class Emitter(Loops):
         return self._times(axes, blocks.size(dim))
 
     def _starts(self, node: Compute) -> dict[tuple[int, str], Callable[[], str]]:
-        """What writes the index that each window begins at, by operand and dim."""
-        return {
-            (index, w.dim): functools.partial(self._start, w, var.placement.axes_of(w.dim))
-            for index, var in enumerate(node.ins)
-            for w in var.placement.windows
-        }
+        """What writes the index that each window begins at, by operand and dim.
+
+        Also of one that is no more than the block, and so has not been made.
+        """
+        ins, outs = (tuple(v.type for v in vs) for vs in (node.ins, node.outs))
+        loops = lookup(node.name).factors(Signature(ins, outs, dict(node.attrs))).loops
+        found: dict[tuple[int, str], Callable[[], str]] = {}
+        for index, dim in ((i, f.ins[i]) for f in loops for i, r in enumerate(f.reads) if r):
+            placed = node.ins[index].placement
+            if dim is None or not (axes := placed.axes_of(dim)):
+                continue
+            made = next((w for w in placed.windows if w.dim == dim), None)
+            found[index, dim] = (
+                functools.partial(self._offset, dim, axes, node)
+                if made is None
+                else functools.partial(self._start, made, axes)
+            )
+        return found
 
     def _start(self, window: Window, axes: tuple[str, ...]) -> str:
         """Text of the index that a window begins at: below 0 where that is fill."""

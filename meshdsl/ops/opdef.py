@@ -138,7 +138,10 @@ class NumpyCall:
         return dim in self.extents
 
     def is_window(self, index: int, dim: str) -> bool:
-        """Whether operand `index` is what the row's `Reads` say of `dim`, with the fill."""
+        """Whether operand `index` is what the row's `Reads` say of `dim`, with the fill.
+
+        It may be no more than its block.
+        """
         return (index, dim) in self.windows
 
     def start(self, index: int, dim: str) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from meshdsl.backends.runtime.values import block
 from meshdsl.ir.types import TensorType
-from meshdsl.ops.opdef import NumpyCall, OpDef, Reads, Sample, Signature
+from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature
 from meshdsl.placed.rows import Row
 from meshdsl.placed.sbp import B, Partial, Split
 from tests.ops import row_prover
@@ -84,20 +84,10 @@ def piece(
         at, size = type_.index(dim), type_.size(dim)
         own = (offsets[dim], offsets[dim] + extents[dim])
         window = own if reads is None else reads.window(first, first + count, size)
-        if reads is not None and not _reads_own(reads, loop, size, ranks):
+        if reads is not None:
             windows[index, dim] = window
         local.append(padded(x, at, window, None if reads is None else reads.fill))
     return NumpyCall(sig.ins, sig.outs, sig.attrs, extents, offsets, windows=windows), local
-
-
-def _reads_own(reads: Reads, loop: int, size: int, ranks: int) -> bool:
-    """Whether every rank reads just its block: then it has no window."""
-    return all(
-        reads.window(o, o + n, size) == (i, i + m)
-        for (o, n), (i, m) in (
-            (block(loop, (ranks,), (r,)), block(size, (ranks,), (r,))) for r in range(ranks)
-        )
-    )
 
 
 def loop_size(sig: Signature, row: Row) -> int:
