@@ -55,6 +55,12 @@ class _AvgPoolApplied(Protocol):
 class _AvgPool(Protocol):
     def __getitem__(self, dims: By | tuple[By, ...], /) -> _AvgPoolApplied: ...
 
+class _BatchNormApplied(Protocol):
+    def __call__(self, x: Operand, g: Operand = ..., b: Operand = ...) -> Tensor: ...
+
+class _BatchNorm(Protocol):
+    def __getitem__(self, dims: _Dims, /) -> _BatchNormApplied: ...
+
 class _Cast(Protocol):
     def __call__(self, x: Operand, /, dtype: DType | str) -> Tensor: ...
 
@@ -97,6 +103,9 @@ class _Div(Protocol):
 class _Einsum(Protocol):
     def __call__(self, *tensors: Operand, out: Sequence[Dim]) -> Tensor: ...
 
+class _Elu(Protocol):
+    def __call__(self, x: Operand) -> Tensor: ...
+
 class _Eq(Protocol):
     def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
 
@@ -118,6 +127,9 @@ class _Gelu(Protocol):
 class _Gt(Protocol):
     def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
 
+class _HardSwish(Protocol):
+    def __call__(self, x: Operand) -> Tensor: ...
+
 class _Identity(Protocol):
     def __call__(self, x: Operand, /) -> Tensor: ...
 
@@ -132,6 +144,9 @@ class _LayerNorm(Protocol):
 
 class _Le(Protocol):
     def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
+
+class _LeakyRelu(Protocol):
+    def __call__(self, x: Operand, slope: Operand = ...) -> Tensor: ...
 
 class _Log(Protocol):
     def __call__(self, x: Operand, /) -> Tensor: ...
@@ -344,6 +359,7 @@ any: _Any
 argmax: _Argmax
 attention: _Attention
 avg_pool: _AvgPool
+batch_norm: _BatchNorm
 cast: _Cast
 concat: _Concat
 conv: _Conv
@@ -353,6 +369,7 @@ cumprod: _Cumprod
 cumsum: _Cumsum
 div: _Div
 einsum: _Einsum
+elu: _Elu
 eq: _Eq
 erf: _Erf
 exp: _Exp
@@ -360,10 +377,12 @@ floor: _Floor
 ge: _Ge
 gelu: _Gelu
 gt: _Gt
+hard_swish: _HardSwish
 identity: _Identity
 iota: _Iota
 layer_norm: _LayerNorm
 le: _Le
+leaky_relu: _LeakyRelu
 log: _Log
 log_softmax: _LogSoftmax
 logaddexp: _Logaddexp
@@ -433,6 +452,7 @@ __all__ = [
     "argmax",
     "attention",
     "avg_pool",
+    "batch_norm",
     "cast",
     "concat",
     "conv",
@@ -443,6 +463,7 @@ __all__ = [
     "cumsum",
     "div",
     "einsum",
+    "elu",
     "eq",
     "erf",
     "exp",
@@ -451,11 +472,13 @@ __all__ = [
     "gelu",
     "glorot",
     "gt",
+    "hard_swish",
     "he",
     "identity",
     "iota",
     "layer_norm",
     "le",
+    "leaky_relu",
     "linear",
     "linear_warmup",
     "log",

@@ -343,11 +343,6 @@ def _clipped(use: Use) -> str | None:
     return text if low or high else None
 
 
-def _leaky(use: Use) -> str:
-    slope = use.option("negative_slope", "alpha", at=1)
-    return f"maximum(_0, {slope.ref if slope else '0.01'} * _0)"
-
-
 _CASTS = {
     "float": "f32", "float32": "f32", "half": "f16", "float16": "f16", "double": "f64",
     "float64": "f64", "int": "i32", "int32": "i32", "long": "i64", "int64": "i64", "bool": "bool",
@@ -763,7 +758,6 @@ RULES: Mapping[str, Callable[[Use], str | None]] = {
     "floored": _floored,
     "modulo": _modulo,
     "clipped": _clipped,
-    "leaky": _leaky,
     "converted": _converted,
     "like": _like,
     "along": _along,

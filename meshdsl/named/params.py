@@ -38,7 +38,8 @@ def _follow(value: Value, uses: dict[Value, Op | Value]) -> tuple[TensorType, tu
 
 
 def _summed(op: Op, value: Value) -> tuple[str, ...]:
-    if op.name not in ("einsum", "sum", "mean", "mul"):
+    is_kernel = op.name in ("conv", "upconv") and value == op.ins[1]
+    if op.name not in ("einsum", "sum", "mean", "mul") and not is_kernel:
         return ()
     return tuple(d for d in value.type.names if not op.out.type.has(d))
 

@@ -10,6 +10,7 @@ import pytest
 
 from meshdsl.ir.types import F32, Dim, TensorType
 from meshdsl.ops.opdef import NumpyCall, lookup
+from tests.compiling import named
 from tests.programs.harness import Case, run_case
 
 CASES = int(os.environ.get("MESHDSL_CASES", "100"))
@@ -109,3 +110,10 @@ def test_every_split_is_right(mesh: str, layout: str, stride: int) -> None:
     sizes = {"b": 2, "c": 2, "o": 2, "h": 8, "w": 8, "kh": 3, "kw": 3, "ho": out, "wo": out}
     text = _program(**sizes, stride=stride, pad='"same"', dilation=1)
     run_case(Case(text, mesh, layout))
+
+
+def test_the_fan_of_a_kernel_is_what_is_summed_at_a_position() -> None:
+    text = "dim b = 2, c = 5, o = 7, h = 8, k = 3\nprogram p(x[b, c, h]) {\n"
+    text += '  param w[o, c, k] = he()\n  return conv[h by k](x, w, pad="same")\n}\n'
+    (param,) = named(text).params
+    assert (param.fan_in, param.fan_out) == (15, 7)

@@ -13,7 +13,13 @@ from meshdsl.named.ir import walk
 from meshdsl.named.prelude import library
 from tests.compiling import compile_text, named, run_text
 
-CALLS = {"top2_gating": "combine, dispatch, loss = top2_gating[token, experts, slot](x, noise)"}
+CALLS = {
+    "top2_gating": "combine, dispatch, loss = top2_gating[token, experts, slot](x, noise)",
+    "batch_norm": "y = batch_norm[group, token, experts](x)",
+    "leaky_relu": "y = leaky_relu(x, 0.1)",
+    "elu": "y = elu(x)",
+    "hard_swish": "y = hard_swish(x)",
+}
 """A call of every function; what it yields is returned."""
 
 PROGRAM = """
@@ -103,3 +109,37 @@ def test_python_calls_it_by_its_name():
     function: Any = md.top2_gating
     assert "noise=0.0" in str(inspect.signature(function))
     assert "GShard" in (md.top2_gating.__doc__ or "")
+
+
+def _normal(x):
+    """A tensor with mean 0 and deviation 1."""
+    return (x - x.mean()) / np.sqrt(x.var() + 1e-5)
+
+
+MEANINGS = {
+    "batch_norm": _normal,
+    "leaky_relu": lambda x: np.where(x > 0, x, 0.1 * x),
+    "elu": lambda x: np.where(x > 0, x, np.expm1(x)),
+    "hard_swish": lambda x: x * np.clip(x + 3, 0, 6) / 6,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", MEANINGS)
+def test_layers_of_images(name, layout):
+    x = np.random.default_rng(3).normal(size=(2, 8, 4)) * 4
+    inputs = {"x": x.astype(np.float32), "noise": np.zeros((2, 8), np.float32)}
+    found = run_text(text(CALLS[name]), inputs, mesh="grid", layout=layout)["y"]
+    np.testing.assert_allclose(found, MEANINGS[name](x), rtol=1e-5, atol=1e-5)
+
+
+def test_batch_norm_scales_every_channel():
+    program = """
+    dim batch = 4, c = 3, h = 2, w = 2
+    program p(x[batch, c, h, w], g[c], b[c]) { return batch_norm[batch, h, w](x, g, b) }
+    """
+    rng = np.random.default_rng(3)
+    x, g, b = (rng.normal(size=s).astype(np.float32) for s in ((4, 3, 2, 2), (3,), (3,)))
+    (found,) = run_text(program, {"x": x, "g": g, "b": b}).values()
+    each = [_normal(x[:, i]) * g[i] + b[i] for i in range(3)]
+    np.testing.assert_allclose(found, np.stack(each, 1), rtol=1e-4, atol=1e-5)
