@@ -53,6 +53,7 @@ from meshdsl.ops.sliding import (
     equal_or_tuple,
     grouped,
     guarded,
+    is_part,
     margins,
     number_of,
     padded,
@@ -388,7 +389,7 @@ def _up_torch(call: TorchCall) -> str:
 
 def _cut(call: TorchCall, found: tuple[Slide, ...]) -> tuple[tuple[int, ...], ...] | None:
     """The padding that torch is to cut off, and what it is to add at the end; None if it cannot."""
-    if any(call.is_window(0, s.coarse.name) for s in found):
+    if any(is_part(call, s) for s in found):
         return None
     widths = tuple(0 if s.is_identity else s.before for s in found)
     pairs = zip(found, widths, strict=True)

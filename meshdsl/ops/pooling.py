@@ -47,6 +47,7 @@ from meshdsl.ops.sliding import (
     equal_or_tuple,
     grouped,
     guarded,
+    is_part,
     margins,
     padded,
     positions,
@@ -277,7 +278,7 @@ def _grad_text(call: TorchCall) -> str:
     starts = []
     for slide in found:
         fine, coarse = slide.fine.name, slide.coarse.name
-        if call.is_window(0, coarse):
+        if is_part(call, slide):
             first = f"({call.start(0, coarse)}) * {slide.stride} - {slide.before}"
             starts.append(f"{call.offset(fine)} - ({first})")
         else:

@@ -284,12 +284,17 @@ def padded(text: str, widths: Sequence[tuple[int, int]], fill: float = 0.0) -> s
     return f"torch.nn.functional.pad({text}, {tuple_text(listed)}{value})" if any(listed) else text
 
 
+def is_part(call: TorchCall, slide: Slide) -> bool:
+    """Whether operand 0 has some positions only: the first of them need not be that of a block."""
+    return call.is_window(0, slide.coarse.name) or call.is_split(slide.coarse.name)
+
+
 def cut_out(call: TorchCall, text: str, found: Sequence[Slide]) -> str:
     """The local elements of what windows of all given positions add up to.
 
     Zeros where no window has an element.
     """
-    if not any(call.is_window(0, s.coarse.name) for s in found):
+    if not any(is_part(call, s) for s in found):
         ends = [s.fine.size - s.covered(s.coarse.size) + s.before for s in found]
         widths = [(-s.before, end) for s, end in zip(found, ends, strict=True)]
         return padded(

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
+from typing import Any
 
 import numpy as np
 import pytest
 
+from meshdsl.diagnostics import DiagnosticError
 from meshdsl.ir.types import F32, Dim, TensorType
 from meshdsl.ops.opdef import NumpyCall, lookup
 from tests.compiling import named
 from tests.programs.harness import Case, run_case
 
-CASES = int(os.environ.get("MESHDSL_CASES", "100"))
+CASES = int(os.environ.get("MESHDSL_CASES", "100")) // 20
+"""Random convolutions on two axes: 5, or with `MESHDSL_CASES=6000` 300 of them."""
 
-Array = np.ndarray
+Array = Any
 
 
 def _call(name: str, ins: tuple[TensorType, ...], arrays: list[Array], **attrs: object) -> Array:
@@ -33,8 +37,8 @@ def _windows(x: Array, sizes: list[int], stride: int, dilation: int, before: lis
     wide = np.pad(x, [*lead, *((b, r + stride) for b, r in zip(before, reach, strict=True))])
     axes = tuple(range(x.ndim - dims, x.ndim))
     every = np.lib.stride_tricks.sliding_window_view(wide, reach, axis=axes)
-    step, tap = slice(None, None, stride), slice(None, None, dilation)
-    return every[(..., *[step] * dims, *[tap] * dims)]
+    index: Any = (*[slice(None, None, stride)] * dims, *[slice(None, None, dilation)] * dims)
+    return every[(..., *index)]
 
 
 @pytest.mark.parametrize(
@@ -47,13 +51,13 @@ def test_a_convolution_is_the_einsum_of_all_windows(
     rng = np.random.default_rng(dims * 100 + stride * 10 + dilation)
     sizes, windows = [7, 6, 5][:dims], [3, 2, 2][:dims]
     before, outs = [], []
-    for n, k in zip(sizes, windows, strict=True):
-        reach = (k - 1) * dilation
+    for n, taps_ in zip(sizes, windows, strict=True):
+        reach = (taps_ - 1) * dilation
         same = -(-n // stride)
         total = max((same - 1) * stride + reach + 1 - n, 0)
-        p = {"same": total // 2, "valid": 0}.get(pad, pad)  # type: ignore[arg-type]
-        before.append(int(p))
-        outs.append(same if pad == "same" else (n + 2 * int(p) - reach - 1) // stride + 1)
+        p = pad if isinstance(pad, int) else {"same": total // 2, "valid": 0}[pad]
+        before.append(p)
+        outs.append(same if pad == "same" else (n + 2 * p - reach - 1) // stride + 1)
     b, g, c, o = Dim("b", 2), Dim("g", 2), Dim("c", 3), Dim("o", 2)
     fine = tuple(Dim(f"h{i}", n) for i, n in enumerate(sizes))
     taps = tuple(Dim(f"k{i}", n) for i, n in enumerate(windows))
@@ -110,6 +114,31 @@ def test_every_split_is_right(mesh: str, layout: str, stride: int) -> None:
     sizes = {"b": 2, "c": 2, "o": 2, "h": 8, "w": 8, "kh": 3, "kw": 3, "ho": out, "wo": out}
     text = _program(**sizes, stride=stride, pad='"same"', dilation=1)
     run_case(Case(text, mesh, layout))
+
+
+def _drawn(rng: random.Random, parts: int) -> tuple[int, int, int]:
+    """The sizes of a dim that `parts` devices split, of a window, and of its positions."""
+    return parts * rng.randint(1, 11 // parts), rng.randint(1, 4), parts * rng.randint(1, 4)
+
+
+@pytest.mark.parametrize("seed", range(CASES))
+def test_random_convolutions_on_two_axes(seed: int) -> None:
+    """Kernels larger than a block, blocks of image and result that drift apart."""
+    rng = random.Random(seed)
+    while True:
+        p, q = rng.choice([(2, 2), (4, 1), (1, 4), (2, 1), (1, 2)])
+        stride, dilation = rng.randint(1, 3), rng.randint(1, 2)
+        pad: Any = rng.choice(["same", "valid", 1, 2])
+        (h, kh, ho), (w, kw, wo) = _drawn(rng, p), _drawn(rng, q)
+        sizes = {"b": 2, "c": 2, "o": 2, "h": h, "w": w, "kh": kh, "kw": kw, "ho": ho, "wo": wo}
+        shown = pad if isinstance(pad, int) else f'"{pad}"'
+        text = _program(**sizes, stride=stride, pad=shown, dilation=dilation)
+        try:
+            named(text)
+        except DiagnosticError:
+            continue
+        break
+    run_case(Case(text, f"d:{p},e:{q}", "{ h -> d, ho -> d, w -> e, wo -> e }"))
 
 
 def test_the_fan_of_a_kernel_is_what_is_summed_at_a_position() -> None:
