@@ -11,6 +11,8 @@ from hypothesis import HealthCheck, settings
 
 # Read when torch is first imported: the suite already runs one process per core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Some hundred processes are started: they share what the first has compiled of this project.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # On a busy machine a run may seem to hang; the limit of every test ends one that does.
 os.environ.setdefault("MESHDSL_STALL_SECONDS", "0")
 

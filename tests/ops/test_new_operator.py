@@ -21,6 +21,9 @@ OBLIGATIONS = (
 )
 """Tests that loop over the registry, a case for each operator."""
 
+STUB = "test_the_stub_is_what_the_registry_says"
+"""The test that writes the types anew."""
+
 PROGRAM = """\
 dim a = 8, b = 6
 mesh m = { x: 2, y: 2 }
@@ -65,7 +68,7 @@ def run(home: Path, *arguments: str, **environment: str) -> tuple[int, str]:
 
 def test_every_obligation_is_met(checkout: Path) -> None:
     suite = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
-    run(checkout, *suite, OBLIGATIONS[2], MESHDSL_UPDATE_GOLDEN="1")
+    run(checkout, *suite, f"{OBLIGATIONS[2]}::{STUB}", MESHDSL_UPDATE_GOLDEN="1")
     code, printed = run(checkout, *suite, "-k", "softsign", *OBLIGATIONS)
     assert code == 0, printed
     count = re.search(r"(\d+) passed", printed)
