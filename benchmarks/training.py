@@ -2,12 +2,13 @@
 
 `python -m benchmarks.training [--quick] [--only WORD…] [--rounds N]` times forward, backward and
 update of an MLP (B = 512, io = hidden) and of a two-layer transformer on two gloo processes with
-one thread each, and on one: the program we emit, the same step written by hand with torch autograd
-and `torch.distributed`, with DTensor, and in JAX on two host devices where it is installed. The
-variants take turns, so that a busy moment of the machine hits all of them. Printed are the median
-time of a step and, of the others, the median ratios to ours in the same round (above 1: ours is
-faster), by the clock and by the time of all processors. Before, the losses of the first steps are
-compared.
+one thread each, and on one: the program we emit, the same program on the local engine (devices are
+threads of one process, as those of JAX are), the same step written by hand with torch autograd,
+fused attention and `torch.distributed`, with DTensor, and in JAX on two host devices where it is
+installed. No variant has more processors than devices. The variants take turns, so that a busy
+moment of the machine hits all of them. Printed are the median time of a step and, of the others,
+the median ratios to ours in the same round (above 1: ours is faster), by the clock and by the time
+of all processors. Before, the losses of the first steps are compared.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import argparse
 import math
 import multiprocessing
 import os
+import platform
 import statistics
 import tempfile
+import time
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,9 +28,9 @@ from typing import Any
 
 from benchmarks.training_cases import Case, cases
 from benchmarks.training_jax import is_there
-from benchmarks.training_worker import run_jax, run_torch
+from benchmarks.training_worker import run_jax, run_local, run_torch
 
-COLUMNS = ("emitted", "hand", "hand flat", "hand each", "DTensor", "JAX")
+COLUMNS = ("emitted", "local", "hand", "hand flat", "hand each", "DTensor", "JAX")
 TURN = 0.15
 """Seconds that one turn of a variant takes, about."""
 KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": "4000000000", "MALLOC_MMAP_THRESHOLD_": "4000000000"}
@@ -45,7 +48,9 @@ class Workers:
         self.processes: list[BaseProcess] = []
         store = str(Path(folder) / "store")
         self.torch = [self.start(run_torch, rank, store) for rank in range(2)]
+        self.local = [self.start(run_local)]
         self.jax = [self.start(run_jax)] if is_there() else []
+        self.pipes = [*self.torch, *self.local, *self.jax]
 
     def start(self, target: Any, *arguments: Any) -> Connection:
         """A process that calls `target` with its end of a pipe."""
@@ -57,7 +62,7 @@ class Workers:
 
     def make(self, case: Case) -> dict[str, list[float]]:
         """Set all variants of a case up; the losses of the first steps of each."""
-        pipes, text = [*self.torch, *self.jax], case.emitted()
+        pipes, text = self.pipes, case.emitted()
         for pipe in pipes:
             pipe.send(("make", case, text))
         found: dict[str, list[float]] = {}
@@ -68,7 +73,8 @@ class Workers:
 
     def seconds(self, case: Case, variant: str, steps: int) -> tuple[float, float]:
         """Seconds per step of the slowest device, and of the processors of all."""
-        pipes = self.jax if variant == "JAX" else self.torch[: case.devices]
+        alone = {"JAX": self.jax, "local": self.local}
+        pipes = alone.get(variant, self.torch[: case.devices])
         for pipe in pipes:
             pipe.send(("time", variant, steps))
         taken = [pipe.recv() for pipe in pipes]
@@ -76,7 +82,7 @@ class Workers:
 
     def stop(self) -> None:
         """End all processes."""
-        for pipe in (*self.torch, *self.jax):
+        for pipe in self.pipes:
             pipe.send(None)
         for process in self.processes:
             process.join()
@@ -108,6 +114,31 @@ def measure(workers: Workers, case: Case, rounds: int) -> Times:
     return found
 
 
+def machine() -> str:
+    """The processor, and how many GFLOP/s a core of it makes of a product of 1024 × 1024."""
+    import torch
+
+    torch.set_num_threads(1)
+    x = torch.ones(1024, 1024)
+    taken = []
+    for _ in range(10):
+        started = time.thread_time()
+        _ = x @ x
+        taken.append(time.thread_time() - started)
+    return f"{processor()}: {2 * 1024**3 / min(taken) / 1e9:.0f} GFLOP/s a core"
+
+
+def processor() -> str:
+    """The name of the processor, with its vendor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    known = dict(line.split(":", 1) for line in reversed(lines) if ":" in line)
+    found = {name.strip(): value.strip() for name, value in known.items()}
+    return ", ".join(found[n] for n in ("vendor_id", "model name") if n in found)
+
+
 def row(case: Case, found: Times) -> str:
     """The line of the table."""
     return f"{case.name:31}" + "".join(f"{cell(found, name):>20}" for name in COLUMNS)
@@ -134,6 +165,7 @@ def main() -> None:
     options = parser.parse_args()
     rounds = options.rounds or (5 if options.quick else 15)
     chosen = [c for c in cases(options.quick) if set(options.only) <= set(c.name.split())]
+    print(machine())
     print("milliseconds per step, median (times ours: by the clock, by processor time)")
     print(f"{'':31}" + "".join(f"{name:>20}" for name in COLUMNS))
     with tempfile.TemporaryDirectory() as folder:

@@ -14,6 +14,8 @@ from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source
 
 OPTIMIZERS = {"sgd": "sgd(lr=0.1)", "adamw": "adamw(lr=1e-3, weight_decay=0.01)"}
+LONG = 512
+"""Positions of the long sequences."""
 SGD_LR = 0.1
 BETAS = (0.9, 0.999)
 ADAMW: dict[str, Any] = {"lr": 1e-3, "eps": 1e-8, "weight_decay": 0.01}
@@ -90,7 +92,8 @@ class Case:
     def name(self) -> str:
         """What stands in the table."""
         width = self.sizes["hidden" if self.family == "mlp" else "model"]
-        return f"{self.family} {width:4} {self.parallel:6} {self.optimizer}"
+        long = " long" if self.sizes.get("seq") == LONG else ""
+        return f"{self.family} {width:4} {self.parallel:6} {self.optimizer}{long}"
 
     @property
     def devices(self) -> int:
@@ -114,7 +117,7 @@ class Case:
 def cases(quick: bool) -> list[Case]:
     """All of them, or a few for a first look."""
     parallels = ("tensor", "data") if quick else ("tensor", "data", "one")
-    widths = (64, 256) if quick else (64, 128, 256, 1024)
+    widths = (64, 256) if quick else (64, 128, 256, 1024, 2048)
     optimizers = ("sgd",) if quick else ("sgd", "adamw")
     mlps = [
         Case("mlp", parallel, optimizer, {"batch": 512, "hidden": width})
@@ -122,12 +125,20 @@ def cases(quick: bool) -> list[Case]:
         for width in widths
         for optimizer in optimizers
     ]
-    return mlps + [
-        Case("transformer", parallel, optimizer, transformer_sizes(model))
-        for parallel in parallels
-        for model in ((128,) if quick else (128, 256))
-        for optimizer in optimizers
-    ]
+    return (
+        mlps
+        + [
+            Case("transformer", parallel, optimizer, transformer_sizes(model))
+            for parallel in parallels
+            for model in ((128,) if quick else (128, 256))
+            for optimizer in optimizers
+        ]
+        + [
+            Case("transformer", parallel, "sgd", {**transformer_sizes(128), "seq": LONG})
+            for parallel in parallels
+            if not quick
+        ]
+    )
 
 
 def transformer_sizes(model: int) -> dict[str, int]:

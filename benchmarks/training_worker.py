@@ -32,6 +32,48 @@ def run_torch(pipe: Connection, rank: int, store: str) -> None:
     dist.destroy_process_group()
 
 
+def run_local(pipe: Connection) -> None:
+    """Be the local engine: a thread of this process for each device."""
+    import torch
+
+    from meshdsl.backends.engines.in_process import load
+    from meshdsl.backends.engines.local_devices import Devices
+    from meshdsl.backends.engines.local_dist import LocalDist
+
+    program: Any = None
+    given: list[tuple[dict[str, Any], ...]] = []
+
+    def run(steps: int) -> tuple[list[float], float, float]:
+        """The losses of all steps, and seconds and processor seconds of one."""
+        dist = LocalDist(program.MESH, program.GROUPS, {})
+        program.dist = dist
+        taken: list[tuple[float, float]] = []
+
+        def device(rank: int) -> list[Any]:
+            groups = dist.groups(rank)
+            torch.set_num_threads(1)  # no more processors than the others have
+            started, worked = time.perf_counter(), time.process_time()
+            found = [program.device(rank, groups, *given[rank])["loss"] for _ in range(steps)]
+            if rank == 0:
+                taken.append((time.perf_counter() - started, time.process_time() - worked))
+            return found
+
+        done = Devices(len(given), dist, device).run()
+        done.check()
+        (wall, worked) = taken[0]
+        return [float(x) for x in done.outputs[0]], wall / steps, worked / steps
+
+    while (asked := pipe.recv()) is not None:
+        kind, first, second = asked
+        if kind == "make":
+            program = load(second)
+            kinds = (program.INPUTS, program.PARAMS, program.STATES)
+            given = [tuple(tensors(program, k, r) for k in kinds) for r in range(first.devices)]
+            pipe.send({"local": run(CHECKED)[0]})
+            continue
+        pipe.send(run(second)[1:])
+
+
 def run_jax(pipe: Connection) -> None:
     """Be two devices of JAX."""
     from benchmarks.training_jax import configure
