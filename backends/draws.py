@@ -20,6 +20,8 @@ def draws(program: Program) -> dict[Value, Draw]:
 
 
 def _of_input(value: Value, bounds: dict[Value, int]) -> Draw:
+    if value.role == "seed":
+        return ("seed",)
     kind = value.type.dtype.kind
     if kind == "float":
         return ("normal", 1.0)

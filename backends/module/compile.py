@@ -17,6 +17,7 @@ from meshdsl.named import ir as named
 from meshdsl.named.build import finish_named
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.prelude import prelude
+from meshdsl.named.random import without_dropout
 from meshdsl.named.training import with_loss
 from meshdsl.named.vjp import with_vjp
 from meshdsl.pipeline import Compilation, lower_placed
@@ -63,6 +64,11 @@ class Compiler:
             assert cotangent.placement == outputs[name].placement, f"{name} is returned otherwise"
         whole = replace(program, body=(*cut.forward, *cut.backward))
         return emit_module(whole, cut, draws(self.program))
+
+    def evaluating(self) -> Compiler:
+        """The same without dropout; itself where there is none."""
+        drops = any(op.name == "dropout" for op in named.walk(self.program.body))
+        return replace(self, program=without_dropout(self.program)) if drops else self
 
     def _placed(self, program: named.Program) -> placed.Program:
         made = place(program, self.layout, self.policy, self.search)

@@ -21,7 +21,7 @@ from meshdsl.backends.module.compile import Compiler, compiler
 from meshdsl.backends.module.mesh import MeshRanks, check_same
 from meshdsl.backends.module.step import Step
 from meshdsl.backends.module.tensors import block, drawn, local_input, refuse_names
-from meshdsl.backends.runtime.values import Spec
+from meshdsl.backends.runtime.values import Spec, step_seed
 from meshdsl.diagnostics import fail
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ class ProgramModule(torch.nn.Module):
     ) -> None:
         super().__init__()
         self._runtime = _Runtime(compiled, ranks)
+        self._still: _Runtime | None = None
+        self._seed, self._calls = seed, 0
         specs = self._runtime.params
         refuse_names(params or {}, specs, "parameter", "MD0563")
         for name, spec in specs.items():
@@ -84,7 +86,10 @@ class ProgramModule(torch.nn.Module):
     def forward(self, /, *args: Any, **inputs: Any) -> Any:
         """The outputs of this device, of inputs in order or by name.
 
-        While the module is in training mode, what the program assigns by `:=` is updated.
+        While the module is in training mode, what the program assigns by `:=` is updated. After
+        `eval()` nothing is dropped. Random numbers depend on the input `seed`; one that is not
+        given is made of the module's seed and the number of this call, so every process has to make
+        the same calls.
 
         A plain tensor is this device's block of the input; a DTensor is resharded to it.
 
@@ -92,8 +97,9 @@ class ProgramModule(torch.nn.Module):
             ProgramError: an input is missing, unknown, of another shape or dtype (MD0561); an index
                 is out of range (MD0801).
         """
-        runtime = self._runtime
-        given = runtime.given(args, inputs)
+        runtime = self._runtime if self.training else self._evaluating()
+        given = runtime.given(args, inputs, step_seed(self._seed, self._calls))
+        self._calls += 1
         params = dict(self._own_parameters())
         runtime.check_params(params)
         wanted = _requiring(params), _requiring(given)
@@ -107,6 +113,13 @@ class ProgramModule(torch.nn.Module):
             if self.training:
                 self._put(state, new.detach())  # anew: the backward pass may read the old one
         return runtime.outputs_type(*found[:count])
+
+    def _evaluating(self) -> _Runtime:
+        """The runtime of the program without dropout."""
+        if self._still is None:
+            own, compiled = self._runtime, self._runtime.compiled.evaluating()
+            self._still = own if compiled is own.compiled else _Runtime(compiled, own.ranks)
+        return self._still
 
     def _own_parameters(self) -> Iterator[tuple[str, torch.Tensor]]:
         return ((name, self._param(name)) for name in self._runtime.params)
@@ -240,15 +253,19 @@ class _Runtime:
         refuse_names({name: None}, known, "input, output or parameter", "MD0561")
         return known[name]
 
-    def given(self, args: Sequence[Any], inputs: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """This device's block of every input, by name."""
+    def given(
+        self, args: Sequence[Any], inputs: Mapping[str, Any], seed: int
+    ) -> dict[str, torch.Tensor]:
+        """This device's block of every input, by name; `seed` is used where none is given."""
         names = list(self.inputs)
         form = f"call `module({', '.join(f'{n}=…' for n in names)})`"
         refuse_names(inputs, self.inputs, "input", "MD0561")
         if len(args) > len(names) or any(name in inputs for name in names[: len(args)]):
             message = f"{len(args)} inputs are given in order, and {len(inputs)} by name"
             fail("MD0561", f"the program has {len(names)} inputs; {message}", help=form)
-        found = {**dict(zip(names, args, strict=False)), **inputs}
+        seeds = [name for name, spec in self.inputs.items() if spec.draw == ("seed",)]
+        found = dict.fromkeys(seeds, torch.tensor(seed, device=self.ranks.where))
+        found |= {**dict(zip(names, args, strict=False)), **inputs}
         missing = [name for name in names if name not in found]
         if missing:
             listed = ", ".join(f"`{name}`" for name in missing)

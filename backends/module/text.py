@@ -63,7 +63,7 @@ class _ModuleEmitter(Emitter):
             "PARAM_GRADS": list(cut.params),
             "INPUT_GRADS": list(cut.inputs),
         }
-        draws = {v: draw for v, draw in self.draws.items() if v.role in ("input", "param")}
+        draws = {v: draw for v, draw in self.draws.items() if v.role in ("input", "seed", "param")}
         return module_head(program, draws, imports, tables)
 
     # --- the functions -------------------------------------------------------------------------

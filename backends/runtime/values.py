@@ -24,8 +24,9 @@ class Spec(NamedTuple):
     """A tensor: sizes of dims in order, the mesh axes that split them, how values are made up.
 
     Of several axes the outer one is first. `draw` is `("normal", std)`, `("uniform", a, b)`,
-    `("zeros",)`, `("ones",)`, `("below", n)` for integers from 0 to n - 1, or `("coin",)` for
-    booleans; `key` names another tensor whose values it begins with.
+    `("zeros",)`, `("ones",)`, `("below", n)` for integers from 0 to n - 1, `("coin",)` for
+    booleans, or `("seed",)` for the seed of the run; `key` names another tensor
+    whose values it begins with.
     """
 
     dtype: str
@@ -208,6 +209,10 @@ def drawn_part(
     values = np.empty(shape, kinds.get(spec.dtype, "f4"))
     if spec.draw[0] in ("zeros", "ones"):
         return np.full_like(values, spec.draw[0] == "ones")
+    if spec.draw[0] == "seed":
+        return np.reshape(
+            [step_seed(seed, n) if shape else seed for n in range(values.size)], shape
+        )
     digest = hashlib.blake2b(f"{seed}\0{spec.key or name}".encode(), digest_size=8).digest()
     key, flat = np.frombuffer(digest, "<u8").astype(np.uint64), values.reshape(-1)
     for start in range(0, flat.size, chunk):
@@ -217,6 +222,12 @@ def drawn_part(
         index = np.ravel_multi_index(here, [1, *spec.dims.values()])
         flat[start : start + chunk] = drawn(spec.draw, key, index)[: flat.size - start]
     return values
+
+
+def step_seed(seed: int, step: int) -> int:
+    """The seed of the random numbers of one step of a run, or of one of its batches."""
+    digest = hashlib.blake2b(f"{seed}\0step {step}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
 
 
 def drawn(how: tuple[Any, ...], key: Array, index: Array) -> Array:
@@ -233,12 +244,16 @@ def drawn(how: tuple[Any, ...], key: Array, index: Array) -> Array:
 
 
 def unit_interval(key: Array, counter: Array) -> Array:
-    """A number in [0, 1) for each counter: 53 random bits of splitmix64 (Steele et al. 2014)."""
+    """A number in [0, 1) for each counter: 53 random bits."""
+    return np.asarray((splitmix64(key, counter) >> np.uint64(11)) * 2.0**-53)
+
+
+def splitmix64(key: Array, counter: Array) -> Array:
+    """64 random bits for each counter (SplitMix64, Steele et al. 2014)."""
     bits = key + counter.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    bits = bits ^ (bits >> np.uint64(31))
-    return np.asarray((bits >> np.uint64(11)) * 2.0**-53)
+    return np.asarray(bits ^ (bits >> np.uint64(31)))
 
 
 def draw_part(

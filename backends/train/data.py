@@ -192,6 +192,7 @@ class Data:
 
 def open_data(files: DataFiles, inputs: Mapping[str, Spec], seed: int) -> Data:
     """The data of a run for a program with these inputs. Raises DiagnosticError."""
+    inputs = {name: spec for name, spec in inputs.items() if spec.draw != ("seed",)}
     times = max((spec.dims.get(files.accumulate or "", 1) for spec in inputs.values()), default=1)
     declared = {name: one_batch(spec, files.accumulate) for name, spec in inputs.items()}
     try:

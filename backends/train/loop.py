@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.backends.engines.ranks import Ranks
+from meshdsl.backends.runtime.values import draw_part, step_seed
 from meshdsl.backends.train.data import Batches, Data
 from meshdsl.backends.train.job import Ending, Event, Job, Tell, Trouble
 from meshdsl.backends.train.log import MetricsLog
@@ -47,10 +48,14 @@ class Control:
 
 
 class Feed:
-    """The local blocks of every batch on one device, as tensors."""
+    """The local blocks of every batch on one device, as tensors.
 
-    def __init__(self, program: Program, batches: Batches, ranks: Ranks) -> None:
+    The seed of a step is that of the run, hashed with the step.
+    """
+
+    def __init__(self, program: Program, batches: Batches, ranks: Ranks, seed: int) -> None:
         self.specs, self.batches, self.where = program.INPUTS, batches, ranks.where
+        self.seed = seed
         self.parts = {n: ranks.part(s) for n, s in self.specs.items()}
 
     def batch(self, step: int) -> dict[str, torch.Tensor]:
@@ -59,7 +64,11 @@ class Feed:
 
         found = {}
         for name, spec in self.specs.items():
-            block = self.batches.block(name, spec, step, self.parts[name])
+            part = self.parts[name]
+            if spec.draw == ("seed",):
+                block = draw_part(spec, name, step_seed(self.seed, step), part)
+            else:
+                block = self.batches.block(name, spec, step, part)
             found[name] = as_tensor(block, spec).to(self.where)
         return found
 
@@ -73,7 +82,7 @@ class Trainer:
         self.groups = ranks.groups(self.program.GROUPS)
         self.held = held = Held(self.program, job, data, ranks)
         self.notes = (*data.notes, *held.begin())
-        self.feed = Feed(self.program, data.training, ranks)
+        self.feed = Feed(self.program, data.training, ranks, job.seed)
         self.unit, self.amount = data.training.unit, data.training.amount
         self.held_out = data.held_out
         self.norm = getattr(self.program, "NORM", None)
@@ -203,7 +212,7 @@ class Trainer:
         assert program is not None
         assert self.held_out is not None
         scalars = [name for name, spec in program.OUTPUTS.items() if not spec.dims]
-        feed = Feed(program, self.held_out, self.ranks)
+        feed = Feed(program, self.held_out, self.ranks, self.job.seed)
         params, groups = self._params_of(program), self.ranks.groups(program.GROUPS)
         sums: Counter[str] = Counter()
         for batch in range(self.held_out.order.passes):

@@ -136,6 +136,8 @@ class Example:
         of_floats = (s for s in opdef.samples if _result(opdef, s)[0].dtype.kind == "float")
         sample = TELLING.get(opdef.name) or next(of_floats, opdef.samples[0])
         names = tuple(operands_of(opdef)) or ("x", "y", "z", "u")
+        if opdef.surface.seeded:
+            names = (*operands_of(opdef), "seed")
         outs = _result(opdef, sample)
         letters = ("x", "y", "z", "u", "v", "w", "t")
         names = names if len(names) >= len(sample.ins) else letters
@@ -161,7 +163,8 @@ class Example:
         tensors = ", ".join(self.names)
         if surface.items == "out":
             return f"{name}({tensors} -> [{_word(self.attrs['dims'])}])"
-        given = [f"{n}={_option(self.attrs[n])}" for n, d in surface.options if self.attrs[n] != d]
+        options = [(n, self.attrs.get(n, d), d) for n, d in surface.options]
+        given = [f"{n}={_option(value)}" for n, value, default in options if value != default]
         inside = ", ".join([*self.names, *given])
         inside += f" -> [{_word(self.attrs['dims'])}]" if surface.items == "filter" else ""
         return f"{name}{self._brackets()}" + (f"({inside})" if self._has_parentheses else "")

@@ -100,6 +100,13 @@ class _Cumsum(Protocol):
 class _Div(Protocol):
     def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
 
+class _DropoutApplied(Protocol):
+    def __call__(self, x: Operand, /, rate: float | Any, seed: Operand | None = ...) -> Tensor: ...
+
+class _Dropout(Protocol):
+    def __getitem__(self, dims: _Dims, /) -> _DropoutApplied: ...
+    def __call__(self, x: Operand, /, rate: float | Any, seed: Operand | None = ...) -> Tensor: ...
+
 class _Einsum(Protocol):
     def __call__(self, *tensors: Operand, out: Sequence[Dim]) -> Tensor: ...
 
@@ -221,6 +228,13 @@ class _Ne(Protocol):
 class _Neg(Protocol):
     def __call__(self, x: Operand, /) -> Tensor: ...
 
+class _NormalApplied(Protocol):
+    def __call__(self, seed: Operand | None = ..., std: float | Any = ..., dtype: DType | str = ...) -> Tensor: ...
+
+class _Normal(Protocol):
+    def __getitem__(self, dims: _Dims, /) -> _NormalApplied: ...
+    def __call__(self, *numbers: float) -> Form: ...
+
 class _OneHotApplied(Protocol):
     def __call__(self, x: Operand, /, dtype: DType | str = ...) -> Tensor: ...
 
@@ -273,6 +287,12 @@ class _Roll(Protocol):
 
 class _Rsqrt(Protocol):
     def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _SampleApplied(Protocol):
+    def __call__(self, logits: Operand, seed: Operand = ..., temperature: Operand = ...) -> Tensor: ...
+
+class _Sample(Protocol):
+    def __getitem__(self, dims: _Dims, /) -> _SampleApplied: ...
 
 class _ShiftApplied(Protocol):
     def __call__(self, x: Operand, /, by: float | Any) -> Tensor: ...
@@ -329,6 +349,13 @@ class _Top2GatingApplied(Protocol):
 class _Top2Gating(Protocol):
     def __getitem__(self, dims: _Dims, /) -> _Top2GatingApplied: ...
 
+class _UniformApplied(Protocol):
+    def __call__(self, seed: Operand | None = ..., dtype: DType | str = ...) -> Tensor: ...
+
+class _Uniform(Protocol):
+    def __getitem__(self, dims: _Dims, /) -> _UniformApplied: ...
+    def __call__(self, *numbers: float) -> Form: ...
+
 class _UpconvApplied(Protocol):
     def __call__(self, x: Operand, y: Operand, /, stride: float | Any = ..., pad: str | Any = ..., dilation: float | Any = ..., *, out: Sequence[Dim] | None = ...) -> Tensor: ...
 
@@ -368,6 +395,7 @@ cross_entropy: _CrossEntropy
 cumprod: _Cumprod
 cumsum: _Cumsum
 div: _Div
+dropout: _Dropout
 einsum: _Einsum
 elu: _Elu
 eq: _Eq
@@ -400,6 +428,7 @@ minimum: _Minimum
 mul: _Mul
 ne: _Ne
 neg: _Neg
+normal: _Normal
 one_hot: _OneHot
 ones: _Ones
 pad: _Pad
@@ -410,6 +439,7 @@ reverse: _Reverse
 rms_norm: _RmsNorm
 roll: _Roll
 rsqrt: _Rsqrt
+sample: _Sample
 shift: _Shift
 sigmoid: _Sigmoid
 sign: _Sign
@@ -424,14 +454,13 @@ sub: _Sub
 sum: _Sum
 tanh: _Tanh
 top2_gating: _Top2Gating
+uniform: _Uniform
 upconv: _Upconv
 where: _Where
 window: _Window
 zeros: _Zeros
 glorot: _Initialiser
 he: _Initialiser
-normal: _Initialiser
-uniform: _Initialiser
 adafactor: _Optimizer
 adam: _Optimizer
 adamw: _Optimizer
@@ -462,6 +491,7 @@ __all__ = [
     "cumprod",
     "cumsum",
     "div",
+    "dropout",
     "einsum",
     "elu",
     "eq",
@@ -510,6 +540,7 @@ __all__ = [
     "rms_norm",
     "roll",
     "rsqrt",
+    "sample",
     "sgd",
     "shift",
     "sigmoid",

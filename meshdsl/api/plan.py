@@ -284,6 +284,8 @@ class Plan(Looks):
     def _inputs(self, args: Sequence[Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Every input by name; refuse missing and unknown ones."""
         names = [v.label for v in self.named.inputs]
+        seeds = [v.label for v in self.named.inputs if v.role == "seed"]
+        inputs = {**{n: 0 for n in seeds if n not in names[: len(args)]}, **inputs}
         given = {**dict(zip(names, args, strict=False)), **inputs}
         if len(args) <= len(names) and len(given) == len(args) + len(inputs):
             if given.keys() == set(names):

@@ -52,6 +52,7 @@ def signature_of(name: str) -> inspect.Signature:
     kind = inspect.Parameter.KEYWORD_ONLY if high is None else OPTION
     for option, default in opdef.surface.options:
         shown = inspect.Parameter.empty if default in (..., None) else default
+        shown = None if option == "seed" else shown
         shown = shown.name if isinstance(shown, DType) else shown
         found.append(inspect.Parameter(option, kind, default=shown))
     if opdef.surface.items in ("out", "filter"):
@@ -97,7 +98,8 @@ def operands_of(opdef: OpDef) -> list[str]:
     function = prelude().functions.get(opdef.name)
     if function is not None:
         return [p.name.text for p in function.params]
-    return ["x", "y", "z", "u", "v", "w"][: opdef.surface.arity[1] or 0]
+    low, high = opdef.surface.arity
+    return ["x", "y", "z", "u", "v", "w"][: low if opdef.surface.seeded else high or 0]
 
 
 def describe(name: str) -> str:
@@ -237,6 +239,8 @@ def _typed_one(p: inspect.Parameter) -> str:
 def _option_type(name: str, default: Any) -> str:
     if name == "out":
         return "Sequence[Dim]" if default is inspect.Parameter.empty else "Sequence[Dim] | None"
+    if name == "seed":
+        return "Operand | None"
     if name == "dtype" or isinstance(default, DType):
         return "DType | str"
     return "str | Any" if isinstance(default, str) else "float | Any"

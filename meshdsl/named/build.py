@@ -100,9 +100,10 @@ def finish_named(
 ) -> Program:
     """Retype, verify and simplify a built program; with `minimize`, make its training step.
 
-    `spoken` are the names of tensors that layouts speak of: they stay. With None, attention is
-    written in primitives.
+    Where that is only to be evaluated, it has no dropout. `spoken` are the names of tensors that
+    layouts speak of: they stay. With None, attention is written in primitives.
     """
+    from meshdsl.named.random import without_dropout
     from meshdsl.named.retype import retype
     from meshdsl.named.training import training_step, with_loss
 
@@ -112,7 +113,7 @@ def finish_named(
     if program.goal is None:
         return program
     if evaluate:
-        return replace(with_loss(program), goal=None, updates=())
+        return replace(with_loss(without_dropout(program)), goal=None, updates=())
     return _simplified(training_step(program, measured), spoken)
 
 

@@ -46,11 +46,15 @@ class TooLarge(DiagnosticError):
 
 @dataclass(slots=True)
 class Frame:
-    """A loop being built, or the whole program (`dim` None): its nodes and its slices so far."""
+    """A loop being built, or the whole program (`dim` None): its nodes and its slices so far.
+
+    `indices` are the indices of all its iterations, a tensor outside, once one of them is read.
+    """
 
     dim: Dim | None
     body: list[Node] = field(default_factory=list)
     stacked: dict[Value, Value] = field(default_factory=dict)
+    indices: Value | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +205,14 @@ class Builder:
             self.place(inside, depth)
             frame.stacked[outer] = inside
         return frame.stacked[outer]
+
+    def loop_indices(self, span: Span, scope: Scope) -> tuple[Value, ...]:
+        """The index of the current iteration of each loop around, from the outermost on."""
+        for depth, frame in list(enumerate(self.frames))[1:]:
+            if frame.indices is None:
+                with self.at(depth - 1):
+                    frame.indices = self.emit("iota", (), {"dim": frame.dim}, span, scope)[0]
+        return tuple(self.reach(f.indices) for f in self.frames[1:] if f.indices is not None)
 
     def stacks(self, frame: Frame) -> tuple[Stacked[Value], ...]:
         """The slices that a finished loop takes of tensors from outside."""

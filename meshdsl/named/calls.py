@@ -63,6 +63,8 @@ class Calls:
         if name in scope.declarations.functions and not self._is_of_library(name, scope):
             self._note_shadowing(scope.declarations.functions[name], node)
             return self.inline(scope.declarations.functions[name], node, scope)
+        if name == "run_seed" and scope.declarations is prelude():
+            return (self.program.streams.seed(node.span),)
         if name == "grad":
             return self.program.goals.grad(node, scope)
         if row_of(name) is not None and is_foreign(node):
@@ -142,12 +144,16 @@ class Calls:
             self.program.expressions.as_value(x, dtype, s, scope)
             for x, s in zip(arguments.operands, arguments.spans, strict=True)
         )
+        if opdef.surface.seeded:
+            values, attrs = self.program.streams.drawing(
+                opdef, values, attrs, arguments.spans, node, scope
+            )
         if opdef.bind is not None:
             try:
                 attrs = dict(opdef.bind(attrs, tuple(v.type for v in values)))
             except OpError as error:
                 fail(error.code, error.message, node.span, help=error.help)
-        spans = tuple(arguments.spans)
+        spans = (*arguments.spans, *[node.span] * len(values))[: len(values)]
         return self.builder.emit(opdef.name, values, attrs, node.span, scope, spans)
 
     def _arguments(self, opdef: OpDef, node: ast.Call, scope: Scope) -> Arguments:
@@ -165,6 +171,8 @@ class Calls:
                 found.options[names[given]] = option_value(operand, arg.span)
                 given += 1
                 continue
+            if opdef.surface.seeded and full and "seed" in names:
+                names.remove("seed")  # this one
             found.operands.append(operand)
             found.spans.append(arg.span)
         found.options.update(options)
@@ -176,6 +184,8 @@ class Calls:
         """The name and the value of an option."""
         evaluate = partial(self.program.expressions.evaluate, keyword.value, scope)
         _, operand = both(partial(_check_option, opdef, keyword.name), evaluate)
+        if opdef.surface.seeded and keyword.name.text == "seed":
+            return "seed", operand
         return keyword.name.text, option_value(operand, keyword.value.span)
 
     def _items(self, opdef: OpDef, node: ast.Call, scope: Scope) -> dict[str, Any]:
@@ -474,7 +484,7 @@ def _only_group(opdef: OpDef, node: ast.Call, scope: Scope) -> tuple[Dim, ...] |
 
 def _changes_nothing(opdef: OpDef, attrs: Mapping[str, Any], operand: Value) -> bool:
     """Whether a reduction over no dims is its operand; `argmax` is an index even then."""
-    if attrs["dims"]:
+    if attrs["dims"] or opdef.surface.seeded:
         return False
     try:
         return opdef.infer((operand.type,), attrs) == (operand.type,)

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 LATER = {
     "top_k": "MD0901",
-    "normal": "MD0901",
-    "uniform": "MD0901",
-    "dropout": "MD0901",
 }
 """Operators of the language that are parsed but not built yet, and the code that reports it."""
 

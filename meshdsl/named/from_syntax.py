@@ -36,6 +36,7 @@ from meshdsl.named.ir import Init, Output, Pin, Program, Value
 from meshdsl.named.loops import Loops, assigned, targets
 from meshdsl.named.optimizers import Goals
 from meshdsl.named.params import finish_params
+from meshdsl.named.random import Streams
 from meshdsl.named.refused import Refusals
 from meshdsl.named.sizes import as_float
 from meshdsl.named.states import States
@@ -70,6 +71,7 @@ class ProgramBuilder:
         self.refused = Refusals(self)
         self.goals = Goals(self)
         self.states = States(self)
+        self.streams = Streams(self)
         self.inputs: list[Value] = []
 
     def build(self, node: ast.Program) -> Program:
@@ -85,7 +87,8 @@ class ProgramBuilder:
         params = tuple(p for p in self.builder.params)
         body = tuple(frame.body)
         finished = finish_params(params, body)
-        made = (tuple(self.inputs), finished, body, outputs, node.name.span)
+        inputs = (*self.inputs, *self.streams.seeds)
+        made = (inputs, finished, body, outputs, node.name.span)
         return Program(node.name.text, *made, updates=updates, goal=self.goals.goal)
 
     # --- inputs and outputs ------------------------------------------------------------------

@@ -32,8 +32,9 @@ class Value:
     subexpression.
     `path` has the instance names of the calls it was made inside, outermost first; `functions`,
     in parallel, the names of the `def`s.
-    `role` is `activation`, `input`, `param`, `grad` (the gradient of a parameter) or `state` (of an
-    optimizer, and the intermediate values of its update).
+    `role` is `activation`, `input`, `seed` (an input that every run brings by itself), `param`,
+    `grad` (the gradient of a parameter) or `state` (of an optimizer, and the intermediate values of
+    its update).
     `follows` is the tensor whose rules bind this one too: for a gradient, the tensor it is the
     gradient of; for a state, its parameter.
     `declared` are the names of the dims that the program gives it, where it has others: a loop adds

@@ -68,7 +68,7 @@ class _Named(Printer[Value]):
         pins = "".join(f" @{p.dim}:{'+'.join(p.axes) or 'none'}" for p in value.pins)
         dims = value.declared
         known_by = "" if dims in (None, value.type.names) else f" as [{', '.join(dims or ())}]"
-        plain = value in self.entered or value.role in ("activation", "input")
+        plain = value in self.entered or value.role in ("activation", "input", "seed")
         role = "" if plain else f" {value.role}"
         follows = value.follows
         whose = f" of {self.numbers[follows]}" if follows in self.numbers else ""

@@ -293,6 +293,8 @@ class Surface:
     left out); `slide` (`h by 3 -> ho`, windows of any size); `view` (only through a view).
     arity: least and most number of tensors, None for any number. `options`: names of constant
     arguments, in order, with defaults (they may be given by position after the tensors).
+    `seeded`: the last tensor is a seed, which may be left out or be the option `seed`; the indices
+    of the loops around follow it, and the attribute `stream` names the call.
     """
 
     items: Literal[
@@ -300,6 +302,7 @@ class Surface:
     ]
     arity: tuple[int, int | None]
     options: tuple[tuple[str, Any], ...] = ()
+    seeded: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,8 @@ def _apply(opdef: OpDef, sample: Sample, tensors: list[Any], dims: dict[str, api
     attrs = dict(sample.attrs)
     options = {n: _option(attrs[n]) for n, _ in opdef.surface.options if n in attrs}
     operator = getattr(md, opdef.name)
+    if opdef.surface.seeded:  # the indices of loops follow its seed
+        tensors = tensors[: opdef.surface.arity[1]]
     if opdef.surface.items == "out":
         return operator(*tensors, out=[dims[d.name] for d in attrs["dims"]])
     items = _brackets(opdef, attrs, dims)

@@ -70,8 +70,8 @@ def test_gradients_cannot_be_called_by_name() -> None:
     assert {lookup(n).surface.items for n in made} == {"view"}
 
 
-NO_AUTOGRAD = {"silu_grad"}
-"""Kernels that torch cannot differentiate."""
+NO_AUTOGRAD = {"silu_grad", "dropout"}
+"""Kernels, or texts, that torch cannot differentiate."""
 
 # --- cases ------------------------------------------------------------------------------------
 

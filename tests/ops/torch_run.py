@@ -10,7 +10,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from meshdsl.backends.runtime import attention, indices, sliding, softmax, updates
+from meshdsl.backends.runtime import (
+    attention,
+    indices,
+    random,
+    random_blocks,
+    sliding,
+    softmax,
+    updates,
+)
 from meshdsl.backends.torch.call import TorchText
 from meshdsl.ir.types import F32, F64, DType, TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature
@@ -26,7 +34,11 @@ TORCH = {
 }
 
 
-SUPPORT = {**vars(attention), **vars(indices), **vars(sliding), **vars(softmax), **vars(updates)}
+SUPPORT = {
+    name: found
+    for module in (attention, indices, random, random_blocks, sliding, softmax, updates)
+    for name, found in vars(module).items()
+}
 """The support functions that operators use."""
 
 

@@ -1,0 +1,225 @@
+"""Random numbers: `uniform`, `normal`, `dropout`.
+
+A call draws from a stream of its own: that of its attribute `stream` (its name in the program), its
+seed and the indices of the loops around it, which are its last operands. An element's number is
+that of its index in the whole tensor, so no placement changes it, and the backward pass draws it
+again. (`backends/runtime/random.py`; Salmon et al. 2011.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshdsl.backends.runtime.random import keeping, normal_of, stream_key, uniform_of
+from meshdsl.backends.runtime.values import splitmix64
+from meshdsl.ir.types import F32, I32, I64, Dim, TensorType
+from meshdsl.named.ir import Value
+from meshdsl.ops.build import (
+    BATCH,
+    HIDDEN,
+    SEQ,
+    Array,
+    align,
+    need_dims,
+    need_distinct,
+    need_kind,
+    plain,
+    sample,
+    tensor,
+)
+from meshdsl.ops.gradients import with_dims
+from meshdsl.ops.opdef import (
+    Attrs,
+    Backward,
+    NumpyCall,
+    OpDef,
+    OpError,
+    Surface,
+    TorchCall,
+    register,
+)
+from meshdsl.ops.text import aligned, tuple_text
+
+
+def stream_number(name: str) -> int:
+    """The stream of a call as a signed number of 64 bits."""
+    digest = hashlib.blake2b(name.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def _drawn(call: NumpyCall, numbers: Sequence[Array], how: Callable[[Array], Array]) -> Array:
+    """What `how` makes of the int32 words of this part; `numbers` are the seed and the indices."""
+    dims: tuple[Dim, ...] = call.attrs["dims"]
+    rows = np.zeros((), np.int64)
+    for dim in dims[:-1]:
+        own = np.arange(call.extent(dim.name)) + call.offset(dim.name)
+        rows = rows[..., None] * dim.size + own
+    pairs = (dims[-1].size + 1) // 2 if dims else 1
+    key = np.array(stream_key(stream_number(call.attrs["stream"]), *numbers)).astype(np.uint64)
+    bits = splitmix64(key, rows[..., None] * pairs + np.arange(pairs))
+    whole = how(bits.astype("<u8").view("<i4"))
+    if not dims:
+        return np.asarray(whole[0])
+    first = call.offset(dims[-1].name)
+    return np.asarray(whole[..., first : first + call.extent(dims[-1].name)])
+
+
+def _block_text(call: TorchCall, numbers: Sequence[str]) -> str:
+    """The arguments that tell a function of the runtime which numbers to draw."""
+    dims: tuple[Dim, ...] = call.attrs["dims"]
+    stream = str(stream_number(call.attrs["stream"]))
+    key = f"{call.use('stream_key')}({', '.join((stream, *numbers))})"
+    starts = tuple_text([call.offset(d.name) for d in dims])
+    return f"{key}, {tuple_text([d.size for d in dims])}, {starts}"
+
+
+# --- uniform and normal --------------------------------------------------------------------------
+
+
+def _maker(
+    name: str,
+    how: Callable[[Array, object], Array],
+    options: tuple[tuple[str, Any], ...],
+    meaning: str,
+) -> None:
+    """Register a maker of random numbers, which `how` of the runtime makes of words."""
+
+    def infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+        del ins
+        need_distinct(name, attrs["dims"])
+        found = TensorType(attrs["dims"], attrs["dtype"])
+        if found.dtype.kind != "float":
+            help = f"leave the dtype out, and convert: `cast({name}[…](), {found.dtype})`"
+            raise OpError("MD0202", f"`{name}` makes floats, not {found.dtype}", help)
+        return (found,)
+
+    def numpy(call: NumpyCall, *numbers: Array) -> Array:
+        found = _drawn(call, numbers, lambda words: how(words, np))
+        return np.asarray(found * float(call.attrs.get("std", 1.0)))
+
+    def torch(call: TorchCall) -> str:
+        numbers, out = _block_text(call, call.args), call.outs[0]
+        made = f"{call.use('random_numbers')}({call.use(how.__name__)}, {numbers}, {call.shape(0)})"
+        std = float(call.attrs.get("std", 1.0))
+        scaled = made if std == 1 else f"{made} * {std!r}"
+        return scaled if out.dtype == F32 else f"({scaled}).to({out.dtype.torch})"
+
+    seed, index = tensor(dtype=I64), tensor(dtype=I32)
+    shapes = (
+        ((BATCH, HIDDEN), (seed,)),
+        ((SEQ, BATCH, HIDDEN), (seed, index)),
+        ((SEQ,), (index,)),
+        ((), (seed,)),
+    )
+    attrs = {k: v for k, v in options if k != "seed"}
+    register(
+        OpDef(
+            name,
+            Surface("maker", (0, 1), options, seeded=True),
+            infer,
+            plain(),
+            numpy,
+            torch,
+            tuple(sample(*numbers, dims=dims, **attrs, stream=name) for dims, numbers in shapes),
+            exact=False,
+            meaning=meaning,
+        )
+    )
+
+
+_maker(
+    "uniform",
+    uniform_of,
+    (("seed", None), ("dtype", F32)),
+    "Random numbers between 0 and 1, neither of them, with the dims in brackets. They depend on "
+    "the seed, the call and the index, and on no layout; without a seed, on that of the run, in "
+    "training also on the step.",
+)
+_maker(
+    "normal",
+    normal_of,
+    (("seed", None), ("std", 1.0), ("dtype", F32)),
+    "Normal random numbers of mean 0 and standard deviation `std`, with the dims in brackets. They "
+    "depend on the seed, the call and the index, as those of `uniform` do.",
+)
+
+# --- dropout -------------------------------------------------------------------------------------
+
+
+def _dropout_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    need_kind("dropout", "float", ins[0])
+    need_dims("dropout", ins[0], attrs["dims"])
+    rate = attrs["rate"]
+    if not (isinstance(rate, int | float) and 0 <= rate <= 1):
+        help = "write the share that becomes 0: `dropout(x, 0.1)`"
+        raise OpError("MD0230", f"the rate of `dropout` is {rate}, and not from 0 to 1", help)
+    return (ins[0],)
+
+
+def _dropout_numpy(call: NumpyCall, x: Array, *numbers: Array) -> Array:
+    last, factor = keeping(call.attrs["rate"])
+    factors = _drawn(call, numbers, lambda words: np.where(words <= last, factor, 0.0))
+    drawn = TensorType(call.attrs["dims"], call.ins[0].dtype)
+    return np.asarray(x * align(factors, drawn, call.ins[0].dims))
+
+
+def _dropout_text(call: TorchCall) -> str:
+    """`dropped` on the operand; where its dims are others, on ones that it is multiplied by."""
+    x, dims, dtype = call.ins[0], call.attrs["dims"], call.ins[0].dtype
+    numbers, rate = _block_text(call, call.args[1:]), float(call.attrs["rate"])
+    names = tuple(d.name for d in dims)
+    dropped = call.use("dropped")
+    if names == x.names:
+        return f"{dropped}({call.tensor(0)}, {rate}, {numbers})"
+    wide = dtype if dtype.bytes > F32.bytes else F32
+    ones = f"torch.ones({tuple_text([call.extent(n) for n in names])}, dtype={wide.torch})"
+    factors = call.let("factors", f"{dropped}({ones}, {rate}, {numbers})")
+    made = f"{call.tensor(0)} * {aligned(factors, names, x.names)}"
+    return made if wide == dtype else f"({made}).to({dtype.torch})"
+
+
+def _dropout_gradient(call: Backward) -> Mapping[int, Value]:
+    """The same elements of the cotangent, drawn again."""
+    numbers = [call.operand(i) for i in range(1, len(call.ins))]
+    grad = with_dims(call, *call.attrs["dims"])
+    return {0: call.emit("dropout", grad, *numbers, **call.attrs)}
+
+
+register(
+    OpDef(
+        "dropout",
+        Surface("dims?", (1, 2), (("rate", ...), ("seed", None)), seeded=True),
+        _dropout_infer,
+        plain(linear=[[0]], monotone=[0]),
+        _dropout_numpy,
+        _dropout_text,
+        (
+            sample(
+                tensor(BATCH, HIDDEN),
+                tensor(dtype=I64),
+                dims=(BATCH, HIDDEN),
+                rate=0.5,
+                stream="dropout",
+            ),
+            sample(
+                tensor(SEQ, BATCH, HIDDEN),
+                tensor(dtype=I64),
+                tensor(dtype=I32),
+                dims=(HIDDEN, SEQ),
+                rate=0.25,
+                stream="dropout",
+            ),
+            sample(tensor(SEQ), tensor(dtype=I32), dims=(SEQ,), rate=0.75, stream="dropout"),
+        ),
+        exact=False,
+        gradient=_dropout_gradient,
+        meaning="Each element becomes 0 with probability `rate`, or else `1 / (1 - rate)` times "
+        "itself (Srivastava et al. 2014). With dims in brackets, one decision is taken for each of "
+        "their indices, for all of the others. Which become 0 depends on the seed, the call and "
+        "the index, as the numbers of `uniform` do.",
+    )
+)
