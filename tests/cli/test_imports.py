@@ -74,3 +74,9 @@ def test_nothing_heavy_is_imported(command: str, tmp_path: Path) -> None:
     assert "meshdsl" in loaded
     assert not set(loaded) & set(HEAVY)
     assert command in SEARCHING or "highspy" not in loaded
+
+
+def test_the_package_is_the_command() -> None:
+    command = [sys.executable, "-m", "meshdsl", "check", str(MLP)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("fine (1 program, 2 expectations)\n")
