@@ -83,13 +83,14 @@ class Group:
 
 def perform(calls: list[Call]) -> None:
     """Compute one collective for all members, whose calls come in rank order."""
+    if calls[0].leaves is not None:
+        _exchange(calls)
+        return
     {
         "all_reduce": _all_reduce,
         "all_gather": _all_gather,
         "reduce_scatter": _reduce_scatter,
         "all_to_all": _all_to_all,
-        "permute": _exchange,
-        "halo": _exchange,
     }[calls[0].kind](calls)
 
 
@@ -165,12 +166,15 @@ class Sent(NamedTuple):
     size: int
     payload: int
     line: int
+    exchanged: bool = False
 
     @property
     def wire_bytes(self) -> int:
         """Bytes that a ring algorithm sends from this device, by the compiler's own formula."""
         from meshdsl.placed.collectives import COLLECTIVES
 
+        if self.exchanged:
+            return self.payload
         return COLLECTIVES[self.kind].wire(self.size, self.payload)
 
 
@@ -279,16 +283,16 @@ class LocalDist:
         input_split_sizes: list[int] | None = None,
         *,
         group: Member,
-    ) -> None:
+        async_op: bool = False,
+    ) -> Work | None:
         """Send the i-th block of `tensor` along its first dim to member i.
 
         With sizes, blocks have these: a step of the name of the calling function.
         """
         if input_split_sizes is None:
-            self._meet(group, "all_to_all", "", tensor, output)
-            return
-        kind = sys._getframe(1).f_code.co_name
-        self._meet(group, kind, "", tensor, output, tuple(input_split_sizes))
+            return self._meet(group, "all_to_all", "", tensor, output, async_op=async_op)
+        kind = sys._getframe(1).f_code.co_name.removesuffix("_start").removesuffix("_uneven")
+        return self._meet(group, kind, "", tensor, output, tuple(input_split_sizes), async_op)
 
     def end(self, rank: int, failed: bool) -> None:
         """Record that a device has ended, with an error or normally."""
@@ -371,7 +375,7 @@ class LocalDist:
         if call.leaves is not None and payload:
             payload -= payload * call.leaves[meeting.ranks.index(rank)] // sum(call.leaves)
         about = (call.kind, call.op, meeting.axes, len(meeting.ranks), payload, call.line)
-        self.sent[rank][Sent(*about)] += 1
+        self.sent[rank][Sent(*about, call.leaves is not None)] += 1
 
     def _fall_asleep(self, meeting: Meeting) -> None:
         if meeting.holder not in self._failed and self._failed.isdisjoint(meeting.absent):

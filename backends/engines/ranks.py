@@ -131,8 +131,13 @@ class Ranks:
         if group is None:
             axes, group = tuple(self.mesh), self.world
         whole = block.new_empty(tuple(spec.dims.values()))
-        for rank, part in zip(self.members(axes), self._gather(block, group), strict=True):
-            whole[local_part(spec, self.mesh, rank)] = part
+        parts = [local_part(spec, self.mesh, rank) for rank in self.members(axes)]
+        # Blocks may differ in size; they are sent as large as the largest.
+        largest = [max(_shape(p)[i] for p in parts) for i in range(block.dim())]
+        padded = block.new_zeros(largest)
+        padded[tuple(slice(n) for n in block.shape)] = block
+        for part, found in zip(parts, self._gather(padded, group), strict=True):
+            whole[part] = found[tuple(slice(n) for n in _shape(part))]
         return whole
 
     def whole_on_first(self, spec: Spec, block: torch.Tensor) -> torch.Tensor | None:
@@ -146,14 +151,15 @@ class Ranks:
         parts = [local_part(spec, self.mesh, r) for r in range(math.prod(self.mesh.values()))]
         senders = sorted({parts.index(part) for part in parts})
         if self.rank:
-            if self.rank in senders:
+            if self.rank in senders and block.numel():
                 self.dist.send(_numbers(block), 0)
             return None
         whole = torch.empty([*spec.dims.values()], dtype=block.dtype, device="cpu")
         whole[parts[0]] = block.cpu()
         for sender in senders[1:]:
-            found = torch.empty_like(block)
-            self.dist.recv(_numbers(found), sender)
+            found = block.new_empty(_shape(parts[sender]))
+            if found.numel():
+                self.dist.recv(_numbers(found), sender)
             whole[parts[sender]] = found.cpu()
         return whole
 
@@ -163,6 +169,11 @@ class Ranks:
         gather = getattr(self.dist, "all_gather_single", None) or self.dist.all_gather_into_tensor
         gather(_numbers(found), _numbers(block.contiguous()), group=group)
         return found
+
+
+def _shape(part: tuple[slice, ...]) -> tuple[int, ...]:
+    """The shape of a block."""
+    return tuple(p.stop - p.start for p in part)
 
 
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:

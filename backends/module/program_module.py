@@ -305,7 +305,12 @@ def _as_dtensors(
         if prefix + name in state:
             local = state[prefix + name].detach()
             placements = ranks.placements(name, spec)
-            state[prefix + name] = DTensor.from_local(local, ranks.device_mesh, placements)
+            # DTensor would take all blocks to be as large as this one.
+            shape = torch.Size(spec.dims.values())
+            stride = torch.empty(shape, device="meta").stride()
+            state[prefix + name] = DTensor.from_local(
+                local, ranks.device_mesh, placements, shape=shape, stride=stride
+            )
 
 
 @told

@@ -59,6 +59,7 @@ class DTensorText(Peer):
     taken = frozenset({*NAMES.split(), *_SUPPORT})
     notation = "dtensor"
     system = "torch DTensor"
+    uneven = "DTensor's are the same"
     returns = "The outputs as DTensors; arguments are whole tensors by name."
     support = _SUPPORT
 

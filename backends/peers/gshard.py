@@ -21,6 +21,7 @@ NAMES = tuple("replicate split mesh_split tile partial_tile mesh arange array em
 class _GShard(Notation):
     taken = frozenset({*NAMES, *load_all()})
     system = "GShard's annotations (xla_sharding)"
+    uneven = "GShard pads all to one size"
 
     def top(self) -> None:
         self.out.comment("a partial value has no annotation: it is reduced where it appears")

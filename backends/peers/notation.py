@@ -56,11 +56,13 @@ def _entry(type_: TensorType, p: Placement, axis: str, mesh: Mesh) -> Entry:
 class Notation(Walk):
     """Writes a placed program; a subclass has the text of each statement.
 
-    `taken` are names with a meaning in the notation, `system` is whose it is, for readers.
+    `taken` are names with a meaning in the notation, `system` is whose it is, for readers,
+    and `uneven` what that makes of a dim that does not divide.
     """
 
     taken: frozenset[str] = frozenset()
     system = ""
+    uneven = ""
     phases = True
 
     def __init__(self, source: placed.Program) -> None:
@@ -96,6 +98,21 @@ class Notation(Walk):
         self.out.comment(
             f"mesh {mesh}, layout {layout}, partial values reduced: {self.source.policy}"
         )
+        dims = self._uneven_dims()
+        if dims and self.uneven:
+            self.out.comment(
+                f"of {', '.join(dims)} devices have blocks of several sizes here: ceil"
+            )
+            self.out.comment(f"of the quotient, the last ones short; {self.uneven}")
+
+    def _uneven_dims(self) -> list[str]:
+        """The dims whose blocks differ in size."""
+        found: dict[str, None] = {}
+        for tensor in self.source.tensors:
+            type_, p = tensor.value.type, tensor.placement
+            dims = (d.name for d in type_.dims if p.is_uneven(d.name, d.size, self.mesh))
+            found.update(dict.fromkeys(dims))
+        return list(found)
 
     def variables(self) -> list[Var]:
         """Inputs, parameters, states, and variables of statements and iterations, in order."""

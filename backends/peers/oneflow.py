@@ -39,6 +39,7 @@ class OneFlowText(Peer):
     taken = frozenset({"flow", "F", "placement", *_SUPPORT})
     notation = "oneflow"
     system = "OneFlow global tensors"
+    uneven = "OneFlow's are balanced, the remainder one each on the first"
     arguments = "inputs, params"
     returns = "The outputs as global tensors; arguments are whole numpy arrays."
     support = _SUPPORT

@@ -120,16 +120,20 @@ def permute(
     before: dict[str, tuple[str, ...]],
     after: dict[str, tuple[str, ...]],
     groups: dict[str, Any],
+    shape: tuple[int, ...] | None = None,
 ) -> torch.Tensor:
-    """Pass blocks on: `x` is the block under the splits `before`, the result that under `after`."""
+    """Pass blocks on: `x` is the block under the splits `before`, the result that under `after`.
+
+    `shape` is that of the result where it may be another than that of `x`.
+    """
     moved = {axis for s in (before, after) for axes in s.values() for axis in axes}
     axes = tuple(axis for axis in mesh if axis in moved)
     members = next(ranks for ranks in group_members(mesh, axes) if rank in ranks)
     sources = [source_rank(mesh, member, before, after) for member in members]
     sent = as_numbers(x.contiguous())
-    received = torch.empty_like(sent)
+    received = sent.new_empty(x.shape if shape is None else shape)
     arrives, leaves = ([0] * len(members) for _ in range(2))
-    arrives[members.index(sources[members.index(rank)])] = sent.numel()
+    arrives[members.index(sources[members.index(rank)])] = received.numel()
     leaves[sources.index(rank)] = sent.numel()
     group = groups["+".join(axes)]
     dist.all_to_all_single(received.view(-1), sent.view(-1), arrives, leaves, group=group)

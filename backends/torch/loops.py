@@ -159,8 +159,8 @@ class Loops(Moves):
         self.backwards[made.outer] = node.reverse
         text = "[]"
         if not made.is_list:
-            shape, dtype = list(made.outer.local.shape), made.outer.local.dtype.torch
-            text = f"torch.empty({shape}, dtype={dtype})"
+            sizes = ", ".join(self.extent(made.outer, dim) for dim in made.outer.local.names)
+            text = f"torch.empty([{sizes}], dtype={made.outer.local.dtype.torch})"
         self._let(made.outer, text)
 
     def filled(self, made: Collected, node: Loop) -> None:

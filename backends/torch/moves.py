@@ -21,7 +21,8 @@ from meshdsl.device.ir import (
 )
 from meshdsl.device.liveness import uses
 from meshdsl.diagnostics import Span
-from meshdsl.placed.sbp import Window
+from meshdsl.ops.text import atom, tuple_text
+from meshdsl.placed.sbp import Mesh, Window
 
 MOST_SHOWN = 8
 """Windows that a comment lists."""
@@ -40,6 +41,8 @@ class Moves(Walk):
         self.fresh: set[Var] = set()
         # Variables that are not written by name: prefetched slices.
         self.texts: dict[Var, str] = {}
+        # Variables for the first index and the size of this device's block of an uneven dim.
+        self.blocks: dict[tuple[str, int, tuple[str, ...]], tuple[str, str]] = {}
 
     # --- collectives -------------------------------------------------------------------------
 
@@ -110,7 +113,7 @@ class Moves(Walk):
         if isinstance(node, Bucket):
             return self._bucket(node, suffix)
         if node.step.moves:
-            self.used.add(node.step.kind + suffix)
+            self.used.add(_function(node, self.mesh) + suffix)
         return {
             "all_reduce": self._all_reduce,
             "all_gather": self._all_gather,
@@ -146,22 +149,41 @@ class Moves(Walk):
 
     def _all_gather(self, node: Move, suffix: str) -> str:
         dim = self._position(node.source, node.step.dim)
-        return f"all_gather{suffix}({self.name(node.source)}, {dim}, {self._group(node)})"
+        call = _function(node, self.mesh) + suffix
+        sizes = self._sizes(node) if "uneven" in call else ""
+        return f"{call}({self.name(node.source)}, {dim}, {sizes}{self._group(node)})"
 
     def _reduce_scatter(self, node: Move, suffix: str) -> str:
         dim = self._position(node.source, node.step.dim)
         x, group = self._tensor(node.source), self._group(node)
-        return f'reduce_scatter{suffix}({x}, {dim}, {group}, "{node.step.op}")'
+        call = _function(node, self.mesh) + suffix
+        ways = f"{self._ways(node)}, " if "uneven" in call else ""
+        return f'{call}({x}, {dim}, {ways}{group}, "{node.step.op}")'
 
     def _all_to_all(self, node: Move, suffix: str) -> str:
         split = self._position(node.source, node.step.to_dim)
         concat = self._position(node.source, node.step.dim)
-        return f"all_to_all({self.name(node.source)}, {split}, {concat}, {self._group(node)})"
+        call = _function(node, self.mesh)
+        sizes = self._sizes(node) if "uneven" in call else ""
+        x, group = self.name(node.source), self._group(node)
+        return f"{call}({x}, {split}, {concat}, {sizes}{group})"
+
+    def _sizes(self, node: Move) -> str:
+        """The size of the joined dim and the numbers of blocks, as arguments."""
+        assert node.step.dim is not None
+        return f"{self.extent(node.target, node.step.dim)}, {self._ways(node)}, "
+
+    def _ways(self, node: Move) -> str:
+        """The numbers of blocks along the axes of a collective: a tuple."""
+        return tuple_text([self.mesh.size(axis) for axis in node.step.axes])
 
     def _permute(self, node: Move, suffix: str) -> str:
         # Dicts of strings and tuples of them: their `repr` is their text.
         before, after = (repr(splits) for splits in node.step.changed())
-        return f"permute({self.name(node.source)}, rank, MESH, {before}, {after}, groups)"
+        shape = ""
+        if node.step.is_uneven(node.source.type, self.mesh):
+            shape = f", {self.shape(node.target)}"
+        return f"permute({self.name(node.source)}, rank, MESH, {before}, {after}, groups{shape})"
 
     def _halo(self, node: Move, suffix: str) -> str:
         """The call; a window of which nothing is sent is cut from the block, or from the whole."""
@@ -198,8 +220,8 @@ class Moves(Walk):
     def _slice(self, node: Move, suffix: str) -> str:
         dim = node.step.dim
         assert dim is not None
-        extent = node.target.local.size(dim)
-        start = self._times(node.step.axes, extent)
+        extent = self.extent(node.target, dim)
+        start = self._start_in(node.target, node.source, node.step.axes, dim)
         position = self._position(node.source, dim)
         return f"{self.name(node.source)}.narrow({position}, {start}, {extent})"
 
@@ -220,9 +242,9 @@ class Moves(Walk):
         """The text of the block at its place in a tensor of zeros."""
         dim = node.step.dim
         assert dim is not None
-        extent, size = node.source.local.size(dim), node.target.local.size(dim)
+        size = self.extent(node.target, dim)
         self.used.add("embed_block")
-        start = self._times(node.step.axes, extent)
+        start = self._start_in(node.source, node.target, node.step.axes, dim)
         position = self._position(node.source, dim)
         return f"embed_block({self.name(node.source)}, {position}, {start}, {size})"
 
@@ -242,6 +264,45 @@ class Moves(Walk):
             return self.name(var)
         return f"torch.tensor({self.constants[var]}, dtype={var.local.dtype.torch})"
 
+    def block_of(self, var: Var, dim: str) -> tuple[str, str] | None:
+        """Variables for the first index and the size of a device's block, if sizes differ."""
+        return self.block_along(dim, var.type.size(dim), var.placement.axes_of(dim))
+
+    def block_along(self, dim: str, size: int, axes: tuple[str, ...]) -> tuple[str, str] | None:
+        """The same of a dim of a size over some axes."""
+        if size % self.mesh.size(*axes) == 0:
+            return None
+        key = (dim, size, axes)
+        if key not in self.blocks:
+            fresh = self.variables.names.fresh
+            self.blocks[key] = fresh(f"at_{dim}"), fresh(f"n_{dim}")
+        return self.blocks[key]
+
+    def may_be_empty(self, var: Var, dim: str) -> bool:
+        """Whether some device has nothing of a dim."""
+        blocks = var.placement.blocks(dim, var.type.size(dim), self.mesh)
+        return any(start == stop for start, stop in blocks)
+
+    def extent(self, var: Var, dim: str) -> str:
+        """Text of the local size of a dim."""
+        found = self.block_of(var, dim)
+        return found[1] if found else str(var.local.size(dim))
+
+    def shape(self, var: Var) -> str:
+        """Text of the local shape of a variable, a tuple."""
+        return tuple_text([self.extent(var, dim) for dim in var.local.names])
+
+    def _start_in(self, part: Var, whole: Var, axes: tuple[str, ...], dim: str) -> str:
+        """Text of the index in `whole`'s block that `part`'s begins at, split further by `axes`."""
+        found, outer = self.block_of(part, dim), self.block_of(whole, dim)
+        if found is None:
+            return self._times(axes, part.local.size(dim))
+        if not whole.placement.axes_of(dim):
+            return found[0]
+        before = whole.placement.axes_of(dim)
+        begins = outer[0] if outer else self._times(before, whole.local.size(dim))
+        return f"{found[0]} - {atom(begins)}"
+
     def _times(self, axes: tuple[str, ...], extent: int) -> str:
         """Text of the index that this device's block along `axes` begins at."""
         index = self._index(axes)
@@ -256,6 +317,17 @@ class Moves(Walk):
             text = f"({text})" if " " in text else text
             text = f"{text} * {self.mesh.size(axis)} + {self.at[axis]}"
         return text
+
+
+def _function(node: Move, mesh: Mesh) -> str:
+    """The function of the support library for a collective."""
+    step, type_ = node.step, node.source.type
+    ends = {"all_gather": [step.before], "reduce_scatter": [step.after]}
+    both = ends.get(step.kind, [step.before, step.after])
+    dims = [d for d in (step.dim, step.to_dim) if d is not None]
+    differ = any(p.is_uneven(d, type_.size(d), mesh) for p in both for d in dims)
+    kinds = ("all_gather", "reduce_scatter", "all_to_all")
+    return f"{step.kind}_uneven" if differ and step.kind in kinds else step.kind
 
 
 def _cause(move: Move) -> str:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from meshdsl.backends.torch.call import TorchText
 from meshdsl.backends.torch.format import INDENT, WIDTH, quoted
-from meshdsl.backends.torch.head import foot, head
+from meshdsl.backends.torch.head import foot, head, inert
 from meshdsl.backends.torch.loops import Loops
 from meshdsl.backends.torch.moves import typed
 from meshdsl.backends.torch.paste import paste
@@ -32,7 +33,11 @@ from meshdsl.device.liveness import (
 )
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Signature, lookup
-from meshdsl.placed.sbp import Window
+from meshdsl.ops.text import tuple_text
+from meshdsl.placed.sbp import Placement, Window
+
+SHOWN = 16
+"""Block sizes that a note lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +121,12 @@ class Emitter(Loops):
     def _coordinates(self, lines: list[tuple[str, str]]) -> list[tuple[str, str]]:
         """The lines of this device's coordinates on each axis that a function's lines use."""
         text = "\n".join(line for line, _ in lines)
-        names = self.at.values()
+        names = {*self.at.values(), *itertools.chain(*self.blocks.values())}
         if not any(re.search(rf"\b{name}\b", text) for name in names):
             return []
         used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+        blocks = {k: v for k, v in self.blocks.items() if not used.isdisjoint(v)}
+        used |= {self.at[axis] for _, _, axes in blocks for axis in axes}
         found = []
         stride = self.mesh.devices
         for axis, size in self.mesh.axes:
@@ -129,7 +136,18 @@ class Emitter(Loops):
             whole = stride * size == self.mesh.devices
             if name in used:
                 found.append((f"{INDENT}{name} = {text}{'' if whole else f' % {size}'}", ""))
-        return found
+        return found + [(self._block_line(*k, *v), "") for k, v in blocks.items()]
+
+    def _block_line(self, dim: str, size: int, axes: tuple[str, ...], at: str, n: str) -> str:
+        """The line of this device's first index and number of elements of an uneven dim."""
+        self.used.add("block")
+        ways = tuple_text([self.mesh.size(axis) for axis in axes])
+        numbers = tuple_text([self.at[axis] for axis in axes])
+        split = Placement(((dim, axes),))
+        sizes = [stop - start for start, stop in split.blocks(dim, size, self.mesh)]
+        shown = ", ".join(map(str, sizes if len(sizes) <= SHOWN else [*sizes[:SHOWN], "…"]))
+        text = f"{INDENT}{at}, {n} = block({size}, {ways}, {numbers})"
+        return f"{text}  # {inert(dim)}@{'+'.join(map(inert, axes))}: {shown}"
 
     def entry(self, var: Var, kind: str) -> None:
         """Write the line of a given tensor, if it is read."""
@@ -249,8 +267,9 @@ class Emitter(Loops):
         return alone and end == len(self.out.lines)
 
     def _call(self, node: Compute) -> TorchText:
-        splits = {d: axes for v in (*node.ins, *node.outs) for d, axes in v.placement.splits}
-        offsets = {d: self._offset(d, axes, node) for d, axes in splits.items()}
+        splits = {d: v for v in (*node.ins, *node.outs) for d, _ in v.placement.splits}
+        blocks = {d: found for d, v in splits.items() if (found := self.block_of(v, d))}
+        offsets = {d: self._offset(d, v) for d, v in splits.items()}
         return TorchText(
             args=tuple(self._argument(v, i, node) for i, v in enumerate(node.ins)),
             constants=tuple(v in self.constants for v in node.ins),
@@ -265,6 +284,8 @@ class Emitter(Loops):
             offsets=offsets,
             starts=self._starts(node),
             splits=frozenset(splits),
+            extents={d: extent for d, (_, extent) in blocks.items()},
+            empty=frozenset(d for d in blocks if self.may_be_empty(splits[d], d)),
             used=self.used,
         )
 
@@ -280,11 +301,13 @@ class Emitter(Loops):
             return f"{self.name(var)}.clone()"
         return self.ref(var)
 
-    def _offset(self, dim: str, axes: tuple[str, ...], node: Compute) -> str:
-        """Text of the index that this device's block of a dim begins at."""
-        holders = [v for v in (*node.ins, *node.outs) if v.placement.axes_of(dim)]
-        blocks = holders[0].placement.plain.local(holders[0].type, self.mesh)
-        return self._times(axes, blocks.size(dim))
+    def _offset(self, dim: str, var: Var) -> str:
+        """Text of the index that this device's block of a dim begins at, which `var` has."""
+        found = self.block_of(var, dim)
+        if found:
+            return found[0]
+        blocks = var.placement.plain.local(var.type, self.mesh)
+        return self._times(var.placement.axes_of(dim), blocks.size(dim))
 
     def _starts(self, node: Compute) -> dict[tuple[int, str], Callable[[], str]]:
         """What writes the index that each window begins at, by operand and dim.
@@ -300,7 +323,7 @@ class Emitter(Loops):
                 continue
             made = next((w for w in placed.windows if w.dim == dim), None)
             found[index, dim] = (
-                functools.partial(self._offset, dim, axes, node)
+                functools.partial(self._offset, dim, node.ins[index])
                 if made is None
                 else functools.partial(self._start, made, axes)
             )

@@ -122,7 +122,9 @@ class _Buckets:
     def _eligible(self, node: Move) -> bool:
         small = max(node.source.local.bytes, node.target.local.bytes) < SMALL
         phase = node.phase != "output" and (node.phase != "forward" or self.trains)
-        return node.step.kind in KINDS and small and phase
+        # In a flat buffer the blocks of all devices are of one size.
+        even = not node.step.is_uneven(node.source.type, self.mesh)
+        return node.step.kind in KINDS and small and phase and even
 
 
 def bucket(moves: tuple[Move, ...], mesh: Mesh) -> Bucket:

@@ -92,7 +92,7 @@ class _Device(ir.Parser[Var]):
 
     def type(self, scan: Scanner) -> Fields:
         local, where = parse_placed_type(self, scan, self.mesh)
-        sizes = {d: local.size(d) * self.mesh.size(*axes) for d, axes in where.splits}
+        sizes = {d: self.dims[d] for d, _ in where.splits}
         return {"type": local.resized(sizes), "placement": where}
 
     def type_of(self, value: Var) -> Fields:

@@ -6,6 +6,8 @@ program mlp on each of 4 devices, mesh square (rows 2, cols 2)
   y_part = einsum h v : f32[batch@rows 32, io 512] partial sum over cols  33,554,432 FLOP
   y = all_reduce sum over cols: y_part : f32[batch@rows 32, io 512]  65,536 B held, 65,536 B sent
 ```
+
+The size of a dim whose blocks differ is that of the largest: `batch@rows 3 of 5`.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from meshdsl.device.ir import (
 from meshdsl.ir.printer import INDENT, Printer, phase_text
 from meshdsl.ir.program import Op
 from meshdsl.placed.printer import mesh_text, placed_type_text, step_text
+from meshdsl.placed.sbp import Mesh
 
 
 def print_program(program: Program) -> str:
@@ -43,6 +46,8 @@ def fingerprint(program: Program) -> str:
 
 
 class _Device(Printer[Var]):
+    mesh: Mesh
+
     def program(self, program: Program) -> Iterator[str]:
         self.mesh = program.mesh
         devices, mesh = program.mesh.devices, mesh_text(program.mesh)
@@ -63,8 +68,9 @@ class _Device(Printer[Var]):
         return value.name
 
     def type(self, value: Var) -> str:
-        blocks = value.placement.plain.local(value.type, self.mesh)
-        return placed_type_text(blocks, value.placement)
+        type_, p = value.type, value.placement
+        wholes = {d.name: d.size for d in type_.dims if p.is_uneven(d.name, d.size, self.mesh)}
+        return placed_type_text(p.plain.local(type_, self.mesh), p, wholes)
 
     def after(self, op: Op[Var]) -> str:
         assert isinstance(op, Compute)

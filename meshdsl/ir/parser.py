@@ -27,7 +27,7 @@ Fields = dict[str, Any]
 _TOKEN = re.compile(r'\s*("(?:[^"\\]|\\.)*"|[%\w.+-]+|[][(){}=,:;@|])')
 _COMMENT = re.compile(r"# (\d+) \| (.*)")
 _TYPE = re.compile(rf"\b(?:{'|'.join(DTYPES)})\[([^]]*)\]")
-_DIM = re.compile(r"([\w.]+)(@\([^)]*\)|@\w+)? (\d+)(?=,|$)")
+_DIM = re.compile(r"([\w.]+)(@\([^)]*\)|@\w+)? (\d+)(?: of (\d+))?(?=,|$)")
 _NUMBER = re.compile(r"-?(\d|inf\b|nan\b)")
 
 
@@ -111,10 +111,10 @@ class Parser(Generic[V]):
         with self.errors(self.top):
             self.begin(self.top.text)
         self.dims: dict[str, int] = {}
-        for name, axes, size in (
+        for name, axes, size, of in (
             dim for type_ in _TYPE.findall(text) for dim in _DIM.findall(type_)
         ):
-            whole = self.whole(int(size), tuple(re.findall(r"\w+", axes)))
+            whole = int(of or self.whole(int(size), tuple(re.findall(r"\w+", axes))))
             if self.dims.setdefault(name, whole) != whole:
                 raise IRSyntaxError(f"dim {name} is of two sizes: {self.dims[name]} and {whole}")
 
@@ -207,7 +207,10 @@ class Parser(Generic[V]):
             name = scan.next()
             if scan.accept("@"):
                 splits[name] = tuple(self.axes(scan))
-            return Dim(name, int(scan.next()))
+            made = Dim(name, int(scan.next()))
+            if scan.accept("of"):  # of a dim whose blocks differ in size
+                scan.next()
+            return made
 
         return TensorType(tuple(scan.listed(dim, "]")), dtype), splits
 

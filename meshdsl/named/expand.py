@@ -119,12 +119,15 @@ def _bind_dims(function: ast.Function, own: tuple[Dim, ...], scope: Scope) -> No
     scope.names[parameter.text] = math.prod(d.size for d in own)
 
 
-def _in_blocks(op: Op, split: Mapping[str, Axes]) -> Expansion:
+def _in_blocks(op: Op, split: Mapping[str, Axes]) -> Expansion | None:
+    """The sum inside each block and of the blocks before; None where blocks differ in size."""
     dim: Dim = op.attr("dim")
     axes = split[dim.name]
     parts = 1
     for _, size in axes:
         parts *= size
+    if dim.size % parts:
+        return None
     # A user's name cannot contain a dot.
     blocks, every = Dim(f"{dim.name}.blocks", parts), Dim(f"{dim.name}.all_blocks", parts)
     block = Dim(f"{dim.name}.block", dim.size // parts)

@@ -37,7 +37,7 @@ def _order(call: NumpyCall | TorchCall) -> tuple[str, ...]:
 def _numpy(call: NumpyCall, x: Array) -> Array:
     kept = len(call.outs[0].dims)
     last = x.transpose([call.ins[0].index(n) for n in _order(call)])
-    flat = last.reshape(*last.shape[:kept], -1)
+    flat = last.reshape(*last.shape[:kept], math.prod(last.shape[kept:]))
     return np.asarray(flat.argmax(-1), dtype=np.int32)
 
 

@@ -111,6 +111,8 @@ def _gather_numpy(call: NumpyCall, table: Array, ids: Array) -> Array:
     dim = call.attrs["dim"].name
     index = checked_numpy(call, 1, ids, dim) - call.offset(dim)
     inside = (index >= 0) & (index < call.extent(dim))
+    if not call.extent(dim):  # an index is looked up before it is found to be another's
+        table = np.zeros([max(n, 1) for n in table.shape], table.dtype)
     found = _take(call, table, np.where(inside, index, 0))
     if not call.is_split(dim):
         return found
@@ -136,40 +138,44 @@ def _gather_text(call: TorchCall) -> str:
     dim = call.attrs["dim"].name
     index = checked_text(call, 1, dim)
     if not call.is_split(dim):
-        return _taken_text(call, index)
+        return _taken_text(call, call.tensor(0), index)
+    table = call.tensor(0)
+    if call.may_be_empty(dim):  # an index is looked up before it is found to be another device's
+        table = call.let("table", f"{call.use('with_row')}({table}, {call.ins[0].index(dim)})")
     local = call.let("local", f"{index} - {atom(call.offset(dim))}")
     inside = call.let("inside", f"({local} >= 0) & ({local} < {call.extent(dim)})")
-    found = call.let("found", _taken_text(call, call.let("local", f"{local}.where({inside}, 0)")))
+    own = call.let("local", f"{local}.where({inside}, 0)")
+    found = call.let("found", _taken_text(call, table, own))
     # The rows of others are replaced, not multiplied by zero: they might be NaN.
     zero = "False" if call.outs[0].dtype == BOOL else "0"
     inside = aligned(inside, call.ins[1].names, call.outs[0].names)
     return f"torch.where({inside}, {found}, {zero})"
 
 
-def _taken_text(call: TorchCall, index: str) -> str:
-    """The elements of the table at `index`, a variable with the dims of the index tensor."""
+def _taken_text(call: TorchCall, text: str, index: str) -> str:
+    """The elements of the table `text` at `index`, a variable with the dims of the index tensor."""
     table, ids = call.ins
     dim = call.attrs["dim"].name
     at = table.index(dim)
     new = tuple(n for n in ids.names if not table.has(n))
     if len(new) == len(ids.names):
-        return indexed(call.tensor(0), at, index)
+        return indexed(text, at, index)
     if not new:
-        return f"{_along(call, index, ids.names)}.squeeze({at})"
+        return f"{_along(call, text, index, ids.names)}.squeeze({at})"
     if len(new) == 1:
-        return _along(call, index, ids.names, new[0])
+        return _along(call, text, index, ids.names, new[0])
     shared = tuple(n for n in ids.names if n not in new)
     flat = f"{permuted(index, ids.names, shared + new)}.flatten({len(shared)})"
     sizes = tuple_text([call.extent(n) for n in new])
-    return f"{_along(call, flat, (*shared, new[0]), new[0])}.unflatten({at}, {sizes})"
+    return f"{_along(call, text, flat, (*shared, new[0]), new[0])}.unflatten({at}, {sizes})"
 
 
-def _along(call: TorchCall, index: str, names: tuple[str, ...], new: str = "") -> str:
+def _along(call: TorchCall, table: str, index: str, names: tuple[str, ...], new: str = "") -> str:
     """`take_along_dim`, which pairs dims that both have; `new` replaces the indexed dim."""
     dim = call.attrs["dim"].name
     target = tuple(new if n == dim else n for n in call.ins[0].names)
     text = aligned(index, names, target, full=True)
-    return f"torch.take_along_dim({call.tensor(0)}, {text}, {call.ins[0].index(dim)})"
+    return f"torch.take_along_dim({table}, {text}, {call.ins[0].index(dim)})"
 
 
 def _gather_gradient(call: Backward) -> Mapping[int, Value]:

@@ -216,6 +216,9 @@ class TorchCall(Protocol):
         Local types have the largest. What is written of a size is this, or `shape`.
         """
 
+    def may_be_empty(self, dim: str) -> bool:
+        """Whether some device has nothing of `dim`."""
+
     def shape(self, index: int) -> str:
         """Text of the local shape of output `index`, a tuple."""
 

@@ -44,7 +44,7 @@ from meshdsl.ops.opdef import (
     TorchCall,
     register,
 )
-from meshdsl.ops.text import one_or_tuple
+from meshdsl.ops.text import one_or_tuple, tuple_text
 
 # --- constructors ----------------------------------------------------------------------------
 
@@ -124,6 +124,21 @@ def _over(function: Callable[..., Array]) -> Callable[[NumpyCall, Array], Array]
     return run
 
 
+def _extreme(which: str) -> Callable[[NumpyCall, Array], Array]:
+    """The `max` or `min`; of no elements the least, or the most, of the dtype."""
+    sign = 1 if which == "max" else -1
+
+    def run(call: NumpyCall, x: Array) -> Array:
+        over = axes(call.ins[0], call.attrs["dims"])
+        if x.dtype.kind == "f":
+            none: float | int = -sign * np.inf
+        else:
+            none = np.iinfo(x.dtype).min if sign > 0 else np.iinfo(x.dtype).max
+        return np.asarray(getattr(np, which)(x, axis=over, initial=none), dtype=x.dtype)
+
+    return run
+
+
 # --- sums ------------------------------------------------------------------------------------
 
 
@@ -182,9 +197,17 @@ _OUTER = "`monotone` stands for both extremes, and only one of them passes here"
 
 
 def _method(whole: str, over: str) -> Callable[[TorchCall, list[int]], str]:
-    """`x.whole()` where every dim goes, else `x.over(positions)`."""
+    """`x.whole()` where every dim goes, else `x.over(positions)`.
+
+    Torch has no extreme of nothing: where a device may have none, that is the least (or most) of
+    the dtype.
+    """
 
     def write(call: TorchCall, positions: list[int]) -> str:
+        extreme = over in ("amax", "amin")
+        if extreme and any(call.may_be_empty(d.name) for d in call.attrs["dims"]):
+            function = call.use("extreme")
+            return f'{function}({call.tensor(0)}, {tuple_text(positions)}, "{whole}")'
         if len(positions) == len(call.ins[0].dims):
             return f"{call.tensor(0)}.{whole}()"
         return f"{call.tensor(0)}.{over}({one_or_tuple(positions)})"
@@ -226,12 +249,12 @@ def _prod_gradient(call: Backward) -> Mapping[int, Value]:
 
 
 reduction(
-    "max", "max", _over(np.max), _method("max", "amax"),
+    "max", "max", _extreme("max"), _method("max", "amax"),
     true_rows=swapped(_OUTER, "P(max) -> P(max)"), gradient=_extreme_gradient,
     meaning="The largest element along the dims in brackets, or of all.",
 )  # fmt: skip
 reduction(
-    "min", "min", _over(np.min), _method("min", "amin"),
+    "min", "min", _extreme("min"), _method("min", "amin"),
     true_rows=swapped(_OUTER, "P(min) -> P(min)"), gradient=_extreme_gradient,
     meaning="The smallest element along the dims in brackets, or of all.",
 )  # fmt: skip

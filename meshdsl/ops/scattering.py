@@ -73,6 +73,8 @@ def _numpy(call: NumpyCall, dy: Array, ids: Array) -> Array:
         own = np.where(inside, index, 0)
         key.append(own if name == dim else dict(zip(call.ins[0].names, grid, strict=True))[name])
     out = np.zeros(call.local(call.outs[0]).shape, dy.dtype)
+    if not call.extent(dim):
+        return out
     np.add.at(out, tuple(np.broadcast_arrays(*key, dy)[:-1]), np.where(inside, dy, 0))
     return out
 

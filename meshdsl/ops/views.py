@@ -159,11 +159,16 @@ view(
 
 
 def _blocks(parts: Sequence[Dim], splits: Splits) -> int | None:
-    """The number of equal blocks that the parts (outer first) split their dim into, or None."""
+    """The number of blocks that the parts (outer first) split their dim into, or None.
+
+    Blocks of several sizes are blocks of the whole only where the parts further in are of size 1.
+    """
     blocks, room = 1, True
-    for part in parts:
+    for number, part in enumerate(parts, 1):
         count = splits.get(part.name, 1)
-        if part.size % count or (count > 1 and not room):
+        if part.size % count and any(inner.size > 1 for inner in parts[number:]):
+            return None
+        if count > 1 and not room:
             return None
         blocks, room = blocks * count, room and count == part.size
     return blocks

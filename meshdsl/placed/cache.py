@@ -132,8 +132,8 @@ class Problem:
         """The placement of a value. Raises ValueError for one that the tensor cannot have."""
         splits, partial, op, windows = written
         made = placement(self.mesh, {d: tuple(axes) for d, axes in splits}, tuple(partial), op)
-        for dim, axes in made.splits:
-            if value.type.size(dim) % self.mesh.size(*axes):
+        for dim, _ in made.splits:
+            if not value.type.has(dim):
                 raise ValueError(dim)
         held = ((dim, size, Reads(*reads), loop) for dim, size, reads, loop in windows)
         return replace(made, windows=tuple(Window(*w) for w in held))

@@ -101,6 +101,7 @@ class Chooser:
     `versions` are the placements each operand is available in; `wants` the demands on the outputs;
     `pins` the placements in which single operands must be read; `price` that of a reshard.
     Under `immediate`, or where it is `forced`, no result stays partial unless that is wanted.
+    Rows that split a dim into blocks of several sizes are considered where it is `uneven`.
     """
 
     call: Call
@@ -111,6 +112,7 @@ class Chooser:
     policy: str
     price: Price = BYTES
     forced: bool = False
+    uneven: bool = False
 
     def candidates(self) -> tuple[Choice, ...]:
         """The legal combinations, the cheapest first; none only where `pins` allow none."""
@@ -216,7 +218,7 @@ class Chooser:
     def _compose(
         self, type_: TensorType, components: Mapping[str, Component], combination: dict[str, Row]
     ) -> Placement | None:
-        """One placement from a component per axis; None if blocks would not be equal or ops mix."""
+        """One placement from a component per axis; None if ops mix or it is not to be uneven."""
         splits: dict[str, list[str]] = {}
         ops: set[ReduceOp] = set()
         partial = []
@@ -228,7 +230,7 @@ class Chooser:
                 partial.append(axis)
                 ops.add(component.op)
         divides = all(type_.size(d) % self.mesh.size(*axes) == 0 for d, axes in splits.items())
-        if len(ops) > 1 or not divides:
+        if len(ops) > 1 or not (divides or self.uneven):
             return None
         op = next(iter(ops), None)
         return placement(self.mesh, {d: tuple(a) for d, a in splits.items()}, tuple(partial), op)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from meshdsl.backends.runtime.values import group_members, parts_of, source_rank
+from meshdsl.backends.runtime.values import block, group_members, parts_of, source_rank
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.sbp import Mesh, Placement, Window, placement
@@ -75,17 +75,26 @@ class Step:
 
     def payload(self, type_: TensorType, mesh: Mesh) -> int:
         """Bytes of the local input, as sent."""
-        local = self.before.local(type_, mesh)
+        return self.before.local(type_, mesh).elements * self.bytes(type_)
+
+    def bytes(self, type_: TensorType) -> int:
+        """Bytes of an element, as sent."""
         # Maxima and minima of floats are reduced as integers, which no backend sends of two bytes.
         widened = self.op in ("max", "min") and self.moves and type_.dtype.kind == "float"
-        return local.elements * (max(type_.dtype.bytes, 4) if widened else type_.dtype.bytes)
+        return max(type_.dtype.bytes, 4) if widened else type_.dtype.bytes
 
     def wire(self, type_: TensorType, mesh: Mesh) -> int:
-        """Bytes sent per device."""
+        """The most bytes that a device sends."""
         if self.kind == "halo":
             return max(_halo_bytes(self, type_, mesh))
+        if self.moves and self.is_uneven(type_, mesh):
+            return max(sent for sent, _ in _sent(self, type_, mesh))
         sends = self.sends(mesh)
         return sends(self.payload(type_, mesh)) if sends else 0
+
+    def is_uneven(self, type_: TensorType, mesh: Mesh) -> bool:
+        """Whether blocks of the tensor differ in size, before or after."""
+        return any(p.splits_unevenly(type_, mesh) for p in (self.before, self.after))
 
     def sends(self, mesh: Mesh) -> Callable[[int], int] | None:
         """Bytes sent per device as a function of the local bytes; None for a local step."""
@@ -97,6 +106,8 @@ class Step:
         """Bytes all devices send together; in a permute some send nothing."""
         if self.kind == "halo":
             return sum(_halo_bytes(self, type_, mesh))
+        if self.moves and self.is_uneven(type_, mesh):
+            return sum(sent * devices for sent, devices in _sent(self, type_, mesh))
         if self.kind != "permute":
             return self.wire(type_, mesh) * mesh.devices
         part = {a: mesh.size(a) for a in self.axes}
@@ -115,6 +126,64 @@ class Step:
         old, new = dict(self.before.splits), dict(self.after.splits)
         dims = [d for d in old if old[d] != new[d]]
         return {d: old[d] for d in dims}, {d: new[d] for d in dims}
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _sent(step: Step, type_: TensorType, mesh: Mesh) -> tuple[tuple[int, int], ...]:
+    """Bytes sent by a device, and how many devices do so, where blocks differ in size."""
+    ends = (step.before, step.after)
+    own = [axes for p in ends for d, axes in p.splits if p.is_uneven(d, type_.size(d), mesh)]
+    axes = mesh.sorted({a for axes in own for a in axes} | set(step.axes))
+    alike = mesh.devices // mesh.size(*axes)
+    found = []
+    for at in itertools.product(*(range(mesh.size(a)) for a in axes)):
+        # Where the other axes split evenly, all their blocks are like the first.
+        here = dict.fromkeys(mesh.names, 0) | dict(zip(axes, at, strict=True))
+        found.append((_sent_at(step, type_, mesh, here), alike))
+    return tuple(found)
+
+
+def _sent_at(step: Step, type_: TensorType, mesh: Mesh, at: Mapping[str, int]) -> int:
+    """Bytes that the device with the coordinates `at` sends."""
+    before, after = (dict(_extents(p, type_, mesh, at)) for p in (step.before, step.after))
+    local, members = math.prod(before.values()), mesh.size(*step.axes)
+    match step.kind:
+        case "all_gather":  # of blocks that are padded to the largest of the group
+            assert step.dim is not None
+            rest = math.prod(n for d, n in before.items() if d != step.dim)
+            sent = (members - 1) * -(-after[step.dim] // members) * rest
+        case "reduce_scatter":
+            sent = local - math.prod(after.values())
+        case "all_to_all":
+            assert step.to_dim is not None
+            kept = after[step.to_dim]
+            sent = local // max(before[step.to_dim], 1) * (before[step.to_dim] - kept)
+        case "permute":
+            sent = local if _passes_on(step, mesh, at) else 0
+        case _:
+            return COLLECTIVES[step.kind].wire(members, local * step.bytes(type_))
+    return sent * step.bytes(type_)
+
+
+def _extents(
+    p: Placement, type_: TensorType, mesh: Mesh, at: Mapping[str, int]
+) -> Iterator[tuple[str, int]]:
+    """The local size of each dim on one device."""
+    for dim in type_.dims:
+        axes = p.axes_of(dim.name)
+        ways, numbers = tuple(mesh.size(a) for a in axes), tuple(at[a] for a in axes)
+        yield dim.name, block(dim.size, ways, numbers)[1]
+
+
+def _passes_on(step: Step, mesh: Mesh, at: Mapping[str, int]) -> bool:
+    """Whether a device needs another block than it has, in a permute."""
+    part = {a: mesh.size(a) for a in step.axes}
+    rank = 0
+    for axis in step.axes:
+        rank = rank * mesh.size(axis) + at[axis]
+    before, after = step.changed()
+    sources = [source_rank(part, r, before, after) for r in range(math.prod(part.values()))]
+    return sources.index(rank) != rank
 
 
 def all_gather(mesh: Mesh, p: Placement, dim: str, axes: tuple[str, ...]) -> Step:
@@ -141,7 +210,10 @@ def all_to_all(mesh: Mesh, p: Placement, dim: str, to_dim: str, axes: tuple[str,
 
 
 def permute(mesh: Mesh, p: Placement, splits: dict[str, tuple[str, ...]]) -> Step:
-    """The same blocks on other devices: `splits` has the dims of `p`, equally often split."""
+    """The same blocks on other devices: `splits` has the dims of `p`, equally often split.
+
+    A dim that does not divide has the same blocks only where it is split equally often in turn.
+    """
     after = placement(mesh, splits, p.partial, p.op)
     old = dict(p.splits)
     moved = {a for d in old if old[d] != splits[d] for a in (*old[d], *splits[d])}

@@ -321,7 +321,10 @@ class Placer:
         versions = tuple(self._placements(v) + self._windows(v) for v in op.ins)
         # Outputs force: a returned value is reduced at its definition, and all readers share that.
         forced = not self.returned.isdisjoint(op.outs)
-        by = (self.mesh, self.decider.policy, self.price, forced)
+        asked = [(v, want.placement) for v, want in zip(op.outs, wants, strict=True)]
+        placed = [(v, p) for v, ps in zip(op.ins, versions, strict=True) for p in ps]
+        uneven = any(p.splits_unevenly(v.type, self.mesh) for v, p in (*asked, *placed))
+        by = (self.mesh, self.decider.policy, self.price, forced, uneven)
         return Chooser(call_of(op), versions, wants, pins, *by)
 
     def _ask_result(self, value: Value, op: named.Op, instead: Callable[[], int | None]) -> why.Ask:

@@ -8,11 +8,13 @@ rule wins, and a narrower rule takes an axis away from a wider one.
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from meshdsl.backends.runtime.values import block
 from meshdsl.diagnostics import (
     Diagnostic,
     DiagnosticError,
@@ -108,6 +110,18 @@ class Layout:
     mesh: Mesh
     declared: Mapping[tuple[str, str], Related] = field(default_factory=dict)
 
+    def uneven(
+        self, dim: str, size: int, axes: tuple[str, ...], span: Span
+    ) -> Iterable[Diagnostic]:
+        """A note where devices hold nothing of a dim (MD0301), an error on huge meshes (MD0310)."""
+        axes = self.mesh.known(axes)
+        for found in uneven(dim, size, axes, self.mesh, span):
+            keys = [("dim", dim), *(("axis", axis) for axis in axes)]
+            related = tuple(self.declared[key] for key in keys if key in self.declared)
+            near = nearest(size, self.mesh.size(*axes))
+            fixes = _resized(self.declared.get(("dim", dim)), near)
+            yield replace(found, related=related, fixes=fixes)
+
     @property
     def known(self) -> frozenset[tuple[str, str]]:
         """The pairs (dim, axis) that some rule splits."""
@@ -117,8 +131,7 @@ class Layout:
         """The splits that rules demand of `value`; with `stored`, of a stored value.
 
         Gradients and states are stored as their parameter is, unless rules of their own say more.
-        Raises MD0301 (does not divide), MD0302 (two dims on one axis), MD0303 (equally narrow
-        rules).
+        Raises MD0302 (two dims on one axis), MD0303 (equally narrow rules).
         """
         chosen: dict[str, tuple[int, Rule]] = {}
         for level, rule in self._applying(value, stored):
@@ -128,7 +141,6 @@ class Layout:
             elif level == old[0]:
                 self._equally_narrow(value, old[1], rule)
         splits = self._displace(value, chosen)
-        self._check_divides(value, splits, chosen)
         return Binding(splits, {d: rule for d, (_, rule) in chosen.items()})
 
     def demand(self, value: Value, returned: bool = False) -> Binding:
@@ -141,24 +153,22 @@ class Layout:
     def summed(self, value: Value, op: Op) -> tuple[tuple[str, tuple[str, ...]], ...]:
         """Splits that rules naming a result of `op` demand of dims that `op` has reduced.
 
-        Less those that `op` cannot follow: it splits no dim unevenly, and none along an axis that
-        splits another one.
+        Less those that `op` cannot follow: it splits no dim along an axis that splits another one.
         """
         naming = [r for r in self.rules if r.selector and selects(r.selector, value) == TENSOR]
         if not naming:
             return ()
         loops = [row.factor for row in legal_rows(call_of(op)) if row.factor]
         reduced = {d for loop in loops if not any(loop.outs) for d in loop.ins}
-        sizes = {d.name: d.size for v in op.ins for d in v.type.dims if d.name in reduced}
+        summed = {n for v in op.ins for n in v.type.names if n in reduced}
         found: dict[str, tuple[str, ...]] = {}
         for rule in naming:
-            if rule.dim not in sizes or not self._exists(rule.axes):
+            if rule.dim not in summed or not self._exists(rule.axes):
                 continue
             axes = self.mesh.known(rule.axes)
             taken = {a for others in found.values() for a in others}
             if rule.dim not in found and taken.isdisjoint(axes):
-                if sizes[rule.dim] % self.mesh.size(*axes) == 0:
-                    found[rule.dim] = axes
+                found[rule.dim] = axes
         return tuple(found.items())
 
     def is_stored(self, value: Value, returned: bool) -> bool:
@@ -245,25 +255,6 @@ class Layout:
             fixes=fixes,
         )
 
-    def _check_divides(
-        self,
-        value: Value,
-        splits: dict[str, tuple[str, ...]],
-        chosen: dict[str, tuple[int, Rule]],
-    ) -> None:
-        for dim, axes in splits.items():
-            size, ways = value.type.size(dim), self.mesh.size(*axes)
-            if size % ways:
-                raise DiagnosticError(self._indivisible(dim, size, axes, chosen[dim][1].span))
-
-    def _indivisible(self, dim: str, size: int, axes: tuple[str, ...], span: Span) -> Diagnostic:
-        """MD0301, with the nearest sizes that do divide, and where dim and axes are declared."""
-        keys = [("dim", dim), *(("axis", axis) for axis in axes)]
-        related = tuple(self.declared[key] for key in keys if key in self.declared)
-        found = indivisible(dim, size, axes, self.mesh, span)
-        fixes = _resized(self.declared.get(("dim", dim)), nearest(size, self.mesh.size(*axes)))
-        return replace(found, related=related, fixes=fixes)
-
 
 def _way_free(value: Value, rule: Rule) -> str:
     """How to free a tensor of a rule; a subexpression is named first, since rules bind names."""
@@ -284,13 +275,34 @@ LONGEST_SHOWN = 60
 """Characters of a subexpression that a way out repeats."""
 
 
-def indivisible(dim: str, size: int, axes: tuple[str, ...], mesh: Mesh, span: Span) -> Diagnostic:
-    """MD0301, with the nearest sizes that do divide."""
-    ways = mesh.size(*axes)
+MOST_UNEVEN = 1 << 16
+"""Devices of the largest mesh on which blocks may differ in size: each block is worked out."""
+
+
+def uneven(
+    dim: str, size: int, axes: tuple[str, ...], mesh: Mesh, span: Span
+) -> Iterable[Diagnostic]:
+    """MD0301 where a device along `axes` has nothing of a dim; MD0310 on a huge mesh."""
+    ways = tuple(mesh.size(axis) for axis in axes)
+    count = math.prod(ways)
+    if size % count == 0:
+        return
     over = f"mesh axis `{axes[0]}`" if len(axes) == 1 else f"mesh axes {', '.join(axes)}"
-    message = f"dim `{dim}` of size {size} does not divide over {over} of size {ways}"
-    sizes = " or ".join(f"`--set {dim}={n}`" for n in nearest(size, ways))
-    return Diagnostic("MD0301", message, span, help=f"the nearest sizes that divide: {sizes}")
+    sizes = " or ".join(f"`--set {dim}={n}`" for n in nearest(size, count))
+    # Of nested blocks the last need not be the smallest: 7 over 2 and 3 are 2, 2, 0, 1, 1, 1.
+    every = itertools.product(*map(range, ways))
+    if mesh.devices > MOST_UNEVEN:
+        message = (
+            f"dim `{dim}` of size {size} does not divide over {over} of size {count}, and on more "
+            f"than {MOST_UNEVEN:,} devices it has to"
+        )
+        yield Diagnostic("MD0310", message, span, help=f"the nearest sizes that divide: {sizes}")
+    elif not all(block(size, ways, at)[1] for at in every):
+        message = (
+            f"of dim `{dim}` of size {size} over {over} of size {count} some devices hold nothing"
+        )
+        help = f"it works, but they wait; the nearest sizes that divide: {sizes}"
+        yield Diagnostic("MD0301", message, span, "note", help=help)
 
 
 def _freed(value: Value, rule: Rule) -> tuple[Fix, ...]:

@@ -18,7 +18,7 @@ from meshdsl.diagnostics import (
     spelled_right,
 )
 from meshdsl.named.declarations import Declarations
-from meshdsl.named.ir import Program, Value, walk
+from meshdsl.named.ir import Pin, Program, Value, walk
 from meshdsl.named.prelude import prelude
 from meshdsl.placed.layout import TENSOR, Layout, Rule, selects
 from meshdsl.placed.request import loops
@@ -55,6 +55,7 @@ def lint(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
                 diagnostics.add(_selects_nothing(rule, values))
         elif not _selects_any(rule, values) and not _selects_summed(rule, program, layout):
             diagnostics.add(_selects_nothing(rule, values))
+    _lint_blocks(values, layout, diagnostics)
     # The backward pass copies the pins of a tensor.
     for pin in dict.fromkeys(pin for value in values for pin in value.pins):
         for axis in pin.axes:
@@ -63,8 +64,18 @@ def lint(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
                 diagnostics.add(_no_axis(rule, axis, layout))
 
 
+def _lint_blocks(values: tuple[Value, ...], layout: Layout, diagnostics: Diagnostics) -> None:
+    """Report splits after which devices have nothing of a dim (MD0301), or too many blocks."""
+    sizes = {d.name: d.size for v in values for d in v.type.dims}
+    pins = dict.fromkeys(pin for value in values for pin in value.pins)
+    bound: tuple[Rule | Pin, ...] = (*layout.rules, *pins)
+    for rule in bound:
+        if rule.dim in sizes:
+            diagnostics.add(*layout.uneven(rule.dim, sizes[rule.dim], rule.axes, rule.span))
+
+
 def lint_demands(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
-    """Report rules that cannot be followed (MD0301 to MD0303), each pair of rules once."""
+    """Report rules that cannot be followed (MD0302, MD0303), each pair of rules once."""
     returned = {o.value for o in program.outputs}
     known = set()
     for value in values_of(program):
@@ -196,7 +207,7 @@ def lint_sbp(program: Program, annotations: Annotations, diagnostics: Diagnostic
 
 
 def lint_annotations(program: Program, annotations: Annotations, diagnostics: Diagnostics) -> None:
-    """Report annotations that their tensor cannot have (MD0301, MD0308)."""
+    """Report annotations that their tensor cannot have (MD0308)."""
     _lint_components(annotations, diagnostics)
     for value in values_of(program):
         diagnostics.of(partial(annotations.of, value))

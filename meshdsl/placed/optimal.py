@@ -359,6 +359,8 @@ class Space:
         asked = self._asked_axes()
         self.axes = tuple(a for a, n in self.mesh.axes if n > 1 and a in asked)
         self.ops = self._arising()
+        ruled = ((v, request.ruled(v)) for v in self.trips)
+        self.uneven = any(p.splits_unevenly(v.type, self.mesh) for v, p in ruled)
         for op in named.walk(program.body):
             self.combinations[op] = self._of(op)
         self._collect_readers()
@@ -428,7 +430,8 @@ class Space:
         if self._combined > MOST_COMBINATIONS:
             raise NoPlan
         versions = tuple((p,) for p in ruled)
-        chooser = Chooser(call_of(op), versions, wants, pins, self.mesh, "deferred")
+        by = (self.mesh, "deferred", self.price, False, self.uneven)
+        chooser = Chooser(call_of(op), versions, wants, pins, *by)
         found: dict[tuple[object, ...], Combination] = {}
         for rows in itertools.product(*options):
             made = chooser.placements(dict(zip(self.axes, rows, strict=True)))
@@ -504,9 +507,17 @@ class Space:
         for op in _sorted_ops(p.op for p in yields):
             ways = [self._along(value, axis, yields, op, splits) for axis in free]
             for picked in itertools.product(*ways):
-                made = self._with(value.type, ruled, dict(zip(free, picked, strict=True)), op)
-                if made is not None:
+                made = self._with(ruled, dict(zip(free, picked, strict=True)), op)
+                if self._is_tried(value.type, made, (ruled, *yields)):
                     yield made
+
+    def _is_tried(self, type_: TensorType, made: Placement, given: tuple[Placement, ...]) -> bool:
+        """Whether every split is even, or that of a placement demanded or yielded."""
+        splits = {split for p in given for split in p.splits}
+        return all(
+            (dim, axes) in splits or not made.is_uneven(dim, type_.size(dim), self.mesh)
+            for dim, axes in made.splits
+        )
 
     def _along(
         self, value: Value, axis: str, yields: tuple[Placement, ...], op: ReduceOp, splits: bool
@@ -523,16 +534,12 @@ class Space:
         dims = [d for d in self.request.may_split(value) if splits and d not in sliced]
         return [B, Partial(op), *(Split(d) for d in dims if self._may_split(d, axis))]
 
-    def _with(
-        self, type_: TensorType, base: Placement, picked: dict[str, Component], op: ReduceOp
-    ) -> Placement | None:
+    def _with(self, base: Placement, picked: dict[str, Component], op: ReduceOp) -> Placement:
         splits = dict(base.splits)
         for axis, component in picked.items():
             if isinstance(component, Split):
                 splits[component.dim] = (*splits.get(component.dim, ()), axis)
         partial = tuple(a for a, c in picked.items() if isinstance(c, Partial))
-        if any(type_.size(d) % self.mesh.size(*axes) for d, axes in splits.items()):
-            return None
         return placement(self.mesh, splits, partial, op)
 
 

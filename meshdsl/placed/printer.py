@@ -11,7 +11,7 @@ program mlp, mesh square (rows 2, cols 2), layout hybrid, reduce deferred
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
 from meshdsl.ir.printer import INDENT, Numbers, Printer, phase_text
@@ -43,9 +43,16 @@ def step_text(step: Step) -> str:
     return f"{' '.join(w for w in words if w)} over {', '.join(step.axes)}"
 
 
-def placed_type_text(type_: TensorType, p: Placement) -> str:
-    """`f32[batch@rows 64, io 512] partial sum over cols`."""
-    dims = (f"{d.name}{_axes(p.axes_of(d.name))} {d.size}" for d in type_.dims)
+NO_WHOLES: Mapping[str, int] = {}
+
+
+def placed_type_text(type_: TensorType, p: Placement, wholes: Mapping[str, int] = NO_WHOLES) -> str:
+    """`f32[batch@rows 64, io 512] partial sum over cols`.
+
+    Where blocks differ in size, `batch@rows 3 of 5`: the largest, and the dim in `wholes`.
+    """
+    of = {d: f" of {n}" for d, n in wholes.items()}
+    dims = (f"{d.name}{_axes(p.axes_of(d.name))} {d.size}{of.get(d.name, '')}" for d in type_.dims)
     tail = f" partial {p.op} over {', '.join(p.partial)}" if p.partial else ""
     windows = "".join(f" window {_window(w)}" for w in p.windows)
     return f"{type_.dtype}[{', '.join(dims)}]{windows}{tail}"

@@ -104,7 +104,8 @@ def route(
             if edge.sends is None:
                 there = cost + edge.kernels * kernel * BYTE + STEP
             else:
-                there = cost + (edge.sends(local) + message) * BYTE + COLLECTIVE + STEP
+                sent = edge.step.wire(type_, mesh) if space.uneven else edge.sends(local)
+                there = cost + (sent + message) * BYTE + COLLECTIVE + STEP
             if there < best.get(edge.after, there + 1):
                 best[edge.after] = there
                 came[edge.after] = edge
@@ -187,7 +188,10 @@ def _space(
         if rest > 1:
             dims[dim] = None
             rest //= math.gcd(rest, shared[dim])
-    ways = tuple((d, shared[d]) for d in type_.names if d in dims)
+    # Of a dim that does not divide, 0: any number of parts will do.
+    ends = (source, target)
+    uneven = {d for p in ends for d, _ in p.splits if p.is_uneven(d, type_.size(d), mesh)}
+    ways = tuple((d, 0 if d in uneven else shared[d]) for d in type_.names if d in dims)
     return _shared_space(ways, axes, target.partial, target.op, mesh, scatter)
 
 
@@ -217,8 +221,8 @@ class _Space:
     """The steps worth taking between placements, on the way to one partial over `partial`.
 
     `ways` has for each dim that may be split a number whose divisors are the numbers of parts it
-    divides into. Placements are numbered in order of discovery: `parts` are the numbers of blocks
-    of each, `known` the steps from it once computed.
+    divides into, 0 for one that need not divide. Placements are numbered in order of discovery:
+    `parts` are the numbers of blocks of each, `known` the steps from it once computed.
     """
 
     ways: dict[str, int]
@@ -231,6 +235,11 @@ class _Space:
     met: list[Placement] = field(default_factory=list)
     parts: list[int] = field(default_factory=list)
     known: dict[int, tuple[_Edge, ...]] = field(default_factory=dict)
+
+    @property
+    def uneven(self) -> bool:
+        """Whether blocks may differ in size: then bytes depend on the tensor."""
+        return 0 in self.ways.values()
 
     def number(self, p: Placement) -> int:
         """The number of a placement."""
@@ -272,7 +281,7 @@ class _Space:
         splits = dict(p.splits)
         for dim, axes in self._splits(p):
             for order in itertools.permutations(axes):
-                if order != axes:
+                if order != axes and self._same_blocks(dim, axes, order):
                     yield c.permute(self.mesh, p, splits | {dim: order})
         for a, b in itertools.combinations(self.axes, 2):
             split = any(a in axes or b in axes for axes in splits.values())
@@ -282,6 +291,11 @@ class _Space:
                 swap = {a: b, b: a}
                 turned = {d: tuple(swap.get(x, x) for x in axes) for d, axes in p.splits}
                 yield c.permute(self.mesh, p, turned)
+
+    def _same_blocks(self, dim: str, old: tuple[str, ...], new: tuple[str, ...]) -> bool:
+        """Whether another order of axes leaves the blocks of a dim as they are."""
+        ways = [[self.mesh.size(a) for a in axes] for axes in (old, new)]
+        return self.ways[dim] != 0 or ways[0] == ways[1]
 
     def _local_steps(self, p: Placement) -> Iterator[c.Step]:
         for axis in self.axes:

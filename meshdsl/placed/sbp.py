@@ -186,6 +186,10 @@ class Placement:
         """The same placement with blocks for windows."""
         return Placement(self.splits, self.partial, self.op) if self.windows else self
 
+    def splits_unevenly(self, type_: TensorType, mesh: Mesh) -> bool:
+        """Whether devices have blocks of several sizes."""
+        return any(self.is_uneven(dim, type_.size(dim), mesh) for dim, _ in self.splits)
+
     def may_become(self, other: Placement) -> bool:
         """Whether `other` keeps split and partial axes, or has them partial: nothing is sent."""
         gone = (a for d, axes in self.splits for a in axes if a not in other.axes_of(d))

@@ -9,7 +9,7 @@ from meshdsl.diagnostics import DiagnosticError, Related, Source, Span, counted,
 from meshdsl.named.declarations import Declarations, unknown
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import ReduceOp
-from meshdsl.placed.layout import TENSOR, indivisible, selects
+from meshdsl.placed.layout import TENSOR, selects, uneven
 from meshdsl.placed.sbp import Mesh, Placement, placement
 from meshdsl.syntax import ast
 
@@ -33,7 +33,7 @@ class Annotations:
     entries: tuple[ast.SbpEntry, ...]
 
     def of(self, value: Value) -> Annotation | None:
-        """The annotation of a tensor, wherever it is read. Raises MD0308 or MD0301."""
+        """The annotation of a tensor, wherever it is read. Raises MD0308 or MD0310."""
         return self._first(value, (e for e in self.entries if not e.at))
 
     def at(self, value: Value, reader: Value | None) -> Annotation | None:
@@ -63,7 +63,10 @@ class Annotations:
         if len(set(partial.values())) > 1:
             help = "a sum of maxima is not a maximum of sums; reduce one of them first"
             fail("MD0308", "partial axes of one tensor share one operation", entry.span, help=help)
-        self._check_divides(value, splits, entry.span)
+        for dim, axes in splits.items():
+            for found in uneven(dim, value.type.size(dim), axes, self.mesh, entry.span):
+                if found.severity == "error":
+                    raise DiagnosticError(found)
         return placement(self.mesh, splits, tuple(partial), next(iter(partial.values()), None))
 
     def _component(
@@ -101,12 +104,6 @@ class Annotations:
             dims = ", ".join(f"S({i}) is `{d}`" for i, d in enumerate(names)) or "it has no dims"
             fail("MD0308", f"`{value.label}` has no dim {index}", span, where, help=dims)
         return names[index]
-
-    def _check_divides(self, value: Value, splits: dict[str, tuple[str, ...]], span: Span) -> None:
-        for dim, axes in splits.items():
-            if value.type.size(dim) % self.mesh.size(*axes):
-                size = value.type.size(dim)
-                raise DiagnosticError(indivisible(dim, size, axes, self.mesh, span))
 
 
 def check_component(node: ast.Expr) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
+from meshdsl.backends.runtime.values import Spec, local_part
 from meshdsl.backends.torch.text import identifiers
 from meshdsl.device.ir import Bucket, Collective, Compute, Move, Program, Wait, walk
 from meshdsl.device.memory import memory
@@ -158,6 +159,7 @@ def _reads(node: placed.Node) -> tuple[placed.Tensor, ...]:
 def _tensor(tensor: placed.Tensor, number: int, program: placed.Program) -> dict[str, Any]:
     value, p = tensor.value, tensor.placement
     local = tensor.local(program.mesh)
+    every = _local_shapes(tensor, program.mesh)
     causes = program.causes.get(value, {})
     return {
         "name": value.name,
@@ -169,6 +171,7 @@ def _tensor(tensor: placed.Tensor, number: int, program: placed.Program) -> dict
         "declared": list(value.positions),
         "shape": list(value.type.shape),
         "local_shape": list(local.shape),
+        **({"local_shapes": every} if every else {}),
         "placement": {a: str(p.component(a)) for a in program.mesh.names},
         "order": {d: list(axes) for d, axes in p.splits},
         "role": value.role if value.role != "activation" else _role(value, program),
@@ -177,6 +180,17 @@ def _tensor(tensor: placed.Tensor, number: int, program: placed.Program) -> dict
             for dim, (rule, span) in causes.items()
         },
     }
+
+
+def _local_shapes(tensor: placed.Tensor, mesh: Mesh) -> list[list[int]]:
+    """The local shape on each device, in the order of ranks; none where all are the same."""
+    type_, p = tensor.value.type, tensor.placement
+    if not p.splits_unevenly(type_, mesh):
+        return []
+    dims, split = {d.name: d.size for d in type_.dims}, dict(p.splits)
+    spec, axes = Spec(str(type_.dtype), dims, split), dict(mesh.axes)
+    parts = (local_part(spec, axes, rank) for rank in range(mesh.devices))
+    return [[part.stop - part.start for part in each] for each in parts]
 
 
 def _role(value: Value, program: placed.Program) -> str:
@@ -190,6 +204,7 @@ def _collective(
     """One executed collective; the tensors of a bucket are in `parts`."""
     parts = [_part(move, count, names) for move in node.moves]
     said = {key: _said(parts, key) for key in ("tensor", "from", "to", "why", "remedy")}
+    uneven = any(m.step.is_uneven(m.source.type, mesh) for m in node.moves)
     return {
         "kind": node.step.kind,
         "op": node.step.op,
@@ -205,6 +220,7 @@ def _collective(
         "wire_bytes": node.wire * count,
         "cluster_wire_bytes": node.cluster * count,
         "formula": COLLECTIVES[node.step.kind].formula,
+        **({"uneven": True} if uneven else {}),
         "from": said["from"],
         "to": said["to"],
         "why": said["why"],
@@ -460,7 +476,7 @@ def _place(rule: Json, file: str) -> str:
 
 def collective_note(c: Json, named: bool, indent: int) -> Note:
     """A collective: bytes, formula, change of placement, reason, and remedy."""
-    details = [("bytes", f"{c['formula']} = {c['wire_bytes'] // c['count']:,} B {_inputs(c)}")]
+    details = [("bytes", f"{_formula(c)}{c['wire_bytes'] // c['count']:,} B {_inputs(c)}")]
     details += _parts(c) if c["parts"] else [("from", c["from"]), ("to", c["to"])]
     for label, key in (("why", "why"), ("remove it", "remedy")):
         details += [(label, text) for text in _reasons(c, key)]
@@ -517,7 +533,15 @@ def _sent(c: Json) -> str:
 
 
 def _inputs(c: Json) -> str:
-    return f"(n = {c['group_size']:,} devices, b = {c['payload_bytes']:,} B on each)"
+    upto = "up to " if "uneven" in c else ""
+    return f"(n = {c['group_size']:,} devices, b = {upto}{c['payload_bytes']:,} B on each)"
+
+
+def _formula(c: Json) -> str:
+    """The formula of the bytes sent; of blocks of several sizes the most that a device sends."""
+    if "uneven" in c and c["kind"] in ("reduce_scatter", "all_to_all"):
+        return "b less its own block, at most "
+    return f"{c['formula']} = "
 
 
 # --- totals ----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from meshdsl.backends.runtime.values import block
 from meshdsl.placed.sbp import Mesh
 
 Json = dict[str, Any]
@@ -56,11 +57,17 @@ class Holding:
         return self.mesh.size(*self.order.get(dim, ()))
 
     def extent(self, dim: str, part: int) -> str:
-        """The indices of one block of a dim: `0–31`, or `all` of it."""
+        """The indices of one block of a dim: `0–31`, or `all` of it, or `none`."""
         if self.parts(dim) == 1:
             return "all"
-        local = self.size(dim) // self.parts(dim)
-        first = part * local
+        ways = [self.mesh.size(axis) for axis in self.order.get(dim, ())]
+        at: list[int] = []
+        for count in reversed(ways):
+            part, number = divmod(part, count)
+            at.insert(0, number)
+        first, local = block(self.size(dim), tuple(ways), tuple(at))
+        if not local:
+            return "none"
         return str(first) if local == 1 else f"{first}–{first + local - 1}"
 
     def part_of(self, rank: int) -> dict[str, int]:

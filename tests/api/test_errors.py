@@ -342,7 +342,11 @@ CALLS: dict[str, tuple[str, str, Callable[[], object]]] = {
     "a mesh that is none": ("MD0108", '"mine"', lambda: keeper.compile("mine")),
     "no mesh": ("MD0815", "4", lambda: keeper.compile(4)),
     "an axis of 0": ("MD0105", '"d": 0', lambda: keeper.compile({"d": 0})),
-    "not divisible": ("MD0301", '"io": "d"', lambda: keeper.compile({"d": 4}, {"io": "d"})),
+    "not divisible": (
+        "MD0310",
+        '"io": "d"',
+        lambda: keeper.compile({"d": 100_000}, {"io": "d"}),
+    ),
     "a policy": ("MD0108", '"late"', lambda: keeper.compile({"d": 2}, reduce="late")),
     "a float type": ("MD0602", '"f31"', lambda: keeper.compile({"d": 2}, dtype="f31")),
     "a lost size as text": ("MD0821", "int(io)", lambda: sized.to_mdsl()),

@@ -273,6 +273,28 @@ def part_of_a_mesh(folder: Path) -> None:
     close(shown.w.grad, local(shown, "w", params["w"].grad))
 
 
+def uneven(folder: Path) -> None:
+    """Blocks of several sizes: as DTensor's, whose state dict has the whole again."""
+    world = dist.get_world_size()
+    sizes = {"batch": world + 1, "io": 2 * world - 1, "hidden": 2 * world + 1}
+    for layout in ("dp", "tp", "fsdp", "inner"):
+        path, mesh = written(folder, MLP), mesh_of({"a": world})
+        shown: Any = module(path, mesh, layout, dtype="f64", dims=sizes)
+        inputs = drawn(shown._runtime.inputs, 7)
+        params = {n: t.requires_grad_() for n, t in shown.whole_state_dict().items()}
+        right = mlp(params, inputs)["loss"]
+        loss = shown(**{n: shown.local(n, t) for n, t in inputs.items()}).loss
+        loss.backward()
+        right.backward()
+        close(loss.detach(), right.detach())
+        for name, whole in params.items():
+            assert whole.grad is not None
+            close(getattr(shown, name).grad, local(shown, name, whole.grad))
+            close(shown.state_dict()[name].full_tensor(), whole.detach())
+        shown.load_state_dict({n: 2 * t.detach() for n, t in params.items()})
+        close(shown.w.detach(), local(shown, "w", 2 * params["w"].detach()))
+
+
 def refusals(folder: Path) -> None:
     """Inputs that do not fit are refused on every process alike."""
     path, world = written(folder, MLP), dist.get_world_size()
@@ -288,7 +310,6 @@ def refusals(folder: Path) -> None:
     refused("MD0560", lambda: module(path, backwards, "dp"))
     refused("MD0561", lambda: shown(**inputs))
     refused("MD0561", lambda: shown(**{**own, "x": elsewhere}))
-    refused("MD0301", lambda: module(path, mesh, "dp", dims={"batch": 2 * world + 1}))
     if world == 4:
         swapped = module(path, mesh_of(SQUARE), "swapped")
         refused("MD0562", swapped.state_dict)
@@ -325,7 +346,7 @@ SCENES: dict[int, tuple[Callable[[Path], None], ...]] = {
         given_values,
         refusals,
     ),
-    4: (gradients, training, states, part_of_a_mesh, refusals, documented),
+    4: (gradients, training, states, uneven, part_of_a_mesh, refusals, documented),
 }
 """The scenes for each number of processes."""
 

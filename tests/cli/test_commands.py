@@ -60,7 +60,7 @@ def test_compile_bare_writes_no_runtime(cli: Cli) -> None:
 
 INDIVISIBLE = """\
 dim a = 5
-mesh m = { x: 2 }
+mesh m = { x: 100000 }
 layout l { a -> x }
 program p(x[a]) { return x }
 """
@@ -72,7 +72,7 @@ def test_every_file_of_a_command_is_checked(cli: Cli) -> None:
     write("dim a = 4\nprogram p(x[a]) { return y }\n", "one.mdsl")
     write(INDIVISIBLE, "div.mdsl")
     done = cli("check", "many.mdsl", "one.mdsl", "div.mdsl", "none.mdsl")
-    wanted = ["error[MD0102]"] * 21 + ["error[MD0301]", "error[MD0010]", "note[MD0016]"]
+    wanted = ["error[MD0102]"] * 21 + ["error[MD0310]", "error[MD0010]", "note[MD0016]"]
     assert sorted(done.codes) == sorted(wanted)
     assert "10 more errors of this file are not shown" in done.err
     found = json.loads(cli("check", "many.mdsl", "one.mdsl", "--json").out)
@@ -87,9 +87,10 @@ def test_json_of_a_diagnostic(cli: Cli) -> None:
         "version": 1,
         "diagnostics": [
             {
-                "code": "MD0301",
+                "code": "MD0310",
                 "severity": "error",
-                "message": "dim `a` of size 5 does not divide over mesh axis `x` of size 2",
+                "message": "dim `a` of size 5 does not divide over mesh axis `x` of size 100000, "
+                "and on more than 65,536 devices it has to",
                 "file": "f.mdsl",
                 "span": {"start": {"line": 3, "column": 12}, "end": {"line": 3, "column": 18}},
                 "related": [
@@ -102,7 +103,7 @@ def test_json_of_a_diagnostic(cli: Cli) -> None:
                         },
                     },
                     {
-                        "message": "`x` is of size 2",
+                        "message": "`x` is of size 100000",
                         "file": "f.mdsl",
                         "span": {
                             "start": {"line": 2, "column": 12},
@@ -110,8 +111,8 @@ def test_json_of_a_diagnostic(cli: Cli) -> None:
                         },
                     },
                 ],
-                "help": "the nearest sizes that divide: `--set a=4` or `--set a=6`",
-                "fixes": [_size(4), _size(6)],
+                "help": "the nearest sizes that divide: `--set a=100000`",
+                "fixes": [_size(100000)],
             }
         ],
     }

@@ -78,7 +78,7 @@ def test_its_own_test_passes_and_can_fail(made: Cli) -> None:
     file = Path(f"{NAME}.mdsl")
     text = file.read_text(encoding="utf-8")
     file.write_text(text.replace("{ batch ->", "{ classes ->"), encoding="utf-8")
-    with pytest.raises(Exception, match="MD0301"):
+    with pytest.raises(Exception, match="MD0401"):
         tests[0]()
 
 

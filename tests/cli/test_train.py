@@ -341,7 +341,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "--params d.npz": ("MD0504", "the program has no such name"),
     "--set batch=256": ("MD0511", "holds 200 samples to train on, and a step takes 256"),
     "--eval-fraction 2": ("MD0604", "--eval-fraction"),
-    "--mesh d:2000000000": ("MD0301", "does not divide"),
+    "--mesh d:2000000000": ("MD0310", "does not divide"),
     "--mesh d:2048 --set batch=2048": ("MD0704", "at most 1,024 devices"),
 }
 
@@ -352,7 +352,7 @@ def test_wrong_commands(options: str, points: str, cli: Cli) -> None:
     before = set(Path().iterdir())
     done = cli("train", points, "--data", "d.npz", "--steps", "3", *options.split())
     assert done.codes == [f"error[{code}]"]
-    assert done.code == (1 if code == "MD0301" else 2)
+    assert done.code == (1 if code == "MD0310" else 2)
     assert words in done.err
     assert "help: " in done.err
     assert set(Path().iterdir()) == before

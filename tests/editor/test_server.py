@@ -89,9 +89,9 @@ async def test_positions_count_as_the_client_does(editor: Editor) -> None:
 
 
 async def test_what_is_only_seen_when_it_is_placed(editor: Editor) -> None:
-    """A layout that does not divide, an expectation that does not hold; with both places."""
+    """A layout that leaves devices idle, an expectation that does not hold; with both places."""
     uri = "file:///placed.mdsl"
-    told = await editor.open(uri, MLP.replace("rows: 2", "rows: 3"))
+    told = await editor.open(uri, MLP.replace("rows: 2", "rows: 3000"))
     assert "MD0301" in {d.code for d in told}
     told = await editor.type(uri, MLP.replace("all_reduce over cols: 1", "all_reduce over cols: 7"))
     assert {(d.code, d.severity) for d in told} == {("MD0401", lsp.DiagnosticSeverity.Error)}

@@ -12,6 +12,7 @@ import torch
 
 from meshdsl.backends.runtime import (
     attention,
+    empty,
     indices,
     random,
     random_blocks,
@@ -36,7 +37,7 @@ TORCH = {
 
 SUPPORT = {
     name: found
-    for module in (attention, indices, random, random_blocks, sliding, softmax, updates)
+    for module in (attention, empty, indices, random, random_blocks, sliding, softmax, updates)
     for name, found in vars(module).items()
 }
 """The support functions that operators use."""
@@ -85,9 +86,16 @@ def evaluate(opdef: OpDef, text: TorchText, operands: list[torch.Tensor], rank: 
     return run_lines(text, opdef.torch(text), operands, rank)
 
 
-def run_lines(text: TorchText, expression: str, operands: list[torch.Tensor], rank: int = 0) -> Any:
-    """The value of an expression after the statements that precede it."""
+def run_lines(
+    text: TorchText,
+    expression: str,
+    operands: list[torch.Tensor],
+    rank: int = 0,
+    names: Mapping[str, int] | None = None,
+) -> Any:
+    """The value of an expression after the statements that precede it; `names` are further ones."""
     scope = {"torch": torch, "rank": rank} | {name: SUPPORT[name] for name in text.used}
+    scope |= names or {}
     scope |= {f"x{i}": x for i, x in enumerate(operands)}
     for line in text.lines:
         exec(line, scope)

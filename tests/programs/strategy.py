@@ -38,7 +38,7 @@ class Writer(Expressions):
 
     def program(self) -> str:
         for name in NAMES[: self.upto(6, 2)]:
-            self.sizes[name] = self.pick((2, 4, 8, 2, 4, 8, 4, 2, 1, 6, 3))
+            self.sizes[name] = self.pick((2, 4, 8, 2, 4, 8, 4, 2, 1, 6, 3, 5, 7))
         self.linear = self.once_in(3)  # partial sums come far then
         self._inputs()
         for _ in range(self.upto(12, 3)):
@@ -196,11 +196,13 @@ class Writer(Expressions):
 
 
 def layout(writer: Writer) -> str:
-    """Rules in braces: general ones that mostly fit, and a few narrower ones."""
+    """Rules in braces: general ones, that divide in most cases, and a few narrower ones."""
     rules: dict[tuple[str, str], str] = {}
+    uneven = writer.once_in(3)
     for axis, size in writer.mesh.items():
         chosen: list[str] = []
-        for dim in writer.some([d for d, n in writer.sizes.items() if n % size == 0], 1, 5):
+        fitting = [d for d, n in writer.sizes.items() if uneven or n % size == 0]
+        for dim in writer.some(fitting, 1, 5):
             apart = not any(frozenset((dim, d)) in writer.together for d in chosen)
             if apart and dim not in writer.looped and ("", dim) not in rules:
                 chosen.append(dim)
@@ -218,7 +220,7 @@ def _several_axes(writer: Writer, rules: dict[tuple[str, str], str]) -> None:
     """Split one dim over several axes, which then split no other."""
     axes = writer.some(list(writer.mesh), 2, 3)
     ways = math.prod(writer.mesh[a] for a in axes)
-    wide = [d for d, n in writer.sizes.items() if n % ways == 0]
+    wide = [d for d, n in writer.sizes.items() if writer.once_in(3) or n % ways == 0]
     if not wide:
         return
     for key in [key for key, axis in rules.items() if axis in axes]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from dataclasses import dataclass
 
 from meshdsl.diagnostics import Diagnostics, Source
@@ -47,6 +48,15 @@ def source(example: str) -> Source:
     """An example's text under the name it has from the project's folder."""
     text = (ROOT / "examples" / f"{example}.mdsl").read_text(encoding="utf-8")
     return Source(f"examples/{example}.mdsl", text)
+
+
+def broken(*layouts: str) -> Source:
+    """The MLP with layouts that split two dims of one tensor over one axis."""
+    text = source("mlp").text
+    for layout in layouts:
+        rule = re.compile(rf"(layout {layout} {{)[^}}]*-> (\w+) }}")
+        text = rule.sub(r"\1 batch -> \2, io -> \2 }", text)
+    return Source("examples/mlp.mdsl", text)
 
 
 def layouts(example: str) -> list[str]:

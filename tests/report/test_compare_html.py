@@ -16,7 +16,7 @@ from meshdsl.pipeline import Options
 from meshdsl.report.compare import totals
 from meshdsl.report.page import as_data
 from tests.report.comparing import ATTACK, EVIL, columns_of, compared, example_page, page_of
-from tests.report.golden import EXAMPLES, layouts, source
+from tests.report.golden import EXAMPLES, broken, layouts, source
 
 FEW = {name: ",".join(layouts(name)[:2]) for name in EXAMPLES if name != "matmul"}
 OUTSIDE = re.compile(r"(?:https?:)?//[\w.-]+\.\w+|url\((?!#)|@import|@font-face|fetch\(|XMLHttp")
@@ -129,8 +129,6 @@ def test_data_is_what_was_compared() -> None:
 
 
 def test_a_column_that_is_broken_says_so() -> None:
-    text = source("mlp")
-    small = type(text)("mlp.mdsl", text.text.replace("4 * io", "6"))
-    found = Page(page_of(small, "hybrid,megatron"))
+    found = Page(page_of(broken("megatron"), "hybrid,megatron"))
     assert "not compiled" in found.text("b")
-    assert "MD0301 dim `hidden` of size 6" in "".join(data for _, data in found.texts)
+    assert "MD0302 `x`" in "".join(data for _, data in found.texts)

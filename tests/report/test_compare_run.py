@@ -22,7 +22,7 @@ from tests.report.comparing import (
     of_example,
     text_of,
 )
-from tests.report.golden import layouts, source
+from tests.report.golden import broken, layouts, source
 
 __all__ = ["cli"]
 
@@ -30,28 +30,27 @@ __all__ = ["cli"]
 
 
 def _half_broken() -> list[Column]:
-    chosen = Options(set_dims={"hidden": 6})
-    return columns_of(source("mlp"), chosen, "hybrid,megatron")
+    return columns_of(broken("megatron"), Options(), "hybrid,megatron")
 
 
 def test_a_broken_column_is_reported() -> None:
     columns = _half_broken()
-    facts = compared(columns, source("mlp"), measure(columns, 0))
+    facts = compared(columns, broken("megatron"), measure(columns, 0))
     assert not facts["same"]
-    assert facts["columns"][1]["diagnostics"][0]["code"] == "MD0301"
+    assert facts["columns"][1]["diagnostics"][0]["code"] == "MD0302"
     assert all(e["cells"][1] is None for row in facts["rows"] for e in row["tensors"])
     assert [r["status"] for r in facts["run"]["runs"]] == ["ran", "broken"]
-    text = text_of(facts, source("mlp"))
-    assert "B  layout megatron, reduced deferred: MD0301 dim `hidden` of size 6" in text
+    text = text_of(facts, broken("megatron"))
+    assert "B  layout megatron, reduced deferred: MD0302 `x`" in text
     assert "mlp in 2 columns. 1 column could not be compiled." in text
     assert "B: not executed: it did not compile." in text
 
 
 def test_where_no_column_works_all_is_raised() -> None:
-    columns = columns_of(source("mlp"), Options(set_dims={"hidden": 7}), "hybrid,megatron")
+    columns = columns_of(broken("hybrid", "megatron"), Options(), "hybrid,megatron")
     with pytest.raises(DiagnosticError) as caught:
         raise_if_none_works(columns)
-    assert [d.code for d in caught.value.diagnostics] == ["MD0301", "MD0301"]
+    assert [d.code for d in caught.value.diagnostics] == ["MD0302", "MD0302"]
 
 
 def test_a_column_that_is_too_large_is_not_run_and_says_so() -> None:

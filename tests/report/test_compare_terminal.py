@@ -25,7 +25,7 @@ from tests.report.comparing import (
     lines_of,
     of_example,
 )
-from tests.report.golden import EXAMPLES, source
+from tests.report.golden import EXAMPLES, broken, source
 
 __all__ = ["cli"]
 
@@ -116,10 +116,11 @@ def test_json(cli: Cli) -> None:
 
 
 def test_a_broken_column_makes_the_exit_code(cli: Cli) -> None:
-    done = cli("compare", MLP, "--layouts", "hybrid,megatron", "--set", "hidden=6")
+    Path("broken.mdsl").write_text(broken("megatron").text, encoding="utf-8")
+    done = cli("compare", "broken.mdsl", "--layouts", "hybrid,megatron")
     assert done.code == 1
     assert done.out.startswith("mlp in 2 columns. 1 column could not be compiled.")
-    assert "error[MD0301]" in done.err
+    assert "error[MD0302]" in done.err
 
 
 def test_a_wrong_column_is_a_wrong_command(cli: Cli) -> None:
