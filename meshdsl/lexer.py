@@ -85,7 +85,6 @@ def vocabulary() -> Vocabulary:
     from meshdsl.grammar import spelling
     from meshdsl.ir.types import DTYPES
     from meshdsl.named.declarations import RESERVED_TENSORS
-    from meshdsl.named.expressions import LATER
     from meshdsl.named.from_syntax import INITS
     from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES
     from meshdsl.named.prelude import prelude
@@ -100,7 +99,7 @@ def vocabulary() -> Vocabulary:
         statements=frozenset(written[name] for name in STATEMENTS),
         links=frozenset(written[name] for name in links),
         logic=frozenset(written[name] for name in _WORDS_IN_EXPRESSIONS),
-        operators=frozenset({*called, *prelude().functions, *LATER, "grad"}),
+        operators=frozenset({*called, *prelude().functions, "grad"}),
         settings=frozenset({*INITS, *OPTIMIZERS, *SCHEDULES}),
         dtypes=frozenset(DTYPES),
         selectors=frozenset(RESERVED_TENSORS),

@@ -200,7 +200,8 @@ class Example:
         dims = ", ".join(f"{name} = {size}" for name, size in sizes.items())
         inputs = ", ".join(_declared(n, t) for n, t in self._typed)
         head = f"dim {dims}\n\n" if dims else ""
-        return f"{head}program example({inputs}) {{\n  r = {self.call}\n  return r\n}}"
+        names = ", ".join(_results_of(len(self.outs)))
+        return f"{head}program example({inputs}) {{\n  {names} = {self.call}\n  return {names}\n}}"
 
     @property
     def _typed(self) -> list[tuple[str, TensorType]]:
@@ -209,11 +210,15 @@ class Example:
     def named(self) -> tuple[Program, Op]:
         """The call as a named program, which `--print-after named` prints, and its operator."""
         ins = tuple(Value(t, _NOWHERE, name=n, role="input") for n, t in self._typed)
-        names = ("r",) if len(self.outs) == 1 else tuple(f"r{i}" for i in range(len(self.outs)))
+        names = _results_of(len(self.outs))
         outs = tuple(Value(t, _NOWHERE, name=n) for n, t in zip(names, self.outs, strict=True))
         op = Op(self.opdef.name, ins, outs, self.sample.attrs, _NOWHERE)
         returned = tuple(Output(n, v, _NOWHERE) for n, v in zip(names, outs, strict=True))
         return Program("example", ins, (), (op,), returned, _NOWHERE), op
+
+
+def _results_of(count: int) -> tuple[str, ...]:
+    return ("r",) if count == 1 else tuple(f"r{i}" for i in range(count))
 
 
 def _word(value: Any) -> str:
@@ -281,15 +286,15 @@ def gradient(opdef: OpDef, example: Example) -> str:
     if opdef.overwrites:
         return "none: it ends a training step"
     program, op = example.named()
-    if op.out.type.dtype.kind != "float":
+    if op.outs[0].type.dtype.kind != "float":
         return "none: the result is not of floats, or has steps"
     builder = Builder(Diagnostics())
-    seed = Value(op.out.type, _NOWHERE, name="d_r", role="input")
+    seed = Value(op.outs[0].type, _NOWHERE, name="d_r", role="input")
     builder.adopt(
         Program("example", (*program.inputs, seed), (), program.body, program.outputs, _NOWHERE)
     )
     floats = [v for v in program.inputs if v.type.dtype.kind == "float"]
-    found = pulled_back(builder, [(op.out, seed)], floats)
+    found = pulled_back(builder, [(op.outs[0], seed)], floats)
     by = [str(v.name) for v, part in zip(floats, found, strict=True) if part is not None]
     if not by:
         return "none: it is constant almost everywhere, or stops gradients"

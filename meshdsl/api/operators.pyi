@@ -321,6 +321,12 @@ class _Softmax(Protocol):
 class _Softplus(Protocol):
     def __call__(self, x: Operand, /) -> Tensor: ...
 
+class _SortApplied(Protocol):
+    def __call__(self, x: Operand, /) -> tuple[Tensor, Tensor]: ...
+
+class _Sort(Protocol):
+    def __getitem__(self, dims: Dim, /) -> _SortApplied: ...
+
 class _Sqrt(Protocol):
     def __call__(self, x: Operand, /) -> Tensor: ...
 
@@ -348,6 +354,18 @@ class _Top2GatingApplied(Protocol):
 
 class _Top2Gating(Protocol):
     def __getitem__(self, dims: _Dims, /) -> _Top2GatingApplied: ...
+
+class _TopKApplied(Protocol):
+    def __call__(self, x: Operand, /) -> tuple[Tensor, Tensor]: ...
+
+class _TopK(Protocol):
+    def __getitem__(self, dims: Arrow, /) -> _TopKApplied: ...
+
+class _TopKGatingApplied(Protocol):
+    def __call__(self, logits: Operand) -> tuple[Tensor, Tensor, Tensor]: ...
+
+class _TopKGating(Protocol):
+    def __getitem__(self, dims: _Dims, /) -> _TopKGatingApplied: ...
 
 class _UniformApplied(Protocol):
     def __call__(self, seed: Operand | None = ..., dtype: DType | str = ...) -> Tensor: ...
@@ -447,6 +465,7 @@ silu: _Silu
 sin: _Sin
 softmax: _Softmax
 softplus: _Softplus
+sort: _Sort
 sqrt: _Sqrt
 square: _Square
 stop_gradient: _StopGradient
@@ -454,6 +473,8 @@ sub: _Sub
 sum: _Sum
 tanh: _Tanh
 top2_gating: _Top2Gating
+top_k: _TopK
+top_k_gating: _TopKGating
 uniform: _Uniform
 upconv: _Upconv
 where: _Where
@@ -549,6 +570,7 @@ __all__ = [
     "sin",
     "softmax",
     "softplus",
+    "sort",
     "sqrt",
     "square",
     "stop_gradient",
@@ -556,6 +578,8 @@ __all__ = [
     "sum",
     "tanh",
     "top2_gating",
+    "top_k",
+    "top_k_gating",
     "uniform",
     "upconv",
     "where",

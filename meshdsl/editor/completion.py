@@ -16,7 +16,6 @@ from meshdsl.editor.hovers import head
 from meshdsl.ir.types import DTYPES
 from meshdsl.lexer import vocabulary
 from meshdsl.named.declarations import RESERVED_TENSORS
-from meshdsl.named.expressions import LATER
 from meshdsl.named.from_syntax import INITS
 from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES
 from meshdsl.ops.opdef import load_all
@@ -248,9 +247,7 @@ class _Offer:
             yield from _words(sorted(vocabulary().statements))
         yield from self.symbols(*TENSORS, "function")
         yield from self.symbols("dim")
-        yield from _calls(
-            sorted(vocabulary().operators - {*LATER}), lsp.CompletionItemKind.Function
-        )
+        yield from _calls(sorted(vocabulary().operators), lsp.CompletionItemKind.Function)
         record = load_all().get(place.inside.before) if place.inside.kind == "LPAR" else None
         for option, _ in record.surface.options if record else ():
             kind = lsp.CompletionItemKind.Property

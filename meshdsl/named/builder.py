@@ -119,7 +119,8 @@ class Builder:
 
     `originals` maps copies made for a backward pass to their forward values; `renamed` maps
     each value that was named after others had read it to its named value. The dims `unsized` have
-    no known size: what only that makes illegal is not reported.
+    no known size: what only that makes illegal is not reported. `site` is the place of a program's
+    call of a function of the library, where all that it consists of then is.
     """
 
     def __init__(self, diagnostics: Diagnostics, unsized: frozenset[str] = frozenset()) -> None:
@@ -128,6 +129,7 @@ class Builder:
         self.frames = [Frame(None)]
         self.params: list[PendingParam] = []
         self.phase = "forward"
+        self.site: Span | None = None
         self.block: int | None = None
         self.nameless: set[Value] = set()
         self.originals: dict[Value, Value] = {}
@@ -280,6 +282,8 @@ class Builder:
 
         `spans` are the places of the operands, to point at their types; `fields` go to the results.
         """
+        if self.site is not None:
+            span, spans = self.site, ()
         try:
             types = lookup(name).infer(tuple(v.type for v in ins), attrs)
         except OpError as error:
@@ -343,7 +347,7 @@ class Builder:
             body[:] = substitute(body, {value: named})
             return named
         last = body[-1] if body else None
-        fresh = isinstance(last, Op) and last.outs == (value,) and value.name is None
+        fresh = isinstance(last, Op) and value in last.outs and value.name is None
         if not fresh:
             value = self.emit("identity", (value,), {}, span, scope)[0]
             last = body[-1]
@@ -351,7 +355,7 @@ class Builder:
         named = replace(value, name=".".join((*scope.path, name)), pins=pins)
         self.place(named, self._depth[value])
         self.renamed[value] = named
-        body[-1] = replace(last, outs=(named,))
+        body[-1] = replace(last, outs=tuple(named if v is value else v for v in last.outs))
         return named
 
 

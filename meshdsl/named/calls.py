@@ -24,7 +24,7 @@ from meshdsl.diagnostics import (
 )
 from meshdsl.ir.types import DTYPES, Dim, DType
 from meshdsl.named.builder import Operand, Scope, need_tensor
-from meshdsl.named.expressions import LATER, option_value, surface_name, unknown_function
+from meshdsl.named.expressions import option_value, surface_name, unknown_function
 from meshdsl.named.foreign import RENAMED, row_of
 from meshdsl.named.ir import Value
 from meshdsl.named.prelude import form, library, prelude
@@ -69,8 +69,6 @@ class Calls:
             return self.program.goals.grad(node, scope)
         if row_of(name) is not None and is_foreign(node):
             return (self.program.refused.call("operator", node, scope),)
-        if name in LATER:
-            self._refuse(partial(_later, node.function), node, scope)
         if name in load_all() and load_all()[name].surface.items != "view":
             return self.operator(load_all()[name], node, scope)
         if name in library():
@@ -312,6 +310,9 @@ class Calls:
             given = {**dict.fromkeys(p.name.text for p in function.params), **given}
         self._bind_tensors(function, node, given, matched, inner)
         self.open.append(function)
+        outer = self.builder.site
+        if inner.declarations is prelude():
+            self.builder.site = outer or node.span
         try:
             return self.program.function_body(function, inner)
         except DiagnosticError as error:
@@ -319,6 +320,7 @@ class Calls:
                 raise
             raise _at_call(error, node) from None
         finally:
+            self.builder.site = outer
             self.open.pop()
 
     def _guard_recursion(self, function: ast.Function, node: ast.Call, scope: Scope) -> None:
@@ -514,11 +516,6 @@ def _at_call(error: DiagnosticError, node: ast.Call) -> DiagnosticError:
     found = error.diagnostics
     noted = (replace(d, related=(*d.related, related)) if len(d.related) < 3 else d for d in found)
     return DiagnosticError(*noted) if found else Poisoned()
-
-
-def _later(name: ast.Name) -> NoReturn:
-    help = "compute it outside and pass it as an input"
-    fail(LATER[name.text], f"`{name.text}` is not supported yet", name.span, help=help)
 
 
 def _wrong_dims(function: ast.Function, node: ast.Call) -> NoReturn:

@@ -1,9 +1,9 @@
 """Forms of operators whose own dim is split, in operators that can work on parts.
 
 Composites are replaced by their definition in the prelude. `cumsum` becomes a cumsum inside blocks
-plus the sum of the blocks before: only one number per block is exchanged. Floats of two bytes are
-f32 from the first of these operators to the last, as inside torch's kernels: in f16 a sum of
-squares soon overflows.
+plus the sum of the blocks before: only one number per block is exchanged; `top_k` ranks inside
+blocks, and exchanges the best of each. Floats of two bytes are f32 from the first operator of a
+definition or a sum to the last, as inside torch's kernels: in f16 a sum of squares soon overflows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from meshdsl.diagnostics import Diagnostics
 from meshdsl.ir.program import substitute
-from meshdsl.ir.types import F32, Dim, TensorType
+from meshdsl.ir.types import F32, I32, Dim, TensorType
 from meshdsl.named.attention import ATTENTION, attention_parts
 from meshdsl.named.builder import Builder, Scope
 from meshdsl.named.declarations import Declarations
@@ -42,8 +42,10 @@ Axes = tuple[tuple[str, int], ...]
 
 def expand(op: Op, split: Mapping[str, Axes]) -> Expansion | None:
     """`op` on parts, None if it has no such form. `split`: own dim -> axes with sizes."""
-    if op.name == "cumsum":
-        return _in_blocks(op, split)
+    if op.name in IN_BLOCKS:
+        own = own_dims(dict(op.attrs)) if op.name == "cumsum" else op.attr("source")
+        parts = math.prod(size for _, size in split[own[0].name])
+        return None if own[0].size % parts else IN_BLOCKS[op.name](op, split)  # uneven blocks
     if op.name in ATTENTION:
         return _attention(op)
     return Expansion(_from_prelude(op)) if lookup(op.name).composite else None
@@ -119,18 +121,29 @@ def _bind_dims(function: ast.Function, own: tuple[Dim, ...], scope: Scope) -> No
     scope.names[parameter.text] = math.prod(d.size for d in own)
 
 
-def _in_blocks(op: Op, split: Mapping[str, Axes]) -> Expansion | None:
-    """The sum inside each block and of the blocks before; None where blocks differ in size."""
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """Dims for the blocks of one that is split, for all of them on each device, and of a block."""
+
+    blocks: Dim
+    every: Dim
+    block: Dim
+    rules: tuple[tuple[Dim, tuple[str, ...]], ...]
+
+    @classmethod
+    def of(cls, dim: Dim, axes: Axes) -> _Blocks:
+        """The dims for `dim` over `axes`. A user's name cannot contain a dot."""
+        parts = math.prod(size for _, size in axes)
+        blocks, every = Dim(f"{dim.name}.blocks", parts), Dim(f"{dim.name}.all_blocks", parts)
+        rules = ((blocks, tuple(a for a, _ in axes)),)
+        return cls(blocks, every, Dim(f"{dim.name}.block", dim.size // parts), rules)
+
+
+def _running_sum(op: Op, split: Mapping[str, Axes]) -> Expansion:
+    """A running sum inside blocks, plus the sum of the blocks before."""
     dim: Dim = op.attr("dim")
-    axes = split[dim.name]
-    parts = 1
-    for _, size in axes:
-        parts *= size
-    if dim.size % parts:
-        return None
-    # A user's name cannot contain a dot.
-    blocks, every = Dim(f"{dim.name}.blocks", parts), Dim(f"{dim.name}.all_blocks", parts)
-    block = Dim(f"{dim.name}.block", dim.size // parts)
+    made = _Blocks.of(dim, split[dim.name])
+    blocks, every, block = made.blocks, made.every, made.block
     builder, scope = Builder(Diagnostics()), _scope(op, prelude())
     (whole,) = _operands(op, builder, scope)
 
@@ -143,8 +156,46 @@ def _in_blocks(op: Op, split: Mapping[str, Axes]) -> Expansion | None:
     offsets = emit("rename", others, pairs=((every, blocks),))
     y = emit("add", emit("cumsum", x, **{**dict(op.attrs), "dim": block}), offsets)
     result = emit("merge", y, dims=(blocks, block), into=dim)
-    rules = ((blocks, tuple(a for a, _ in axes)),)
-    return Expansion(_yield(builder, (result,), op, scope), rules)
+    return Expansion(_yield(builder, (result,), op, scope), made.rules)
+
+
+def _top_of_tops(op: Op, split: Mapping[str, Axes]) -> Expansion:
+    """The greatest elements of the blocks, and the greatest of these with their global indices.
+
+    Candidates are in the order of their blocks, and equals inside a block in that of their
+    indices, so that of equals the first is the first of all.
+    """
+    (dim,), (target,) = op.attr("source"), op.attr("target")
+    made = _Blocks.of(dim, split[dim.name])
+    size = min(target.size, made.block.size)
+    top = Dim(f"{dim.name}.top", size)
+    candidates = Dim(f"{dim.name}.candidates", size * made.blocks.size)
+    builder, scope = Builder(Diagnostics()), _scope(op, prelude())
+    builder.place(op.ins[0], 0)
+
+    def emit(name: str, *ins: Value, **attrs: Any) -> tuple[Value, ...]:
+        return builder.emit(name, ins, attrs, op.span, scope)
+
+    def gathered(value: Value) -> Value:
+        (whole,) = emit("rename", value, pairs=((made.blocks, made.every),))
+        return emit("merge", whole, dims=(made.every, top), into=candidates)[0]
+
+    (x,) = emit("split", op.ins[0], dim=dim, into=(made.blocks, made.block))
+    best, inside = emit("top_k", x, source=(made.block,), target=(top,))
+    width = builder.constant(made.block.size, I32, op.span, scope)
+    (start,) = emit("mul", *emit("iota", dim=made.blocks), width)
+    (index,) = emit("add", inside, start)
+    values, place = emit("top_k", gathered(best), source=(candidates,), target=(target,))
+    (which,) = emit("gather", gathered(index), place, dim=candidates)
+    (which,) = emit("transpose", which, dims=op.outs[1].type.dims)
+    ops = [o for o in builder.frames[0].body if isinstance(o, Op)]
+    found = substitute(ops, {values: op.outs[0], which: op.outs[1]})
+    placed = (replace(o, span=op.span, phase=op.phase, block=op.block) for o in found)
+    return Expansion(tuple(placed), made.rules)
+
+
+IN_BLOCKS = {"cumsum": _running_sum, "top_k": _top_of_tops}
+"""Operators that work on the blocks of their own dim, and then on one or a few values of each."""
 
 
 def _scope(op: Op, declarations: Declarations) -> Scope:

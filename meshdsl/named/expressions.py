@@ -30,11 +30,6 @@ from meshdsl.syntax import ast
 if TYPE_CHECKING:
     from meshdsl.named.from_syntax import ProgramBuilder
 
-LATER = {
-    "top_k": "MD0901",
-}
-"""Operators of the language that are parsed but not built yet, and the code that reports it."""
-
 NEUTRAL = (("mul", 1), ("div", 1), ("add", 0), ("sub", 0))
 """Operators and right operands that change nothing, such as those of the default `g = 1.0`."""
 
@@ -129,7 +124,7 @@ class Expressions:
             help = "assign it before; a loop carries what has a value before the loop"
             message = f"`{name.text}` is read before it has a value"
             fail("MD0121", message, name.span, where, help=help)
-        if name.text in load_all() or name.text in LATER:
+        if name.text in load_all():
             help = f"call it: `{name.text}(…)`"
             fail("MD0102", f"`{name.text}` is an operator, not a tensor", name.span, help=help)
         known = [*scope.names, *scope.stacks, *scope.dims]

@@ -72,7 +72,7 @@ def is_foreign(node: ast.Call) -> bool:
     """Whether an operator is called with dims where other libraries have them."""
     opdef = load_all().get(node.function.text)
     if opdef is None:
-        return node.items is None and node.function.text == "top_k"
+        return False
     if any(isinstance(arg, ast.Foreign) and arg.kind == "list" for arg in node.args):
         return True
     if opdef.name == "einsum":

@@ -253,7 +253,10 @@ class Backward(Protocol):
 
     @property
     def grad(self) -> Value:
-        """The cotangent of the (only) result; some of its dims may be missing."""
+        """The cotangent of the first result; some of its dims may be missing.
+
+        Further results, such as indices, have none.
+        """
 
     def wanted(self, index: int) -> bool:
         """Whether the gradient of operand `index` is used."""

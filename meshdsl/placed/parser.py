@@ -14,7 +14,7 @@ from typing import Any
 from meshdsl.ir import parser as ir
 from meshdsl.ir import program as generic
 from meshdsl.ir.parser import Fields, Line, Scanner
-from meshdsl.ir.types import TensorType
+from meshdsl.ir.types import DTYPES, TensorType
 from meshdsl.named import ir as named
 from meshdsl.ops.opdef import Reads, lookup
 from meshdsl.placed import collectives as c
@@ -99,8 +99,8 @@ def parse_step(scan: Scanner, mesh: Mesh, before: Placement) -> c.Step:
 def _over(scan: Scanner) -> tuple[str, ...]:
     scan.expect("over")
     axes = [scan.next()]
-    # In a list of types a comma also separates the next one.
-    while scan.peek() == "," and scan.peek(2) != "[":
+    # In a list of types a comma also separates the next one; `, tp[layers]` ends a collected value.
+    while scan.peek() == "," and not (scan.peek(1) in DTYPES and scan.peek(2) == "["):
         scan.next()
         axes.append(scan.next())
     return tuple(axes)

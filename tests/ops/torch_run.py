@@ -16,6 +16,7 @@ from meshdsl.backends.runtime import (
     indices,
     random,
     random_blocks,
+    ranking,
     sliding,
     softmax,
     updates,
@@ -37,7 +38,17 @@ TORCH = {
 
 SUPPORT = {
     name: found
-    for module in (attention, empty, indices, random, random_blocks, sliding, softmax, updates)
+    for module in (
+        attention,
+        empty,
+        indices,
+        random,
+        random_blocks,
+        ranking,
+        sliding,
+        softmax,
+        updates,
+    )
     for name, found in vars(module).items()
 }
 """The support functions that operators use."""

@@ -15,15 +15,17 @@ from tests.compiling import compile_text, named, run_text
 
 CALLS = {
     "top2_gating": "combine, dispatch, loss = top2_gating[token, experts, slot](x, noise)",
+    "top_k_gating": "combine, dispatch, loss = top_k_gating[token, experts, choice, slot](x)",
     "batch_norm": "y = batch_norm[group, token, experts](x)",
     "leaky_relu": "y = leaky_relu(x, 0.1)",
     "elu": "y = elu(x)",
     "hard_swish": "y = hard_swish(x)",
+    "sample": "y = sample[experts](x, 3)",
 }
 """A call of every function; what it yields is returned."""
 
 PROGRAM = """
-dim group = 2, token = 8, experts = 4, slot = {slot}
+dim group = 2, token = 8, experts = 4, slot = {slot}, choice = {choice}
 mesh grid = {{ p: 2, q: 2 }}
 layout whole {{ group -> p }}
 layout experts {{ experts -> (q, p) }}
@@ -36,8 +38,8 @@ program test(x[group, token, experts], noise[group, token]) {{
 LAYOUTS = ("whole", "experts", "tokens")
 
 
-def text(call: str, slot: int = 2) -> str:
-    return PROGRAM.format(call=call, names=call.partition(" = ")[0], slot=slot)
+def text(call: str, slot: int = 2, choice: int = 2) -> str:
+    return PROGRAM.format(call=call, names=call.partition(" = ")[0], slot=slot, choice=choice)
 
 
 def test_every_function_is_tried():
@@ -49,29 +51,27 @@ def test_it_is_built_of_operators(name):
     """A composite that it calls is one operator, as in a program."""
     program = named(text(CALLS[name]))
     assert {v.functions for op in walk(program.body) for v in op.outs if v.functions} == {(name,)}
+    assert {op.span.file for op in walk(program.body)} == {"test.mdsl"}, "it is where it is called"
 
 
-def gating(logits, noise, slots):
-    """GShard's top-2 gating of one group, token by token."""
+def gating(logits, noise, slots, choices=2):
+    """GShard's gating of one group, token by token; any but the first choice is above the noise."""
     tokens, experts = logits.shape
     gates = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    first = gates.argmax(1)
-    rest = np.where(np.arange(experts) == first[:, None], -1, gates)
-    second = rest.argmax(1)
     combine = np.zeros((tokens, experts, slots))
     taken = np.zeros(experts, int)
-    chosen = np.stack([first, second])
+    chosen = np.argsort(-gates, axis=1, kind="stable")[:, :choices].T
     shares = np.take_along_axis(gates, chosen.T, 1).T
     shares /= shares.sum(0)
-    for choice in range(2):
+    for choice in range(choices):
         for t in range(tokens):
             e = chosen[choice, t]
-            if choice and not 2 * shares[1, t] > noise[t]:
+            if choice and not 2 * shares[choice, t] > noise[t]:
                 continue
             if taken[e] < slots:
                 combine[t, e, taken[e]] = shares[choice, t]
             taken[e] += 1
-    density = np.eye(experts)[first].mean(0)
+    density = np.eye(experts)[chosen[0]].mean(0)
     return combine, combine > 0, (density * gates.mean(0)).mean() * experts**2
 
 
@@ -87,6 +87,21 @@ def test_top2_gating_is_gshards(kind, slot):
     for layout in LAYOUTS:
         program = text(CALLS["top2_gating"], slot)
         found = run_text(program, {"x": x, "noise": noise}, layout=layout)
+        np.testing.assert_allclose(found["combine"], [e[0] for e in expected], atol=1e-6)
+        np.testing.assert_array_equal(found["dispatch"], [e[1] for e in expected])
+        np.testing.assert_allclose(found["loss"], np.mean([e[2] for e in expected]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("choices", [1, 3])
+def test_top_k_gating_is_the_same_for_any_number(choices):
+    x = np.round(np.random.default_rng(6).normal(size=(2, 8, 4))).astype(np.float32)
+    nothing = np.full((2, 8), -1.0, np.float32)
+    expected = [
+        gating(g.astype(np.float64), n, 3, choices) for g, n in zip(x, nothing, strict=True)
+    ]
+    for layout in ("whole", "experts"):
+        program = text(CALLS["top_k_gating"], 3, choices)
+        found = run_text(program, {"x": x, "noise": nothing}, layout=layout)
         np.testing.assert_allclose(found["combine"], [e[0] for e in expected], atol=1e-6)
         np.testing.assert_array_equal(found["dispatch"], [e[1] for e in expected])
         np.testing.assert_allclose(found["loss"], np.mean([e[2] for e in expected]), rtol=1e-5)
