@@ -67,8 +67,8 @@ class Compiler:
 
     def evaluating(self) -> Compiler:
         """The same without dropout; itself where there is none."""
-        drops = any(op.name == "dropout" for op in named.walk(self.program.body))
-        return replace(self, program=without_dropout(self.program)) if drops else self
+        program = without_dropout(self.program)
+        return self if program is self.program else replace(self, program=program)
 
     def _placed(self, program: named.Program) -> placed.Program:
         made = place(program, self.layout, self.policy, self.search)

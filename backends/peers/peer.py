@@ -212,7 +212,8 @@ class Peer(Notation):
 
     def compute(self, node: Compute) -> None:
         """An operator, after the reshards of its operands."""
-        if len(node.outs) != 1 or lookup(node.name).overwrites:
+        record = lookup(node.name)
+        if len(node.outs) != 1 or record.overwrites or record.surface.seeded:
             self.refuse(node)
         (out,), plan = node.outs, self.plan(node)
         pairs = zip(node.ins, plan.needs, strict=True)
@@ -262,7 +263,10 @@ class Peer(Notation):
         """MD0910: the notation has no text for an operator."""
         message = f"`{node.name}` cannot be written as {self.notation} yet"
         help = "`meshdsl compile` writes it as torch"
-        if self.source.updates:
+        if lookup(node.name).surface.seeded:
+            message = f"`{node.name}` cannot be written as {self.notation}: {self.system}'s random "
+            message += "numbers are others"
+        elif self.source.updates:
             help += "; without `--step`, gradients and update are left out"
         fail("MD0910", message, node.span, help=help)
 

@@ -21,11 +21,18 @@ def build(
 ) -> Program | None:
     """The named program, its gradients written out; None when it has errors.
 
-    Those go to `diagnostics`.
+    Those go to `diagnostics`. Beside one that trains, a program that does not has no dropout: it
+    uses what that one has learned.
     """
+    from meshdsl.named.random import without_dropout
+
     before = len(diagnostics.errors)
     built = build_partly(declarations, program, diagnostics)
-    return built if len(diagnostics.errors) == before else None
+    if built is None or len(diagnostics.errors) > before:
+        return None
+    if is_trained(program) or not any(map(is_trained, declarations.programs.values())):
+        return built
+    return without_dropout(built)
 
 
 def build_partly(
@@ -109,11 +116,13 @@ def finish_named(
 
     if dtype is not None:
         program = retype(program, DTYPES[dtype])
+    if evaluate and program.goal is not None:
+        program = without_dropout(program)
     program = _simplified(program, spoken)
     if program.goal is None:
         return program
     if evaluate:
-        return replace(with_loss(without_dropout(program)), goal=None, updates=())
+        return replace(with_loss(program), goal=None, updates=())
     return _simplified(training_step(program, measured), spoken)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from meshdsl.diagnostics import Span, fail
 from meshdsl.ir.types import I64, TensorType
 from meshdsl.named.builder import Operand, Scope, kind_of
-from meshdsl.named.ir import Loop, Node, Program, Value
+from meshdsl.named.ir import Loop, Node, Program, Value, walk
 from meshdsl.ops.opdef import OpDef
 from meshdsl.syntax import ast
 
@@ -89,21 +89,31 @@ def without_dropout(program: Program) -> Program:
     """The program as it is evaluated: nothing is dropped, and a seed that nobody reads is gone."""
     from meshdsl.named.simplify import drop_unused
 
-    program = drop_unused(replace(program, body=_kept(program.body)))
+    if not any(op.name == "dropout" for op in walk(program.body)):
+        return program
+    program = drop_unused(replace(program, body=_kept(program.body, {})))
     read = {v for node in program.body for v in _reads(node)}
     inputs = tuple(v for v in program.inputs if v.role != "seed" or v in read)
     return replace(program, inputs=inputs)
 
 
-def _kept(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+def _kept(nodes: tuple[Node, ...], whole: dict[Value, Value]) -> tuple[Node, ...]:
+    """The nodes with identities for dropout; of one that has no name, operators read the operand.
+
+    `whole` are those operands by the results.
+    """
     found: list[Node] = []
     for node in nodes:
         if isinstance(node, Loop):
-            found.append(replace(node, body=_kept(node.body)))
-        elif node.name == "dropout":
-            found.append(replace(node, name="identity", ins=node.ins[:1], attrs=()))
-        else:
-            found.append(node)
+            found.append(replace(node, body=_kept(node.body, whole)))
+            continue
+        ins = tuple(whole.get(v, v) for v in node.ins)
+        if node.name != "dropout":
+            found.append(replace(node, ins=ins))
+            continue
+        found.append(replace(node, name="identity", ins=ins[:1], attrs=()))
+        if not node.out.name and not node.out.pins:
+            whole[node.out] = ins[0]
     return tuple(found)
 
 

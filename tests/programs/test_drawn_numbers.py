@@ -14,11 +14,11 @@ import meshdsl as md
 from meshdsl.backends.draws import draws
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.engines.reference import made_up, run_reference, whole_specs
-from meshdsl.backends.engines.torchrun import run_torchrun
 from meshdsl.backends.runtime.random import normal_of, uniform_of
 from meshdsl.backends.runtime.random_blocks import CHUNK, dropped, random_numbers
 from meshdsl.named.ir import walk
 from tests.compiling import compile_text, named, run_text
+from tests.ranks import run_gloo
 
 LAYOUTS = {
     "whole": "", "rows": "batch -> p", "columns": "io -> q", "both": "batch -> q, io -> p",
@@ -68,9 +68,8 @@ def test_every_layout_and_engine_draws_the_same_bits() -> None:
 def test_processes_draw_the_same_bits(tmp_path) -> None:
     text = compile_text(TEXT, layout="columns", mesh="p:1,q:2").emitted.text
     assert "stream_key" in text
-    np.savez(tmp_path / "x.npz", x=X["x"])  # the seed is the run's, and in no file
-    found = run_torchrun(text, str(tmp_path / "x.npz"), None, seed=5).outputs
-    expected = run_local(text, X, seed=5).outputs
+    found = run_gloo(text, X, tmp_path, 2)  # the seed is the run's, and in no file
+    expected = run_local(text, X, seed=0).outputs
     for name, wanted in expected.items():
         np.testing.assert_array_equal(found[name], wanted)
 
@@ -237,3 +236,30 @@ def test_evaluation_drops_nothing() -> None:
     assert any(op.name == "dropout" for op in walk(made.named.body))
     assert not any(op.name == "dropout" for op in walk(made.forward.named.body))
     assert [v.label for v in made.forward.named.inputs] == ["x", "y"]
+    assert not any(op.name == "identity" for op in walk(made.forward.named.body))
+
+
+BESIDE = """
+dim batch = 2, io = 4
+def net(x[batch, io]) -> [batch, io] { return dropout(x, 0.9) }
+program learn(x[batch, io]) {
+  param w[io] = ones()
+  loss = mean(square(net(x) * w))
+  return loss
+  minimize loss with sgd(lr=0.1)
+}
+program use(x[batch, io]) { return net(x) }
+program draw(x[batch, io]) { return net(x) + uniform[io]() }
+"""
+
+
+def test_a_program_beside_one_that_trains_drops_nothing() -> None:
+    """It is the inference of what that one learns; alone in its file, it would drop."""
+    made = compile_text(BESIDE, program="use")
+    assert [v.label for v in made.named.inputs] == ["x"]
+    x = np.ones((2, 4), np.float32)
+    (found,) = run_local(made.emitted.text, {"x": x}).outputs.values()
+    np.testing.assert_array_equal(found, x)
+    assert [v.label for v in compile_text(BESIDE, program="draw").named.inputs] == ["x", "seed"]
+    alone = BESIDE.replace("  minimize loss with sgd(lr=0.1)\n", "")
+    assert [v.label for v in compile_text(alone, program="use").named.inputs] == ["x", "seed"]
