@@ -60,14 +60,19 @@ class PersistentEngine:
         mesh = self.program.MESH
         self.devices = math.prod(mesh.values())
         self._inputs = {n: Cut.of(s, mesh) for n, s in self.program.INPUTS.items()}
-        self._params = {n: Cut.of(s, mesh) for n, s in self.program.PARAMS.items()}
+        self._states = getattr(self.program, "STATES", None)
+        self._kept = {**self.program.PARAMS, **(self._states or {})}
+        self._params = {n: Cut.of(s, mesh) for n, s in self._kept.items()}
         self._outputs = {n: Cut.of(s, mesh) for n, s in self.program.OUTPUTS.items()}
         self._workers: list[Worker] = []
         self._lock = threading.Lock()
 
     def parameters(self, arrays: Mapping[str, Any]) -> Blocks:
-        """The local blocks of the parameters on each device; `arrays` are all of them, whole."""
-        return self._blocks(self.program.PARAMS, self._params, arrays)
+        """The local blocks of the parameters on each device; `arrays` are all of them, whole.
+
+        States that the program assigns are among them.
+        """
+        return self._blocks(self._kept, self._params, arrays)
 
     def run(self, inputs: Mapping[str, Any], params: Blocks) -> dict[str, torch.Tensor]:
         """The whole outputs; `inputs` are all inputs, whole.
@@ -86,7 +91,10 @@ class PersistentEngine:
         program.dist = dist
 
         def call(rank: int) -> Any:
-            return program.device(rank, dist.groups(rank), inputs[rank], params[rank])
+            values = [inputs[rank], params[rank]]
+            if self._states is not None:  # what is assigned to them is not kept
+                values.append({n: params[rank][n].clone() for n in self._states})
+            return program.device(rank, dist.groups(rank), *values)
 
         workers = workers or [Worker(f"device {rank}") for rank in range(self.devices)]
         found = Devices(self.devices, dist, call, self.text, workers).run()

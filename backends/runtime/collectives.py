@@ -151,7 +151,7 @@ def halo(
     mesh: dict[str, int],
     groups: dict[str, Any],
 ) -> torch.Tensor:
-    """What this device's block of a loop reads of `dim`: own elements, others', and `fill` beyond.
+    """What this device's block of a loop reads of `dim`: own elements, others' and `fill`.
 
     `sizes` are those of the dim and of the loop, both split over `axes`, outer first; `reads` as in
     `span`. Without a fill the window ends at the border; with "wrap" it goes on at the other end.

@@ -24,6 +24,7 @@ SIZES: dict[str, dict[str, int]] = {
     "lm": {**_BLOCK, "vocab": 8, "layers": 2},
     "matmul": {"rows": 8, "inner": 16, "cols": 8},
     "nmt": {"batch": 4, "source": 2, "target": 2, "vocab": 8, "model": 4, "hidden": 8},
+    "resnet": {"batch": 4, "h": 4, "w": 4, "h2": 2, "w2": 2, "c": 2, "c2": 4},
     "transformer": {**_BLOCK, "vocab": 8, "layers": 2},
 }
 """Sizes that are small, and that every layout divides."""
