@@ -22,6 +22,7 @@ LAYERS = (
     ("report", "backends.engines", "backends.train", "backends.generate"),
     ("editor",),
     ("api", "notebook", "play", "cli", "backends.module"),
+    ("__main__",),
 )
 """Folders and files of the package from the first to the last."""
 

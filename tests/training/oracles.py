@@ -208,6 +208,64 @@ def log_softmax_slope(dy: Tensor, y: Tensor, where: int) -> Tensor:
     return dy - torch.exp(y) * dy.sum(where, keepdim=True)
 
 
+def _scored(
+    sig: Signature, q: Tensor, k: Tensor, *mask: Tensor
+) -> tuple[Tensor, Tensor, list[str]]:
+    """The scores along `mem`, last of their dims; where they are hidden; the names of the dims."""
+    key, mem = (d.name for d in sig.attrs["dims"])
+    types, known = (*sig.ins[:2], *sig.ins[3:]), letters(sig)
+    rows = [n for n in dict.fromkeys(n for t in types for n in t.names) if n not in (key, mem)]
+    sizes = {d.name: d for t in types for d in t.dims}
+    dims = [sizes[n] for n in (*rows, mem)]
+    terms = ["".join(known[n] for n in t.names) for t in sig.ins[:2]]
+    small = [n for n in (*rows, mem) if any(t.has(n) for t in sig.ins[:2])]
+    scores = torch.einsum(f"{','.join(terms)}->{''.join(known[n] for n in small)}", q, k)
+    scores = spread(scores * sig.attrs["scale"], small, dims)
+    hidden = torch.zeros(scores.shape, dtype=torch.bool)
+    for x, type_ in zip(mask, sig.ins[3:], strict=True):
+        hidden = hidden | ~spread(x, type_.names, dims)
+    for dim in sig.attrs["causal"]:
+        later = torch.arange(dim.size)[:, None] < torch.arange(sizes[mem].size)
+        hidden = hidden | spread(later, (dim.name, mem), dims)
+    return scores, hidden, [*rows, mem]
+
+
+def attention(sig: Signature, q: Tensor, k: Tensor, v: Tensor, *mask: Tensor) -> Tensor:
+    scores, hidden, names = _scored(sig, q, k, *mask)
+    weights = torch.softmax(torch.where(hidden, -1e9, scores), -1)
+    known = letters(sig)
+    terms = ["".join(known[n] for n in ns) for ns in (names, sig.ins[2].names, sig.outs[0].names)]
+    return torch.einsum(f"{terms[0]},{terms[1]}->{terms[2]}", weights, v)
+
+
+def attention_slope(
+    sig: Signature,
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    *mask: Tensor,
+) -> Tensor:
+    """The gradient by q; o and lse are any numbers here, and no row sees nothing."""
+    own = Signature((*sig.ins[1:4], *sig.ins[6:]), sig.outs, sig.attrs)
+    scores, hidden, names = _scored(own, q, k, *mask)
+    known = letters(sig)
+
+    def term(names: Sequence[str]) -> str:
+        return "".join(known[n] for n in names)
+
+    out, rows = term(sig.ins[0].names), term(names[:-1])
+    p = torch.where(hidden, 0.0, torch.exp(scores - torch.einsum(
+        f"{term(sig.ins[5].names)}->{rows}", lse).unsqueeze(-1)))  # fmt: skip
+    dp = torch.einsum(f"{out},{term(sig.ins[3].names)}->{term(names)}", do, v)
+    along = torch.einsum(f"{out},{out}->{rows}", do, o).unsqueeze(-1)
+    ds = p * (dp - along) * sig.attrs["scale"]
+    ends = term(sig.ins[2].names), term(sig.ins[1].names)
+    return torch.einsum(f"{term(names)},{ends[0]}->{ends[1]}", ds, k)
+
+
 def running_sums(sig: Signature, x: Tensor) -> Tensor:
     """A product with a triangle of ones."""
     where, n = sig.ins[0].index(sig.attrs["dim"].name), sig.attrs["dim"].size
@@ -231,6 +289,9 @@ LAYER, ROOT_MEAN_SQUARE = normed(True, 1e-5), normed(False, 1e-6)
 ORACLES: dict[str, Oracle] = {
     "abs": pointwise(torch.abs),
     "add": pointwise(lambda a, b: a + b),
+    "attention": attention,
+    "attention_grad": attention_slope,
+    "attention_lse": attention,
     "broadcast": turned,
     "cast": lambda sig, x: x.double(),
     "concat": joined,
