@@ -480,6 +480,7 @@ register(
             sample(tensor(dtype=I64), dtype=F64),
         ),
         view=True,
+        shows=lambda ins, attrs: ins[0].dtype == attrs["dtype"],  # to another dtype it copies
         flops=no_flops,
         true_rows={"P -> P": "to a narrower dtype it rounds, and integers wrap before it"}
         | _rising("so in range; integers wrap, and what is no number has none", "P({}) -> P({})"),

@@ -353,8 +353,9 @@ class OpDef:
     torch:   call -> text of an expression.
     exact:   no rounding on integer-valued operands (finite sums < 2**24): no exp, root, division.
     view:    a mere relabelling of operand 0, whose memory the torch result may show.
-    shows:   other calls, by operand types and attributes, whose torch result may show the memory of
-    operand 0. Every other result has memory of its own (`device/aliases.py`).
+    shows:   the calls, by operand types and attributes, whose torch result may show the memory of
+    operand 0; None: those of a view. Every other result has memory of its own
+    (`device/aliases.py`).
     passes:  where operand 0 is a window, the torch result is that window.
     composite: defined in the prelude under the same name; used as one operator only where every dim
              in no loop is whole, expanded there otherwise.
@@ -428,7 +429,7 @@ class OpDef:
 
     def shows_operand(self, ins: tuple[TensorType, ...], attrs: Attrs) -> bool:
         """Whether the torch result of a call may share the memory of operand 0."""
-        return self.view or (self.shows is not None and self.shows(ins, attrs))
+        return self.view if self.shows is None else self.shows(ins, attrs)
 
 
 REGISTRY: dict[str, OpDef] = {}

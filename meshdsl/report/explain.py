@@ -385,7 +385,7 @@ def section(
 ) -> Section:
     """A source line, and below it tensors and collectives."""
     file, number = place
-    gutter = _gutter(report)
+    gutter = _gutter(report, sources)
     where = "" if file == next(iter(sources), "") else f"{file} "
     text = sources[file].excerpt(number) if file in sources else None
     width = max((len(t["name"] or "") for t in tensors), default=0)
@@ -399,9 +399,10 @@ def _told(tensor: Json) -> bool:
     return tensor.get("loop") is None or tensor["loop"]["as"] in LOOP_WORDS
 
 
-def _gutter(report: Json) -> int:
-    """The width of line numbers."""
-    lines = [e["line"] for e in (*report["tensors"], *report["collectives"])]
+def _gutter(report: Json, sources: Mapping[str, Source]) -> int:
+    """The width of line numbers; tensors of the prelude are not listed."""
+    tensors = [t for t in report["tensors"] if t["file"] in sources]
+    lines = [e["line"] for e in (*tensors, *report["collectives"])]
     return len(str(max(lines, default=1)))
 
 

@@ -32,7 +32,7 @@ from meshdsl.diagnostics import DiagnosticError
 from meshdsl.ir.types import TensorType
 from meshdsl.placed.sbp import Placement
 from tests.programs.harness import Case as RandomCase
-from tests.programs.harness import compiled, whole_values
+from tests.programs.harness import compiled, values_of
 from tests.programs.strategy import cases as random_cases
 from tests.renderings import gradients
 from tests.renderings.examples import accepted, cases, values
@@ -75,7 +75,7 @@ def jobs(kind: type[Peer], devices: int, reduce: str, step: int = 1) -> list[Job
         found.append(Job(case.name, peer, text, case.mesh, *values(made.named)))
     for number, case_ in enumerate(drawn(devices)[::step]):
         peer = kind(compiled(case_).placed)
-        (inputs, params), reference = whole_values(case_.source_text, case_.dims)
+        (inputs, params), reference = values_of(case_)
         text = peer.text()
         name = f"random program {number}\n{case_.source_text}"
         found.append(Job(name, peer, text, case_.mesh, inputs, params, reference))
