@@ -177,7 +177,7 @@ def _written(use: Use) -> str | None:
 
 _COUNTING = frozenset({
     "contract", "einsum", "transposed", "reshaped", "flattened", "rearranged", "indexed",
-    "joined", "parted", "triangle",
+    "joined", "parted", "triangle", "pooled", "convolved",
 })  # fmt: skip
 """The rules that count positions."""
 
@@ -739,6 +739,72 @@ def _parted(use: Use) -> str | None:
     return f"_0[{dims[0]} -> {_group(names)}]"
 
 
+_SPATIAL = re.compile(r"([123])d$")
+"""How many dims at the end of an image a window slides along: `conv2d`."""
+
+
+def _option(use: Use, name: str, at: int, default: int) -> int:
+    """A whole number; no number for each dim."""
+    part = use.option(name, at=at)
+    number = default if part is None or part.text == "None" else part.number
+    if not isinstance(number, int):
+        raise TypeError(part)
+    return number
+
+
+def _slides(
+    use: Use, x: Part, windows: Sequence[tuple[str, int]], stride: int, pad: int, gap: int = 1
+) -> str:
+    """`h by kh -> ho, w by kw`: windows along the last dims, in their order."""
+    made = []
+    for dim, (window, size) in zip((x.dims or ())[-len(windows) :], windows, strict=True):
+        count = (dim.size + 2 * pad - gap * (size - 1) - 1) // stride + 1
+        new = "" if count == dim.size else f" -> {use.fresh(f'{dim.name}_out', count, x.names)}"
+        made.append(f"{dim.name} by {window}{new}")
+    return ", ".join(made)
+
+
+def _options(stride: int, pad: int, gap: int, own: int = 1) -> str:
+    given = (("stride", stride, own), ("pad", pad, 0), ("dilation", gap, 1))
+    return "".join(f", {name}={number}" for name, number, default in given if number != default)
+
+
+def _pooled(use: Use) -> str | None:
+    """A pool along the last dims; its window is a number."""
+    (x,), found = use.tensors, _SPATIAL.search(use.word)
+    size = _option(use, "kernel_size", 1, 0)
+    stride, pad = _option(use, "stride", 2, size), _option(use, "padding", 3, 0)
+    if found is None or pad or len(use.parts) > 3 or "ceil_mode" in use.named:
+        return None
+    slides = _slides(use, x, [(str(size), size)] * int(found[1]), stride, pad)
+    return f"{use.word[:8]}[{slides}]({x.ref}{_options(stride, pad, 1, size)})"
+
+
+def _convolved(use: Use) -> str | None:
+    """A convolution of an image [n, c, h, w] by a kernel [o, c, kh, kw], and a bias [o]."""
+    (x, k, *_), found = use.tensors, _SPATIAL.search(use.word)
+    if found is None or use.option("groups", at=6) or use.option("bias", at=2):
+        return None
+    along = int(found[1])
+    stride, pad = _option(use, "stride", 3, 1), _option(use, "padding", 4, 0)
+    gap = _option(use, "dilation", 5, 1)
+    if len(x.names) != along + 2 or len(k.names) != along + 2:
+        return None
+    kernel: list[str] = []
+    for index, dim in enumerate(k.dims or ()):
+        hint, taken = dim.name, [*x.names, *kernel]
+        if index == 1:
+            kernel.append(x.names[1])
+        else:
+            kernel.append(hint if hint not in taken else use.fresh(f"k_{hint}", dim.size, taken))
+    pairs = zip(k.names, kernel, strict=True)
+    arrows = ", ".join(f"{old} -> {new}" for old, new in pairs if old != new)
+    windows = [(n, d.size) for n, d in zip(kernel[2:], (k.dims or ())[2:], strict=True)]
+    slides = _slides(use, x, windows, stride, pad, gap)
+    renamed = f"{k.ref}[{arrows}]" if arrows else k.ref
+    return f"conv[{slides}]({x.ref}, {renamed}{_options(stride, pad, gap)})"
+
+
 def _sized(use: Use) -> str | None:
     """The size of a dim is its name."""
     x = use.parts[0]
@@ -779,6 +845,8 @@ RULES: Mapping[str, Callable[[Use], str | None]] = {
     "joined": _joined,
     "stacked": _stacked,
     "parted": _parted,
+    "pooled": _pooled,
+    "convolved": _convolved,
     "sized": _sized,
 }
 """The rules that the table names."""

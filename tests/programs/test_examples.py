@@ -23,7 +23,7 @@ from meshdsl.pipeline import build_named, front
 from tests.programs.harness import REFUSALS, Case, run_case
 from tests.project import matching
 
-TRAINED = ("lm", "nmt", "resnet")
+TRAINED = ("alexnet", "lm", "nmt", "resnet", "unet")
 """Large training steps: `tests/training` runs them."""
 
 EVERY = matching("examples/*.mdsl")

@@ -19,6 +19,7 @@ FILES = matching("examples/**/*.mdsl")
 
 _BLOCK = {"batch": 4, "seq": 4, "model": 8, "heads": 4, "key": 4, "hidden": 8}
 SIZES: dict[str, dict[str, int]] = {
+    "alexnet": {"n": 2},
     "block": _BLOCK,
     "digits": {"batch": 8, "pixels": 16, "hidden": 8},
     "lm": {**_BLOCK, "vocab": 8, "layers": 2},
@@ -26,6 +27,7 @@ SIZES: dict[str, dict[str, int]] = {
     "nmt": {"batch": 4, "source": 2, "target": 2, "vocab": 8, "model": 4, "hidden": 8},
     "resnet": {"batch": 4, "h": 4, "w": 4, "h2": 2, "w2": 2, "c": 2, "c2": 4},
     "transformer": {**_BLOCK, "vocab": 8, "layers": 2},
+    "unet": {"h": 32, "w": 16, "a": 2},
 }
 """Sizes that are small, and that every layout divides."""
 

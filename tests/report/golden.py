@@ -21,7 +21,10 @@ AGAIN = "if this is meant, MESHDSL_UPDATE_GOLDEN=1 pytest tests/report writes it
 SIZES = {"matmul": {"rows": 8, "inner": 16, "cols": 8}}
 """Sizes that every layout of an example divides, where its own do not."""
 
-SELECTED = {"lm": ("zero2", "megatron_zero3"), "nmt": ("states",), "resnet": ("two_d",)}
+SELECTED = {
+    "alexnet": ("towers",), "lm": ("zero2", "megatron_zero3"), "nmt": ("states",),
+    "resnet": ("two_d",), "unet": ("rows_of_images",),
+}  # fmt: skip
 """The layouts of an example whose texts are long; all of them where it is not named."""
 
 
