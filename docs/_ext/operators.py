@@ -165,6 +165,9 @@ class Example:
             return f"{name}({tensors} -> [{_word(self.attrs['dims'])}])"
         options = [(n, self.attrs.get(n, d), d) for n, d in surface.options]
         given = [f"{n}={_option(value)}" for n, value, default in options if value != default]
+        if surface.indexed:
+            dim, (*names, index) = self.attrs["dim"].name, self.names
+            return f"{name}[{dim} = {index}]({', '.join([*names, *given])})"
         inside = ", ".join([*self.names, *given])
         inside += f" -> [{_word(self.attrs['dims'])}]" if surface.items == "filter" else ""
         return f"{name}{self._brackets()}" + (f"({inside})" if self._has_parentheses else "")

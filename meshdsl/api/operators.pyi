@@ -264,6 +264,12 @@ class _Prod(Protocol):
     def __getitem__(self, dims: _Dims, /) -> _ProdApplied: ...
     def __call__(self, x: Operand, /) -> Tensor: ...
 
+class _PutApplied(Protocol):
+    def __call__(self, x: Operand, y: Operand, z: Operand, /) -> Tensor: ...
+
+class _Put(Protocol):
+    def __getitem__(self, dims: Dim, /) -> _PutApplied: ...
+
 class _Relu(Protocol):
     def __call__(self, x: Operand, /) -> Tensor: ...
 
@@ -452,6 +458,7 @@ ones: _Ones
 pad: _Pad
 pow: _Pow
 prod: _Prod
+put: _Put
 relu: _Relu
 reverse: _Reverse
 rms_norm: _RmsNorm
@@ -556,6 +563,7 @@ __all__ = [
     "pad",
     "pow",
     "prod",
+    "put",
     "relu",
     "reverse",
     "rms_norm",

@@ -116,6 +116,9 @@ def describe(name: str) -> str:
     opdef = load_all()[name]
     shown = f"{name}{brackets_of(opdef)}{signature_of(name)}"
     lines = [f"`{shown}`: the operator `{name}` of the language.", opdef.meaning]
+    lines += ["The last tensor has the indices, which the language writes in the brackets."] * (
+        opdef.surface.indexed
+    )
     lines += [_BRACKETS.get(opdef.surface.items, "Brackets hold dims.").format(name=name)]
     lines += ["Broadcasts by name; numbers take the dtype of the tensors."] * (
         opdef.surface.items == "none"

@@ -63,6 +63,8 @@ def _call(record: OpDef) -> str:
         names.append(option if default in (..., None) else f"{option}={default}")
     out = " -> [dims]" if record.surface.items in ("out", "filter") else ""
     bracket = _BRACKETS[record.surface.items]
+    if record.surface.indexed:
+        bracket = f"[dim = {names.pop()}]"
     if record.surface.items == "maker" and not names:
         return f"{record.name}{bracket}"
     return f"{record.name}{bracket}({', '.join(names)}{out})"

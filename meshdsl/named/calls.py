@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from meshdsl.diagnostics import (
     Diagnostic,
@@ -32,6 +32,7 @@ from meshdsl.named.refused import is_foreign
 from meshdsl.ops.opdef import OpDef, OpError, load_all
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import cast_to
+from meshdsl.syntax.printer import expression
 
 if TYPE_CHECKING:
     from meshdsl.named.from_syntax import ProgramBuilder
@@ -118,6 +119,7 @@ class Calls:
 
     def operator(self, opdef: OpDef, node: ast.Call, scope: Scope) -> tuple[Operand, ...]:
         """Apply an operator of the registry by its `surface`."""
+        node = self._with_index(opdef, node, scope)
         group = _only_group(opdef, node, scope)
         arguments, attrs = both(
             partial(self._arguments, opdef, node, scope),
@@ -138,9 +140,10 @@ class Calls:
         if opdef.surface.items == "dims?" and _changes_nothing(opdef, attrs, tensors[0]):
             return (tensors[0],)
         dtype = tensors[0].type.dtype if tensors else DTYPES["f32"]
+        dtypes = self._dtypes(opdef, arguments, dtype, attrs)
         values = tuple(
-            self.program.expressions.as_value(x, dtype, s, scope)
-            for x, s in zip(arguments.operands, arguments.spans, strict=True)
+            self.program.expressions.as_value(x, d, s, scope)
+            for x, d, s in zip(arguments.operands, dtypes, arguments.spans, strict=True)
         )
         if opdef.surface.seeded:
             values, attrs = self.program.streams.drawing(
@@ -153,6 +156,93 @@ class Calls:
                 fail(error.code, error.message, node.span, help=error.help)
         spans = (*arguments.spans, *[node.span] * len(values))[: len(values)]
         return self.builder.emit(opdef.name, values, attrs, node.span, scope, spans)
+
+    def _with_index(self, opdef: OpDef, node: ast.Call, scope: Scope) -> ast.Call:
+        """`put[mem = pos](x, y)` with the index as last operand; a range is an index of each."""
+        if not opdef.surface.indexed or node.items is None or len(node.items) != 1:
+            return node
+        (item,) = node.items
+        match item:
+            case ast.PickItem(dim=dim, index=index):
+                pass
+            case ast.SliceItem(dim=dim):
+                index = self._range(opdef, item, scope)
+            case _:
+                return node
+        items = (ast.DimItem(dim, dim.span),)
+        return replace(node, items=items, args=(*node.args, index))
+
+    def _range(self, opdef: OpDef, item: ast.SliceItem, scope: Scope) -> ast.Expr:
+        """The indices `start + iota[target]` of a range; it may start at a tensor."""
+        name, span = item.dim.text, item.span
+        if item.target is None:
+            help = f"name the dim of what is written: `{opdef.name}[{name} = 0:4 -> part](…)`"
+            fail("MD0252", "a slice needs a name for its dim", span, help=help)
+        dim = self.program.expressions.dim
+        whole, part = dim(item.dim, scope).size, dim(item.target, scope)
+        start = item.start or ast.Number(0, span)
+        stop = item.stop or ast.Number(whole, span)
+        sizes = [self._known(start, scope), self._known(stop, scope)]
+        if None not in sizes:
+            first, end = cast(list[int], sizes)
+            if not 0 <= first < end <= whole:
+                message = f"the slice {first}:{end} does not lie in dim `{name}` of size {whole}"
+                help = f"a slice holds at least one element, and 0 <= start < stop <= {whole}"
+                fail("MD0210", message, span, help=help)
+            count = end - first
+        else:
+            match stop:
+                case ast.Binary(op="+", left=left, right=right) if expression(left) == expression(
+                    start
+                ):
+                    found = self._known(right, scope)
+                case _:
+                    found = None
+            if found is None:
+                wanted = f"{expression(start)}:{expression(start)} + {part.size} -> {part}"
+                message = "the length of this slice is not known"
+                fail("MD0253", message, span, help=f"write `{name} = {wanted}`")
+            count = found
+        if count != part.size:
+            message = f"the slice has {count} elements, and the dim `{part}` is of size {part.size}"
+            help = f"declare `dim {part} = {count}`, or use a dim of that size"
+            fail("MD0209", message, span, help=help)
+        each = ast.DimItem(item.target, item.target.span)
+        indices = ast.Call(ast.Name("iota", span), (each,), (), (), None, span)
+        return ast.Binary("+", start, indices, span, span)
+
+    def _known(self, node: ast.Expr, scope: Scope) -> int | None:
+        """The number that a bound is; None for a tensor."""
+        found = self.program.expressions.evaluate(node, scope)
+        if isinstance(found, Value):
+            return None
+        if not isinstance(found, int):
+            help = "use integers, dims, or an integer tensor"
+            fail("MD0253", "the bounds of a slice are integers", node.span, help=help)
+        return found
+
+    def _dtypes(
+        self, opdef: OpDef, arguments: Arguments, dtype: DType, attrs: Mapping[str, Any]
+    ) -> list[DType]:
+        """The dtype that a number has as each operand."""
+        found = [dtype] * len(arguments.operands)
+        if opdef.surface.indexed:
+            found[-1] = self._index_dtype(arguments, attrs["dim"])
+        return found
+
+    def _index_dtype(self, arguments: Arguments, dim: Dim) -> DType:
+        """i32, of an index that is a number, which must be one of the dim."""
+        index, span = arguments.operands[-1], arguments.spans[-1]
+        if isinstance(index, Value):
+            return index.type.dtype
+        if not isinstance(index, int):
+            help = f"write `[{dim.name} = 0]`, or index by a tensor of integers"
+            fail("MD0253", "an index is an integer or an integer tensor", span, help=help)
+        if not 0 <= index < dim.size:
+            message = f"index {index} is out of range for dim `{dim}` of size {dim.size}"
+            help = f"indices of `{dim}` run from 0 to {dim.size - 1}"
+            fail("MD0210", message, span, help=help)
+        return DTYPES["i32"]
 
     def _arguments(self, opdef: OpDef, node: ast.Call, scope: Scope) -> Arguments:
         """Tensors first, then options by position, then options by name."""

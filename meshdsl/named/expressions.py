@@ -294,5 +294,6 @@ def surface_name(opdef: OpDef) -> str:
         "filter": "[dim by window -> new]",
         "slide": "[dim by size -> new]",
     }.get(opdef.surface.items, "")
+    items = "[dim = index]" if opdef.surface.indexed else items
     out = " -> [dims]" if opdef.surface.items in ("out", "filter") else ""
     return f"{opdef.name}{items}(…{out})"

@@ -301,6 +301,8 @@ class Surface:
     arguments, in order, with defaults (they may be given by position after the tensors).
     `seeded`: the last tensor is a seed, which may be left out or be the option `seed`; the indices
     of the loops around follow it, and the attribute `stream` names the call.
+    `indexed`: the last tensor has indices of the dim; the language writes it in the bracket,
+    `name[dim = index](…)`.
     """
 
     items: Literal[
@@ -309,6 +311,7 @@ class Surface:
     arity: tuple[int, int | None]
     options: tuple[tuple[str, Any], ...] = ()
     seeded: bool = False
+    indexed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

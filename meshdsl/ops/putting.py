@@ -1,0 +1,236 @@
+"""`put[mem = pos](cache, new)`: a tensor with new elements at indices of one of its dims.
+
+The indices are one number, or a tensor: dims of it that the tensor has are paired by name, one that
+it lacks lists several positions. Of equal positions the last is written, in the order of that dim,
+so that no layout changes the answer (the like of torch, JAX and XLA leave it open). With the
+indexed dim split, each device writes what falls on its own block; nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from meshdsl.ir.types import BOOL, I32, I64, Dim, TensorType
+from meshdsl.named.ir import Value
+from meshdsl.ops.build import (
+    BATCH,
+    HIDDEN,
+    VOCAB,
+    Array,
+    align,
+    listed,
+    loops,
+    merged_dims,
+    need_dims,
+    need_one_dtype,
+    no_flops,
+    sample,
+    swapped,
+    tensor,
+)
+from meshdsl.ops.gradients import zero_like
+from meshdsl.ops.indexing import checked_numpy, checked_text, need_indices
+from meshdsl.ops.makers import range_text
+from meshdsl.ops.opdef import (
+    Attrs,
+    Backward,
+    Factors,
+    NumpyCall,
+    OpDef,
+    OpError,
+    Signature,
+    Surface,
+    TorchCall,
+    register,
+)
+from meshdsl.ops.text import aligned, atom, permuted
+
+
+def _infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
+    x, new, ids = ins
+    dim = attrs["dim"]
+    need_dims("put", x, (dim,))
+    need_indices("put", ids, dim)
+    need_one_dtype("put", x, new)
+    merged_dims("put", *ins)
+    places = _places(ins)
+    if len(places) > 1:
+        names = listed([d.name for d in places])
+        message = f"`put` writes along one dim of positions, and the indices have {names}"
+        raise OpError("MD0236", message, "merge them first: `ids[(a, b) -> c]`, and the new values")
+    extra = [d.name for d in new.dims if d == dim or not (x.has(d.name) or d in places)]
+    if extra:
+        message = f"`put` writes {new} at indices of `{dim}` of {x}: no place for {listed(extra)}"
+        help = f"new values have dims of the tensor but `{dim}`, and that of several positions"
+        raise OpError("MD0237", message, help)
+    return (x,)
+
+
+def _places(ins: tuple[TensorType, ...]) -> tuple[Dim, ...]:
+    """The dims of the indices that list positions: those that the tensor lacks."""
+    return tuple(d for d in ins[2].dims if not ins[0].has(d.name))
+
+
+def _factors(sig: Signature) -> Factors:
+    return Factors(loops(sig), (frozenset({0, 1}),), (0, 1))
+
+
+# --- numpy -----------------------------------------------------------------------------------
+
+
+def _numpy(call: NumpyCall, x: Array, new: Array, ids: Array) -> Array:
+    dim, out, places = call.attrs["dim"], call.outs[0].dims, _places(call.ins)
+    index = checked_numpy(call, 2, ids, dim.name) - call.offset(dim.name)
+    hits = index[..., None] == np.arange(call.extent(dim.name))
+    if not places:
+        mask = align(hits, TensorType((*call.ins[2].dims, dim), BOOL), out)
+        return np.where(mask, align(new, call.ins[1], out), x)
+    (place,) = places
+    at = call.ins[2].index(place.name)
+    order = np.arange(index.shape[at]).reshape(-1, *(1,) * (hits.ndim - at - 1))
+    last = np.where(hits, order, -1).max(at)
+    last = align(last, TensorType((*call.ins[2].without(place.name).dims, dim), I64), out)
+    rows = align(new, call.ins[1], tuple(place if d == dim else d for d in out))
+    if call.ins[1].has(place.name):
+        rows = np.take_along_axis(rows, last.clip(0), call.ins[0].index(dim.name))
+    return np.where(last >= 0, rows, x)
+
+
+# --- torch -----------------------------------------------------------------------------------
+
+
+def _text(call: TorchCall) -> str:
+    dim, out = call.attrs["dim"].name, call.outs[0]
+    ids = call.ins[2]
+    index = call.args[2] if call.is_constant(2) else checked_text(call, 2, dim)
+    if _places(call.ins):
+        return _several(call, index)
+    own = aligned(f"({range_text(call, dim, 'torch.int64')})", (dim,), out.names)
+    mask = f"{own} == {aligned(index, ids.names, out.names)}"
+    return f"torch.where({mask}, {call.aligned(1, out.dims)}, {call.tensor(0)})"
+
+
+def _several(call: TorchCall, index: str) -> str:
+    """Each row from the last position that names it, which is -1 where there is none."""
+    dim, out, ids = call.attrs["dim"].name, call.outs[0].names, call.ins[2].names
+    (place,) = (d.name for d in _places(call.ins))
+    shared = tuple(n for n in ids if n != place)
+    rows = call.extent(dim)
+    if call.is_split(dim):
+        index = call.let("local", f"{index} - {atom(call.offset(dim))}")
+        inside = f"({index} >= 0) & ({index} < {rows})"
+        index = call.let("local", f"{index}.where({inside}, {rows})")
+    text = f"{call.use('last_at')}({permuted(index, ids, (*shared, place))}, {rows})"
+    last = call.let("last", text)
+    mask = aligned(f"({last} >= 0)", (*shared, dim), out)
+    if not call.ins[1].has(place):
+        return f"torch.where({mask}, {call.aligned(1, call.outs[0].dims)}, {call.tensor(0)})"
+    target = tuple(place if n == dim else n for n in out)
+    new = aligned(call.tensor(1), call.ins[1].names, target, full=True)
+    source = aligned(f"{last}.clamp(min=0)", (*shared, dim), out, full=True)
+    found = f"torch.take_along_dim({new}, {source}, {out.index(dim)})"
+    return f"torch.where({mask}, {found}, {call.tensor(0)})"
+
+
+def _in_place(call: TorchCall) -> str | None:
+    """Write one row, where the indexed dim is whole and the new row has all other dims."""
+    dim, out = call.attrs["dim"].name, call.outs[0].names
+    new = call.ins[1].names
+    if call.ins[2].names or call.is_split(dim) or len(new) != len(out) - 1 or call.is_constant(1):
+        return None
+    index = call.args[2] if call.is_constant(2) else checked_text(call, 2, dim)
+    at = f"torch.tensor([{index}])" if call.is_constant(2) else f"{index}.reshape(1)"
+    row = aligned(call.args[1], new, out, full=True)
+    return f"{call.args[0]}.index_copy_({out.index(dim)}, {at}, {row})"
+
+
+# --- gradient --------------------------------------------------------------------------------
+
+
+def _gradient(call: Backward) -> Mapping[int, Value]:
+    """Of the tensor, zeros where it was written; of the new values, the rows that they became."""
+    dim, found, ids = call.attrs["dim"], dict[int, Value](), call.operand(2)
+    grad = call.full(call.grad, call.outs[0].dims)
+    if call.wanted(0):
+        found[0] = call.emit("put", grad, 0.0, ids, dim=dim)
+    if call.wanted(1):
+        rows = call.emit("gather", grad, ids, dim=dim)
+        for place in _places(call.ins):
+            shared = tuple(d for d in ids.type.dims if d != place)
+            order = call.emit("iota", dim=place)
+            nothing = call.emit("zeros", dims=(*shared, dim), dtype=I32)
+            last = call.emit("gather", call.emit("put", nothing, order, ids, dim=dim), ids, dim=dim)
+            rows = call.emit("where", call.emit("eq", last, order), rows, zero_like(call, grad))
+        gone = tuple(d for d in rows.type.dims if not call.ins[1].has(d.name))
+        rows = call.emit("sum", rows, dims=gone) if gone else rows
+        found[1] = rows
+    return found
+
+
+_ROWS = Dim("r", 6)
+_AT = ("int", "int", "index:v")
+_BOTH = "two partial operands at once come from two different reductions; one is enough"
+
+register(
+    OpDef(
+        "put",
+        Surface("dim", (3, 3), indexed=True),
+        _infer,
+        _factors,
+        _numpy,
+        _text,
+        (
+            sample(
+                tensor(BATCH, VOCAB, HIDDEN),
+                tensor(BATCH, HIDDEN),
+                tensor(dtype=I32),
+                values=_AT,
+                dim=VOCAB,
+            ),
+            sample(
+                tensor(VOCAB, BATCH, HIDDEN),
+                tensor(HIDDEN, BATCH),
+                tensor(BATCH, dtype=I64),
+                values=_AT,
+                dim=VOCAB,
+            ),
+            sample(tensor(VOCAB), tensor(), tensor(dtype=I32), values=_AT, dim=VOCAB),
+            sample(
+                tensor(HIDDEN, VOCAB),
+                tensor(_ROWS, HIDDEN),
+                tensor(_ROWS, dtype=I32),
+                values=_AT,
+                dim=VOCAB,
+            ),
+            sample(
+                tensor(BATCH, VOCAB, HIDDEN),
+                tensor(_ROWS),
+                tensor(BATCH, _ROWS, dtype=I32),
+                values=_AT,
+                dim=VOCAB,
+            ),
+            sample(
+                tensor(BATCH, VOCAB),
+                tensor(BATCH),
+                tensor(_ROWS, BATCH, dtype=I32),
+                values=_AT,
+                dim=VOCAB,
+            ),
+            sample(
+                tensor(VOCAB, BATCH, dtype=BOOL),
+                tensor(BATCH, dtype=BOOL),
+                tensor(dtype=I32),
+                values=("bool", "bool", "index:v"),
+                dim=VOCAB,
+            ),
+        ),
+        flops=no_flops,
+        gradient=_gradient,
+        in_place={0: _in_place},
+        true_rows=swapped(_BOTH, "P(max), P(max), B -> P(max)", "P(min), P(min), B -> P(min)"),
+        meaning="The tensor with new values at an index of one of its dims, or at several; of "
+        "equal indices the last is written.",
+    )
+)
