@@ -134,18 +134,6 @@ def _several(call: TorchCall, index: str) -> str:
     return f"torch.where({mask}, {found}, {call.tensor(0)})"
 
 
-def _in_place(call: TorchCall) -> str | None:
-    """Write one row, where the indexed dim is whole and the new row has all other dims."""
-    dim, out = call.attrs["dim"].name, call.outs[0].names
-    new = call.ins[1].names
-    if call.ins[2].names or call.is_split(dim) or len(new) != len(out) - 1 or call.is_constant(1):
-        return None
-    index = call.args[2] if call.is_constant(2) else checked_text(call, 2, dim)
-    at = f"torch.tensor([{index}])" if call.is_constant(2) else f"{index}.reshape(1)"
-    row = aligned(call.args[1], new, out, full=True)
-    return f"{call.args[0]}.index_copy_({out.index(dim)}, {at}, {row})"
-
-
 # --- gradient --------------------------------------------------------------------------------
 
 
@@ -228,7 +216,6 @@ register(
         ),
         flops=no_flops,
         gradient=_gradient,
-        in_place={0: _in_place},
         true_rows=swapped(_BOTH, "P(max), P(max), B -> P(max)", "P(min), P(min), B -> P(min)"),
         meaning="The tensor with new values at an index of one of its dims, or at several; of "
         "equal indices the last is written.",
