@@ -35,7 +35,17 @@ from meshdsl.ops.opdef import (
     TorchCall,
     register,
 )
-from meshdsl.ops.sliding import Slide, Tap, cut_out, padded, spread_back, tapped, taps, widened
+from meshdsl.ops.sliding import (
+    Slide,
+    Tap,
+    cut_out,
+    guarded,
+    padded,
+    spread_back,
+    tapped,
+    taps,
+    widened,
+)
 from meshdsl.ops.text import permuted
 
 
@@ -117,7 +127,8 @@ def _text(call: TorchCall) -> str:
         widths = [(0, 0)] * len(names)
         widths[at] = (slide.before, slide.reach - slide.before)
         x = padded(x, widths[at:])
-    return permuted(f"{x}.unfold({at}, {slide.size}, 1)", (*names, target), call.outs[0].names)
+    text = f"{x}.unfold({at}, {slide.size}, 1)"
+    return guarded(call, permuted(text, (*names, target), call.outs[0].names))
 
 
 def _grad_text(call: TorchCall) -> str:

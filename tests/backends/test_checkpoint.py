@@ -49,11 +49,13 @@ def splits(mesh: dict[str, int]) -> Iterator[dict[str, tuple[str, ...]]]:
                 yield {dim: names for dim, names in chosen.items() if names}
 
 
-def placed(mesh: dict[str, int], count: int, stride: int) -> dict[str, Spec]:
+def placed(
+    mesh: dict[str, int], count: int, stride: int, dims: dict[str, int] = DIMS
+) -> dict[str, Spec]:
     """Tensors of all dtypes; if `count` allows, all placements occur, in an order of their own."""
     every, dtypes = list(splits(mesh)), list(DTYPES)
     return {
-        f"layer.{i}/w": Spec(dtypes[i % len(dtypes)], DIMS, every[i * stride % len(every)])
+        f"layer.{i}/w": Spec(dtypes[i % len(dtypes)], dims, every[i * stride % len(every)])
         for i in range(count)
     } | {f"scalar.{dtype}": Spec(dtype, {}, {}) for dtype in DTYPES}
 
@@ -105,9 +107,20 @@ def small(tmp_path):
 @pytest.mark.parametrize("after", MESHES)
 @pytest.mark.parametrize("before", MESHES)
 def test_any_placement_reloads_under_any_other(tmp_path, before, after):
+    reloaded(tmp_path, before, after, DIMS)
+
+
+@pytest.mark.parametrize("dims", [{"a": 5, "b": 7}, {"a": 3, "b": 1}], ids=str)
+@pytest.mark.parametrize(("before", "after"), [("4", "2x2"), ("2x2", "2x2x2"), ("2x2x2", "4")])
+def test_blocks_of_several_sizes_reload_under_any_other(tmp_path, before, after, dims):
+    reloaded(tmp_path, before, after, dims)
+
+
+def reloaded(tmp_path, before, after, dims):
+    """What is saved under all placements on one mesh comes back under those on another."""
     old, new = MESHES[before], MESHES[after]
     count = max(len(list(splits(old))), len(list(splits(new)))) + 3
-    specs, wanted = placed(old, count, 1), placed(new, count, 5)
+    specs, wanted = placed(old, count, 1, dims), placed(new, count, 5, dims)
     tensors = whole(specs)
     save(tmp_path, 20, tensors, specs, old)
     found = found_in(tmp_path)

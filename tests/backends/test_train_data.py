@@ -19,6 +19,8 @@ MESHES: dict[str, tuple[dict[str, int], dict[str, tuple[str, ...]]]] = {
     "both": ({"d": 2, "t": 2}, {"batch": ("t",), "io": ("d",), "seq": ("d",)}),
     "batch over two axes": ({"d": 2, "t": 2}, {"batch": ("t", "d")}),
     "nothing": ({"d": 3}, {}),
+    "blocks of several sizes": ({"d": 3}, {"batch": ("d",)}),
+    "empty blocks": ({"d": 5, "t": 2}, {"batch": ("d",), "io": ("t", "d")}),
 }
 
 # --- orders --------------------------------------------------------------------------------------
@@ -160,7 +162,7 @@ def test_another_dim_of_samples(tmp_path):
         open_data(DataFiles(str(tmp_path / "d.npz"), batch="oi"), specs, 0)
 
 
-@pytest.mark.parametrize("case", ["batch", "both", "nothing"])
+@pytest.mark.parametrize("case", ["batch", "both", "nothing", "empty blocks"])
 def test_a_step_of_several_batches_reads_what_a_large_batch_does(case, tmp_path):
     mesh, split = MESHES[case]
     np.savez(tmp_path / "d.npz", **arrays(30))
