@@ -69,7 +69,7 @@ def contract_of(program: Program) -> Contract | str:
 def chosen(made: Compilation) -> tuple[Compilation, Contract]:
     """The one-step program of a file: the one asked for, or the only one that is of that form.
 
-    Raises MD0824 where there is none, or more than one.
+    Raises MD0624 where there is none, or more than one.
     """
     programs = made.declarations.programs
     asked = made.options.program
@@ -90,9 +90,9 @@ def chosen(made: Compilation) -> tuple[Compilation, Contract]:
     names = ", ".join(one.named.name for one, _ in found)
     if found:
         message = f"several programs give the next token: {names}"
-        fail("MD0824", message, help="choose one with `--program`")
+        fail("MD0624", message, help="choose one with `--program`")
     message = "no program of this file gives the next token of a text"
-    fail("MD0824", "\n".join([message, *reasons]), help=FORM)
+    fail("MD0624", "\n".join([message, *reasons]), help=FORM)
 
 
 def _of(made: Compilation, name: str) -> Compilation:

@@ -76,21 +76,21 @@ class Tokens:
         return min(words, 256 if self.vocabulary is None else len(self.vocabulary))
 
     def read(self, text: str, words: int) -> tuple[int, ...]:
-        """The tokens of a prompt. Raises MD0826 for one that the program does not know."""
+        """The tokens of a prompt. Raises MD0626 for one that the program does not know."""
         if not text:
             help = "begin the text: `--prompt 'Once'`"
-            fail("MD0826", "the prompt is empty, and a token follows from another", help=help)
+            fail("MD0626", "the prompt is empty, and a token follows from another", help=help)
         if self.vocabulary is None:
             found = text.encode("utf-8", "surrogateescape")
             if max(found) >= words:
                 message = f"the prompt has the byte {max(found)}, and the program {words} tokens"
-                fail("MD0826", message, help="train with a vocabulary of 256")
+                fail("MD0626", message, help="train with a vocabulary of 256")
             return tuple(found)
         numbers = {char: n for n, char in enumerate(self.vocabulary)}
         for at, char in enumerate(text):
             if char not in numbers:
                 message = f"{char!r}, character {at} of the prompt, is not among those trained on"
-                fail("MD0826", message, help=f"those are {_shown(self.vocabulary)}")
+                fail("MD0626", message, help=f"those are {_shown(self.vocabulary)}")
         return tuple(numbers[char] for char in text)
 
     def text(self, token: int, final: bool = False) -> str:
@@ -114,7 +114,7 @@ def task_of(
 ) -> Task:
     """A task that fits the program; without `steps`, as many as there is room for, 128 at most.
 
-    Raises MD0825 where there are more tokens than positions.
+    Raises MD0625 where there are more tokens than positions.
     """
     room = contract.room
     if steps is None:
@@ -127,6 +127,6 @@ def task_of(
             message += f", and {counted(steps, 'token')} more are asked for"
             help = f"write `--steps {room + 1 - len(prompt)}` or fewer"
         message += f": the program has room to read {room}"
-        fail("MD0825", message, help=help)
+        fail("MD0625", message, help=help)
     names = (contract.token, contract.position, contract.logits, contract.words, contract.states)
     return Task(*names, tuple(prompt), steps, known, params)

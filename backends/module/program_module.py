@@ -98,7 +98,7 @@ class ProgramModule(torch.nn.Module):
                 is out of range (MD0801).
         """
         runtime = self._runtime if self.training else self._evaluating()
-        given = runtime.given(args, inputs, step_seed(self._seed, self._calls))
+        given = runtime.given(args, inputs, (self._seed, self._calls))
         self._calls += 1
         params = dict(self._own_parameters())
         runtime.check_params(params)
@@ -254,9 +254,12 @@ class _Runtime:
         return known[name]
 
     def given(
-        self, args: Sequence[Any], inputs: Mapping[str, Any], seed: int
+        self, args: Sequence[Any], inputs: Mapping[str, Any], call: tuple[int, int]
     ) -> dict[str, torch.Tensor]:
-        """This device's block of every input, by name; `seed` is used where none is given."""
+        """This device's block of every input, by name.
+
+        A seed that is not given is that of `call`: the module's, and the number of the call.
+        """
         names = list(self.inputs)
         form = f"call `module({', '.join(f'{n}=…' for n in names)})`"
         refuse_names(inputs, self.inputs, "input", "MD0561")
@@ -264,7 +267,7 @@ class _Runtime:
             message = f"{len(args)} inputs are given in order, and {len(inputs)} by name"
             fail("MD0561", f"the program has {len(names)} inputs; {message}", help=form)
         seeds = [name for name, spec in self.inputs.items() if spec.draw == ("seed",)]
-        found = dict.fromkeys(seeds, torch.tensor(seed, device=self.ranks.where))
+        found = {name: torch.tensor(step_seed(*call), device=self.ranks.where) for name in seeds}
         found |= {**dict(zip(names, args, strict=False)), **inputs}
         missing = [name for name in names if name not in found]
         if missing:

@@ -85,7 +85,7 @@ def _generate(made: Compilation, given: Generate, diagnostics: Diagnostics) -> N
 
 
 def _tokens(given: Generate) -> Tokens:
-    """How text is read: as asked, or as the checkpoint was trained. Raises MD0826."""
+    """How text is read: as asked, or as the checkpoint was trained. Raises MD0626."""
     from meshdsl.backends.generate.task import Tokens
     from meshdsl.backends.train.export import checkpoint_at
 
@@ -94,5 +94,5 @@ def _tokens(given: Generate) -> Tokens:
         vocabulary = checkpoint_at(given.params).meta.get("vocabulary")
     if given.tokens == "chars" and vocabulary is None:
         message = f"{given.params} does not say which characters it was trained on"
-        fail("MD0826", message, help="name a checkpoint of a training with `--tokens chars`")
+        fail("MD0626", message, help="name a checkpoint of a training with `--tokens chars`")
     return Tokens(None if given.tokens == "bytes" else vocabulary)

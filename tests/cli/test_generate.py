@@ -114,13 +114,13 @@ def _loss(out: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["--prompt", "the cat sat on the mat"], "error[MD0825]"),
-        (["--prompt", "the", "--steps", "11"], "error[MD0825]"),
-        (["--prompt", ""], "error[MD0826]"),
-        (["--tokens", "chars"], "error[MD0826]"),
+        (["--prompt", "the cat sat on the mat"], "error[MD0625]"),
+        (["--prompt", "the", "--steps", "11"], "error[MD0625]"),
+        (["--prompt", ""], "error[MD0626]"),
+        (["--tokens", "chars"], "error[MD0626]"),
         (["--set", "hidden=16"], "error[MD0504]"),
-        (["--set", "vocab=100", "--prompt", "x"], "error[MD0826]"),
-        (["--program", "lm"], "error[MD0824]"),
+        (["--set", "vocab=100", "--prompt", "x"], "error[MD0626]"),
+        (["--program", "lm"], "error[MD0624]"),
         (["--params", "."], "error[MD0505]"),
         (["--engine", "reference"], "error[MD0602]"),
     ],
@@ -163,7 +163,7 @@ program places(t[]: i32, pos[c]: i32) {
 """
     np.savez("p.npz", e=np.zeros(9))
     done = cli("generate", write(text), "--params", "p.npz", "--prompt", "x")
-    assert done.codes == ["error[MD0824]"]
+    assert done.codes == ["error[MD0624]"]
     for name in ("none", "single", "wide", "places"):
         assert f"`{name}`: " in done.err
 

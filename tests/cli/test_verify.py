@@ -32,6 +32,8 @@ program step(x[b, s, d]) {
   return loss
   minimize loss with adam(lr=1e-4)
 }
+# What is asked for by name is computed: the softmax stays one of its own.
+expect split on pair { a: [b@x, s, h, m] }
 """
 
 ZERO = """
