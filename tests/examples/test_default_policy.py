@@ -16,6 +16,15 @@ from tests.project import matching
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SIZES = {
+    "dlrm": {"batch": 8, "table": 4, "rows": 6, "dense": 3, "model": 4, "bottom": 6, "top": 6},
+    "encdec": {
+        "batch": 4, "source": 3, "target": 3, "model": 8, "heads": 2, "key": 4, "hidden": 8,
+        "vocab": 6, "layers": 2,
+    },
+    "vit": {
+        "batch": 4, "height": 4, "width": 4, "rows": 2, "columns": 2, "model": 8, "heads": 2,
+        "key": 4, "hidden": 8, "layers": 2,
+    },
     "matmul": {"rows": 8, "inner": 16, "cols": 8},
     "mlp": {"batch": 8, "io": 16},
     "transformer": {

@@ -23,8 +23,8 @@ from meshdsl.pipeline import build_named, front
 from tests.programs.harness import REFUSALS, Case, run_case
 from tests.project import matching
 
-TRAINED = ("alexnet", "lm", "nmt", "resnet", "unet")
-"""Large training steps: `tests/training` runs them."""
+TRAINED = ("alexnet", "dlrm", "encdec", "lm", "nmt", "resnet", "unet", "vit")
+"""Large training steps: `tests/training` and `tests/examples` run them."""
 
 EVERY = matching("examples/*.mdsl")
 EXAMPLES = [path for path in EVERY if path.stem not in TRAINED]

@@ -22,8 +22,9 @@ SIZES = {"matmul": {"rows": 8, "inner": 16, "cols": 8}}
 """Sizes that every layout of an example divides, where its own do not."""
 
 SELECTED = {
-    "alexnet": ("towers",), "lm": ("zero2", "megatron_zero3"), "nmt": ("states",),
-    "resnet": ("two_d",), "unet": ("rows_of_images",),
+    "alexnet": ("towers",), "dlrm": ("tables",), "encdec": ("megatron",),
+    "lm": ("zero2", "megatron_zero3"), "nmt": ("states",), "resnet": ("two_d",),
+    "unet": ("rows_of_images",), "vit": ("megatron",),
 }  # fmt: skip
 """The layouts of an example whose texts are long; all of them where it is not named."""
 
