@@ -15,8 +15,10 @@ from meshdsl.pipeline import Compilation, Options, compile_source, front
 from meshdsl.placed.layout import mesh_of
 from tests.project import ROOT, matching
 
-FILES = [f for f in matching("examples/**/*.mdsl") if f.stem != "dlrm"]
-"""OneFlow has no gather for the tables of dlrm."""
+UNWRITTEN = ("dlrm", "resnet")
+"""Examples that not all systems can write: a gather of tables (OneFlow), convolutions."""
+
+FILES = [path for path in matching("examples/**/*.mdsl") if path.stem not in UNWRITTEN]
 
 _WIDE = {"batch": 4, "model": 8, "heads": 4, "key": 4, "hidden": 8}
 _BLOCK = {**_WIDE, "seq": 4}
@@ -28,7 +30,6 @@ SIZES: dict[str, dict[str, int]] = {
     "lm": {**_BLOCK, "vocab": 8, "layers": 2},
     "matmul": {"rows": 8, "inner": 16, "cols": 8},
     "nmt": {"batch": 4, "source": 2, "target": 2, "vocab": 8, "model": 4, "hidden": 8},
-    "resnet": {"batch": 4, "h": 4, "w": 4, "h2": 2, "w2": 2, "c": 2, "c2": 4},
     "transformer": {**_BLOCK, "vocab": 8, "layers": 2},
     "unet": {"h": 32, "w": 16, "a": 2},
     "vit": {**_WIDE, "height": 4, "width": 4, "rows": 2, "columns": 2, "classes": 4, "layers": 2},
