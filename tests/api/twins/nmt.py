@@ -46,9 +46,7 @@ def nmt(read: md.i32[batch, source], before: md.i32[batch, target], answer: md.i
 
     h, c, heard = md.repeat(source, hear, h, c)
     h, c, said = md.repeat(target, say, h, c)
-    look = md.softmax[source](
-        md.einsum(said, heard, out=[batch, target, source]) / md.sqrt(hidden)
-    )
+    look = md.softmax[source](md.einsum(said, heard, out=[batch, target, source]) / md.sqrt(hidden))
     seen = md.einsum(look, heard, out=[batch, target, hidden])
     logits = md.einsum(said, out, out=[batch, target, vocab]) + md.einsum(
         seen, out_seen, out=[batch, target, vocab]
