@@ -307,7 +307,7 @@ WINDOWS = (
 )
 """Windows that slide along dims are torch's alone so far."""
 
-OTHERS = "constant cumprod logaddexp top_k sort attention attention_lse attention_grad"
+OTHERS = "constant cumprod logaddexp top_k sort put attention attention_lse attention_grad"
 """Renderings have attention in primitives."""
 
 
