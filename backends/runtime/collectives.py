@@ -104,7 +104,8 @@ def reduce_scatter_start(x: torch.Tensor, dim: int, group: Any, op: str) -> Pend
 def all_to_all(x: torch.Tensor, split_dim: int, concat_dim: int, group: Any) -> torch.Tensor:
     """Exchange blocks: `x` whole along `split_dim` becomes whole along `concat_dim` instead."""
     size = dist.get_world_size(group)
-    blocks = x.unflatten(split_dim, (size, x.shape[split_dim] // size))
+    around = x.shape[:split_dim], x.shape[split_dim + 1 :]
+    blocks = x.view(*around[0], size, x.shape[split_dim] // size, *around[1])
     # In memory: receiver, then `concat_dim`, so that what arrives lies joined without a copy.
     inner = concat_dim + (concat_dim > split_dim)
     sent = blocks.movedim((split_dim, inner), (0, 1)).contiguous()

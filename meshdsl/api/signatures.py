@@ -52,7 +52,7 @@ def signature_of(name: str) -> inspect.Signature:
     kind = inspect.Parameter.KEYWORD_ONLY if high is None else OPTION
     for option, default in opdef.surface.options:
         shown = inspect.Parameter.empty if default in (..., None) else default
-        shown = None if option in ("seed", "stride") and default is None else shown
+        shown = None if option in ("seed", "stride", "scale") and default is None else shown
         shown = shown.name if isinstance(shown, DType) else shown
         found.append(inspect.Parameter(option, kind, default=shown))
     if opdef.surface.items in ("out", "filter"):

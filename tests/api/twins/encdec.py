@@ -1,4 +1,4 @@
-# mypy: disable-error-code="type-arg,valid-type"
+# mypy: disable-error-code="type-arg,valid-type,index"
 """A transformer of encoder and decoder and its training step, in Python."""
 
 import meshdsl as md
