@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import Op
@@ -72,6 +72,9 @@ def _candidates(chooser: Chooser) -> tuple[Choice, ...]:
     if not found:
         # Rows that are taken for granted per axis may not go together.
         found = chooser.combined(standing=False)
+    if not found and not chooser.uneven:
+        # A rule for a dim that is summed may leave only rows with blocks of several sizes.
+        found = replace(chooser, uneven=True).combined(standing=False)
     assert found or any(chooser.pins), f"no legal placement for {chooser.call.name}"
     return tuple(sorted(found, key=lambda c: (c.cost, c.rank)))
 

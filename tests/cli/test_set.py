@@ -27,10 +27,10 @@ def test_spread(given: str, wanted: str) -> None:
 
 
 FILE = """\
-dim a = 5, b = 5, c = 2 * b
+dim a = 5, b = 5, c = 2 * b, four = 4
 mesh pod = { x: 2, y: 2 }
 layout l { a -> x, c -> y }
-program p(u[a, c]) { return u }
+program p(u[a, c]) { return u[a -> four] }
 """
 
 

@@ -40,6 +40,7 @@ CONSTANT = {
     "gt": "yields booleans",
     "ge": "yields booleans",
     "argmax": "yields indices",
+    "max_pool_at": "yields indices",
     "stop_gradient": "what it is for",
     "sgd_update": "the last thing a training step does",
     "momentum_update": "the last thing a training step does",

@@ -47,11 +47,12 @@ class Special:
         return self.inputs[-1]
 
     def apply(self, name: str, ins: tuple[Value, ...], attrs: Mapping[str, Any]) -> Value:
-        """The only result of an operator."""
+        """The first result of an operator."""
         types = lookup(name).infer(tuple(v.type for v in ins), attrs)
-        made = Value(types[0], NOWHERE, f"{name}.{len(self.body)}")
-        self.body.append(Op(name, ins, (made,), tuple(attrs.items()), NOWHERE))
-        return made
+        words = [f"{name}.{len(self.body)}", *(f"{name}.{len(self.body)}.{i}" for i in range(1, 9))]
+        made = tuple(Value(t, NOWHERE, w) for t, w in zip(types, words, strict=False))
+        self.body.append(Op(name, ins, made, tuple(attrs.items()), NOWHERE))
+        return made[0]
 
     def give(self, value: Value) -> None:
         """Return a value under its name."""

@@ -180,6 +180,12 @@ def cross_entropy_slope(sig: Signature, dy: Tensor, logits: Tensor, targets: Ten
     return spread(dy, sig.ins[0].names, sig.ins[1].dims) * (torch.softmax(logits, where) - full)
 
 
+def dropped(sig: Signature, x: Tensor, *numbers: Tensor) -> Tensor:
+    """Times what the same draw makes of ones."""
+    factors = evaluate(lookup("dropout"), call(sig), [torch.ones_like(x), *numbers])
+    return x * factors.detach()
+
+
 def bell(x: Tensor) -> Tensor:
     return torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
 
@@ -300,6 +306,7 @@ ORACLES: dict[str, Oracle] = {
     "cross_entropy_grad": cross_entropy_slope,
     "cumsum": running_sums,
     "div": pointwise(lambda a, b: a / b),
+    "dropout": dropped,
     "einsum": einsum,
     "erf": pointwise(torch.erf),
     "exp": pointwise(torch.exp),
