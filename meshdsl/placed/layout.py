@@ -289,15 +289,16 @@ def uneven(
         return
     over = f"mesh axis `{axes[0]}`" if len(axes) == 1 else f"mesh axes {', '.join(axes)}"
     sizes = " or ".join(f"`--set {dim}={n}`" for n in nearest(size, count))
-    # Of nested blocks the last need not be the smallest: 7 over 2 and 3 are 2, 2, 0, 1, 1, 1.
-    every = itertools.product(*map(range, ways))
     if mesh.devices > MOST_UNEVEN:
         message = (
             f"dim `{dim}` of size {size} does not divide over {over} of size {count}, and on more "
             f"than {MOST_UNEVEN:,} devices it has to"
         )
         yield Diagnostic("MD0310", message, span, help=f"the nearest sizes that divide: {sizes}")
-    elif not all(block(size, ways, at)[1] for at in every):
+        return
+    # Of nested blocks the last need not be the smallest: 7 over 2 and 3 are 2, 2, 0, 1, 1, 1.
+    every = itertools.product(*map(range, ways))
+    if not all(block(size, ways, at)[1] for at in every):
         message = (
             f"of dim `{dim}` of size {size} over {over} of size {count} some devices hold nothing"
         )
