@@ -182,8 +182,9 @@ def cross_entropy_slope(sig: Signature, dy: Tensor, logits: Tensor, targets: Ten
 
 def dropped(sig: Signature, x: Tensor, *numbers: Tensor) -> Tensor:
     """Times what the same draw makes of ones."""
-    factors = evaluate(lookup("dropout"), call(sig), [torch.ones_like(x), *numbers])
-    return x * factors.detach()
+    ones = torch.ones_like(x)
+    factors: Tensor = evaluate(lookup("dropout"), call(sig), [ones, *numbers]).detach()
+    return x * factors
 
 
 def bell(x: Tensor) -> Tensor:
