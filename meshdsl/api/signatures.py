@@ -51,8 +51,9 @@ def signature_of(name: str) -> inspect.Signature:
         found = [inspect.Parameter("tensors", inspect.Parameter.VAR_POSITIONAL)]
     kind = inspect.Parameter.KEYWORD_ONLY if high is None else OPTION
     for option, default in opdef.surface.options:
-        shown = inspect.Parameter.empty if default in (..., None) else default
-        shown = None if option in ("seed", "stride", "scale") and default is None else shown
+        # `cast` has words of its own for a dtype that is not given.
+        needed = default is ... or (option, default) == ("dtype", None)
+        shown = inspect.Parameter.empty if needed else default
         shown = shown.name if isinstance(shown, DType) else shown
         found.append(inspect.Parameter(option, kind, default=shown))
     if opdef.surface.items in ("out", "filter"):
