@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshdsl.ir.types import I32, Dim, TensorType
+from meshdsl.ir.types import F32, I32, Dim, TensorType
 from meshdsl.named.ir import Value
 from meshdsl.ops.build import (
     Array,
@@ -183,13 +183,14 @@ def _groups(names: Names, own: tuple[Dim, ...]) -> tuple[Names, ...]:
     return (*split, *((n,) for n in along))
 
 
-def _pool_text(call: TorchCall, function: str, fill: float, more: str = "") -> str:
+def _pool_text(call: TorchCall, function: str, fill: float, more: str = "", cast: str = "") -> str:
     """A pooling of torch on operand 0, before its dims are put in order."""
     found = _found(call.attrs)
     x = grouped(call.tensor(0), call.ins[0].names, _groups(call.ins[0].names, call.attrs["source"]))
     padding = _padding(call, found) if not more else None
     if padding is None:
         x = padded(x, [margins(call, s) for s in found], fill)
+    x += cast
     options = [equal_or_tuple([s.size for s in found])]
     strides = [s.stride for s in found]
     if strides != [s.size for s in found]:
@@ -225,7 +226,12 @@ def _max_text(call: TorchCall) -> str:
 
 
 def _mean_text(call: TorchCall) -> str:
-    return _in_order(call, _pool_text(call, "avg_pool", 0.0))
+    """In f32 where torch has no kernel of a narrower dtype for CPUs."""
+    dtype = call.ins[0].dtype
+    if len(call.attrs["source"]) < 3 or dtype.bytes >= F32.bytes:
+        return _in_order(call, _pool_text(call, "avg_pool", 0.0))
+    wide = _pool_text(call, "avg_pool", 0.0, cast=".float()")
+    return _in_order(call, f"{wide}.to({dtype.torch})")
 
 
 def _at_text(call: TorchCall) -> str:

@@ -114,7 +114,6 @@ OPEN = {
     "attention": "a NaN that the mask hides: torch's kernel spreads it over the row",
     "attention_lse": "the same",
     "attention_grad": "the same",
-    "avg_pool": "torch has no kernel for three dims in f16 and bf16 on CPUs",
     "conv": "torch's kernels meet what is not finite in other orders for other shapes of blocks",
     "conv_kernel": "the same",
     "upconv": "the same",
