@@ -14,7 +14,7 @@ MIX = ((30, -0x40A7B892E31B1A47), (27, -0x6B2FB644ECCEEE15))
 
 
 def stream_key(stream: int, *numbers: Any) -> Any:
-    """The key of a stream of random numbers: that of a call, its seed and the indices of its loops.
+    """The key of a stream of random numbers: of a call, its seed and the indices of its loops.
 
     `stream` and the key are signed numbers of 64 bits; the key is a tensor where a number is on a
     GPU, which nothing waits for.

@@ -20,7 +20,7 @@ class TorchText:
     offsets:    text of the global index of the first local element, for each dim in `splits`.
     starts:     what writes the same of a window, by operand and dim.
     extents:    text of the local size of each dim whose blocks differ in size.
-    empty:      dims of which some devices have nothing.
+    empty:      dims of which some devices have nothing; of a window, with its operand.
     fresh:      hint -> a variable name that is not taken.
     checked:    whether operand `index` is known to be indices of `dim`; it is from now on.
     used:       collects the names of support functions.
@@ -41,7 +41,7 @@ class TorchText:
     offsets: Mapping[str, str] = field(default_factory=dict)
     splits: frozenset[str] = frozenset()
     extents: Mapping[str, str] = field(default_factory=dict)
-    empty: frozenset[str] = frozenset()
+    empty: frozenset[str | tuple[int, str]] = frozenset()
     starts: Mapping[tuple[int, str], Callable[[], str]] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
     lines: list[str] = field(default_factory=list)
@@ -89,9 +89,9 @@ class TorchText:
         assert found, f"no dim {dim} in the call"
         return self.extents.get(dim, str(found[0]))
 
-    def may_be_empty(self, dim: str) -> bool:
-        """Whether the blocks of `dim` on some devices are empty."""
-        return dim in self.empty
+    def may_be_empty(self, dim: str, index: int | None = None) -> bool:
+        """Whether some device has nothing of `dim`; of a window of operand `index`, if given."""
+        return (dim if index is None else (index, dim)) in self.empty
 
     def shape(self, index: int) -> str:
         """Text of the local shape of output `index`, a tuple."""

@@ -6,6 +6,7 @@ A statement with no bracket to break at stays long.
 
 from __future__ import annotations
 
+import itertools
 import keyword
 import re
 from collections.abc import Iterator
@@ -46,12 +47,14 @@ def _broken(text: str, pad: str, tail: str) -> list[str]:
     links = list(_links(value)) if equals and not tail else []
     if len(links) > 2:
         return _chain(target, value, links, pad)
+    if equals and len(list(_operands(value))) > 1 and value[-1] not in _CLOSING:
+        return [f"{pad}{target} = (", *_split(value, pad + INDENT), f"{pad}){tail}"]
     for start, end in _groups(text):
         head, body, rest = text[: start + 1], text[start + 1 : end], text[end:]
         if body and len(pad + head) <= WIDTH and len(pad + rest + tail) <= WIDTH:
             display = _is_display(text, start)
             if display and text[start] == "(" and [body.strip()] == list(_items(body)):
-                inner = _broken(body.strip(), pad + INDENT, "")  # a comma would make it a tuple
+                inner = _split(body.strip(), pad + INDENT)  # a comma would make it a tuple
             else:
                 inner = _body(body, pad + INDENT, display)
             return [pad + head, *inner, f"{pad}{rest}{tail}"]
@@ -60,6 +63,23 @@ def _broken(text: str, pad: str, tail: str) -> list[str]:
     if equals and len(list(_items(target))) > 1:
         return _targets(target, value, pad)
     return whole
+
+
+def _split(text: str, pad: str) -> list[str]:
+    """What stands in a bracket of its own: on one line, or one for each operand of an operator."""
+    parts = list(_operands(text)) if len(pad + text) > WIDTH else [text]
+    return [line for part in parts for line in _broken(part, pad, "")]
+
+
+def _operands(text: str) -> Iterator[str]:
+    """The operands of the operators that bind least, each behind its operator."""
+    for signs in (" if ", " else "), (" + ", " - "), (" * ", " / ", " @ ", " // "):
+        cuts = [i for i, depth, _ in _depths(text) if not depth and text.startswith(signs, i)]
+        if cuts:
+            for start, stop in itertools.pairwise([0, *cuts, len(text)]):
+                yield text[start:stop].strip()
+            return
+    yield text
 
 
 def _chain(target: str, value: str, links: list[str], pad: str) -> list[str]:

@@ -283,6 +283,11 @@ class Moves(Walk):
         blocks = var.placement.blocks(dim, var.type.size(dim), self.mesh)
         return any(start == stop for start, stop in blocks)
 
+    def may_read_nothing(self, var: Var, dim: str) -> bool:
+        """Whether some device has nothing of a dim, or of the window in its place."""
+        held = var.placement.held(dim, var.type.size(dim), self.mesh)
+        return any(start == stop for start, stop in held)
+
     def extent(self, var: Var, dim: str) -> str:
         """Text of the local size of a dim."""
         found = self.block_of(var, dim)

@@ -270,6 +270,9 @@ class Emitter(Loops):
         splits = {d: v for v in (*node.ins, *node.outs) for d, _ in v.placement.splits}
         blocks = {d: found for d, v in splits.items() if (found := self.block_of(v, d))}
         offsets = {d: self._offset(d, v) for d, v in splits.items()}
+        starts = self._starts(node)
+        empty = (d for d in blocks if self.may_be_empty(splits[d], d))
+        none_read = ((i, d) for i, d in starts if self.may_read_nothing(node.ins[i], d))
         return TorchText(
             args=tuple(self._argument(v, i, node) for i, v in enumerate(node.ins)),
             constants=tuple(v in self.constants for v in node.ins),
@@ -282,10 +285,10 @@ class Emitter(Loops):
             checked=lambda index, dim: self._seen(node.ins[index], dim),
             place=repr(self.out.place),
             offsets=offsets,
-            starts=self._starts(node),
+            starts=starts,
             splits=frozenset(splits),
             extents={d: extent for d, (_, extent) in blocks.items()},
-            empty=frozenset(d for d in blocks if self.may_be_empty(splits[d], d)),
+            empty=frozenset((*empty, *none_read)),
             used=self.used,
         )
 

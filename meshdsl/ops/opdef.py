@@ -216,8 +216,8 @@ class TorchCall(Protocol):
         Local types have the largest. What is written of a size is this, or `shape`.
         """
 
-    def may_be_empty(self, dim: str) -> bool:
-        """Whether some device has nothing of `dim`."""
+    def may_be_empty(self, dim: str, index: int | None = None) -> bool:
+        """Whether some device has nothing of `dim`; of a window of operand `index`, if given."""
 
     def shape(self, index: int) -> str:
         """Text of the local shape of output `index`, a tuple."""

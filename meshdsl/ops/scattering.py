@@ -91,7 +91,8 @@ def _text(call: TorchCall) -> str:
     parts = _joined(permuted(call.tensor(0), dy.names, target), at, len(positions))
     # A sum of many small numbers in half precision would stop growing.
     is_half = dy.dtype.bytes < F32.bytes
-    parts = call.let("parts", f"{parts}.float()" if is_half else parts)
+    parts = f"{parts}.float()" if is_half else parts
+    parts = parts if parts.isidentifier() else call.let("parts", parts)
     spare = call.is_split(dim)
     shape = [_one_more(rows) if spare and n == dim else call.extent(n) for n in out.names]
     added = _added(call, f"{parts}.new_zeros({tuple_text(shape)})", parts, _rows(call), target)

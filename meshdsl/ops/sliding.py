@@ -322,7 +322,7 @@ def guarded(call: TorchCall, text: str, found: Sequence[Slide] = ()) -> str:
         return zeros
     unknown = [s for s in sizes if not s.isdigit()]
     for slide in found:
-        if call.is_window(0, slide.coarse.name):
+        if call.may_be_empty(slide.coarse.name, 0):
             unknown.append(f"{call.tensor(0)}.shape[{call.ins[0].index(slide.coarse.name)}]")
     return f"({text} if {' and '.join(dict.fromkeys(unknown))} else {zeros})" if unknown else text
 

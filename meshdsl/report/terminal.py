@@ -124,6 +124,10 @@ def _item(item: Item, width: int) -> Iterator[Text]:
     """The head, the body beside it, and an aside behind that or below it."""
     head = (Piece(" " * item.indent + item.head[0].text, item.head[0].style), *item.head[1:])
     used = len(plain(head))
+    if width - used < LEAST_WRAPPED:  # the body stands below a head that leaves it no room
+        yield _trimmed(head)
+        used = item.indent + 4
+        head = (Piece(" " * used),)
     pad = (Piece(" " * used),)
     first, *rest = wrapped(item.body, width - used)
     found = [(*head, *first), *((*pad, *line) for line in rest)]

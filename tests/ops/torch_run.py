@@ -91,6 +91,7 @@ def window_call(local: NumpyCall, shapes: tuple[tuple[int, ...], ...]) -> TorchT
     made.offsets = {d: str(n) for d, n in local.offsets.items()}
     windows = local.windows.items()
     made.starts = {of: functools.partial(str, start) for of, (start, _) in windows}
+    made.empty |= {of for of, (start, stop) in windows if start == stop}
     return made
 
 
