@@ -303,10 +303,17 @@ def cut_out(call: TorchCall, text: str, found: Sequence[Slide]) -> str:
     starts, sizes = [], []
     for slide in found:
         fine, coarse = slide.fine.name, slide.coarse.name
-        first = f"({call.start(0, coarse)}) * {slide.stride} - {slide.before}"
-        starts.append(f"{call.offset(fine)} - ({first})")
+        starts.append(_gap(call.offset(fine), call.start(0, coarse), slide))
         sizes.append(call.extent(fine))
     return f"{call.use('cut_out')}({text}, {tuple_text(starts)}, {tuple_text(sizes)})"
+
+
+def _gap(offset: str, position: str, slide: Slide) -> str:
+    """Text of the elements from where the window of a position begins to an element."""
+    if offset.isdigit() and position.isdigit():
+        return str(int(offset) - int(position) * slide.stride + slide.before)
+    first = position if slide.stride == 1 else f"({position}) * {slide.stride}"
+    return f"{offset} - ({first} - {slide.before})" if slide.before else f"{offset} - ({first})"
 
 
 def guarded(call: TorchCall, text: str, found: Sequence[Slide] = ()) -> str:
