@@ -16,6 +16,7 @@ LAYERS = (
     ("named", "ops", "prelude", "lexer", "project"),
     ("placed",),
     ("device",),
+    ("cluster",),
     ("backends.draws", "backends.walk", "backends.torch", "backends.peers"),
     ("analysis",),
     ("pipeline",),

@@ -1,0 +1,1 @@
+"""How fast a machine is: profiles of clusters, and the time that operators and collectives take."""

@@ -1,0 +1,335 @@
+"""How long operators and collectives take on a cluster, seen through a mesh.
+
+An operator takes the longer of its arithmetic and its memory traffic (the roofline of Williams,
+Waterman and Patterson 2009), and the time to start a kernel. A collective takes α + bytes/B for
+each of its steps (Hockney 1994; the algorithms are those of Thakur, Rabenseifner and Gropp 2005),
+or what was measured, where the profile has a table of it. Seconds are floats, by the same
+arithmetic in the same order everywhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from meshdsl.cluster.profile import UNBOUNDED, Cluster, Level, Points
+from meshdsl.device.ir import Bucket, Compute, Move
+from meshdsl.device.liveness import is_constant
+from meshdsl.diagnostics import fail
+from meshdsl.ir.types import TensorType
+from meshdsl.ops.opdef import OpDef, Signature, lookup
+from meshdsl.placed.collectives import Step
+from meshdsl.placed.sbp import Mesh
+
+Bound = Literal["compute", "memory", "launch", "network", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Seconds, what bounds them, and the mesh axes that are sent over."""
+
+    seconds: float
+    bound: Bound
+    axes: tuple[str, ...] = ()
+
+
+NOTHING = Time(0.0, "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of a group of devices that lies in one level: `sizes` along each mesh axis."""
+
+    number: int
+    level: Level
+    sizes: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of units that take part."""
+        return math.prod(self.sizes)
+
+    @property
+    def hops(self) -> int:
+        """The steps of an all_gather: to all others in turn, or both ways around each ring."""
+        if self.level.kind == "switch":
+            return self.size - 1
+        return sum(n // 2 for n in self.sizes)
+
+    @property
+    def rate(self) -> float:
+        """Bytes/s that a device sends; over several axes of a torus, over all of them at once."""
+        ways = 1 if self.level.kind == "switch" else min(len(self.sizes), self.level.axes)
+        return self.level.bandwidth * ways / self.level.shared_by
+
+    def all_gather(self, payload: float) -> float:
+        """Seconds for a local input of `payload` bytes."""
+        rounds = self.size - 1 if self.level.kind == "switch" else self.size // 2
+        return self.hops * self.level.alpha + rounds * payload / self.rate
+
+    def reduce_scatter(self, payload: float) -> float:
+        """Seconds for a local input of `payload` bytes: an all_gather in reverse."""
+        return self.all_gather(payload / self.size)
+
+    def all_reduce(self, payload: float) -> float:
+        """Seconds for a local input of `payload` bytes."""
+        return self.reduce_scatter(payload) + self.all_gather(payload / self.size)
+
+    def all_to_all(self, payload: float) -> float:
+        """Seconds for a local input of `payload` bytes.
+
+        Around a ring a block goes a quarter of the way on average, half of that in each direction.
+        """
+        if self.level.kind == "switch":
+            return self.reduce_scatter(payload)
+        sent = (self.size // 2) * payload / self.rate
+        return self.hops * self.level.alpha + sent / 4
+
+    def permute(self, payload: float) -> float:
+        """Seconds to send `payload` bytes to one other device."""
+        return self.level.alpha + payload / self.rate
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The cluster seen through a mesh, whose axes are row-major: the last has the nearest devices.
+
+    Raises MD0322 for a mesh that is larger than the cluster, MD0323 for an axis that cuts a level
+    unevenly.
+    """
+
+    cluster: Cluster
+    mesh: Mesh
+    _parts: dict[str, tuple[int, ...]] = field(init=False, compare=False, repr=False)
+    _hash: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        refuse_uneven(self.cluster, self.mesh)
+        sizes = [size for _, size in self.mesh.axes]
+        parts = dict(zip(self.mesh.names, parts_of(self.cluster, sizes) or (), strict=True))
+        object.__setattr__(self, "_parts", parts)
+        object.__setattr__(self, "_hash", hash((self.cluster, self.mesh)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def flops(self, dtype: str) -> float:
+        """FLOP/s of a device at best."""
+        return self.cluster.device.peak(dtype)
+
+    # --- operators ---------------------------------------------------------------------------
+
+    def operator(self, opdef: OpDef, signature: Signature, flops: int) -> Time:
+        """The time of an operator on local tensors; a view takes none."""
+        if opdef.shows_operand(signature.ins, signature.attrs):
+            return NOTHING
+        moved = sum(t.bytes for t in (*signature.ins, *signature.outs))
+        computing = self._computing(opdef, signature, flops)
+        return self._kernel(computing, moved)
+
+    def _kernel(self, computing: float, moved: int, starts: int = 1) -> Time:
+        """The time of `starts` kernels that compute so long, and move so many bytes in all."""
+        device = self.cluster.device
+        table = self.cluster.tables.get(("pointwise", 1, 0))
+        moving = interpolated(table, moved) if table else moved / (device.hbm * device.hbm_eff)
+        longest, launch = max(computing, moving), device.launch * starts
+        bound: Bound = "compute" if computing > moving else "memory"
+        return Time(launch + longest, "launch" if launch > longest else bound)
+
+    def _computing(self, opdef: OpDef, signature: Signature, flops: int) -> float:
+        """Seconds of arithmetic. Whatever sums over a loop of two operands is a matrix product."""
+        device = self.cluster.device
+        floats = [t.dtype.name for t in signature.ins if t.dtype.kind == "float"]
+        peak = device.peak(floats[0] if floats else "f32")
+        free = _free_sizes(opdef, signature)
+        if free is None:
+            return flops / device.peak("f32")
+        table = self.cluster.tables.get(("product", 1, 0))
+        if table:
+            return interpolated(table, flops)
+        (short, wide), (half_short, half_wide) = free, device.gemm_half
+        filled = short / (short + half_short) * wide / (wide + half_wide)
+        # What has no rows is spread over the units by its batch or its sum.
+        filled = max(filled, 1 / (1 + half_short))
+        return flops / (peak * device.mm_eff * filled)
+
+    # --- collectives -------------------------------------------------------------------------
+
+    def step(self, step: Step, type_: TensorType) -> Time:
+        """The time of one step of a reshard."""
+        if step.kind == "halo":
+            return self.collective("permute", step.axes, step.wire(type_, self.mesh))
+        if step.moves:
+            return self.collective(step.kind, step.axes, step.payload(type_, self.mesh))
+        ends = (p.local(type_, self.mesh).bytes for p in (step.before, step.after))
+        return self._kernel(0.0, 2 * min(ends), step.kernels)
+
+    def collective(self, kind: str, axes: tuple[str, ...], payload: int) -> Time:
+        """The time of a collective over `axes` for a local input of `payload` bytes.
+
+        One that spans several levels is done level by level: the blocks of a level are reduced or
+        gathered there, and the level outside has that much less to send, or does so before.
+        """
+        parts = tuple(self.parts(axes))
+        return Time(self._staged(kind, parts, payload), "network", axes) if parts else NOTHING
+
+    def parts(self, axes: tuple[str, ...]) -> Iterator[Part]:
+        """The levels that a group over `axes` spans, inside out."""
+        for number, level in enumerate(self.cluster.levels):
+            sizes = tuple(n for a in axes if (n := self._parts[a][number]) > 1)
+            if sizes:
+                yield Part(number, level, sizes)
+
+    def _staged(self, kind: str, parts: tuple[Part, ...], payload: float) -> float:
+        inner, outside = parts[0], parts[1:]
+        if kind == "permute":
+            return self._in_level(kind, parts[-1], payload)
+        if not outside:
+            return self._in_level(kind, inner, payload)
+        if kind == "all_gather":
+            beyond = math.prod(p.size for p in outside)
+            return self._staged(kind, outside, payload) + self._in_level(
+                kind, inner, payload * beyond
+            )
+        if kind == "all_to_all":
+            return self._staged(kind, outside, payload) + self._in_level(kind, inner, payload)
+        part = payload / inner.size
+        seconds = self._in_level("reduce_scatter", inner, payload)
+        seconds += self._staged(kind, outside, part)
+        if kind == "all_reduce":
+            seconds += self._in_level("all_gather", inner, part)
+        return seconds
+
+    def _in_level(self, kind: str, part: Part, payload: float) -> float:
+        table = self.cluster.tables.get((kind, part.size, part.number))
+        if table:
+            return interpolated(table, payload)
+        formula = {
+            "all_gather": part.all_gather,
+            "all_reduce": part.all_reduce,
+            "reduce_scatter": part.reduce_scatter,
+            "all_to_all": part.all_to_all,
+            "permute": part.permute,
+        }
+        return formula[kind](payload)
+
+    # --- the device program --------------------------------------------------------------------
+
+    def node(self, node: Compute | Move | Bucket) -> Time:
+        """The time of a statement of the device program, once."""
+        if isinstance(node, Bucket):
+            return self.collective(node.step.kind, node.step.axes, node.payload)
+        if isinstance(node, Move):
+            return self.step(node.step, node.source.type)
+        if is_constant(node):
+            return NOTHING
+        ins, outs = (tuple(v.local for v in vs) for vs in (node.ins, node.outs))
+        signature = Signature(ins, outs, dict(node.attrs))
+        return self.operator(lookup(node.name), signature, node.flops)
+
+
+def _free_sizes(opdef: OpDef, signature: Signature) -> tuple[int, int] | None:
+    """The smaller and the larger side of a matrix product; None for what is none.
+
+    A side is the product of the loops that one operand has and the other lacks; the loops that
+    both have and the result lacks are summed.
+    """
+    if opdef.flops is None or len(signature.ins) < 2:
+        return None
+    sides, summed = [1, 1], False
+    for factor in opdef.factors(signature).loops:
+        first, second = factor.ins[:2]
+        summed = summed or factor.reduce == "sum"
+        if (first is None) == (second is None) or not any(factor.outs):
+            continue
+        side = int(first is None)
+        dim = factor.ins[side]
+        assert dim is not None
+        sides[side] *= signature.ins[side].size(dim)
+    return (min(sides), max(sides)) if summed else None
+
+
+def interpolated(points: Points, size: float) -> float:
+    """Seconds for `size` bytes, on a line between points in logarithms of both.
+
+    Below the first point it takes as long as there; beyond the last, at the rate of there.
+    """
+    if size <= points[0][0]:
+        return points[0][1]
+    for (low, before), (high, after) in itertools.pairwise(points):
+        if size <= high:
+            share = math.log(size / low) / math.log(high / low)
+            return before * math.exp(share * math.log(after / before))
+    return points[-1][1] * size / points[-1][0]
+
+
+# --- meshes on levels ----------------------------------------------------------------------------
+
+
+def parts_of(cluster: Cluster, sizes: list[int]) -> tuple[tuple[int, ...], ...] | None:
+    """By mesh axis, its part in each level, inside out; None where an axis cuts one unevenly.
+
+    An axis of stride s and size n covers the devices [s, s·n).
+    """
+    found: list[tuple[int, ...]] = []
+    stride = 1
+    for size in reversed(sizes):
+        stop, inside, parts = stride * size, 1, []
+        for level in cluster.levels:
+            outside = inside * level.size
+            start, end = max(stride, inside), min(stop, outside)
+            if start < end and end % start:
+                return None
+            parts.append(end // start if start < end else 1)
+            inside = outside
+        if math.prod(parts) != size:
+            return None
+        found.append(tuple(parts))
+        stride = stop
+    return tuple(reversed(found))
+
+
+def refuse_uneven(cluster: Cluster, mesh: Mesh) -> None:
+    """Raise MD0322 for too many devices, MD0323 for an axis that cuts a level unevenly."""
+    there = math.prod(level.size for level in cluster.levels)
+    if mesh.devices > there:
+        message = f"the mesh has {mesh.devices} devices, but {cluster.name} has {there}"
+        fail("MD0322", message, help=f"take a mesh of at most {there}, or another cluster")
+    sizes = [size for _, size in mesh.axes]
+    if parts_of(cluster, sizes) is not None:
+        return
+    last = max(n for n in range(len(sizes)) if parts_of(cluster, sizes[n:]) is None)
+    stride, axis = math.prod(sizes[last + 1 :]), mesh.names[last]
+    groups = itertools.accumulate((level.size for level in cluster.levels), operator.mul)
+    cut = next(
+        n for n in groups if stride < n < stride * sizes[last] and not _fits(n, stride, sizes[last])
+    )
+    message = (
+        f"the axis `{axis}` has {sizes[last]} devices, {stride} apart: it cuts the groups of {cut} "
+        f"of {cluster.name} unevenly"
+    )
+    nearest = _nearest(cluster, sizes)
+    named = zip(mesh.names, nearest or (), strict=False)
+    text = ",".join(f"{a}:{n}" for a, n in named)
+    fail("MD0323", message, help=f"the nearest mesh that does not: `{text}`" if text else None)
+
+
+def _fits(group: int, stride: int, size: int) -> bool:
+    """Whether an axis goes over whole groups of devices, each in equal steps."""
+    return group % stride == 0 and stride * size % group == 0
+
+
+def _nearest(cluster: Cluster, sizes: list[int]) -> list[int] | None:
+    """The mesh with one other size that cuts no level unevenly, and whose size is nearest."""
+    whole = math.prod(level.size for level in cluster.levels if level.size < UNBOUNDED)
+    found = []
+    for number, size in enumerate(sizes):
+        for other in range(1, max(2 * size, whole) + 1):
+            changed = [*sizes[:number], other, *sizes[number + 1 :]]
+            if parts_of(cluster, changed) is not None:
+                found.append((abs(math.log(other / size)), -number, -other, changed))
+    return min(found)[-1] if found else None
