@@ -21,6 +21,7 @@ from meshdsl.placed.choose import Choice, is_legal
 from meshdsl.placed.optimal import SOLVER, Plan
 from meshdsl.placed.request import Request
 from meshdsl.placed.reshard import Price
+from meshdsl.placed.rows import call_of
 from meshdsl.placed.sbp import Placement, Window, placement
 from meshdsl.version import __version__
 
@@ -114,7 +115,7 @@ class Problem:
                 self._placements(op.outs, yields),
                 self._placements(op.outs, targets),
             )
-            if not is_legal(op, made.needs, made.yields, self.mesh):
+            if not is_legal(call_of(op), made.needs, made.yields, self.mesh):
                 return None
             choices[op] = made
         carried = {

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from meshdsl.ir.types import TensorType
-from meshdsl.named.ir import Op
 from meshdsl.ops.opdef import OpDef, ReduceOp, Signature, lookup
 from meshdsl.placed.reshard import BYTES, Price, Route, route
-from meshdsl.placed.rows import Call, Row, call_of, legal_rows, with_windows
+from meshdsl.placed.rows import Call, Row, legal_rows, with_windows
 from meshdsl.placed.sbp import Component, Mesh, Partial, Placement, Split, placement
 
 
@@ -79,17 +78,18 @@ def _candidates(chooser: Chooser) -> tuple[Choice, ...]:
     return tuple(sorted(found, key=lambda c: (c.cost, c.rank)))
 
 
-def is_legal(op: Op, needs: Sequence[Placement], yields: Sequence[Placement], mesh: Mesh) -> bool:
+@functools.lru_cache(maxsize=65536)
+def is_legal(
+    call: Call, needs: tuple[Placement, ...], yields: tuple[Placement, ...], mesh: Mesh
+) -> bool:
     """Whether the placements of an operator are a legal row along every axis."""
-    legal = _legal_pairs(call_of(op))
+    legal = _legal_pairs(call)
     pairs = (
         (tuple(p.component(axis) for p in needs), tuple(p.component(axis) for p in yields))
         for axis, size in mesh.axes
         if size > 1
     )
-    if not all(pair in legal for pair in pairs):
-        return False
-    return with_windows(call_of(op), tuple(needs), tuple(yields), mesh) == tuple(needs)
+    return all(pair in legal for pair in pairs) and with_windows(call, needs, yields, mesh) == needs
 
 
 @functools.lru_cache(maxsize=65536)
@@ -202,13 +202,13 @@ class Chooser:
         self, combination: dict[str, Row]
     ) -> tuple[tuple[Placement, ...], tuple[Placement, ...]] | None:
         """Operand and result placements of a combination; None if illegal or against a pin."""
-        picked = combination.items()
+        picked = self._ordered(combination)
         needs = [
-            self._compose(type_, {a: row.ins[i] for a, row in picked}, combination)
+            self._compose(type_, [(a, row.ins[i]) for a, row in picked])
             for i, type_ in enumerate(self.call.ins)
         ]
         yields = [
-            self._compose(type_, {a: row.outs[i] for a, row in picked}, combination)
+            self._compose(type_, [(a, row.outs[i]) for a, row in picked])
             for i, type_ in enumerate(self.call.outs)
         ]
         pinned = all(pin in (None, need) for pin, need in zip(self.pins, needs, strict=True))
@@ -219,14 +219,13 @@ class Chooser:
         return None if windows is None else (windows, made)
 
     def _compose(
-        self, type_: TensorType, components: Mapping[str, Component], combination: dict[str, Row]
+        self, type_: TensorType, components: Iterable[tuple[str, Component]]
     ) -> Placement | None:
         """One placement from a component per axis; None if ops mix or it is not to be uneven."""
         splits: dict[str, list[str]] = {}
         ops: set[ReduceOp] = set()
         partial = []
-        for axis in self._ordered(components, combination):
-            component = components[axis]
+        for axis, component in components:
             if isinstance(component, Split):
                 splits.setdefault(component.dim, []).append(axis)
             elif isinstance(component, Partial):
@@ -238,8 +237,8 @@ class Chooser:
         op = next(iter(ops), None)
         return placement(self.mesh, {d: tuple(a) for d, a in splits.items()}, tuple(partial), op)
 
-    def _ordered(self, axes: Mapping[str, Component], combination: dict[str, Row]) -> list[str]:
-        """Axes so that those of one factor are in the order its dims are already split in.
+    def _ordered(self, combination: dict[str, Row]) -> list[tuple[str, Row]]:
+        """Axes with their rows: those of one factor in the order its dims are already split in.
 
         Of several factors that index one dim (the parts of a merged one), the outer come first.
         """
@@ -248,7 +247,7 @@ class Chooser:
             a: (every.index(row), self._position(a, row), self.mesh.names.index(a))
             for a, row in combination.items()
         }
-        return sorted(axes, key=lambda a: keys[a])
+        return sorted(combination.items(), key=lambda item: keys[item[0]])
 
     def _position(self, axis: str, row: Row) -> int:
         """The depth of `axis` in the order of the first output, else operand, that has it."""

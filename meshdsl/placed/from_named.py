@@ -22,14 +22,13 @@ from meshdsl.ir.program import Carry, Collected, Stacked
 from meshdsl.named import ir as named
 from meshdsl.named.expand import expand
 from meshdsl.named.ir import Value
-from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed import why
 from meshdsl.placed.choose import Choice, Chooser, cheapest
 from meshdsl.placed.contraction import pairwise
 from meshdsl.placed.ir import Apply, Loop, Node, Parameter, Program, Reshard, Tensor, walk
 from meshdsl.placed.request import Request
 from meshdsl.placed.reshard import Price, route
-from meshdsl.placed.rows import call_of
+from meshdsl.placed.rows import call_of, legal_rows
 from meshdsl.placed.sbp import Mesh, Placement
 from meshdsl.placed.storage import is_load, is_loaded
 
@@ -289,14 +288,11 @@ class Placer:
 
     def _split_own_dims(self, op: named.Op) -> dict[str, tuple[str, ...]]:
         """Dims that the operator needs whole and that an operand has split, with their axes."""
-        opdef = lookup(op.name)
-        ins, outs = (tuple(v.type for v in vs) for vs in (op.ins, op.outs))
-        loops = opdef.factors(Signature(ins, outs, dict(op.attrs))).loops
+        loops = [row.factor for row in legal_rows(call_of(op)) if row.factor]
         found: dict[str, tuple[str, ...]] = {}
         for index, value in enumerate(op.ins):
-            free = {f.ins[index] for f in loops}
             for dim, axes in self._latest(value).placement.splits:
-                if dim not in free:
+                if all(dim != loop.ins[index] for loop in loops):
                     found[dim] = axes
         return found
 

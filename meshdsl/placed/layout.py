@@ -109,6 +109,9 @@ class Layout:
     rules: tuple[Rule, ...]
     mesh: Mesh
     declared: Mapping[tuple[str, str], Related] = field(default_factory=dict)
+    _bound: dict[tuple[Value, bool], Binding] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )
 
     def uneven(
         self, dim: str, size: int, axes: tuple[str, ...], span: Span
@@ -133,6 +136,11 @@ class Layout:
         Gradients and states are stored as their parameter is, unless rules of their own say more.
         Raises MD0302 (two dims on one axis), MD0303 (equally narrow rules).
         """
+        if (value, stored) not in self._bound:
+            self._bound[value, stored] = self._bind(value, stored)
+        return self._bound[value, stored]
+
+    def _bind(self, value: Value, stored: bool) -> Binding:
         chosen: dict[str, tuple[int, Rule]] = {}
         for level, rule in self._applying(value, stored):
             old = chosen.get(rule.dim)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from meshdsl.ir import program as ir
 from meshdsl.ir.types import TensorType
-from meshdsl.named.ir import Op
 from meshdsl.ops.opdef import Factor, Factors, OpDef, ReduceOp, Signature, lookup
 from meshdsl.placed.sbp import B, Component, Mesh, Partial, Placement, Split, Window
 
@@ -60,6 +60,14 @@ class Call:
     ins: tuple[TensorType, ...]
     outs: tuple[TensorType, ...]
     same: tuple[int, ...]
+    _hash: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        made = hash((self.name, self.attrs, self.ins, self.outs, self.same))
+        object.__setattr__(self, "_hash", made)
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def opdef(self) -> OpDef:
@@ -72,7 +80,7 @@ class Call:
         return Signature(self.ins, self.outs, dict(self.attrs))
 
 
-def call_of(op: Op) -> Call:
+def call_of(op: ir.Op[Any]) -> Call:
     """`op` less its identity: equal calls are placed alike."""
     ins, outs = (tuple(v.type for v in vs) for vs in (op.ins, op.outs))
     return Call(op.name, op.attrs, ins, outs, tuple(op.ins.index(v) for v in op.ins))

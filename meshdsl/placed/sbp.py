@@ -7,9 +7,10 @@ names for positions). `Placement` stores this per dim, since one dim may be spli
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from meshdsl.backends.runtime.values import block
@@ -28,10 +29,15 @@ class Mesh:
     axes: tuple[tuple[str, int], ...]
     names: tuple[str, ...] = field(init=False, compare=False, repr=False)
     _sizes: dict[str, int] = field(init=False, compare=False, repr=False)
+    _hash: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(name for name, _ in self.axes))
         object.__setattr__(self, "_sizes", dict(self.axes))
+        object.__setattr__(self, "_hash", hash((self.name, self.axes)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     @property
     def devices(self) -> int:
@@ -40,7 +46,10 @@ class Mesh:
 
     def size(self, *axes: str) -> int:
         """Product of the sizes of `axes` (1 for none)."""
-        return math.prod(self._sizes[a] for a in axes)
+        found = 1
+        for axis in axes:
+            found *= self._sizes[axis]
+        return found
 
     def size_or_one(self, axis: str) -> int:
         """The size of an axis; 1 for one the mesh does not have."""
@@ -130,6 +139,15 @@ class Placement:
     partial: tuple[str, ...] = ()
     op: ReduceOp | None = None
     windows: tuple[Window, ...] = ()
+    _hash: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # A placement is a key of every table of routes and rows.
+        made = hash((self.splits, self.partial, self.op, self.windows))
+        object.__setattr__(self, "_hash", made)
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def axes_of(self, dim: str) -> tuple[str, ...]:
         """The axes `dim` is split over, outer first; empty when it is whole."""
@@ -215,18 +233,35 @@ class Placement:
 
 def placement(
     mesh: Mesh,
-    splits: dict[str, tuple[str, ...]],
-    partial: tuple[str, ...] | frozenset[str] | set[str] = (),
+    splits: Mapping[str, tuple[str, ...]],
+    partial: Iterable[str] = (),
     op: ReduceOp | None = None,
 ) -> Placement:
-    """The canonical placement; axes of size 1 are dropped."""
-    kept = {d: tuple(a for a in axes if mesh.size(a) > 1) for d, axes in splits.items()}
+    """The canonical placement; axes of size 1 are dropped. Equal ones are one object."""
+    return _canonical(mesh, tuple(splits.items()), tuple(partial), op)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _canonical(
+    mesh: Mesh,
+    splits: tuple[tuple[str, tuple[str, ...]], ...],
+    partial: tuple[str, ...],
+    op: ReduceOp | None,
+) -> Placement:
+    kept = {d: tuple(a for a in axes if mesh.size(a) > 1) for d, axes in splits}
     summed = mesh.sorted({a for a in partial if mesh.size(a) > 1})
     used = [a for axes in kept.values() for a in axes] + list(summed)
     assert len(used) == len(set(used)), f"an axis is used twice: {kept} {summed}"
-    return Placement(
+    return _interned(
         tuple((d, kept[d]) for d in sorted(kept) if kept[d]), summed, op if summed else None
     )
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _interned(
+    splits: tuple[tuple[str, tuple[str, ...]], ...], partial: tuple[str, ...], op: ReduceOp | None
+) -> Placement:
+    return Placement(splits, partial, op)
 
 
 WHOLE = Placement()

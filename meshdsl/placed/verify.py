@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshdsl.ir.verify import Verifier
 from meshdsl.placed.choose import is_legal
 from meshdsl.placed.ir import Apply, Loop, Program, Reshard, Tensor
+from meshdsl.placed.rows import call_of
 from meshdsl.placed.sbp import Mesh, Placement, placement
 
 
@@ -46,7 +47,7 @@ class _Placed(Verifier[Tensor]):
             _check_route(node)
             return
         ins, outs = (tuple(t.placement for t in ts) for ts in (node.ins, node.outs))
-        found = is_legal(node.named, ins, outs, self.mesh)
+        found = is_legal(call_of(node), ins, outs, self.mesh)
         assert found, f"{node.name}: {ins} -> {outs} is no legal row on every axis"
 
     def check_loop(self, node: Loop) -> None:
