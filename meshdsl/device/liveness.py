@@ -158,22 +158,18 @@ def overwrites(node: Compute) -> tuple[int, ...]:
 
 def shows_operand(node: Compute) -> bool:
     """Whether the result may show memory of the first operand."""
-    if passes_on(node):
-        return True
+    record = lookup(node.name)
+    if record.passes and node.ins[0].placement.windows:
+        return True  # the window that was made for it
     types = tuple(v.value.type for v in node.ins)
-    return bool(node.ins) and lookup(node.name).shows_operand(types, dict(node.attrs))
-
-
-def passes_on(node: Compute) -> bool:
-    """Whether the result is a window that was made for the operator."""
-    return lookup(node.name).passes and bool(node.ins[0].placement.windows)
+    return bool(node.ins) and record.shows_operand(types, dict(node.attrs))
 
 
 def _shown(node: Node, var: Var) -> Var | None:
     """The operand whose memory a variable shows or overwrites."""
     source: Var | None = None
     if isinstance(node, Compute):
-        if node.ins and (lookup(node.name).view or passes_on(node)):
+        if shows_operand(node):
             source = node.ins[0]
         elif over := overwrites(node):
             source = node.ins[over[node.outs.index(var)]]

@@ -167,9 +167,8 @@ class _Walk:
     def _memory(self, var: Var, line: int) -> _Block:
         """The memory of a new variable: its own, or that of one it shows or overwrites."""
         source = self.shown.get(var)
-        if source is None or source.local.dtype != var.local.dtype:
-            return self.held.take(var.local.bytes, line)
-        return self.held.names.get(source.name) or self.held.take(var.local.bytes, line)
+        block = None if source is None else self.held.names.get(source.name)
+        return block or self.held.take(var.local.bytes, line)
 
     # --- operators and collectives -------------------------------------------------------------
 
@@ -177,8 +176,12 @@ class _Walk:
         if is_constant(node):
             self.numbers[node.outs[0]] = node.attr("value")
             return
-        blocks = [self._memory(v, node.span.line) for v in node.outs]
-        self.held.mark(self._scratch(node), node.span.line)
+        scratch, line = self._scratch(node), node.span.line
+        if scratch and shows_operand(node):
+            blocks = [self.held.take(scratch, line)]
+        else:
+            blocks = [self._memory(v, line) for v in node.outs]
+            self.held.mark(scratch, line)
         for var, block in zip(node.outs, blocks, strict=True):
             self.held.bind(var.name, block)
 
@@ -343,8 +346,6 @@ class _Reuse:
         shows = shows_operand(node)
         if self.program.updates and (over := self._over(node)) is not None:
             yield node.outs[0], over
-        elif shows:
-            yield node.outs[0], node.ins[0]
         self.views.update(node.outs if shows else ())
         if self._is_own(node.ins[0]) if shows else not lookup(node.name).overwrites:
             self.fresh.update(node.outs)

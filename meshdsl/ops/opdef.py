@@ -380,7 +380,8 @@ class OpDef:
               result, memory of its own, and is dead. The text is right on any strides; not every
               kernel of torch minds those of its `out=`.
     scratch: (signature of local types, operands that are numbers, by index) -> bytes that the torch
-             text takes beside its results while it runs; None: nothing of the size of an operand.
+             text takes beside its results while it runs, or, of a result that shows its operand,
+             of a copy that it shows instead; None: nothing of the size of an operand.
     infix: the sign between its two operands in the language.
     fold:  the same of plain numbers, computed when a program is compiled; None: a number becomes a
              tensor first.

@@ -131,6 +131,15 @@ def _text(call: TorchCall) -> str:
     return guarded(call, permuted(text, (*names, target), call.outs[0].names))
 
 
+def _scratch(sig: Signature, numbers: Mapping[int, Any]) -> int:
+    """The bytes of the padded operand, which the result shows; a window has its padding."""
+    del numbers
+    slide, x = _found(sig.attrs), sig.ins[0]
+    name, size = slide.fine.name, sig.outs[0].size(slide.fine.name)
+    is_padded = slide.reach and x.size(name) == size
+    return x.resized({name: size + slide.reach}).bytes if is_padded else 0
+
+
 def _grad_text(call: TorchCall) -> str:
     """Each window added where it was, through zeros behind it: a row longer, and flat again."""
     slide, names = _found(call.attrs), call.ins[0].names
@@ -176,6 +185,7 @@ register(
         flops=no_flops,
         gradient=_gradient,
         shows=lambda ins, attrs: True,
+        scratch=_scratch,
         relocates=True,
         meaning="For each index of a dim, the elements around it as a new dim: element `t` of "
         "index `i` is element `i - before + t` of the tensor, zero outside.",

@@ -106,3 +106,25 @@ def test_sums_over_batches_take_the_memory_of_one_set_of_gradients() -> None:
     program = made(DEEP, "sgd(accumulate=4)", "one:1", "batch:one", {})
     layer = 512 * 512 * 4
     assert 8 * layer < allocated(first_device(program)[1]) < 10 * layer
+
+
+SHOWN = {
+    "a cast to its own dtype": "cast(x, f32)",
+    "a cast to another dtype": "cast(x, f64)",
+    "other order of dims": "einsum(x -> [io, batch])",
+    "a product": "einsum(x, twice -> [batch, io, two])",
+    "an index": "x[io = n]",
+    "indices": "x[io = ids]",
+    "windows": "window[io by 3 -> at_](x, before=1)",
+}
+
+
+@pytest.mark.parametrize("case", SHOWN)
+def test_a_result_takes_memory_where_it_does_not_show_its_operand(case: str) -> None:
+    text = "dim batch = 512, io = 1024, two = 2, some = 900, at_ = 3\n"
+    text += "program p(w[batch, io], twice[two], n: i32, ids[some]: i32) {\n  x = w * 2.0\n"
+    text += f"  y = {SHOWN[case]}\n  return sum(y), sum(x)\n}}\nlayout one {{ batch -> none }}\n"
+    program = made(text, "", "data:1", "one", {})
+    report = memory(program.device)
+    held, run = first_device(program)
+    assert held + allocated(run) == pytest.approx(report["peak"], rel=CLOSE)

@@ -180,7 +180,7 @@ def applicable(
         tuple(t.resized(dict(extents)) for t in s) for s in (sig.ins, sig.outs)
     )
     try:
-        return opdef.infer(local_ins, _localised(sig.attrs, extents)) == local_outs
+        return opdef.infer(local_ins, localised(sig.attrs, extents)) == local_outs
     except OpError:
         return False
 
@@ -190,14 +190,16 @@ def _extents(types: tuple[TensorType, ...], row: tuple[Component, ...]) -> dict[
     return {c.dim: t.size(c.dim) // RANKS for t, c in parts if isinstance(c, Split)}
 
 
-def _localised(attrs: Any, extents: Mapping[str, int]) -> Any:
-    """`attrs` with every dim in them at its local size."""
+def localised(attrs: Any, extents: Mapping[str, int]) -> Any:
+    """`attrs` with every dim in them, and in types, at its local size."""
     if isinstance(attrs, Dim):
         return Dim(attrs.name, extents.get(attrs.name, attrs.size))
     if isinstance(attrs, tuple):
-        return tuple(_localised(a, extents) for a in attrs)
+        return tuple(localised(a, extents) for a in attrs)
+    if isinstance(attrs, TensorType):
+        return attrs.resized(dict(extents))
     if isinstance(attrs, dict):
-        return {k: _localised(v, extents) for k, v in attrs.items()}
+        return {k: localised(v, extents) for k, v in attrs.items()}
     return attrs
 
 

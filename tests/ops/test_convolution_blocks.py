@@ -109,7 +109,7 @@ def check_row(
     """The results of all devices, of numpy and of the torch text, are `whole`."""
     opdef, found, texts = lookup(name), [], []
     for rank in range(devices):
-        call, operands = piece(sig, row, wholes, rank, devices)
+        call, operands = piece(sig, row, wholes, (devices,), (rank,))
         exchanged(call, operands, wholes, devices)
         found.append(opdef.numpy(call, *operands))
         text = window_call(call, tuple(map(np.shape, operands)))

@@ -96,7 +96,7 @@ def test_text_on_windows_is_the_numpy_meaning_of_the_whole(
     expected = results(opdef, NumpyCall(sig.ins, sig.outs, sig.attrs), wholes)
     found = []
     for rank in range(ranks):
-        local, arrays = piece(sig, row, wholes, rank, ranks)
+        local, arrays = piece(sig, row, wholes, (ranks,), (rank,))
         text = window_call(local, tuple(map(np.shape, arrays)))
         operands = [to_torch(a, t) for a, t in zip(arrays, sig.ins, strict=True)]
         found.append(several(evaluate(opdef, text, operands, rank)))

@@ -1,18 +1,18 @@
-"""Do rows with windows hold? Tried without communication, on slices of the padded whole operands.
+"""What each device has of the operands in a row; and do rows with windows hold?
 
-Blocks are rounded up, the last ones short or empty: a dim need not divide.
+Without communication: a window is a slice of the padded whole operand. Blocks are rounded up, the
+last ones short or empty: a dim need not divide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from meshdsl.backends.runtime.values import block
 from meshdsl.ir.types import TensorType
-from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature
+from meshdsl.ops.opdef import NumpyCall, OpDef, Reads, Sample, Signature
 from meshdsl.placed.rows import Row
 from meshdsl.placed.sbp import B, Partial, Split
 from tests.ops import row_prover
@@ -53,7 +53,7 @@ def _holds_once(
     wholes = [row_prover.draw(type_, kind, rng, 9) for type_, kind in pairs]
     call = NumpyCall(sig.ins, sig.outs, sig.attrs)
     expected = row_prover.results(opdef, call, wholes)
-    pieces = [piece(sig, row, wholes, rank, ranks) for rank in range(ranks)]
+    pieces = [piece(sig, row, wholes, (ranks,), (rank,)) for rank in range(ranks)]
     parts = zip(*(row_prover.results(opdef, local, xs) for local, xs in pieces), strict=True)
     found = zip(sig.outs, row.outs, expected, parts, strict=True)
     return all(
@@ -64,42 +64,40 @@ def _holds_once(
 
 
 def piece(
-    sig: Signature, row: Row, wholes: list[np.ndarray], rank: int, ranks: int
+    sig: Signature, row: Row, wholes: list[np.ndarray], ways: tuple[int, ...], at: tuple[int, ...]
 ) -> tuple[NumpyCall, list[np.ndarray]]:
-    """The call of one rank, and its operands."""
-    assert row.factor is not None
-    loop = loop_size(sig, row)
+    """The call of the device at coordinates `at` of axes of sizes `ways`, and its operands."""
     extents, offsets, windows, local = {}, {}, {}, []
     for type_, component in zip((*sig.ins, *sig.outs), (*row.ins, *row.outs), strict=True):
         if isinstance(component, Split):
-            first, count = block(type_.size(component.dim), (ranks,), (rank,))
+            first, count = block(type_.size(component.dim), ways, at)
             extents[component.dim], offsets[component.dim] = count, first
-    first, count = block(loop, (ranks,), (rank,))
-    for index, (type_, component, x) in enumerate(zip(sig.ins, row.ins, wholes, strict=True)):
+    read = zip(sig.ins, row.ins, reads_of(sig, row), wholes, strict=True)
+    for index, (type_, component, reads, x) in enumerate(read):
         assert not isinstance(component, Partial)
         if not isinstance(component, Split):
             local.append(x)
             continue
-        dim, reads = component.dim, row.factor.reads[index]
-        at, size = type_.index(dim), type_.size(dim)
-        own = (offsets[dim], offsets[dim] + extents[dim])
-        window = own if reads is None else reads.window(first, first + count, size)
+        dim = component.dim
+        window = (offsets[dim], offsets[dim] + extents[dim])
         if reads is not None:
-            windows[index, dim] = window
-        local.append(padded(x, at, window, None if reads is None else reads.fill))
+            first, count = block(loop_size(sig, row), ways, at)
+            window = windows[index, dim] = reads.window(first, first + count, type_.size(dim))
+        local.append(padded(x, type_.index(dim), window, None if reads is None else reads.fill))
     return NumpyCall(sig.ins, sig.outs, sig.attrs, extents, offsets, windows=windows), local
+
+
+def reads_of(sig: Signature, row: Row) -> tuple[Reads | None, ...]:
+    """By operand, what a block of the loop that a row splits reads of it."""
+    assert row.factor is not None
+    return row.factor.reads or (None,) * len(sig.ins)
 
 
 def loop_size(sig: Signature, row: Row) -> int:
     """The size of the loop that a row splits: that of a dim which is its index."""
-    assert row.factor is not None
-    return next(_own_sizes(sig, row))
-
-
-def _own_sizes(sig: Signature, row: Row) -> Iterator[int]:
     factor = row.factor
     assert factor is not None
     own: list[tuple[TensorType, str | None]] = list(zip(sig.outs, factor.outs, strict=True))
-    read = zip(sig.ins, factor.ins, factor.reads, strict=True)
+    read = zip(sig.ins, factor.ins, reads_of(sig, row), strict=True)
     own += [(type_, dim) for type_, dim, reads in read if reads is None]
-    yield from (type_.size(dim) for type_, dim in own if dim is not None)
+    return next(type_.size(dim) for type_, dim in own if dim is not None)
