@@ -49,6 +49,8 @@ _PLAIN = {
     "MINUS": Operator,
     "STAR": Operator,
     "SLASH": Operator,
+    "FLOORED": Operator,
+    "MODULO": Operator,
     "CARET": Operator,
     "EQUAL": Operator,
     "UPDATE": Operator,

@@ -21,6 +21,7 @@ _HELP = {
     "MD0705": "the end of its log stands above; `--engine local` runs without torchrun",
     "MD0706": "smaller dims (`--set`) or a smaller mesh make it faster",
     "MD0801": "check the tensor that the indices come from",
+    "MD0802": "divide by `maximum(n, 1)` where the result at 0 is not used",
 }
 
 
@@ -136,7 +137,7 @@ def as_error(failure: Failure, lines: Mapping[int, str] | None) -> tuple[str, st
     details = {"device": failure.device, "line": failure.line, "place": place}
     if failure.kind == CollectiveError.__name__:
         return "MD0702", failure.message, details
-    if failure.kind == "IndexOutOfRange":
+    if failure.kind in ("IndexOutOfRange", "DividedByZero"):
         code, _, message = failure.message.partition(" ")
         return code, message, details
     at = f" at {place}" if place else f", line {failure.line} of its program" * bool(failure.line)

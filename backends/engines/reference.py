@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from meshdsl.backends.engines.failures import Failure, RunError, as_error
-from meshdsl.backends.runtime.indices import IndexOutOfRange
+from meshdsl.backends.runtime.indices import DividedByZero, IndexOutOfRange
 from meshdsl.backends.runtime.values import Array, Spec, cast, draw_part, local_part
 from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import Loop, Node, Op, Program, State, Value
@@ -61,8 +61,8 @@ def evaluated(
     try:
         with np.errstate(all="ignore"):  # as torch: infinities and NaN, no warning
             run_nodes(program.body, values, apply or applied)
-    except IndexOutOfRange as error:
-        code, message, details = as_error(Failure(0, "IndexOutOfRange", str(error)), None)
+    except (IndexOutOfRange, DividedByZero) as error:
+        code, message, details = as_error(Failure(0, type(error).__name__, str(error)), None)
         details |= {"place": error.place, "device": None}
         raise RunError(code, message, **details) from error
     return values

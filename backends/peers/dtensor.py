@@ -50,6 +50,13 @@ def check_index(ids, dim, size, place, *_):
         raise IndexError(f"{place}: an index of {dim} is not in 0 ... {size - 1}")
     return ids
 ''',
+    "check_divisor": '''
+def check_divisor(divisor, place):
+    """The divisor, after a look at what this device has of it."""
+    if (divisor.to_local() == 0).any():
+        raise ZeroDivisionError(f"{place}: an integer is divided by zero")
+    return divisor
+''',
 }
 
 

@@ -418,6 +418,8 @@ TABLE: dict[str, Text | tuple[Text | None, Text | None]] = {
     "sub": "{0} - {1}",
     "mul": "{0} * {1}",
     "div": "{0} / {1}",
+    "floordiv": "{0} // {1}",
+    "mod": "{0} % {1}",
     "eq": "{0} == {1}",
     "ne": "{0} != {1}",
     "lt": "{0} < {1}",

@@ -1,4 +1,4 @@
-"""Range checks of index tensors. Pasted as text into emitted programs; numpy arrays do as well."""
+"""Checks of indices and integer divisors. Pasted into emitted programs; numpy arrays do as well."""
 
 from typing import Any
 
@@ -37,3 +37,26 @@ def check_index(
         wrong = f"index {value}{at} is out of range for dim `{dim}` of size {size}"
         raise IndexOutOfRange(f"MD0801 {place}: {wrong}", place, position, value, size)
     return index
+
+
+class DividedByZero(ZeroDivisionError):
+    """An integer that is divided by zero."""
+
+    def __init__(self, message: str, place: str) -> None:
+        super().__init__(message)
+        self.place = place
+
+
+def check_divisor(divisor: Any, place: str) -> Any:
+    """Return `divisor`, an integer torch tensor or numpy array, if no element of it is zero.
+
+    On a GPU nothing waits for the look: an assertion fails when it gets there.
+    """
+    bad = divisor == 0
+    if getattr(divisor, "is_cuda", False):
+        import torch
+
+        torch._assert_async(~bad.any(), f"MD0802 {place}: an integer is divided by zero")
+    elif bad.any():
+        raise DividedByZero(f"MD0802 {place}: an integer is divided by zero", place)
+    return divisor

@@ -125,6 +125,9 @@ class _Exp(Protocol):
 class _Floor(Protocol):
     def __call__(self, x: Operand, /) -> Tensor: ...
 
+class _Floordiv(Protocol):
+    def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
+
 class _Ge(Protocol):
     def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
 
@@ -217,6 +220,9 @@ class _Min(Protocol):
     def __call__(self, x: Operand, /) -> Tensor: ...
 
 class _Minimum(Protocol):
+    def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
+
+class _Mod(Protocol):
     def __call__(self, x: Operand, y: Operand, /) -> Tensor: ...
 
 class _Mul(Protocol):
@@ -426,6 +432,7 @@ eq: _Eq
 erf: _Erf
 exp: _Exp
 floor: _Floor
+floordiv: _Floordiv
 ge: _Ge
 gelu: _Gelu
 gt: _Gt
@@ -449,6 +456,7 @@ maximum: _Maximum
 mean: _Mean
 min: _Min
 minimum: _Minimum
+mod: _Mod
 mul: _Mul
 ne: _Ne
 neg: _Neg
@@ -526,6 +534,7 @@ __all__ = [
     "erf",
     "exp",
     "floor",
+    "floordiv",
     "ge",
     "gelu",
     "glorot",
@@ -553,6 +562,7 @@ __all__ = [
     "mean",
     "min",
     "minimum",
+    "mod",
     "momentum",
     "mul",
     "ne",

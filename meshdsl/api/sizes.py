@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import itertools
-import math
 import numbers
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -267,26 +266,7 @@ def _combined(name: str, left: Any, right: Any) -> int:
         return cast(int, NotImplemented)
     value = _OPERATORS[name](_plain(one), _plain(other))
     dims = {id(d): d for x in (left, right) if isinstance(x, Arithmetic) for d in x._dims()}
-    return cast(int, Size(_written(name, value, one, other), tuple(dims.values())))
-
-
-def _written(name: str, value: Number, one: Number, other: Number) -> Number:
-    """`value` in operators of the language: `a // b` is `floor(a / b)`, `a % b` the remainder."""
-    if name not in ("floordiv", "mod"):
-        return made(value, name, one, other)
-    quotient = made(one / other, "div", one, other)
-    whole = made(math.floor(quotient), "floor", quotient)
-    if name == "floordiv":
-        return _if_equal(value, whole)
-    less = made(whole * other, "mul", whole, other)
-    return _if_equal(value, made(one - less, "sub", one, less))
-
-
-def _if_equal(value: Number, written: Number) -> Number:
-    """`written` if it has Python's value, else a number without a formula."""
-    if written == value:
-        return written
-    return made(value, "", written)
+    return cast(int, Size(made(value, name, one, other), tuple(dims.values())))
 
 
 def _compared(compare: Callable[[Any, Any], Any], size: Size, other: object) -> Any:

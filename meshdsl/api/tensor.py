@@ -139,17 +139,17 @@ class Tensor(Handle):
     def __rmatmul__(self, other: Operand) -> NoReturn:
         refuse("sign", "@", (other, self), {})
 
-    def __floordiv__(self, other: Operand) -> NoReturn:
-        refuse("sign", "//", (self, other), {})
+    def __floordiv__(self, other: Operand) -> Tensor:
+        return _binary("//", self, other)
 
-    def __rfloordiv__(self, other: Operand) -> NoReturn:
-        refuse("sign", "//", (other, self), {})
+    def __rfloordiv__(self, other: Operand) -> Tensor:
+        return _binary("//", other, self)
 
-    def __mod__(self, other: Operand) -> NoReturn:
-        refuse("sign", "%", (self, other), {})
+    def __mod__(self, other: Operand) -> Tensor:
+        return _binary("%", self, other)
 
-    def __rmod__(self, other: Operand) -> NoReturn:
-        refuse("sign", "%", (other, self), {})
+    def __rmod__(self, other: Operand) -> Tensor:
+        return _binary("%", other, self)
 
     def __round__(self, digits: int | None = None) -> NoReturn:
         refuse("function", "round", (self,), {})
@@ -274,6 +274,8 @@ _UFUNCS = {
     "subtract": "-",
     "multiply": "*",
     "divide": "/",
+    "floor_divide": "//",
+    "remainder": "%",
     "power": "^",
     "equal": "==",
     "not_equal": "!=",

@@ -219,7 +219,8 @@ class Writer:
         literal = ast.Number(size, span)
         value = literal if made is None else _arithmetic(made, span)
         if value is None:
-            message = f"a size is made by whole numbers, dims and `+ - * / ^`, and {size} is not"
+            signs = "`+ - * / // % ^`"
+            message = f"a size is made by whole numbers, dims and {signs}, and {size} is not"
             help = "make it of the dims by these, or write the number out"
             self.refuse(message, help, span)
         return ast.Dim(ast.Name(name, span), value or literal, span)
@@ -762,19 +763,14 @@ def _applied(operator: str, operands: list[ast.Expr], span: Span) -> ast.Expr:
     return ast.Binary(sign, operands[0], operands[1], span, span)
 
 
-_ARITHMETIC = ("add", "sub", "mul", "div", "pow", "neg")
+_ARITHMETIC = ("add", "sub", "mul", "div", "floordiv", "mod", "pow", "neg")
 
 
 def _arithmetic(size: Number, span: Span) -> ast.Expr | None:
-    """A size by `+ - * / ^` alone, if each `/` is exact: Python's `//` may be one."""
+    """A size by `+ - * / // % ^` alone, if each `/` is exact."""
     how = how_of(size)
     if isinstance(size, int) and (how is None or how.operator == "size"):
         return _amount(size, span)
-    if how is not None and how.operator == "floor":
-        quotient = how_of(_numbers(how)[0])
-        operands = [] if quotient is None else _numbers(quotient)
-        if quotient is not None and quotient.operator == "div" and not operands[0] % operands[1]:
-            how = quotient
     if how is None or how.operator not in _ARITHMETIC:
         return None
     parts = [_arithmetic(o, span) for o in _numbers(how)]

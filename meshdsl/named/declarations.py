@@ -293,7 +293,7 @@ def _references(node: ast.Expr) -> list[str]:
     return []
 
 
-_SIZE_SIGNS = {"//": "/", "**": "^"}
+_SIZE_SIGNS = {"**": "^"}
 """Operators of other languages, and those of sizes that mean the same."""
 
 
@@ -307,7 +307,7 @@ def _integer(node: ast.Expr, sizes: Mapping[str, int]) -> int:
             return sizes[node.name.text]
         case ast.Unary(op="-"):
             return -_integer(node.operand, sizes)
-        case ast.Binary(op="+" | "-" | "*" | "/" | "^"):
+        case ast.Binary(op="+" | "-" | "*" | "/" | "//" | "%" | "^"):
             sides = (partial(_integer, side, sizes) for side in (node.left, node.right))
             left, right = all_of(sides)
             return _bounded(_arithmetic(node, left, right), node.span)
@@ -321,7 +321,7 @@ def _integer(node: ast.Expr, sizes: Mapping[str, int]) -> int:
         "MD0105",
         "a size is constant integer arithmetic over numbers and dims",
         node.span,
-        help="use integers, dims, `+ - * / ^` and parentheses",
+        help="use integers, dims, `+ - * / // % ^` and parentheses",
     )
 
 
@@ -335,6 +335,11 @@ def _arithmetic(node: ast.Binary, left: int, right: int) -> int:
             return left * right
         case "/":
             return _divide(node, left, right)
+        case "//" | "%":
+            if right == 0:
+                message = f"{left} is divided by zero"
+                fail("MD0105", message, node.span, help="sizes are whole numbers")
+            return left // right if node.op == "//" else left % right
     if right < 0:
         fail("MD0105", "a size has no negative power", node.span, help="sizes are whole numbers")
     if right * max(abs(left), 2).bit_length() > 256:

@@ -198,6 +198,9 @@ class Expressions:
         if _is_neutral(name, operands):
             return operands[0]
         dtype = _literal_dtype(name, operands)
+        if name in ("floordiv", "mod") and dtype.kind == "int" and operands[1] == 0:
+            help = "integers have no infinity; divide by another number"
+            fail("MD0261", "an integer is divided by zero", spans[1], help=help)
         values = tuple(
             self.as_value(x, dtype, s, scope) for x, s in zip(operands, spans, strict=True)
         )

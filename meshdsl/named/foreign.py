@@ -63,7 +63,8 @@ RENAMED = {
     "less": "<", "lt": "<", "greater_equal": ">=", "ge": ">=", "less_equal": "<=", "le": "<=",
     "equal": "==", "eq": "==", "not_equal": "!=", "ne": "!=", "logical_and": "and",
     "logical_or": "or", "square_": "square", "relu_": "relu", "exp_": "exp", "add_": "+",
-    "mul_": "*", "sub_": "-", "div_": "/",
+    "mul_": "*", "sub_": "-", "div_": "/", "floor_divide": "//", "floordiv": "//", "mod": "%",
+    "remainder": "%",
 }  # fmt: skip
 """Functions that the language has under another name, or as an operator."""
 
@@ -314,22 +315,6 @@ def _apart(use: Use, letter: str, dim: Dim, found: Mapping[str, Dim]) -> Dim:
 
 
 # --- arithmetic --------------------------------------------------------------------------------
-
-
-def _floored(use: Use) -> str:
-    one, other = (p.ref for p in use.parts[:2])
-    if any(p.dtype is not None and p.dtype.kind == "int" for p in use.parts):
-        return f"cast(floor({_wide(use.parts[0])} / {_wide(use.parts[1])}), i32)"
-    return f"floor({one} / {other})"
-
-
-def _modulo(use: Use) -> str:
-    one, other = (p.ref for p in use.parts[:2])
-    return f"{one} - {_floored(use)} * {other}"
-
-
-def _wide(part: Part) -> str:
-    return part.ref if part.dtype is None or part.dtype.kind != "int" else f"cast({part.ref}, f32)"
 
 
 def _clipped(use: Use) -> str | None:
@@ -821,8 +806,6 @@ RULES: Mapping[str, Callable[[Use], str | None]] = {
     "contract": _contract,
     "linear": _linear,
     "einsum": _einsum,
-    "floored": _floored,
-    "modulo": _modulo,
     "clipped": _clipped,
     "converted": _converted,
     "like": _like,

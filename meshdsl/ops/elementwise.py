@@ -94,7 +94,7 @@ def _divide_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType
         raise OpError(
             "MD0203",
             f"`/` of integers ({ins[0]} and {ins[1]}) is not defined",
-            "convert both with `cast(x, f32)`, and back with `cast(floor(…), i32)` where needed",
+            "`//` rounds down; or convert both with `cast(x, f32)`",
         )
     need_kind("/", "float", *ins)
     dtype = need_one_dtype("/", *ins)

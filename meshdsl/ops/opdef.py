@@ -318,9 +318,9 @@ class Surface:
 class Sample:
     """A small call for the tests that loop over the registry.
 
-    `values` is the distribution of each operand: `int` (non-zero integers), `positive`, `half`
-    (multiples of 0.5 that are not integers), `unit` (in (-1, 1)), `bool`, or `index:DIM` (valid
-    indices of that dim).
+    `values` is the distribution of each operand: `int` (integers), `nonzero` (those that one can
+    divide by), `positive`, `half` (multiples of 0.5 that are not integers), `unit` (in (-1, 1)),
+    `bool`, or `index:DIM` (valid indices of that dim).
     """
 
     ins: tuple[TensorType, ...]

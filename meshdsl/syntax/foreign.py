@@ -17,8 +17,6 @@ from meshdsl.syntax.build_expressions import Builder, Makers
 CODE = "MD0018"
 
 _AUGMENTED = {
-    "//": "{x} = floor({x} / {y})",
-    "%": "{x} = {x} - floor({x} / {y}) * {y}",
     "@": "{x} = einsum({x}, {y} -> [dims of the result])",
     "**": "{x} = {x}^{y}",
     "^": "{x} = {x}^{y}",
@@ -67,7 +65,7 @@ def _augmented(b: Builder, tree: Any) -> ast.Assign:
     _report(b, message, b.name(sign).span, f"write `{line}`", *fix)
     own = ast.Ref(target.name, target.name.span)
     meaning = {"**": "^"}.get(op, op)
-    if meaning in ("//", "%", "@"):
+    if meaning == "@":
         raise DiagnosticError
     return ast.Assign((target,), ast.Binary(meaning, own, value, b.name(sign).span, span), span)
 

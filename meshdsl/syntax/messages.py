@@ -33,7 +33,9 @@ from meshdsl.syntax.tokens import (
 if TYPE_CHECKING:
     from lark import Token
 
-OPERATORS = frozenset({"PLUS", "MINUS", "STAR", "SLASH", "CARET", "COMPARE", "AND", "OR"})
+OPERATORS = frozenset(
+    {"PLUS", "MINUS", "STAR", "SLASH", "FLOORED", "MODULO", "CARET", "COMPARE", "AND", "OR"}
+)
 _ENDS_WRONG = OPERATORS | {"NOT"}
 _EXPRESSION = frozenset({"NAME", "NUMBER", "STRING", "LPAR", "MINUS", "NOT"})
 _KINDS = {

@@ -23,6 +23,8 @@ _SIDES = {
     "-": (SUM, SUM, PRODUCT),
     "*": (PRODUCT, PRODUCT, NEGATION),
     "/": (PRODUCT, PRODUCT, NEGATION),
+    "//": (PRODUCT, PRODUCT, NEGATION),
+    "%": (PRODUCT, PRODUCT, NEGATION),
     "^": (POWER, ATOM, NEGATION),
 }
 """The level of a binary operator, and the least levels of its operands."""

@@ -39,7 +39,7 @@ FOREIGN_STARTS = {
 FOREIGN_WORDS = frozenset({"if", "else", "in"})
 """Names that other languages have inside of a statement."""
 
-FOREIGN = frozenset({"IF", "ELSE", "LET", "FOR", "IN", "AUGMENT", "POWER", "FLOORED", "MODULO"})
+FOREIGN = frozenset({"IF", "ELSE", "LET", "FOR", "IN", "AUGMENT", "POWER"})
 """Words that are only read to be refused."""
 
 MAX_NESTING = 100

@@ -79,8 +79,7 @@ LINES = {
     "y = np.exp(x)": "y = md.exp(x)",
     "y = md.softmax(x, 1)": "y = md.softmax[io](x)",
     "y = md.sum(x, dim=io)": "y = md.sum[io](x)",
-    "y = 1 + x % z * 2": "y = 1 + (x - md.floor(x / z) * z) * 2",
-    "y = 2 // x": "y = md.floor(2 / x)",
+    "y = torch.floor_divide(2, x)": "y = 2 // x",
     "y = x.split(2, 1)": 'y = x[io >> (md.dim("pieces", 3), md.dim("part", 2))]',
     "y = md.sum(v.unsqueeze(0)) * x": "y = md.sum(v) * x",
 }

@@ -241,7 +241,10 @@ def test_arrays_beside_the_program_do_not_matter() -> None:
 
 def test_a_size_that_declarations_cannot_say() -> None:
     d = dims_of(SIZES)
-    odd = md.dim("odd", d.key // 3)
+    size = d.key
+    for _ in range(LONGEST + 1):
+        size = size + 1
+    odd = md.dim("odd", size)
     with pytest.raises(md.ProgramError, match="a size is made by whole numbers, dims and") as found:
         program_of(lambda x, d: x * md.ones[odd](), d).to_mdsl()
     (diagnostic,) = found.value.diagnostics

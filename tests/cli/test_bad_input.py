@@ -208,3 +208,12 @@ def test_an_index_out_of_range_is_a_failure_of_the_run(cli: Cli) -> None:
         assert (done.code, done.codes) == (3, ["error[MD0801]"])
         assert "index 9 at [seq=1] is out of range for dim `vocab` of size 4" in done.err
         assert "f.mdsl:4:3" in done.err
+
+
+def test_an_integer_divided_by_zero_is_a_failure_of_the_run(cli: Cli) -> None:
+    path = write("dim seq = 2\nprogram p(ids[seq]: i32) {\n  return 8 // ids\n}\n")
+    np.savez("in.npz", ids=np.array([1, 0], np.int32))
+    for engine in ("local", "reference"):
+        done = cli("run", path, "--inputs", "in.npz", "--engine", engine)
+        assert (done.code, done.codes) == (3, ["error[MD0802]"])
+        assert "f.mdsl:3: an integer is divided by zero" in done.err

@@ -329,6 +329,7 @@ def draw(
     magnitude = rng.integers(1, largest + 1, shape)
     drawn = {
         "int": lambda: sign * magnitude,
+        "nonzero": lambda: sign * magnitude,
         "positive": lambda: rng.integers(1, 13, shape) / 4,
         "half": lambda: sign * (magnitude - 0.5),
         "unit": lambda: rng.uniform(-1, 1, shape),

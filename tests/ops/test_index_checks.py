@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from meshdsl.backends.runtime.indices import IndexOutOfRange, check_index
+from meshdsl.backends.runtime.indices import DividedByZero, IndexOutOfRange, check_index
 from meshdsl.ir.types import F32, I32, Dim, TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature, lookup
 from tests.ops.row_prover import signature
@@ -71,6 +71,19 @@ def test_a_split_table_still_checks_against_the_whole() -> None:
     assert evaluate(opdef, text, [torch.ones(4), ids], rank=1).tolist() == [[1.0] * 4] * 2
     with pytest.raises(IndexOutOfRange, match="index 8"):
         evaluate(opdef, text, [torch.ones(4), ids + 1], rank=1)
+
+
+@pytest.mark.parametrize("name", ["floordiv", "mod"])
+def test_an_integer_divided_by_zero_is_one_message(name: str) -> None:
+    opdef = lookup(name)
+    sig = signature(opdef, Sample((IDS, IDS)))
+    ids, zero = np.full(IDS.shape, 7, np.int32), np.full(IDS.shape, 2, np.int32)
+    zero[1, 3] = 0
+    message = r"^MD0802 test\.mdsl:1: an integer is divided by zero$"
+    with pytest.raises(DividedByZero, match=message):
+        opdef.numpy(NumpyCall(sig.ins, sig.outs, sig.attrs, place="test.mdsl:1"), ids, zero)
+    with pytest.raises(DividedByZero, match=message):
+        evaluate(opdef, call(sig), [torch.tensor(ids), torch.tensor(zero)])
 
 
 def test_scalars_and_empty_tensors() -> None:

@@ -240,6 +240,7 @@ def _drawn(type_: TensorType, kind: str, fill: Fill, rng: np.random.Generator) -
         found = rng.random(type_.shape) < rng.choice([0.1, 0.9])
     elif type_.dtype.kind == "int":
         found = rng.choice(ENDS, type_.shape)
+        found = np.where((found == 0) & (kind == "nonzero"), 1, found)
     else:
         found = fill(rng, type_.shape)
     found = np.asarray(np.clip(found, -1, 1) if kind == "unit" else found, type_.dtype.numpy)

@@ -307,6 +307,7 @@ ORACLES: dict[str, Oracle] = {
     "cross_entropy_grad": cross_entropy_slope,
     "cumsum": running_sums,
     "div": pointwise(lambda a, b: a / b),
+    "mod": pointwise(torch.remainder),
     "dropout": dropped,
     "einsum": einsum,
     "erf": pointwise(torch.erf),
