@@ -61,6 +61,12 @@ class _BatchNormApplied(Protocol):
 class _BatchNorm(Protocol):
     def __getitem__(self, dims: _Dims, /) -> _BatchNormApplied: ...
 
+class _BroadcastApplied(Protocol):
+    def __call__(self, x: Operand, /) -> Tensor: ...
+
+class _Broadcast(Protocol):
+    def __getitem__(self, dims: _Dims, /) -> _BroadcastApplied: ...
+
 class _Cast(Protocol):
     def __call__(self, x: Operand, /, dtype: DType | str) -> Tensor: ...
 
@@ -417,6 +423,7 @@ argmax: _Argmax
 attention: _Attention
 avg_pool: _AvgPool
 batch_norm: _BatchNorm
+broadcast: _Broadcast
 cast: _Cast
 concat: _Concat
 conv: _Conv
@@ -518,6 +525,7 @@ __all__ = [
     "attention",
     "avg_pool",
     "batch_norm",
+    "broadcast",
     "cast",
     "concat",
     "conv",

@@ -51,6 +51,8 @@ from meshdsl.ops.text import aligned_tensor, expanded, tuple_text
 Splits = Mapping[str, int]
 Legal = Callable[[Signature, Splits, Splits], bool]
 
+_INTERNAL = Surface("view", (1, 1))
+
 
 def view(
     name: str,
@@ -64,18 +66,21 @@ def view(
     lazy: bool = False,
     *,
     meaning: str,
+    surface: Surface = _INTERNAL,
+    bind: Callable[[Attrs, tuple[TensorType, ...]], Attrs] | None = None,
 ) -> OpDef:
-    """Register a view of one tensor."""
+    """Register a view of one tensor; with a `surface` it is called by name."""
     return register(
         OpDef(
             name,
-            Surface("view", (1, 1)),
+            surface,
             infer,
             factors,
             numpy,
             torch,
             samples,
             view=True,
+            bind=bind,
             flops=no_flops,
             legal=legal,
             gradient=gradient,
@@ -336,6 +341,12 @@ view(
 # --- broadcast -------------------------------------------------------------------------------
 
 
+def _broadcast_bind(attrs: Attrs, ins: tuple[TensorType, ...]) -> Attrs:
+    """All dims of the result: those in brackets, then the others of the tensor."""
+    own = (d for d in ins[0].dims if d not in attrs["dims"])
+    return {"dims": (*attrs["dims"], *own)}
+
+
 def _broadcast_infer(ins: tuple[TensorType, ...], attrs: Attrs) -> tuple[TensorType, ...]:
     need_distinct("broadcast", attrs["dims"])
     out = TensorType(attrs["dims"], ins[0].dtype)
@@ -359,9 +370,11 @@ view(
         sample(tensor(SEQ), dims=(SEQ, BATCH)),
         sample(tensor(HIDDEN, BATCH), dims=(BATCH, SEQ, HIDDEN)),
         sample(tensor(), dims=(BATCH, SEQ)),
-        sample(tensor(), dims=()),
         sample(tensor(BATCH, SEQ, dtype=I32), dims=(SEQ, BATCH)),
     ),
     summed,
-    meaning="The tensor repeated along dims that it lacks.",
+    meaning="The tensor with the dims in brackets as its first, repeated along those that it "
+    "lacks. Other operators do so by themselves.",
+    surface=Surface("dims", (1, 1)),
+    bind=_broadcast_bind,
 )

@@ -94,6 +94,12 @@ def test_fan_in_is_what_the_first_use_sums():
     assert [(p.fan_in, p.fan_out) for p in program.params] == [(6, 8), (1, 6)]
 
 
+def test_new_dims_of_a_broadcast_come_first():
+    text = "program p(x[a, b]) {\n y = broadcast[n](x)\n z = broadcast[b, n](x)\n return y, z\n}"
+    found = [o.value.type.names for o in named(f"{HEAD}{text}").outputs]
+    assert found == [("n", "a", "b"), ("b", "n", "a")]
+
+
 def test_declared_order_transposes():
     program = named(HEAD + "program p(x[a, b]) {\n y[b, a] = x\n return y\n}")
     assert program.outputs[0].value.type.names == ("b", "a")
