@@ -20,6 +20,7 @@ LAYERS = (
     ("backends.draws", "backends.walk", "backends.torch", "backends.peers"),
     ("analysis",),
     ("pipeline",),
+    ("search",),
     ("report", "backends.engines", "backends.train", "backends.generate"),
     ("editor",),
     ("api", "notebook", "play", "cli", "backends.module"),

@@ -174,7 +174,7 @@ class ZeroOne:
             raise NoPlan
 
     def minimise(self) -> Answer | None:
-        """The least values; None where no point was found within the limits.
+        """The least values; None where no point was found within the limits, NoPlan if none exists.
 
         The relaxation comes first: where its values are 0 and 1, there is nothing to branch on.
         """
@@ -189,6 +189,7 @@ class ZeroOne:
         solver.passModel(self._model())
         solver.run()
         optimal = highspy.HighsModelStatus.kOptimal
+        _refuse_infeasible(solver)
         if solver.getModelStatus() != optimal:
             return None
         if not self._is_whole(solver.getSolution().col_value):
@@ -196,6 +197,7 @@ class ZeroOne:
                 len(self.whole), np.arange(len(self.whole)), np.array(self.whole, np.uint8)
             )
             solver.run()
+            _refuse_infeasible(solver)
         values = solver.getSolution().col_value
         proven = solver.getModelStatus() == optimal
         cost = self.paid + sum(c * v for c, v in zip(self.costs, values, strict=True))
@@ -233,6 +235,14 @@ _OPTIONS: dict[str, bool | int | float | str] = {
     "mip_abs_gap": 1e-6,
     "mip_max_nodes": MOST_NODES,
 }
+
+
+def _refuse_infeasible(solver: highspy.Highs) -> None:
+    """Raise NoPlan where the solver has found that nothing satisfies the constraints."""
+    import highspy
+
+    if solver.getModelStatus() == highspy.HighsModelStatus.kInfeasible:
+        raise NoPlan
 
 
 def total(parts: Iterable[Terms]) -> Terms:

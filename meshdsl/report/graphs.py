@@ -1,0 +1,279 @@
+"""What `search --graph` says: the best plan of a graph with costs, and what is proven of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from meshdsl.cluster.profile import Cluster, load
+from meshdsl.diagnostics import Source, Span, did_you_mean, fail
+from meshdsl.report.document import aligned, human
+from meshdsl.search.annealing import anneal
+from meshdsl.search.exact import (
+    TooWide,
+    branch_and_bound,
+    eliminate,
+    integer_program,
+    priced_memory,
+)
+from meshdsl.search.graph import CostGraph, Solution, least_memory
+from meshdsl.search.graph_file import (
+    Written,
+    costs_of,
+    layers_of,
+    read_graph,
+    transformer_of,
+)
+from meshdsl.search.grid import Division, Plan, Transformer, Uncut, near_stages, ranked
+from meshdsl.search.stages import MOST_SETS, TooBranched, cut
+
+Json = dict[str, Any]
+
+SHOWN = 5
+"""Divisions of equal layers that are shown."""
+
+NEEDED = "as in `--devices 4 --bandwidth 1.25GB/s`, `--devices 3072 --cluster a100-dgx`"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Choices beside the file. `bandwidth` is in bytes/s, `memory` in bytes a device."""
+
+    method: str | None = None
+    devices: int | None = None
+    bandwidth: float | None = None
+    cluster: str | None = None
+    memory: float | None = None
+    stages: int | None = None
+
+
+def solved(path: Path, asked: Asked) -> Json:
+    """The best plan of the graph in a file. Raises MD066x."""
+    top = read_graph(path)
+    kind = top.field("kind").value
+    methods = METHODS[kind]
+    name = asked.method or next(iter(methods))
+    if name not in methods:
+        span = Span(Source("--method", name), 0, len(name))
+        help = did_you_mean(name, list(methods)) or f"there are {', '.join(methods)}"
+        fail("MD0665", f"no method `{name}` for a graph of kind {kind}", span, help=help)
+    found = methods[name](top, asked)
+    return {"version": 1, "graph": str(path), "kind": kind, "method": name, **found}
+
+
+# --- placements ----------------------------------------------------------------------------------
+
+
+def _elimination(graph: CostGraph) -> Solution:
+    return priced_memory(graph) if math.isfinite(graph.limit) else eliminate(graph)
+
+
+def _placement(solve: Callable[[CostGraph], Solution]) -> Callable[[Written, Asked], Json]:
+    """The plan of a graph of placements by an exact method or a sample."""
+
+    def found(top: Written, asked: Asked) -> Json:
+        graph = costs_of(top)
+        if asked.memory is not None:
+            graph = replace(graph, limit=asked.memory)
+        try:
+            best = solve(graph)
+        except TooWide as error:
+            message = f"the tables of an elimination would have {error.needed:,} entries or more"
+            top.refuse(message, "MD0663", "take `--method ilp`, or `--method mcmc` for a sample")
+        if not best.picks:
+            _refuse_infeasible(top, graph, best)
+        held = graph.bytes(best.picks) if graph.memory else None
+        return {
+            "source": graph.source,
+            "choices": graph.names(best.picks),
+            "cost": best.cost,
+            "memory": held,
+            "memory_limit": graph.limit if math.isfinite(graph.limit) else None,
+            "bound": best.bound if math.isfinite(best.bound) else None,
+            "proven": best.proven,
+            "combinations": math.prod(graph.sizes),
+            "work": best.work,
+            "note": best.note,
+        }
+
+    return found
+
+
+def _refuse_infeasible(top: Written, graph: CostGraph, best: Solution) -> NoReturn:
+    """Say why there is no plan: a method that gave up, edges that forbid all, or the limit."""
+    if not best.proven:
+        help = "take `--method elimination`, or a smaller graph"
+        top.refuse(f"{best.method} found no plan within its limits", "MD0663", help)
+    least = integer_program(least_memory(graph))
+    if not least.picks:
+        top.field("edges").refuse("every combination of choices is forbidden", "MD0664")
+    message = f"no plan fits in {human(int(graph.limit))}: the least is {human(int(least.cost))}"
+    named = ", ".join(f"{n} {choice}" for n, choice in graph.names(least.picks).items())
+    top.refuse(message, "MD0664", f"{math.ceil(least.cost):,} bytes would do: {named}")
+
+
+# --- stages --------------------------------------------------------------------------------------
+
+
+def _stages(single: bool) -> Callable[[Written, Asked], Json]:
+    """The plan of a graph of layers: stages on several devices, or on one each."""
+
+    def found(top: Written, asked: Asked) -> Json:
+        graph = layers_of(top)
+        if asked.devices is None or asked.bandwidth is None:
+            fail("MD0665", "a graph of layers needs `--devices` and `--bandwidth`", help=NEEDED)
+        try:
+            best = cut(graph, asked.devices, asked.bandwidth, single)
+        except TooBranched:
+            message = f"the layers have more than {MOST_SETS:,} down-sets"
+            top.field("edges").refuse(message, "MD0663", "merge layers that run side by side")
+        alone = math.fsum(layer.seconds for layer in graph.layers)
+        stages = [
+            {
+                "layers": [graph.layers[i].name for i in stage.layers],
+                "devices": stage.devices,
+                "seconds": stage.seconds,
+            }
+            for stage in best.stages
+        ]
+        return {
+            "source": graph.source,
+            "devices": asked.devices,
+            "bandwidth": asked.bandwidth,
+            "stages": stages,
+            "replicas": best.replicas,
+            "seconds": best.seconds,
+            "one_device_seconds": alone,
+            "proven": True,
+            "work": best.work,
+        }
+
+    return found
+
+
+# --- equal layers --------------------------------------------------------------------------------
+
+
+def _grid(top: Written, asked: Asked) -> Json:
+    """The divisions of a cluster for a transformer, the fastest first."""
+    model = transformer_of(top)
+    if asked.devices is None or asked.cluster is None:
+        fail("MD0665", "a transformer needs `--devices` and `--cluster`", help=NEEDED)
+    cluster = load(asked.cluster)
+    try:
+        plans = ranked(model, cluster, asked.devices, True, asked.memory, asked.stages)
+    except Uncut:
+        near = " and ".join(map(str, near_stages(model, asked.stages or 1)))
+        message = f"{model.layers} layers do not cut into {asked.stages} stages"
+        top.field("layers").refuse(message, "MD0666", f"the nearest numbers of stages are {near}")
+    if not plans:
+        _refuse_division(top, model, cluster, asked)
+    return {
+        "source": top.field("source", "").value,
+        "devices": asked.devices,
+        "cluster": cluster.name,
+        "parameters": model.parameters,
+        "plans": [_division(plan) for plan in plans],
+        "proven": True,
+    }
+
+
+def _refuse_division(top: Written, model: Transformer, cluster: Cluster, asked: Asked) -> NoReturn:
+    """Say why no division is left: none divides the sizes, or none fits in memory."""
+    assert asked.devices is not None
+    every = ranked(model, cluster, asked.devices, True, math.inf, asked.stages)
+    if not every:
+        message = f"no division of {asked.devices} devices divides the heads, layers and batch"
+        top.refuse(message, "MD0666", f"{cluster.name}: try another number of devices")
+    limit = cluster.device.memory if asked.memory is None else asked.memory
+    least = min(every, key=lambda plan: plan.bytes)
+    message = (
+        f"nothing fits in {human(int(limit))} a device: the least is {human(int(least.bytes))}"
+    )
+    top.refuse(message, "MD0664", f"{_said(least.division)} takes that")
+
+
+def _division(plan: Plan) -> Json:
+    return {
+        **asdict(plan.division),
+        "seconds": plan.seconds,
+        "memory": plan.bytes,
+        "bubble": plan.bubble,
+        "utilisation": plan.utilisation,
+    }
+
+
+def _said(division: Division) -> str:
+    return f"tensor {division.tensor}, pipeline {division.pipeline}, data {division.data}"
+
+
+METHODS: dict[str, dict[str, Callable[[Written, Asked], Json]]] = {
+    "placement": {
+        "elimination": _placement(_elimination),
+        "ilp": _placement(integer_program),
+        "branch": _placement(branch_and_bound),
+        "exhaustive": _placement(lambda graph: branch_and_bound(graph, bounded=False)),
+        "mcmc": _placement(anneal),
+    },
+    "stages": {"pipedream": _stages(single=False), "throughput": _stages(single=True)},
+    "transformer": {"grid": _grid},
+}
+"""The methods for each kind of graph; the first is taken unless another is named."""
+
+
+# --- for people ----------------------------------------------------------------------------------
+
+
+def text(found: Json) -> str:
+    """The result of `solved` as text."""
+    lines = {"placement": _placement_text, "stages": _stages_text, "transformer": _grid_text}
+    return "\n".join(lines[found["kind"]](found)) + "\n"
+
+
+def _placement_text(found: Json) -> list[str]:
+    known = "no choice costs less" if found["proven"] else _unproven(found)
+    held = "" if found["memory"] is None else f", {human(int(found['memory']))}"
+    head = f"{found['graph']}: cost {found['cost']:.6g}{held}, by {found['method']}: {known}"
+    counts = f"{found['combinations']:,} combinations, {found['work']:,} steps"
+    rows = [list(pair) for pair in found["choices"].items()]
+    return [head, counts, *(f"  {line}" for line in aligned(rows))]
+
+
+def _unproven(found: Json) -> str:
+    if found["bound"] is None:
+        return found["note"] or "nothing is proven"
+    above = (found["cost"] - found["bound"]) / found["cost"]
+    return f"within {above:.2%} of the least"
+
+
+def _stages_text(found: Json) -> list[str]:
+    times = found["one_device_seconds"] / found["seconds"]
+    head = (
+        f"{found['graph']} on {found['devices']} devices at {found['bandwidth'] / 1e9:g} GB/s: "
+        f"{found['replicas']}, a micro-batch every {found['seconds'] * 1e3:.4g} ms, "
+        f"{times:.3g} times one device"
+    )
+    rows = [["stage", "devices", "ms", "layers"]]
+    for number, stage in enumerate(found["stages"]):
+        layers = stage["layers"]
+        ends = layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]} ({len(layers)})"
+        ms = f"{stage['seconds'] * 1e3:.4g}"
+        rows.append([str(number), str(stage["devices"]), ms, ends])
+    return [head, *(f"  {line}" for line in aligned(rows))]
+
+
+def _grid_text(found: Json) -> list[str]:
+    head = (
+        f"{found['graph']} on {found['devices']} x {found['cluster']}: "
+        f"{found['parameters'] / 1e9:.4g} billion parameters, {len(found['plans'])} divisions fit"
+    )
+    names = ("tensor", "pipeline", "data", "micro", "chunks")
+    rows = [[*names, "step", "memory", "bubble", "of peak"]]
+    for plan in found["plans"][:SHOWN]:
+        figures = (f"{plan['seconds']:.4g} s", human(int(plan["memory"])))
+        shares = (f"{plan['bubble']:.2%}", f"{plan['utilisation']:.1%}")
+        rows.append([*(str(plan[n]) for n in names), *figures, *shares])
+    return [head, *(f"  {line}" for line in aligned(rows))]

@@ -1,0 +1,321 @@
+"""Exact methods on graphs with costs: branch and bound, elimination, and a 0-1 program.
+
+`branch_and_bound` visits choices in depth, and leaves a branch where what is decided, and the least
+that the rest can cost, is no less than the best so far; without the bound it visits every choice.
+`eliminate` is the elimination of nodes and edges of OptCNN (Jia et al. 2018) and PaSE (Elango 2021)
+for factors of any width: bucket elimination (Dechter 1999). `integer_program` is that of Alpa
+(Zheng et al. 2022), where the choices that an edge sees are tied by equal marginals.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from meshdsl.placed.optimal import ALWAYS, NoPlan, Terms, ZeroOne, total
+from meshdsl.search.graph import (
+    CostGraph,
+    Factor,
+    Solution,
+    added,
+    entries,
+    finite_combinations,
+    least_memory,
+)
+
+MOST_ENTRIES = 30_000_000
+"""Entries of the tables of one elimination, in all."""
+
+MOST_COEFFICIENTS = 4_000_000
+"""Coefficients of a 0-1 program."""
+
+ROUNDS = 40
+"""Halvings of the price of memory."""
+
+SCALE = 1e6
+"""What the cost of a typical solution is made before it is given to the solver."""
+
+
+class TooWide(Exception):
+    """The tables of an elimination would have more than MOST_ENTRIES entries."""
+
+    def __init__(self, needed: int) -> None:
+        super().__init__(f"{needed:,} entries")
+        self.needed = needed
+
+
+# --- branch and bound ----------------------------------------------------------------------------
+
+
+def branch_and_bound(graph: CostGraph, bounded: bool = True) -> Solution:
+    """The least choice within the memory limit; every choice is visited unless `bounded`."""
+    search = _Branches(graph, bounded)
+    search.descend(0, 0.0, 0.0)
+    name = "branch and bound" if bounded else "exhaustive"
+    picks = tuple(search.best_picks)
+    cost = graph.cost(picks) if picks else math.inf
+    return Solution(name, picks, cost, cost, True, search.visited)
+
+
+class _Branches:
+    """The state of a depth-first search; variables are decided in their order."""
+
+    def __init__(self, graph: CostGraph, bounded: bool) -> None:
+        self.graph, self.bounded = graph, bounded
+        self.closed = _by_last(graph, graph.factors)
+        self.held = _by_last(graph, graph.memory)
+        self.rest = _least_of_rest(self.closed)
+        self.held_rest = _least_of_rest(self.held)
+        self.picks: list[int] = [0] * len(graph.variables)
+        self.best_picks: list[int] = []
+        self.best = math.inf
+        self.visited = 0
+
+    def descend(self, at: int, cost: float, held: float) -> None:
+        """Decide the variables from `at` on; `cost` and `held` are those of closed factors."""
+        if at == len(self.picks):
+            if cost < self.best:
+                self.best, self.best_picks = cost, list(self.picks)
+            return
+        for choice in range(self.graph.sizes[at]):
+            self.visited += 1
+            self.picks[at] = choice
+            now = cost + sum(f.of(self.picks) for f in self.closed[at])
+            bytes_ = held + sum(f.of(self.picks) for f in self.held[at])
+            if not math.isfinite(now) or bytes_ + self.held_rest[at + 1] > self.graph.limit:
+                continue
+            if self.bounded and now + self.rest[at + 1] >= self.best:
+                continue
+            self.descend(at + 1, now, bytes_)
+
+
+def _by_last(graph: CostGraph, factors: tuple[Factor, ...]) -> list[list[Factor]]:
+    """The factors by the last variable they see: known once that is decided."""
+    found: list[list[Factor]] = [[] for _ in graph.variables]
+    for factor in factors:
+        found[max(factor.scope)].append(factor)
+    return found
+
+
+def _least_of_rest(closed: list[list[Factor]]) -> list[float]:
+    """The least that the factors closed from each variable on can cost."""
+    rest = [0.0]
+    for factors in reversed(closed):
+        rest.append(rest[-1] + sum(float(f.cost.min()) for f in factors))
+    return rest[::-1]
+
+
+# --- elimination ---------------------------------------------------------------------------------
+
+
+def eliminate(graph: CostGraph) -> Solution:
+    """The least choice, without regard to memory. Raises TooWide."""
+    order = elimination_order(graph)
+    tables = list(graph.factors)
+    made: list[tuple[int, Factor]] = []
+    for variable in order:
+        seen = [t for t in tables if variable in t.scope]
+        scope = tuple(sorted({i for t in seen for i in t.scope} | {variable}))
+        joint = added(seen, scope, graph.sizes)
+        at = scope.index(variable)
+        others = tuple(i for i in scope if i != variable)
+        made.append((variable, Factor(others, joint.argmin(axis=at))))
+        tables = [t for t in tables if variable not in t.scope]
+        tables.append(Factor(others, joint.min(axis=at)))
+    picks = [0] * len(graph.variables)
+    for variable, best in reversed(made):
+        picks[variable] = int(best.of(picks))
+    cost, work = graph.cost(picks), table_entries(graph, order)
+    if not math.isfinite(cost):
+        return Solution("elimination", (), math.inf, math.inf, True, work)
+    return Solution("elimination", tuple(picks), cost, cost, True, work)
+
+
+def elimination_order(graph: CostGraph) -> tuple[int, ...]:
+    """Variables in the order of fewest new neighbours, then smallest tables, then the graph's.
+
+    Raises TooWide where the tables would have too many entries.
+    """
+    near = {i: set(n) for i, n in enumerate(graph.neighbours)}
+    order, needed = [], 0
+    while near:
+        variable = min(near, key=lambda i: (_fill(near, i), entries([i, *near[i]], graph.sizes), i))
+        needed += entries([variable, *near[variable]], graph.sizes)
+        if needed > MOST_ENTRIES:
+            raise TooWide(needed)
+        around = near.pop(variable)
+        for i in around:
+            near[i] |= around - {i}
+            near[i].discard(variable)
+        order.append(variable)
+    return tuple(order)
+
+
+def _fill(near: dict[int, set[int]], variable: int) -> int:
+    """Pairs of neighbours that eliminating a variable would make neighbours of each other."""
+    around = sorted(near[variable])
+    return sum(b not in near[a] for k, a in enumerate(around) for b in around[k + 1 :])
+
+
+def table_entries(graph: CostGraph, order: tuple[int, ...]) -> int:
+    """The entries of all tables of an elimination."""
+    near = {i: set(n) for i, n in enumerate(graph.neighbours)}
+    found = 0
+    for variable in order:
+        around = near.pop(variable)
+        found += entries([variable, *around], graph.sizes)
+        for i in around:
+            near[i] |= around - {i}
+            near[i].discard(variable)
+    return found
+
+
+# --- the 0-1 program -----------------------------------------------------------------------------
+
+
+def integer_program(graph: CostGraph) -> Solution:
+    """The least choice within the memory limit, by the solver of 0-1 programs.
+
+    Unproven, with the bound of the relaxation, where the solver gives up.
+    """
+    model = ZeroOne(MOST_COEFFICIENTS)
+    scale = SCALE / (_typical(graph) or 1.0)
+    try:
+        picks = [model.choice(size) for size in graph.sizes]
+        for factor in graph.factors:
+            for at, terms in _taken(model, picks, factor).items():
+                model.pay(terms, float(factor.cost[at]) * scale)
+        if math.isfinite(graph.limit):
+            _limit(model, picks, graph)
+        answer = model.minimise()
+    except NoPlan:
+        large = model.coefficients > model.most
+        bound = -math.inf if large else math.inf
+        return Solution("ilp", (), math.inf, bound, not large, model.coefficients)
+    if answer is None:
+        return Solution("ilp", (), math.inf, -math.inf, False, model.coefficients)
+    chosen = tuple(next(k for k, t in enumerate(ts) if answer.of(t)) for ts in picks)
+    cost = graph.cost(chosen)
+    bound = cost if answer.proven else -math.inf
+    return Solution("ilp", chosen, cost, bound, answer.proven, model.coefficients)
+
+
+def _typical(graph: CostGraph) -> float:
+    """The order of a solution's cost: the sum of the factors' medians."""
+    medians = []
+    for factor in graph.factors:
+        finite = sorted(float(c) for c in factor.cost.flat if math.isfinite(c))
+        medians.append(abs(finite[len(finite) // 2]) if finite else 0.0)
+    return math.fsum(medians)
+
+
+def _taken(
+    model: ZeroOne, picks: list[list[Terms]], factor: Factor
+) -> dict[tuple[int, ...], Terms]:
+    """The quantity of each combination of a factor that may be taken."""
+    combinations = finite_combinations(factor)
+    if len(factor.scope) == 1:
+        (variable,) = factor.scope
+        for k, terms in enumerate(picks[variable]):
+            if (k,) not in combinations:
+                model.equal(terms, {})
+        return {at: picks[variable][at[0]] for at in combinations}
+    several = [i for i in range(len(factor.scope)) if factor.cost.shape[i] > 1]
+    if len(several) < 2:
+        return _of_one(model, picks, factor, several, combinations)
+    taken = {at: model.variable(whole=False) for at in combinations}
+    for i in several:
+        for k, terms in enumerate(picks[factor.scope[i]]):
+            model.equal(total(t for at, t in taken.items() if at[i] == k), terms)
+    return taken
+
+
+def _of_one(
+    model: ZeroOne,
+    picks: list[list[Terms]],
+    factor: Factor,
+    several: list[int],
+    combinations: list[tuple[int, ...]],
+) -> dict[tuple[int, ...], Terms]:
+    """A factor of which at most one variable has a choice."""
+    if not several:
+        if not combinations:
+            raise NoPlan
+        return {at: ALWAYS for at in combinations}
+    (i,) = several
+    options = picks[factor.scope[i]]
+    allowed = {at[i] for at in combinations}
+    for k, terms in enumerate(options):
+        if k not in allowed:
+            model.equal(terms, {})
+    return {at: options[at[i]] for at in combinations}
+
+
+def _limit(model: ZeroOne, picks: list[list[Terms]], graph: CostGraph) -> None:
+    """No more memory than the limit, counted in the limit."""
+    held = [
+        {i: c * float(factor.cost[at]) / graph.limit for i, c in terms.items()}
+        for factor in graph.memory
+        for at, terms in _taken(model, picks, factor).items()
+    ]
+    model.at_most(total(held), ALWAYS)
+
+
+# --- memory by a price ---------------------------------------------------------------------------
+
+
+def priced_memory(graph: CostGraph) -> Solution:
+    """A choice within the memory limit, by elimination under a price of memory (Lagrange).
+
+    The best choice within the limit that a price finds, then improved by changing one variable at
+    a time; the bound is the greatest that a price gives (Everett 1963). Raises TooWide.
+    """
+    free = eliminate(graph)
+    if not free.picks or graph.bytes(free.picks) <= graph.limit:
+        return replace(free, method="elimination")
+    least = eliminate(least_memory(graph))
+    if graph.bytes(least.picks) > graph.limit:
+        return Solution("elimination", (), math.inf, math.inf, True, free.work + least.work)
+    best, bound, work = least.picks, free.cost, free.work + least.work
+    low, high = 0.0, _highest_price(graph, free.picks, least.picks)
+    for _ in range(ROUNDS):
+        price = (low + high) / 2
+        found = eliminate(_with_price(graph, price))
+        work += found.work
+        held = graph.bytes(found.picks)
+        bound = max(bound, graph.cost(found.picks) + price * (held - graph.limit))
+        if held <= graph.limit:
+            high = price
+            best = min(best, found.picks, key=graph.cost)
+        else:
+            low = price
+    best = _improved(graph, best)
+    cost = graph.cost(best)
+    return Solution("elimination", best, cost, min(bound, cost), bound >= cost, work)
+
+
+def _highest_price(graph: CostGraph, free: tuple[int, ...], least: tuple[int, ...]) -> float:
+    """A price at which memory alone decides: one byte is worth all that costs may differ."""
+    spread = sum(
+        float(f.cost[f.cost < math.inf].max() - f.cost.min()) for f in graph.factors if f.cost.size
+    )
+    saved = graph.bytes(free) - graph.bytes(least)
+    return max(spread, 1e-300) / max(saved, 1.0) * len(graph.variables) * 1e3
+
+
+def _with_price(graph: CostGraph, price: float) -> CostGraph:
+    priced = (Factor(f.scope, price * f.cost) for f in graph.memory)
+    return replace(graph, factors=(*graph.factors, *priced))
+
+
+def _improved(graph: CostGraph, picks: tuple[int, ...]) -> tuple[int, ...]:
+    """Changes of single variables, as long as one costs less and stays within the limit."""
+    cost, changed = graph.cost(picks), True
+    while changed:
+        changed = False
+        for i, size in enumerate(graph.sizes):
+            for k in range(size):
+                other = (*picks[:i], k, *picks[i + 1 :])
+                if graph.bytes(other) <= graph.limit and (now := graph.cost(other)) < cost:
+                    picks, cost, changed = other, now, True
+    return picks

@@ -1,0 +1,229 @@
+"""Graphs with costs as JSON: read with a message for all that is wrong, as other people write them.
+
+`"kind": "placement"` has nodes with a cost, and maybe memory, for each choice, and edges with a
+table of costs by the choices of two or more nodes. `"kind": "stages"` has layers with times and
+sizes, and which reads which. `"kind": "transformer"` has the sizes of equal layers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from meshdsl.diagnostics import Source, Span, did_you_mean, fail
+from meshdsl.search.graph import CostGraph, Factor, Variable
+from meshdsl.search.grid import Transformer
+from meshdsl.search.stages import Layer, LayerGraph
+from meshdsl.syntax.parse import read_source
+
+KINDS = ("placement", "stages", "transformer")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A JSON object of a file and where it is in it: `nodes[3].cost`."""
+
+    source: Source
+    path: str
+    value: Any
+
+    def refuse(self, message: str, code: str = "MD0660", help: str | None = None) -> NoReturn:
+        """Say what is wrong here."""
+        place = f"`{self.path}`: " if self.path else ""
+        fail(code, place + message, Span(self.source, 0, 0), help=help)
+
+    def field(self, name: str, default: Any = ...) -> Written:
+        """A field of an object; without a `default` it has to be there."""
+        if not isinstance(self.value, dict):
+            self.refuse("this should be an object with names and values")
+        path = f"{self.path}.{name}" if self.path else name
+        if name not in self.value and default is ...:
+            near = did_you_mean(name, list(self.value))
+            self.refuse(f"the field `{name}` is missing", help=near or f'write `"{name}": …`')
+        return Written(self.source, path, self.value.get(name, default))
+
+    def items(self) -> list[Written]:
+        """The elements of a list."""
+        if not isinstance(self.value, list):
+            self.refuse("this should be a list")
+        return [
+            Written(self.source, f"{self.path}[{i}]", item) for i, item in enumerate(self.value)
+        ]
+
+    def text(self) -> str:
+        """A text."""
+        if not isinstance(self.value, str) or not self.value:
+            self.refuse("this should be a text")
+        return self.value
+
+    def count(self) -> int:
+        """A whole number from 1."""
+        if isinstance(self.value, bool) or not isinstance(self.value, int) or self.value < 1:
+            self.refuse("this should be a whole number from 1")
+        return self.value
+
+    def cost(self, infinite: bool = False) -> float:
+        """A number that is not negative; `null` forbids a choice where it may be `infinite`."""
+        if self.value is None and infinite:
+            return math.inf
+        if isinstance(self.value, bool) or not isinstance(self.value, int | float):
+            self.refuse("this should be a number" + (", or null" if infinite else ""))
+        if math.isnan(self.value) or self.value < 0:
+            help = "costs, times and sizes are 0 or more; null forbids a choice"
+            self.refuse(f"{self.value} is not a cost", "MD0662", help)
+        return float(self.value)
+
+
+def read_graph(path: Path) -> Written:
+    """The JSON of a file. Raises MD0660 where it is none, or of no known kind."""
+    source = read_source(path)
+    try:
+        value = json.loads(source.text)
+    except json.JSONDecodeError as error:
+        fail("MD0660", f"this is not JSON: {error.msg}", Span(source, error.pos, error.pos + 1))
+    top = Written(source, "", value)
+    kind = top.field("kind")
+    if kind.value not in KINDS:
+        near = did_you_mean(str(kind.value), list(KINDS))
+        kind.refuse(f"there is no graph of kind {kind.value!r}", help=near or ", ".join(KINDS))
+    return top
+
+
+# --- graphs of placements ------------------------------------------------------------------------
+
+
+def costs_of(top: Written) -> CostGraph:
+    """The graph of `"kind": "placement"`."""
+    nodes = top.field("nodes").items()
+    variables, factors, memory = [], [], []
+    for i, node in enumerate(nodes):
+        choices = tuple(c.text() for c in node.field("choices").items())
+        if not choices:
+            node.field("choices").refuse("there is nothing to choose from")
+        variables.append(Variable(node.field("name").text(), choices))
+        sizes = [len(choices)]
+        factors.append(Factor((i,), _table(node.field("cost"), sizes)))
+        if (held := node.field("memory", None)).value is not None:
+            memory.append(Factor((i,), _table(held, sizes)))
+    places = _places(nodes, [v.name for v in variables])
+    for edge in top.field("edges", []).items():
+        factors.append(_edge(edge, places, variables))
+    limit = top.field("memory_limit", None)
+    most = math.inf if limit.value is None else limit.cost()
+    source = top.field("source", "").value
+    return CostGraph(tuple(variables), tuple(factors), tuple(memory), most, source)
+
+
+def _edge(edge: Written, places: Mapping[str, int], variables: Sequence[Variable]) -> Factor:
+    """The table of an edge, its axes in the order of the nodes."""
+    between = edge.field("between").items()
+    at = [_place(name, places) for name in between]
+    if len(set(at)) < max(2, len(at)):
+        edge.field("between").refuse("an edge is between two nodes or more, each once")
+    table = _table(edge.field("cost"), [len(variables[i].choices) for i in at])
+    order = sorted(range(len(at)), key=lambda k: at[k])
+    return Factor(tuple(sorted(at)), table.transpose(order))
+
+
+def _table(written: Written, sizes: Sequence[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """A table of costs, one list within another for each size."""
+    rows = written.items()
+    if len(rows) != sizes[0]:
+        written.refuse(f"{len(rows)} values for {sizes[0]} choices")
+    if len(sizes) == 1:
+        return np.array([row.cost(infinite=True) for row in rows])
+    return np.stack([_table(row, sizes[1:]) for row in rows])
+
+
+def _places(written: Iterable[Written], names: Sequence[str]) -> dict[str, int]:
+    """The places of nodes by their names, which are all different."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    for item, name in zip(written, names, strict=True):
+        if name in twice:
+            item.refuse(f"there are two nodes `{name}`")
+    return {name: i for i, name in enumerate(names)}
+
+
+def _place(name: Written, places: Mapping[str, int]) -> int:
+    said = name.text()
+    if said not in places:
+        near = did_you_mean(said, list(places))
+        name.refuse(f"there is no node `{said}`", help=near)
+    return places[said]
+
+
+# --- graphs of layers ----------------------------------------------------------------------------
+
+
+def layers_of(top: Written) -> LayerGraph:
+    """The graph of `"kind": "stages"`, its layers in topological order."""
+    written = top.field("layers").items()
+    if not written:
+        top.field("layers").refuse("there is no layer")
+    layers = [
+        Layer(
+            layer.field("name").text(),
+            *(layer.field(f).cost() for f in ("forward", "backward", "output", "parameters")),
+        )
+        for layer in written
+    ]
+    places = _places(written, [layer.name for layer in layers])
+    edges = []
+    for edge in top.field("edges").items():
+        ends = [_place(name, places) for name in edge.items()]
+        if len(ends) != 2:
+            edge.refuse("an edge is from one layer to another")
+        edges.append((ends[0], ends[1]))
+    order = _ordered(top, len(layers), edges, [layer.name for layer in layers])
+    new = {old: place for place, old in enumerate(order)}
+    moved = tuple(sorted({(new[a], new[b]) for a, b in edges}))
+    source = top.field("source", "").value
+    return LayerGraph(tuple(layers[i] for i in order), moved, source)
+
+
+def _ordered(
+    top: Written, count: int, edges: Sequence[tuple[int, int]], names: Sequence[str]
+) -> list[int]:
+    """The layers in topological order, else in the file's; MD0661 for a cycle."""
+    reads: dict[int, set[int]] = {i: set() for i in range(count)}
+    for a, b in edges:
+        reads[b].add(a)
+    order: list[int] = []
+    while reads:
+        ready = next((i for i, sources in reads.items() if not sources), None)
+        if ready is None:
+            cycle = " -> ".join(names[i] for i in _cycle(reads))
+            help = "stages only read what earlier ones have made: remove an edge of the cycle"
+            top.field("edges").refuse(f"the layers form a cycle: {cycle}", "MD0661", help)
+        del reads[ready]
+        for sources in reads.values():
+            sources.discard(ready)
+        order.append(ready)
+    return order
+
+
+def _cycle(reads: Mapping[int, set[int]]) -> list[int]:
+    """One cycle among layers that all read another, in the direction of the edges."""
+    path = [min(reads)]
+    while (source := min(reads[path[-1]])) not in path:
+        path.append(source)
+    found = path[path.index(source) :]
+    return [source, *reversed(found)]
+
+
+# --- transformers --------------------------------------------------------------------------------
+
+
+def transformer_of(top: Written) -> Transformer:
+    """The sizes of `"kind": "transformer"`."""
+    model = Transformer(*(top.field(f.name).count() for f in fields(Transformer)))
+    if model.hidden % model.heads:
+        top.field("heads").refuse(f"{model.heads} heads do not divide the width {model.hidden}")
+    return model

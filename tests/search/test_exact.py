@@ -1,0 +1,90 @@
+"""The methods on graphs with costs: all exact ones agree, and none is below what it proves."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+
+from meshdsl.search.annealing import anneal, change
+from meshdsl.search.exact import branch_and_bound, eliminate, integer_program, priced_memory
+from meshdsl.search.graph import CostGraph
+from tests.search.random_graphs import graphs
+
+CLOSE = 1e-9
+
+
+def least(graph: CostGraph) -> float:
+    """The least cost within the limit, of every choice."""
+    every = itertools.product(*(range(n) for n in graph.sizes))
+    within = (p for p in every if graph.bytes(p) <= graph.limit)
+    return min((graph.cost(p) for p in within), default=math.inf)
+
+
+def test_exact_methods_agree() -> None:
+    for graph in graphs(200, seed=1):
+        expected = least(graph)
+        for found in (
+            branch_and_bound(graph),
+            branch_and_bound(graph, bounded=False),
+            eliminate(graph),
+            integer_program(graph),
+        ):
+            assert found.proven
+            assert found.cost == pytest.approx(expected, abs=CLOSE), found.method
+            assert bool(found.picks) == math.isfinite(expected)
+            if found.picks:
+                assert graph.cost(found.picks) == found.cost
+
+
+def test_the_bound_leaves_branches_out() -> None:
+    pairs = [(branch_and_bound(g), branch_and_bound(g, bounded=False)) for g in graphs(50, 2)]
+    assert all(a.work <= b.work for a, b in pairs)
+    assert sum(a.work for a, _ in pairs) < 0.7 * sum(b.work for _, b in pairs)
+
+
+def test_memory_limits_are_kept() -> None:
+    bounded = 0
+    for graph in graphs(200, seed=3, memory=True):
+        expected = least(graph)
+        for found in (branch_and_bound(graph), integer_program(graph)):
+            assert found.cost == pytest.approx(expected, abs=CLOSE), found.method
+        priced = priced_memory(graph)
+        if not math.isfinite(expected):
+            assert not priced.picks
+            continue
+        assert graph.bytes(priced.picks) <= graph.limit
+        assert priced.bound - CLOSE <= expected <= priced.cost + CLOSE
+        bounded += priced.gap < 0.5
+    assert bounded > 100
+
+
+def test_a_proposed_change_is_the_difference_of_whole_costs() -> None:
+    draw = random.Random(0)
+    tried = 0
+    for graph in graphs(100, seed=4):
+        picks = [draw.randrange(n) for n in graph.sizes]
+        for _ in range(100):
+            variable = draw.randrange(len(picks))
+            choice = draw.randrange(graph.sizes[variable])
+            other = [*picks[:variable], choice, *picks[variable + 1 :]]
+            before, after = graph.cost(picks), graph.cost(other)
+            if math.isfinite(before) and math.isfinite(after):
+                assert change(graph, picks, variable, choice) == pytest.approx(after - before)
+            picks = other
+            tried += 1
+    assert tried == 10_000
+
+
+def test_annealing_finds_small_optima_and_repeats_itself() -> None:
+    reached = 0
+    for graph in graphs(20, seed=5):
+        found = anneal(graph, proposals=500)
+        assert found == anneal(graph, proposals=500)
+        expected = least(graph)
+        assert found.cost >= expected
+        assert not found.proven
+        reached += found.cost == expected
+    assert reached >= 15
