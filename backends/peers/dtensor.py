@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from meshdsl.backends.peers.call import subscripts
 from meshdsl.backends.peers.notation import entries
 from meshdsl.backends.peers.peer import (
     Outcome,
@@ -18,12 +19,13 @@ from meshdsl.backends.peers.peer import (
     is_split,
     partial_ops,
 )
-from meshdsl.backends.peers.spellings import subscripts
+from meshdsl.backends.peers.windows import shifted_copies
 from meshdsl.backends.torch.call import TorchText
 from meshdsl.backends.torch.format import quoted, statement
 from meshdsl.device.ir import Compute, Var
 from meshdsl.ops.einsum_text import einsum_text
 from meshdsl.ops.opdef import Signature, lookup
+from meshdsl.ops.text import aligned
 from meshdsl.placed.rows import Row
 from meshdsl.placed.sbp import Placement, Split
 
@@ -41,6 +43,25 @@ def as_partial(x, axis, op):
     return DTensor.from_local(
         local, x.device_mesh, placements, run_check=False, shape=x.shape, stride=x.stride()
     )
+''',
+    "window": '''
+def window(x, dim, size, before):
+    """The elements around each index of a dim, as a new dim behind it."""
+    count, margins = x.shape[dim], [0, 0] * (x.ndim - 1 - dim) + [before, size - 1 - before]
+    x = torch.nn.functional.pad(x, margins)
+    return torch.stack([x.narrow(dim, i, count) for i in range(size)], dim + 1)
+''',
+    "top_k": '''
+def top_k(x, dim, count):
+    """The greatest elements and their indices; of equals, the first."""
+    values, indices = torch.sort(x, dim=dim, descending=True, stable=True)
+    return values.narrow(dim, 0, count), indices.narrow(dim, 0, count).int()
+''',
+    "sort_along": '''
+def sort_along(x, dim):
+    """The elements in order and their indices; of equals, the first comes first."""
+    values, indices = torch.sort(x, dim=dim, stable=True)
+    return values, indices.int()
 ''',
     "check_index": '''
 def check_index(ids, dim, size, place, *_):
@@ -80,7 +101,7 @@ class DTensorText(Peer):
             return "whole"
         if name in ("split", "merge") and _is_inner(node, row):
             return "whole"
-        if "sum" in partial_ops(row) and not _is_product(node):
+        if "sum" in partial_ops(row) and (not _is_product(node) or _is_batched(node)):
             return "whole"
         if becomes_partial(row) and _flattens(node, row):
             return "whole"
@@ -133,8 +154,12 @@ class DTensorText(Peer):
         out, p = node.outs[0], plan.yields
         if node.name == "one_hot":
             return self._one_hot(node, args[0], p)
+        if node.name == "window":  # `unfold` is no operator of DTensor
+            return shifted_copies(self.call(node, args, plan))
         call = self._torch_call(node, args)
-        text = self._torch(node, call)
+        text = self._put(node, call, p) if node.name == "put" else self._torch(node, call)
+        if call.used - self.support.keys():
+            self.refuse(node)
         if node.name == "transpose" and not p.partial:  # parts and whole keep strides alike
             text += ".contiguous()"
         for line in call.lines:
@@ -170,12 +195,24 @@ class DTensorText(Peer):
         return lookup(node.name).torch(call)
 
     def _one_hot(self, node: Compute, index: str, p: Placement) -> str:
-        type_ = node.outs[0].type
-        last = len(type_.dims) - 1
-        split = (e.position == last for e in entries(type_, self.mesh, p))
+        return f"({index}[..., None] == {self._range(node, p)}).to({self.dtype(node.outs[0])})"
+
+    def _range(self, node: Compute, p: Placement) -> str:
+        """The indices of the dim that a call is about, split as the result is."""
+        dim, type_ = node.attr("dim"), node.outs[0].type
+        at = type_.index(dim.name)
+        split = (e.position == at for e in entries(type_, self.mesh, p))
         spread = f"[{', '.join('Shard(0)' if s else 'Replicate()' for s in split)}]"
-        own = f"distribute_tensor(torch.arange({node.attr('dim').size}), mesh, {spread})"
-        return f"({index}[..., None] == {own}).to({self.dtype(node.outs[0])})"
+        return f"distribute_tensor(torch.arange({dim.size}), mesh, {spread})"
+
+    def _put(self, node: Compute, call: TorchText, p: Placement) -> str:
+        """New values at an index, which for several positions needs more than DTensor has."""
+        out, ids, dim = node.outs[0].type, node.ins[2].type, node.attr("dim").name
+        if any(not out.has(n) for n in ids.names):
+            self.refuse(node)
+        own = aligned(self._range(node, p), (dim,), out.names)
+        mask = f"{own} == {call.aligned(2, out.dims)}"
+        return f"torch.where({mask}, {call.aligned(1, out.dims)}, {call.tensor(0)})"
 
     def spec(self, var: Var, p: Placement) -> str:
         """`[Shard(0), Replicate()]`."""
@@ -205,6 +242,14 @@ def _is_spread(node: Compute, p: Placement) -> bool:
 def _is_product(node: Compute) -> bool:
     """Whether an einsum is written with `@` on matrices; True for other operators."""
     return node.name != "einsum" or len(node.ins) == 1 or min(_ranks(node)) > 1
+
+
+def _is_batched(node: Compute) -> bool:
+    """Whether a product is one of batches: `bmm` passes no partial sum, and splits the batch."""
+    if node.name != "einsum" or len(node.ins) < 2:
+        return False
+    first, second = (v.type.names for v in node.ins)
+    return any(n in second and node.outs[0].type.has(n) for n in first)
 
 
 def _is_vector(node: Compute) -> bool:

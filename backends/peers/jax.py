@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from meshdsl.backends.peers.call import Call, Library
 from meshdsl.backends.peers.peer import (
     Outcome,
     Peer,
@@ -17,11 +18,11 @@ from meshdsl.backends.peers.peer import (
     only_sums,
     partial_ops,
 )
-from meshdsl.backends.peers.spellings import Call, Library, broadcast_in_dim
+from meshdsl.backends.peers.spellings import broadcast_in_dim
+from meshdsl.backends.peers.windows import SLIDING, channels, spec_words
 from meshdsl.backends.torch.format import quoted, statement
-from meshdsl.device.ir import Compute, Var
+from meshdsl.device.ir import Compute, Move, Var
 from meshdsl.ops.opdef import lookup
-from meshdsl.ops.text import tuple_text
 from meshdsl.placed.rows import Row
 from meshdsl.placed.sbp import Partial, Placement, Split
 
@@ -46,6 +47,15 @@ def rms_norm(x, axis, scale=1.0):
     """`x` divided by the root of the mean of its squares."""
     mean = jnp.mean(jnp.square(x), axis=axis, keepdims=True)
     return x * jax.lax.rsqrt(mean + 1e-6) * scale
+''',
+    "window": '''
+def window(x, axis, size, before):
+    """The elements around each index of an axis, as a new axis behind it."""
+    count, widths = x.shape[axis], [(0, 0)] * x.ndim
+    widths[axis] = (before, size - 1 - before)
+    x = jnp.pad(x, widths)
+    parts = [jax.lax.slice_in_dim(x, i, i + count, axis=axis) for i in range(size)]
+    return jnp.stack(parts, axis=axis + 1)
 ''',
     "cross_entropy": '''
 def cross_entropy(logits, axis, targets):
@@ -72,6 +82,8 @@ class JaxText(Peer):
     def outcome(self, node: Compute, row: Row) -> Outcome:
         """By the rules of jax 0.10."""
         known = super().outcome(node, row)
+        if _is_inner_channel(node, row) or (_has_window(node) and node.name not in SLIDING):
+            return "whole"
         if partial_ops(row):
             return "whole" if self._is_bilinear(node, row) else known
         if not becomes_partial(row):
@@ -83,6 +95,12 @@ class JaxText(Peer):
     def holds(self, p: Placement) -> Placement:
         """Sums only."""
         return only_sums(p)
+
+    def windowed(self, node: Move) -> None:
+        """Blocks stay: XLA sends the borders that a convolution or a pooling reads."""
+        note = f"XLA sends borders of `{node.step.window.dim}` itself: ours {node.wire:,} B"
+        before = self.at(node.source)
+        self.assign(node.target, self.brought(node.source, before), before, note)
 
     def _is_bilinear(self, node: Compute, row: Row) -> bool:
         """Whether a product is of two arrays unreduced over different axes: refused."""
@@ -149,20 +167,29 @@ class JaxText(Peer):
 
     def spec(self, var: Var, p: Placement, more: str = "") -> str:
         """`P("rows", None, unreduced={"cols"})`."""
-        words = [_axes(p.axes_of(n)) for n in var.type.names]
+        words = spec_words(p, var.type.names)
         words += [f"unreduced={_set(p.partial)}"] if p.partial else []
         words += [more] if more else []
         return f"P({', '.join(words)})"
 
 
-def _axes(axes: tuple[str, ...]) -> str:
-    if not axes:
-        return "None"
-    return quoted(axes[0]) if len(axes) == 1 else tuple_text([quoted(a) for a in axes])
-
-
 def _set(axes: tuple[str, ...]) -> str:
     return f"{{{', '.join(map(quoted, axes))}}}"
+
+
+def _has_window(node: Compute) -> bool:
+    """Whether our operator reads a window of a block."""
+    return any(v.placement.windows for v in node.ins)
+
+
+def _is_inner_channel(node: Compute, row: Row) -> bool:
+    """Whether a dim is split that is not the first of those that are one for a convolution."""
+    if node.name not in ("conv", "upconv"):
+        return False
+    image, kernel = (v.type for v in node.ins)
+    split = {c.dim for c in (*row.ins, *row.outs) if isinstance(c, Split)}
+    groups = channels(image, kernel, node.outs[0].type, dict(node.attrs))
+    return any(split & {*group[1:]} for group in groups)
 
 
 def _is_shared(node: Compute, row: Row) -> bool:

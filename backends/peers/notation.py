@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from meshdsl.backends.peers.spellings import subscripts
+from meshdsl.backends.peers.call import subscripts
 from meshdsl.backends.torch.head import type_text
 from meshdsl.backends.torch.names import Names
 from meshdsl.backends.walk import Walk

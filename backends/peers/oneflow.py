@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
+from meshdsl.backends.peers.call import Library
 from meshdsl.backends.peers.notation import entries
 from meshdsl.backends.peers.peer import Outcome, Peer, becomes_partial, in_mesh_order, only_sums
-from meshdsl.backends.peers.spellings import Library
 from meshdsl.device.ir import Compute, Var
 from meshdsl.ops.text import tuple_text
 from meshdsl.placed.rows import Row
-from meshdsl.placed.sbp import Mesh, Placement
+from meshdsl.placed.sbp import Mesh, Placement, Split
 
 _SUPPORT = {
     "rms_norm": '''
@@ -49,6 +49,8 @@ class OneFlowText(Peer):
         """By the signatures of OneFlow 0.9; `flow.gather` has no partial result."""
         if becomes_partial(row) and node.name == "gather" and _is_paired(node):
             return "whole"
+        if {"window", "size"} & dict(node.attrs).keys() and not _is_first(node, row):
+            return "whole"
         return super().outcome(node, row)
 
     def holds(self, p: Placement) -> Placement:
@@ -81,6 +83,15 @@ class OneFlowText(Peer):
             else:
                 words.append("flow.sbp.partial_sum" if entry.op else "flow.sbp.broadcast")
         return tuple_text(words or ["flow.sbp.broadcast"])
+
+
+def _is_first(node: Compute, row: Row) -> bool:
+    """Whether the split dim is the first of an image there: only images are kept apart."""
+    along = {d.name for key in ("source", "target") for d in node.attr(key)}
+    loose = [n for n in node.ins[0].type.names if n not in along]
+    if len(node.ins) > 1:
+        loose = [n for n in loose if not node.ins[1].type.has(n)]
+    return [c.dim for c in row.ins if isinstance(c, Split)] == loose[:1]
 
 
 def _is_paired(node: Compute) -> bool:

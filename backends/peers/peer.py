@@ -13,8 +13,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NoReturn
 
-from meshdsl.backends.peers.notation import Notation, picked, sent, stack_dim, typed
-from meshdsl.backends.peers.spellings import Call, Library, spelling
+from meshdsl.backends.peers.call import Call, Library
+from meshdsl.backends.peers.notation import (
+    Notation,
+    picked,
+    results,
+    sent,
+    stack_dim,
+    typed,
+)
+from meshdsl.backends.peers.spellings import spelling
 from meshdsl.backends.torch.format import quoted
 from meshdsl.device.ir import Collected, Compute, Loop, Move, Var
 from meshdsl.diagnostics import fail
@@ -118,7 +126,7 @@ class Peer(Notation):
 
     def call(self, node: Compute, args: tuple[str, ...], plan: Plan) -> Call:
         """The call on whole tensors, for the table of spellings."""
-        (out,) = node.outs
+        out = node.outs[0]
         return Call(
             self.library,
             args,
@@ -127,6 +135,8 @@ class Peer(Notation):
             out.type,
             dict(node.attrs),
             self.spec(out, plan.yields),
+            plan.needs,
+            plan.yields,
         )
 
     def dtype(self, var: Var) -> str:
@@ -213,14 +223,20 @@ class Peer(Notation):
     def compute(self, node: Compute) -> None:
         """An operator, after the reshards of its operands."""
         record = lookup(node.name)
-        if len(node.outs) != 1 or record.overwrites or record.surface.seeded:
+        if record.overwrites or record.surface.seeded:
             self.refuse(node)
-        (out,), plan = node.outs, self.plan(node)
+        plan = self.plan(node)
         pairs = zip(node.ins, plan.needs, strict=True)
         args = tuple(self._operand(v, need, node) for v, need in pairs)
-        self.assign(out, self.operator(node, args, plan), plan.yields)
-        if plan.yields != plan.settles:
-            self.assign(out, self.brought(out, plan.settles), plan.settles)
+        text = self.operator(node, args, plan)
+        if len(node.outs) > 1:
+            both = self.names.fresh(node.name)
+            self.out.statement(f"{both} = {text}")
+            text = both
+        for out, one in results(node, text):
+            self.assign(out, one, plan.yields)
+            if plan.yields != plan.settles:
+                self.assign(out, self.brought(out, plan.settles), plan.settles)
 
     def _operand(self, var: Var, need: Placement, node: Compute) -> str:
         """The text of an operand placed as needed; a reduction of it is shared by later readers."""
@@ -239,13 +255,13 @@ class Peer(Notation):
         """One step of a reshard, as far as it is not done yet."""
         before, source = self.at(node.source), node.source
         if node.step.after.windows:
-            self._windowed(node)
+            self.windowed(node)
             return
         after = self._moved(before, node)
         ours = (before, after) == (source.placement, node.target.placement)
         self.assign(node.target, self.brought(source, after), after, sent(node) if ours else "")
 
-    def _windowed(self, node: Move) -> None:
+    def windowed(self, node: Move) -> None:
         """The dim whole, where our operator reads a window of it: none of them asks for halos."""
         after, window = self.at(node.source), node.step.window
         for axis in node.step.after.axes_of(window.dim):
@@ -261,12 +277,13 @@ class Peer(Notation):
 
     def refuse(self, node: Compute) -> NoReturn:
         """MD0910: the notation has no text for an operator."""
-        message = f"`{node.name}` cannot be written as {self.notation} yet"
-        help = "`meshdsl compile` writes it as torch"
+        why = spelling(node.name, self.notation).why
         if lookup(node.name).surface.seeded:
-            message = f"`{node.name}` cannot be written as {self.notation}: {self.system}'s random "
-            message += "numbers are others"
-        elif self.source.updates:
+            why = f"the random numbers of {self.system} are others"
+        reason = f": {why}" if why else " yet"
+        message = f"`{node.name}` cannot be written as {self.notation}{reason}"
+        help = "`meshdsl compile` writes it as torch"
+        if not why and self.source.updates:
             help += "; without `--step`, gradients and update are left out"
         fail("MD0910", message, node.span, help=help)
 
@@ -319,7 +336,8 @@ class Peer(Notation):
 
     def plan(self, node: Compute) -> Plan:
         """Our placements where they can be kept; whole along the axes where they cannot."""
-        (out,) = node.outs
+        out = node.outs[0]
+        assert all(v.placement == out.placement for v in node.outs), node
         needs, yields = [self.at(v) for v in node.ins], out.placement
         for axis in (a for a, size in self.mesh.axes if size > 1):
             outcome = self._outcome(node, axis)

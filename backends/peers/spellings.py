@@ -1,27 +1,19 @@
 """The table of other systems' texts for each operator, and of the partial values it accepts there.
 
-A cell is a template over the operands of a call, or a function of the call where no template
-suffices. In a template `{0}` is operand 0 aligned to the dims of the result (a literal as it is), a
-word is one of `WORDS` or an attribute of the operator: `jax.lax.cumsum({x}, {at}, reverse=True)`.
+A cell is a template in the words of `call.py`, or a function of the call where none suffices.
 
 The record of an operator that is not in the table has all this (`OpDef.spelled`).
 """
 
 from __future__ import annotations
 
-import math
-import string
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
-from meshdsl.ir.types import DType, TensorType
-from meshdsl.ops.einsum_text import letters_for
-from meshdsl.ops.opdef import Attrs, Spelling, lookup
-from meshdsl.ops.text import Names, aligned, one_or_tuple, tuple_text
-
-Text = str | Callable[["Call"], str | None]
-"""A template, or a function of the call; a text that is None or "" refuses the call."""
+from meshdsl.backends.peers import windows
+from meshdsl.backends.peers.call import Call, Text
+from meshdsl.ops.opdef import Spelling, lookup
+from meshdsl.ops.text import tuple_text
 
 
 def spelling(operator: str, system: str) -> Spelling:
@@ -34,185 +26,13 @@ def spelling(operator: str, system: str) -> Spelling:
         sums=operator in SUMS[system],
         extremes=operator in EXTREMES[system],
         becomes=operator in BECOMES[system],
+        why=REASONS[system].get(operator, ""),
     )
 
 
 def _text(operator: str, system: str) -> Text | None:
     cell = TABLE.get(operator) if system in COLUMNS else None
     return cell[COLUMNS.index(system)] if isinstance(cell, tuple) else cell
-
-
-# --- a call --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Library:
-    """An array library as texts refer to it.
-
-    `name` is that of the module, `permute` the method that permutes dims; `dim`, `keep` and `place`
-    are the keywords of positions, of reductions that keep them, and of placements.
-    """
-
-    name: str
-    permute: str = "permute"
-    dim: str = "dim="
-    keep: str = "keepdim=True"
-    place: str = ""
-
-    def dtype(self, dtype: DType) -> str:
-        """`jnp.float32`, `jnp.bool_`; other libraries name dtypes as torch does."""
-        text = dtype.torch.replace("torch", self.name)
-        return f"{text}_" if text == "jnp.bool" else text
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """An operator on whole tensors whose text is being written.
-
-    args:     a variable per operand, or a Python literal.
-    literals: by operand that is a literal, its text as a tensor.
-    spec:     the text of the result's placement.
-    """
-
-    library: Library
-    args: tuple[str, ...]
-    literals: Mapping[int, str]
-    ins: tuple[TensorType, ...]
-    out: TensorType
-    attrs: Attrs
-    spec: str
-
-    @property
-    def at(self) -> int:
-        """Position of the dim that the call is about, in its first operand."""
-        return self.ins[0].index(self.attrs["dim"].name)
-
-    @property
-    def positions(self) -> tuple[int, ...]:
-        """Positions of the dims that the call is about, ascending."""
-        return tuple(sorted(self.ins[0].index(d.name) for d in self.attrs["dims"]))
-
-    @property
-    def count(self) -> int:
-        """The number of elements of the dims that the call is about."""
-        dims = self.attrs["dims"] if "dims" in self.attrs else (self.attrs["dim"],)
-        return math.prod(d.size for d in dims)
-
-    @property
-    def dtype(self) -> str:
-        """The dtype of the result."""
-        return self.library.dtype(self.out.dtype)
-
-    @property
-    def where(self) -> str:
-        """The placement of the result with its keyword: `out_sharding=P("rows")`."""
-        return self.library.place + self.spec
-
-    def tensor(self, index: int) -> str:
-        """Operand `index`, aligned; a literal as a tensor."""
-        return self.literals.get(index) or self.aligned(index)
-
-    def aligned(self, index: int, dims: Names | None = None, full: bool = False) -> str:
-        """Operand `index` so that it broadcasts against `dims`, by default those of the result.
-
-        A literal stays as it is; with `full` others get all of `dims`, of size 1 where missing.
-        """
-        if index in self.literals:
-            return self.args[index]
-        target = self.out.names if dims is None else dims
-        names = tuple(n for n in target if self.ins[index].has(n))
-        return aligned(self.ordered(index, target), names, target, full=full)
-
-    def ordered(self, index: int, dims: Names) -> str:
-        """Operand `index` with its dims in the order of `dims`."""
-        names = self.ins[index].names
-        return self.permuted(self.args[index], names, tuple(n for n in dims if n in names))
-
-    def permuted(self, text: str, old: Names, new: Names) -> str:
-        """`text` with its dims permuted from order `old` to `new`."""
-        if old == new:
-            return text
-        return f"{text}.{self.library.permute}({', '.join(str(old.index(n)) for n in new)})"
-
-    def write(self, text: Text | None) -> str | None:
-        """The text of the call by a cell of the table."""
-        if callable(text):
-            return text(self)
-        return text and _FILLER.vformat(text, [self], {})
-
-
-def subscripts(ins: Sequence[TensorType], out: TensorType) -> str:
-    """The letters of an einsum, `"bi,ih->bh"`, quotes included."""
-    letters = letters_for(tuple(dict.fromkeys(n for t in ins for n in t.names)))
-    left = ",".join("".join(letters[n] for n in t.names) for t in ins)
-    return f'"{left}->{"".join(letters[n] for n in out.names)}"'
-
-
-def _flat(call: Call) -> str:
-    """Operand 0 with the dims that disappear as one, in the order of the call."""
-    own = [d.name for d in call.attrs["dims"]]
-    if len(own) == 1:
-        return call.args[0]
-    text = call.ordered(0, (*(n for n in call.ins[0].names if n not in own), *own))
-    return f"{text}.reshape({tuple_text([*call.out.shape, call.count])})"
-
-
-def _flat_dim(call: Call) -> str:
-    """The position of that dim."""
-    several = len(call.attrs["dims"]) != 1
-    at = len(call.out.dims) if several else call.positions[0]
-    return f"{call.library.dim}{at}"
-
-
-def _merged(call: Call) -> str:
-    names, old = [d.name for d in call.attrs["dims"]], call.ins[0].names
-    first = next(i for i, n in enumerate(old) if n in names)
-    rest = [n for n in old if n not in names]
-    return call.ordered(0, (*rest[:first], *names, *rest[first:]))
-
-
-WORDS: Mapping[str, Callable[[Call], object]] = {
-    "lib": lambda call: call.library.name,
-    "x": lambda call: call.args[0],  # operand 0 as it is
-    "y": lambda call: call.args[1],
-    "rest": lambda call: "".join(f", {call.aligned(i)}" for i in range(1, len(call.args))),
-    "tensor": lambda call: call.tensor(0),
-    "tensors": lambda call: ", ".join(call.tensor(i) for i in range(len(call.args))),
-    # The operands as they are, but for literals.
-    "operands": lambda call: ", ".join(call.literals.get(i, a) for i, a in enumerate(call.args)),
-    "flat": _flat,
-    "flat_dim": _flat_dim,
-    "merged": _merged,  # operand 0 with the dims of a `merge` side by side
-    "at": lambda call: call.at,
-    "skip": lambda call: ":, " * call.at,
-    "first": lambda call: call.attrs["start"] or "",
-    "positions": lambda call: call.positions,
-    "dim": lambda call: f"{call.library.dim}{call.at}",  # `axis=1`
-    "dims": lambda call: f"{call.library.dim}{call.positions}",  # `axis=(0, 1)`
-    "over": lambda call: one_or_tuple(call.positions),
-    "kept": lambda call: f"{call.library.dim}{call.at}, {call.library.keep}",
-    "count": lambda call: call.count,
-    "shape": lambda call: call.out.shape,
-    "dtype": lambda call: call.dtype,
-    "spec": lambda call: call.spec,
-    "where": lambda call: call.where,
-    "letters": lambda call: subscripts(call.ins, call.out),
-    "tanh": lambda call: call.attrs["approximate"] == "tanh",
-}
-"""The text of each word of a template; another word is an attribute of the operator."""
-
-
-class _Filler(string.Formatter):
-    """Fills a template with the words of a call."""
-
-    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        call: Call = args[0]
-        if isinstance(key, int):
-            return call.aligned(key)
-        return WORDS[key](call) if key in WORDS else call.attrs[key]
-
-
-_FILLER = _Filler()
 
 
 # --- functions where no template suffices --------------------------------------------------------
@@ -409,6 +229,19 @@ def _jax_unpick(call: Call) -> str:
     return f"reshard(jnp.where({mask}, jnp.expand_dims({x}, {at}), 0), {call.spec})"
 
 
+def _jax_top_k(call: Call) -> str:
+    (source,), (target,) = call.attrs["source"], call.attrs["target"]
+    return f"jax.lax.top_k({call.args[0]}, {target.size}, axis={call.ins[0].index(source.name)})"
+
+
+def _jax_put(call: Call) -> str | None:
+    """None for several positions: of equal ones the last has to be written."""
+    if any(not call.ins[0].has(n) for n in call.ins[2].names):
+        return None
+    own = _along_out(call, call.at, f"jnp.arange({call.count})")
+    return f"jnp.where({own} == {call.aligned(2)}, {call.aligned(1)}, {call.tensor(0)})"
+
+
 # --- the table -----------------------------------------------------------------------------------
 
 COLUMNS = ("jax", "oneflow")
@@ -471,6 +304,25 @@ TABLE: dict[str, Text | tuple[Text | None, Text | None]] = {
     "any": ("jnp.any({x}, {dims})", _one_by_one("any")),
     "all": ("jnp.all({x}, {dims})", _one_by_one("all")),
     "cumsum": (_jax_cumsum, _flow_cumsum),
+    "cumprod": ("jax.lax.cumprod({x}, {at})", "flow.cumprod({x}, {dim})"),
+    "conv": (windows.jax_conv, windows.flow_as_torch("conv")),
+    "upconv": (windows.jax_upconv, windows.flow_as_torch("upconv")),
+    "max_pool": (
+        windows.jax_pool("-jnp.inf", "jax.lax.max", mean=False),
+        windows.flow_as_torch("max_pool"),
+    ),
+    "avg_pool": (
+        windows.jax_pool("0", "jax.lax.add", mean=True),
+        windows.flow_as_torch("avg_pool"),
+    ),
+    "window": (windows.shifted_copies, windows.flow_as_torch("window")),
+    "top_k": (_jax_top_k, None),
+    "sort": (
+        "jax.lax.sort(({x}, jax.lax.broadcasted_iota(jnp.int32, {shape}, {at}, {where})), "
+        "dimension={at}, num_keys=1)",
+        None,
+    ),
+    "put": (_jax_put, None),
     "concat": (_concat("jnp.concatenate((", "), axis"), _concat("flow.cat([", "], dim")),
     "pad": (_jax_pad, _flow_pad),
     "shift": (_jax_pad, _flow_pad),
@@ -541,3 +393,13 @@ BECOMES: Mapping[str, frozenset[str]] = {
     "oneflow": _of("einsum gather mean sum"),
 }
 """By system the operators that leave a result partial where a loop that it lacks is split."""
+
+_WRITTEN = "it leaves open which of equal positions is written"
+_CUT = "it promises nothing of margins that are negative"
+_ORDERED = "it promises no order of equal elements"
+REASONS: Mapping[str, Mapping[str, str]] = {
+    "dtensor": {"put": _WRITTEN},
+    "jax": {"put": _WRITTEN},
+    "oneflow": {"top_k": _ORDERED, "sort": _ORDERED, "upconv": _CUT},
+}
+"""By system and operator, why a call is refused where it is."""

@@ -10,9 +10,10 @@ from typing import Any
 
 from docs._ext.markdown import code, fenced, table
 from meshdsl.api.signatures import brackets_of, operands_of, signature_of
+from meshdsl.backends.peers.call import Call
 from meshdsl.backends.peers.jax import JaxText
 from meshdsl.backends.peers.oneflow import OneFlowText
-from meshdsl.backends.peers.spellings import Call, spelling
+from meshdsl.backends.peers.spellings import spelling
 from meshdsl.backends.torch.call import TorchText
 from meshdsl.diagnostics import Diagnostics, Source, Span
 from meshdsl.ir.types import DTYPES, TensorType

@@ -82,7 +82,8 @@ class Roles:
     made: Names
 
 
-def _roles_of(image: TensorType, kernel: TensorType, out: TensorType, attrs: Attrs) -> Roles:
+def roles_of(image: TensorType, kernel: TensorType, out: TensorType, attrs: Attrs) -> Roles:
+    """The roles of the dims of a convolution, `upconv` as well."""
     own = {d.name for key in ("source", "window", "target") for d in attrs[key]}
     loose = [n for n in image.names if n not in own]
     return Roles(
@@ -95,12 +96,12 @@ def _roles_of(image: TensorType, kernel: TensorType, out: TensorType, attrs: Att
 
 def _roles(sig: Signature | TorchCall) -> Roles:
     """The roles of a call of `conv` or `upconv`."""
-    return _roles_of(sig.ins[0], sig.ins[1], sig.outs[0], sig.attrs)
+    return roles_of(sig.ins[0], sig.ins[1], sig.outs[0], sig.attrs)
 
 
 def _kernel_roles(sig: Signature | TorchCall) -> Roles:
     """The roles of the convolution of which `sig` computes the gradient by the kernel."""
-    return _roles_of(sig.ins[0], sig.outs[0], sig.ins[1], sig.attrs)
+    return roles_of(sig.ins[0], sig.outs[0], sig.ins[1], sig.attrs)
 
 
 def _found(attrs: Attrs, *, back: bool = False) -> tuple[Slide, ...]:

@@ -38,6 +38,6 @@ pointwise(
     monotone=[0, 1],  # it never falls in either
     precision="f32",
     gradient=_gradient,
-    spelled={"dtensor": Spelling(extremes=True)},
+    spelled={"dtensor": Spelling(extremes=True), "jax": Spelling("jnp.logaddexp({0}, {1})")},
     meaning="log(e^x + e^y), element by element, without overflow.",
 )

@@ -332,17 +332,19 @@ class Sample:
 class Spelling:
     """The text of an operator in another system, and the partial values that pass through it there.
 
-    text:     a template (or a function of the call) in the words of `backends/peers/spellings.py`;
+    text:     a template (or a function of the call) in the words of `backends/peers/call.py`;
               without one the operator is refused (MD0910). DTensor has the torch text.
     sums:     a partial sum passes through it there; otherwise it is reduced before.
     extremes: the same of partial maxima and minima.
     becomes:  the result may be left partial where a loop that it lacks is split.
+    why:      the reason for which a call is refused; none: nobody has written it yet.
     """
 
     text: str | Callable[[Any], str | None] | None = None
     sums: bool = False
     extremes: bool = False
     becomes: bool = False
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

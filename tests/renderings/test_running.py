@@ -34,7 +34,7 @@ from meshdsl.placed.sbp import Placement
 from tests.programs.harness import Case as RandomCase
 from tests.programs.harness import compiled, values_of
 from tests.programs.strategy import cases as random_cases
-from tests.renderings import gradients
+from tests.renderings import gradients, operators
 from tests.renderings.examples import accepted, cases, values
 
 HERE = Path(__file__).parent
@@ -79,7 +79,8 @@ def jobs(kind: type[Peer], devices: int, reduce: str, step: int = 1) -> list[Job
         text = peer.text()
         name = f"random program {number}\n{case_.source_text}"
         found.append(Job(name, peer, text, case_.mesh, inputs, params, reference))
-    return found + list(gradient_jobs(kind, devices, reduce, step))
+    found += gradient_jobs(kind, devices, reduce, step)
+    return found + list(operator_jobs(kind, devices, reduce, step))
 
 
 def gradient_jobs(kind: type[Peer], devices: int, reduce: str, step: int) -> Iterator[Job]:
@@ -93,6 +94,13 @@ def gradient_jobs(kind: type[Peer], devices: int, reduce: str, step: int) -> Ite
         peer = kind(made.placed)
         rendered = peer.text()
         yield Job(f"{name}, {layout}", peer, rendered, mesh, *values(made.named))
+
+
+def operator_jobs(kind: type[Peer], devices: int, reduce: str, step: int) -> Iterator[Job]:
+    """Calls that no example has."""
+    for name, made, mesh in itertools.islice(operators.cases(devices, reduce), 0, None, step):
+        peer = kind(made.placed)
+        yield Job(name, peer, peer.text(), mesh, *values(made.named))
 
 
 def drawn(devices: int) -> list[RandomCase]:

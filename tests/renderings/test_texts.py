@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from meshdsl.backends.peers.call import Call
 from meshdsl.backends.peers.dtensor import DTensorText
 from meshdsl.backends.peers.gshard import tiles
 from meshdsl.backends.peers.jax import JaxText
@@ -22,7 +23,14 @@ from meshdsl.backends.peers.oneflow import OneFlowText
 from meshdsl.backends.peers.peer import MARK, Peer
 from meshdsl.backends.peers.renderings import RENDERINGS, render
 from meshdsl.backends.peers.sbp import entry_text
-from meshdsl.backends.peers.spellings import BECOMES, EXTREMES, SUMS, TABLE, Call, spelling
+from meshdsl.backends.peers.spellings import (
+    BECOMES,
+    EXTREMES,
+    REASONS,
+    SUMS,
+    TABLE,
+    spelling,
+)
 from meshdsl.device.from_placed import lower
 from meshdsl.device.ir import Compute, Var, walk
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
@@ -30,7 +38,7 @@ from meshdsl.ops.opdef import load_all, lookup
 from meshdsl.pipeline import Options, compile_source
 from meshdsl.placed.ir import Program
 from tests.project import ROOT
-from tests.renderings import gradients
+from tests.renderings import gradients, operators
 from tests.renderings.examples import Case, accepted, cases
 
 CODE: dict[str, type[Peer]] = {"dtensor": DTensorText, "jax": JaxText, "oneflow": OneFlowText}
@@ -276,17 +284,19 @@ def test_every_sample_has_a_text(name: str, system: str) -> None:
     opdef, known = load_all()[name], {*CODE[system].taken, "float"}
     for sample in opdef.samples:
         attrs = dict(sample.attrs)
-        (out,) = opdef.infer(sample.ins, attrs)
+        out = opdef.infer(sample.ins, attrs)[0]
         operands = tuple(f"x{i}" for i in range(len(sample.ins)))
         call = Call(CODE[system].library, operands, {}, sample.ins, out, attrs, "()")
         text = call.write(spelling(name, system).text)
         read = {n.id for n in ast.walk(ast.parse(text or "")) if isinstance(n, ast.Name)}
         assert read <= known | {*operands, "x"}, text
-        assert text or "grad" in name or name in ("unpick", "gather"), text
+        spelled = "grad" in name or name in ("unpick", "gather", "put")
+        assert text or spelled or REASONS[system].get(name), text
 
 
 def test_the_table_is_of_operators() -> None:
-    for names in (TABLE, *SUMS.values(), *EXTREMES.values(), *BECOMES.values()):
+    said = (*SUMS.values(), *EXTREMES.values(), *BECOMES.values(), *REASONS.values())
+    for names in (TABLE, *said):
         assert set(names) <= set(load_all()) - {"constant"}
     for name in load_all():
         own = lookup(name).spelled
@@ -301,14 +311,14 @@ GRADIENTS_AND_UPDATES = {
 }
 """Operators that are refused: these systems differentiate by themselves."""
 
-WINDOWS = (
-    "conv upconv conv_kernel max_pool avg_pool max_pool_at max_pool_grad max_pool_take window "
-    "window_grad"
-)
-"""Windows that slide along dims are torch's alone so far."""
+SLIDING = "conv_kernel max_pool_at max_pool_grad max_pool_take window_grad"
+"""What gradients of windows are made of."""
 
-OTHERS = "constant cumprod logaddexp top_k sort put attention attention_lse attention_grad"
+OTHERS = "constant attention attention_lse attention_grad"
 """Renderings have attention in primitives."""
+
+UNSAID = {"jax": "", "oneflow": "top_k sort put logaddexp"}
+"""Operators that a system does not say, or nobody has written there."""
 
 
 @pytest.mark.parametrize("system", GRADIENTS_AND_UPDATES)
@@ -316,8 +326,41 @@ def test_what_is_refused(system: str) -> None:
     refused = {name for name in load_all() if spelling(name, system).text is None}
     inner = set(GRADIENTS_AND_UPDATES[system].split())
     drawn = {name for name, record in load_all().items() if record.surface.seeded}
-    assert refused == inner | {*OTHERS.split(), *WINDOWS.split()} | drawn
+    others = {*OTHERS.split(), *SLIDING.split(), *UNSAID[system].split()}
+    assert refused == inner | others | drawn
     assert all(lookup(name).surface.items == "view" for name in inner)
+
+
+@pytest.mark.parametrize("notation", CODE)
+def test_every_name_of_a_text_is_defined(notation: str) -> None:
+    refused: set[str] = set()
+    for name, made, _ in operators.cases(4, "deferred"):
+        try:
+            tree = ast.parse(render(made.placed, notation), name)
+        except DiagnosticError as error:
+            (found,) = error.diagnostics
+            assert found.code == "MD0910"
+            refused.add(found.message.split("`")[1])
+            continue
+        names = [n for n in ast.walk(tree) if isinstance(n, ast.Name)]
+        made_here = {n.id for n in names if isinstance(n.ctx, ast.Store)} | {*dir(builtins)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                made_here |= {node.name, *(a.arg for a in node.args.args)}
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                made_here |= {a.asname or a.name.split(".")[0] for a in node.names}
+            if isinstance(node, ast.Lambda):
+                made_here |= {a.arg for a in node.args.args}
+        assert {n.id for n in names} <= made_here, name
+    cut = {"upconv"} if notation == "oneflow" else set()
+    assert refused == {*UNSAID.get(notation, "").split()} | cut
+
+
+@pytest.mark.parametrize("notation", ["dtensor", "jax"])
+def test_equal_positions_are_refused_with_the_reason(notation: str) -> None:
+    text = "dim n = 8, l = 4\nprogram p(x[n], y[l], i[l]: i32) { return put[n = i](x, y) }\n"
+    with pytest.raises(DiagnosticError, match="leaves open which of equal positions is written"):
+        render(placed(text), notation)
 
 
 @pytest.mark.parametrize("notation", CODE)
