@@ -207,7 +207,7 @@ class Walk(ABC):
         if place == self.shown:
             return
         self.shown = place
-        if not self.out.lines[-1][0].endswith(":"):
+        if not self.out.lines[-1].text.endswith(":"):
             self.out.add()
         text = inert(f"{self.out.place}  {span.source.excerpt(span.line).strip()}")
         self.out.add(f"# {text}" + (f"  [{phase}]" if phase != "forward" else ""))

@@ -17,6 +17,7 @@ LAYERS = (
     ("placed",),
     ("device",),
     ("cluster",),
+    ("simulate",),
     ("backends.draws", "backends.walk", "backends.torch", "backends.peers"),
     ("analysis",),
     ("pipeline",),

@@ -13,7 +13,14 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from meshdsl.backends.engines.in_process import as_array, check_given, load, local_tensors
+from meshdsl.backends.engines.follow import timer
+from meshdsl.backends.engines.in_process import (
+    Program,
+    as_array,
+    check_given,
+    load,
+    local_tensors,
+)
 from meshdsl.backends.engines.local_devices import LocalRunError
 from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.engines.torchrun import OVER
@@ -21,6 +28,11 @@ from meshdsl.backends.runtime.collectives import make_groups
 from meshdsl.backends.runtime.files import Refused, read_arrays, write_npz
 from meshdsl.backends.runtime.main import start
 from meshdsl.backends.runtime.values import Spec
+
+Tensors = dict[str, torch.Tensor]
+
+WARMING = 2
+"""Runs before one that is timed."""
 
 EVERY, PATIENCE = 0.025, 20.0
 """Seconds between two looks at the parent, and the most that a failed process waits for it."""
@@ -57,12 +69,34 @@ def run(folder: Path, rank: int, world: int) -> None:
     where = start(rank, world)
     held = [{name: block.to(where) for name, block in table.items()} for table in blocks]
     groups = make_groups(mesh, program.GROUPS, rank)
+    given = held[: 2 if states is None else 3]
     with torch.inference_mode():
-        outputs = program.device(rank, groups, *held[: 2 if states is None else 3])
+        if job["timed"]:
+            outputs = _timed(program, given, (rank, groups, where), job["timed"])
+        else:
+            outputs = program.device(rank, groups, *given)
     ranks = Ranks(mesh, rank, dist, groups, where)
     _write(folder / "out.npz", program.OUTPUTS, ranks, outputs)
     if states is not None:
         _write(folder / "updated.npz", {**program.PARAMS, **states}, ranks, {**held[1], **held[2]})
+
+
+def _timed(
+    program: Program, held: list[Tensors], place: tuple[int, Any, torch.device], folder: str
+) -> dict[str, torch.Tensor]:
+    """The outputs of a run that is timed after others, which connect the processes.
+
+    Those before it work on copies: a step changes what it is given.
+    """
+    rank, groups, where = place
+    for _ in range(WARMING):
+        copies = [{name: x.clone() for name, x in table.items()} for table in held]
+        program.device(rank, groups, *copies)
+    dist.barrier()
+    timing = timer(program.device, where)
+    outputs = timing.device(rank, groups, *held)
+    timing.write(folder, rank)
+    return outputs
 
 
 def _write(

@@ -22,11 +22,15 @@ PROCESS_BYTES = 300 << 20
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The source of values: files of inputs and parameters, or else the seed."""
+    """The source of values: files of inputs and parameters, or else the seed.
+
+    In the folder `timed` the processes of torchrun write how long their lines took.
+    """
 
     inputs: str | None = None
     params: str | None = None
     seed: int = 0
+    timed: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +185,9 @@ def _run_torchrun(made: Compilation, given: Given, arrays: tuple[Any, Any]) -> R
 
     emitted = made.emitted
     files = (given.inputs, given.params)
-    done = run_torchrun(emitted.text, *files, seed=given.seed, lines=emitted.places)
+    done = run_torchrun(
+        emitted.text, *files, seed=given.seed, lines=emitted.places, timed=given.timed
+    )
     return Result(done.outputs, done.seconds, updated=done.updated)
 
 

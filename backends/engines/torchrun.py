@@ -85,10 +85,12 @@ def run_torchrun(
     seed: int = 0,
     lines: Mapping[int, str] | None = None,
     time_limit: float | None = None,
+    timed: str | None = None,
 ) -> TorchrunRun:
     """Run an emitted text on one process per device and return its outputs as whole arrays.
 
     `inputs` and `params` are arrays or the name of a file; without, values are drawn from `seed`.
+    In the folder `timed` every process writes how long its lines took (`follow.timed_in`).
     Raises TorchrunError, also after `time_limit` seconds; a KeyboardInterrupt passes through. In
     every case all processes are gone afterwards.
     """
@@ -98,7 +100,8 @@ def run_torchrun(
         (folder / "prog.py").write_text(text, encoding="utf-8")
         given = {"inputs": inputs, "params": params}
         job = {what: _file(folder / f"{what}.npz", values) for what, values in given.items()}
-        (folder / "job.json").write_text(json.dumps({**job, "seed": seed}), encoding="utf-8")
+        about = {**job, "seed": seed, "timed": timed}
+        (folder / "job.json").write_text(json.dumps(about), encoding="utf-8")
         processes = Processes(folder, devices_of(text), lines or {})
         code = _launch(folder, processes, time_limit)
         log = (folder / "log").read_text("utf-8", errors="replace")

@@ -78,7 +78,7 @@ class Notation(Walk):
         self.nodes(self.program.body)
         self.out.add()
         self.bottom()
-        return "\n".join(line for line, _ in self.out.lines) + "\n"
+        return "\n".join(line.text for line in self.out.lines) + "\n"
 
     @abstractmethod
     def top(self) -> None:

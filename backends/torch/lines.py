@@ -4,26 +4,38 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from meshdsl.backends.torch.format import INDENT, WIDTH, statement
 from meshdsl.backends.torch.head import inert
+from meshdsl.device.ir import Node
+
+
+class Line(NamedTuple):
+    """A line, the source place it comes from, and the statement of the device program."""
+
+    text: str
+    place: str = ""
+    node: Node | None = None
 
 
 @dataclass(slots=True)
 class Lines:
-    """Lines, each with the source place it comes from, at `depth` levels of indentation."""
+    """Lines at `depth` levels of indentation, now of the statement `node` at the `place`."""
 
-    lines: list[tuple[str, str]] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
     depth: int = 1
     place: str = ""
+    node: Node | None = None
 
     def add(self, text: str = "") -> None:
         """One line as it is."""
-        self.lines.append((INDENT * self.depth + text if text else "", self.place))
+        self.lines.append(self._line(INDENT * self.depth + text if text else ""))
 
     def only_comments(self, start: int) -> bool:
         """Whether no line from number `start` on is a statement."""
-        return all(not text or text.lstrip().startswith("#") for text, _ in self.lines[start:])
+        texts = (line.text for line in self.lines[start:])
+        return all(not text or text.lstrip().startswith("#") for text in texts)
 
     def statement(self, text: str, note: str = "") -> None:
         """A statement, with `note` behind it; above it where there is no room."""
@@ -32,7 +44,7 @@ class Lines:
             lines = [f"{lines[0]}  # {note}"]
         elif note:
             self.comment(f"{text.partition(' = ')[0]}: {note}")
-        self.lines += [(line, self.place) for line in lines]
+        self.lines += map(self._line, lines)
 
     def comment(self, text: str) -> None:
         """A comment of as many lines as it takes."""
@@ -40,3 +52,6 @@ class Lines:
             inert(text), WIDTH - 2 - len(INDENT) * self.depth, break_long_words=False
         ):
             self.add(f"# {line}")
+
+    def _line(self, text: str) -> Line:
+        return Line(text, self.place, self.node)

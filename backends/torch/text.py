@@ -11,11 +11,12 @@ import functools
 import itertools
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from meshdsl.backends.torch.call import TorchText
 from meshdsl.backends.torch.format import INDENT, WIDTH, quoted
 from meshdsl.backends.torch.head import foot, head, inert
+from meshdsl.backends.torch.lines import Line
 from meshdsl.backends.torch.loops import Loops
 from meshdsl.backends.torch.moves import typed
 from meshdsl.backends.torch.paste import paste
@@ -42,10 +43,14 @@ SHOWN = 16
 
 @dataclass(frozen=True, slots=True)
 class ProgramText:
-    """The program, and the source place (`file:line`) behind each line of it that has one."""
+    """The program, and what stands behind its lines.
+
+    That is the source place (`file:line`), and the statement of the device program.
+    """
 
     text: str
     places: dict[int, str]
+    nodes: dict[int, Node] = field(default_factory=dict)
 
 
 def emit(
@@ -96,9 +101,10 @@ class Emitter(Loops):
 
     def _whole(self, above: list[str], below: list[str]) -> ProgramText:
         """The text of the functions written so far, with lines `above` and `below`."""
-        lines = [(line, "") for line in above] + self.out.lines + [(line, "") for line in below]
-        places = {n: place for n, (_, place) in enumerate(lines, 1) if place}
-        return ProgramText("\n".join(line for line, _ in lines) + "\n", places)
+        lines = [*map(Line, above), *self.out.lines, *map(Line, below)]
+        places = {n: line.place for n, line in enumerate(lines, 1) if line.place}
+        nodes = {n: line.node for n, line in enumerate(lines, 1) if line.node is not None}
+        return ProgramText("\n".join(line.text for line in lines) + "\n", places, nodes)
 
     # --- the device function -------------------------------------------------------------------
 
@@ -118,9 +124,9 @@ class Emitter(Loops):
         self._return()
         out.lines[start:start] = self._coordinates(out.lines)
 
-    def _coordinates(self, lines: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    def _coordinates(self, lines: list[Line]) -> list[Line]:
         """The lines of this device's coordinates on each axis that a function's lines use."""
-        text = "\n".join(line for line, _ in lines)
+        text = "\n".join(line.text for line in lines)
         names = {*self.at.values(), *itertools.chain(*self.blocks.values())}
         if not any(re.search(rf"\b{name}\b", text) for name in names):
             return []
@@ -135,8 +141,8 @@ class Emitter(Loops):
             text = "rank" if stride == 1 else f"rank // {stride}"
             whole = stride * size == self.mesh.devices
             if name in used:
-                found.append((f"{INDENT}{name} = {text}{'' if whole else f' % {size}'}", ""))
-        return found + [(self._block_line(*k, *v), "") for k, v in blocks.items()]
+                found.append(Line(f"{INDENT}{name} = {text}{'' if whole else f' % {size}'}"))
+        return found + [Line(self._block_line(*k, *v)) for k, v in blocks.items()]
 
     def _block_line(self, dim: str, size: int, axes: tuple[str, ...], at: str, n: str) -> str:
         """The line of this device's first index and number of elements of an uneven dim."""
@@ -174,7 +180,9 @@ class Emitter(Loops):
     def node(self, node: Node) -> None:
         """Write one statement; large tensors are deleted after their last use."""
         self.variables.reach(node)
+        outside, self.out.node = self.out.node, None if isinstance(node, Loop) else node
         super().node(node)
+        self.out.node = outside
         dead = self.dead[node]
         gone = given_up(node, dead) if isinstance(node, Loop) else ()
         self._let_go(tuple(v for v in dead if v not in gone))
@@ -238,6 +246,7 @@ class Emitter(Loops):
         target, before = node.outs[0], None
         if self.last and node.ins and self._only_renames(node, text):
             start, _, source, text = self.last
+            self.out.node = self.out.lines[start].node
             del self.out.lines[start:]
             self.renamed.add(source)
             self.variables.forget(source)

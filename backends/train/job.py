@@ -37,6 +37,7 @@ class Job:
 
     `about` describes the program to readers of a checkpoint. `rate` are the fields of the schedule
     of the learning rate, and `predicted` is the memory per device in bytes as `explain` has it.
+    In the folder `timed` each device writes how long the lines of one step took.
     """
 
     data: DataFiles
@@ -52,6 +53,7 @@ class Job:
     about: Mapping[str, Any] = field(default_factory=dict)
     rate: Mapping[str, Any] | None = None
     predicted: int = 0
+    timed: str | None = None
 
     def to_json(self) -> str:
         """The job as text."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from meshdsl.backends.engines.follow import timer
 from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.runtime.values import draw_part, step_seed
 from meshdsl.backends.train.data import Batches, Data
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     import torch
 
     from meshdsl.backends.engines.in_process import Program
+
+TIMED = 3
+"""The step of a run that is timed: those before it connect the devices and fill caches."""
 
 PACE = 0.25
 """Seconds between two checks whether the run is to stop."""
@@ -142,7 +146,9 @@ class Trainer:
         """Train one step, with the evaluation, log line and checkpoint due after it."""
         self.control.begun()
         began = time.perf_counter()
-        outputs = self.forward(self.program.device, self.step)
+        outputs = (
+            self._timed() if self._is_timed() else self.forward(self.program.device, self.step)
+        )
         self.values = {name: outputs[name].item() for name in self.scalars}
         seconds = time.perf_counter() - began
         self.seconds += seconds
@@ -175,6 +181,19 @@ class Trainer:
         outputs: dict[str, torch.Tensor] = device(
             rank, self.groups, batch, held.params, held.states
         )
+        return outputs
+
+    def _is_timed(self) -> bool:
+        """Whether the lines of this step are timed: of the third, or the last before it."""
+        step = min(self.start + TIMED, self.job.steps) - 1
+        return self.job.timed is not None and self.step == step
+
+    def _timed(self) -> dict[str, torch.Tensor]:
+        """The outputs of a step whose lines are timed."""
+        assert self.job.timed is not None
+        timing = timer(self.program.device, self.ranks.where)
+        outputs = self.forward(timing.device, self.step)
+        timing.write(self.job.timed, self.ranks.rank)
         return outputs
 
     def _due(self, every: int) -> bool:

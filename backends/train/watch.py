@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import math
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.backends.engines.failures import PARSING, Failure, first_failure
+from meshdsl.backends.engines.follow import followed
 from meshdsl.backends.train.job import Trouble
 
 if TYPE_CHECKING:
@@ -101,13 +101,7 @@ class Watch:
     def device(self, *arguments: Any) -> dict[str, torch.Tensor]:
         """Call `device`; afterwards `findings` are those of this call, in order."""
         self.findings, self._kinds, self._last = [], {}, None
-        before = sys.gettrace()
-        sys.settrace(self._enter)
-        try:
-            outputs: dict[str, torch.Tensor] = self.program.device(*arguments)
-        finally:
-            sys.settrace(before)
-        return outputs
+        return followed(self.program.device, self._line)(*arguments)
 
     def went_well(self) -> None:
         """Record that the last call was that of a good step."""
@@ -117,14 +111,10 @@ class Watch:
         """The first finding of the last call that is not usual."""
         return next((f for f in self.findings if f.line not in self.usual), None)
 
-    def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
-        return self._line if frame.f_code is self.program.device.__code__ else None
-
-    def _line(self, frame: FrameType, event: str, argument: Any) -> Any:
+    def _line(self, frame: FrameType) -> None:
         if self._last is not None:
             self._look(self._last, frame.f_locals)
         self._last = self.statements.get(frame.f_lineno)
-        return self._line
 
     def _look(self, statement: Statement, variables: Mapping[str, Any]) -> None:
         """Compare the results of a statement with its operands."""

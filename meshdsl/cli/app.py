@@ -19,6 +19,7 @@ from meshdsl.cli import (
     render,
     rows,
     run,
+    simulate,
     train,
 )
 from meshdsl.cli.common import reporting
@@ -26,7 +27,7 @@ from meshdsl.cli.options import Command, spread
 from meshdsl.diagnostics import fail
 from meshdsl.version import __version__
 
-LATER = ("search", "simulate")
+LATER = ("search",)
 """Commands in the language's reference that are not built yet; each reports so."""
 
 app = typer.Typer(
@@ -65,6 +66,7 @@ for _module in (
     train,
     generate,
     compare,
+    simulate,
     render,
     rows,
     play,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from meshdsl.cli import common
+from meshdsl.cli import common, traces
 from meshdsl.cli.options import (
     File,
     Force,
@@ -41,6 +41,9 @@ class Run(Placing, Force, Json):
     seed: int = opt("--seed", "S", "For values that are not given.", 0)
     out: Path | None = opt("--out", "F.npz", "Write the outputs, whole.")
     step: bool = flag("--step", "Take one training step: gradients and update, too.")
+    trace: Path | None = opt(
+        "--trace", "F.json", "Write how long each statement took, for Perfetto (torchrun)."
+    )
     verify: bool = flag("--verify", "Compare with the float64 reference.")
 
 
@@ -51,8 +54,11 @@ def command(file: File, given: Run) -> None:
         chosen = replace(pipeline_options(given), evaluate=not given.step)
         if given.out is not None:
             _check_out(given.out, given.force)
-        made = asked(common.compiled(file, chosen, diagnostics, "device"), given)
-        result, checked = run(made, given, diagnostics)
+        with traces.timed(given.trace, given.engine, given.force) as folder:
+            made = asked(common.compiled(file, chosen, diagnostics, "device"), given)
+            result, checked = run(made, given, diagnostics, folder)
+            if given.trace is not None and folder is not None:
+                traces.write_measured(given.trace, made, folder)
         if given.out is not None:
             _write(given.out, result.outputs)
         _show(made, given, result, checked)
@@ -85,9 +91,11 @@ def _check_out(out: Path, force: bool) -> None:
 
 
 def run(
-    made: Compilation, given: Run, diagnostics: Diagnostics
+    made: Compilation, given: Run, diagnostics: Diagnostics, timed: str | None = None
 ) -> tuple[Result, Sequence[Comparison]]:
     """The result of the engine, and its comparison with the reference under `--verify`.
+
+    The devices time their lines into the folder `timed`.
 
     Raises:
         DiagnosticError: the run fails (MD07xx).
@@ -96,7 +104,7 @@ def run(
 
     names = tuple(str(p.value.name) for p in made.named.params)
     with _as_params(given.params, names) as params:
-        values = engines.Given(given.inputs, params, given.seed)
+        values = engines.Given(given.inputs, params, given.seed, timed)
         return _run(made, given, values, diagnostics)
 
 
@@ -133,8 +141,8 @@ def _show(made: Compilation, given: Run, result: Result, checked: Sequence[Compa
         common.print_json(run_as_json(made, given.engine, result, checked))
         return
     print_document(tuple(run_report(made, given.engine, result, checked)))
-    if given.out is not None:
-        typer.echo(f"wrote {given.out}")
+    for path in filter(None, (given.out, given.trace)):
+        typer.echo(f"wrote {path}")
 
 
 def _write(out: Path, outputs: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from meshdsl.cli import common
+from meshdsl.cli import common, traces
 from meshdsl.cli.options import (
     File,
     Force,
@@ -54,6 +54,9 @@ class Train(Placing, Force, Json):
     resume: bool = flag("--resume", "Go on from the last checkpoint.")
     params: Path | None = opt("--params", "F", "Initial values of parameters.")
     out: Path | None = opt("--out", "F", "Write the parameters, whole.")
+    trace: Path | None = opt(
+        "--trace", "F.json", "Write how long each statement of a step took (torchrun)."
+    )
 
 
 def command(file: File, given: Train) -> None:
@@ -64,8 +67,11 @@ def command(file: File, given: Train) -> None:
         chosen = replace(pipeline_options(given), measured=True)
         job = _job(given)
         _check(job, given)
-        with own_folder(job.checkpoint, job.resume, given.force):
-            ending = _train(file, chosen, job, given, diagnostics)
+        with (
+            own_folder(job.checkpoint, job.resume, given.force),
+            traces.timed(given.trace, given.engine, given.force) as folder,
+        ):
+            ending = _train(file, chosen, replace(job, timed=folder), given, diagnostics)
     if ending.how == "interrupted":
         raise typer.Exit(130)
 
@@ -160,6 +166,8 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
         ending = train_run.train(emitted, given.engine, job, tell, made.source)
     if ending.how == "interrupted":
         diagnostics.add(_interrupted(ending))
+    if given.trace is not None and job.timed is not None:
+        traces.write_measured(given.trace, made, job.timed)
     if given.json:
         files = {"log": job.log, "out": job.out}
         common.print_json(training.ending_as_json(made, given.engine, ending, files))

@@ -51,7 +51,7 @@ def memory(program: Program) -> dict[str, int]:
         sum(v.local.bytes for v in kept)
         for kept in (program.params, program.states, program.inputs)
     )
-    held = _Walk(program).held
+    held = Walk(program).walked()
     grads = min(held.most, sum(v.local.bytes for v in gradients(program)))
     return {
         "params": params,
@@ -75,7 +75,7 @@ def gradients(program: Program) -> frozenset[Var]:
 
 
 @dataclass(slots=True, eq=False)
-class _Block:
+class Block:
     """One piece of memory, and the number of variables and lists that refer to it."""
 
     bytes: int
@@ -83,33 +83,38 @@ class _Block:
 
 
 @dataclass(slots=True)
-class _Held:
-    """The memory of variables and lists at a moment, by their names, and the peak so far."""
+class Held:
+    """The memory of variables and lists at a moment, by their names, and the peak so far.
+
+    `high` is the most since somebody set it to `now`.
+    """
 
     now: int = 0
     most: int = 0
     line: int = 0
-    names: dict[str, _Block] = field(default_factory=dict)
-    lists: dict[str, list[_Block]] = field(default_factory=dict)
+    high: int = 0
+    names: dict[str, Block] = field(default_factory=dict)
+    lists: dict[str, list[Block]] = field(default_factory=dict)
 
-    def take(self, size: int, line: int = 0) -> _Block:
+    def take(self, size: int, line: int = 0) -> Block:
         """Allocate memory, to which nothing refers yet."""
         self.now += size
         self.mark(0, line)
-        return _Block(size)
+        return Block(size)
 
     def mark(self, scratch: int, line: int) -> None:
         """Note a moment at which `scratch` bytes more are allocated."""
+        self.high = max(self.high, self.now + scratch)
         if self.now + scratch > self.most:
             self.most, self.line = self.now + scratch, line
 
-    def bind(self, name: str, block: _Block) -> None:
+    def bind(self, name: str, block: Block) -> None:
         """Make a variable refer to `block`, and no longer to its former one."""
         block.holders += 1
         self.drop(name)
         self.names[name] = block
 
-    def append(self, name: str, block: _Block) -> None:
+    def append(self, name: str, block: Block) -> None:
         """Make a list refer to `block` as well."""
         block.holders += 1
         self.lists[name].append(block)
@@ -121,50 +126,66 @@ class _Held:
         for block in blocks:
             self.release(block)
 
-    def release(self, block: _Block) -> None:
+    def release(self, block: Block) -> None:
         """Remove one reference."""
         block.holders -= 1
         self.now -= 0 if block.holders else block.bytes
 
 
-class _Walk:
-    """One device at work, from the first statement to the last; `held` has the peak.
+class Walk:
+    """One device at work, from the first statement to the last; `held` is its memory.
 
-    Inputs, parameters and states are counted elsewhere: here they take no memory.
+    Inputs, parameters and states are counted elsewhere: here they take no memory. A subclass
+    follows the statements in time (`simulate/engine.py`).
     """
 
     def __init__(self, program: Program) -> None:
-        self.held = _Held(line=program.placed.named.span.line)
+        self.program = program
+        self.held = Held(line=program.placed.named.span.line)
         self.shown = shown_by(program) | dict(_Reuse(program).found())
         self.used_up, self.collected = used_up(program), collected(program)
         self.dying: dict[Loop, tuple[tuple[Var, ...], ...]] = {}
         self.is_last = False
         self.numbers: dict[Var, Any] = {}
-        stored = _Block(0, 1)
+
+    def walked(self) -> Held:
+        """The memory after the last statement, with its peak."""
+        stored, program = Block(0, 1), self.program
         for var in (*program.inputs, *program.params, *program.states):
             self.held.bind(var.name, stored)
         self._nodes(program.body, deaths(program.body, kept_after(program)))
+        return self.held
 
     def _nodes(self, nodes: tuple[Node, ...], dying: tuple[tuple[Var, ...], ...]) -> None:
         for node, dead in zip(nodes, dying, strict=True):
-            self._node(node, dead)
-            for var in dead:
-                self.held.drop(var.name)
+            if isinstance(node, Loop):
+                self._loop(node, dead)
+                self._drop(dead)
+            else:
+                self.statement(node, dead)
 
-    def _node(self, node: Node, dead: tuple[Var, ...]) -> None:
+    def statement(self, node: Compute | Collective | Start | Wait, dead: tuple[Var, ...]) -> None:
+        """One statement, after which variables are `dead`."""
         match node:
             case Compute():
                 self._compute(node)
             case Move() | Bucket():
                 self._arrive(node, self._room(node))
             case Start() if not (node.ahead and self.is_last):
-                self.held.lists[node.work] = self._room(node.collective)
+                self.issue(node.collective, node.work)
             case Wait():
                 self._arrive(node.collective, self.held.lists.pop(node.work))
-            case Loop():
-                self._loop(node, dead)
+        self._drop(dead)
 
-    def _memory(self, var: Var, line: int) -> _Block:
+    def issue(self, collective: Collective, work: str) -> None:
+        """Begin a collective, which is in flight until it is waited for."""
+        self.held.lists[work] = self._room(collective)
+
+    def _drop(self, dead: tuple[Var, ...]) -> None:
+        for var in dead:
+            self.held.drop(var.name)
+
+    def _memory(self, var: Var, line: int) -> Block:
         """The memory of a new variable: its own, or that of one it shows or overwrites."""
         source = self.shown.get(var)
         block = None if source is None else self.held.names.get(source.name)
@@ -197,7 +218,7 @@ class _Walk:
         total, part = (v.local for v in node.ins)
         return part.elements * total.dtype.bytes if part.dtype != total.dtype else 0
 
-    def _room(self, node: Collective) -> list[_Block]:
+    def _room(self, node: Collective) -> list[Block]:
         """The memory of a collective: its buffers, and the results if they are not in those."""
         line = node.span.line
         blocks = [self.held.take(size, line) for size in _worked_in(node)]
@@ -207,7 +228,7 @@ class _Walk:
             block.holders += 1
         return blocks
 
-    def _arrive(self, node: Collective, blocks: list[_Block]) -> None:
+    def _arrive(self, node: Collective, blocks: list[Block]) -> None:
         """Bind the results: to the last of the blocks, all or part of it, or to copies from it."""
         for move in node.moves:
             is_copy = isinstance(node, Bucket) and node.step.kind == "all_gather"
@@ -219,17 +240,25 @@ class _Walk:
     # --- loops ---------------------------------------------------------------------------------
 
     def _loop(self, node: Loop, dead: tuple[Var, ...]) -> None:
-        """Walk the first two iterations and the last: those between leave the same behind."""
+        """Walk the iterations, less those that leave the same behind as the ones before."""
         self._begin(node)
-        for var in given_up(node, dead):
-            self.held.drop(var.name)
-        trips, outside = min(node.dim.size, 3), self.is_last
-        for trip in range(trips):
-            if trip == 2:
-                self._skip(node, node.dim.size - trips)
-            self.is_last = trip == trips - 1
+        self._drop(given_up(node, dead))
+        trip, outside = 0, self.is_last
+        while trip < node.dim.size:
+            if alike := self.alike(node, trip):
+                self._skip(node, alike)
+                trip += alike
+            self.is_last = trip == node.dim.size - 1
             self._trip(node)
+            trip += 1
         self.is_last = outside
+
+    def alike(self, node: Loop, trip: int) -> int:
+        """The iterations from `trip` on that are like those before and need not be walked.
+
+        The first two are walked, and the last.
+        """
+        return node.dim.size - 3 if trip == 2 else 0
 
     def _begin(self, node: Loop) -> None:
         for carry in node.carries:
@@ -242,7 +271,7 @@ class _Walk:
                 room = self.held.take(item.outer.local.bytes, node.span.line)
                 self.held.bind(item.outer.name, room)
         for ahead in node.ahead:
-            self.held.lists[ahead.work] = self._room(ahead.collective)
+            self.issue(ahead.collective, ahead.work)
 
     def _trip(self, node: Loop) -> None:
         for item in node.stacked:
@@ -256,8 +285,7 @@ class _Walk:
                 self.held.append(made.outer.name, self._memory_of(made.inside))
         for name, block in [(c.inside.name, self._memory_of(c.next)) for c in node.carries]:
             self.held.bind(name, block)
-        for var in left_over(node, self.collected):
-            self.held.drop(var.name)
+        self._drop(left_over(node, self.collected))
 
     def _slice(self, stack: Var, inside: Var) -> None:
         blocks = self.held.lists.get(stack.name)
@@ -265,9 +293,9 @@ class _Walk:
         if blocks and inside in self.used_up:
             self.held.release(blocks.pop())
 
-    def _memory_of(self, var: Var) -> _Block:
+    def _memory_of(self, var: Var) -> Block:
         """The memory of a variable; of a number, none."""
-        return self.held.names.get(var.name) or _Block(0)
+        return self.held.names.get(var.name) or Block(0)
 
     def _skip(self, node: Loop, trips: int) -> None:
         """Apply to lists the effect of iterations equal to the one before: take or add blocks."""

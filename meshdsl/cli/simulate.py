@@ -1,0 +1,99 @@
+"""`meshdsl simulate`: how long a step takes on a cluster, and what it waits for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from meshdsl.cli import common, traces
+from meshdsl.cli.options import (
+    File,
+    Force,
+    Json,
+    Placing,
+    flag,
+    only_one,
+    opt,
+    option,
+    pipeline_options,
+)
+from meshdsl.diagnostics import Diagnostics
+from meshdsl.pipeline import Compilation
+
+if TYPE_CHECKING:
+    from meshdsl.simulate.timeline import Timeline
+
+
+@option
+class Simulate(Placing, Force, Json):
+    """Options of `simulate`."""
+
+    cluster: str | None = opt("--cluster", "NAME", "A machine by name, or its profile F.toml.")
+    trace: Path | None = opt("--trace", "F.json", "Write a trace for Perfetto.")
+    against: Path | None = opt(
+        "--against", "F.json", "Compare with what `run` or `train` has measured with --trace."
+    )
+    unroll: bool = flag(
+        "--unroll", "Simulate all iterations of a loop, not only those that differ."
+    )
+    top: int = opt("--top", "N", "The N dearest lines.", 8, min=1)
+
+
+def command(file: File, given: Simulate) -> None:
+    """Predict a step in time: what computes, what waits, how much memory when."""
+    with common.reporting(given.json) as diagnostics:
+        only_one(given, "against", "trace")
+        if given.trace is not None:
+            common.check_output(given.trace, given.force, file)
+        made = common.compiled(file, pipeline_options(given), diagnostics, "device")
+        if given.against is not None:
+            _compare(made, given.against, given)
+            return
+        timeline = _timeline(made, given)
+        if given.trace is not None:
+            from meshdsl.simulate.trace import simulated_trace
+
+            traces.write_trace(given.trace, simulated_trace(timeline))
+        _show(made, timeline, given)
+
+
+def _timeline(made: Compilation, given: Simulate) -> Timeline:
+    from meshdsl.simulate.engine import simulate, timing_of
+
+    return simulate(made.device, timing_of(given.cluster, made.device.mesh), given.unroll)
+
+
+def _compare(made: Compilation, path: Path, given: Simulate) -> None:
+    """Show a measured trace beside the simulated one of the same program."""
+    from meshdsl.report.simulation import compared
+    from meshdsl.report.terminal import print_document
+    from meshdsl.simulate.against import against, read_trace, refuse_other
+    from meshdsl.simulate.trace import simulated_trace
+
+    trace = read_trace(path)
+    head = trace["otherData"]
+    evaluate, measured = (head.get(name) is True for name in ("evaluate", "measured"))
+    options = replace(made.options, evaluate=evaluate, measured=measured)
+    made = made.under(options, Diagnostics())
+    refuse_other(path, trace, made.device)
+    found = against(simulated_trace(_timeline(made, given)), trace)
+    if given.json:
+        common.print_json({"version": 1, **found})
+    else:
+        print_document(compared(found, given.top))
+
+
+def _show(made: Compilation, timeline: Timeline, given: Simulate) -> None:
+    from meshdsl.report.simulation import simulated, simulation
+    from meshdsl.report.terminal import print_document
+
+    facts: dict[str, Any] = simulation(timeline)
+    if given.json:
+        common.print_json(facts)
+        return
+    print_document(simulated(facts, {made.source.name: made.source}, given.top))
+    if given.trace is not None:
+        typer.echo(f"wrote {given.trace}")

@@ -1,0 +1,51 @@
+"""Traces of runs: the folder where processes write what they timed, and the file made of it."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from meshdsl.cli import common
+from meshdsl.diagnostics import fail
+from meshdsl.pipeline import Compilation
+
+
+@contextmanager
+def timed(out: Path | None, engine: str, force: bool) -> Iterator[str | None]:
+    """A folder for what is timed, if a trace is to be written.
+
+    Raises MD0633 for an engine whose devices are not processes, MD0502 and MD0503 for the file.
+    """
+    if out is None:
+        yield None
+        return
+    if engine != "torchrun":
+        message = f"`--trace` with the engine {engine}: its devices share one process"
+        fail("MD0633", message, help="add `--engine torchrun`")
+    common.check_output(out, force)
+    with tempfile.TemporaryDirectory(prefix="meshdsl-timed-") as folder:
+        yield folder
+
+
+def write_measured(out: Path, made: Compilation, folder: str) -> bool:
+    """Write the trace of what was timed; whether anything was."""
+    from meshdsl.backends.engines.follow import timed_in
+    from meshdsl.simulate.measured import measured_trace
+
+    found = timed_in(folder)
+    if found:
+        options = made.options
+        about = {"evaluate": options.evaluate, "measured": options.measured}
+        write_trace(out, measured_trace(made.device, made.emitted.nodes, found, **about))
+    return bool(found)
+
+
+def write_trace(out: Path, trace: dict[str, Any]) -> None:
+    """Write a trace, one event a line."""
+    events = ",\n".join(json.dumps(event) for event in trace["traceEvents"])
+    rest = json.dumps({key: value for key, value in trace.items() if key != "traceEvents"})
+    common.write_whole(out, f'{{"traceEvents": [\n{events}\n], {rest[1:]}\n')

@@ -1,0 +1,156 @@
+"""`simulate`: a step in time as JSON and as a document, and beside what was measured."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from meshdsl.device.ir import Compute
+from meshdsl.diagnostics import Source
+from meshdsl.report.document import (
+    Block,
+    Document,
+    Grid,
+    counted,
+    human,
+    line,
+    scaled,
+)
+from meshdsl.simulate.timeline import COMPUTE, PER_SECOND, Event, Timeline
+
+Json = dict[str, Any]
+VERSION = 1
+TOP = 8
+"""The lines that are shown."""
+
+TEXT_WIDTH = 44
+"""Columns of a source line beside its figures."""
+
+
+def simulation(timeline: Timeline) -> Json:
+    """The facts of a simulated step. Seconds and bytes are of one device: all are alike."""
+    program, cluster = timeline.program, timeline.timing.cluster
+    placed = program.placed
+    bytes_, at = timeline.peak
+    return {
+        "version": VERSION,
+        "program": placed.named.name,
+        "file": placed.named.span.file,
+        "mesh": dict(program.mesh.axes),
+        "devices": program.mesh.devices,
+        "layout": placed.layout,
+        "cluster": cluster.name,
+        "seconds": timeline.seconds,
+        "compute": timeline.compute,
+        "exposed": timeline.exposed,
+        "sending": timeline.sending,
+        "mfu": timeline.mfu,
+        "model_flops": sum(timeline.model_flops.values()),
+        "peak": {"bytes": bytes_, "seconds": at, "limit": cluster.device.memory},
+        "lines": sorted(_lines(timeline), key=lambda entry: -entry["seconds"]),
+    }
+
+
+def _lines(timeline: Timeline) -> Iterator[Json]:
+    """What each source line takes of the compute stream."""
+    found: dict[tuple[str, int], list[Event]] = defaultdict(list)
+    for event in timeline.events:
+        if COMPUTE in event.streams:
+            found[event.node.span.file, event.node.span.line].append(event)
+    for (file, number), events in found.items():
+        waiting = sum(e.total for e in events if e.kind == "wait")
+        total = sum(e.total for e in events)
+        bounds: dict[str, int] = defaultdict(int)
+        for event in events:
+            bounds[event.bound] += event.total
+        flops = sum(e.node.flops * e.trips for e in events if isinstance(e.node, Compute))
+        yield {
+            "file": file,
+            "line": number,
+            "seconds": total / PER_SECOND,
+            "waiting": waiting / PER_SECOND,
+            "flops": flops,
+            "bound": max(bounds, key=lambda bound: bounds[bound]),
+        }
+
+
+# --- for people ------------------------------------------------------------------------------
+
+
+def simulated(facts: Json, sources: Mapping[str, Source], top: int = TOP) -> Document:
+    """The step, where its time goes, its memory, and the dearest lines."""
+    return (line(sentence(facts), "strong"), *_figures(facts), _dearest(facts, sources, top))
+
+
+def sentence(facts: Json) -> str:
+    """`lm under layout zero3 on mesh data:4 (4 devices of h100): a step takes 2.01 ms.`."""
+    axes = ", ".join(f"{axis}:{size}" for axis, size in facts["mesh"].items())
+    devices = f"{counted(facts['devices'], 'device')} of {facts['cluster']}"
+    where = f"mesh {axes} ({devices})" if axes else devices
+    took = lasting(facts["seconds"])
+    return f"{facts['program']} under layout {facts['layout']} on {where}: a step takes {took}."
+
+
+def _figures(facts: Json) -> Iterator[Block]:
+    whole = facts["seconds"]
+    rows = [("compute", lasting(facts["compute"]), share(facts["compute"], whole), "")]
+    for axes, sent in facts["sending"].items():
+        bare = facts["exposed"].get(axes, 0.0)
+        hidden = f"of {lasting(sent)} of collectives"
+        rows.append((f"exposed, {axes}", lasting(bare), share(bare, whole), hidden))
+    yield Grid("where the time goes", ("", "time", "share", ""), tuple(rows))
+    needed = scaled(facts["model_flops"])
+    yield line(f"Model FLOPs utilisation {100 * facts['mfu']:.3g} %: {needed} are needed a step.")
+    peak = facts["peak"]
+    fits = "" if peak["bytes"] <= peak["limit"] else ", which is MORE than there is"
+    limit = human(int(peak["limit"]))
+    held = f"{human(peak['bytes'])} at {lasting(peak['seconds'])}, of {limit}{fits}"
+    yield line(f"Most memory of a device: {held}.")
+
+
+def _dearest(facts: Json, sources: Mapping[str, Source], top: int) -> Grid:
+    rows = []
+    for entry in facts["lines"][:top]:
+        source = sources.get(entry["file"])
+        text = source.line(entry["line"]).strip() if source else ""
+        text = text if len(text) <= TEXT_WIDTH else f"{text[: TEXT_WIDTH - 1]}…"
+        own = entry["file"] == facts["file"]
+        place = str(entry["line"]) if own else f"{entry['file']}:{entry['line']}"
+        took = lasting(entry["seconds"])
+        rows.append((place, took, share(entry["seconds"], facts["seconds"]), entry["bound"], text))
+    title = f"the {len(rows)} dearest of {counted(len(facts['lines']), 'line')}"
+    return Grid(title, ("line", "time", "share", "bound by", ""), tuple(rows))
+
+
+def compared(found: Json, top: int = TOP) -> Document:
+    """Simulated beside measured: the step, kinds of operators, lines."""
+    step, heads = found["step"], ("simulated", "measured", "measured / simulated")
+    tables = (("kinds", "operator", "by kind of operator"), ("lines", "line", "by line"))
+    grids = (
+        Grid(title, (word, *heads), tuple(_row(r) for r in found[key][:top]))
+        for key, word, title in tables
+    )
+    said = f"measured {lasting(step['measured'])}, simulated {lasting(step['simulated'])}"
+    return (line(f"The step: {said}, {_ratio(step)}."), *grids)
+
+
+def _row(entry: Json) -> tuple[str, ...]:
+    return (entry["name"], lasting(entry["simulated"]), lasting(entry["measured"]), _ratio(entry))
+
+
+def _ratio(entry: Json) -> str:
+    return "-" if entry["ratio"] is None else f"{entry['ratio']:.3g}x"
+
+
+def share(part: float, whole: float) -> str:
+    """A part in per cent."""
+    return f"{100 * part / whole if whole else 0:.1f} %"
+
+
+def lasting(seconds: float) -> str:
+    """Seconds to three digits in a suitable unit: `2.01 ms`."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= 0.9995 * size:
+            return f"{seconds / size:.3g} {unit}" if seconds < 999.5 * size else f"{seconds:,.0f} s"
+    return f"{seconds * 1e9:.3g} ns" if seconds else "0 s"

@@ -1,0 +1,168 @@
+"""A measured trace beside the simulated one of the same program: what makes a profile honest."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any, NoReturn
+
+from meshdsl.device.ir import Program
+from meshdsl.diagnostics import fail
+from meshdsl.simulate.trace import COMPUTE_THREAD
+
+Json = dict[str, Any]
+MEASURE = "`meshdsl run FILE --engine torchrun --trace OUT.json` writes one"
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """What occurs in both traces: an operator, or the waiting for a collective, of a line."""
+
+    op: str
+    file: str
+    line: int
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """The seconds of a group of statements, as simulated and as measured."""
+
+    name: str
+    simulated: float
+    measured: float
+
+    @property
+    def ratio(self) -> float:
+        """How many times as long it took as was said; infinite for what was to take no time."""
+        return self.measured / self.simulated if self.simulated else math.inf
+
+
+def read_trace(path: Path) -> Json:
+    """A trace that this package wrote. Raises MD0631 for any other file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        fail("MD0631", f"the trace {path} cannot be read: {why}", help=MEASURE)
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        _refuse(path, "it is no JSON")
+    head = found.get("otherData") if isinstance(found, dict) else None
+    events = found.get("traceEvents") if isinstance(found, dict) else None
+    if not isinstance(head, dict) or "meshdsl" not in str(head.get("made by")):
+        _refuse(path, "it is not of meshdsl")
+    if not isinstance(events, list):
+        _refuse(path, "it has no list of `traceEvents`")
+    for number, event in enumerate(events):
+        if wrong := _wrong(event):
+            _refuse(path, f"event {number}: {wrong}")
+    seconds = head.get("seconds")
+    if not _is_time(seconds):
+        _refuse(path, "`seconds` is no time")
+    return dict(found)
+
+
+def _refuse(path: Path, why: str) -> NoReturn:
+    fail("MD0631", f"{path} is no trace that can be compared with: {why}", help=MEASURE)
+
+
+def _is_time(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value >= 0  # type: ignore[arg-type,operator]
+
+
+def _wrong(event: object) -> str:
+    """What is wrong with an event; empty if nothing is. Only statements are looked into."""
+    if not isinstance(event, dict):
+        return "it is no object"
+    if event.get("ph") != "X":
+        return ""
+    for key in ("ts", "dur"):
+        if not _is_time(event.get(key)):
+            return f"its `{key}` is no time"
+    if not isinstance(event.get("args"), dict) or not isinstance(event.get("pid"), int):
+        return "it has no `args`, or no number of a process"
+    op, line, trips = (event["args"].get(key) for key in ("op", "line", "trips"))
+    if not isinstance(op, str | None) or not isinstance(line, int):
+        return "its `args` name no operator and line"
+    return "" if isinstance(trips, int | None) else "its `trips` are no number"
+
+
+def refuse_other(path: Path, trace: Json, program: Program) -> None:
+    """Raise MD0632 for a trace of another program, mesh or layout."""
+    head, placed = trace["otherData"], program.placed
+    own = {
+        "program": placed.named.name,
+        "mesh": dict(program.mesh.axes),
+        "layout": placed.layout,
+    }
+    for key, value in own.items():
+        if head.get(key) != value:
+            message = f"{path} is of {key} {_said(head.get(key))}, this is {_said(value)}"
+            fail("MD0632", message, help=f"give the same --{key} to both, or measure anew")
+
+
+def _said(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ",".join(f"{axis}:{size}" for axis, size in value.items()) or "of one device"
+    return f"`{value}`"
+
+
+def seconds_of(trace: Json) -> dict[Statement, float]:
+    """The seconds of each statement of the compute stream of a trace, all trips together.
+
+    Of several devices it is the mean; of a collective the least, that of the device that all the
+    others waited for.
+    """
+    found: dict[Statement, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+    waits: set[Statement] = set()
+    for event in trace["traceEvents"]:
+        if event["ph"] != "X" or event.get("tid") != COMPUTE_THREAD or "op" not in event["args"]:
+            continue
+        args = event["args"]
+        file = Path(str(args.get("file"))).name
+        key = Statement(args["op"], file, args["line"], str(args.get("phase")))
+        found[key][event["pid"]] += event["dur"] * args.get("trips", 1) / 1e6
+        if event.get("cat") == "wait":
+            waits.add(key)
+    return {
+        key: min(each.values()) if key in waits else mean(each.values())
+        for key, each in found.items()
+    }
+
+
+def ratios(simulated: Json, measured: Json, group: Callable[[Statement], str]) -> tuple[Ratio, ...]:
+    """The ratios of groups of statements, the longest first."""
+    sides = [seconds_of(trace) for trace in (simulated, measured)]
+    names = dict.fromkeys(group(key) for side in sides for key in side)
+    totals = [
+        {n: math.fsum(s for key, s in side.items() if group(key) == n) for n in names}
+        for side in sides
+    ]
+    found = (Ratio(name, *(total[name] for total in totals)) for name in names)
+    return tuple(sorted(found, key=lambda r: (-r.measured, -r.simulated, r.name)))
+
+
+def against(simulated: Json, measured: Json) -> Json:
+    """The comparison as data: the step, the kinds of operators, the lines."""
+    step = Ratio("step", *(t["otherData"]["seconds"] for t in (simulated, measured)))
+    return {
+        "step": _as_json(step),
+        "kinds": [_as_json(r) for r in ratios(simulated, measured, lambda key: key.op)],
+        "lines": [
+            _as_json(r) for r in ratios(simulated, measured, lambda key: f"{key.file}:{key.line}")
+        ],
+    }
+
+
+def _as_json(found: Ratio) -> Json:
+    ratio = found.ratio if found.simulated else None
+    times = {"simulated": found.simulated, "measured": found.measured}
+    return {"name": found.name, **times, "ratio": ratio}

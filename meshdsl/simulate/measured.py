@@ -1,0 +1,64 @@
+"""Measured traces: the statements of the emitted text in the form that `simulate` writes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from meshdsl.device.ir import Bucket, Compute, Move, Node, Program, Wait
+from meshdsl.simulate.timeline import COMPUTE
+from meshdsl.simulate.trace import named_streams, slices, whole
+
+Json = dict[str, Any]
+Timed = tuple[int, int, int]
+"""A line of the emitted text, and the nanoseconds at which it began and ended."""
+
+
+def measured_trace(
+    program: Program, nodes: Mapping[int, Node], ranks: Sequence[Sequence[Timed]], **about: Any
+) -> Json:
+    """The trace of a run: a process for each device, from what each measured of its lines.
+
+    `nodes` are the statements behind the lines of the emitted text. Times begin with the first
+    statement of all. A collective that was waited for at once stands on the streams of its axes,
+    too; of one in flight the wait alone was measured.
+    """
+    zero = min((timed[0][1] for timed in ranks if timed), default=0)
+    events: list[Json] = []
+    for rank, timed in enumerate(ranks):
+        name = f"{program.placed.named.name}: device {rank}"
+        events += named_streams(program, rank, name)
+        events += _of_device(program, nodes, rank, [(n, s - zero, e - zero) for n, s, e in timed])
+    seconds = max((end - zero for timed in ranks for *_, end in timed), default=0) / 1e9
+    return whole(program, "run", events, {"seconds": seconds, **about})
+
+
+def _of_device(
+    program: Program, nodes: Mapping[int, Node], rank: int, timed: Sequence[Timed]
+) -> Iterator[Json]:
+    for node, start, end in statements(nodes, timed):
+        at: Json = {"pid": rank, "ts": start / 1e3, "dur": (end - start) / 1e3}
+        match node:
+            case Compute():
+                yield from slices(program, node, "run", (COMPUTE,), at)
+            case Move() if not node.step.moves:
+                yield from slices(program, node, "run", (COMPUTE,), at)
+            case Move() | Bucket():
+                yield from slices(program, node, "run", node.step.axes, at)
+                yield from slices(program, node, "wait", (COMPUTE,), at)
+            case Wait():
+                yield from slices(program, node.collective, "wait", (COMPUTE,), at)
+
+
+def statements(
+    nodes: Mapping[int, Node], timed: Sequence[Timed]
+) -> Iterator[tuple[Node, int, int]]:
+    """The statements that were run, with their beginning and end; several lines may be one.
+
+    Between two iterations of a loop stands its first line, which is no statement.
+    """
+    for node, lines in itertools.groupby(timed, lambda entry: nodes.get(entry[0])):
+        (_, start, end), *rest = lines
+        if node is not None:
+            yield node, start, rest[-1][2] if rest else end

@@ -1,0 +1,141 @@
+"""The result of a simulation: what each stream of a device does when, and its memory.
+
+Every device runs the same text, so there is one timeline for all of them. Where blocks differ in
+size, and in permutes, it is that of the device with the most.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from meshdsl.cluster.timing import Timing
+from meshdsl.device.ir import Collective, Compute, Loop, Program
+from meshdsl.simulate.model import model_flops
+
+PER_SECOND = 10**12
+"""Times are whole picoseconds: sums are exact, and an iteration repeats to the last digit."""
+
+COMPUTE = "compute"
+"""The stream of operators and local steps; the other streams are the mesh axes."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Event:
+    """Something that occupies `streams` from `start` to `end`, and `trips - 1` times more.
+
+    Of a collective, `run` is itself, on the streams of its axes, and `wait` the time for which the
+    compute stream stands still for it. `bound` says what limits it (`timing.Time`).
+    """
+
+    node: Compute | Collective
+    kind: Literal["run", "wait"]
+    streams: tuple[str, ...]
+    start: int
+    end: int
+    bound: str
+    trips: int = 1
+
+    @property
+    def duration(self) -> int:
+        """How long it takes, once."""
+        return self.end - self.start
+
+    @property
+    def total(self) -> int:
+        """How long it takes, all trips together."""
+        return self.duration * self.trips
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Folded:
+    """Iterations from `first` on, like those before, that were not simulated one by one."""
+
+    loop: Loop
+    first: int
+    trips: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """One step of a device, from 0 to `ticks`.
+
+    `memory` are samples (time, bytes): each holds until the next. `flows` are pairs of the numbers
+    of events, of which the first lets the second begin.
+    """
+
+    program: Program
+    timing: Timing
+    events: tuple[Event, ...]
+    folded: tuple[Folded, ...]
+    memory: tuple[tuple[int, int], ...]
+    flows: tuple[tuple[int, int], ...]
+    ticks: int
+
+    @property
+    def seconds(self) -> float:
+        """The length of the step."""
+        return self.ticks / PER_SECOND
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The streams of a device: compute, then the mesh axes."""
+        return (COMPUTE, *self.program.mesh.names)
+
+    def during(self, kind: str) -> Iterator[Event]:
+        """The events of a kind."""
+        return (event for event in self.events if event.kind == kind)
+
+    @cached_property
+    def compute(self) -> float:
+        """Seconds in which the compute stream works. The others are exposed communication."""
+        return sum(e.total for e in self.during("run") if COMPUTE in e.streams) / PER_SECOND
+
+    @cached_property
+    def exposed(self) -> dict[str, float]:
+        """Seconds in which nothing is computed, by the axes of the collective waited for.
+
+        Those of a collective over several axes stand under all of them, `data+tp`.
+        """
+        return self._by_axes("wait")
+
+    @cached_property
+    def sending(self) -> dict[str, float]:
+        """Seconds of collectives, by their axes, whether they are hidden or not."""
+        return self._by_axes("run")
+
+    def _by_axes(self, kind: str) -> dict[str, float]:
+        found: Counter[str] = Counter()
+        for event in self.during(kind):
+            if not isinstance(event.node, Compute) and event.node.step.moves:
+                found["+".join(event.node.step.axes)] += event.total
+        return {axes: ticks / PER_SECOND for axes, ticks in sorted(found.items())}
+
+    @cached_property
+    def peak(self) -> tuple[int, float]:
+        """The most bytes that a device holds, and the second at which it first does."""
+        most = max(size for _, size in self.memory)
+        first = next(at for at, size in self.memory if size == most)
+        return most, first / PER_SECOND
+
+    @cached_property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation (Chowdhery et al. 2022): of what all devices could compute.
+
+        Counted are the FLOPs that the program needs once, on no matter how many devices: neither
+        those repeated on several nor what `recompute` does again.
+        """
+        if not self.ticks:
+            return 0.0
+        needed = sum(n / self.timing.flops(dtype) for dtype, n in self.model_flops.items())
+        return needed / (self.seconds * self.program.mesh.devices)
+
+    @cached_property
+    def model_flops(self) -> dict[str, int]:
+        """The FLOPs of `mfu`, by dtype."""
+        return model_flops(self.program.placed.named)

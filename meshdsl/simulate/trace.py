@@ -1,0 +1,128 @@
+"""Traces in the Chrome format, which Perfetto and `chrome://tracing` show.
+
+A process (`pid`) is a device, a thread (`tid`) one of its streams: compute, then the mesh axes; a
+collective over several axes stands on all of them. Simulated and measured traces have one form:
+`X` are statements, with their source in `args`; waiting for a collective is a statement of the
+compute stream with the category `wait`. Of a trace that `simulate` wrote, `args.trips` says how
+often the statement runs like this (the trace event format, Google, 2016).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from meshdsl.device.ir import Bucket, Collective, Compute, Program
+from meshdsl.simulate.timeline import PER_SECOND, Event, Folded, Timeline
+from meshdsl.version import __version__
+
+Json = dict[str, Any]
+PER_MICROSECOND = PER_SECOND // 10**6
+COMPUTE_THREAD = 0
+"""The thread of the compute stream; the axes have the numbers after it."""
+
+
+def label(node: Compute | Collective) -> str:
+    """What a reader knows a statement by: the operator or the collective, and its result."""
+    if isinstance(node, Bucket):
+        return f"{node.step.kind} of {len(node.moves)} tensors"
+    var = node.makes[0]
+    kind = node.name if isinstance(node, Compute) else node.step.kind
+    return f"{kind} {var.value.name or var.hint}".rstrip()
+
+
+def described(node: Compute | Collective) -> Json:
+    """What a trace says of a statement: its place, its size, and the reason of a collective."""
+    place = {"file": node.span.file, "line": node.span.line, "phase": node.phase}
+    if isinstance(node, Compute):
+        moved = sum(v.local.bytes for v in (*node.ins, *node.outs))
+        return {"op": node.name, **place, "flops": node.flops, "bytes": moved}
+    why = "; ".join(dict.fromkeys(move.why for move in node.moves))
+    sent = {"axes": list(node.step.axes), "bytes": node.payload, "sent": node.wire}
+    return {"op": node.step.kind, **place, **sent, "why": why}
+
+
+def simulated_trace(timeline: Timeline) -> Json:
+    """The trace of a simulation: one process, as all devices do the same."""
+    program = timeline.program
+    devices = f"device 0 to {program.mesh.devices - 1}" if program.mesh.devices > 1 else "device 0"
+    about = {"cluster": timeline.timing.cluster.name, "seconds": timeline.seconds}
+    events = [
+        *named_streams(program, 0, f"{program.placed.named.name}: {devices}, all alike"),
+        *_slices(timeline),
+        *_flows(timeline),
+        *({"ph": "C", "name": "memory", "pid": 0, "ts": microseconds(at), "args": {"bytes": size}}
+          for at, size in timeline.memory),
+    ]  # fmt: skip
+    return whole(program, "simulate", events, about)
+
+
+def whole(program: Program, maker: str, events: Iterable[Json], about: Json) -> Json:
+    """A trace file: its events, and of what program they are."""
+    placed = program.placed
+    head = {
+        "made by": f"meshdsl {__version__} {maker}",
+        "program": placed.named.name,
+        "file": placed.named.span.file,
+        "mesh": dict(program.mesh.axes),
+        "layout": placed.layout,
+        **about,
+    }
+    return {"traceEvents": list(events), "displayTimeUnit": "ms", "otherData": head}
+
+
+def named_streams(program: Program, pid: int, name: str) -> Iterator[Json]:
+    """The names of a process and of its threads."""
+    yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+    yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
+    for tid, stream in enumerate(("compute", *(f"axis {a}" for a in program.mesh.names))):
+        at = {"pid": pid, "tid": tid}
+        yield {"ph": "M", "name": "thread_name", **at, "args": {"name": stream}}
+        yield {"ph": "M", "name": "thread_sort_index", **at, "args": {"sort_index": tid}}
+
+
+def threads(program: Program, streams: Iterable[str]) -> Iterator[int]:
+    """The threads of streams."""
+    numbers = {axis: tid for tid, axis in enumerate(program.mesh.names, 1)}
+    return (numbers.get(stream, COMPUTE_THREAD) for stream in streams)
+
+
+def slices(
+    program: Program, node: Compute | Collective, kind: str, streams: Iterable[str], at: Json
+) -> Iterator[Json]:
+    """A statement on all of its streams; `at` are process, time, duration, and more `args`."""
+    args = {**described(node), **at.get("args", {})}
+    name = f"wait for {label(node)}" if kind == "wait" else label(node)
+    for tid in threads(program, streams):
+        category = "wait" if kind == "wait" else node.phase
+        yield {"ph": "X", "name": name, "cat": category, **at, "tid": tid, "args": args}
+
+
+def microseconds(ticks: int) -> float:
+    """The unit of the format."""
+    return ticks / PER_MICROSECOND
+
+
+def _slices(timeline: Timeline) -> Iterator[Json]:
+    for event in timeline.events:
+        more = {"trips": event.trips, "bound": event.bound}
+        at = {"pid": 0, **_lasting(event), "args": more}
+        yield from slices(timeline.program, event.node, event.kind, event.streams, at)
+    for item in timeline.folded:
+        name = f"{item.trips} more iterations of {item.loop.dim.name}"
+        more = {"line": item.loop.span.line, "first": item.first}
+        at = {"pid": 0, "tid": COMPUTE_THREAD, **_lasting(item), "args": more}
+        yield {"ph": "X", "name": name, "cat": "folded", **at}
+
+
+def _lasting(item: Event | Folded) -> Json:
+    return {"ts": microseconds(item.start), "dur": microseconds(item.end - item.start)}
+
+
+def _flows(timeline: Timeline) -> Iterator[Json]:
+    """Arrows from what lets a collective begin, and from it to what waited for it."""
+    for number, ends in enumerate(timeline.flows):
+        for phase, event in zip("sf", (timeline.events[i] for i in ends), strict=True):
+            tid = next(threads(timeline.program, event.streams))
+            at = {"pid": 0, "tid": tid, "ts": microseconds(event.start)}
+            yield {"ph": phase, "id": number, "name": "after", "cat": "flow", **at, "bp": "e"}

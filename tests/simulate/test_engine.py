@@ -1,0 +1,147 @@
+"""The simulator: streams, loops and memory."""
+
+from __future__ import annotations
+
+import functools
+import random
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pytest
+
+from meshdsl.cluster.profile import Level
+from meshdsl.cluster.timing import Time, Timing
+from meshdsl.device.ir import Collective, Compute, Start, Wait
+from meshdsl.device.memory import memory
+from meshdsl.ir.program import every
+from meshdsl.simulate.engine import simulate
+from meshdsl.simulate.timeline import COMPUTE, PER_SECOND, Timeline
+from tests.report.golden import CASES, Case, made
+from tests.simulate.flat import LAYOUTS, LINKS, flat, layered
+
+SLOW = replace(LINKS, bandwidth=1e6, alpha=0.0)
+"""Links so slow that no collective is over before it is waited for."""
+
+FIGURES = ("ticks", "compute", "exposed", "sending", "peak", "mfu")
+
+
+@functools.cache
+def stepped(layout: str, layers: int, unroll: bool = False, link: Level = LINKS) -> Timeline:
+    """A simulated training step."""
+    program = layered(layout, layers)
+    return simulate(program, flat(program, link=link), unroll)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_peak_is_that_of_explain(case: Case) -> None:
+    program = made(case).device
+    timeline = simulate(program, flat(program))
+    assert timeline.peak[0] == memory(program)["peak"]
+    consistent(timeline)
+
+
+def consistent(timeline: Timeline) -> None:
+    """A device works or waits at any time, and no stream does two things at once."""
+    waited = sum(e.total for e in timeline.during("wait"))
+    worked = sum(e.total for e in timeline.during("run") if COMPUTE in e.streams)
+    assert worked + waited == timeline.ticks
+    assert sum(timeline.exposed.values()) == pytest.approx(waited / PER_SECOND)
+    assert all(waited <= timeline.sending[axes] for axes, waited in timeline.exposed.items())
+    for stream in timeline.streams:
+        own = [e for e in timeline.events if stream in e.streams]
+        assert all(a.end <= b.start for a, b in pairwise(own))
+        assert all(e.start < e.end <= timeline.ticks for e in own)
+    times = [at for at, _ in timeline.memory]
+    assert times == sorted(times)
+    assert 0 < timeline.mfu < 1
+
+
+@pytest.mark.parametrize("link", [LINKS, SLOW], ids=["fast links", "slow links"])
+@pytest.mark.parametrize("layers", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_folded_loops_take_exactly_what_unrolled_ones_do(
+    layout: str, layers: int, link: Level
+) -> None:
+    folded, unrolled = (stepped(layout, layers, unroll, link) for unroll in (False, True))
+    for figure in FIGURES:
+        assert getattr(folded, figure) == getattr(unrolled, figure), figure
+    assert not unrolled.folded
+    assert bool(folded.folded) == (layers > 3)
+    consistent(folded)
+    consistent(unrolled)
+
+
+@dataclass(frozen=True)
+class Drawn(Timing):
+    """Times drawn from a seed: what is hidden, and after how many iterations, differs each time."""
+
+    seed: int = 0
+
+    def node(self, node: Compute | Collective) -> Time:
+        """A time of up to a millisecond, the same for the same statement."""
+        known = f"{self.seed} {[v.name for v in node.makes]}"
+        return replace(super().node(node), seconds=random.Random(known).random() / 1e3)
+
+
+@pytest.mark.parametrize("layout", ["zero1", "zero3", "both"])
+def test_folded_loops_are_exact_whatever_takes_how_long(layout: str) -> None:
+    program = layered(layout, 12)
+    fair = flat(program)
+    for seed in range(40):
+        timing = Drawn(fair.cluster, fair.mesh, seed=seed)
+        folded, unrolled = (simulate(program, timing, unroll) for unroll in (False, True))
+        for figure in FIGURES:
+            assert getattr(folded, figure) == getattr(unrolled, figure), (seed, figure)
+        consistent(folded)
+
+
+def test_a_deep_program_costs_no_more_than_a_shallow_one() -> None:
+    deep, shallow = stepped("zero3", 96), stepped("zero3", 8)
+    assert len(deep.events) == len(shallow.events)
+    assert deep.compute > 8 * shallow.compute
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_overlap_hides_time_and_free_links_leave_none_to_hide(layout: str) -> None:
+    plain, overlapped = (layered(layout, 9, overlapping) for overlapping in (False, True))
+    one, other = (simulate(p, flat(p, slowdown=1.0)) for p in (plain, overlapped))
+    assert other.ticks <= one.ticks
+    assert one.exposed == pytest.approx(one.sending)
+    free = replace(LINKS, bandwidth=1e30, alpha=0.0)
+    idle = simulate(overlapped, flat(overlapped, link=free))
+    assert not idle.exposed
+    assert idle.seconds == pytest.approx(idle.compute)
+
+
+@pytest.mark.parametrize("layout", ["zero3", "both"])
+def test_computing_beside_a_collective_is_slower(layout: str) -> None:
+    """By no more than the whole of the time beside collectives."""
+    program = layered(layout, 9)
+    fair, slowed = (simulate(program, flat(program, slowdown=s)) for s in (1.0, 1.5))
+    assert any(isinstance(node, Start) for node in every(program.body))
+    beside = sum(fair.sending.values())
+    assert fair.compute < slowed.compute <= fair.compute + 0.5 * beside * 1.5
+
+
+def test_a_collective_begins_when_what_it_reads_is_there() -> None:
+    """It stands after the statements before its `Start`, and a `Wait` is over when it is."""
+    timeline = stepped("zero3", 9, unroll=True, link=SLOW)
+    by_node = {e.node: e for e in timeline.during("run")}
+    nodes = [n for n in timeline.program.body if not isinstance(n, Wait)]
+    for before, node in pairwise(nodes):
+        if isinstance(node, Start) and isinstance(before, Compute) and before in by_node:
+            assert by_node[node.collective].start >= by_node[before].end
+    waits = {e.node: e for e in timeline.during("wait")}
+    assert waits
+    ends = {(e.node, e.end) for e in timeline.during("run")}
+    assert all((e.node, e.end) in ends for e in waits.values())
+
+
+def test_a_larger_mesh_costs_as_much_as_a_small_one() -> None:
+    """All devices are one timeline."""
+    text = layered("data_parallel", 9)
+    events = []
+    for devices in (8, 3072):
+        mesh = replace(text.mesh, axes=(("data", devices),))
+        events.append(len(simulate(text, flat(replace(text, mesh=mesh))).events))
+    assert events[0] == events[1]
