@@ -503,6 +503,26 @@ class Space:
             return [p for p in found if p in yields] or found
         return found
 
+    def kept(self, item: ir.Collected[Value], loop: str) -> list[Placement]:
+        """Where a collected value may settle: like its parts, or in a version that exists anyway.
+
+        That is one which readers of the parts need, in this loop and in those that slice the whole:
+        what the backward pass reads of the forward one. It takes no more memory.
+        """
+        found = self.targets(item.outer, (), without=loop)
+        if item.outer.follows is None or self.request.is_settled(item.outer):
+            return found
+        ruled = self.request.ruled(item.outer).without_dim(loop)
+        most = ruled.local(item.inside.type, self.mesh).elements
+        slices = [s.inside for other in self.loops for s in other.stacked if s.outer is item.outer]
+        again = {p for s in slices for p in self.readers.get(s, ())}
+        sliced = self.sliced[item.outer]
+        for p in self.readers.get(item.inside, ()):
+            small = p.local(item.inside.type, self.mesh).elements <= most
+            if p in again and small and not (p.windows or any(p.axes_of(d) for d in sliced)):
+                found.append(p)
+        return list(dict.fromkeys(found))
+
     def results(self, op: Op, index: int) -> list[Placement]:
         """Where a result of an operator may settle."""
         yields = dict.fromkeys(c.yields[index] for c in self.combinations[op])
@@ -616,7 +636,7 @@ class Model:
     def _settle_collected(self, item: ir.Collected[Value]) -> None:
         """Place a collected value as its parts; a rule that splits the loop's dim applies later."""
         loop = next(d for d in item.outer.type.names if not item.inside.type.has(d))
-        found = self.space.targets(item.outer, (), without=loop)
+        found = self.space.kept(item, loop)
         self.kept[item.outer] = dict(zip(found, self.lp.choice(len(found)), strict=True))
         self.space.need(item.inside, found)
         ruled = self.request.ruled(item.outer)

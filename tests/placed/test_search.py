@@ -12,9 +12,10 @@ import pytest
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source, front
 from meshdsl.placed import optimal, place, reshard
-from meshdsl.placed.ir import EVERY, Reshard, walk
+from meshdsl.placed.ir import EVERY, Loop, Reshard, walk
 from meshdsl.placed.optimal import Plan
 from meshdsl.placed.reshard import Price
+from meshdsl.placed.sbp import Placement
 from meshdsl.report.explain import explain
 from tests.compiling import compile_text, run_text
 from tests.programs.harness import Case, compiled, run_case
@@ -336,6 +337,33 @@ def test_each_iteration_gathers_its_own_layer() -> None:
     kinds = [(c["kind"], c["count"]) for c in found["collectives"] if c["phase"] == "forward"]
     assert kinds.count(("all_to_all", 1)) == 2
     assert all(count == 4 for kind, count in kinds if kind == "all_gather")
+
+
+GATHERED = """
+dim b = 8, m = 16, n = 32, layers = 3
+layout l { x: b -> tp, n -> tp }
+program p(x[b, m]) {
+  repeat layers {
+    param w[m, n]
+    param v[n, m]
+    x = x + einsum(relu(einsum(x, w -> [b, n])), v -> [b, m])
+  }
+  loss = mean(x^2)
+  return loss
+  minimize loss with sgd(lr=0.1)
+}
+"""
+
+
+def test_what_is_gathered_is_not_kept_so_for_the_backward_pass() -> None:
+    """That would spare a gather, for twice the memory."""
+    placed = compile_text(GATHERED, layout="l", mesh="tp:2", message_bytes=0).placed
+    loops = (node for node in placed.body if isinstance(node, Loop))
+    kept = [c.inside.placement for n in loops for c in n.collected if c.inside.value.name == "x"]
+    assert kept == [Placement((("b", ("tp",)),))]
+    found = report(GATHERED, "l", "tp:2", message_bytes=0)
+    for phase in ("forward", "backward"):
+        assert ("all_gather", "x") in moved(found, phase)
 
 
 # --- how much work --------------------------------------------------------------------------------
