@@ -27,8 +27,10 @@ from meshdsl.search.graph_file import (
     read_graph,
     transformer_of,
 )
-from meshdsl.search.grid import Division, Plan, Transformer, Uncut, near_stages, ranked
+from meshdsl.search.grid import Division, Plan, Uncut, near_stages, ranked
+from meshdsl.search.pipelines import best_pipeline, transformer_ways
 from meshdsl.search.stages import MOST_SETS, TooBranched, cut
+from meshdsl.search.transformer import Transformer
 
 Json = dict[str, Any]
 
@@ -210,6 +212,46 @@ def _said(division: Division) -> str:
     return f"tensor {division.tensor}, pipeline {division.pipeline}, data {division.data}"
 
 
+def _alpa(top: Written, asked: Asked) -> Json:
+    """Stages of a transformer on submeshes of a cluster."""
+    model = transformer_of(top)
+    if asked.devices is None or asked.cluster is None:
+        fail("MD0665", "a transformer needs `--devices` and `--cluster`", help=NEEDED)
+    cluster = load(asked.cluster)
+    micros = top.field("micro_batches").count()
+    groups = top.field("groups", model.layers).count()
+    for name, whole, parts in (
+        ("micro_batches", model.batch, micros),
+        ("groups", model.layers, groups),
+    ):
+        if whole % parts:
+            top.field(name).refuse(f"{parts} does not divide {whole}", "MD0666")
+    limit = cluster.device.memory if asked.memory is None else asked.memory
+    ways = transformer_ways(model, cluster, groups, model.batch // micros, asked.devices)
+    best = best_pipeline(groups, asked.devices, micros, limit, ways)
+    if best is None:
+        help = "use more devices or more micro-batches"
+        message = f"no pipeline on {asked.devices} devices fits in {human(int(limit))} a device"
+        top.refuse(message, "MD0664", help)
+    ends = (*best.starts[1:], groups)
+    stages = [
+        {"groups": [a, b], "devices": way.devices, "mesh": way.name, "seconds": way.seconds}
+        for a, b, way in zip(best.starts, ends, best.ways, strict=True)
+    ]
+    return {
+        "source": top.field("source", "").value,
+        "devices": asked.devices,
+        "cluster": cluster.name,
+        "parameters": model.parameters,
+        "micro_batches": micros,
+        "memory_limit": limit,
+        "seconds": best.seconds,
+        "stages": stages,
+        "proven": True,
+        "work": best.work,
+    }
+
+
 METHODS: dict[str, dict[str, Callable[[Written, Asked], Json]]] = {
     "placement": {
         "elimination": _placement(_elimination),
@@ -219,7 +261,7 @@ METHODS: dict[str, dict[str, Callable[[Written, Asked], Json]]] = {
         "mcmc": _placement(anneal),
     },
     "stages": {"pipedream": _stages(single=False), "throughput": _stages(single=True)},
-    "transformer": {"grid": _grid},
+    "transformer": {"grid": _grid, "alpa": _alpa},
 }
 """The methods for each kind of graph; the first is taken unless another is named."""
 
@@ -230,7 +272,8 @@ METHODS: dict[str, dict[str, Callable[[Written, Asked], Json]]] = {
 def text(found: Json) -> str:
     """The result of `solved` as text."""
     lines = {"placement": _placement_text, "stages": _stages_text, "transformer": _grid_text}
-    return "\n".join(lines[found["kind"]](found)) + "\n"
+    write = _alpa_text if found["method"] == "alpa" else lines[found["kind"]]
+    return "\n".join(write(found)) + "\n"
 
 
 def _placement_text(found: Json) -> list[str]:
@@ -276,4 +319,19 @@ def _grid_text(found: Json) -> list[str]:
         figures = (f"{plan['seconds']:.4g} s", human(int(plan["memory"])))
         shares = (f"{plan['bubble']:.2%}", f"{plan['utilisation']:.1%}")
         rows.append([*(str(plan[n]) for n in names), *figures, *shares])
+    return [head, *(f"  {line}" for line in aligned(rows))]
+
+
+def _alpa_text(found: Json) -> list[str]:
+    head = (
+        f"{found['graph']} on {found['devices']} x {found['cluster']}: "
+        f"{found['parameters'] / 1e9:.4g} billion parameters, "
+        f"{found['micro_batches']} micro-batches in {found['seconds']:.4g} s"
+    )
+    rows = [["stage", "devices", "data, tensor", "groups", "ms a micro-batch"]]
+    for number, stage in enumerate(found["stages"]):
+        first, end = stage["groups"]
+        groups = f"{first}" if end == first + 1 else f"{first} to {end - 1}"
+        ms = f"{stage['seconds'] * 1e3:.4g}"
+        rows.append([str(number), str(stage["devices"]), stage["mesh"], groups, ms])
     return [head, *(f"  {line}" for line in aligned(rows))]

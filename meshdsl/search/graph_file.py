@@ -19,8 +19,8 @@ import numpy as np
 
 from meshdsl.diagnostics import Source, Span, did_you_mean, fail
 from meshdsl.search.graph import CostGraph, Factor, Variable
-from meshdsl.search.grid import Transformer
 from meshdsl.search.stages import Layer, LayerGraph
+from meshdsl.search.transformer import Transformer
 from meshdsl.syntax.parse import read_source
 
 KINDS = ("placement", "stages", "transformer")

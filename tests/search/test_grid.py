@@ -10,7 +10,6 @@ import pytest
 from meshdsl.cluster.profile import load
 from meshdsl.search.grid import (
     Division,
-    Transformer,
     Uncut,
     bubble,
     divisions,
@@ -18,6 +17,7 @@ from meshdsl.search.grid import (
     near_stages,
     ranked,
 )
+from meshdsl.search.transformer import Transformer
 
 A100 = load("a100-dgx")
 TRILLION = Transformer(128, 25600, 160, 2048, 51200, 3072)
@@ -38,7 +38,7 @@ MEGATRON = [
 """Narayanan et al. 2021, Table 1: parameters in 10^9, layers, width, heads, devices, batch, tensor
 and pipeline parallel sizes, and TFLOP/s achieved by a device."""
 
-SLOWER = 0.085
+SLOWER = 0.075
 """How much slower than our fastest a published plan is at most, by the profile (nothing fitted).
 
 Theirs take 8 tensor-parallel devices wherever a node has them; by the profile fewer of them and
@@ -56,7 +56,7 @@ def test_published_plans_of_megatron() -> None:
         shapes = ((p.division.tensor, p.division.pipeline) for p in plans)
         theirs = plans[next(i for i, s in enumerate(shapes) if s == (tensor, pipeline))]
         assert ours.seconds <= theirs.seconds <= ours.seconds * (1 + SLOWER), size
-        within += theirs.seconds <= ours.seconds * 1.035
+        within += theirs.seconds <= ours.seconds * 1.04
         reached = theirs.utilisation * A100.device.peak("bf16") / 1e12
         assert 0.65 * achieved < reached < achieved, size
     assert within >= 7

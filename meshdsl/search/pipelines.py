@@ -1,0 +1,183 @@
+"""Layers on a pipeline of submeshes: Alpa's inter-operator program (Zheng et al. 2022, §5).
+
+Consecutive groups of layers go to stages, each on a submesh of its own; the slowest stage sets the
+pace. T = Σ t_i + (B - 1) · max t_i is least over all cuts, submeshes and what a stage does on its
+submesh, with what stage s from the end keeps in flight, s micro-batches, within memory. For each
+bound on the slowest stage the least sum is a dynamic program over stages, groups and devices.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshdsl.cluster.profile import Cluster
+from meshdsl.cluster.timing import Timing, parts_of
+from meshdsl.placed.sbp import Mesh
+from meshdsl.search.transformer import Stage, Transformer
+
+CLOSE = 1e-4
+"""Bounds on the slowest stage that are closer than this share are not told apart (as in Alpa)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to compute consecutive groups: on `devices`, in `seconds` a micro-batch.
+
+    Bytes a device: `held` whatever is in flight, and `kept` for each micro-batch.
+    """
+
+    devices: int
+    seconds: float
+    held: float
+    kept: float
+    name: str
+
+
+Ways = Callable[[int, int], Sequence[Way]]
+"""The ways to compute the groups from one to another, exclusive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pipeline:
+    """Stages in order: where each begins, and its way. `seconds` of all micro-batches."""
+
+    starts: tuple[int, ...]
+    ways: tuple[Way, ...]
+    seconds: float
+    work: int
+
+
+def pipeline_time(ways: Sequence[Way], micro_batches: int) -> float:
+    """Seconds of all micro-batches: each stage once, and the slowest for all others."""
+    times = [way.seconds for way in ways]
+    return sum(times) + (micro_batches - 1) * max(times)
+
+
+def best_pipeline(
+    groups: int, devices: int, micro_batches: int, memory: float, ways: Ways
+) -> Pipeline | None:
+    """The fastest pipeline on all the devices; None where none fits in `memory`."""
+    cut = _Cut(groups, devices, memory, ways)
+    bounds = cut.bounds()
+    # Whether anything fits only grows with the bound: the first that does is found by halving.
+    first = bisect.bisect_left(bounds, True, key=lambda bound: cut.least(bound) is not None)
+    best: Pipeline | None = None
+    last = 0.0
+    for bound in bounds[first:]:
+        if best is not None and (micro_batches - 1) * bound >= best.seconds:
+            break
+        if bound <= last * (1 + CLOSE):
+            continue
+        last = bound
+        found = cut.least(bound)
+        assert found is not None
+        seconds = pipeline_time(found[1], micro_batches)
+        if best is None or seconds < best.seconds:
+            best = Pipeline(*found, seconds, cut.work)
+    return best
+
+
+class _Cut:
+    """The dynamic program under a bound on the slowest stage."""
+
+    def __init__(self, groups: int, devices: int, memory: float, ways: Ways) -> None:
+        self.groups, self.devices, self.memory = groups, devices, memory
+        self.ways = {
+            (i, j): [w for w in ways(i, j) if w.held + w.kept <= memory]
+            for i in range(groups)
+            for j in range(i + 1, groups + 1)
+        }
+        self.work = 0
+
+    def bounds(self) -> list[float]:
+        """The seconds that a slowest stage can take, ascending."""
+        return sorted({way.seconds for ways in self.ways.values() for way in ways})
+
+    def least(self, bound: float) -> tuple[tuple[int, ...], tuple[Way, ...]] | None:
+        """The stages of least sum of seconds, each within the bound, on all devices."""
+        most = min(self.groups, self.devices)
+        # sums[s][k][d]: groups from k on, in s stages, on d devices.
+        sums = np.full((most + 1, self.groups + 1, self.devices + 1), np.inf)
+        sums[0, self.groups, 0] = 0.0
+        made: dict[tuple[int, int, int], tuple[int, Way]] = {}
+        for stages in range(1, most + 1):
+            for start, end, way in self._within(bound, stages):
+                self.work += 1
+                here = sums[stages, start, way.devices :]
+                then = way.seconds + sums[stages - 1, end, : self.devices + 1 - way.devices]
+                for at in np.flatnonzero(then < here):
+                    made[stages, start, int(at) + way.devices] = end, way
+                np.minimum(here, then, out=here)
+        ends = sums[:, 0, self.devices]
+        if np.isinf(ends.min()):
+            return None
+        return self._stages(made, int(ends.argmin()))
+
+    def _within(self, bound: float, stages: int) -> Iterator[tuple[int, int, Way]]:
+        """The stages that may stand `stages` from the end: as many micro-batches are in flight."""
+        for (start, end), ways in self.ways.items():
+            for way in ways:
+                if way.seconds <= bound and way.held + stages * way.kept <= self.memory:
+                    yield start, end, way
+
+    def _stages(
+        self, made: dict[tuple[int, int, int], tuple[int, Way]], stages: int
+    ) -> tuple[tuple[int, ...], tuple[Way, ...]]:
+        starts, ways, start, devices = [], [], 0, self.devices
+        while stages:
+            end, way = made[stages, start, devices]
+            starts.append(start)
+            ways.append(way)
+            stages, start, devices = stages - 1, end, devices - way.devices
+        return tuple(starts), tuple(ways)
+
+
+def submeshes(cluster: Cluster, devices: int) -> Iterator[int]:
+    """Devices of a submesh: powers of two within a node, then whole nodes."""
+    node, size = cluster.levels[0].size, 1
+    while size <= min(devices, node):
+        yield size
+        size *= 2
+    yield from range(2 * node, devices + 1, node)
+
+
+def transformer_ways(
+    model: Transformer, cluster: Cluster, groups: int, micro: int, devices: int
+) -> Ways:
+    """The ways to compute groups of equal layers on submeshes, data and tensor parallel.
+
+    `micro` is the batch of a micro-batch. The state of the optimizer is split over the data
+    parallel devices, as Alpa does with `prefer_reduce_scatter`.
+    """
+    per_group = model.layers // groups
+
+    def ways(start: int, end: int) -> list[Way]:
+        found = []
+        for size in submeshes(cluster, devices):
+            for tensor in (n for n in range(1, size + 1) if size % n == 0):
+                data = size // tensor
+                sizes = [devices // size, data, tensor] if devices % size == 0 else [data, tensor]
+                fits = parts_of(cluster, sizes) is not None
+                if micro % data or model.heads % tensor or not fits:
+                    continue
+                names = ("pipe", "data", "tensor")[-len(sizes) :]
+                mesh = Mesh("submesh", tuple(zip(names, sizes, strict=True)))
+                stage = Stage(
+                    model,
+                    Timing(cluster, mesh),
+                    (end - start) * per_group,
+                    micro // data,
+                    start == 0,
+                    end == groups,
+                    split_state=True,
+                )
+                held = stage.held() + stage.working()
+                name = f"({data}, {tensor})"
+                found.append(Way(size, stage.seconds(), held, stage.kept(), name))
+        return found
+
+    return ways
