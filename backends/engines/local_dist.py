@@ -447,7 +447,13 @@ class LocalDist:
         return call
 
     def _disagreement(self, meeting: Meeting, calls: list[Call]) -> str:
-        """The problem when the members do not all make the same call; else empty."""
+        """The problem when the members do not all make the same call; else empty.
+
+        Processes send memory as it lies, and so may only be given what lies in order.
+        """
+        for call in calls:
+            if not (call.tensor.is_contiguous() and call.out.is_contiguous()):
+                return f"{self._show(call, meeting)}: its memory is not contiguous"
         first = calls[0]
         for call in calls[1:]:
             same = call[1:3] == first[1:3] and call.line == first.line

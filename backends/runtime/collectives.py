@@ -52,24 +52,16 @@ class Pending:
 
 def all_reduce(x: torch.Tensor, group: Any, op: str) -> torch.Tensor:
     """The sum (max, min, prod) over the group; `x` may be overwritten."""
-    sent, dense = in_order(as_sent(x, op))
-    dist.all_reduce(as_numbers(dense), reduce_op(op, x), group=group)
+    sent = as_sent(x, op).contiguous()
+    dist.all_reduce(as_numbers(sent), reduce_op(op, x), group=group)
     return as_received(sent, x.dtype)
 
 
 def all_reduce_start(x: torch.Tensor, group: Any, op: str) -> Pending:
     """Begin an `all_reduce`."""
-    (sent, dense), dtype = in_order(as_sent(x, op)), x.dtype
-    work = dist.all_reduce(as_numbers(dense), reduce_op(op, x), group=group, async_op=True)
+    sent, dtype = as_sent(x, op).contiguous(), x.dtype
+    work = dist.all_reduce(as_numbers(sent), reduce_op(op, x), group=group, async_op=True)
     return Pending("all_reduce", work, lambda: as_received(sent, dtype))
-
-
-def in_order(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """`x`, or a copy without gaps, and its memory as a contiguous tensor, dims in any order."""
-    dense = x.permute(sorted(range(x.dim()), key=x.stride, reverse=True))
-    if not dense.is_contiguous():
-        x = dense = x.contiguous()
-    return x, dense
 
 
 def all_gather(x: torch.Tensor, dim: int, group: Any) -> torch.Tensor:
@@ -167,7 +159,7 @@ def halo(
     leaves[me], arrives[me] = [], []
     rows = as_numbers(x).movedim(dim, 0)
     sent = [rows.narrow(0, at, length) for parts in leaves for _, length, at in parts]
-    buffer = torch.cat(sent) if sent else rows[:0].contiguous()
+    buffer = (torch.cat(sent) if sent else rows[:0]).contiguous()
     counts, lengths = ([sum(n for _, n, _ in p) for p in every] for every in (arrives, leaves))
     received = buffer.new_empty(sum(counts), *rows.shape[1:])
     group = groups["+".join(over)]

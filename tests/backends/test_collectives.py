@@ -125,6 +125,7 @@ MEMORIES = {
     "in the midst": "torch.cat([x, x, x], 2)[:, :, 24:48]",
     "one number": "x[0, 0, 0].expand(8, 16, 24)",
     "permuted, expanded": "x.movedim(2, 0)[:8, :1].expand(-1, 24, -1)",
+    "of each device its own": "x.mT.contiguous().mT if rank % 2 else x",
 }
 TAKING = (
     "all_reduce({}, group, 'sum')",
@@ -138,6 +139,7 @@ TAKING = (
     "reduce_scatter_bucket([{}, x[0]], [0, 0], group, 'sum')[0]",
     "permute({}, rank, MESH, {{'d': ('r', 's')}}, {{'d': ('s', 'r')}}, groups)",
     "embed_block({}, 1, 3, 48)",
+    "halo({}.unsqueeze(2), 0, ('r', 's'), (32, 32), (1, 1, -1, 1, False), 0.0, rank, MESH, groups)",
 )
 
 

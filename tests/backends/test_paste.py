@@ -46,7 +46,7 @@ def test_every_definition_comes_with_all_it_needs(name):
 
 
 def test_only_what_is_asked_for_is_pasted():
-    every = ("all_reduce", "in_order", "as_numbers", "as_sent", "as_received", "reduce_op")
+    every = ("all_reduce", "as_numbers", "as_sent", "as_received", "reduce_op")
     assert paste({"all_reduce"}).names == every
     assert paste({"Spec"}).names == ("Spec",)
     assert paste({"Spec"}).imports == ("from typing import Any, NamedTuple",)
