@@ -19,16 +19,12 @@ from meshdsl.cli import (
     render,
     rows,
     run,
+    search,
     simulate,
     train,
 )
-from meshdsl.cli.common import reporting
 from meshdsl.cli.options import Command, spread
-from meshdsl.diagnostics import fail
 from meshdsl.version import __version__
-
-LATER = ("search",)
-"""Commands in the language's reference that are not built yet; each reports so."""
 
 app = typer.Typer(
     name="meshdsl",
@@ -67,6 +63,7 @@ for _module in (
     generate,
     compare,
     simulate,
+    search,
     render,
     rows,
     play,
@@ -74,19 +71,3 @@ for _module in (
 ):
     _name = _module.__name__.rpartition(".")[2]
     app.command(_name, cls=Command)(spread(_module.command))
-
-
-def _add_later(name: str) -> None:
-    """Register a command that always reports MD0909."""
-
-    def command(context: typer.Context) -> None:
-        with reporting():
-            help = "see `meshdsl --help`"
-            fail("MD0909", f"the command `{name}` is not supported yet", help=help)
-
-    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
-    app.command(name, context_settings=settings, hidden=True)(command)
-
-
-for _name in LATER:
-    _add_later(_name)

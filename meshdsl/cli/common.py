@@ -25,8 +25,10 @@ from meshdsl.diagnostics import (
 from meshdsl.pipeline import Compilation, Options, compile_source
 
 COMMAND_CODES = ("MD0010", "MD05", "MD06")
+PROGRAM_CODES = ("MD0641", "MD0642")
+"""Reports of commands that are about the program: for what is asked of it there is no layout."""
 RUN_CODES = ("MD07", "MD08")
-REFUSED_CODES = ("MD0703", "MD0704", "MD0909")
+REFUSED_CODES = ("MD0703", "MD0704")
 
 
 def compiled(path: Path, chosen: Options, diagnostics: Diagnostics, until: str) -> Compilation:
@@ -85,6 +87,7 @@ def exit_code(errors: Iterable[Diagnostic]) -> int:
     codes = []
     for error in errors:
         about_command = error.code.startswith(COMMAND_CODES) or error.code in REFUSED_CODES
+        about_command = about_command and error.code not in PROGRAM_CODES
         if about_command or (error.span and error.span.file.startswith("--")):
             codes.append(2)
         else:

@@ -161,6 +161,13 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True)
+class Listing:
+    """Lines of a text, as they stand: nothing is wrapped."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Beside:
     """Pictures side by side."""
 
@@ -172,7 +179,7 @@ class Gap:
     """A blank line of a terminal."""
 
 
-Block = Paragraph | Item | Note | Table | Grid | Picture | Beside | Gap
+Block = Paragraph | Item | Note | Table | Grid | Listing | Picture | Beside | Gap
 Document = tuple[Block, ...]
 
 # --- words and numbers -----------------------------------------------------------------------

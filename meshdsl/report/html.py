@@ -23,6 +23,7 @@ from meshdsl.report.document import (
     Gap,
     Grid,
     Item,
+    Listing,
     Note,
     Paragraph,
     Picture,
@@ -184,6 +185,8 @@ class Writer:
                 return self._table(block)
             case Grid():
                 return self._grid(block)
+            case Listing():
+                return tag("pre", block.text)
             case Picture():
                 return self._picture(block)
             case Beside():

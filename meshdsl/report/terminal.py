@@ -21,6 +21,7 @@ from meshdsl.report.document import (
     Gap,
     Grid,
     Item,
+    Listing,
     Note,
     Paragraph,
     Picture,
@@ -107,6 +108,8 @@ def _block(block: object, width: int) -> Iterator[Text]:
             yield from _Columns(block, room).lines()
         case Grid():
             yield from _grid(block, width)
+        case Listing():
+            yield from ((Piece(line, "code"),) for line in block.text.splitlines())
         case Picture() if not block.extra:
             yield from ((Piece(line),) for line in block.described.split("\n"))
         case Beside():

@@ -32,7 +32,7 @@ EXIT_CODES = {
     "check": 2,
     "check good.mdsl --nothing": 2,
     "nothing": 2,
-    "search good.mdsl": 2,
+    "search good.mdsl": 0,
     "explain MD9999": 2,
 }
 

@@ -28,6 +28,8 @@ COMMANDS: dict[str, list[str | Path]] = {
     "compile, deferred": ["compile", MLP, "--reduce", "deferred"],
     "explain a code": ["explain", "MD0301"],
     "compile": ["compile", MLP],
+    "search": ["search", MLP],
+    "search, on a cluster": ["search", MLP, "--cluster", "h100"],
     "an error": ["compile", MLP, "--layout", "nothing"],
     "--help": ["--help"],
     "run --help": ["run", "--help"],

@@ -1,0 +1,134 @@
+"""`meshdsl search`: the best layout of a program on a mesh, with a reason behind each rule."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from meshdsl.cli import common
+from meshdsl.cli.options import (
+    File,
+    Force,
+    Json,
+    Search,
+    Sizes,
+    Strict,
+    Which,
+    flag,
+    opt,
+    option,
+    pipeline_options,
+    refuse_unknown,
+)
+from meshdsl.diagnostics import fail
+from meshdsl.syntax.parse import STDIN
+
+if TYPE_CHECKING:
+    from meshdsl.pipeline import Compilation
+    from meshdsl.search.asked import Asked
+    from meshdsl.search.problem import Found
+
+
+@option
+class Objective:
+    """Options of what is sought."""
+
+    objective: str | None = opt(
+        "--objective", "O", "time, bytes or memory (time where a cluster is named, else bytes)."
+    )
+    cluster: str | None = opt("--cluster", "C", "A cluster by name, or a .toml file.")
+    memory: str | None = opt("--memory", "80GB", "The most a device may hold.")
+    replicated: str = opt(
+        "--replicated", "15%", "How much more than the least work a device may do.", "15%"
+    )
+    fix: str | None = opt("--fix", "batch:data", "Rules that are kept.")
+    max_rules: int | None = opt("--max-rules", "N", "The most rules.", min=0)
+    no_storage: bool = flag("--no-storage", "No rules for params, grads and state.")
+    method: str = opt("--method", "M", "How to search: layouts or exhaustive.", "layouts")
+    budget: str | None = opt("--budget", "10s", "Stop after this time with the best so far.")
+
+
+@option
+class Written:
+    """Options of what is written."""
+
+    write: str | None = opt("--write", "NAME", "Write the layout into the file.")
+    expect: bool = flag("--expect", "With --write: expect the bytes that it sends.")
+    front: bool = flag("--front", "Every layout that no other one beats in memory, too.")
+
+
+@option
+class SearchLayouts(Which, Objective, Written, Search, Sizes, Strict, Force, Json):
+    """Options of `search`."""
+
+
+def command(file: File, given: SearchLayouts) -> None:
+    """Find the best layout of a program on a mesh, and say why each rule is there."""
+    with common.reporting(given.json) as diagnostics:
+        from meshdsl.search.methods import METHODS
+        from meshdsl.search.unmet import refuse_limit
+
+        refuse_unknown("method", given.method, METHODS, "there is no such method")
+        if given.expect and not given.write:
+            fail("MD0601", "`--expect` goes with `--write`", help="write `--write NAME --expect`")
+        made = common.compiled(file, pipeline_options(given), diagnostics, "named")
+        problem = asked(given).problem(made)
+        with common.patience(f"searching layouts of {made.source.name}"):
+            found = METHODS[given.method].solve(problem)
+        if given.json:
+            from meshdsl.report.search import searched
+
+            common.print_json(searched(found, made.source.name, given.method))
+        if not found.plans:
+            refuse_limit(problem, METHODS[given.method])
+        if given.write:
+            _write(file, made, found, given)
+        if not given.json:
+            _show(found)
+
+
+def asked(given: SearchLayouts) -> Asked:
+    """What the options ask for."""
+    from meshdsl.search.asked import Asked
+
+    return Asked(
+        objective=given.objective,
+        cluster=given.cluster,
+        memory=given.memory,
+        replicated=given.replicated,
+        fix=given.fix,
+        max_rules=given.max_rules,
+        storage=not given.no_storage,
+        front=given.front,
+        budget=given.budget,
+    )
+
+
+def _show(found: Found) -> None:
+    from meshdsl.report.search import shown
+    from meshdsl.report.terminal import print_document
+
+    print_document(shown(found))
+
+
+def _write(file: Path, made: Compilation, found: Found, given: SearchLayouts) -> None:
+    """Write the best layout into the file."""
+    from meshdsl.report.fix import with_line_ends_of
+    from meshdsl.report.search import block_of
+    from meshdsl.search.written import expectation, inserted
+
+    assert given.write is not None
+    text = block_of(found, found.plans[0], given.write)
+    if given.expect:
+        text += expectation(given.write, found.plans[0], made.declarations)
+    new = inserted(made.source, made.tree, given.write, text, given.force)
+    if str(file) == STDIN:
+        sys.stdout.write(new)
+        return
+    path = file.resolve()
+    common.write_whole(path, with_line_ends_of(path.read_bytes().decode("utf-8"), new))
+    if not given.json:
+        typer.echo(f"wrote layout `{given.write}` into {made.source.name}")

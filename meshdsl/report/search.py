@@ -1,0 +1,203 @@
+"""What `search` shows: the layout with its reasons, the certificate, the plans that come next.
+
+`searched` gives the facts as JSON version 1; `shown` is the document for people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from meshdsl.report.document import (
+    Block,
+    Document,
+    Gap,
+    Grid,
+    Listing,
+    Paragraph,
+    Piece,
+    counted,
+    human,
+    line,
+    scaled,
+)
+from meshdsl.search.front import front
+from meshdsl.search.plan import NAME, Plan
+from meshdsl.search.problem import Found, Problem
+from meshdsl.search.reasons import Reason, reasons
+from meshdsl.search.written import block
+from meshdsl.version import __version__
+
+Json = dict[str, Any]
+VERSION = 1
+
+
+# --- facts ---------------------------------------------------------------------------------------
+
+
+def searched(found: Found, file: str, method: str) -> Json:
+    """The result of a search. Bytes and FLOPs are per device."""
+    problem = found.problem
+    count = found.count
+    return {
+        "version": VERSION,
+        "program": problem.program.name,
+        "file": file,
+        "mesh": dict(problem.mesh.axes),
+        "cluster": problem.timing.cluster.name if problem.timing else None,
+        "objective": problem.objective,
+        "memory_limit": problem.limits.memory,
+        "method": method,
+        "space": {
+            "level": count.level,
+            "valid": count.valid,
+            "evaluated": count.evaluated,
+            "bounded": count.bounded,
+            "symmetry": count.symmetry,
+        },
+        "plans": [_plan(plan, found) for plan in found.plans],
+        **({"front": [_plan(p, found) for p in _front(found)]} if problem.front else {}),
+        "bound": {problem.objective: found.bound},
+        "proven": found.proven,
+    }
+
+
+def _front(found: Found) -> tuple[Plan, ...]:
+    return front(found.problem, found.every)
+
+
+def _plan(plan: Plan, found: Found) -> Json:
+    is_best = plan in found.plans[:1]
+    saved = {r.rule: r.saved for r in reasons(found, plan)} if is_best else {}
+    rules = (
+        {"selector": ".".join(r.selector), "dim": r.dim, "axes": list(r.axes)} for r in plan.rules
+    )
+    pairs = zip(rules, plan.rules, strict=True)
+    return {
+        "rules": [{**told, "saves": saved.get(rule, {})} for told, rule in pairs],
+        "reduce": plan.policy,
+        "step_seconds": plan.seconds if plan.timing else None,
+        "wire_bytes": plan.sent,
+        "memory": plan.memory,
+        "flops_per_device": plan.flops,
+    }
+
+
+# --- reasons -------------------------------------------------------------------------------------
+
+
+def told(reason: Reason, problem: Problem) -> str:
+    """What leaving a rule out would cost, in words: what weighs most comes first."""
+    plan, other = reason.plan, reason.without
+    if other is None:
+        return "without it the others cannot be followed"
+    if not problem.fits(other):
+        return f"without it {human(other.peak)}: does not fit"
+    work = other.flops / max(plan.flops, 1)
+    if plan.timing is None and work > 1 + problem.limits.replicated:
+        return f"without it {work:.2g}x the work"
+    words = []
+    if plan.timing is not None:
+        words.append(_saved(other.seconds - plan.seconds, duration))
+    words.append(_saved(other.sent - plan.sent, lambda n: f"{human(int(n))} sent"))
+    words.append(_saved(other.peak - plan.peak, lambda n: f"{human(int(n))} held"))
+    return ", ".join(filter(None, words))
+
+
+def _saved(amount: float, shown: Callable[[float], str]) -> str:
+    if not amount:
+        return ""
+    return f"{'saves' if amount > 0 else 'costs'} {shown(abs(amount))}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds to three digits in a suitable unit: `412 ms`."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= 0.9995 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def block_of(found: Found, plan: Plan, name: str = NAME) -> str:
+    """The layout block of a plan, with a reason behind each rule."""
+    problem = found.problem
+    said = {str(r.rule): told(r, problem) for r in reasons(found, plan)}
+    fixed = {str(rule): "as asked" for rule in problem.limits.fixed}
+    return block(name, _head(found), plan, fixed | said)
+
+
+def _head(found: Found) -> str:
+    problem = found.problem
+    where = f"--mesh {problem.mesh}"
+    if problem.timing is not None:
+        where += f" --cluster {problem.timing.cluster.name}"
+    proof = "least of all" if found.proven else "best found"
+    least = f"{proof} by {problem.objective}"
+    return f"meshdsl {__version__} search {problem.program.name} {where}: {least}"
+
+
+# --- the document --------------------------------------------------------------------------------
+
+
+def shown(found: Found) -> Document:
+    """The result for people; the first paragraphs are the certificate."""
+    return tuple(_blocks(found))
+
+
+def _blocks(found: Found) -> Iterator[Block]:
+    yield Paragraph((Piece(_scope(found), "strong"),))
+    best = found.plans[0]
+    yield line(f"Best by {found.problem.objective}: {figures(best)}, {_proof(found)}.")
+    yield Gap()
+    yield Listing(block_of(found, best))
+    yield Gap()
+    if found.problem.front:
+        yield _listed("memory front", _front(found), found)
+    elif found.plans[1:]:
+        yield _listed("next best", found.plans[1:], found)
+
+
+def _scope(found: Found) -> str:
+    problem, count = found.problem, found.count
+    cluster = (
+        f" ({problem.mesh.devices:,} x {problem.timing.cluster.name})" if problem.timing else ""
+    )
+    left = count.valid - count.evaluated - count.bounded
+    words = [f"{count.evaluated:,} placed"]
+    words += [f"{count.bounded:,} proven worse"] if count.bounded else []
+    words += [f"{left:,} not looked at"] if left else []
+    mesh = str(problem.mesh).replace(",", ", ") or "one device"
+    layouts = counted(count.valid, "layout")
+    return (
+        f"{problem.program.name} on {mesh}{cluster}: {layouts} ({count.level}), {', '.join(words)}"
+    )
+
+
+def _proof(found: Found) -> str:
+    if found.proven:
+        return "and no other layout of this space is better"
+    return "not proven: not all were looked at"
+
+
+def figures(plan: Plan) -> str:
+    """`3.61 MiB sent, 20.6 MiB held, 1.07 GFLOP a device with deferred reduction`."""
+    seconds = f"{duration(plan.seconds)} a step, " if plan.timing else ""
+    held = f"{human(plan.sent)} sent, {human(plan.peak)} held, {scaled(plan.flops)}"
+    return f"{seconds}{held} a device (--reduce {plan.policy})"
+
+
+def _listed(title: str, plans: tuple[Plan, ...], found: Found) -> Grid:
+    timed = found.problem.timing is not None
+    head = (title, *(("time",) if timed else ()), "sent", "held", "work", "reduce")
+    rows = (
+        (
+            str(plan),
+            *((duration(plan.seconds),) if timed else ()),
+            human(plan.sent),
+            human(plan.peak),
+            scaled(plan.flops),
+            plan.policy,
+        )
+        for plan in plans
+    )
+    return Grid("", head, tuple(rows))

@@ -1,0 +1,124 @@
+"""What a user asks a search for, as text or numbers, and the problem that it is."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+from meshdsl.cluster.profile import load
+from meshdsl.cluster.timing import Timing
+from meshdsl.diagnostics import Diagnostics, Source, Span, did_you_mean, fail
+from meshdsl.pipeline import Compilation
+from meshdsl.placed.layout import resolve_layout, resolve_mesh
+from meshdsl.placed.lint import lint, lint_demands
+from meshdsl.placed.sbp import Mesh
+from meshdsl.search.plan import Rule, Rules
+from meshdsl.search.problem import OBJECTIVES, REPLICATED, Limits, Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The wishes of a user, named as on the command line; None: the default.
+
+    `memory` and `budget` may be numbers, of bytes and seconds; `replicated` a part of 1.
+    """
+
+    objective: str | None = None
+    cluster: str | None = None
+    memory: str | int | None = None
+    replicated: str | float = REPLICATED
+    fix: str | None = None
+    max_rules: int | None = None
+    storage: bool = True
+    front: bool = False
+    budget: str | float | None = None
+
+    def problem(self, made: Compilation, mesh: Mesh | None = None) -> Problem:
+        """The problem for a program, on a mesh or that of its options. Raises a diagnostic."""
+        options = made.options
+        mesh = mesh or resolve_mesh(made.declarations, options.mesh, options.layout or "")
+        timing = None if self.cluster is None else Timing(load(self.cluster), mesh)
+        limits = Limits(
+            memory=_bytes(self.memory),
+            replicated=_part(self.replicated),
+            fixed=self._fixed(made, mesh),
+            rules=self.max_rules,
+            storage=self.storage,
+        )
+        objective = self._objective(timing)
+        about = (objective, limits, timing, self.front)
+        return Problem(made.named, mesh, *about, _expired(self.budget))
+
+    def _objective(self, timing: Timing | None) -> str:
+        objective = self.objective or ("bytes" if timing is None else "time")
+        if objective not in OBJECTIVES:
+            help = did_you_mean(objective, list(OBJECTIVES)) or f"there are {', '.join(OBJECTIVES)}"
+            fail("MD0602", f"`--objective {objective}`: there is no such objective", help=help)
+        if objective == "time" and timing is None:
+            help = "for instance `--cluster h100`; `meshdsl cluster list` has them"
+            fail("MD0640", "to search for the least time, a cluster is needed", help=help)
+        return objective
+
+    def _fixed(self, made: Compilation, mesh: Mesh) -> Rules:
+        """The general rules to be kept. Raises MD0302 for some that contradict."""
+        if not self.fix:
+            return ()
+        layout = resolve_layout(made.declarations, self.fix, mesh)
+        text = Source("--fix", self.fix)
+        if ":" in self.fix:
+            moved = (replace(r, span=Span(text, r.span.start, r.span.end)) for r in layout.rules)
+            layout = replace(layout, rules=tuple(moved))
+        found = Diagnostics()
+        lint(made.named, layout, found)
+        lint_demands(made.named, layout, found)
+        found.raise_errors()
+        return tuple(Rule(r.dim, r.axes, r.selector) for r in layout.rules)
+
+
+# --- numbers -------------------------------------------------------------------------------------
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([KMGTP])(i?))?B?")
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
+_TIME = re.compile(r"(\d+(?:\.\d+)?) ?(ms|s|min|)")
+_SECONDS = {"ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0}
+
+
+def _bytes(text: str | int | None) -> int | None:
+    """Bytes of `80GB` or `64 GiB`. Raises MD0601."""
+    if text is None or isinstance(text, int):
+        return text
+    found = _SIZE.fullmatch(text.strip())
+    if found is None:
+        _refuse("memory", text, "80GB")
+    number, prefix, binary = found.groups()
+    base = 1024 if binary else 1000
+    return int(float(number) * base ** (" KMGTP".index(prefix) if prefix else 0))
+
+
+def _part(text: str | float) -> float:
+    """A part of 1 of `15%`. Raises MD0601."""
+    if not isinstance(text, str):
+        return text
+    found = _PERCENT.fullmatch(text.strip())
+    if found is None:
+        _refuse("replicated", text, "15%")
+    return float(found[1]) / 100
+
+
+def _expired(text: str | float | None) -> Callable[[], bool]:
+    """Whether the time of `10s` is over, which begins now. Raises MD0601."""
+    if text is None:
+        return lambda: False
+    found = _TIME.fullmatch(str(text).strip())
+    if found is None:
+        _refuse("budget", str(text), "10s")
+    end = time.monotonic() + float(found[1]) * _SECONDS[found[2]]
+    return lambda: time.monotonic() >= end
+
+
+def _refuse(option: str, text: str, example: str) -> NoReturn:
+    span = Span(Source(f"--{option}", text), 0, len(text))
+    fail("MD0601", f"this is no value of `--{option}`", span, help=f"write `--{option} {example}`")

@@ -1,0 +1,224 @@
+"""Methods `layouts` and `exhaustive`: every layout of a space, evaluated by walks or bounded.
+
+General rules that divide the work (`space.py`) are ordered by what the tables say (`tables.py`) and
+placed; each with rules for storage (`storage.py`) as far as these can lead to something better.
+`exhaustive` is the same without bounds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from meshdsl.diagnostics import DiagnosticError, fail
+from meshdsl.search.plan import POLICIES, Plan, Rules, layout_of
+from meshdsl.search.problem import Count, Found, Problem
+from meshdsl.search.space import Space, seconds
+from meshdsl.search.storage import stored
+from meshdsl.search.tables import Tables
+
+MOST = 64
+"""The layouts of general rules, and those with rules for storage, that `layouts` places at most.
+
+The first by the tables; the others are left, and nothing is proven. `exhaustive` places them too.
+"""
+
+
+ROUNDING = 1e-9
+"""The part by which sums of the same seconds in another order may differ."""
+
+FIRST = 4
+"""The layouts that are placed to know a time that others have to stay below."""
+
+Placed = list[tuple[Rules, list[Plan]]]
+"""Layouts of general rules, with their plans."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """One search: what was evaluated so far, and the best that fits."""
+
+    problem: Problem
+    most_work: float
+    most: float
+    plans: list[Plan] = field(default_factory=list)
+    best: Plan | None = None
+    valid: int = 0
+    evaluated: int = 0
+    bounded: int = 0
+    refused: DiagnosticError | None = None
+
+    def consider(self, rules: Rules) -> list[Plan]:
+        """Place a layout by each walk; its plans, also those that do not divide the work.
+
+        None where it cannot be placed: two rules may meet in a tensor that only the expansion of an
+        operator has.
+        """
+        problem = self.problem
+        made = [problem.plan(rules, policy) for policy in POLICIES]
+        try:
+            divided = [plan for plan in made if plan.flops <= self.most_work]
+        except DiagnosticError as error:
+            self.refused = self.refused or error
+            self.valid -= 1
+            return []
+        self.evaluated += 1
+        self.plans += divided
+        for plan in divided:
+            if problem.is_better(plan, self.best):
+                self.best = plan
+        return made
+
+    def general(self, layouts: list[Rules]) -> Placed:
+        """Place layouts of general rules in order; those that could be placed, the best first."""
+        found = []
+        self.valid += len(layouts)
+        for rules in layouts:
+            if self.evaluated >= self.most or (self.evaluated and self.problem.expired()):
+                break
+            if made := self.consider(rules):
+                found.append((rules, made))
+        return sorted(found, key=lambda f: min(map(self.problem.at_least, f[1])))
+
+    def storage(self, placed: Placed, space: Space) -> None:
+        """Place them with rules for storage, too, unless that cannot be better."""
+        problem, before = self.problem, self.evaluated
+        for rules, plans in placed:
+            for more in stored(problem.program, problem.mesh, rules, space.exchanged):
+                whole = (*rules, *more)
+                if not more or not _is_short(whole, problem):
+                    continue
+                self.valid += 1
+                if self._is_bounded(plans, whole):
+                    self.bounded += 1
+                elif self.evaluated - before < self.most and not problem.expired():
+                    self.consider(whole)
+
+    def _is_bounded(self, plans: list[Plan], rules: Rules) -> bool:
+        """Whether `plans` cannot become better than the best, or fit, by rules for storage.
+
+        What is stored in parts is gathered where it is read: bytes do not become fewer, unless
+        what is stored is wider than what is computed with.
+        """
+        problem = self.problem
+        if self.most == math.inf or problem.front:
+            return False
+        held = held_at_least(problem, rules)
+        if problem.limits.memory is not None and held > problem.limits.memory:
+            return True
+        if self.best is None:
+            return False
+        if problem.objective == "memory":
+            return held > problem.value(self.best)
+        if problem.objective == "time":
+            least = min(plan.seconds - plan.updating for plan in plans)
+        else:
+            least = min(plan.sent_at_least for plan in plans) * narrowing(problem)
+        return least > problem.value(self.best)
+
+
+def held_at_least(problem: Problem, rules: Rules) -> int:
+    """The bytes of parameters, states and inputs on a device."""
+    layout = layout_of(rules, problem.mesh)
+    program = problem.program
+    params, states = (p.value for p in program.params), (s.value for s in program.states)
+    values = (*program.inputs, *params, *states)
+    placed = ((v, layout.bind(v, stored=v.role != "input")) for v in values)
+    return sum(p.placement(problem.mesh).local(v.type, problem.mesh).bytes for v, p in placed)
+
+
+def narrowing(problem: Problem) -> float:
+    """The least part of the bytes of stored numbers that is sent where they are computed with."""
+    widths = {p.value.type.dtype.bytes for p in problem.program.params}
+    widths |= {s.value.type.dtype.bytes for s in problem.program.states}
+    return min(widths) / max(widths)
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """Every layout of general rules, with those for storage; with `bounds`, unless proven worse."""
+
+    bounds: bool = True
+
+    def solve(self, problem: Problem) -> Found:
+        """The best layouts. Raises MD0641 where none divides the work as far as asked."""
+        limits = problem.limits
+        space = Space(problem.program, problem.mesh, limits.fixed, problem.timing)
+        least = space.least()
+        run = _Run(problem, least * (1 + limits.replicated), MOST if self.bounds else math.inf)
+        tables = Tables(space)
+        every = space.within(run.most_work)
+        divided = [rules for _, rules in every if _is_short(rules, problem)]
+        divided.sort(key=tables.sent)
+        if problem.objective == "time":
+            placed = self._by_time(run, space, divided)
+        else:
+            placed = run.general(divided)
+        if limits.storage and problem.program.params:
+            run.storage(placed, space)
+        if not run.plans:
+            _refuse(run, placed, least)
+        level = "L1" if limits.storage else "L0"
+        count = Count(level, run.valid, run.evaluated, run.bounded, space.symmetry)
+        plans = best_first(problem, run.plans)
+        bound = problem.value(plans[0]) if plans and count.is_whole else 0
+        return Found(problem, plans, tuple(run.plans), count, bound)
+
+    def _by_time(self, run: _Run, space: Space, divided: list[Rules]) -> Placed:
+        """Place the first layouts that divide the work, then all that could be faster than these.
+
+        A layout cannot be faster than its operators are without any communication.
+        """
+        problem = run.problem
+        assert problem.timing is not None
+        run.most_work = math.inf
+        placed = run.general(divided[:FIRST])
+        first = {rules for rules, _ in placed}
+        weigh = seconds(problem.timing)
+        known = problem.value(run.best) * (1 + ROUNDING) if run.best and self.bounds else math.inf
+        faster = sorted(space.within(known, weigh), key=lambda found: found[0])
+        for bound, rules in faster:
+            if rules in first or not _is_short(rules, problem):
+                continue
+            if self.bounds and run.best and bound * (1 - ROUNDING) > problem.value(run.best):
+                run.valid, run.bounded = run.valid + 1, run.bounded + 1
+            else:
+                placed += run.general([rules])
+        return placed
+
+
+def _is_short(rules: Rules, problem: Problem) -> bool:
+    most = problem.limits.rules
+    return most is None or len(rules) <= most
+
+
+SHOWN = 6
+"""The plans that are ordered exactly: the best, and those that come next."""
+
+
+def best_first(problem: Problem, plans: list[Plan]) -> tuple[Plan, ...]:
+    """The best plans that fit, of each layout the better walk."""
+    left = sorted(plans, key=problem.at_least)
+    found: list[Plan] = []
+    for plan in left:
+        last = found[SHOWN - 1] if len(found) >= SHOWN else None
+        if last is not None and problem.at_least(plan) > problem.value(last):
+            break
+        if problem.fits(plan):
+            found = sorted([*found, plan], key=problem.key)
+            found = list({p.rules: p for p in reversed(found)}.values())[::-1]
+    return tuple(found[:SHOWN])
+
+
+def _refuse(run: _Run, placed: Placed, least: float) -> NoReturn:
+    """MD0641: no layout that was placed divides the work as far as asked."""
+    asked = run.problem.limits.replicated
+    every = [plan.flops for _, plans in placed for plan in plans]
+    if not every and run.refused is not None:
+        raise run.refused
+    message = f"no layout leaves a device at most {1 + asked:.2f} times the least work"
+    if not every:
+        fail("MD0641", message, help="a larger `--replicated`, or fewer rules by `--fix`")
+    found = math.ceil((min(every) / least - 1) * 100)
+    fail("MD0641", message, help=f"`--replicated {found}%` is what the layouts placed reach")

@@ -1,0 +1,143 @@
+"""A plan: rules of the language on a mesh, and what they cost when a walk places the program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from meshdsl.cluster.timing import Timing
+from meshdsl.device.ir import Bucket, Compute, Move
+from meshdsl.device.ir import Program as DeviceProgram
+from meshdsl.device.ir import walk as walk_device
+from meshdsl.device.memory import memory
+from meshdsl.diagnostics import Source, Span
+from meshdsl.named import ir as named
+from meshdsl.ops.opdef import Signature, lookup
+from meshdsl.pipeline import lower_placed
+from meshdsl.placed import ir as placed
+from meshdsl.placed import layout as layouts
+from meshdsl.placed.choose import flops
+from meshdsl.placed.place import place
+from meshdsl.placed.sbp import Mesh
+
+POLICIES = ("deferred", "immediate")
+"""The walks that a layout is evaluated by; of equals the first is taken."""
+
+NAME = "searched"
+"""The name of a layout that has been searched for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """`selector: dim -> axes`, compared by what it says; `axes` are outer first."""
+
+    dim: str
+    axes: tuple[str, ...]
+    selector: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return str(self.placed)
+
+    @property
+    def placed(self) -> layouts.Rule:
+        """The rule as layouts have it."""
+        span = Span(Source("--layout", self.dim), 0, len(self.dim))
+        return layouts.Rule(self.selector, self.dim, self.axes, False, span)
+
+
+Rules = tuple[Rule, ...]
+
+
+def layout_of(rules: Rules, mesh: Mesh) -> layouts.Layout:
+    """Rules as a layout."""
+    return layouts.Layout(NAME, tuple(rule.placed for rule in rules), mesh)
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """`program` on `mesh` under `rules`, placed by the walk `policy`. Figures are per device.
+
+    `timing` is the cluster that its seconds are those of.
+    """
+
+    program: named.Program
+    mesh: Mesh
+    rules: Rules
+    policy: str
+    timing: Timing | None = None
+
+    def __str__(self) -> str:
+        return ", ".join(map(str, self.rules)) or "nothing split"
+
+    @property
+    def layout(self) -> layouts.Layout:
+        """The rules as a layout."""
+        return layout_of(self.rules, self.mesh)
+
+    @cached_property
+    def placed(self) -> placed.Program:
+        """The placed program. Raises a diagnostic where the rules cannot be followed."""
+        return place(self.program, self.layout, self.policy)
+
+    @cached_property
+    def device(self) -> DeviceProgram:
+        """The program of each device."""
+        return lower_placed(self.placed)
+
+    # --- figures -------------------------------------------------------------------------------
+
+    @cached_property
+    def sent_at_least(self) -> int:
+        """A lower bound of `sent` that needs no device program: buckets round up less often."""
+        moves = [(n.route, k) for n, k in placed.walk(self.placed.body) if isinstance(n, _RESHARD)]
+        return sum(max(0, r.wire_bytes - r.collectives) * k for r, k in moves)
+
+    @cached_property
+    def sent(self) -> int:
+        """Bytes sent in a step: the `wire_bytes` of `explain`."""
+        nodes = walk_device(self.device.body)
+        return sum(n.wire * k for n, k in nodes if isinstance(n, Move | Bucket))
+
+    @cached_property
+    def flops(self) -> int:
+        """Floating-point operations of a step."""
+        operators = (
+            (n, k) for n, k in placed.walk(self.placed.body) if not isinstance(n, _RESHARD)
+        )
+        return sum(_flops(node, self.mesh) * trips for node, trips in operators)
+
+    @cached_property
+    def seconds(self) -> float:
+        """Predicted seconds of a step: of all operators and collectives, one after another."""
+        return sum(self._seconds(node) * k for node, k in walk_device(self.device.body))
+
+    @cached_property
+    def updating(self) -> float:
+        """Seconds that updates would take less if every device did its part of them alone."""
+        assert self.timing is not None
+        launch, share = self.timing.cluster.device.launch, 1 - 1 / self.mesh.devices
+        updates = ((n, k) for n, k in walk_device(self.device.body) if n.phase == "update")
+        computed = ((n, k) for n, k in updates if isinstance(n, Compute))
+        return share * sum(max(0.0, self._seconds(n) - launch) * k for n, k in computed)
+
+    def _seconds(self, node: Compute | Move | Bucket) -> float:
+        assert self.timing is not None, "no cluster is named"
+        return self.timing.node(node).seconds
+
+    @cached_property
+    def memory(self) -> dict[str, int]:
+        """Bytes held: `device.memory`'s, by role, and the `peak`."""
+        return memory(self.device)
+
+    @property
+    def peak(self) -> int:
+        """Bytes held at the worst moment."""
+        return self.memory["peak"]
+
+
+_RESHARD = placed.Reshard
+
+
+def _flops(node: placed.Apply, mesh: Mesh) -> int:
+    ins, outs = (tuple(t.local(mesh) for t in ts) for ts in (node.ins, node.outs))
+    return flops(lookup(node.name), Signature(ins, outs, dict(node.attrs)))

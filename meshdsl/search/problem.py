@@ -1,0 +1,142 @@
+"""The problem of a search, what a method answers with, and the interface of methods.
+
+A method is an object with `solve(problem) -> Found`; `methods.py` has them by name. All see the
+same `Problem` and answer with the same `Plan`: rules of the language, placed by a walk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from meshdsl.cluster.timing import Timing
+from meshdsl.named import ir as named
+from meshdsl.placed.sbp import Mesh
+from meshdsl.search.plan import Plan, Rules
+
+OBJECTIVES = ("time", "bytes", "memory")
+"""What is minimised: predicted seconds of a step, bytes sent per device, or held at the peak."""
+
+REPLICATED = 0.15
+"""The part of the least work per device by which a layout may exceed it.
+
+Bytes alone are least where nothing is split. Tofu assumes that work is divided; Alpa forces it
+(`allow_recompute_heavy_op=False`)."""
+
+Key = tuple[float, int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a plan has to keep to.
+
+    `memory`: bytes per device at the peak. `replicated`: see `REPLICATED`. `fixed`: general rules
+    that every plan has. `rules`: the most that a plan may have. `storage`: whether rules for
+    `params`, `grads` and `state` are searched too (space L1, else L0).
+    """
+
+    memory: int | None = None
+    replicated: float = REPLICATED
+    fixed: Rules = ()
+    rules: int | None = None
+    storage: bool = True
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """The layout of `program` on `mesh` that is least by `objective`, within `limits`.
+
+    `timing` is the cluster; `time` needs one. Only where it is another objective has the work to be
+    divided: replicated work costs time. With `front`, layouts that need less memory are searched
+    too, however much they send.
+    `expired` says that the time given has run out; a search depends on no other clock.
+    """
+
+    program: named.Program
+    mesh: Mesh
+    objective: str = "bytes"
+    limits: Limits = field(default_factory=Limits)
+    timing: Timing | None = None
+    front: bool = False
+    expired: Callable[[], bool] = _never
+
+    def value(self, plan: Plan) -> float:
+        """What is minimised."""
+        if self.objective == "time":
+            return plan.seconds
+        return plan.sent if self.objective == "bytes" else plan.peak
+
+    def plan(self, rules: Rules, policy: str) -> Plan:
+        """Rules placed by a walk."""
+        return Plan(self.program, self.mesh, rules, policy, self.timing)
+
+    def at_least(self, plan: Plan) -> float:
+        """A lower bound of `value` that is known from the placed program alone."""
+        return plan.sent_at_least if self.objective == "bytes" else 0
+
+    def key(self, plan: Plan) -> Key:
+        """The order of plans: by value; of equals, fewer bytes, less memory, fewer rules."""
+        return self.value(plan), plan.sent, plan.peak, len(plan.rules)
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether a plan keeps to the limit of memory."""
+        return self.limits.memory is None or plan.peak <= self.limits.memory
+
+    def is_better(self, plan: Plan, than: Plan | None) -> bool:
+        """Whether a plan fits, and comes before another one."""
+        if than is None:
+            return self.fits(plan)
+        if self.at_least(plan) > self.value(than):
+            return False
+        return self.key(plan) < self.key(than) and self.fits(plan)
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many layouts were searched, in the space `level` (L0, L1).
+
+    `valid` divide the work; of these `evaluated` were placed by walks, others are `bounded`: proven
+    no better. The rest was not looked at. `symmetry` exchanges of equal axes count once.
+    """
+
+    level: str
+    valid: int
+    evaluated: int
+    bounded: int
+    symmetry: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every layout was evaluated or bounded."""
+        return self.evaluated + self.bounded == self.valid
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The result of a method: plans within the limits, the best first; none where none fits.
+
+    `every` has all that were evaluated. No plan of the space is below `bound` in the objective.
+    """
+
+    problem: Problem
+    plans: tuple[Plan, ...]
+    every: tuple[Plan, ...]
+    count: Count
+    bound: float
+
+    @property
+    def proven(self) -> bool:
+        """Whether no plan of the space is better than the best."""
+        return self.count.is_whole
+
+
+class Method(Protocol):
+    """A way to search."""
+
+    def solve(self, problem: Problem) -> Found:
+        """The best plans found. Raises a diagnostic where no layout is valid."""

@@ -1,0 +1,47 @@
+"""Why a plan has each of its rules: what leaving it out would cost, all others kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshdsl.diagnostics import DiagnosticError
+from meshdsl.search.plan import POLICIES, Plan, Rule
+from meshdsl.search.problem import Found
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One rule of a plan, and the plan `without` it; None where that cannot be placed."""
+
+    rule: Rule
+    plan: Plan
+    without: Plan | None
+
+    @property
+    def saved(self) -> dict[str, float]:
+        """What the rule saves: bytes sent and held, FLOPs, and seconds where a cluster is named."""
+        if self.without is None:
+            return {}
+        one, other = self.plan, self.without
+        found: dict[str, float] = {"bytes": other.sent - one.sent}
+        found |= {"memory": other.peak - one.peak, "flops": other.flops - one.flops}
+        if one.timing is not None:
+            found["seconds"] = other.seconds - one.seconds
+        return found
+
+
+def reasons(found: Found, plan: Plan) -> tuple[Reason, ...]:
+    """The reason of every rule that was not fixed, in order."""
+    free = (rule for rule in plan.rules if rule not in found.problem.limits.fixed)
+    return tuple(Reason(rule, plan, without(found, plan, rule)) for rule in free)
+
+
+def without(found: Found, plan: Plan, rule: Rule) -> Plan | None:
+    """The better walk of a plan less one rule, whatever the limits."""
+    kept = tuple(other for other in plan.rules if other is not rule)
+    known = {(p.rules, p.policy): p for p in found.every}
+    made = [known.get((kept, p)) or found.problem.plan(kept, p) for p in POLICIES]
+    try:
+        return min(made, key=found.problem.key)
+    except DiagnosticError:
+        return None

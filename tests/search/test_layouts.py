@@ -1,0 +1,140 @@
+"""The methods `layouts` and `exhaustive`: they agree, keep to limits, and prove what they say."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+
+from meshdsl.diagnostics import DiagnosticError
+from meshdsl.named.ir import walk
+from meshdsl.placed.sbp import Mesh
+from meshdsl.search.layouts import ROUNDING
+from meshdsl.search.methods import METHODS
+from meshdsl.search.plan import Rule
+from meshdsl.search.problem import Found
+from meshdsl.search.reasons import reasons
+from meshdsl.search.space import Space, seconds
+from meshdsl.search.tables import Tables
+
+from .problems import CASES, LINE, SQUARE, UNEQUAL, named, problem, solved
+
+each_case = pytest.mark.parametrize(
+    ("name", "mesh"), CASES, ids=lambda of: of.name if isinstance(of, Mesh) else of
+)
+METHOD = METHODS["layouts"]
+OBJECTIVES = [("bytes", ""), ("memory", ""), ("time", "h100")]
+each_objective = pytest.mark.parametrize(("objective", "cluster"), OBJECTIVES)
+
+
+def value(found: Found) -> float:
+    """The objective of the best plan."""
+    return found.problem.value(found.plans[0])
+
+
+@each_objective
+@pytest.mark.parametrize(("name", "mesh"), [("net", SQUARE), ("net", UNEQUAL), ("lookup", LINE)])
+def test_bounds_lose_nothing(name: str, mesh: Mesh, objective: str, cluster: str) -> None:
+    asked = (objective, cluster, True)
+    bounded, every = (solved(name, mesh, m, *asked) for m in ("layouts", "exhaustive"))
+    assert bounded.proven
+    assert every.proven
+    assert not every.count.bounded
+    assert value(bounded) == value(every) == bounded.bound
+
+
+@each_case
+def test_the_table_bounds_the_walk(name: str, mesh: Mesh) -> None:
+    tables, ops = Tables(Space(named(name), mesh)), Counter(o.name for o in walk(named(name).body))
+    for plan in solved(name, mesh).every:
+        made = Counter(o.name for o in walk(plan.placed.rewritten.body))
+        # A composite whose own dim is split becomes operators that the tables do not have.
+        if plan.policy == "immediate" and made == ops:
+            assert plan.sent <= tables.sent(plan.rules)
+
+
+@pytest.mark.parametrize(("name", "mesh"), [("net", SQUARE), ("lookup", LINE)])
+def test_no_walk_is_faster_than_its_operators(name: str, mesh: Mesh) -> None:
+    found = solved(name, mesh, "exhaustive", "time", "h100", storage=False)
+    assert found.problem.timing is not None
+    space = Space(named(name), mesh, timing=found.problem.timing)
+    bounds = {r: s for s, r in space.within(math.inf, seconds(found.problem.timing))}
+    assert len(found.every) == 2 * len(bounds)
+    assert all(plan.seconds >= bounds[plan.rules] * (1 - ROUNDING) for plan in found.every)
+
+
+@each_case
+def test_the_least_work_is_that_of_a_layout(name: str, mesh: Mesh) -> None:
+    space = Space(named(name), mesh)
+    assert space.least() == pytest.approx(min(work for work, _ in space.within(math.inf)))
+
+
+@each_case
+def test_no_rule_can_be_left_out(name: str, mesh: Mesh) -> None:
+    found = solved(name, mesh)
+    best = found.plans[0]
+    least = Space(named(name), mesh).least()
+    for reason in reasons(found, best):
+        without = reason.without
+        if without is not None and without.flops <= least * 1.15:
+            assert found.problem.key(without) > found.problem.key(best)
+
+
+@each_case
+def test_axes_of_one_size_are_exchanged(name: str, mesh: Mesh) -> None:
+    every = set(Space(named(name), mesh).every())
+    for one, other in Space(named(name), mesh).exchanged:
+        names = {one: other, other: one}
+        for rules in list(every)[:20]:
+            turned = tuple(
+                Rule(r.dim, mesh.sorted({names.get(a, a) for a in r.axes}), r.selector)
+                for r in rules
+            )
+            assert (turned in every) == (turned == rules)
+
+
+@pytest.mark.parametrize("name", ["net", "lookup"])
+def test_more_memory_is_never_worse(name: str) -> None:
+    free = solved(name, LINE, storage=True)
+    before = None
+    for plan in sorted(free.every, key=lambda plan: plan.peak)[::3]:
+        found = solved(name, LINE, storage=True, memory=plan.peak)
+        assert found.plans[0].peak <= plan.peak
+        assert before is None or value(found) <= before
+        before = value(found)
+
+
+@pytest.mark.parametrize("name", ["net", "lookup", "mlp", "matmul"])
+@pytest.mark.parametrize(("objective", "cluster"), [("memory", ""), ("time", "h100")])
+def test_another_device_is_never_worse(name: str, objective: str, cluster: str) -> None:
+    one = Mesh("one", (("x", 1),))
+    few, many = (solved(name, mesh, "layouts", objective, cluster) for mesh in (one, LINE))
+    assert value(many) <= value(few)
+
+
+def test_what_is_fixed_stays() -> None:
+    kept = (Rule("hidden", ("y",)),)
+    found = METHOD.solve(problem("net", UNEQUAL, fixed=kept, storage=False))
+    assert all(kept[0] in plan.rules for plan in found.every)
+
+
+def test_a_budget_that_is_over_still_answers() -> None:
+    asked = problem("net", SQUARE)
+    found = METHOD.solve(type(asked)(asked.program, asked.mesh, expired=lambda: True))
+    assert found.plans
+    assert not found.proven
+    assert found.bound <= value(found)
+
+
+def test_few_rules() -> None:
+    found = METHOD.solve(problem("net", SQUARE, rules=1))
+    assert all(len(plan.rules) <= 1 for plan in found.every)
+
+
+def test_nothing_divides_the_work_so_far() -> None:
+    fixed = (Rule("io", ("x",)),)
+    asked = problem("mlp", LINE, fixed=fixed, replicated=-0.5)
+    with pytest.raises(DiagnosticError) as error:
+        METHOD.solve(asked)
+    assert [d.code for d in error.value.diagnostics] == ["MD0641"]
