@@ -19,7 +19,8 @@ from meshdsl.api.places import Site, here, key_of
 from meshdsl.api.sizes import number_of
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Edit, Fix, Span, fail
 from meshdsl.ir import types
-from meshdsl.named.foreign import RENAMED, Part, Use, row_of, written
+from meshdsl.named.foreign import RENAMED, row_of, written
+from meshdsl.named.foreign_use import Part, Use
 from meshdsl.named.refused import message_for, planted, stands_free, way_out
 from meshdsl.ops.opdef import load_all
 from meshdsl.syntax import ast
@@ -281,8 +282,11 @@ class _Python:
         return next((d for d in dims if d.name == name), None)
 
     def _call(self, node: ast.Call) -> str:
-        items = "" if node.items is None else f"[{', '.join(map(self._item, node.items))}]"
-        args = [self.text(a) for a in node.args]
+        # `put[mem = i](x, new)` is `md.put[mem](x, new, i)`.
+        at = [i for i in node.items or () if isinstance(i, ast.PickItem)]
+        own = [self.name(i.dim.text) if i in at else self._item(i) for i in node.items or ()]
+        items = "" if node.items is None else f"[{', '.join(own)}]"
+        args = [self.text(a) for a in (*node.args, *(i.index for i in at))]
         args += [f"{k.name.text}={self.text(k.value)}" for k in node.keywords]
         if node.out is not None:
             args.append(f"out=[{', '.join(self.name(n.text) for n in node.out)}]")

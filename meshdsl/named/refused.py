@@ -23,7 +23,8 @@ from meshdsl.diagnostics import (
 )
 from meshdsl.ir.types import DTYPES, Dim
 from meshdsl.named.builder import Operand, Scope
-from meshdsl.named.foreign import MODULES, Part, Use, row_of, written
+from meshdsl.named.foreign import MODULES, row_of, written
+from meshdsl.named.foreign_use import Part, Use
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import load_all
 from meshdsl.syntax import ast
@@ -82,7 +83,8 @@ def is_foreign(node: ast.Call) -> bool:
     if named & {"dim", "axis", "keepdim", "keepdims", "dims", "axes", "num_classes"}:
         return True
     most = opdef.surface.arity[1]
-    takes_dims = opdef.surface.items in ("dims?", "dim", "dims")
+    # `dropout(x, 0.1, seed)` is how it is written here.
+    takes_dims = opdef.surface.items in ("dims?", "dim", "dims") and not opdef.surface.seeded
     return takes_dims and node.items is None and most is not None and len(node.args) > most
 
 
@@ -291,7 +293,7 @@ def way_out(word: str) -> str:
     row = row_of(word)
     if row is None:
         return (word not in load_all() and did_you_mean(word, list(load_all()))) or _FORMS
-    return _OPEN.get(row.rule or "", _FORMS)
+    return row.help or _OPEN.get(row.rule or "", _FORMS)
 
 
 _OPEN = {
@@ -303,7 +305,15 @@ _OPEN = {
     "parted": "write `x[seq -> (pieces, part)]` for equal parts, `x[seq = 0:4 -> part]` for one",
     "joined": "write `concat[seq -> all](a, b)`, with a dim `all` of both sizes together",
     "along": "write `sum[io](x)`: the dims in `[ ]` disappear",
-    "greatest": "write `max[io](x)` and `argmax[io](x)`: more than one is not supported yet",
+    "greatest": "write `top_k[io -> k](x)`, which has two results: values, and their indices",
+    "turned": "write `reverse[io](x)`",
+    "rolled": "write `roll[io](x, 1)`: what leaves at the end enters first",
+    "drawn": "write `uniform[batch, io]()` or `normal[batch, io]()`: the result's dims in `[ ]`",
+    "flipped": "write `uniform[batch, io]() < 0.5`: true with this probability",
+    "dropped": "write `dropout(x, 0.1)`; `dropout[batch, c](x, 0.1)` drops whole channels",
+    "pooled": "write `max_pool[h by 2 -> ho, w by 2 -> wo](x)`, with `stride` and `pad`",
+    "convolved": 'write `conv[h by kh, w by kw](x, k, pad="same")`; `upconv` is its transpose',
+    "attended": "write `attention[key, mem](q, k, v)`",
     "numbered": "write `iota[seq]`: the indices of a dim",
     "sized": "the name of a dim is its size: `sqrt(key)`",
     "looked_up": "write `table[vocab = ids]`, with a tensor of integers",

@@ -19,7 +19,7 @@ from meshdsl.diagnostics import (
 )
 from meshdsl.syntax.edits import without_line
 from meshdsl.syntax.forms import form_of
-from meshdsl.syntax.table import characters, statements
+from meshdsl.syntax.table import characters, statements, ways_out
 from meshdsl.syntax.tokens import (
     DECLARATIONS,
     FOREIGN,
@@ -277,6 +277,23 @@ def _foreign_statement(at: Situation) -> Diagnostic | None:
     return None
 
 
+def _called_twice(at: Situation) -> Diagnostic | None:
+    """`nn.Dropout(0.1)(x)`: a module of other libraries, which is made and then called."""
+    if at.kind != "LPAR" or at.before is None or at.before.type != "RPAR":
+        return None
+    text, depth = at.source.text[: at.before.end_pos], 0
+    for start in reversed(range(len(text))):
+        depth += (text[start] == ")") - (text[start] == "(")
+        if not depth:
+            break
+    word = re.search(r"\b[A-Z]\w*$", text[:start])
+    if word is None:
+        return None
+    help_ = ways_out().get(word[0], f"functions are called once: `{word[0].lower()}(x)`")
+    place = Span(at.source, word.start(), word.end())
+    return Diagnostic("MD0125", f"there is no function `{word[0]}`", place, help=help_)
+
+
 def _reserved(at: Situation) -> Diagnostic | None:
     """`dim dim = 3` or `param = 3`: a reserved word where a name is needed."""
     if at.kind == "EQUAL" and at.before is not None and at.before.type in RESERVED:
@@ -521,6 +538,7 @@ def _bare_expression(at: Situation) -> Diagnostic | None:
 _HINTS: tuple[Callable[[Situation], Diagnostic | None], ...] = (
     _bad_word,
     _foreign_statement,
+    _called_twice,
     _reserved,
     _broken_line,
     _unclosed,

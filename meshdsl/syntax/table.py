@@ -24,6 +24,11 @@ def characters() -> Mapping[str, str]:
     return found
 
 
+def ways_out() -> Mapping[str, str]:
+    """The way out for each word that no one expression means here."""
+    return {w: row["help"] for row in table()["row"] if "help" in row for w in row["words"]}
+
+
 def statements() -> Mapping[str, str]:
     """The way out for each word that begins a statement elsewhere, and none here."""
     found: Mapping[str, str] = table()["statements"]

@@ -96,7 +96,8 @@ OPEN = {
     "y = [row for row in x]": "md.repeat",
     "y = x * float(x)": "return the tensor",
     "y = x.reshape(7, 7)": "split by `x[model >> (heads, key)]`",
-    "y = x.topk(2)": "`md.max[io](x)`",
+    "y = x.topk(2)": "`md.top_k[io >> k](x)`",
+    "y = x.index_copy(1, ids, z)": "`md.put[io](x, new, ids)`",
     "y = x[batch]": "`x.pick(a, 0)`",
     "y = x.squeeze(unknown=1, other=x).matmul()": "md.einsum(x, w, out=[batch, hidden])",
 }

@@ -18,7 +18,7 @@ def inputs() -> dict[str, Array]:
     rng = np.random.default_rng(4)
     shapes = {"x": (3, 6), "z": (3, 6), "w": (6, 4), "v": (4,), "s": (3, 5, 6)}
     found = {n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()}
-    return {**found, "ids": np.array([2, 0, 3], np.int32)}
+    return {**found, "ids": np.array([2, 0, 3], np.int32), "seed": np.array(7, np.int64)}
 
 
 def check_meaning(row: Row, program: Program) -> None:

@@ -10,8 +10,10 @@ import pytest
 from meshdsl.backends.engines.reference import run_reference
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Fix, Source
 from meshdsl.named.foreign import RENAMED, RULES, Row, rows
+from meshdsl.named.prelude import library
 from meshdsl.ops.opdef import load_all
 from meshdsl.pipeline import Compilation, Options, compile_source
+from meshdsl.syntax.parse import parse_expression
 from meshdsl.syntax.table import statements
 from tests.named.foreign import (
     POSITIONS,
@@ -63,7 +65,8 @@ def test_the_table_is_whole() -> None:
     words = [word for row in rows() for word in row.words]
     assert len(words) == len(set(words))
     assert {row.rule for row in rows() if row.rule} == set(RULES)
-    assert all((row.write is None) != (row.rule is None) for row in rows())
+    ways = ([row.write, row.rule, row.help] for row in rows())
+    assert all(sum(way is not None for way in each) == 1 for each in ways)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.mdsl)
@@ -179,7 +182,7 @@ OPEN = {
     "y = x.reluu()": ("MD0125", "did you mean `relu`?"),
     "y = reshape(x, [7, 7])": ("MD0126", "split by"),
     "y = x.shape": ("MD0126", "the name of a dim is its size"),
-    "y = topk(x, 2)": ("MD0126", "argmax[io](x)"),
+    "y = topk(x, 2)": ("MD0126", "top_k[io -> k](x)"),
     "y = torch.zeros(3, 6) + x": ("MD0125", "grammar/README.md"),
     "y = matmul(x)": ("MD0018", "einsum(x, w -> [batch, hidden])"),
     "y = x[0, 0, 0]": ("MD0126", "x[seq = 0]"),
@@ -190,6 +193,28 @@ OPEN = {
     'y = einsum("bi,io->bz", x, w)': ("MD0125", "einsum(x, w -> [batch, hidden])"),
     'y = rearrange(x, "b (h -> ((", h=0)': ("MD0126", "split by"),
 }
+
+
+IN_WORDS = [(word, row) for row in rows() if row.help for word in row.words]
+
+
+@pytest.mark.parametrize(("word", "row"), IN_WORDS)
+def test_what_no_expression_means_is_said_in_words(word: str, row: Row) -> None:
+    assert row.help is not None
+    for form in ("x.{}(z)", "nn.{}(2)", "nn.{}(2)(x)" if word[0].isupper() else "F.{}(x)"):
+        (error,) = errors(PROGRAM.format(line=f"y = {form.format(word)}"))
+        assert error.help == row.help
+        assert not error.fixes
+
+
+@pytest.mark.parametrize("row", [row for row in rows() if row.help], ids=lambda row: row.words[0])
+def test_forms_in_words_are_of_the_language(row: Row) -> None:
+    known = {*load_all(), *library(), "param"}
+    for form in re.findall(r"`([^`]+)`", row.help or ""):
+        called = re.match(r"(\w+)[\[(].*\)$", form)
+        assert called is None or called[1] in known, form
+        if called:
+            assert parse_expression(form) is not None, form
 
 
 @pytest.mark.parametrize(("line", "wanted"), OPEN.items())
