@@ -12,6 +12,7 @@ from meshdsl.cluster.profile import Cluster, load
 from meshdsl.diagnostics import Source, Span, did_you_mean, fail
 from meshdsl.report.document import aligned, human
 from meshdsl.search.annealing import anneal
+from meshdsl.search.devices import Devices, exhaustive, reinforce
 from meshdsl.search.exact import (
     TooWide,
     branch_and_bound,
@@ -24,6 +25,7 @@ from meshdsl.search.graph_file import (
     Written,
     costs_of,
     layers_of,
+    operators_of,
     read_graph,
     transformer_of,
 )
@@ -33,6 +35,9 @@ from meshdsl.search.stages import MOST_SETS, TooBranched, cut
 from meshdsl.search.transformer import Transformer
 
 Json = dict[str, Any]
+
+MOST_PLACEMENTS = 100_000
+"""Placements of groups on devices that are all tried."""
 
 SHOWN = 5
 """Divisions of equal layers that are shown."""
@@ -252,6 +257,36 @@ def _alpa(top: Written, asked: Asked) -> Json:
     }
 
 
+# --- operators on devices ------------------------------------------------------------------------
+
+
+def _devices(learned: bool) -> Callable[[Written, Asked], Json]:
+    """The device of each group: the best of all, or one that is learned."""
+
+    def found(top: Written, asked: Asked) -> Json:
+        groups, operators = operators_of(top)
+        if asked.devices is None or asked.bandwidth is None:
+            fail("MD0665", "operators on devices need `--devices` and `--bandwidth`", help=NEEDED)
+        transfer = top.field("transfer", 0).cost()
+        devices = Devices(asked.devices, transfer, asked.bandwidth)
+        if not learned and asked.devices ** len(groups) > MOST_PLACEMENTS:
+            message = f"{len(groups)} groups on {asked.devices} devices are too many to try"
+            top.field("operators").refuse(message, "MD0663", "take `--method rl`, or fewer groups")
+        best = reinforce(operators, devices) if learned else exhaustive(operators, devices)
+        return {
+            "source": top.field("source", "").value,
+            "devices": asked.devices,
+            "bandwidth": asked.bandwidth,
+            "places": dict(zip(groups, best.devices, strict=True)),
+            "seconds": best.seconds,
+            "one_device_seconds": math.fsum(o.seconds for o in operators),
+            "proven": not learned,
+            "work": best.tried,
+        }
+
+    return found
+
+
 METHODS: dict[str, dict[str, Callable[[Written, Asked], Json]]] = {
     "placement": {
         "elimination": _placement(_elimination),
@@ -262,6 +297,7 @@ METHODS: dict[str, dict[str, Callable[[Written, Asked], Json]]] = {
     },
     "stages": {"pipedream": _stages(single=False), "throughput": _stages(single=True)},
     "transformer": {"grid": _grid, "alpa": _alpa},
+    "devices": {"exhaustive": _devices(learned=False), "rl": _devices(learned=True)},
 }
 """The methods for each kind of graph; the first is taken unless another is named."""
 
@@ -271,7 +307,12 @@ METHODS: dict[str, dict[str, Callable[[Written, Asked], Json]]] = {
 
 def text(found: Json) -> str:
     """The result of `solved` as text."""
-    lines = {"placement": _placement_text, "stages": _stages_text, "transformer": _grid_text}
+    lines = {
+        "placement": _placement_text,
+        "stages": _stages_text,
+        "transformer": _grid_text,
+        "devices": _devices_text,
+    }
     write = _alpa_text if found["method"] == "alpa" else lines[found["kind"]]
     return "\n".join(write(found)) + "\n"
 
@@ -305,6 +346,17 @@ def _stages_text(found: Json) -> list[str]:
         ends = layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]} ({len(layers)})"
         ms = f"{stage['seconds'] * 1e3:.4g}"
         rows.append([str(number), str(stage["devices"]), ms, ends])
+    return [head, *(f"  {line}" for line in aligned(rows))]
+
+
+def _devices_text(found: Json) -> list[str]:
+    times = found["one_device_seconds"] / found["seconds"]
+    known = "the best of all" if found["proven"] else "the best of those"
+    head = (
+        f"{found['graph']} on {found['devices']} devices: {found['seconds']:.4g} s, {times:.3g} times "
+        f"one device; {known} {found['work']:,} tried"
+    )
+    rows = [[group, f"device {place}"] for group, place in found["places"].items()]
     return [head, *(f"  {line}" for line in aligned(rows))]
 
 

@@ -2,7 +2,8 @@
 
 `"kind": "placement"` has nodes with a cost, and maybe memory, for each choice, and edges with a
 table of costs by the choices of two or more nodes. `"kind": "stages"` has layers with times and
-sizes, and which reads which. `"kind": "transformer"` has the sizes of equal layers.
+sizes, and which reads which. `"kind": "transformer"` has the sizes of equal layers, `"devices"`
+operators in groups that go to a device each.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from meshdsl.diagnostics import Source, Span, did_you_mean, fail
+from meshdsl.search.devices import Operator
 from meshdsl.search.graph import CostGraph, Factor, Variable
 from meshdsl.search.stages import Layer, LayerGraph
 from meshdsl.search.transformer import Transformer
 from meshdsl.syntax.parse import read_source
 
-KINDS = ("placement", "stages", "transformer")
+KINDS = ("placement", "stages", "transformer", "devices")
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,3 +229,26 @@ def transformer_of(top: Written) -> Transformer:
     if model.hidden % model.heads:
         top.field("heads").refuse(f"{model.heads} heads do not divide the width {model.hidden}")
     return model
+
+
+# --- operators on devices ------------------------------------------------------------------------
+
+
+def operators_of(top: Written) -> tuple[tuple[str, ...], list[Operator]]:
+    """The groups of `"kind": "devices"`, and the operators: each reads only what stands before."""
+    written = top.field("operators").items()
+    if not written:
+        top.field("operators").refuse("there is no operator")
+    groups: dict[str, int] = {}
+    places: dict[str, int] = {}
+    made = []
+    for operator in written:
+        group = groups.setdefault(operator.field("group").text(), len(groups))
+        reads = [_place(name, places) for name in operator.field("reads", []).items()]
+        figures = (operator.field(name).cost() for name in ("seconds", "output"))
+        made.append(Operator(group, *figures, tuple(dict.fromkeys(reads))))
+        name = operator.field("name").text()
+        if name in places:
+            operator.refuse(f"there are two operators `{name}`")
+        places[name] = len(places)
+    return tuple(groups), made
