@@ -353,8 +353,8 @@ def _devices_text(found: Json) -> list[str]:
     times = found["one_device_seconds"] / found["seconds"]
     known = "the best of all" if found["proven"] else "the best of those"
     head = (
-        f"{found['graph']} on {found['devices']} devices: {found['seconds']:.4g} s, {times:.3g} times "
-        f"one device; {known} {found['work']:,} tried"
+        f"{found['graph']} on {found['devices']} devices: {found['seconds']:.4g} s, "
+        f"{times:.3g} times one device; {known} {found['work']:,} tried"
     )
     rows = [[group, f"device {place}"] for group, place in found["places"].items()]
     return [head, *(f"  {line}" for line in aligned(rows))]

@@ -245,8 +245,8 @@ def operators_of(top: Written) -> tuple[tuple[str, ...], list[Operator]]:
     for operator in written:
         group = groups.setdefault(operator.field("group").text(), len(groups))
         reads = [_place(name, places) for name in operator.field("reads", []).items()]
-        figures = (operator.field(name).cost() for name in ("seconds", "output"))
-        made.append(Operator(group, *figures, tuple(dict.fromkeys(reads))))
+        seconds, output = (operator.field(name).cost() for name in ("seconds", "output"))
+        made.append(Operator(group, seconds, output, tuple(dict.fromkeys(reads))))
         name = operator.field("name").text()
         if name in places:
             operator.refuse(f"there are two operators `{name}`")

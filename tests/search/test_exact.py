@@ -24,7 +24,7 @@ def least(graph: CostGraph) -> float:
 
 
 def test_exact_methods_agree() -> None:
-    for graph in graphs(200, seed=1):
+    for graph in graphs(100, seed=1):
         expected = least(graph)
         for found in (
             branch_and_bound(graph),
@@ -47,7 +47,7 @@ def test_the_bound_leaves_branches_out() -> None:
 
 def test_memory_limits_are_kept() -> None:
     bounded = 0
-    for graph in graphs(200, seed=3, memory=True):
+    for graph in graphs(100, seed=3, memory=True):
         expected = least(graph)
         for found in (branch_and_bound(graph), integer_program(graph)):
             assert found.cost == pytest.approx(expected, abs=CLOSE), found.method
@@ -58,7 +58,7 @@ def test_memory_limits_are_kept() -> None:
         assert graph.bytes(priced.picks) <= graph.limit
         assert priced.bound - CLOSE <= expected <= priced.cost + CLOSE
         bounded += priced.gap < 0.5
-    assert bounded > 100
+    assert bounded > 50
 
 
 def test_a_proposed_change_is_the_difference_of_whole_costs() -> None:

@@ -1,0 +1,178 @@
+"""Graphs in JSON: every example solves by every method, and every mistake has its message."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshdsl.diagnostics import DiagnosticError
+from meshdsl.report.graphs import METHODS, Asked, solved, text
+from tests.project import ROOT, tracked
+from tests.search.random_graphs import graphs
+
+GIVEN = Asked(devices=8, bandwidth=1e9, cluster="a100-dgx")
+EXAMPLES = [ROOT / p for p in tracked() if p.match("examples/search/*.json")]
+
+PLACEMENT: dict[str, Any] = {
+    "kind": "placement",
+    "nodes": [
+        {"name": "a", "choices": ["x", "y"], "cost": [1, 2], "memory": [8, 4]},
+        {"name": "b", "choices": ["x", "y", "z"], "cost": [3, 1, None]},
+    ],
+    "edges": [{"between": ["b", "a"], "cost": [[0, 5], [5, 0], [0, 0]]}],
+}
+STAGES: dict[str, Any] = {
+    "kind": "stages",
+    "layers": [
+        {"name": "a", "forward": 1, "backward": 2, "output": 1e6, "parameters": 0},
+        {"name": "b", "forward": 1, "backward": 2, "output": 1e6, "parameters": 1e6},
+    ],
+    "edges": [["a", "b"]],
+}
+DEVICES: dict[str, Any] = {
+    "kind": "devices",
+    "operators": [
+        {"name": "a", "group": "one", "seconds": 2, "output": 1e6},
+        {"name": "b", "group": "two", "seconds": 2, "output": 1e6},
+        {"name": "c", "group": "two", "seconds": 1, "output": 1e6, "reads": ["a", "b"]},
+    ],
+}
+SIZES = {"layers": 4, "hidden": 64, "heads": 4, "seq": 16, "vocab": 100, "batch": 8}
+TRANSFORMER: dict[str, Any] = {"kind": "transformer", **SIZES, "micro_batches": 4}
+GRAPHS = {g["kind"]: g for g in (PLACEMENT, STAGES, DEVICES, TRANSFORMER)}
+
+
+def written(tmp_path: Path, graph: object) -> Path:
+    path = tmp_path / "graph.json"
+    path.write_text(graph if isinstance(graph, str) else json.dumps(graph))
+    return path
+
+
+def changed(graph: dict[str, Any], path: tuple[str | int, ...], value: object) -> dict[str, Any]:
+    """A copy with one value in it replaced; `...` removes it."""
+    made = json.loads(json.dumps(graph))
+    at = made
+    for key in path[:-1]:
+        at = at[key]
+    if value is ...:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"), [(kind, name) for kind, names in METHODS.items() for name in names]
+)
+def test_every_method_answers(kind: str, method: str, tmp_path: Path) -> None:
+    found = solved(written(tmp_path, GRAPHS[kind]), Asked(method, 8, 1e9, "a100-dgx"))
+    assert found["method"] == method
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert text(found).startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_every_example_is_solved(path: Path) -> None:
+    asked = Asked(devices=3072 if "gpt" in path.stem else 8, bandwidth=1e9, cluster="a100-dgx")
+    found = solved(path, asked)
+    assert found["proven"]
+    assert found["source"]
+
+
+def test_exact_methods_agree_on_written_graphs(tmp_path: Path) -> None:
+    for graph in graphs(20, seed=6):
+        nodes = [
+            {"name": v.name, "choices": list(v.choices), "cost": [0] * len(v.choices)}
+            for v in graph.variables
+        ]
+        edges = [
+            {"between": [graph.variables[i].name for i in f.scope], "cost": nulls(f.cost.tolist())}
+            for f in graph.factors
+            if len(f.scope) > 1
+        ]
+        path = written(tmp_path, {"kind": "placement", "nodes": nodes, "edges": edges})
+        costs = [cost_of(path, name) for name in ("elimination", "ilp", "branch", "exhaustive")]
+        assert costs == pytest.approx([costs[0]] * 4)
+
+
+def cost_of(path: Path, method: str) -> float:
+    """The least cost; infinite where everything is forbidden."""
+    try:
+        return float(solved(path, Asked(method))["cost"])
+    except DiagnosticError as error:
+        codes = {d.code for d in error.diagnostics}
+    return math.inf if codes == {"MD0664"} else math.nan
+
+
+def nulls(table: Any) -> Any:
+    """A table with null for what is forbidden."""
+    if isinstance(table, list):
+        return [nulls(row) for row in table]
+    return None if math.isinf(table) else table
+
+
+WRONG = [
+    ("MD0660", "{", "not JSON"),
+    ("MD0660", "[]", "object"),
+    ("MD0660", {"kind": "stage"}, "`stages`"),
+    ("MD0660", changed(PLACEMENT, ("nodes",), ...), "`nodes`"),
+    ("MD0660", changed(PLACEMENT, ("nodes", 0, "name"), 3), "nodes[0].name"),
+    ("MD0660", changed(PLACEMENT, ("nodes", 0, "choices"), []), "nothing to choose"),
+    ("MD0660", changed(PLACEMENT, ("nodes", 0, "cost"), [1]), "1 values for 2"),
+    ("MD0660", changed(PLACEMENT, ("nodes", 1, "name"), "a"), "two nodes `a`"),
+    ("MD0660", changed(PLACEMENT, ("edges", 0, "between"), ["a"]), "two nodes or more"),
+    ("MD0660", changed(PLACEMENT, ("edges", 0, "between"), ["a", "aa"]), "no node `aa`"),
+    ("MD0660", changed(PLACEMENT, ("edges", 0, "cost", 1), [1, "x"]), "edges[0].cost[1][1]"),
+    ("MD0660", changed(STAGES, ("layers",), []), "no layer"),
+    ("MD0660", changed(STAGES, ("edges",), [["a", "b", "a"]]), "one layer to another"),
+    ("MD0660", changed(STAGES, ("layers", 0, "forward"), True), "a number"),
+    ("MD0660", changed(TRANSFORMER, ("layers",), 0), "whole number"),
+    ("MD0660", changed(TRANSFORMER, ("heads",), 3), "3 heads"),
+    ("MD0660", changed(DEVICES, ("operators",), []), "no operator"),
+    ("MD0660", changed(DEVICES, ("operators", 0, "reads"), ["c"]), "no node `c`"),
+    ("MD0660", changed(DEVICES, ("operators", 1, "name"), "a"), "two operators"),
+    ("MD0661", changed(STAGES, ("edges",), [["a", "b"], ["b", "a"]]), "a -> b -> a"),
+    ("MD0662", changed(PLACEMENT, ("nodes", 0, "cost"), [1, -2]), "nodes[0].cost[1]"),
+    ("MD0662", changed(STAGES, ("layers", 1, "output"), -1), "layers[1].output"),
+    ("MD0664", changed(PLACEMENT, ("nodes", 1, "cost"), [None] * 3), "forbidden"),
+    ("MD0664", {**PLACEMENT, "memory_limit": 3}, "the least is 4 B"),
+    ("MD0666", changed(TRANSFORMER, ("heads",), 1) | {"batch": 7, "layers": 5}, "no division"),
+]
+
+
+@pytest.mark.parametrize(("code", "graph", "said"), WRONG)
+def test_mistakes_have_their_message(code: str, graph: object, said: str, tmp_path: Path) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        solved(written(tmp_path, graph), GIVEN)
+    (found,) = caught.value.diagnostics
+    assert found.code == code
+    assert said in f"{found.message} {found.help}"
+    assert found.span is not None
+
+
+@pytest.mark.parametrize(
+    ("kind", "asked", "code", "said"),
+    [
+        ("placement", Asked(method="ipl"), "MD0665", "`ilp`"),
+        ("placement", Asked(method="grid"), "MD0665", "elimination"),
+        ("stages", Asked(devices=2), "MD0665", "--bandwidth"),
+        ("devices", Asked(devices=2), "MD0665", "--bandwidth"),
+        ("transformer", Asked(devices=2), "MD0665", "--cluster"),
+        ("transformer", Asked(devices=2, cluster="a100-dg"), "MD0320", "a100-dgx"),
+        ("transformer", Asked(devices=3, cluster="a100-dgx", stages=3), "MD0666", "2 and 4"),
+        ("transformer", Asked(devices=2, cluster="a100-dgx", memory=1), "MD0664", "the least"),
+        ("transformer", Asked("alpa", 2, None, "a100-dgx", 1), "MD0664", "more devices"),
+    ],
+)
+def test_what_is_asked_has_to_fit_the_graph(
+    kind: str, asked: Asked, code: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        solved(written(tmp_path, GRAPHS[kind]), asked)
+    (found,) = caught.value.diagnostics
+    assert found.code == code
+    assert said in f"{found.message} {found.help}"
