@@ -182,10 +182,16 @@ def window(
     fill: float | str | None,
     rank: int,
     mesh: dict[str, int],
+    wider: tuple[tuple[int, int, int, int, bool], bool] | None = None,
 ) -> torch.Tensor:
-    """A `halo` of a block that needs nothing of others, or of the whole dim: nothing is sent."""
+    """A `halo` of which nothing is sent: of a block that needs no other, or of the whole dim.
+
+    Or `x` is a window itself, that of the reads `wider`, and whether it ends at the border.
+    """
     own, read = blocks_and_windows(mesh, axes, [rank], sizes, reads, fill is None)
     held = (0, sizes[0]) if x.shape[dim] == sizes[0] else own[0]
+    if wider is not None:
+        held = blocks_and_windows(mesh, axes, [rank], sizes, *wider)[1][0]
     return framed(x, dim, held, read[0], sizes[0], fill)
 
 

@@ -21,6 +21,7 @@ from meshdsl.device.ir import (
 )
 from meshdsl.device.liveness import uses
 from meshdsl.diagnostics import Span
+from meshdsl.ops.opdef import Reads
 from meshdsl.ops.text import atom, tuple_text
 from meshdsl.placed.sbp import Mesh, Window
 
@@ -194,13 +195,13 @@ class Moves(Walk):
         args = self.window_text(window, placed.axes_of(window.dim))
         fill = self._filling(node.source, reads.fill)
         where = "rank, MESH" + (", groups" if node.step.moves else "")
+        if (wider := node.step.wider) is not None:
+            where += f", {(_numbers(wider.reads), wider.reads.fill is None)}"
         return f"{node.step.kind}({self._tensor(node.source)}, {position}, {args}, {fill}, {where})"
 
     def window_text(self, window: Window, axes: tuple[str, ...]) -> str:
         """Text of the axes of a window, the sizes of its dim and its loop, and what is read."""
-        reads = window.reads
-        numbers = (reads.mul, reads.div, reads.lo, reads.hi, reads.flip)
-        return f"{axes!r}, {(window.size, window.loop)}, {numbers}"
+        return f"{axes!r}, {(window.size, window.loop)}, {_numbers(window.reads)}"
 
     def _about_windows(self, node: Move) -> None:
         """Write a comment: what each device has of the dim, of many the first and the last."""
@@ -322,6 +323,10 @@ class Moves(Walk):
             text = f"({text})" if " " in text else text
             text = f"{text} * {self.mesh.size(axis)} + {self.at[axis]}"
         return text
+
+
+def _numbers(reads: Reads) -> tuple[int, int, int, int, bool]:
+    return reads.mul, reads.div, reads.lo, reads.hi, reads.flip
 
 
 def _function(node: Move, mesh: Mesh) -> str:

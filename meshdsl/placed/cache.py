@@ -25,7 +25,7 @@ from meshdsl.placed.rows import call_of
 from meshdsl.placed.sbp import Placement, Window, placement
 from meshdsl.version import __version__
 
-FORMAT = 3
+FORMAT = 4
 KIND = "plans"
 """The folder of cached plans."""
 

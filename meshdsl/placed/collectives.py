@@ -50,7 +50,8 @@ class Step:
 
     `dim` is gathered, or split off (slice, reduce_scatter), or split before (all_to_all, zero_fill
     of a split); `to_dim` is split by an all_to_all instead. `axes` are in mesh order, of a slice
-    outer first. A halo, or a `window` where nothing is sent, makes the last window of `after`.
+    outer first. A halo, or a `window` where nothing is sent, makes the last window of `after`, of
+    the blocks or of a `wider` window.
     """
 
     kind: str
@@ -120,6 +121,12 @@ class Step:
     def window(self) -> Window:
         """The window that a halo makes."""
         return self.after.windows[-1]
+
+    @property
+    def wider(self) -> Window | None:
+        """The window that another is cut from."""
+        given, made = self.before.windows, self.after.windows
+        return given[-1] if given and len(given) == len(made) else None
 
     def changed(self) -> tuple[dict[str, tuple[str, ...]], dict[str, tuple[str, ...]]]:
         """The splits of a permute, before and after, of the dims whose axes change."""
@@ -238,6 +245,17 @@ def halo(mesh: Mesh, p: Placement, axes: tuple[str, ...], window: Window) -> Ste
     after = replace(_with(mesh, p, {window.dim: axes}), windows=(*p.windows, window))
     step = Step("window", mesh.sorted(set(axes)), p, after, dim=window.dim)
     return replace(step, kind="halo") if any(_rows_sent(step, mesh)) else step
+
+
+def cut(mesh: Mesh, wider: Placement, target: Placement) -> Step | None:
+    """A window cut from a wider one of the same blocks; None where that does not have it."""
+    if len(wider.windows) != 1 or len(target.windows) != 1 or wider.plain != target.plain:
+        return None
+    window = target.windows[0]
+    if not wider.windows[0].covers(window):
+        return None
+    axes = mesh.sorted(set(target.axes_of(window.dim)))
+    return Step("window", axes, wider, target, dim=window.dim)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -179,11 +179,13 @@ class Placer:
 
     def _version(self, value: Value, need: Placement, ask: why.Ask) -> Tensor:
         """The version for a reader; a decided one from which it is made locally is made first."""
-        here, decided = self._placements(value), self.decider.versions(value)
+        here = self._placements(value) + self._windows(value)
+        decided = self.decider.versions(value)
         if need not in (*here, *decided):
-            missing = (p for p in decided if p not in here and self._is_free(value, p, need))
-            if (first := next(missing, None)) is not None:
-                self._made(value, first, ask)
+            missing = [p for p in decided if p not in here and self._is_free(value, p, need)]
+            # Of a wider window nothing more is sent; of blocks a halo.
+            if missing:
+                self._made(value, max(missing, key=lambda p: len(p.windows)), ask)
         return self._made(value, need, ask)
 
     def _is_free(self, value: Value, source: Placement, need: Placement) -> bool:
@@ -224,11 +226,12 @@ class Placer:
         return target
 
     def _window(self, value: Value, need: Placement, ask: why.Ask) -> Tensor:
-        """The version of a value with windows; others may share the blocks that it is made of."""
+        """The version of a value with windows, cut from a wider one or made of blocks."""
         made = self.state.windows.setdefault(value, [])
         if (known := next((t for t in made if t.placement == need), None)) is not None:
             return known
-        best = cheapest(value.type, self._placements(value), need, self.mesh, self.price)
+        versions = self._placements(value) + self._windows(value)
+        best = cheapest(value.type, versions, need, self.mesh, self.price)
         assert best is not None, f"no route to {need}"
         first = next(i for i, step in enumerate(best.steps) if step.after.windows)
         source = self._made(value, best.steps[first].before, ask)

@@ -13,7 +13,8 @@ reader r of v (an operator, a loop, an output, an update) needs it in n:
     S[v,s]    v settles in s; no variable, but the sum over y of z[v,y,s]
     f[r,s,n]  r needs in n what settled in s
     g[r,k,n]  the part of f[r,s,n] that r makes of version k of the same s, with nothing sent: a
-              slice of it, or itself among zeros; or, where n has windows of the blocks k, by a halo
+              slice of it, or itself among zeros; where n has a window, of a wider one; or, where
+              it has windows of the blocks k, by a halo
     m[v,s,n]  version n of v is made from s
 
 Constraints, for all indices that are not summed over:
@@ -579,6 +580,9 @@ Pair = tuple[Placement, Placement]
 Reader = dict[Pair, Terms]
 """The flows to one reader."""
 
+Local = dict[Pair, dict[Pair, Terms]]
+"""The parts of the flows to a reader that it makes of other versions."""
+
 
 class Model:
     """A space as a 0-1 program; see the head of this file for its quantities.
@@ -809,6 +813,7 @@ class Model:
         """The versions that are sent, and the one that each reader takes."""
         readers = self.readers[value]
         pairs = list(dict.fromkeys(pair for paid in readers for pair in paid))
+        pairs = list(dict.fromkeys([*pairs, *_hulls(pairs)]))
         others = {pair: self._sources(value, pair, pairs) for pair in pairs}
         linked = {pair for pair in pairs if others[pair]}.union(*others.values())
         made = {}
@@ -817,16 +822,35 @@ class Model:
             reading = [paid[pair] for paid in readers if pair in paid]
             made[pair] = self._version(here, reading, pair in linked)
             self.lp.pay(made[pair], self._cost(value, *pair))
-        for paid in readers:
-            self._take(value, paid, made, others)
+        for paid, local in zip(readers, self._local(value, readers, others), strict=True):
+            self._take(paid, made, local)
         self.versions[value] = made
+
+    def _local(
+        self, value: Value, readers: list[Reader], others: dict[Pair, list[Pair]]
+    ) -> list[Local]:
+        """By reader g, what it makes of other versions. A window is paid for once, for all."""
+        found: list[Local] = []
+        for paid in readers:
+            found.append({p: {k: self.lp.variable(whole=False) for k in others[p]} for p in paid})
+        for pair, sources in others.items():
+            for other in sources:
+                parts = [local[pair][other] for local in found if pair in local]
+                if pair[1].windows and len(parts) > 1:
+                    once = self.lp.variable(whole=False)
+                    for part in parts:
+                        self.lp.at_most(part, once)
+                    parts = [once]
+                for part in parts:
+                    self.lp.pay(part, self._cost(value, other[1], pair[1]))
+        return found
 
     def _sources(self, value: Value, pair: Pair, pairs: list[Pair]) -> list[Pair]:
         """Versions of the same source from which that of `pair` can be made locally."""
         source, need = pair
-        if self._is_local(value, source, need):
-            return []
-        same = ((s, n) for s, n in pairs if s == source and n != need)
+        same = [(s, n) for s, n in pairs if s == source and n != need]
+        if self._is_local(value, source, need):  # but of a wider window nothing is sent
+            same = [(s, n) for s, n in same if n.windows]
         return [(s, n) for s, n in same if self._is_local(value, n, need)]
 
     def _is_local(self, value: Value, source: Placement, target: Placement) -> bool:
@@ -847,18 +871,15 @@ class Model:
         same = all(terms == reading[0] for terms in reading)
         return reading[0] if same else self.lp.variable(whole=False)
 
-    def _take(
-        self, value: Value, paid: Reader, made: dict[Pair, Terms], others: dict[Pair, list[Pair]]
-    ) -> None:
+    def _take(self, paid: Reader, made: dict[Pair, Terms], local: Local) -> None:
         """Make a reader take one version: of each it takes no more in all than there is."""
         taken: dict[Pair, list[Terms]] = {}
         for pair, terms in paid.items():
-            via = [self.lp.variable(whole=False) for _ in others[pair]]
-            for other, part in zip(others[pair], via, strict=True):
-                self.lp.pay(part, self._cost(value, other[1], pair[1]))
+            for other, part in local[pair].items():
                 taken.setdefault(other, []).append(part)
-            rest = total([terms, *({i: -c for i, c in part.items()} for part in via)])
-            if via:
+            made_of = ({i: -c for i, c in part.items()} for part in local[pair].values())
+            rest = total([terms, *made_of])
+            if local[pair]:
                 self.lp.at_most({}, rest)
             taken.setdefault(pair, []).append(rest)
         for pair, parts in taken.items():
@@ -898,6 +919,15 @@ class Model:
         here = self._settled_in(value, answer)
         made = self.versions[value].items()
         return tuple(n for (s, n), terms in made if s == here and answer.of(terms))
+
+
+def _hulls(pairs: Sequence[Pair]) -> Iterator[Pair]:
+    """Windows that cover two that are read of the same blocks: one exchange serves both readers."""
+    windowed = [(s, n) for s, n in pairs if s == n.plain and len(n.windows) == 1]
+    for (source, one), (other, two) in itertools.combinations(windowed, 2):
+        hull = one.windows[0].hull(two.windows[0]) if source == other else None
+        if hull is not None:
+            yield source, replace(one, windows=(hull,))
 
 
 def _picked(options: Mapping[Placement, Terms], answer: Answer) -> Placement:

@@ -85,8 +85,11 @@ def route(
     """
     if source == target:
         return STAY
-    if source.windows or target.windows:
-        return None if source.windows else _to_windows(type_, source, target, mesh, price)
+    if source.windows:
+        step = c.cut(mesh, source, target)
+        return None if step is None else Route((step,), 0, 0)
+    if target.windows:
+        return _to_windows(type_, source, target, mesh, price)
     space = _space(type_, source, target, mesh, price.scatter)
     start, goal = space.number(source), space.number(target)
     best, came = {start: 0}, dict[int, _Edge]()

@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshdsl.backends.runtime.values import block
 from meshdsl.ir.types import TensorType
@@ -123,6 +123,27 @@ class Window:
     def period(self) -> int:
         """The size of a dim whose ends meet; else 0."""
         return self.size if self.reads.fill == "wrap" else 0
+
+    def covers(self, other: Window) -> bool:
+        """Whether each device can cut the other window from this one, and fill what is outside."""
+        mine, its = self.reads, other.reads
+        fits = mine.fill is None or its.fill is None or mine.fill == its.fill
+        wider = mine.lo <= its.lo and its.hi <= mine.hi
+        return fits and wider and self.hull(other) is not None
+
+    def hull(self, other: Window) -> Window | None:
+        """The least window that covers both, as far as it lies in the dim; None without one.
+
+        Both are windows of the same steps along the same dim, whose ends do not meet.
+        """
+        mine, its = self.reads, other.reads
+        steps = [
+            (w.dim, w.size, w.loop, w.reads.mul, w.reads.div, w.reads.flip) for w in (self, other)
+        ]
+        if steps[0] != steps[1] or self.period or other.period:
+            return None
+        lo, hi = min(mine.lo, its.lo), max(mine.hi, its.hi)
+        return replace(self, reads=replace(mine, lo=lo, hi=hi, fill=None))
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,7 @@ class _Placed(Verifier[Tensor]):
 
 def _check_route(node: Reshard) -> None:
     here: Placement = node.source.placement
-    assert not here.windows, "windows are only for operators"
+    assert not here.windows or node.target.placement.windows, "blocks are made of a window"
     for step in node.route.steps:
         assert step.before == here, "the route is broken"
         here = step.after

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,12 @@ def check(
     placed: Placement,
     windows: list[Window],
     whole: bool = False,
+    last: Window | None = None,
 ) -> None:
-    """The windows of blocks, or of the `whole`, one after the other, and the bytes sent."""
+    """The windows of blocks, or of the `whole`, one after the other, and the bytes sent.
+
+    The `last` is cut from the one before.
+    """
     over = Mesh("m", tuple(mesh.items()))
     x = np.random.default_rng(5).integers(0, 2 if type_.dtype == BOOL else 99, type_.shape)
     x = x.astype(type_.dtype.numpy)
@@ -52,6 +57,11 @@ def check(
     for window in windows:
         steps.append(c.halo(over, here, placed.axes_of(window.dim), window))
         here = steps[-1].after
+    if last is not None:
+        step = c.cut(over, here, replace(here, windows=(last,)))
+        assert step is not None
+        steps.append(step)
+        here = step.after
     lines, own = [], blocks(mesh, base, type_)
     for step in steps:
         w, at = step.window, type_.index(step.window.dim)
@@ -59,6 +69,9 @@ def check(
         axes, groups = placed.axes_of(w.dim), ", groups" * step.moves
         fill = repr(w.reads.fill)
         args = f"{axes}, {(w.size, w.loop)}, {reads}, {fill}, rank, MESH{groups}"
+        if (of := step.wider) is not None:
+            wide = (of.reads.mul, of.reads.div, of.reads.lo, of.reads.hi, of.reads.flip)
+            args += f", {(wide, of.reads.fill is None)}"
         lines.append(f"x = {step.kind}(x, {at}, {args})")
     shape = here.local(type_, over).shape
     body = [f"own = {own}[rank]", "x = inputs['x'][tuple(slice(*o) for o in own)]", *lines]
@@ -78,7 +91,7 @@ def check(
         use=("halo", "window"),
     )
     found = run_local(text, {"x": x})
-    fills = {w.dim: w.reads.fill for w in windows}
+    fills = {step.window.dim: step.window.reads.fill for step in steps}
     for rank, parts in enumerate(blocks(mesh, here, type_)):
         expected = cut(x, parts, [fills.get(d) for d in type_.names])
         assert tuple(found.outputs["shape"][rank]) == expected.shape
@@ -112,6 +125,26 @@ def test_a_window_is_a_slice_of_the_padded_whole(mesh, size, loop, read, whole, 
     placed = placement(over, {"d": tuple(reversed(mesh))})
     if placed.splits:
         check(mesh, TensorType(tuple(dims), dtype), placed, [Window("d", size, read, loop)], whole)
+
+
+@given(
+    st.sampled_from(MESHES), st.integers(1, 9), st.integers(1, 9), reads(), reads(),
+    st.sampled_from((F32, BOOL)),
+)  # fmt: skip
+def test_windows_of_the_same_steps_are_cut_from_their_hull(mesh, size, loop, one, two, dtype):
+    """And from each other, where one covers the other."""
+    over = Mesh("m", tuple(mesh.items()))
+    placed, type_ = placement(over, {"d": tuple(mesh)}), TensorType((Dim("d", size),), dtype)
+    if not placed.splits:
+        return
+    other = replace(one, lo=two.lo, hi=two.hi, fill=two.fill)
+    pair = [Window("d", size, read, loop) for read in (one, other)]
+    hull = pair[0].hull(pair[1])
+    assert hull is not None
+    for window in pair:
+        check(mesh, type_, placed, [hull], last=window)
+        for wider in (w for w in pair if w.covers(window)):
+            check(mesh, type_, placed, [wider], last=window)
 
 
 @given(st.integers(1, 7), st.integers(1, 7), reads((0.0,)), reads((0.0,)), st.integers(1, 5))
