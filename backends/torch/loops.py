@@ -129,11 +129,13 @@ class Loops(Moves):
 
     # --- sliced, collected and carried values ------------------------------------------------
 
-    def _add_onto(self, node: Compute) -> None:
-        """Write a sum in place."""
+    def _write_onto(self, node: Compute) -> None:
+        """Write an operator in the memory of its operand."""
         assert node.onto is not None
-        text = lookup(node.name).in_place[node.onto](self._call(node))
-        assert text is not None, f"{node.name} cannot be done in place"
+        call = self._call(node)
+        text = lookup(node.name).in_place[node.onto](call)
+        for line in call.lines:
+            self.out.statement(line)
         self._let(node.outs[0], text)
 
     def _slice_of(self, stack: Var, inside: Var, node: Loop) -> str:

@@ -203,7 +203,7 @@ class Emitter(Loops):
     def compute(self, node: Compute) -> None:
         """Write an operator, in place where no other variable shares the memory."""
         if node.onto is not None:
-            self._add_onto(node)
+            self._write_onto(node)
             return
         opdef = lookup(node.name)
         call = self._call(node)
@@ -234,11 +234,13 @@ class Emitter(Loops):
         """
         if not self.program.updates:
             return None
-        for index, write in lookup(node.name).in_place.items():
+        opdef = lookup(node.name)
+        numbers = frozenset(i for i, var in enumerate(node.ins) if var in self.constants)
+        for index in opdef.written_over(call.ins, numbers):
             var = node.ins[index]
             own = var in self.fresh - self.views and self.uses[var] == 1
-            if own and var.local == node.outs[0].local and (text := write(call)) is not None:
-                return text
+            if own and var.local == node.outs[0].local:
+                return opdef.in_place[index](call)
         return None
 
     def _assign(self, node: Compute, text: str) -> None:
@@ -386,5 +388,13 @@ class Emitter(Loops):
     def _return(self) -> None:
         self.out.place = ""
         self.out.add()
-        items = [f"{quoted(n)}: {self._tensor(var)}" for n, var in self.program.outputs]
+        items = [f"{quoted(n)}: {self._returned(var)}" for n, var in self.program.outputs]
         self.out.statement(f"return {{{', '.join(items)}}}")
+
+    def _returned(self, var: Var) -> str:
+        """An output; of a parameter that each step writes `onto`, it is copied."""
+        owners, updates = shared(self.program), self.program.updates
+        onto = (old for old, new in updates if old is not new and old.name == new.name)
+        stored = {owners.get(old, old) for old in onto}
+        text = self._tensor(var)
+        return f"{text}.clone()" if owners.get(var, var) in stored else text

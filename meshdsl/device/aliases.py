@@ -7,7 +7,8 @@ Every text of an operator, a collective or a support function may assume of memo
 - A result has memory of its own, in which no two elements share a place, unless the record of its
   operator says that it may show operand 0 (`OpDef.shows_operand`).
 - Only dead variables are written to. Texts `in_place`, and an all_reduce in place, get an operand
-  whose memory is its own, all of it; its dims may still be permuted, with gaps between. An operand
+  whose memory is its own, all of it; its dims may still be permuted, with gaps between. So does a
+  parameter that `:=` assigns, written `onto`, and what is returned of it is copied. An operand
   that an operator `overwrites` is copied first where anything else shows it (`copied_first`).
 """
 

@@ -18,6 +18,8 @@ from meshdsl.placed.choose import flops
 from meshdsl.placed.sbp import Placement
 from meshdsl.placed.storage import is_load
 
+Pairs = tuple[tuple[placed.Tensor, placed.Tensor], ...]
+
 
 def lower(program: placed.Program, names: Giver | None = None) -> Program:
     """The program of each device; a notation of it may have `names` of its own."""
@@ -34,6 +36,7 @@ class _Lowering:
         self.stacks = _stacks(program.body)
         self.read = _read(program)
         self.taken_over = dict(_taken_over(program))
+        self.written_into = dict(_written_into(program))
         self.lists: set[Var] = set()
 
     def program(self) -> Program:
@@ -58,6 +61,11 @@ class _Lowering:
     def _var(self, tensor: placed.Tensor, placement: Placement, name: str, hint: str) -> Var:
         local = placement.local(tensor.value.type, self.mesh)
         return Var(self.names.fresh(name), tensor.value, placement, local, hint)
+
+    def _over(self, tensor: placed.Tensor) -> Var:
+        """The variable of a tensor that is written over another, and has its name."""
+        self.vars[tensor] = replace(self.vars[self.written_into[tensor]], value=tensor.value)
+        return self.vars[tensor]
 
     def _state(self, tensor: placed.Tensor) -> Var:
         name = (tensor.value.name or "").replace(".", "_")
@@ -90,13 +98,17 @@ class _Lowering:
     def _apply(self, node: placed.Apply) -> Compute:
         ins = tuple(self.vars[t] for t in node.ins)
         results = (self.results.get(t.value, "") for t in node.outs)
-        outs = tuple(map(self._new, node.outs, repeat(node.name), results))
+        onto = 0 if node.outs[0] in self.written_into else None
+        if onto is None:
+            outs = tuple(map(self._new, node.outs, repeat(node.name), results))
+        else:
+            outs = (self._over(node.outs[0]),)
         local = Signature(
             tuple(v.local for v in ins), tuple(v.local for v in outs), dict(node.attrs)
         )
         cost = flops(lookup(node.name), local)
         about = (node.attrs, node.span, node.phase, node.block)
-        return Compute(node.name, ins, outs, *about, flops=cost)
+        return Compute(node.name, ins, outs, *about, flops=cost, onto=onto)
 
     def _reshard(self, node: placed.Reshard) -> list[Move]:
         moves: list[Move] = []
@@ -156,6 +168,9 @@ class _Lowering:
         return Stacked(outer, self._new(item.inside, hint=outer.hint.removesuffix("_stack")))
 
     def _collected(self, made: ir.Collected[placed.Tensor]) -> Collected:
+        if made.outer in self.written_into:
+            stack = self.vars[self.written_into[made.outer]]
+            return Collected(self.vars[made.inside], self._over(made.outer), stack=stack)
         var = self._new(made.outer, hint=self.vars[made.inside].hint.removesuffix("_part"))
         if made.outer not in self.read:
             self.lists.add(var)
@@ -222,6 +237,40 @@ def _taken_over(program: placed.Program) -> Iterator[tuple[placed.Tensor, placed
             here.update(_makes(node))
 
     return found(program.body)
+
+
+def _written_into(
+    program: placed.Program,
+) -> Iterator[tuple[placed.Tensor, placed.Tensor]]:
+    """Pairs of a new value and the parameter that `:=` makes it, in whose memory it is written.
+
+    The operator that makes it has to have a text for that, and alone reads the old value.
+    """
+    reads = ir.uses(program.body)
+    reads.update(t for _, t in (*program.outputs, *program.updates))
+
+    def found(
+        nodes: tuple[placed.Node, ...], old: placed.Tensor, new: placed.Tensor
+    ) -> Pairs | None:
+        maker = next((node for node in nodes if new in node.makes), None)
+        if reads[old] != 1 or old.placement != new.placement:
+            return None
+        match maker:
+            case placed.Apply(ins=(first, *_)) if first is old:
+                types = tuple(t.type for t in maker.ins)
+                return ((new, old),) if 0 in lookup(maker.name).written_over(types) else None
+            case placed.Loop():
+                inside = {c.outer: c.inside for c in maker.collected}.get(new)
+                before = {s.outer: s.inside for s in maker.stacked}.get(old)
+                if inside is not None and before is not None:
+                    inner = found(maker.body, before, inside)
+                    return None if inner is None else (*inner, (new, old))
+        return None
+
+    params = {p.tensor for p in program.params}
+    for old, new in program.updates:
+        if old in params:
+            yield from found(program.body, old, new) or ()
 
 
 def _makes(node: placed.Node) -> tuple[placed.Tensor, ...]:

@@ -38,6 +38,7 @@ from meshdsl.device.liveness import (
     used_up,
     uses,
 )
+from meshdsl.ir.program import every
 from meshdsl.ops.opdef import Signature, lookup
 
 
@@ -213,7 +214,7 @@ class Walk:
             ins, outs = (tuple(v.local for v in vs) for vs in (node.ins, node.outs))
             numbers = {i: self.numbers[v] for i, v in enumerate(node.ins) if v in self.numbers}
             return scratch(Signature(ins, outs, dict(node.attrs)), numbers)
-        if node.onto is None:
+        if node.onto is None or node.name != "add":
             return 0
         total, part = (v.local for v in node.ins)
         return part.elements * total.dtype.bytes if part.dtype != total.dtype else 0
@@ -345,6 +346,7 @@ class _Reuse:
         # Variables whose memory is their own, and those that may show elements twice.
         self.fresh: set[Var] = set()
         self.views: set[Var] = set()
+        self.numbers = {v for n in every(program.body) if is_constant(n) for v in n.makes}
 
     def found(self) -> Iterator[tuple[Var, Var]]:
         """Pairs of a result and the operand."""
@@ -379,7 +381,9 @@ class _Reuse:
             self.fresh.update(node.outs)
 
     def _over(self, node: Compute) -> Var | None:
-        for index in lookup(node.name).in_place:
+        ins = tuple(v.local for v in node.ins)
+        numbers = frozenset(i for i, v in enumerate(node.ins) if v in self.numbers)
+        for index in lookup(node.name).written_over(ins, numbers):
             var = node.ins[index]
             fits = var.local == node.outs[0].local and var not in self.views
             if fits and self._is_own(var):

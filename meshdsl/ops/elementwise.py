@@ -372,19 +372,21 @@ def _where_torch(call: TorchCall) -> str:
     return f"torch.where({', '.join(texts)})"
 
 
-def _where_first(call: TorchCall) -> str | None:
-    """Write into the values where the condition is true; the others must be a literal."""
+def _where_fits(index: int, ins: tuple[TensorType, ...], numbers: frozenset[int]) -> bool:
+    """Values are written into where the others are a number, and the condition is none."""
+    del ins
+    return 3 - index in numbers and 0 not in numbers
+
+
+def _where_first(call: TorchCall) -> str:
+    """Write into the values where the condition is true."""
     mask = call.aligned(0, call.outs[0].dims)
-    if not call.is_constant(2) or call.is_constant(0):
-        return None
     return f"{call.args[1]}.masked_fill_(~{mask}, {call.args[2]})"
 
 
-def _where_second(call: TorchCall) -> str | None:
-    """Write into the values where the condition is false; the others must be a literal."""
+def _where_second(call: TorchCall) -> str:
+    """Write into the values where the condition is false."""
     mask = call.aligned(0, call.outs[0].dims)
-    if not call.is_constant(1) or call.is_constant(0):
-        return None
     return f"{call.args[2]}.masked_fill_({mask}, {call.args[1]})"
 
 
@@ -413,6 +415,7 @@ register(
         true_rows=swapped(_BOTH, "B, P(max), P(max) -> P(max)", "B, P(min), P(min) -> P(min)"),
         gradient=where_gradient,
         in_place={1: _where_first, 2: _where_second},
+        fits_in=_where_fits,
         meaning="The element of x where the condition c is true, else that of y.",
     )
 )

@@ -224,8 +224,13 @@ def _rms_norm_text(call: TorchCall, *, into_dy: bool = False) -> str:
     return f"{found}.half()" if call.ins[0].dtype == F16 else found
 
 
-def _rms_norm_into_dy(call: TorchCall) -> str | None:
-    return None if call.ins[0].dtype == F16 else _rms_norm_text(call, into_dy=True)
+def _rms_norm_into_dy(call: TorchCall) -> str:
+    return _rms_norm_text(call, into_dy=True)
+
+
+def _is_not_f16(index: int, ins: tuple[TensorType, ...], numbers: frozenset[int]) -> bool:
+    del numbers
+    return ins[index].dtype != F16
 
 
 composite(
@@ -251,6 +256,7 @@ composite(
     cost=10,
     internal=True,
     in_place={0: _rms_norm_into_dy},
+    fits_in=_is_not_f16,
     meaning="The gradient of `rms_norm` by the tensor that is normalised.",
 )
 

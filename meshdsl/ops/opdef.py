@@ -285,7 +285,8 @@ class Backward(Protocol):
 
 
 Gradient = Callable[[Backward], Mapping[int, Value]]
-InPlace = Callable[[TorchCall], str | None]
+InPlace = Callable[[TorchCall], str]
+FitsIn = Callable[[int, tuple[TensorType, ...], frozenset[int]], bool]
 Scratch = Callable[[Signature, Mapping[int, Any]], int]
 
 
@@ -377,10 +378,12 @@ class OpDef:
     overwrites: operands, one per output in order, that the torch text changes in place: output `i`
               is operand `overwrites[i]`, which nobody may read afterwards. The numpy meaning
               changes nothing.
-    in_place: by operand, a call -> torch text that may leave the result in the memory of that
-              operand (None where it cannot). It is requested where the operand has the type of the
-              result, memory of its own, and is dead. The text is right on any strides; not every
-              kernel of torch minds those of its `out=`.
+    in_place: by operand, a call -> torch text that leaves the result in the memory of that operand.
+              It is requested where the operand has the type of the result, memory of its own, and
+              is dead. The text is right on any strides; not every kernel of torch minds those of
+              its `out=`.
+    fits_in: (operand, types of all, those that are numbers) -> whether the call has such a text;
+             None: always.
     scratch: (signature of local types, operands that are numbers, by index) -> bytes that the torch
              text takes beside its results while it runs, or, of a result that shows its operand,
              of a copy that it shows instead; None: nothing of the size of an operand.
@@ -419,6 +422,7 @@ class OpDef:
     saving: str | None = None
     overwrites: tuple[int, ...] = ()
     in_place: Mapping[int, InPlace] = field(default_factory=dict)
+    fits_in: FitsIn | None = None
     scratch: Scratch | None = None
     infix: str | None = None
     fold: Callable[..., float] | None = None
@@ -432,6 +436,13 @@ class OpDef:
         """The operand with indices of the attribute `dim`, if there is one."""
         kinds = self.samples[0].values if "dim" in dict(self.samples[0].attrs) else ()
         return next((i for i, kind in enumerate(kinds) if kind.startswith("index:")), None)
+
+    def written_over(
+        self, ins: tuple[TensorType, ...], numbers: frozenset[int] = frozenset()
+    ) -> tuple[int, ...]:
+        """The operands that have a text `in_place`, in a call where `numbers` are numbers."""
+        fits = self.fits_in
+        return tuple(i for i in self.in_place if fits is None or fits(i, ins, numbers))
 
     def shows_operand(self, ins: tuple[TensorType, ...], attrs: Attrs) -> bool:
         """Whether the torch result of a call may share the memory of operand 0."""

@@ -112,6 +112,26 @@ def _text(call: TorchCall) -> str:
     return f"torch.where({mask}, {call.aligned(1, out.dims)}, {call.tensor(0)})"
 
 
+def _over(call: TorchCall) -> str:
+    """Write at the indices alone; where several fall on a block, as on any other, in one pass."""
+    dim, out, ids = call.attrs["dim"].name, call.outs[0].names, call.ins[2].names
+    index = call.tensor(2) if call.is_constant(2) else checked_text(call, 2, dim)
+    places = [d.name for d in _places(call.ins)]
+    if places and call.is_split(dim):
+        return f"{_several(call, index)[:-1]}, out={call.args[0]})"
+    target = tuple((places[0] if places else n) if n == dim else n for n in out)
+    new = aligned(call.tensor(1), call.ins[1].names, target, full=True)
+    if places and call.ins[1].has(places[0]):
+        shared = tuple(n for n in ids if n != places[0])
+        order = permuted(index, ids, (*shared, places[0]))
+        last = f"{call.use('last_at')}({order}, {call.extent(dim)}).gather(-1, {order})"
+        source = aligned(call.let("last", last), (*shared, places[0]), target, full=True)
+        new = f"torch.take_along_dim({new}, {source}, {out.index(dim)})"
+    at = aligned(index, ids, target, full=True)
+    first = f", {call.offset(dim)}" if call.is_split(dim) else ""
+    return f"{call.use('write_at')}({call.args[0]}, {out.index(dim)}, {at}, {new}{first})"
+
+
 def _several(call: TorchCall, index: str) -> str:
     """Each row from the last position that names it, which is -1 where there is none."""
     dim, out, ids = call.attrs["dim"].name, call.outs[0].names, call.ins[2].names
@@ -215,6 +235,7 @@ register(
             ),
         ),
         flops=no_flops,
+        in_place={0: _over},
         gradient=_gradient,
         true_rows=swapped(_BOTH, "P(max), P(max), B -> P(max)", "P(min), P(min), B -> P(min)"),
         meaning="The tensor with new values at an index of one of its dims, or at several; of "

@@ -56,6 +56,7 @@ def lint(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
         elif not _selects_any(rule, values) and not _selects_summed(rule, program, layout):
             diagnostics.add(_selects_nothing(rule, values))
     _lint_blocks(values, layout, diagnostics)
+    diagnostics.add(*_lint_windows(program, layout))
     # The backward pass copies the pins of a tensor.
     for pin in dict.fromkeys(pin for value in values for pin in value.pins):
         for axis in pin.axes:
@@ -72,6 +73,44 @@ def _lint_blocks(values: tuple[Value, ...], layout: Layout, diagnostics: Diagnos
     for rule in bound:
         if rule.dim in sizes:
             diagnostics.add(*layout.uneven(rule.dim, sizes[rule.dim], rule.axes, rule.span))
+
+
+def _lint_windows(program: Program, layout: Layout) -> Iterator[Diagnostic]:
+    """Split windows of kernels (MD0224), and positions without a rule (MD0225), each rule once."""
+    told: set[tuple[str, Rule]] = set()
+    for op in walk(program.body):
+        attrs = dict(op.attrs)
+        if op.phase != "forward" or "target" not in attrs or not {"window", "size"} & attrs.keys():
+            continue
+        try:
+            image, *others, result = (layout.bind(v) for v in (*op.ins, *op.outs))
+        except DiagnosticError:
+            continue  # `lint_demands` reports it
+        for dim in attrs.get("window", ()):
+            kernel = others[0]
+            if dim.name in kernel.splits and (dim.name, rule := kernel.causes[dim.name]) not in told:
+                told.add((dim.name, rule))
+                yield _split_window(op.name, dim.name, rule)
+        for source, target in zip(attrs["source"], attrs["target"], strict=True):
+            if source.name not in image.splits or target.name in result.causes:
+                continue
+            rule = image.causes[source.name]
+            if (target.name, rule) not in told:
+                told.add((target.name, rule))
+                yield _no_rule(op.name, target.name, rule)
+
+
+def _split_window(name: str, window: str, rule: Rule) -> Diagnostic:
+    message = f"`{name}` needs its kernel whole along `{window}`: it is gathered before each use"
+    help = f"remove the rule; `params: {rule}` stores it in parts, a rule for a channel divides the work"
+    return Diagnostic("MD0224", message, rule.span, "warning", help=help)
+
+
+def _no_rule(name: str, target: str, rule: Rule) -> Diagnostic:
+    message = f"`{name}` turns `{rule.dim}` into `{target}`, which has no rule and is split as `{rule.dim}` is"
+    other = Rule(rule.selector, target, rule.axes, rule.keep, rule.span)
+    help = f"write `{other}` beside it, so that what follows is split as well"
+    return Diagnostic("MD0225", message, rule.span, "note", help=help)
 
 
 def lint_demands(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:

@@ -128,3 +128,27 @@ def test_a_result_takes_memory_where_it_does_not_show_its_operand(case: str) -> 
     report = memory(program.device)
     held, run = first_device(program)
     assert held + allocated(run) == pytest.approx(report["peak"], rel=CLOSE)
+
+
+CACHE = """
+dim batch = 8, mem = 1024, key = 64, layers = 4
+layout one { batch -> none }
+program step(new[batch, key], pos[]: i32) {
+  param first[batch, mem, key]
+  first := put[mem = pos](first, new)
+  repeat layers {
+    param cache[batch, mem, key]
+    written = put[mem = pos](cache, new)
+    read = max[mem](written)
+    cache := written
+  }
+  return read
+}
+"""
+
+
+def test_a_step_makes_no_other_cache() -> None:
+    program = made(CACHE, "", "x:1", "one", {})
+    report, most = memory(program.device), allocated(first_device(program)[1])
+    assert most < report["params"] / 50
+    assert report["activations"] < report["params"] / 50

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from meshdsl.backends.engines.run import Given, run, verify
 from meshdsl.backends.runtime.values import Array
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.placed.ir import Reshard, walk
@@ -127,3 +128,58 @@ def test_what_is_refused(call: str, code: str) -> None:
     with pytest.raises(DiagnosticError) as error:
         compile_text(text, layout="rows")
     assert code in [d.code for d in error.value.diagnostics]
+
+
+STATE = """
+dim b = 4, mem = 7, h = 4, step = 3, layers = 2
+mesh grid = { p: 2, q: 2 }
+layout rows { b -> p, h -> q }
+layout parts { mem -> (q, p) }
+layout both { mem -> q, b -> p }
+program test(row[b, h], some[b, step, h], pos[]: i32, each[b]: i32, ids[b, step]: i32) {
+  param one[b, mem, h]
+  param every[b, mem, h]
+  param several[h, b, mem]
+  new = put[mem = pos](one, row)
+  one := new
+  every := put[mem = each](every, row)
+  several := put[mem = ids](several, some)
+  repeat layers {
+    param cache[mem, b, h]
+    written = put[mem = pos:pos + 3 -> step](cache, some)
+    y = sum[mem](written)
+    cache := written
+  }
+  return new, y
+}
+"""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_state_is_written_where_it_stands(layout: str) -> None:
+    """No cache is made anew, nor changes what was returned before."""
+    program = compile_text(STATE, layout=layout)
+    text = program.emitted.text
+    assert '"new": one.clone()' in text
+    for name in ("one", "every", "several", "cache"):
+        stored = "cache_stack" if name == "cache" else name
+        assert f'params["{name}"] = {stored}\n' in text
+    result = run(program, "local", Given())
+    compared = verify(program, Given(), result.outputs, result.updated)
+    assert {c.name for c in compared} == {"new", "y", "one", "every", "several", "cache"}
+    assert all(c.ok for c in compared)
+
+
+KEPT = {
+    "read again": "one := put[mem = pos](one, row)\n  return sum[mem](one)",
+    "in another order": "one := put[mem = pos](every, row)\n  return row",
+}
+
+
+@pytest.mark.parametrize("case", KEPT)
+def test_what_is_read_otherwise_is_kept(case: str) -> None:
+    body = STATE.split("  new = ")[0] + f"  {KEPT[case]}\n}}\n"
+    program = compile_text(body, layout="both")
+    assert "write_at" not in program.emitted.text
+    result = run(program, "local", Given())
+    assert all(c.ok for c in verify(program, Given(), result.outputs, result.updated))
