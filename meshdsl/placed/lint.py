@@ -88,7 +88,10 @@ def _lint_windows(program: Program, layout: Layout) -> Iterator[Diagnostic]:
             continue  # `lint_demands` reports it
         for dim in attrs.get("window", ()):
             kernel = others[0]
-            if dim.name in kernel.splits and (dim.name, rule := kernel.causes[dim.name]) not in told:
+            if (
+                dim.name in kernel.splits
+                and (dim.name, rule := kernel.causes[dim.name]) not in told
+            ):
                 told.add((dim.name, rule))
                 yield _split_window(op.name, dim.name, rule)
         for source, target in zip(attrs["source"], attrs["target"], strict=True):
@@ -102,14 +105,14 @@ def _lint_windows(program: Program, layout: Layout) -> Iterator[Diagnostic]:
 
 def _split_window(name: str, window: str, rule: Rule) -> Diagnostic:
     message = f"`{name}` needs its kernel whole along `{window}`: it is gathered before each use"
-    help = f"remove the rule; `params: {rule}` stores it in parts, a rule for a channel divides the work"
+    help = f"remove the rule, or write `params: {rule}`, which stores it in parts"
     return Diagnostic("MD0224", message, rule.span, "warning", help=help)
 
 
 def _no_rule(name: str, target: str, rule: Rule) -> Diagnostic:
-    message = f"`{name}` turns `{rule.dim}` into `{target}`, which has no rule and is split as `{rule.dim}` is"
+    message = f"`{name}` makes `{target}` of `{rule.dim}`, and no rule splits it: the plan chooses"
     other = Rule(rule.selector, target, rule.axes, rule.keep, rule.span)
-    help = f"write `{other}` beside it, so that what follows is split as well"
+    help = f"write `{other}` as well"
     return Diagnostic("MD0225", message, rule.span, "note", help=help)
 
 
