@@ -385,6 +385,12 @@ class _TopKGatingApplied(Protocol):
 class _TopKGating(Protocol):
     def __getitem__(self, dims: _Dims, /) -> _TopKGatingApplied: ...
 
+class _TopKRoutingApplied(Protocol):
+    def __call__(self, logits: Operand) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]: ...
+
+class _TopKRouting(Protocol):
+    def __getitem__(self, dims: _Dims, /) -> _TopKRoutingApplied: ...
+
 class _UniformApplied(Protocol):
     def __call__(self, seed: Operand | None = ..., dtype: DType | str = ...) -> Tensor: ...
 
@@ -497,6 +503,7 @@ tanh: _Tanh
 top2_gating: _Top2Gating
 top_k: _TopK
 top_k_gating: _TopKGating
+top_k_routing: _TopKRouting
 uniform: _Uniform
 upconv: _Upconv
 where: _Where
@@ -606,6 +613,7 @@ __all__ = [
     "top2_gating",
     "top_k",
     "top_k_gating",
+    "top_k_routing",
     "uniform",
     "upconv",
     "where",

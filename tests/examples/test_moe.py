@@ -43,6 +43,35 @@ def test_a_layer_sends_its_slots_four_times_and_its_gradients_once() -> None:
     assert sum(sent(found).values()) == 19_206
 
 
+ROUTED = {
+    "combine, dispatch, balance = top2_gating[token, experts, slot](logits)": (
+        "shares, to, from, full, balance = "
+        "top_k_routing[token, experts, choice, slot, pairs, slots, places](logits)"
+    ),
+    "einsum(dispatch, x -> [experts, group, slot, model])": (
+        "einsum((x[token = from] * full)[slots -> (experts, slot)] "
+        "-> [experts, group, slot, model])"
+    ),
+    "out = expert(inside)": (
+        "out = einsum(expert(inside) -> [group, experts, slot, model])[(experts, slot) -> slots]"
+    ),
+    "einsum(combine, out -> [group, token, model])": "sum[choice](shares * out[slots = to])",
+    "return loss, auxiliary": "return loss",
+}
+"""The example with tokens that are fetched, by what it replaces."""
+
+
+def test_tokens_that_are_fetched_send_as_much() -> None:
+    text = TEXT
+    for old, new in ROUTED.items():
+        assert old in text
+        text = text.replace(old, new)
+    dims = "dim choice = 2, pairs = token * choice, slots = experts * slot, places = slots + 1\n"
+    found = collectives(dims + text.partition("# `slot = token`")[0], set_dims={"layers": 1})
+    assert [c["kind"] for c in found] == ["all_to_all"] * 4 + ["all_reduce"]
+    assert sum(sent(found).values()) == 19_206
+
+
 def test_600_billion_parameters_send_as_much_as_was_derived() -> None:
     found = collectives(mesh="e:2048", dtype="bf16", set_dims=HUGE)
     exchanges = [c for c in found if c["kind"] == "all_to_all"]

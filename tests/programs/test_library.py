@@ -16,6 +16,8 @@ from tests.compiling import compile_text, named, run_text
 CALLS = {
     "top2_gating": "combine, dispatch, loss = top2_gating[token, experts, slot](x, noise)",
     "top_k_gating": "combine, dispatch, loss = top_k_gating[token, experts, choice, slot](x)",
+    "top_k_routing": "shares, to, source, full, loss = "
+    "top_k_routing[token, experts, choice, slot, pairs, slots, places](x)",
     "batch_norm": "y = batch_norm[group, token, experts](x)",
     "leaky_relu": "y = leaky_relu(x, 0.1)",
     "elu": "y = elu(x)",
@@ -26,6 +28,7 @@ CALLS = {
 
 PROGRAM = """
 dim group = 2, token = 8, experts = 4, slot = {slot}, choice = {choice}
+dim pairs = token * choice, slots = experts * slot, places = slots + 1
 mesh grid = {{ p: 2, q: 2 }}
 layout whole {{ group -> p }}
 layout experts {{ experts -> (q, p) }}
@@ -105,6 +108,25 @@ def test_top_k_gating_is_the_same_for_any_number(choices):
         np.testing.assert_allclose(found["combine"], [e[0] for e in expected], atol=1e-6)
         np.testing.assert_array_equal(found["dispatch"], [e[1] for e in expected])
         np.testing.assert_allclose(found["loss"], np.mean([e[2] for e in expected]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("choices", [1, 2, 3])
+def test_routing_is_the_gating_as_indices(choices):
+    x = np.round(np.random.default_rng(6).normal(size=(2, 8, 4))).astype(np.float32)
+    for layout in LAYOUTS:
+        names = ("top_k_gating", "top_k_routing")
+        both = [run_text(text(CALLS[n], 3, choices), {"x": x}, layout=layout) for n in names]
+        gating, routing = both
+        shares = np.zeros((2, 8, 12))
+        for group, token in np.ndindex(2, 8):
+            np.add.at(
+                shares[group, token], routing["to"][group, token], routing["shares"][group, token]
+            )
+        np.testing.assert_allclose(shares, gating["combine"].reshape(2, 8, 12), atol=1e-6)
+        dispatch = gating["dispatch"].reshape(2, 8, 12)
+        np.testing.assert_array_equal(routing["full"], dispatch.sum(1))
+        assert (np.where(routing["full"] > 0, dispatch.argmax(1), 0) == routing["source"]).all()
+        np.testing.assert_allclose(routing["loss"], gating["loss"], rtol=1e-6)
 
 
 def test_what_is_wrong_with_a_call_stands_at_the_call():
