@@ -12,8 +12,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.analysis import analyse
+from meshdsl.cluster.profile import load
+from meshdsl.cluster.timing import Timing, refuse_uneven
 from meshdsl.device.ir import Program as DeviceProgram
-from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.diagnostics import Diagnostics, Source, fail
 from meshdsl.named.attention import spoken_names
 from meshdsl.named.build import build, choose_program, finish_named
 from meshdsl.named.declarations import Declarations, declare
@@ -25,8 +27,12 @@ from meshdsl.syntax import ast
 
 if TYPE_CHECKING:
     from meshdsl.backends.torch.text import ProgramText
+    from meshdsl.placed.sbp import Mesh
 
 DEFAULT_POLICY = "optimal"
+
+OBJECTIVES = ("time", "bytes")
+"""What `optimal` may minimise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +42,9 @@ class Options:
     `message_bytes` is the cost of a collective beside its bytes where the policy is `optimal`;
     with `cache`, plans are kept in the user's cache folder. `evaluate` leaves out what `minimize`
     adds: gradients and update. With `measured`, a training step returns the norm of the gradient.
-    Unless `fused`, attention is written in primitives, as other systems are told of it.
+    Unless `fused`, attention is written in primitives, as other systems are told of it. `cluster`
+    is a profile by name or `.toml` file, that of the mesh where None; with one, `optimal` counts
+    time, and bytes where `objective` is `bytes`.
     """
 
     program: str | None = None
@@ -52,11 +60,22 @@ class Options:
     evaluate: bool = False
     measured: bool = False
     fused: bool = True
+    cluster: str | None = None
+    objective: str | None = None
 
     @property
     def search(self) -> Search:
-        """The objective and the cache of the search for a plan."""
+        """The objective, in bytes, and the cache of the search for a plan."""
         return Search(Price(self.message_bytes), self.cache)
+
+    def search_on(self, timing: Timing | None) -> Search:
+        """The search for a plan on a cluster; without one that of bytes. Raises MD0324."""
+        if timing is None and self.objective == "time":
+            help = "name one: `--cluster h100`, or `mesh … on h100`"
+            fail("MD0324", "the least time is asked for, but no cluster is named", help=help)
+        if timing is None or self.objective == "bytes":
+            return self.search
+        return Search(Price(clock=timing), self.cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +163,11 @@ class Compilation:
         return found
 
     @cached_property
+    def timing(self) -> Timing | None:
+        """The chosen cluster as its mesh sees it; None where none is named."""
+        return timing_of(self.declarations, self.options, self.placed.mesh)
+
+    @cached_property
     def device(self) -> DeviceProgram:
         """The statements of each device, collectives among them."""
         return lower_placed(self.placed)
@@ -173,7 +197,7 @@ class Compilation:
         """The memory and communication of each line, their reasons, and their cost."""
         from meshdsl.report.explain import explain
 
-        return explain(self.device, self.diagnostics)
+        return explain(self.device, self.diagnostics, self.timing)
 
     @property
     def forward(self) -> Compilation:
@@ -291,9 +315,25 @@ def place_named(
         lint(program, asked, found)
     diagnostics.add(*found)
     found.raise_errors()
-    result = place(program, asked, options.reduce, options.search)
+    timing = timing_of(declarations, options, mesh)
+    result = place(program, asked, options.reduce, options.search_on(timing))
     verify(result)
     return result
+
+
+def timing_of(declarations: Declarations, options: Options, mesh: Mesh) -> Timing | None:
+    """The cluster of the options, or that which the mesh is declared `on`, as the mesh sees it.
+
+    Raises MD0320 to MD0323.
+    """
+    declared = declarations.meshes.get(mesh.name)
+    profile = None if declared is None else declared.profile
+    if options.cluster is None and profile is None:
+        return None
+    span = profile.span if profile is not None and options.cluster is None else None
+    cluster = load(options.cluster or (profile.text if profile else ""), span)
+    refuse_uneven(cluster, mesh, span)
+    return Timing(cluster, mesh)
 
 
 def lower_placed(program: PlacedProgram) -> DeviceProgram:

@@ -13,6 +13,7 @@ import pytest
 LAYERS = (
     ("version", "diagnostics", "render", "codes", "kept", "backends.runtime"),
     ("grammar", "syntax", "ir"),
+    ("cluster.measured", "cluster.profile"),
     ("named", "ops", "prelude", "lexer", "project"),
     ("placed",),
     ("device",),

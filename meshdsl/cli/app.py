@@ -8,6 +8,7 @@ import typer
 
 from meshdsl.cli import (
     check,
+    cluster,
     compare,
     compile,
     explain,
@@ -62,6 +63,7 @@ for _module in (
     train,
     generate,
     compare,
+    cluster,
     simulate,
     search,
     render,

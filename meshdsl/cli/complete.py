@@ -71,6 +71,20 @@ def codes(ctx: typer.Context, incomplete: str) -> list[str]:
     return _continued(CODES, incomplete.upper()) if incomplete else []
 
 
+def clusters(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Completes names of clusters that are built in."""
+    from meshdsl.cluster.profile import names
+
+    return _continued(names(), incomplete)
+
+
+def objectives(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Completes what a plan may minimise."""
+    from meshdsl.pipeline import OBJECTIVES
+
+    return _continued(OBJECTIVES, incomplete)
+
+
 def operators(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completes names of operators."""
     from meshdsl.ops.opdef import load_all

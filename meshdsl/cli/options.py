@@ -21,7 +21,7 @@ from typer.core import TyperCommand
 from meshdsl.cli import complete
 from meshdsl.diagnostics import did_you_mean, fail
 from meshdsl.ir.types import DTYPES
-from meshdsl.pipeline import DEFAULT_POLICY, Options
+from meshdsl.pipeline import DEFAULT_POLICY, OBJECTIVES, Options
 from meshdsl.placed.reshard import MESSAGE_BYTES
 from meshdsl.syntax import ast
 
@@ -118,6 +118,18 @@ class Search:
         min=0,
     )
     no_cache: bool = flag("--no-cache", "Keep and use no plans of before.")
+    cluster: str | None = opt(
+        "--cluster",
+        "C",
+        "The machine that times are predicted for: h100, …, or a .toml file (that of the mesh).",
+        completed=complete.clusters,
+    )
+    objective: str | None = opt(
+        "--objective",
+        "O",
+        "What `optimal` minimises: time or bytes (time, where a cluster is named).",
+        completed=complete.objectives,
+    )
 
 
 @option
@@ -167,6 +179,8 @@ def pipeline_options(given: Any) -> Options:
         floats = [n for n, d in DTYPES.items() if d.kind == "float"]
         refuse_unknown("dtype", dtype, floats, "no float type is called so")
     only_one(placed, "layout", "sbp")
+    if given.objective is not None:
+        refuse_unknown("objective", given.objective, OBJECTIVES, "a plan is not made for that")
     return Options(
         program=given.program,
         mesh=given.mesh,
@@ -178,6 +192,8 @@ def pipeline_options(given: Any) -> Options:
         set_dims=sizes(given.settings or []),
         dtype=dtype,
         strict=given.strict,
+        cluster=given.cluster,
+        objective=given.objective,
     )
 
 

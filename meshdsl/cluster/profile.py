@@ -15,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from meshdsl.cluster.measured import kept
 from meshdsl.diagnostics import (
     Diagnostic,
     Diagnostics,
@@ -32,6 +33,8 @@ TIMED = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "permute")
 """The collectives that a table may time."""
 KERNELS = ("product", "pointwise")
 """What a table may time on one device: matrix products by FLOPs, one pass by bytes."""
+MEASURED = "cpu"
+"""The cluster of this machine's processes: as measured, where it was."""
 UNBOUNDED = 1 << 30
 """The size of an outermost level that may be as large as one likes."""
 
@@ -84,7 +87,7 @@ class Cluster:
     """A machine. `levels` are inside out.
 
     `tables` hold measured times by collective, number of devices and level, as pairs of local
-    bytes and seconds; those of `KERNELS` are of one device, at level 0.
+    bytes and seconds. Those of `KERNELS`, at level 0, are of one device while as many work.
     """
 
     name: str
@@ -103,16 +106,21 @@ def names() -> tuple[str, ...]:
 def load(name: str, span: Span | None = None) -> Cluster:
     """The built-in profile of this name, or that of a TOML file.
 
-    `span` is where the name was written. Raises MD0320 for an unknown one, MD0321 for a wrong file.
+    In a program, where names have no hyphen, `a100_dgx` is `a100-dgx`. `span` is where the name was
+    written. Raises MD0320 for an unknown one, MD0321 for a wrong file.
     """
     if name.endswith(".toml"):
         return _parsed(Path(name).stem, _read(name, span), name)
+    name = name.replace("_", "-")
     if name not in names():
         place = span or Span(Source("--cluster", name), 0, len(name))
         known = list(names())
         help = did_you_mean(name, known) or f"there are {', '.join(known)}; or name a .toml file"
         message = f"there is no cluster `{name}`"
         fail("MD0320", message, place, help=help, fixes=spelled_right(place, name, known))
+    own = kept() if name == MEASURED else None
+    if own is not None:
+        return _parsed(name, own, f"{name}.toml")
     text = (files("meshdsl.cluster") / "profiles" / f"{name}.toml").read_text(encoding="utf-8")
     return _parsed(name, text, f"{name}.toml")
 

@@ -19,7 +19,7 @@ from typing import Literal
 from meshdsl.cluster.profile import UNBOUNDED, Cluster, Level, Points
 from meshdsl.device.ir import Bucket, Compute, Move
 from meshdsl.device.liveness import is_constant
-from meshdsl.diagnostics import fail
+from meshdsl.diagnostics import Span, fail
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import OpDef, Signature, lookup
 from meshdsl.placed.collectives import Step
@@ -98,6 +98,8 @@ class Part:
 class Timing:
     """The cluster seen through a mesh, whose axes are row-major: the last has the nearest devices.
 
+    `key` is the same text for timings that tell the same times on one mesh.
+
     Raises MD0322 for a mesh that is larger than the cluster, MD0323 for an axis that cuts a level
     unevenly.
     """
@@ -105,6 +107,7 @@ class Timing:
     cluster: Cluster
     mesh: Mesh
     _parts: dict[str, tuple[int, ...]] = field(init=False, compare=False, repr=False)
+    key: str = field(init=False, compare=False, repr=False)
     _hash: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -112,6 +115,8 @@ class Timing:
         sizes = [size for _, size in self.mesh.axes]
         parts = dict(zip(self.mesh.names, parts_of(self.cluster, sizes) or (), strict=True))
         object.__setattr__(self, "_parts", parts)
+        known = (self.cluster.device, self.cluster.levels, sorted(self.cluster.tables.items()))
+        object.__setattr__(self, "key", repr(known))
         object.__setattr__(self, "_hash", hash((self.cluster, self.mesh)))
 
     def __hash__(self) -> int:
@@ -134,7 +139,7 @@ class Timing:
     def _kernel(self, computing: float, moved: int, starts: int = 1) -> Time:
         """The time of `starts` kernels that compute so long, and move so many bytes in all."""
         device = self.cluster.device
-        table = self.cluster.tables.get(("pointwise", 1, 0))
+        table = self._own_table("pointwise")
         moving = interpolated(table, moved) if table else moved / (device.hbm * device.hbm_eff)
         longest, launch = max(computing, moving), device.launch * starts
         bound: Bound = "compute" if computing > moving else "memory"
@@ -148,7 +153,7 @@ class Timing:
         free = _free_sizes(opdef, signature)
         if free is None:
             return flops / device.peak("f32")
-        table = self.cluster.tables.get(("product", 1, 0))
+        table = self._own_table("product")
         if table:
             return interpolated(table, flops)
         (short, wide), (half_short, half_wide) = free, device.gemm_half
@@ -156,6 +161,14 @@ class Timing:
         # What has no rows is spread over the units by its batch or its sum.
         filled = max(filled, 1 / (1 + half_short))
         return flops / (peak * device.mm_eff * filled)
+
+    def _own_table(self, what: str) -> Points | None:
+        """Measured times of one device: with as many at work as the mesh has, or next below."""
+        worlds = sorted(n for name, n, _ in self.cluster.tables if name == what)
+        if not worlds:
+            return None
+        world = max((n for n in worlds if n <= self.mesh.devices), default=worlds[0])
+        return self.cluster.tables[what, world, 0]
 
     # --- collectives -------------------------------------------------------------------------
 
@@ -172,10 +185,14 @@ class Timing:
         """The time of a collective over `axes` for a local input of `payload` bytes.
 
         One that spans several levels is done level by level: the blocks of a level are reduced or
-        gathered there, and the level outside has that much less to send, or does so before.
+        gathered there, and the level outside has that much less to send, or does so before. None
+        takes less than starting a kernel.
         """
         parts = tuple(self.parts(axes))
-        return Time(self._staged(kind, parts, payload), "network", axes) if parts else NOTHING
+        if not parts:
+            return NOTHING
+        seconds = max(self.cluster.device.launch, self._staged(kind, parts, payload))
+        return Time(seconds, "network", axes)
 
     def parts(self, axes: tuple[str, ...]) -> Iterator[Part]:
         """The levels that a group over `axes` spans, inside out."""
@@ -293,12 +310,15 @@ def parts_of(cluster: Cluster, sizes: list[int]) -> tuple[tuple[int, ...], ...] 
     return tuple(reversed(found))
 
 
-def refuse_uneven(cluster: Cluster, mesh: Mesh) -> None:
-    """Raise MD0322 for too many devices, MD0323 for an axis that cuts a level unevenly."""
+def refuse_uneven(cluster: Cluster, mesh: Mesh, span: Span | None = None) -> None:
+    """Raise MD0322 for too many devices, MD0323 for an axis that cuts a level unevenly.
+
+    `span` is where the cluster was named.
+    """
     there = math.prod(level.size for level in cluster.levels)
     if mesh.devices > there:
         message = f"the mesh has {mesh.devices} devices, but {cluster.name} has {there}"
-        fail("MD0322", message, help=f"take a mesh of at most {there}, or another cluster")
+        fail("MD0322", message, span, help=f"take a mesh of at most {there}, or another cluster")
     sizes = [size for _, size in mesh.axes]
     if parts_of(cluster, sizes) is not None:
         return
@@ -315,7 +335,8 @@ def refuse_uneven(cluster: Cluster, mesh: Mesh) -> None:
     nearest = _nearest(cluster, sizes)
     named = zip(mesh.names, nearest or (), strict=False)
     text = ",".join(f"{a}:{n}" for a, n in named)
-    fail("MD0323", message, help=f"the nearest mesh that does not: `{text}`" if text else None)
+    help = f"the nearest mesh that does not: `{text}`" if text else None
+    fail("MD0323", message, span, help=help)
 
 
 def _fits(group: int, stride: int, size: int) -> bool:

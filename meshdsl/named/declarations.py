@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn, TypeVar
 
+from meshdsl.cluster.profile import load
 from meshdsl.diagnostics import (
     Diagnostic,
     DiagnosticError,
@@ -66,7 +67,7 @@ def declare(
     sizes = _DimSizes(entries["dim"], set_dims or {}, diagnostics)
     dims = sizes.resolve()
     expects = tuple(d for d in tree.declarations if isinstance(d, ast.Expect))
-    _warn_later(tree.declarations, diagnostics)
+    _check_profiles(tree.declarations, diagnostics)
     return Declarations(
         source,
         dims,
@@ -175,22 +176,11 @@ def _twice(kind: str, name: ast.Name, old: ast.Name) -> Diagnostic:
     )
 
 
-def _warn_later(nodes: tuple[ast.Declaration, ...], diagnostics: Diagnostics) -> None:
+def _check_profiles(nodes: tuple[ast.Declaration, ...], diagnostics: Diagnostics) -> None:
+    """Report profiles of meshes that there are not."""
     for node in nodes:
         if isinstance(node, ast.Mesh) and node.profile:
-            message = "cluster profiles are not supported yet; `on` is read and left aside"
-            help = "leave it out: it changes predicted times, not values"
-            span = node.profile.span
-            fixes = (Fix("leave it out", (Edit(_profile(node), ""),), safe=False),)
-            warning = Diagnostic("MD0906", message, span, "warning", help=help, fixes=fixes)
-            diagnostics.add(warning)
-
-
-def _profile(node: ast.Mesh) -> Span:
-    """What stands behind the brace of a mesh: ` on h100`."""
-    assert node.profile is not None
-    span = node.profile.span
-    return Span(span.source, span.source.text.rindex("}", 0, span.start) + 1, span.end)
+            diagnostics.of(partial(load, node.profile.text, node.profile.span))
 
 
 # --- sizes of dims ---------------------------------------------------------------------------

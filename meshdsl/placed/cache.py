@@ -58,7 +58,10 @@ class Problem:
 
     def _described(self) -> Iterator[Any]:
         """All that the search depends on, as JSON."""
-        yield [FORMAT, __version__, SOLVER, self.mesh.axes, self.price.message, self.price.scatter]
+        price = self.price
+        yield [FORMAT, __version__, SOLVER, self.mesh.axes, price.message, price.scatter]
+        if price.clock is not None:
+            yield price.clock.key
         yield sorted(self.request.known)
         stored = (*self.program.inputs, *(p.value for p in self.program.params))
         stored += tuple(s.value for s in self.program.states)

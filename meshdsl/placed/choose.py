@@ -323,10 +323,14 @@ class Chooser:
 
     def flops(self, needs: tuple[Placement, ...], yields: tuple[Placement, ...]) -> int:
         """Floating-point operations of one device."""
+        return flops(self.call.opdef, self.local(needs, yields))
+
+    def local(self, needs: tuple[Placement, ...], yields: tuple[Placement, ...]) -> Signature:
+        """The local types of the call on one device."""
         call = self.call
         ins = tuple(p.local(t, self.mesh) for t, p in zip(call.ins, needs, strict=True))
         outs = tuple(p.local(t, self.mesh) for t, p in zip(call.outs, yields, strict=True))
-        return flops(call.opdef, Signature(ins, outs, dict(call.attrs)))
+        return Signature(ins, outs, dict(call.attrs))
 
 
 def cheapest(
@@ -339,7 +343,7 @@ def cheapest(
     """The cheapest route to `need` from any of the existing versions."""
     routes = [route(type_, p, need, mesh, price) for p in placements]
     known = [r for r in routes if r is not None]
-    return min(known, key=lambda r: (price.of(r), r.collectives, len(r.steps)), default=None)
+    return min(known, key=lambda r: (price.of(r, type_), r.collectives, len(r.steps)), default=None)
 
 
 def flops(opdef: OpDef, local: Signature) -> int:

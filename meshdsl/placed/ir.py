@@ -94,12 +94,13 @@ class Found:
     """Provenance of the plan under `optimal`.
 
     `message_bytes` is the price of a collective beside its bytes; `least`: nothing else in the
-    space that was `searched` costs less.
+    space that was `searched` costs less. Where it is `timed`, time was counted instead of bytes.
     """
 
     message_bytes: int
     searched: str
     least: bool = False
+    timed: bool = False
 
     @property
     def proven(self) -> bool:

@@ -32,7 +32,8 @@ needs at once. A carried value has one S inside and outside, that its entry and 
 Objective: the least sum, over z, g and m, of the `Price` of the reshard times its iterations (of
 the loops around it). So a version is paid for once, however many read it. Price counts bytes first
 of all, along the cheapest route (`reshard.py`); ties go to fewer collectives, then fewer local
-steps and FLOPs; all of them together weigh less than a byte.
+steps and FLOPs; all of them together weigh less than a byte. Where Price counts time, each x has
+that of its operator, too.
 
 HiGHS (Huangfu and Hall, 2018) solves the relaxation first, and branches on x, z, carried S and m
 with parts only where that leaves fractions. Nearly every relaxation is tight: given x and S, the
@@ -60,7 +61,7 @@ from meshdsl.ir import program as ir
 from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as named
 from meshdsl.named.ir import Op, Value
-from meshdsl.ops.opdef import ReduceOp
+from meshdsl.ops.opdef import ReduceOp, lookup
 from meshdsl.placed.choose import Choice, Chooser, Want, allowed_rows, flops
 from meshdsl.placed.ir import EVERY
 from meshdsl.placed.request import Request, loops
@@ -283,8 +284,8 @@ class Plan:
 
     choices: operand and result placements of each operator, and where its results settle. carried:
     the placements of what loops carry and collect. sent: per value, the versions that something is
-    sent for. `cost` is that of all reshards by `price`, in all iterations. `least`: no other plan
-    costs less, of those that were `searched`.
+    sent for. `cost` is that of all reshards, and operators, by `price`, in all iterations.
+    `least`: no other plan costs less, of those that were `searched`.
     """
 
     choices: dict[Op, Choice]
@@ -336,11 +337,12 @@ KNOWN, NONE = ("splits that rules know", "whole and partial values only")
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """One combination of rows of an operator, and the FLOPs it costs."""
+    """One combination of rows of an operator, the FLOPs of a device, and their price."""
 
     needs: tuple[Placement, ...]
     yields: tuple[Placement, ...]
     flops: int
+    cost: int
 
 
 class Space:
@@ -448,7 +450,9 @@ class Space:
             made = chooser.placements(dict(zip(self.axes, rows, strict=True)))
             if made is None or (is_load(op) and made[0] != ruled):
                 continue
-            found.setdefault(made, Combination(*made, chooser.flops(*made)))
+            work = chooser.flops(*made)
+            cost = self.price.operator(lookup(op.name), chooser.local(*made), work)
+            found.setdefault(made, Combination(*made, work, cost))
         if not found:
             raise NoPlan
         return tuple(found.values())
@@ -688,7 +692,8 @@ class Model:
         self.picks[op] = self.lp.choice(len(combinations))
         most = max(c.flops for c in combinations) or 1
         for pick, c in zip(self.picks[op], combinations, strict=True):
-            self.lp.pay(pick, self.tie * c.flops / most / 4)
+            computing = c.cost * self.space.trips[op.outs[0]]
+            self.lp.pay(pick, computing + self.tie * c.flops / most / 4)
         for index, value in enumerate(op.outs):
             yields: dict[Placement, list[Terms]] = {}
             for pick, c in zip(self.picks[op], combinations, strict=True):
@@ -744,7 +749,7 @@ class Model:
         if found is None:
             return math.inf
         tie = self.tie * (found.collectives + found.kernels / 8)
-        return self.price.of(found) * self.space.trips[value] + tie
+        return self.price.of(found, value.type) * self.space.trips[value] + tie
 
     # --- readers -----------------------------------------------------------------------------
 

@@ -12,9 +12,11 @@ from meshdsl.diagnostics import DiagnosticError, Source, Span, fail
 from meshdsl.named import ir as named
 from meshdsl.named.cse import cse
 from meshdsl.named.declarations import unknown
+from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed.cache import Problem
+from meshdsl.placed.choose import flops
 from meshdsl.placed.from_named import Placer, Walk
-from meshdsl.placed.ir import EVERY, Found, Program, Reshard, walk
+from meshdsl.placed.ir import EVERY, Apply, Found, Program, Reshard, walk
 from meshdsl.placed.layout import STORAGE, Layout
 from meshdsl.placed.optimal import Plan, solve
 from meshdsl.placed.request import BlockRequest, Request, loops
@@ -41,6 +43,10 @@ class Search:
 
     price: Price = WITH_MESSAGES
     cache: bool = True
+
+    def found(self, searched: str, least: bool = False) -> Found:
+        """What is known of a plan by this search."""
+        return Found(self.price.message, searched, least, self.price.clock is not None)
 
     def plan(self, request: Request) -> Plan | None:
         """The plan of least cost; None where the space is too large."""
@@ -110,16 +116,16 @@ def _least(request: Request, search: Search) -> Program:
     """
     price = search.price
     last, known = _walked(request, WALKS[-1])
-    if not _cost(last, price)[0]:
-        return replace(last, policy="optimal", plan=Found(price.message, EVERY, least=True))
+    if price.clock is None and not cost(last, price)[0]:
+        return replace(last, policy="optimal", plan=search.found(EVERY, least=True))
     planned = _planned(request, known, last, search)
-    if planned is not None and _is_proven(planned) and _cost(planned, price) <= _cost(last, price):
+    if planned is not None and _is_proven(planned) and cost(planned, price) <= cost(last, price):
         return planned
     walks = (*(_walked(request, policy)[0] for policy in WALKS[:-1]), last)
-    best = min(walks, key=lambda walked: _cost(walked, price))
-    if planned is None or _cost(planned, price)[0] > _cost(best, price)[0]:
-        return replace(best, policy="optimal", plan=Found(price.message, "the other policies"))
-    if _cost(planned, price) > _cost(best, price):
+    best = min(walks, key=lambda walked: cost(walked, price))
+    if planned is None or cost(planned, price)[0] > cost(best, price)[0]:
+        return replace(best, policy="optimal", plan=search.found("the other policies"))
+    if cost(planned, price) > cost(best, price):
         return replace(best, policy="optimal", plan=planned.plan)
     return planned
 
@@ -133,7 +139,7 @@ def _planned(request: Request, known: Request, last: Program, search: Search) ->
         return None
     several = any(o.name == "einsum" and len(o.ins) > 2 for o in named.walk(request.program.body))
     searched = f"{plan.searched}, {ONE_ORDER}" if several else plan.searched
-    found = Found(search.price.message, searched, plan.least)
+    found = search.found(searched, plan.least)
     return replace(Placer(rewritten, plan).program(), plan=found)
 
 
@@ -141,12 +147,26 @@ def _is_proven(program: Program) -> bool:
     return program.plan is not None and program.plan.proven
 
 
-def _cost(program: Program, price: Price) -> tuple[int, int, int]:
+def cost(program: Program, price: Price) -> tuple[int, int, int]:
     """The cost that is minimised; then collectives, and local steps."""
-    moves = [(n.route, k) for n, k in walk(program.body) if isinstance(n, Reshard)]
-    collectives = sum(r.collectives * k for r, k in moves)
-    local = sum(r.kernels * k for r, k in moves)
-    return sum(price.of(r) * k for r, k in moves), collectives, local
+    moves = [(n, k) for n, k in walk(program.body) if isinstance(n, Reshard)]
+    collectives = sum(n.route.collectives * k for n, k in moves)
+    local = sum(n.route.kernels * k for n, k in moves)
+    sent = sum(price.of(n.route, n.source.type) * k for n, k in moves)
+    return sent + _computing(program, price), collectives, local
+
+
+def _computing(program: Program, price: Price) -> int:
+    """The cost of all operators: none where only what is sent counts."""
+    if price.clock is None:
+        return 0
+    found = 0
+    for node, trips in walk(program.body):
+        if isinstance(node, Apply):
+            ins, outs = (tuple(t.local(program.mesh) for t in ts) for ts in (node.ins, node.outs))
+            local, opdef = Signature(ins, outs, dict(node.attrs)), lookup(node.name)
+            found += price.operator(opdef, local, flops(opdef, local)) * trips
+    return found
 
 
 def _refuse_split_loops(program: named.Program, layout: Layout) -> None:

@@ -12,35 +12,74 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from meshdsl.ir.types import TensorType
-from meshdsl.ops.opdef import ReduceOp
+from meshdsl.ops.opdef import OpDef, ReduceOp, Signature
 from meshdsl.placed import collectives as c
 from meshdsl.placed.sbp import Mesh, Placement
 
 
+class Timed(Protocol):
+    """A duration."""
+
+    @property
+    def seconds(self) -> float:
+        """Its seconds."""
+
+
+class Clock(Protocol):
+    """A cluster seen through a mesh (`cluster/timing.py`): what steps and operators take there."""
+
+    @property
+    def key(self) -> str:
+        """The same text for clocks that tell the same times."""
+
+    def step(self, step: c.Step, type_: TensorType, /) -> Timed:
+        """The time of one step of a reshard."""
+
+    def operator(self, opdef: OpDef, signature: Signature, flops: int, /) -> Timed:
+        """The time of an operator on local tensors."""
+
+
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The cost of a reshard, in bytes sent per device.
+    """The cost of a reshard, in bytes sent per device; with a `clock`, in nanoseconds.
 
-    A collective counts `message` more, and a pass over local memory a quarter of that
-    (slices and zero-fills are kernels to start, too). Without `scatter` there is no reduce_scatter
-    (Mesh-TensorFlow has none).
+    In bytes a collective counts `message` more, and a pass over local memory a quarter of that
+    (slices and zero-fills are kernels to start, too); computing is free. Without `scatter` there is
+    no reduce_scatter (Mesh-TensorFlow has none).
     """
 
     message: int = 0
     scatter: bool = True
+    clock: Clock | None = None
 
     @property
     def kernel(self) -> int:
         """The cost of a pass over memory."""
         return self.message // 4
 
-    def of(self, route: Route) -> int:
-        """The cost of a route."""
+    def of(self, route: Route, type_: TensorType) -> int:
+        """The cost of a route of a tensor."""
+        if self.clock is not None:
+            return sum(nanoseconds(self.clock.step(step, type_)) for step in route.steps)
         started = self.message * route.collectives + self.kernel * route.kernels
         return route.wire_bytes + started
+
+    def operator(self, opdef: OpDef, signature: Signature, flops: int) -> int:
+        """The cost of an operator on local tensors: 0 where only what is sent counts."""
+        if self.clock is None or opdef.name == "constant":
+            return 0
+        return nanoseconds(self.clock.operator(opdef, signature, flops))
+
+
+def nanoseconds(time: Timed) -> int:
+    """A duration as a whole number, so that sums do not depend on their order.
+
+    It is rounded up: one collective never costs more than two that take as long.
+    """
+    return math.ceil(1e9 * time.seconds)
 
 
 BYTES = Price()
@@ -104,7 +143,10 @@ def route(
             continue
         local = whole // space.parts[here]
         for edge in space.edges(here):
-            if edge.sends is None:
+            if price.clock is not None:
+                taken = nanoseconds(price.clock.step(edge.step, type_))
+                there = cost + taken * BYTE + (COLLECTIVE if edge.sends else 0) + STEP
+            elif edge.sends is None:
                 there = cost + edge.kernels * kernel * BYTE + STEP
             else:
                 sent = edge.step.wire(type_, mesh) if space.uneven else edge.sends(local)
@@ -129,7 +171,7 @@ def _to_windows(
             way = route(type_, source, base, mesh, price)
             if way is not None:
                 found.append(_through(type_, way, base, target, mesh))
-    return min(found, key=lambda r: (price.of(r), r.collectives, len(r.steps)), default=None)
+    return min(found, key=lambda r: (price.of(r, type_), r.collectives, len(r.steps)), default=None)
 
 
 def _through(
@@ -146,7 +188,7 @@ def _through(
 
 
 STEP, COLLECTIVE, BYTE = 1, 1 << 10, 1 << 20
-"""Weights of a cost as one number: bytes first, then collectives, then steps."""
+"""Weights of a cost as one number: bytes (or nanoseconds) first, then collectives, then steps."""
 
 
 def _route(

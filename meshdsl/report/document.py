@@ -220,6 +220,14 @@ def _digits(value: float) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def duration(seconds: float) -> str:
+    """Seconds to three digits in a suitable unit: `12.3 µs`, `412 ms`, `0 s`."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= 0.9995 * size:
+            return f"{_digits(seconds / size)} {unit}"
+    return f"{_digits(seconds * 1e9)} ns" if seconds else "0 s"
+
+
 def counted(number: int, noun: str) -> str:
     """`1 device`, `3,072 devices`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

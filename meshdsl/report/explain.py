@@ -13,6 +13,7 @@ from typing import Any
 
 from meshdsl.backends.runtime.values import Spec, local_part
 from meshdsl.backends.torch.text import identifiers
+from meshdsl.cluster.timing import Timing
 from meshdsl.device.ir import Bucket, Collective, Compute, Move, Program, Wait, walk
 from meshdsl.device.memory import memory
 from meshdsl.diagnostics import Diagnostic, Source
@@ -34,6 +35,7 @@ from meshdsl.report.document import (
     Table,
     Text,
     counted,
+    duration,
     exact,
     human,
     line,
@@ -42,6 +44,7 @@ from meshdsl.report.document import (
 )
 from meshdsl.report.holding import Holding
 from meshdsl.report.pictures import small_picture
+from meshdsl.report.times import timed_in_all, timed_item, timed_sentence, times
 
 Json = dict[str, Any]
 VERSION = 1
@@ -53,14 +56,23 @@ LOOP_WORDS = {
 """The words for a tensor that a loop carries, stores for the backward pass, or stacks."""
 
 
-def explain(program: Program, warnings: Iterable[Diagnostic] = ()) -> dict[str, Any]:
-    """The report of one program under one layout. Bytes and FLOPs are per device."""
+def explain(
+    program: Program, warnings: Iterable[Diagnostic] = (), timing: Timing | None = None
+) -> dict[str, Any]:
+    """The report of one program under one layout. Bytes and FLOPs are per device.
+
+    With a `timing` it has predicted times, too.
+    """
     source = program.placed
     moves = [(n, k) for n, k in walk(program.body) if isinstance(n, Move | Bucket) and n.step.moves]
     hidden = frozenset(n.collective for n in every(program.body) if isinstance(n, Wait))
     unnamed = any(m.target.value.name is None for n, _ in moves for m in n.moves)
     names = identifiers(program) if unnamed else {}
     collectives = [_collective(n, k, program.mesh, n in hidden, names) for n, k in moves]
+    if timing is not None:
+        for entry, (node, count) in zip(collectives, moves, strict=True):
+            entry["seconds"] = timing.node(node).seconds * count
+    timed = {} if timing is None else {"time": times(program, timing)}
     return {
         "version": VERSION,
         "program": source.named.name,
@@ -75,6 +87,7 @@ def explain(program: Program, warnings: Iterable[Diagnostic] = ()) -> dict[str, 
         "collectives": collectives,
         "totals": _totals(collectives, program),
         "memory": memory(program),
+        **timed,
         "warnings": [
             {"code": d.code, "message": d.message, "line": d.span.line if d.span else None}
             for d in warnings
@@ -90,6 +103,7 @@ def _plan(found: placed.Found | None) -> dict[str, Any] | None:
         "message_bytes": found.message_bytes,
         "searched": found.searched,
         "least": found.least,
+        **({"objective": "time"} if found.timed else {}),
     }
 
 
@@ -296,6 +310,8 @@ def summary(report: Json) -> Iterator[Block]:
     yield line(sentence(report), "strong")
     if report["collectives"]:
         yield line(_largest(report))
+    if "time" in report:
+        yield line(timed_sentence(report["time"]))
     for axis, size in report["mesh"].items():
         if size > 1 and all(t["placement"].get(axis, "B") == "B" for t in report["tensors"]):
             yield line(f"Axis {axis} splits nothing: its {size} devices all do the same work.")
@@ -321,6 +337,7 @@ def planned(report: Json) -> Iterator[Block]:
         return
     message = plan["message_bytes"]
     cost = f"bytes + {human(message)} for each collective" if message else "bytes"
+    cost = "predicted time" if "objective" in plan else cost
     known = "No plan costs less" if plan["least"] else "Not proven to cost least"
     yield line(f"{known} ({cost}; searched: {plan['searched']}).")
 
@@ -390,9 +407,16 @@ def section(
     text = sources[file].excerpt(number) if file in sources else None
     width = max((len(t["name"] or "") for t in tensors), default=0)
     items = [tensor_item(t, report["mesh"], gutter + 3, width) for t in tensors]
+    items += [timed_item(t, gutter + 3) for t in _times_at(report, place)]
     named = {t["name"] for t in report["tensors"]}
     sent = [collective_note(c, c["tensor"] in named, gutter + 3) for c in collectives]
     return Section(SourceLine(f"{where}{number:>{gutter}}", text), (*items, *sent), apart)
+
+
+def _times_at(report: Json, place: tuple[str, int]) -> list[Json]:
+    """The predicted time of a line, where there is one."""
+    lines = report["time"]["lines"] if "time" in report else ()
+    return [t for t in lines if (t["file"], t["line"]) == place]
 
 
 def _told(tensor: Json) -> bool:
@@ -478,6 +502,8 @@ def _place(rule: Json, file: str) -> str:
 def collective_note(c: Json, named: bool, indent: int) -> Note:
     """A collective: bytes, formula, change of placement, reason, and remedy."""
     details = [("bytes", f"{_formula(c)}{c['wire_bytes'] // c['count']:,} B {_inputs(c)}")]
+    if "seconds" in c:
+        details.append(("time", duration(c["seconds"])))
     details += _parts(c) if c["parts"] else [("from", c["from"]), ("to", c["to"])]
     for label, key in (("why", "why"), ("remove it", "remedy")):
         details += [(label, text) for text in _reasons(c, key)]
@@ -556,6 +582,9 @@ def _totals_of(report: Json) -> Iterator[Block]:
     yield Gap()
     yield _headed("Computed per device:", f"{scaled(flops, precise=True)}{whole}")
     yield Gap()
+    if "time" in report:
+        yield from timed_in_all(report["time"])
+        yield Gap()
     yield from held(report["memory"])
     if report["warnings"]:
         yield Gap()

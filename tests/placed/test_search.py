@@ -86,8 +86,8 @@ def hold_to_prediction(source: Source, options: Options, patch: pytest.MonkeyPat
 
     patch.setattr(place, "solve", watched)
     placed = compile_source(source, options, Diagnostics(), "placed").placed
-    moves = [(n.route, k) for n, k in walk(placed.body) if isinstance(n, Reshard)]
-    cost = sum(Price(1000).of(route) * trips for route, trips in moves)
+    moves = [(n, k) for n, k in walk(placed.body) if isinstance(n, Reshard)]
+    cost = sum(Price(1000).of(n.route, n.source.type) * trips for n, trips in moves)
     assert [plan and plan.cost for plan in found] == ([cost] if cost else [])
 
 

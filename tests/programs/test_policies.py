@@ -27,9 +27,9 @@ def sent(case: Case, policy: str) -> int:
 def cost(case: Case, policy: str) -> int:
     """The objective of `optimal`: bytes, plus a price for each collective."""
     placed = compiled(replace(case, reduce=policy)).placed
-    moves = [(n.route, k) for n, k in walk(placed.body) if isinstance(n, Reshard)]
+    moves = [(n, k) for n, k in walk(placed.body) if isinstance(n, Reshard)]
     price = case.options.search.price
-    return sum(price.of(route) * trips for route, trips in moves)
+    return sum(price.of(n.route, n.source.type) * trips for n, trips in moves)
 
 
 def check(case: Case) -> None:

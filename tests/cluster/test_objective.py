@@ -1,0 +1,52 @@
+"""With a cluster the policy `optimal` takes the least predicted time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.pipeline import Compilation, Options, compile_source
+from meshdsl.placed.place import cost
+from meshdsl.placed.reshard import Price
+from tests.report.golden import CASES, SIZES, Case, source
+
+CLUSTERS = ("h100", "v100-p3")
+
+
+def _placed(text: Source, options: Options) -> Compilation:
+    return compile_source(text, replace(options, cache=False), Diagnostics(), "placed")
+
+
+def _nanoseconds(made: Compilation) -> int:
+    return cost(made.placed, Price(clock=made.timing))[0]
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_no_plan_of_least_bytes_takes_less_time(case: Case, cluster: str) -> None:
+    options = Options(layout=case.layout, set_dims=SIZES.get(case.example, {}), cluster=cluster)
+    least = _placed(source(case.example), options)
+    other = _placed(source(case.example), replace(options, objective="bytes"))
+    assert _nanoseconds(least) <= _nanoseconds(other)
+
+
+def test_more_bytes_may_take_less_time() -> None:
+    """A small product: a ring of four has more hops than two rings of two, one after the other."""
+    options = Options(layout="inner_twice", cluster="h100")
+    least = _placed(source("matmul"), options)
+    other = _placed(source("matmul"), replace(options, objective="bytes", message_bytes=0))
+    assert _nanoseconds(least) < _nanoseconds(other)
+    assert cost(least.placed, Price())[0] > cost(other.placed, Price())[0]
+
+
+def test_plans_of_other_clusters_are_not_taken_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESHDSL_CACHE", str(tmp_path))
+    for cluster in (None, *CLUSTERS, "h100"):
+        options = Options(layout="inner_twice", cluster=cluster)
+        compile_source(source("matmul"), options, Diagnostics(), "placed")
+    assert len([*tmp_path.glob("plans/*.json")]) == 1 + len(CLUSTERS)
