@@ -37,6 +37,7 @@ from meshdsl.report.document import (
     Table,
     Text,
     counted,
+    duration,
     exact,
     human,
     line,
@@ -50,6 +51,8 @@ Key = tuple[str, int, str, int]
 
 VERSION = 1
 UNNAMED = "a subexpression"
+TIMES = {"computing": "compute", "sending": "communication", "time in all": "seconds"}
+"""Rows of predicted times, where a cluster is named, and their keys."""
 MOST_NAME = 14
 """The longest name that shares a line with its cells."""
 
@@ -94,7 +97,7 @@ def column_as_json(column: Column) -> Json:
     if column.made is None:
         asked = {"version": VERSION, "layout": column.wish.name, "reduce": column.wish.reduce}
         return {**asked, **about, "diagnostics": [to_json(d) for d in column.diagnostics]}
-    report = explain(column.made.device, column.diagnostics)
+    report = explain(column.made.device, column.diagnostics, column.made.timing)
     for entry, tensor in zip(report["tensors"], column.made.placed.tensors, strict=True):
         entry["named"] = tensor.placement.show(tensor.value.type)
         entry["sbp"] = positional(entry)
@@ -465,6 +468,13 @@ def _amounts(columns: Sequence[Json]) -> Iterator[tuple[str, list[str]]]:
     counts = [c["totals"]["collectives"] if "totals" in c else "-" for c in columns]
     yield "collectives", [f"{n:,}" if isinstance(n, int) else n for n in counts]
     yield "memory", [_number(c, "memory", "peak") for c in columns]
+    if any("time" in c for c in columns):
+        for label, key in TIMES.items():
+            yield label, [_seconds(c, key) for c in columns]
+
+
+def _seconds(column: Json, key: str) -> str:
+    return duration(column["time"][key]) if "time" in column else "-"
 
 
 def _number(column: Json, *keys: str) -> str:
