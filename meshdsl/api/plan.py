@@ -16,7 +16,7 @@ from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source
 from meshdsl.ir import types
 from meshdsl.named import ir
 from meshdsl.named.ir import walk
-from meshdsl.pipeline import Compilation, Options
+from meshdsl.pipeline import OBJECTIVES, Compilation, Options
 from meshdsl.report.focus import Focus
 
 if TYPE_CHECKING:
@@ -500,6 +500,10 @@ def _asked(program: Program, chosen: Mapping[str, Any], site: Site) -> tuple[Dec
     if dtype is not None and (dtype not in types.DTYPES or types.DTYPES[dtype].kind != "float"):
         help = "there are f32, f64, bf16 and f16"
         fail("MD0602", f"`{dtype}` is no float type", site.argument("dtype"), help=help)
+    if chosen["objective"] not in (None, *OBJECTIVES):
+        message = f"a plan is not made for `{chosen['objective']}`"
+        help = f"there are {' and '.join(OBJECTIVES)}"
+        fail("MD0602", message, site.argument("objective"), help=help)
     if chosen["layout"] is not None and chosen["sbp"] is not None:
         fail("MD0601", "a layout and `sbp` are both given", site.span, help="choose one of them")
     declarations, mesh = with_mesh(declarations, chosen["mesh"], Place(site, "mesh", 0))
@@ -515,6 +519,8 @@ def _asked(program: Program, chosen: Mapping[str, Any], site: Site) -> tuple[Dec
         message_bytes=chosen["message_bytes"],
         cache=chosen["cache"],
         dtype=dtype,
+        cluster=chosen["cluster"],
+        objective=chosen["objective"],
     )
     return declarations, options
 

@@ -193,6 +193,8 @@ class Program:
         cache: bool = True,
         strict: bool = False,
         dtype: str | None = None,
+        cluster: str | None = None,
+        objective: str | None = None,
     ) -> Plan:
         """The plan for a mesh under a layout: what each device stores, computes and sends.
 
@@ -202,7 +204,9 @@ class Program:
         `{"x": "S(0), B"}`. `reduce` says when partial values are reduced: `immediate`,
         `mesh-tf`, `deferred` or `optimal`, which minimises the bytes that are sent, and
         `message_bytes` more for each collective; with `cache`, its plan is kept for the next time.
-        Under `strict`, warnings are errors. `dtype` is another type for every float.
+        Under `strict`, warnings are errors. `dtype` is another type for every float. `cluster` is
+        a machine by name, such as `h100`, or a `.toml` file: times are predicted for it, and
+        `optimal` minimises time, unless `objective` is `bytes`.
 
         Raises:
             ProgramError: no such mesh or axis, two dims on one axis, a dim that does not divide, …
@@ -217,6 +221,7 @@ class Program:
             "dtype": dtype,
         }
         chosen |= {"message_bytes": message_bytes, "cache": cache}
+        chosen |= {"cluster": cluster, "objective": objective}
         return planned(self, chosen, strict, here())
 
 

@@ -20,7 +20,8 @@ from meshdsl.cli.options import (
     option,
     pipeline_options,
 )
-from meshdsl.diagnostics import Diagnostics
+from meshdsl.cluster.profile import names
+from meshdsl.diagnostics import Diagnostics, fail
 from meshdsl.pipeline import Compilation
 
 if TYPE_CHECKING:
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 class Simulate(Placing, Force, Json):
     """Options of `simulate`."""
 
-    cluster: str | None = opt("--cluster", "NAME", "A machine by name, or its profile F.toml.")
     trace: Path | None = opt("--trace", "F.json", "Write a trace for Perfetto.")
     against: Path | None = opt(
         "--against", "F.json", "Compare with what `run` or `train` has measured with --trace."
@@ -61,9 +61,12 @@ def command(file: File, given: Simulate) -> None:
 
 
 def _timeline(made: Compilation, given: Simulate) -> Timeline:
-    from meshdsl.simulate.engine import simulate, timing_of
+    from meshdsl.simulate.engine import simulate
 
-    return simulate(made.device, timing_of(given.cluster, made.device.mesh), given.unroll)
+    if made.timing is None:
+        message = "no cluster is named, and how long a step takes depends on it"
+        fail("MD0630", message, help=f"add `--cluster NAME`, one of {', '.join(names())}")
+    return simulate(made.device, made.timing, given.unroll)
 
 
 def _compare(made: Compilation, path: Path, given: Simulate) -> None:

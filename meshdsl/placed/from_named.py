@@ -326,11 +326,16 @@ class Placer:
         by = (self.mesh, self.decider.policy, self.price, forced, uneven)
         return Chooser(call_of(op), versions, wants, pins, *by)
 
+    @property
+    def _planned(self) -> str:
+        """The kind of what a plan asks for: by what it minimises."""
+        return "plan" if self.price.clock is None else "timed"
+
     def _ask_result(self, value: Value, op: named.Op, instead: Callable[[], int | None]) -> why.Ask:
         if value in self.returned:
             who = f"`{value.label}` is returned"
             return why.Ask("output", who, op.span, instead, op.phase)
-        kind = {"immediate": "policy", "optimal": "plan"}.get(self.decider.policy, "rule")
+        kind = {"immediate": "policy", "optimal": self._planned}.get(self.decider.policy, "rule")
         return why.Ask(kind, "", op.span, instead, op.phase)
 
     def _settle(self, value: Value, target: Placement, ask: why.Ask) -> None:
@@ -420,7 +425,8 @@ class Placer:
         if decided is None:
             return self.state.versions[value][0]
         who = f"all of `{value.label}` are kept so"
-        return self._version(value, decided, why.Ask("plan", who, node.span, phase=node.phase))
+        ask = why.Ask(self._planned, who, node.span, phase=node.phase)
+        return self._version(value, decided, ask)
 
     def _leave(self, value: Value, inside: Value, last: Value, placed: Placement) -> Tensor:
         """A value that a loop leaves, placed as each part of it: for the same reasons."""

@@ -96,6 +96,7 @@ def _reduced_for(ask: Ask) -> str:
         "operand": f"{ask.who} needs the whole value, not parts of it",
         "policy": "it is reduced at once",
         "plan": "reducing it here sends the fewest bytes in all",
+        "timed": "reducing it here takes the least time in all",
         "rule": "the layout splits the result over the same axis",
         "carry": f"{_plain(ask)} reduced",
         "output": f"{ask.who}, and no output is left partial",
@@ -112,6 +113,7 @@ def _moved_for(ask: Ask, route: Route) -> str:
         "policy": "the layout wants the result otherwise",
         "carry": f"{_plain(ask)} as its rules say",
         "plan": "holding it so sends the fewest bytes in all",
+        "timed": "holding it so takes the least time in all",
         "output": "the layout wants the result otherwise",
         "update": f"{ask.who}",
     }.get(ask.kind, ask.who)

@@ -51,7 +51,7 @@ Key = tuple[str, int, str, int]
 
 VERSION = 1
 UNNAMED = "a subexpression"
-TIMES = {"computing": "compute", "sending": "communication", "time in all": "seconds"}
+TIMES = {"computing": "compute", "waiting": "waiting", "time in all": "seconds"}
 """Rows of predicted times, where a cluster is named, and their keys."""
 MOST_NAME = 14
 """The longest name that shares a line with its cells."""

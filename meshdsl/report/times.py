@@ -1,7 +1,7 @@
 """Predicted times in a report: of each line and in all, and what bounds them.
 
-`times` gives the facts as JSON; what is shown is made of them. Until a timeline says what of the
-sending is hidden behind computing, times are sums: as if nothing were.
+`times` gives the facts as JSON; what is shown is made of them. In all they are those of the
+simulated timeline, in which sending may be hidden behind computing; of a line they are sums.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshdsl.cluster.timing import Timing
-from meshdsl.device.ir import Compute, Program, walk
+from meshdsl.device.ir import Program, walk
 from meshdsl.report.document import Item, Piece, duration
+from meshdsl.simulate.engine import simulate
 
 Json = dict[str, Any]
 
@@ -26,40 +27,39 @@ BOUNDS = {
 
 
 def times(program: Program, timing: Timing) -> Json:
-    """Predicted seconds of one device, in all and by line, by what bounds them and by mesh axis."""
-    by_bound: dict[str, float] = defaultdict(float)
-    by_axis: dict[str, float] = defaultdict(float)
+    """Predicted seconds of one device: of the step, computing, sending, and waiting for that.
+
+    `exposed` and `sending` are by mesh axes, `by_bound` by what bounds operators and collectives,
+    and `lines` have the sums of each line.
+    """
+    timeline = simulate(program, timing)
     lines: dict[tuple[str, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for node, trips in walk(program.body):
         time = timing.node(node)
-        seconds = time.seconds * trips
-        if not seconds:
-            continue
-        by_bound[time.bound] += seconds
-        lines[node.span.file, node.span.line][time.bound] += seconds
-        if not isinstance(node, Compute) and time.axes:
-            by_axis["+".join(time.axes)] += seconds
+        if time.seconds:
+            lines[node.span.file, node.span.line][time.bound] += time.seconds * trips
+    found = {bound: sum(at.get(bound, 0.0) for at in lines.values()) for bound in BOUNDS}
     return {
         "cluster": timing.cluster.name,
-        **_parts(by_bound),
-        "by_bound": dict(by_bound),
-        "by_axis": dict(by_axis),
+        "seconds": timeline.seconds,
+        "compute": timeline.compute,
+        "waiting": sum(timeline.exposed.values()),
+        "exposed": timeline.exposed,
+        "sending": timeline.sending,
+        "by_bound": {bound: seconds for bound, seconds in found.items() if seconds},
         "lines": [
-            {"file": file, "line": line, **_parts(found)}
-            for (file, line), found in sorted(lines.items())
+            {"file": file, "line": line, **_line(at)} for (file, line), at in sorted(lines.items())
         ],
     }
 
 
-def _parts(by_bound: dict[str, float]) -> Json:
-    """Seconds in all, of computing and of sending, and what bounds the most of them."""
+def _line(by_bound: dict[str, float]) -> Json:
+    """Seconds of computing and of sending on a line, and what bounds the most of them."""
     sending = by_bound.get("network", 0.0)
-    computing = sum(s for bound, s in by_bound.items() if bound != "network")
     return {
-        "seconds": computing + sending,
-        "compute": computing,
+        "compute": sum(s for bound, s in by_bound.items() if bound != "network"),
         "communication": sending,
-        "bound": max(by_bound, key=lambda b: by_bound[b], default="none"),
+        "bound": max(BOUNDS, key=lambda bound: by_bound.get(bound, 0.0)),
     }
 
 
@@ -67,37 +67,32 @@ def _parts(by_bound: dict[str, float]) -> Json:
 
 
 def timed_sentence(time: Json) -> str:
-    """The text `Predicted on h100: 81.2 µs, 45% of it sending; most of it goes into sending`."""
+    """The text `Predicted on h100: 81.2 µs, 45% of it waiting for what is sent`."""
     head = f"Predicted on {time['cluster']}: {duration(time['seconds'])}"
-    if not time["seconds"]:
+    if not time["waiting"]:
         return f"{head}."
-    share = 100 * time["communication"] / time["seconds"]
-    sending = f", {share:.0f}% of it sending" if time["communication"] else ""
-    return f"{head}{sending}; most of it goes into {BOUNDS[time['bound']]}."
+    return f"{head}, {100 * time['waiting'] / time['seconds']:.0f}% of it waiting for what is sent."
 
 
 def timed_item(entry: Json, indent: int) -> Item:
-    """The time of a line: `takes 12.3 µs: 7 µs computing, 5.3 µs sending (memory traffic)`."""
-    parts = [
-        f"{duration(entry[key])} {word}"
-        for key, word in (("compute", "computing"), ("communication", "sending"))
-        if entry[key]
-    ]
-    whole = f"{duration(entry['seconds'])}: {', '.join(parts)}" if len(parts) > 1 else parts[0]
-    text = f"{whole}, most for {BOUNDS[entry['bound']]}"
+    """The time of a line: `takes 7 µs computing, 5.3 µs sending; most for memory traffic`."""
+    words = (("compute", "computing"), ("communication", "sending"))
+    parts = [f"{duration(entry[key])} {word}" for key, word in words if entry[key]]
+    text = f"{', '.join(parts)}; most for {BOUNDS[entry['bound']]}"
     return Item((Piece("takes ", "muted"),), (Piece(text),), indent=indent)
 
 
 def timed_in_all(time: Json) -> Iterator[Item]:
-    """The time in all, by what bounds it, and by axis."""
-    text = f"{duration(time['seconds'])} if nothing is sent while it computes"
+    """The time of the step; that of its operators and collectives by bound; waiting by axis."""
+    whole = f"{duration(time['compute'])} computing, {duration(time['waiting'])} waiting"
+    text = f"{duration(time['seconds'])}: {whole}"
     yield Item((Piece(f"Predicted on {time['cluster']}: ", "strong"),), (Piece(text),))
-    rows = [("by bound", BOUNDS[b], time["by_bound"].get(b)) for b in BOUNDS]
-    rows += [("by axis", axis, seconds) for axis, seconds in time["by_axis"].items()]
-    shown = [(what, name, seconds) for what, name, seconds in rows if seconds]
-    width = max((len(name) for _, name, _ in shown), default=0)
+    rows = [("by bound", BOUNDS[bound], seconds) for bound, seconds in time["by_bound"].items()]
+    rows += [("sending", axes, seconds) for axes, seconds in time["sending"].items()]
+    rows += [("waiting", axes, seconds) for axes, seconds in time["exposed"].items()]
+    width = max((len(name) for _, name, _ in rows), default=0)
     before = ""
-    for what, name, seconds in shown:
+    for what, name, seconds in rows:
         label = "" if what == before else what
         before = what
         head = (Piece(f"  {label:9}", "muted"), Piece(f"{name:{width}}  ", "name"))

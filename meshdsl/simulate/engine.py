@@ -12,12 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-from meshdsl.cluster.profile import load, names
 from meshdsl.cluster.timing import Time, Timing
 from meshdsl.device.ir import Bucket, Collective, Compute, Loop, Move, Program, Start, Var, Wait
 from meshdsl.device.memory import Walk
-from meshdsl.diagnostics import fail
-from meshdsl.placed.sbp import Mesh
 from meshdsl.simulate.timeline import COMPUTE, PER_SECOND, Event, Folded, Timeline
 
 MILLION = 10**6
@@ -237,14 +234,6 @@ class _Run(Walk):
         self.free = {axis: at + later for axis, at in self.free.items()}
         self.busy = [flight.later(later) for flight in self.busy]
         self.flights = {work: flight.later(later) for work, flight in self.flights.items()}
-
-
-def timing_of(cluster: str | None, mesh: Mesh) -> Timing:
-    """The timing of a mesh on the cluster of a name. Raises MD0630 without one, MD0320 and on."""
-    if cluster is None:
-        message = "no cluster is named, and how long a step takes depends on it"
-        fail("MD0630", message, help=f"add `--cluster NAME`, one of {', '.join(names())}")
-    return Timing(load(cluster), mesh)
 
 
 def ticks(time: Time) -> int:

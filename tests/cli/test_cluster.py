@@ -83,7 +83,7 @@ def test_compare_has_rows_of_time(cli: Cli) -> None:
     file = write(PROGRAM + "layout one { batch -> data }")
     columns = ("--layouts", "both,one", "--no-run")
     out = cli("compare", file, *columns).out
-    assert [out.count(row) for row in ("computing", "sending", "time in all")] == [1, 1, 1]
+    assert [out.count(row) for row in ("computing", "waiting", "time in all")] == [1, 1, 1]
     found = json.loads(cli("compare", file, *columns, "--json").out)["columns"]
     assert found[0]["time"]["seconds"] != found[1]["time"]["seconds"]
     assert "computing" not in cli("compare", file, *columns, "--mesh", "data:2,tp:2").out
