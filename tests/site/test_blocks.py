@@ -8,7 +8,8 @@ behind the fence says what is done with one (`RUNNERS`), a second word which fil
   `mdsl statements` are lines of a program.
 - `shellsession` and `console`: `$ command`, and what it prints on a screen of 80 columns; a line
   `…` stands for any lines. `sh`: commands that have to end well.
-- `python` is executed, `python fragment` is compiled; `json` is read; `text` is no code.
+- `python` is executed, `python fragment` is compiled; `json` and `toml` are read, and
+  `toml NAME.toml` is that file for the commands below it; `text` is no code.
 - `<!-- edit: FILE: OLD => NEW -->` is what the reader is told to do to a file.
 """
 
@@ -18,6 +19,7 @@ import json
 import os
 import re
 import shlex
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,7 +63,6 @@ NOT_RUN = {
 SHOWN = {
     "text": "output, trees of folders, forms of messages",
     "lua": "the settings of Neovim: there is none here",
-    "toml": "the settings of Helix: there is none here",
     "elisp": "the settings of Emacs: there is none here",
 }
 """Kinds of blocks that no tool of this project executes."""
@@ -146,6 +147,12 @@ def run_python(text: str, word: str, folder: Folder) -> None:
         exec(code, folder.names)
 
 
+def run_toml(text: str, word: str, folder: Folder) -> None:
+    tomllib.loads(text)
+    if word.endswith(".toml"):
+        (folder.here / word).write_text(text, encoding="utf-8")
+
+
 def run_json(text: str, word: str, folder: Folder) -> None:
     json.loads(text)
 
@@ -161,6 +168,7 @@ RUNNERS: dict[str, Callable[[str, str, Folder], None]] = {
     "sh": run_script,
     "python": run_python,
     "json": run_json,
+    "toml": run_toml,
     **dict.fromkeys(SHOWN, run_nothing),
 }
 
