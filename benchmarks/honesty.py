@@ -1,0 +1,107 @@
+"""Predicted beside measured times: eight layouts of `examples/lm.mdsl` on four processes.
+
+`python -m benchmarks.honesty [--rounds N]` measures this machine as `meshdsl cluster measure` does,
+predicts a training step under each layout, and times the emitted programs over gloo, one thread a
+process. The layouts take turns, so that a busy moment of the machine hits all of them; the median
+of the rounds counts. Printed are both times, and Spearman's rank correlation: how well the model
+says which layout is faster, which is what it is for. It should be 0.8 or more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from meshdsl.backends.engines.measure import measure
+from meshdsl.cluster.measured import keep, machine
+from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.pipeline import Compilation, Options, compile_source
+
+LM = Path(__file__).resolve().parent.parent / "examples" / "lm.mdsl"
+LAYOUTS = (
+    *("data_parallel", "zero1", "zero2", "zero3"),
+    *("megatron", "megatron_zero3", "vocabulary", "sequence"),
+)
+WORLD = 4
+
+
+def made(layout: str) -> Compilation:
+    """The training step under a layout, planned for the fewest bytes."""
+    source = Source(LM.name, LM.read_text(encoding="utf-8"))
+    options = Options(program="lm", layout=layout, cluster="cpu", objective="bytes")
+    return compile_source(source, options, Diagnostics())
+
+
+def timed(texts: Sequence[str], rounds: int) -> list[float]:
+    """Median seconds of a step of each program."""
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        answers, store = context.SimpleQueue(), str(Path(folder) / "store")
+        processes = [
+            context.Process(target=_process, args=(rank, store, texts, rounds, answers))
+            for rank in range(WORLD)
+        ]
+        for process in processes:
+            process.start()
+        found: list[list[float]] = answers.get()
+        for process in processes:
+            process.join()
+    return [statistics.median(seconds) for seconds in found]
+
+
+def _process(rank: int, store: str, texts: Sequence[str], rounds: int, answers: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from benchmarks.training_worker import emitted
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
+    steps = [emitted(text, rank) for text in texts]
+    taken: list[list[float]] = [[] for _ in steps]
+    for turn in range(rounds + 1):
+        for number, step in enumerate(steps):
+            dist.barrier()
+            started = time.perf_counter()
+            step()
+            dist.barrier()
+            if turn:  # the first warms up
+                taken[number].append(time.perf_counter() - started)
+    if rank == 0:
+        answers.put(taken)
+    dist.destroy_process_group()
+
+
+def spearman(one: Sequence[float], other: Sequence[float]) -> float:
+    """The rank correlation; without ties."""
+    ranks = [[sorted(values).index(value) for value in values] for values in (one, other)]
+    apart = sum((a - b) ** 2 for a, b in zip(*ranks, strict=True))
+    return 1 - 6 * apart / (len(one) * (len(one) ** 2 - 1))
+
+
+def main() -> None:
+    """Measure, predict, time and print."""
+    parser = argparse.ArgumentParser(description="Predicted beside measured times of eight layouts")
+    parser.add_argument("--rounds", type=int, default=9)
+    rounds = parser.parse_args().rounds
+    print(machine())
+    keep(measure())
+    programs = [made(layout) for layout in LAYOUTS]
+    predicted = [program.report["time"]["seconds"] for program in programs]
+    measured = timed([program.text for program in programs], rounds)
+    print(f"{'':16}{'predicted':>12}{'measured':>12}{'ratio':>8}")
+    for layout, ours, theirs in sorted(
+        zip(LAYOUTS, predicted, measured, strict=True), key=lambda row: row[2]
+    ):
+        print(f"{layout:16}{1e3 * ours:9.2f} ms{1e3 * theirs:9.2f} ms{theirs / ours:8.2f}")
+    print(f"Spearman's rank correlation: {spearman(predicted, measured):.2f}")
+
+
+if __name__ == "__main__":
+    main()
