@@ -15,6 +15,7 @@ from meshdsl.cli.options import (
     Search,
     Sizes,
     Strict,
+    Timed,
     Which,
     flag,
     opt,
@@ -38,7 +39,7 @@ class Measured:
 
 
 @option
-class Compare(Which, Search, Sizes, Measured, Strict, Force, Json):
+class Compare(Which, Search, Timed, Sizes, Measured, Strict, Force, Json):
     """Options of `compare`."""
 
     layouts: str | None = opt(

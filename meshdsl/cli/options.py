@@ -118,6 +118,12 @@ class Search:
         min=0,
     )
     no_cache: bool = flag("--no-cache", "Keep and use no plans of before.")
+
+
+@option
+class Timed:
+    """Options of the machine that times are predicted for."""
+
     cluster: str | None = opt(
         "--cluster",
         "C",
@@ -164,14 +170,14 @@ class Json:
 
 
 @option
-class Placing(Which, Placement, Search, Sizes, Strict):
+class Placing(Which, Placement, Search, Timed, Sizes, Strict):
     """Options of every command that places one program."""
 
 
 def pipeline_options(given: Any) -> Options:
     """The options of the pipeline from those of the command line. Raises MD06xx.
 
-    `given` has the classes of `Placing`, with or without `Placement`.
+    `given` has the classes of `Placing`, with or without `Placement` and `Timed`.
     """
     placed = given if isinstance(given, Placement) else Placement()
     dtype = given.dtype
@@ -179,8 +185,9 @@ def pipeline_options(given: Any) -> Options:
         floats = [n for n, d in DTYPES.items() if d.kind == "float"]
         refuse_unknown("dtype", dtype, floats, "no float type is called so")
     only_one(placed, "layout", "sbp")
-    if given.objective is not None:
-        refuse_unknown("objective", given.objective, OBJECTIVES, "a plan is not made for that")
+    timed = given if isinstance(given, Timed) else Timed()
+    if timed.objective is not None:
+        refuse_unknown("objective", timed.objective, OBJECTIVES, "a plan is not made for that")
     return Options(
         program=given.program,
         mesh=given.mesh,
@@ -192,8 +199,8 @@ def pipeline_options(given: Any) -> Options:
         set_dims=sizes(given.settings or []),
         dtype=dtype,
         strict=given.strict,
-        cluster=given.cluster,
-        objective=given.objective,
+        cluster=timed.cluster,
+        objective=timed.objective,
     )
 
 
