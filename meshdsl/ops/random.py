@@ -29,6 +29,7 @@ from meshdsl.ops.build import (
     need_kind,
     plain,
     sample,
+    swapped,
     tensor,
 )
 from meshdsl.ops.gradients import with_dims
@@ -194,7 +195,7 @@ register(
         "dropout",
         Surface("dims?", (1, 2), (("rate", ...), ("seed", None)), seeded=True),
         _dropout_infer,
-        plain(linear=[[0]], monotone=[0]),
+        plain(linear=[[0]]),
         _dropout_numpy,
         _dropout_text,
         (
@@ -216,10 +217,15 @@ register(
             sample(tensor(SEQ), tensor(dtype=I32), dims=(SEQ,), rate=0.75, stream="dropout"),
         ),
         exact=False,
+        true_rows=swapped(
+            "so for numbers; an infinity that is dropped becomes NaN, of a part as of the whole",
+            *(f"P({op}), {seeds} -> P({op})" for op in ("max", "min") for seeds in ("B", "B, B")),
+        ),
         gradient=_dropout_gradient,
         meaning="Each element becomes 0 with probability `rate`, or else `1 / (1 - rate)` times "
         "itself (Srivastava et al. 2014). With dims in brackets, one decision is taken for each of "
         "their indices, for all of the others. Which become 0 depends on the seed, the call and "
-        "the index, as the numbers of `uniform` do.",
+        "the index, as the numbers of `uniform` do. As in torch, an infinity that is dropped is "
+        "NaN.",
     )
 )

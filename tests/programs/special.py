@@ -117,7 +117,6 @@ OPEN = {
     "conv": "torch's kernels meet what is not finite in other orders for other shapes of blocks",
     "conv_kernel": "the same",
     "upconv": "the same",
-    "dropout": "infinity times 0 where a draw of ones is multiplied, by parts or at once",
 }
 """Operators whose special values are known to differ, and why: to be settled, then compared."""
 
