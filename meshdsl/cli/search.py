@@ -47,7 +47,7 @@ class Objective:
     fix: str | None = opt("--fix", "batch:data", "Rules that are kept.")
     max_rules: int | None = opt("--max-rules", "N", "The most rules.", min=0)
     no_storage: bool = flag("--no-storage", "No rules for params, grads and state.")
-    method: str = opt("--method", "M", "How to search: layouts or exhaustive.", "layouts")
+    method: str | None = opt("--method", "M", "How to search (layouts, or what fits the graph).")
     budget: str | None = opt("--budget", "10s", "Stop after this time with the best so far.")
 
 
@@ -61,29 +61,44 @@ class Written:
 
 
 @option
-class SearchLayouts(Which, Objective, Written, Search, Sizes, Strict, Force, Json):
+class Graph:
+    """Options of a graph with costs."""
+
+    graph: bool = flag("--graph", "FILE is a graph with costs, in JSON.")
+    devices: int | None = opt("--devices", "N", "With --graph: how many devices.", min=1)
+    bandwidth: str | None = opt("--bandwidth", "1.25GB/s", "With --graph: of a link, one way.")
+    stages: int | None = opt("--stages", "N", "With --graph: so many stages.", min=1)
+
+
+@option
+class SearchLayouts(Which, Objective, Written, Graph, Search, Sizes, Strict, Force, Json):
     """Options of `search`."""
 
 
 def command(file: File, given: SearchLayouts) -> None:
     """Find the best layout of a program on a mesh, and say why each rule is there."""
     with common.reporting(given.json) as diagnostics:
+        if given.graph:
+            _graph(file, given)
+            return
         from meshdsl.search.methods import METHODS
         from meshdsl.search.unmet import refuse_limit
 
-        refuse_unknown("method", given.method, METHODS, "there is no such method")
+        name = given.method or next(iter(METHODS))
+        refuse_unknown("method", name, METHODS, "there is no such method")
+        method = METHODS[name]
         if given.expect and not given.write:
             fail("MD0601", "`--expect` goes with `--write`", help="write `--write NAME --expect`")
         made = common.compiled(file, pipeline_options(given), diagnostics, "named")
         problem = asked(given).problem(made)
         with common.patience(f"searching layouts of {made.source.name}"):
-            found = METHODS[given.method].solve(problem)
+            found = method.solve(problem)
         if given.json:
             from meshdsl.report.search import searched
 
-            common.print_json(searched(found, made.source.name, given.method))
+            common.print_json(searched(found, made.source.name, name))
         if not found.plans:
-            refuse_limit(problem, METHODS[given.method])
+            refuse_limit(problem, method)
         if given.write:
             _write(file, made, found, given)
         if not given.json:
@@ -105,6 +120,26 @@ def asked(given: SearchLayouts) -> Asked:
         front=given.front,
         budget=given.budget,
     )
+
+
+def _graph(file: Path, given: SearchLayouts) -> None:
+    """Find the best plan of a graph with costs."""
+    from meshdsl.report.graphs import Asked, solved, text
+    from meshdsl.search.asked import amount
+
+    asked = Asked(
+        given.method,
+        given.devices,
+        amount("bandwidth", given.bandwidth, "1.25GB/s"),
+        given.cluster,
+        amount("memory", given.memory, "80GB"),
+        given.stages,
+    )
+    found = solved(file, asked)
+    if given.json:
+        common.print_json(found)
+    else:
+        typer.echo(text(found), nl=False)
 
 
 def _show(found: Found) -> None:

@@ -11,13 +11,18 @@ import math
 import random
 from collections.abc import Sequence
 
+import numpy as np
+
 from meshdsl.search.graph import CostGraph, Solution, cheapest_of_each
 
 PROPOSALS = 20_000
-"""Proposals of one chain."""
+"""Proposals of all chains together."""
 
 DECADES = 3
 """Powers of ten that the temperature falls by."""
+
+RESTARTS = 4
+"""Chains that begin with choices drawn at random."""
 
 TRIED = 200
 """Proposals whose mean change is the first temperature."""
@@ -38,18 +43,22 @@ def anneal(
     proposals: int = PROPOSALS,
     seed: int = 0,
 ) -> Solution:
-    """The best choice that chains from `starts`, and from the cheapest of each variable, pass.
+    """The best choice that chains pass: from `starts`, the cheapest of each variable, and others.
 
-    The memory limit is kept by proposing nothing beyond it. The same seed gives the same answer.
+    What exceeds the memory limit costs more, so that chains may pass through. The same seed gives
+    the same answer.
     """
     best: tuple[int, ...] = ()
     cost = math.inf
-    for k, start in enumerate((*starts, cheapest_of_each(graph))):
-        found = _chain(graph, list(start), proposals, random.Random(seed + k))
+    draw = random.Random(seed)
+    others = [[draw.randrange(n) for n in graph.sizes] for _ in range(RESTARTS)]
+    begun = (*starts, cheapest_of_each(graph), *others)
+    for start in begun:
+        found = _chain(graph, list(start), proposals // len(begun), draw)
         if (now := graph.cost(found)) < cost and graph.bytes(found) <= graph.limit:
             best, cost = found, now
-    work = proposals * (len(starts) + 1)
-    return Solution("mcmc", best, cost, -math.inf, False, work, "a sample: nothing is proven")
+    note = "a sample: nothing is proven"
+    return Solution("mcmc", best, cost, -math.inf, False, proposals, note)
 
 
 def _chain(
@@ -59,35 +68,39 @@ def _chain(
     if not free:
         return tuple(picks)
     hot = _first_temperature(graph, picks, free, draw)
-    cost = least = graph.cost(picks)
-    best = tuple(picks)
+    cost, held = graph.cost(picks), graph.bytes(picks)
+    best, least = tuple(picks), cost if held <= graph.limit else math.inf
+    over = _price(graph)
     for step in range(proposals):
         variable = draw.choice(free)
         choice = draw.randrange(graph.sizes[variable] - 1)
         choice += choice >= picks[variable]
         more = change(graph, picks, variable, choice)
         warm = hot * 10 ** (-DECADES * step / proposals)
-        if not _accepts(more, warm, draw) or not _fits(graph, picks, variable, choice):
+        other = [*picks[:variable], choice, *picks[variable + 1 :]]
+        then = graph.bytes(other)
+        beyond = over * (max(then, graph.limit) - max(held, graph.limit)) if over else 0.0
+        if not _accepts(more + beyond, warm, draw):
             continue
-        picks[variable] = choice
+        picks, held = other, then
         cost = cost + more if math.isfinite(cost) else graph.cost(picks)
-        if cost < least:
+        if held <= graph.limit and cost < least:
             least, best = cost, tuple(picks)
     return best
+
+
+def _price(graph: CostGraph) -> float:
+    """What a byte beyond the limit costs: all of it again, what costs differ by in all."""
+    if not math.isfinite(graph.limit):
+        return 0.0
+    finite = (f.cost[np.isfinite(f.cost)] for f in graph.factors)
+    return math.fsum(float(c.max() - c.min()) for c in finite if c.size) / max(graph.limit, 1.0)
 
 
 def _accepts(more: float, warm: float, draw: random.Random) -> bool:
     if more == math.inf:
         return False
     return more <= 0 or (warm > 0 and draw.random() < math.exp(-more / warm))
-
-
-def _fits(graph: CostGraph, picks: Sequence[int], variable: int, choice: int) -> bool:
-    if not math.isfinite(graph.limit):
-        return True
-    other = (*picks[:variable], choice, *picks[variable + 1 :])
-    held = graph.bytes(other)
-    return held <= graph.limit or held < graph.bytes(picks)
 
 
 def _first_temperature(

@@ -42,7 +42,7 @@ class Asked:
         mesh = mesh or resolve_mesh(made.declarations, options.mesh, options.layout or "")
         timing = None if self.cluster is None else Timing(load(self.cluster), mesh)
         limits = Limits(
-            memory=_bytes(self.memory),
+            memory=amount("memory", self.memory, "80GB"),
             replicated=_part(self.replicated),
             fixed=self._fixed(made, mesh),
             rules=self.max_rules,
@@ -86,13 +86,13 @@ _TIME = re.compile(r"(\d+(?:\.\d+)?) ?(ms|s|min|)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0}
 
 
-def _bytes(text: str | int | None) -> int | None:
-    """Bytes of `80GB` or `64 GiB`. Raises MD0601."""
+def amount(option: str, text: str | int | None, example: str) -> int | None:
+    """Bytes of `80GB` or `64 GiB`, also a second. Raises MD0601."""
     if text is None or isinstance(text, int):
         return text
-    found = _SIZE.fullmatch(text.strip())
+    found = _SIZE.fullmatch(text.strip().removesuffix("/s"))
     if found is None:
-        _refuse("memory", text, "80GB")
+        _refuse(option, text, example)
     number, prefix, binary = found.groups()
     base = 1024 if binary else 1000
     return int(float(number) * base ** (" KMGTP".index(prefix) if prefix else 0))

@@ -90,10 +90,10 @@ class _Branches:
 
 
 def _by_last(graph: CostGraph, factors: tuple[Factor, ...]) -> list[list[Factor]]:
-    """The factors by the last variable they see: known once that is decided."""
+    """The factors by the last variable they see: known once that is decided; constants at once."""
     found: list[list[Factor]] = [[] for _ in graph.variables]
     for factor in factors:
-        found[max(factor.scope)].append(factor)
+        found[max(factor.scope, default=0)].append(factor)
     return found
 
 

@@ -6,9 +6,13 @@ from collections.abc import Mapping
 
 from meshdsl.search.layouts import Layouts
 from meshdsl.search.problem import Method
+from meshdsl.search.summed import ELIMINATION, ILP, MCMC
 
 METHODS: Mapping[str, Method] = {
     "layouts": Layouts(),
     "exhaustive": Layouts(bounds=False),
+    "elimination": ELIMINATION,
+    "ilp": ILP,
+    "mcmc": MCMC,
 }
 """What `--method` takes."""

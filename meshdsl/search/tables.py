@@ -7,8 +7,10 @@ upper bound of the walk `immediate`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from meshdsl.ir.types import TensorType
-from meshdsl.placed.choose import Chooser, Want
+from meshdsl.placed.choose import Choice, Chooser, Want
 from meshdsl.placed.rows import Call
 from meshdsl.placed.sbp import Placement, placement
 from meshdsl.search.plan import Rules
@@ -20,23 +22,25 @@ class Tables:
 
     def __init__(self, space: Space) -> None:
         self.space, self.mesh = space, space.mesh
-        self.known: dict[tuple[Call, tuple[Placement, ...]], int] = {}
+        self.known: dict[tuple[Call, tuple[Placement, ...]], Choice] = {}
 
     def sent(self, rules: Rules) -> int:
         """The bytes sent under general rules, at most."""
         axes = {rule.dim: rule.axes for rule in rules}
-        return sum(self._of(call, axes) * trips for call, trips in self.space.calls.items())
+        calls = self.space.calls.items()
+        return sum(self.chosen(call, axes).cost * trips for call, trips in calls)
 
-    def _of(self, call: Call, axes: dict[str, tuple[str, ...]]) -> int:
+    def chosen(self, call: Call, axes: Mapping[str, tuple[str, ...]]) -> Choice:
+        """The placements of a call alone, with its bytes, and its FLOPs last in their rank."""
         key = call, tuple(self._placed(t, axes) for t in (*call.ins, *call.outs))
         if key not in self.known:
             self.known[key] = self._chosen(*key)
         return self.known[key]
 
-    def _placed(self, type_: TensorType, axes: dict[str, tuple[str, ...]]) -> Placement:
+    def _placed(self, type_: TensorType, axes: Mapping[str, tuple[str, ...]]) -> Placement:
         return placement(self.mesh, {d: axes[d] for d in type_.names if d in axes})
 
-    def _chosen(self, call: Call, placed: tuple[Placement, ...]) -> int:
+    def _chosen(self, call: Call, placed: tuple[Placement, ...]) -> Choice:
         ins, outs = placed[: len(call.ins)], placed[len(call.ins) :]
         pairs = zip((*call.ins, *call.outs), placed, strict=True)
         uneven = any(p.splits_unevenly(t, self.mesh) for t, p in pairs)
@@ -44,4 +48,4 @@ class Tables:
         wants = tuple(map(Want, outs))
         pins = (None,) * len(ins)
         chooser = Chooser(call, versions, wants, pins, self.mesh, "immediate", uneven=uneven)
-        return chooser.candidates()[0].cost
+        return chooser.candidates()[0]

@@ -54,8 +54,8 @@ def written(tmp_path: Path, graph: object) -> Path:
 
 def changed(graph: dict[str, Any], path: tuple[str | int, ...], value: object) -> dict[str, Any]:
     """A copy with one value in it replaced; `...` removes it."""
-    made = json.loads(json.dumps(graph))
-    at = made
+    made: dict[str, Any] = json.loads(json.dumps(graph))
+    at: Any = made
     for key in path[:-1]:
         at = at[key]
     if value is ...:

@@ -1,0 +1,46 @@
+"""Methods on the sum of the tables: they agree with every layout, and place what they find."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshdsl.placed.sbp import Mesh
+from meshdsl.search.annealing import anneal
+from meshdsl.search.exact import branch_and_bound, integer_program, priced_memory
+from meshdsl.search.methods import METHODS
+from meshdsl.search.space import Space
+from meshdsl.search.summed import ELIMINATION, Summed, table_graph
+from meshdsl.search.tables import Tables
+
+from .problems import CASES, SQUARE, named, problem
+
+each_case = pytest.mark.parametrize(
+    ("name", "mesh"), CASES, ids=lambda of: of.name if isinstance(of, Mesh) else of
+)
+
+
+@each_case
+def test_exact_methods_find_the_least_sum_of_all_layouts(name: str, mesh: Mesh) -> None:
+    space = Space(named(name), mesh)
+    most = space.least() * 1.15
+    graph, tables = table_graph(space, most), Tables(space)
+    every = branch_and_bound(graph)
+    assert integer_program(graph).cost == every.cost
+    priced = priced_memory(graph)
+    assert priced.bound <= every.cost <= priced.cost
+    rules = ELIMINATION.rules(space, every)
+    assert tables.sent(rules) == every.cost
+    # Work is bounded from below by other tables in a space: what they let pass may be more.
+    assert min(tables.sent(r) for _, r in space.within(most)) <= every.cost
+    assert anneal(graph, proposals=500).cost >= every.cost
+
+
+@pytest.mark.parametrize("method", ["elimination", "ilp", "mcmc"])
+@pytest.mark.parametrize("name", ["net", "mlp"])
+def test_what_is_found_is_placed(method: str, name: str) -> None:
+    asked = problem(name, SQUARE)
+    found = METHODS[method].solve(asked)
+    assert isinstance(METHODS[method], Summed)
+    assert not found.proven
+    best = METHODS["layouts"].solve(asked)
+    assert asked.value(best.plans[0]) <= asked.value(found.plans[0])
