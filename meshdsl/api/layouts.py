@@ -222,6 +222,8 @@ def _rules(given: Any, place: Place) -> Iterator[ast.Rule]:
 def _of_pair(key: Any, axes: Any, span: Span) -> ast.Rule:
     """The rule of a pair: `"batch": "rows"`, `"params: model": ("x", "y")`, `seq: None`."""
     selector, _, dim = str(key).rpartition(":")
+    if axes is not None and not isinstance(axes, Iterable):
+        _no_rule({key: axes}, span)
     names = (axes,) if isinstance(axes, str) else tuple(axes or ())
     parts = [p.strip() for p in selector.split(".")] if selector else []
     if not isinstance(key, str | Dim) or not all(isinstance(n, str) for n in names):

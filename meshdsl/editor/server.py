@@ -10,7 +10,12 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from lsprotocol import types as lsp
-from pygls.exceptions import FeatureRequestError, JsonRpcException, JsonRpcInvalidRequest
+from pygls.exceptions import (
+    FeatureRequestError,
+    JsonRpcException,
+    JsonRpcInvalidRequest,
+    JsonRpcServerNotInitialized,
+)
 from pygls.lsp.server import LanguageServer
 from pygls.protocol import LanguageServerProtocol
 
@@ -41,13 +46,19 @@ class Protocol(LanguageServerProtocol):
                 self._send_response(data["id"], None, error.to_response_error())
             raise
 
+    started = False
+
     def handle_message(self, message: Any) -> None:
-        """Handle a message; after `shutdown` no request is carried out."""
-        if self._shutdown and hasattr(message, "id") and hasattr(message, "method"):
-            error = JsonRpcInvalidRequest("the server was told to shut down")
-            self._send_response(message.id, None, error.to_response_error())
-        else:
+        """Handle a message: before `initialize` and after `shutdown` no request is carried out."""
+        method = getattr(message, "method", None)
+        self.started |= method == lsp.INITIALIZE
+        if method is None or method == lsp.EXIT or (self.started and not self._shutdown):
             super().handle_message(message)
+        elif hasattr(message, "id"):
+            late = JsonRpcInvalidRequest("the server was told to shut down")
+            early = JsonRpcServerNotInitialized("the server waits for `initialize`")
+            error = late if self.started else early
+            self._send_response(message.id, None, error.to_response_error())
 
 
 class Server(LanguageServer):

@@ -532,6 +532,10 @@ def _rules_of_text(text: str) -> Iterable[Rule]:
     """Mesh-TensorFlow's form; a dim named twice is split over several axes, outer first."""
     found: dict[str, Rule] = {}
     for dim, axis, span in _pairs(text, "--layout"):
+        if not _NAME.fullmatch(axis):
+            help = f"for instance `--layout {_EXAMPLES['--layout']}`; rules with `->` or of some "
+            help += "tensors stand in a `layout` of the file"
+            fail("MD0601", f"`{axis}` is no axis of a mesh", span, help=help)
         axes = () if axis == "none" else (axis,)
         before = found[dim].axes if dim in found else ()
         if axis in before:

@@ -116,6 +116,9 @@ def _named(
     """The layouts or `sbp` blocks of a list, each known and named once."""
     if text is None:
         return
+    if kind == "layout" and not text.strip():
+        yield kind, ""  # the empty layout
+        return
     known = list(declarations.layouts if kind == "layout" else declarations.sbps)
     found: dict[str, Span] = {}
     for part, span in _joined(_parts(text, OPTIONS[kind])):

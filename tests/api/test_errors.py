@@ -333,6 +333,7 @@ CALLS: dict[str, tuple[str, str, Callable[[], object]]] = {
     ),
     "no rule": ("MD0818", "7", lambda: keeper.compile({"d": 2}, 7)),
     "no rule, in a list": ("MD0818", "[7]", lambda: keeper.compile({"d": 2}, [7])),
+    "no rule, by name": ("MD0818", "3", lambda: md.layout(batch=3)),
     "a broken rule": (
         "MD0001",
         '"batch -> d io"',

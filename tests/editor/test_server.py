@@ -399,6 +399,25 @@ async def test_every_request_is_answered_whatever_its_form() -> None:
     assert errors[last + 1]["code"] == -32600, "after shutdown"
 
 
+async def test_nothing_is_carried_out_before_initialize() -> None:
+    item = {"uri": "file:///a.mdsl", "languageId": "mdsl", "version": 1, "text": MLP}
+    asked = {"textDocument": {"uri": item["uri"]}, "position": {"line": 0, "character": 0}}
+    sent = [
+        message(method="textDocument/didOpen", params={"textDocument": item}),
+        message(id=1, method="textDocument/hover", params=asked),
+        message(id=2, method="initialize", params={"capabilities": {}}),
+        message(id=3, method="textDocument/hover", params=asked),
+        message(id=4, method="shutdown"),
+        message(method="exit"),
+    ]
+    status, answers = conversation(sent)
+    errors = {a["id"]: a.get("error") for a in answers if "id" in a}
+    assert status == 0
+    assert errors[1]["code"] == -32002
+    assert [errors[i] for i in (2, 3, 4)] == [None] * 3
+    assert not any(a.get("method") == "textDocument/publishDiagnostics" for a in answers)
+
+
 async def test_ctrl_c_ends_it_at_once(ctrl_c: None) -> None:
     with subprocess.Popen(SERVER, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin

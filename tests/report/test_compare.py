@@ -206,6 +206,7 @@ ASKED = {
         ("megatron, hybrid", None, None),
         [("megatron", NOW), ("hybrid", NOW)],
     ),
+    "empty": (("", None, None), [("none", NOW)]),
     "policies": (
         (None, None, "immediate,deferred"),
         [("hybrid", "immediate"), ("hybrid", "deferred")],
