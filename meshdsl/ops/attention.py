@@ -131,7 +131,8 @@ def _need(ins: tuple[TensorType, ...], key: Dim, mem: Dim) -> None:
             raise OpError(
                 "MD0243",
                 f"the mask of `attention` says by bools who may look where, and this is {type_}",
-                f"compare: `iota[seq] >= iota[{mem}]`; its dims are those of the scores",
+                f"compare, `iota[seq] >= iota[{mem}]`; a bias is added to the scores by hand: "
+                f"`softmax[{mem}](scores + bias)`",
             )
     merged_dims(said, *ins)
 
