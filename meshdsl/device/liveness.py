@@ -21,7 +21,7 @@ from meshdsl.device.ir import (
     Wait,
 )
 from meshdsl.ir.program import every
-from meshdsl.ops.opdef import lookup
+from meshdsl.ops.opdef import Signature, lookup
 
 LARGE = 1 << 20
 """The least bytes of a tensor that is deleted after its last use."""
@@ -159,10 +159,13 @@ def overwrites(node: Compute) -> tuple[int, ...]:
 def shows_operand(node: Compute) -> bool:
     """Whether the result may show memory of the first operand."""
     record = lookup(node.name)
-    if record.passes and node.ins[0].placement.windows:
-        return True  # the window that was made for it
-    types = tuple(v.value.type for v in node.ins)
-    return bool(node.ins) and record.shows_operand(types, dict(node.attrs))
+    types, attrs = tuple(v.value.type for v in node.ins), dict(node.attrs)
+    if record.passes:
+        sig = Signature(types, tuple(v.value.type for v in node.outs), attrs)
+        moved = (loop.ins[0] for loop in record.factors(sig).loops if any(loop.reads))
+        split = node.ins[0].placement.axes_of
+        return any(dim is not None and split(dim) for dim in moved)
+    return bool(node.ins) and record.shows_operand(types, attrs)
 
 
 def _shown(node: Node, var: Var) -> Var | None:

@@ -362,7 +362,8 @@ class OpDef:
     shows:   the calls, by operand types and attributes, whose torch result may show the memory of
     operand 0; None: those of a view. Every other result has memory of its own
     (`device/aliases.py`).
-    passes:  where operand 0 is a window, the torch result is that window.
+    passes:  where the dim is split that operand 0 is moved along, the torch result is operand 0:
+    the window that was made for it, or its block where that is all it reads.
     composite: defined in the prelude under the same name; used as one operator only where every dim
              in no loop is whole, expanded there otherwise.
     flops:   signature (local types) -> floating-point operations; None counts one per output

@@ -8,6 +8,7 @@ import pytest
 
 from meshdsl.device.aliases import copied_first, shared
 from meshdsl.device.ir import Program, Var
+from meshdsl.ops.opdef import load_all
 from tests.compiling import compile_text
 from tests.programs.harness import Case
 from tests.training.stepping import check_step
@@ -65,6 +66,21 @@ PLACES = ("d:1 { }", "d:2 { a -> d, b -> none }", "d:2 { params: a -> d, state: 
 def test_steps_are_those_of_the_reference(name: str, number: int) -> None:
     mesh, _, rules = PLACES[(number + list(COPIED).index(name)) % len(PLACES)].partition(" ")
     check_step(Case(text_of(COPIED[name][0], OPTIMIZERS[number]), mesh, rules))
+
+
+MOVED = {
+    "pad": "pad[a -> c](h, 0, 0)[c -> a]",
+    "roll": "roll[a](h, by=4)",
+    "shift": "shift[a](h, by=0)",
+}
+"""Calls that move nothing, so that the result is the block that they are given."""
+
+
+@pytest.mark.parametrize("name", [name for name, op in load_all().items() if op.passes])
+def test_what_moves_nothing_shows_its_operand(name: str) -> None:
+    body = f"h = w\n  repeat n {{\n    h = tanh({MOVED[name]} + v)\n  }}\n  loss = mean(square(h))"
+    text = f"{DIMS}dim c = a\n{text_of(body, 'sgd(lr=1.0)').removeprefix(DIMS)}"
+    check_step(Case(text, "d:2", "{ a -> d, c -> d }"))
 
 
 # --- who shares -------------------------------------------------------------------------------
