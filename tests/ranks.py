@@ -84,15 +84,28 @@ def run_gloo(
     text: str, inputs: Mapping[str, np.ndarray], folder: Path, world: int
 ) -> dict[str, np.ndarray]:
     """The outputs of an emitted text on so many processes, which talk over gloo."""
-    (folder / "prog.py").write_text(text, encoding="utf-8")
-    write_npz(str(folder / "in.npz"), dict(inputs))
-    command = [sys.executable, "-m", "tests.ranks", str(folder), str(world)]
+    return run_each({"one": text}, inputs, folder, world)["one"]
+
+
+def run_each(
+    texts: Mapping[str, str], inputs: Mapping[str, np.ndarray], folder: Path, world: int
+) -> dict[str, dict[str, np.ndarray]]:
+    """The outputs of several texts, one after the other on so many processes."""
+    for name, text in texts.items():
+        (folder / name).mkdir()
+        (folder / name / "prog.py").write_text(text, encoding="utf-8")
+        write_npz(str(folder / name / "in.npz"), dict(inputs))
+    folders = [str(folder / name) for name in texts]
+    command = [sys.executable, "-m", "tests.ranks", str(world), *folders]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     with started(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as ranks:
         (log,) = ended(ranks)
     assert ranks[0].returncode == 0, log
-    with np.load(folder / "out.npz") as found:
-        return dict(found)
+    found = {}
+    for name in texts:
+        with np.load(folder / name / "out.npz") as arrays:
+            found[name] = dict(arrays)
+    return found
 
 
 def _of_world(rank: int, world: int, port: int) -> None:
@@ -106,9 +119,13 @@ def _of_world(rank: int, world: int, port: int) -> None:
 if __name__ == "__main__":
     import torch.distributed  # noqa: F401  # once for all
 
-    os.chdir(sys.argv[1])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    devices = int(sys.argv[2])
-    run_ranks(devices, lambda rank: _of_world(rank, devices, port))
+    devices = int(sys.argv[1])
+    for folder in sys.argv[2:]:
+        os.chdir(folder)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        ranks = partial(run_ranks, devices, partial(_of_world, world=devices, port=port))
+        _, status = os.waitpid(forked(ranks), 0)
+        if status:
+            sys.exit(1)

@@ -41,16 +41,16 @@ class _ModuleEmitter(Emitter):
     def __init__(
         self, program: Program, cut: Halves, draws: dict[Value, tuple[object, ...]]
     ) -> None:
-        super().__init__(program, draws, NAMES)
-        self.cut = cut
+        super().__init__(program, NAMES)
+        self.cut, self.draws = cut, draws
         self.used = set()
 
-    def emit(self, bare: bool = False) -> ProgramText:
+    def emit(self) -> ProgramText:
         """The text."""
         self._forward()
         self._backward()
         pasted = paste(self.used)
-        return self._whole(self._head(pasted.imports), foot(pasted.texts))
+        return self.under(self._head(pasted.imports), foot(pasted.texts))
 
     def _head(self, imports: Iterable[str]) -> list[str]:
         cut, program = self.cut, self.program

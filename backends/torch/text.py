@@ -6,11 +6,11 @@ as literals, and source lines are in comments with control characters escaped.
 
 from __future__ import annotations
 
-import ast
 import functools
 import itertools
 import re
-from collections.abc import Callable, Mapping
+import symtable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from meshdsl.backends.torch.call import TorchText
@@ -60,27 +60,27 @@ def emit(
 
     `draws` are the distributions of values not given (`Spec.draw`).
     """
-    return Emitter(program, draws).emit(bare)
+    return _written(program).whole(draws, bare)
 
 
 def identifiers(program: Program) -> Mapping[str, str]:
     """The variables of the text, by their names in the device program."""
-    emitter = Emitter(program, {})
-    emitter.emit(bare=True)
-    return emitter.variables.chosen
+    return _written(program).variables.chosen
+
+
+@functools.lru_cache(maxsize=2)
+def _written(program: Program) -> Emitter:
+    """The statements of a program: once for its text and for a report, which names variables."""
+    emitter = Emitter(program)
+    emitter.device()
+    return emitter
 
 
 class Emitter(Loops):
     """Writes a program's text; `backends/module/text.py` writes another of the same statements."""
 
-    def __init__(
-        self,
-        program: Program,
-        draws: dict[Value, tuple[object, ...]],
-        taken: frozenset[str] = frozenset(),
-    ) -> None:
+    def __init__(self, program: Program, taken: frozenset[str] = frozenset()) -> None:
         super().__init__(program, taken)
-        self.draws = draws
         self.used = {"main"}
         self.copied_first = copied_first(program)
         # The last assignment: the first and last of its lines, the variable, the text.
@@ -90,16 +90,15 @@ class Emitter(Loops):
         # The helper variables of the last statement, if they may be large.
         self.helpers: list[str] = []
 
-    def emit(self, bare: bool = False) -> ProgramText:
+    def whole(self, draws: dict[Value, tuple[object, ...]], bare: bool) -> ProgramText:
         """The text; `bare` is the function `device` alone."""
-        self._device()
         pasted = paste(self.used)
         states = ", STATES" if self.program.updates else ""
         call = f"main(MESH, GROUPS, device, OUTPUTS, INPUTS, PARAMS{states})"
         below = [] if bare else foot(pasted.texts, call)
-        return self._whole(head(self.program, self.draws, pasted.imports, bare), below)
+        return self.under(head(self.program, draws, pasted.imports, bare), below)
 
-    def _whole(self, above: list[str], below: list[str]) -> ProgramText:
+    def under(self, above: list[str], below: list[str]) -> ProgramText:
         """The text of the functions written so far, with lines `above` and `below`."""
         lines = [*map(Line, above), *self.out.lines, *map(Line, below)]
         places = {n: line.place for n, line in enumerate(lines, 1) if line.place}
@@ -108,7 +107,8 @@ class Emitter(Loops):
 
     # --- the device function -------------------------------------------------------------------
 
-    def _device(self) -> None:
+    def device(self) -> None:
+        """Write the function `device`."""
         out, program = self.out, self.program
         out.depth = 0
         trained = ", states" if program.updates else ""
@@ -130,7 +130,7 @@ class Emitter(Loops):
         names = {*self.at.values(), *itertools.chain(*self.blocks.values())}
         if not any(re.search(rf"\b{name}\b", text) for name in names):
             return []
-        used = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
+        used = set(_globals(symtable.symtable(text, "text", "exec")))
         blocks = {k: v for k, v in self.blocks.items() if not used.isdisjoint(v)}
         used |= {self.at[axis] for _, _, axes in blocks for axis in axes}
         found = []
@@ -398,3 +398,11 @@ class Emitter(Loops):
         stored = {owners.get(old, old) for old in onto}
         text = self._tensor(var)
         return f"{text}.clone()" if owners.get(var, var) in stored else text
+
+
+def _globals(table: symtable.SymbolTable) -> Iterator[str]:
+    """The names that functions of a text read and do not assign."""
+    if isinstance(table, symtable.Function):
+        yield from table.get_globals()
+    for inner in table.get_children():
+        yield from _globals(inner)

@@ -18,7 +18,7 @@ from meshdsl.backends.runtime.random import normal_of, uniform_of
 from meshdsl.backends.runtime.random_blocks import CHUNK, dropped, random_numbers
 from meshdsl.named.ir import walk
 from tests.compiling import compile_text, named, run_text
-from tests.ranks import run_gloo
+from tests.ranks import run_each
 
 LAYOUTS = {
     "whole": "", "rows": "batch -> p", "columns": "io -> q", "both": "batch -> q, io -> p",
@@ -66,12 +66,13 @@ def test_every_layout_and_engine_draws_the_same_bits() -> None:
 
 
 def test_processes_draw_the_same_bits(tmp_path) -> None:
-    text = compile_text(TEXT, layout="columns", mesh="p:1,q:2").emitted.text
-    assert "stream_key" in text
-    found = run_gloo(text, X, tmp_path, 2)  # the seed is the run's, and in no file
-    expected = run_local(text, X, seed=0).outputs
-    for name, wanted in expected.items():
-        np.testing.assert_array_equal(found[name], wanted)
+    texts = {layout: compile_text(TEXT, layout=layout).emitted.text for layout in LAYOUTS}
+    assert all("stream_key" in text for text in texts.values())
+    expected = run_local(texts["whole"], X, seed=0).outputs
+    # The seed is the run's, and in no file.
+    for layout, found in run_each(texts, X, tmp_path, 4).items():
+        for name, wanted in expected.items():
+            np.testing.assert_array_equal(found[name], wanted, err_msg=f"{layout} {name}")
 
 
 def test_another_seed_draws_others() -> None:
