@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import re
@@ -141,6 +142,15 @@ def test_type_checkers_find_an_editable_install(installed: Path) -> None:
     assert "meshdsl.api.dims.Dim" in said, said
 
 
+def _all_of(terminal: int) -> str:
+    """What was written to a terminal that nobody has open any more; it comes in pieces."""
+    found = b""
+    with contextlib.suppress(OSError):  # so it ends
+        while part := os.read(terminal, 10_000):
+            found += part
+    return found.decode()
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 def test_the_first_make_shows_progress_on_a_terminal_only(tmp_path: Path, terminal: bool) -> None:
     copy = copy_tree(tmp_path)
@@ -151,9 +161,9 @@ def test_the_first_make_shows_progress_on_a_terminal_only(tmp_path: Path, termin
     outer, inner = pty.openpty()
     out = inner if terminal else subprocess.PIPE
     done = subprocess.run(["make", "install"], cwd=copy, stdout=out, check=True, text=True)
-    said = os.read(outer, 10_000).decode() if terminal else done.stdout
-    os.close(outer)
     os.close(inner)
+    said = _all_of(outer) if terminal else done.stdout
+    os.close(outer)
     assert "minutes, depending on the network" in said
     assert "called: -m pip install" in said
     assert ("--quiet" in said) is not terminal
