@@ -18,11 +18,12 @@ from meshdsl.named import ir as named
 from meshdsl.named.ir import Op, Value
 from meshdsl.ops.opdef import Reads
 from meshdsl.placed.choose import Choice, is_legal
-from meshdsl.placed.optimal import SOLVER, Plan
+from meshdsl.placed.optimal import Plan
 from meshdsl.placed.request import Request
 from meshdsl.placed.reshard import Price
 from meshdsl.placed.rows import call_of
 from meshdsl.placed.sbp import Placement, Window, placement
+from meshdsl.placed.zero_one import SOLVER
 from meshdsl.version import __version__
 
 FORMAT = 4

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from meshdsl.placed.optimal import ALWAYS, NoPlan, Terms, ZeroOne, total
+from meshdsl.placed.zero_one import ALWAYS, NoPlan, Terms, ZeroOne, total
 from meshdsl.search.graph import (
     CostGraph,
     Factor,

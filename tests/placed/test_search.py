@@ -11,7 +11,7 @@ import pytest
 
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source, front
-from meshdsl.placed import optimal, place, reshard
+from meshdsl.placed import optimal, place, reshard, space
 from meshdsl.placed.ir import EVERY, Loop, Reshard, walk
 from meshdsl.placed.optimal import Plan
 from meshdsl.placed.reshard import Price
@@ -397,16 +397,16 @@ def test_the_work_of_a_search_is_bounded_building_included(
         priced.append(1)
         return routes(*about)
 
-    monkeypatch.setattr(optimal, "route", counted)
+    monkeypatch.setattr(space, "route", counted)
     found = report(WIDE, layout, "x:2,y:2,z:2", cache=False)
     # Once per pair, and again to see what is had from what; three spaces at most.
-    assert len(priced) < 3 * 2 * optimal.MOST_PAIRS
+    assert len(priced) < 3 * 2 * space.MOST_PAIRS
     assert found["plan"]["searched"].startswith((EVERY, optimal.KNOWN, optimal.NONE))
     assert found["proven"] == (found["plan"]["searched"] == EVERY)
 
 
 def test_what_is_too_large_to_search_is_the_best_of_the_walks(monkeypatch) -> None:
-    monkeypatch.setattr(optimal, "MOST_PAIRS", 0)
+    monkeypatch.setattr(space, "MOST_PAIRS", 0)
     found = report(WIDE, "some", "x:2,y:2,z:2", cache=False)
     others = [report(WIDE, "some", "x:2,y:2,z:2", reduce=p) for p in place.WALKS]
     assert found["totals"]["wire_bytes"] in [other["totals"]["wire_bytes"] for other in others]
