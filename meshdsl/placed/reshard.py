@@ -124,10 +124,7 @@ def route(
     """
     if source == target:
         return STAY
-    if source.windows:
-        step = c.cut(mesh, source, target)
-        return None if step is None else Route((step,), 0, 0)
-    if target.windows:
+    if source.windows or target.windows:
         return _to_windows(type_, source, target, mesh, price)
     space = _space(type_, source, target, mesh, price.scatter)
     start, goal = space.number(source), space.number(target)
@@ -161,7 +158,13 @@ def route(
 def _to_windows(
     type_: TensorType, source: Placement, target: Placement, mesh: Mesh, price: Price
 ) -> Route | None:
-    """The cheapest route to windows: of the blocks, or, cut locally, of a dim that is whole."""
+    """The cheapest route to windows: of the blocks, or, cut locally, of a dim that is whole.
+
+    Of a window those can be cut that it covers.
+    """
+    if source.windows:
+        step = c.cut(mesh, source, target)
+        return None if step is None else Route((step,), 0, 0)
     found = []
     for count in range(len(target.windows) + 1):
         for whole in itertools.combinations(target.windows, count):
