@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from meshdsl.api.errors import told, warn
 from meshdsl.api.layouts import Place, with_layout, with_mesh, with_sbp
 from meshdsl.api.places import Site, here
-from meshdsl.api.shown import Comparison, Cost, Explanation, Outputs
+from meshdsl.api.shown import Comparison, Cost, Explanation, Outputs, Simulation
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Diagnostics, Source, did_you_mean, fail
 from meshdsl.ir import types
 from meshdsl.named import ir
@@ -410,6 +410,26 @@ class Plan(Looks):
         return Cost.of(self._report)
 
     @told
+    def simulate(self, cluster: str | None = None, *, unroll: bool = False) -> Simulation:
+        """The step in time on a cluster: by name, a `.toml` file, or else that of the mesh.
+
+        With `unroll`, all iterations of a loop are simulated, not only those that differ.
+
+        Raises:
+            ProgramError: no cluster is named (MD0630) or the mesh does not fit it (MD032x).
+        """
+        from meshdsl.pipeline import timing_of
+        from meshdsl.simulate.engine import needed, simulate
+
+        made = self._made
+        options = replace(made.options, cluster=cluster or made.options.cluster)
+        try:
+            timing = timing_of(made.declarations, options, made.placed.mesh)
+        except DiagnosticError as error:
+            raise DiagnosticError(*(_in_python(d, here()) for d in error.diagnostics)) from None
+        return Simulation(simulate(made.device, needed(timing), unroll), made.source)
+
+    @told
     def compare(
         self,
         *layouts: Any,
@@ -562,7 +582,7 @@ def again(
 
 def _in_python(diagnostic: Diagnostic, site: Site) -> Diagnostic:
     """A diagnostic about an option, at the argument that gives it."""
-    positions = {"mesh": 0, "layout": 1}
+    positions = {"mesh": 0, "layout": 1, "cluster": 0}
     span = diagnostic.span
     if span is None or not span.file.startswith("--"):
         return diagnostic

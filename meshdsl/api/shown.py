@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from meshdsl.diagnostics import Source
 from meshdsl.notebook.views import WIDTH, Memory, View, of_columns
 from meshdsl.report.compare import comparison
-from meshdsl.report.document import Document
+from meshdsl.report.document import Document, Picture
 from meshdsl.report.focus import Focus, focused
+from meshdsl.report.gantt import gantt_picture, gantt_text
 from meshdsl.report.html import html
+from meshdsl.report.simulation import simulated, simulation
+from meshdsl.simulate.trace import simulated_trace, trace_text
+
+if TYPE_CHECKING:
+    from meshdsl.simulate.timeline import Timeline
 
 Json = dict[str, Any]
 REST = 'explain(all=True) shows every line; line=N, tensor="NAME" and top=N a part of them.'
@@ -123,6 +131,43 @@ class Comparison(View):
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         return {"text/plain": self.text(), "text/html": html(self.document)}
+
+
+class Simulation(View):
+    """A predicted step, as `meshdsl simulate` prints it; in a notebook a picture of it, too.
+
+    `json` is the same as data (version 1), and `timeline` the events of every stream. `seconds` is
+    the step, `compute` what of it is not waiting; `exposed` are seconds of waiting by mesh axes.
+    `mfu` is the part of the devices' peak that the program needs; `peak` the most bytes of a device
+    and the second at which it first holds them.
+
+    >>> import meshdsl as md
+    >>> found = md.load("examples/mlp.mdsl").compile("square", "hybrid").simulate("h100")
+    >>> found.peak[0] == found.timeline.peak[0], sorted(found.exposed)
+    (True, ['cols', 'rows'])
+    """
+
+    width = WIDTH
+
+    def __init__(self, timeline: Timeline, source: Source) -> None:
+        self.timeline, self.source = timeline, source
+        self.json = simulation(timeline)
+        self.seconds, self.compute, self.mfu = timeline.seconds, timeline.compute, timeline.mfu
+        self.exposed, self.peak = dict(timeline.exposed), timeline.peak
+
+    @property
+    def document(self) -> Document:
+        """The step, its streams and its memory over time, and the dearest lines."""
+        drawn = Picture(
+            partial(gantt_picture, self.timeline), gantt_text(self.timeline), extra=True
+        )
+        first, *rest = simulated(self.json, {self.source.name: self.source})
+        return (first, drawn, *rest)
+
+    def trace(self, path: str) -> None:
+        """Write the step as a trace, which https://ui.perfetto.dev shows."""
+        written = trace_text(simulated_trace(self.timeline))
+        Path(path).write_text(written, encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from meshdsl.cli import common, traces
+from meshdsl.cli import common
 from meshdsl.cli.options import (
     File,
     Force,
@@ -20,8 +20,7 @@ from meshdsl.cli.options import (
     option,
     pipeline_options,
 )
-from meshdsl.cluster.profile import names
-from meshdsl.diagnostics import Diagnostics, fail
+from meshdsl.diagnostics import Diagnostics
 from meshdsl.pipeline import Compilation
 
 if TYPE_CHECKING:
@@ -54,19 +53,16 @@ def command(file: File, given: Simulate) -> None:
             return
         timeline = _timeline(made, given)
         if given.trace is not None:
-            from meshdsl.simulate.trace import simulated_trace
+            from meshdsl.simulate.trace import simulated_trace, trace_text
 
-            traces.write_trace(given.trace, simulated_trace(timeline))
+            common.write_whole(given.trace, trace_text(simulated_trace(timeline)))
         _show(made, timeline, given)
 
 
 def _timeline(made: Compilation, given: Simulate) -> Timeline:
-    from meshdsl.simulate.engine import simulate
+    from meshdsl.simulate.engine import needed, simulate
 
-    if made.timing is None:
-        message = "no cluster is named, and how long a step takes depends on it"
-        fail("MD0630", message, help=f"add `--cluster NAME`, one of {', '.join(names())}")
-    return simulate(made.device, made.timing, given.unroll)
+    return simulate(made.device, needed(made.timing), given.unroll)
 
 
 def _compare(made: Compilation, path: Path, given: Simulate) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from meshdsl.cli import common
 from meshdsl.diagnostics import fail
@@ -35,17 +33,12 @@ def write_measured(out: Path, made: Compilation, folder: str) -> bool:
     """Write the trace of what was timed; whether anything was."""
     from meshdsl.backends.engines.follow import timed_in
     from meshdsl.simulate.measured import measured_trace
+    from meshdsl.simulate.trace import trace_text
 
     found = timed_in(folder)
     if found:
         options = made.options
         about = {"evaluate": options.evaluate, "measured": options.measured}
-        write_trace(out, measured_trace(made.device, made.emitted.nodes, found, **about))
+        trace = measured_trace(made.device, made.emitted.nodes, found, **about)
+        common.write_whole(out, trace_text(trace))
     return bool(found)
-
-
-def write_trace(out: Path, trace: dict[str, Any]) -> None:
-    """Write a trace, one event a line."""
-    events = ",\n".join(json.dumps(event) for event in trace["traceEvents"])
-    rest = json.dumps({key: value for key, value in trace.items() if key != "traceEvents"})
-    common.write_whole(out, f'{{"traceEvents": [\n{events}\n], {rest[1:]}\n')

@@ -13,6 +13,7 @@ from meshdsl.report.document import (
     Document,
     Grid,
     counted,
+    duration,
     human,
     line,
     scaled,
@@ -88,24 +89,24 @@ def sentence(facts: Json) -> str:
     axes = ", ".join(f"{axis}:{size}" for axis, size in facts["mesh"].items())
     devices = f"{counted(facts['devices'], 'device')} of {facts['cluster']}"
     where = f"mesh {axes} ({devices})" if axes else devices
-    took = lasting(facts["seconds"])
+    took = duration(facts["seconds"])
     return f"{facts['program']} under layout {facts['layout']} on {where}: a step takes {took}."
 
 
 def _figures(facts: Json) -> Iterator[Block]:
     whole = facts["seconds"]
-    rows = [("compute", lasting(facts["compute"]), share(facts["compute"], whole), "")]
+    rows = [("compute", duration(facts["compute"]), share(facts["compute"], whole), "")]
     for axes, sent in facts["sending"].items():
         bare = facts["exposed"].get(axes, 0.0)
-        hidden = f"of {lasting(sent)} of collectives"
-        rows.append((f"exposed, {axes}", lasting(bare), share(bare, whole), hidden))
+        hidden = f"of {duration(sent)} of collectives"
+        rows.append((f"exposed, {axes}", duration(bare), share(bare, whole), hidden))
     yield Grid("where the time goes", ("", "time", "share", ""), tuple(rows))
     needed = scaled(facts["model_flops"])
     yield line(f"Model FLOPs utilisation {100 * facts['mfu']:.3g} %: {needed} are needed a step.")
     peak = facts["peak"]
     fits = "" if peak["bytes"] <= peak["limit"] else ", which is MORE than there is"
     limit = human(int(peak["limit"]))
-    held = f"{human(peak['bytes'])} at {lasting(peak['seconds'])}, of {limit}{fits}"
+    held = f"{human(peak['bytes'])} at {duration(peak['seconds'])}, of {limit}{fits}"
     yield line(f"Most memory of a device: {held}.")
 
 
@@ -117,7 +118,7 @@ def _dearest(facts: Json, sources: Mapping[str, Source], top: int) -> Grid:
         text = text if len(text) <= TEXT_WIDTH else f"{text[: TEXT_WIDTH - 1]}…"
         own = entry["file"] == facts["file"]
         place = str(entry["line"]) if own else f"{entry['file']}:{entry['line']}"
-        took = lasting(entry["seconds"])
+        took = duration(entry["seconds"])
         rows.append((place, took, share(entry["seconds"], facts["seconds"]), entry["bound"], text))
     title = f"the {len(rows)} dearest of {counted(len(facts['lines']), 'line')}"
     return Grid(title, ("line", "time", "share", "bound by", ""), tuple(rows))
@@ -131,12 +132,12 @@ def compared(found: Json, top: int = TOP) -> Document:
         Grid(title, (word, *heads), tuple(_row(r) for r in found[key][:top]))
         for key, word, title in tables
     )
-    said = f"measured {lasting(step['measured'])}, simulated {lasting(step['simulated'])}"
+    said = f"measured {duration(step['measured'])}, simulated {duration(step['simulated'])}"
     return (line(f"The step: {said}, {_ratio(step)}."), *grids)
 
 
 def _row(entry: Json) -> tuple[str, ...]:
-    return (entry["name"], lasting(entry["simulated"]), lasting(entry["measured"]), _ratio(entry))
+    return (entry["name"], duration(entry["simulated"]), duration(entry["measured"]), _ratio(entry))
 
 
 def _ratio(entry: Json) -> str:
@@ -146,11 +147,3 @@ def _ratio(entry: Json) -> str:
 def share(part: float, whole: float) -> str:
     """A part in per cent."""
     return f"{100 * part / whole if whole else 0:.1f} %"
-
-
-def lasting(seconds: float) -> str:
-    """Seconds to three digits in a suitable unit: `2.01 ms`."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= 0.9995 * size:
-            return f"{seconds / size:.3g} {unit}" if seconds < 999.5 * size else f"{seconds:,.0f} s"
-    return f"{seconds * 1e9:.3g} ns" if seconds else "0 s"

@@ -12,9 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
+from meshdsl.cluster.profile import names
 from meshdsl.cluster.timing import Time, Timing
 from meshdsl.device.ir import Bucket, Collective, Compute, Loop, Move, Program, Start, Var, Wait
 from meshdsl.device.memory import Walk
+from meshdsl.diagnostics import fail
 from meshdsl.simulate.timeline import COMPUTE, PER_SECOND, Event, Folded, Timeline
 
 MILLION = 10**6
@@ -234,6 +236,18 @@ class _Run(Walk):
         self.free = {axis: at + later for axis, at in self.free.items()}
         self.busy = [flight.later(later) for flight in self.busy]
         self.flights = {work: flight.later(later) for work, flight in self.flights.items()}
+
+
+def needed(timing: Timing | None) -> Timing:
+    """The timing of the cluster that is named. Raises MD0630 where none is."""
+    if timing is None:
+        message = "no cluster is named, and how long a step takes depends on it"
+        fail(
+            "MD0630",
+            message,
+            help=f"name one of {', '.join(names())}: `--cluster NAME`, or `mesh … on NAME`",
+        )
+    return timing
 
 
 def ticks(time: Time) -> int:

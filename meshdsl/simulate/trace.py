@@ -9,6 +9,7 @@ often the statement runs like this (the trace event format, Google, 2016).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -69,6 +70,13 @@ def whole(program: Program, maker: str, events: Iterable[Json], about: Json) -> 
         **about,
     }
     return {"traceEvents": list(events), "displayTimeUnit": "ms", "otherData": head}
+
+
+def trace_text(trace: Json) -> str:
+    """The text of a trace file, one event a line."""
+    events = ",\n".join(map(json.dumps, trace["traceEvents"]))
+    rest = json.dumps({key: value for key, value in trace.items() if key != "traceEvents"})
+    return f'{{"traceEvents": [\n{events}\n], {rest[1:]}\n'
 
 
 def named_streams(program: Program, pid: int, name: str) -> Iterator[Json]:

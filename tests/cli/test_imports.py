@@ -30,6 +30,7 @@ COMMANDS: dict[str, list[str | Path]] = {
     "compile": ["compile", MLP],
     "search": ["search", MLP],
     "search, on a cluster": ["search", MLP, "--cluster", "h100"],
+    "simulate": ["simulate", MLP, "--cluster", "h100", "--reduce", "deferred"],
     "an error": ["compile", MLP, "--layout", "nothing"],
     "--help": ["--help"],
     "run --help": ["run", "--help"],
