@@ -15,9 +15,14 @@ DEVICE = load("h100").device
 LINKS = Level(UNBOUNDED, "switch", 5e-6, 100e9, 100e9)
 
 
-def flat(program: Program, slowdown: float = 1.2, link: Level = LINKS) -> Timing:
+def flat(
+    program: Program,
+    slowdown: float = 1.2,
+    link: Level = LINKS,
+    launch: float = DEVICE.launch,
+) -> Timing:
     """The timing of a program: any mesh fits."""
-    device = replace(DEVICE, overlap_slowdown=slowdown)
+    device = replace(DEVICE, overlap_slowdown=slowdown, launch=launch)
     return Timing(Cluster("flat", device, (link,)), program.mesh)
 
 

@@ -108,7 +108,7 @@ def test_overlap_hides_time_and_free_links_leave_none_to_hide(layout: str) -> No
     assert other.ticks <= one.ticks
     assert one.exposed == pytest.approx(one.sending)
     free = replace(LINKS, bandwidth=1e30, alpha=0.0)
-    idle = simulate(overlapped, flat(overlapped, link=free))
+    idle = simulate(overlapped, flat(overlapped, link=free, launch=0.0))
     assert not idle.exposed
     assert idle.seconds == pytest.approx(idle.compute)
 
