@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.cli.command import Cli, write
+from tests.project import ROOT
 from tests.simulate.test_trace import checked
 
 TEXT = """\
@@ -146,3 +150,15 @@ def test_threads_are_not_timed(command: str, program: str, cli: Cli) -> None:
     done = cli(*command.split(), "--trace", "t.json")
     assert done.codes == ["error[MD0633]"]
     assert not Path("t.json").exists()
+
+
+def test_the_same_for_any_hash_seed(program: str, cli: Cli) -> None:
+    """Facts and trace of two processes that order sets differently."""
+    given = ["simulate", "f.mdsl", "--layout", "square", *LAYOUTS["square"], "--cluster", "h100"]
+    told = []
+    for seed in ("1", "2"):
+        command = [sys.executable, "-m", "meshdsl", *given, "--trace", f"{seed}.json", "--no-cache"]
+        environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+        told.append(done.stdout.partition("wrote ")[0] + Path(f"{seed}.json").read_text())
+    assert told[0] == told[1]
