@@ -57,7 +57,7 @@ def command(file: File, given: Run) -> None:
         with traces.timed(given.trace, given.engine, given.force) as folder:
             made = asked(common.compiled(file, chosen, diagnostics, "device"), given)
             result, checked = run(made, given, diagnostics, folder)
-            if given.trace is not None and folder is not None:
+            if given.trace is not None:
                 traces.write_measured(given.trace, made, folder)
         if given.out is not None:
             _write(given.out, result.outputs)

@@ -29,12 +29,13 @@ def timed(out: Path | None, engine: str, force: bool) -> Iterator[str | None]:
         yield folder
 
 
-def write_measured(out: Path, made: Compilation, folder: str) -> bool:
-    """Write the trace of what was timed; whether anything was."""
+def write_measured(out: Path, made: Compilation, folder: str | None) -> bool:
+    """Write the trace of what was timed in `folder`; whether anything was."""
     from meshdsl.backends.engines.follow import timed_in
     from meshdsl.simulate.measured import measured_trace
     from meshdsl.simulate.trace import trace_text
 
+    assert folder is not None, "a trace is asked for"
     found = timed_in(folder)
     if found:
         options = made.options

@@ -166,13 +166,14 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
         ending = train_run.train(emitted, given.engine, job, tell, made.source)
     if ending.how == "interrupted":
         diagnostics.add(_interrupted(ending))
-    if given.trace is not None and job.timed is not None:
-        traces.write_measured(given.trace, made, job.timed)
+    written = given.trace is not None and traces.write_measured(given.trace, made, job.timed)
     if given.json:
         files = {"log": job.log, "out": job.out}
         common.print_json(training.ending_as_json(made, given.engine, ending, files))
     else:
         training.print_ending(ending, job.out)
+        if written:
+            typer.echo(f"wrote {given.trace}")
     return ending
 
 

@@ -134,6 +134,7 @@ def test_a_step_of_a_training_is_measured(program: str, cli: Cli) -> None:
     assert cli(*train, "--out", "plain.npz").code == 0
     done = cli(*train, "--out", "timed.npz", "--engine", "torchrun", "--trace", "t.json")
     assert done.code == 0, done.err
+    assert "wrote t.json" in done.out
     one, other = (dict(np.load(path)) for path in ("plain.npz", "timed.npz"))
     for name in one:
         np.testing.assert_allclose(one[name], other[name], rtol=1e-5, atol=1e-6)
