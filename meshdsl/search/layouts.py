@@ -1,8 +1,9 @@
 """Methods `layouts` and `exhaustive`: every layout of a space, evaluated by walks or bounded.
 
 General rules that divide the work (`space.py`) are ordered by what the tables say (`tables.py`) and
-placed; each with rules for storage (`storage.py`) as far as these can lead to something better.
-`exhaustive` is the same without bounds.
+placed by the walk `deferred`, or `immediate` where that one does not do; each with rules for
+storage (`storage.py`) as far as these can lead to something better. `exhaustive` is the same
+without bounds.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ The first by the tables; the others are left, and nothing is proven. `exhaustive
 """
 
 
-ROUNDING = 1e-9
-"""The part by which sums of the same seconds in another order may differ."""
+ROUNDING = 1e-6
+"""The part by which a simulated time may lie below the sum of its events: each is rounded."""
 
 FIRST = 4
 """The layouts that are placed to know a time that others have to stay below."""
@@ -40,6 +41,7 @@ class _Run:
     """One search: what was evaluated so far, and the best that fits."""
 
     problem: Problem
+    tables: Tables
     most_work: float
     most: float
     plans: list[Plan] = field(default_factory=list)
@@ -49,26 +51,37 @@ class _Run:
     bounded: int = 0
     refused: DiagnosticError | None = None
 
-    def consider(self, rules: Rules) -> list[Plan]:
-        """Place a layout by each walk; its plans, also those that do not divide the work.
+    def consider(self, rules: Rules, most: float = math.inf) -> list[Plan]:
+        """Place a layout by the first walk that does; its plans, also those that are out of limits.
 
-        None where it cannot be placed: two rules may meet in a tensor that only the expansion of an
-        operator has.
+        A walk does if it divides the work, fits, and sends no more than `most`, what the tables
+        say. None where it cannot be placed: two rules may meet in a tensor that only the expansion
+        of an operator has.
         """
-        problem = self.problem
-        made = [problem.plan(rules, policy) for policy in POLICIES]
+        problem, made = self.problem, list[Plan]()
         try:
-            divided = [plan for plan in made if plan.flops <= self.most_work]
+            for policy in POLICIES:
+                made.append(problem.plan(rules, policy))
+                divides = made[-1].flops <= self.most_work
+                if divides and made[-1].sent_at_least <= most and self._fits(made[-1]):
+                    break
         except DiagnosticError as error:
             self.refused = self.refused or error
             self.valid -= 1
             return []
         self.evaluated += 1
+        divided = [plan for plan in made if plan.flops <= self.most_work]
         self.plans += divided
         for plan in divided:
             if problem.is_better(plan, self.best):
                 self.best = plan
         return made
+
+    def _fits(self, plan: Plan) -> bool:
+        """Whether no other walk is needed for the sake of memory."""
+        if self.problem.objective == "memory" or self.problem.front:
+            return False
+        return self.problem.fits(plan)
 
     def general(self, layouts: list[Rules]) -> Placed:
         """Place layouts of general rules in order; those that could be placed, the best first."""
@@ -77,7 +90,7 @@ class _Run:
         for rules in layouts:
             if self.evaluated >= self.most or (self.evaluated and self.problem.expired()):
                 break
-            if made := self.consider(rules):
+            if made := self.consider(rules, self.tables.sent(rules)):
                 found.append((rules, made))
         return sorted(found, key=lambda f: min(map(self.problem.at_least, f[1])))
 
@@ -112,7 +125,7 @@ class _Run:
         if problem.objective == "memory":
             return held > problem.value(self.best)
         if problem.objective == "time":
-            least = min(plan.seconds - plan.updating for plan in plans)
+            least = min(plan.computing - plan.updating for plan in plans)
         else:
             least = min(plan.sent_at_least for plan in plans) * narrowing(problem)
         return least > problem.value(self.best)
@@ -146,8 +159,8 @@ class Layouts:
         limits = problem.limits
         space = Space(problem.program, problem.mesh, limits.fixed, problem.timing)
         least = space.least()
-        run = _Run(problem, least * (1 + limits.replicated), MOST if self.bounds else math.inf)
-        tables = Tables(space)
+        tables, most = Tables(space), MOST if self.bounds else math.inf
+        run = _Run(problem, tables, least * (1 + limits.replicated), most)
         every = space.within(run.most_work)
         divided = [rules for _, rules in every if _is_short(rules, problem)]
         divided.sort(key=tables.sent)

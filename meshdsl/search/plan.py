@@ -19,6 +19,7 @@ from meshdsl.placed import layout as layouts
 from meshdsl.placed.choose import flops
 from meshdsl.placed.place import place
 from meshdsl.placed.sbp import Mesh
+from meshdsl.simulate.engine import simulate
 
 POLICIES = ("deferred", "immediate")
 """The walks that a layout is evaluated by; of equals the first is taken."""
@@ -108,8 +109,15 @@ class Plan:
 
     @cached_property
     def seconds(self) -> float:
-        """Predicted seconds of a step: of all operators and collectives, one after another."""
-        return sum(self._seconds(node) * k for node, k in walk_device(self.device.body))
+        """Predicted seconds of a step, simulated."""
+        assert self.timing is not None, "no cluster is named"
+        return simulate(self.device, self.timing).seconds
+
+    @cached_property
+    def computing(self) -> float:
+        """Seconds of all operators, one after another; `seconds` are never less."""
+        nodes = ((n, k) for n, k in walk_device(self.device.body) if isinstance(n, Compute))
+        return sum(self._seconds(node) * k for node, k in nodes)
 
     @cached_property
     def updating(self) -> float:
@@ -120,7 +128,7 @@ class Plan:
         computed = ((n, k) for n, k in updates if isinstance(n, Compute))
         return share * sum(max(0.0, self._seconds(n) - launch) * k for n, k in computed)
 
-    def _seconds(self, node: Compute | Move | Bucket) -> float:
+    def _seconds(self, node: Compute) -> float:
         assert self.timing is not None, "no cluster is named"
         return self.timing.node(node).seconds
 

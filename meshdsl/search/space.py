@@ -25,6 +25,7 @@ from meshdsl.diagnostics import Source, Span
 from meshdsl.ir.program import counted
 from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as named
+from meshdsl.named.cse import cse
 from meshdsl.named.expand import IN_BLOCKS, expand
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Factor, Signature
@@ -170,9 +171,9 @@ class Space:
 
 
 def _calls(program: named.Program) -> dict[Call, int]:
-    """Every distinct call, and how often it runs."""
+    """Every distinct call, and how often it runs, as far as a walk does not merge equal ones."""
     found: Counter[Call] = Counter()
-    for node, trips in counted(program.body):
+    for node, trips in counted(cse(program, lambda one, other: True).body):
         if isinstance(node, named.Op):
             found[call_of(node)] += trips
     return dict(found)

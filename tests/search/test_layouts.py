@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -34,7 +35,7 @@ def value(found: Found) -> float:
 
 
 @each_objective
-@pytest.mark.parametrize(("name", "mesh"), [("net", SQUARE), ("net", UNEQUAL), ("lookup", LINE)])
+@pytest.mark.parametrize(("name", "mesh"), [("net", SQUARE), ("lookup", LINE)])
 def test_bounds_lose_nothing(name: str, mesh: Mesh, objective: str, cluster: str) -> None:
     asked = (objective, cluster, True)
     bounded, every = (solved(name, mesh, m, *asked) for m in ("layouts", "exhaustive"))
@@ -47,10 +48,10 @@ def test_bounds_lose_nothing(name: str, mesh: Mesh, objective: str, cluster: str
 @each_case
 def test_the_table_bounds_the_walk(name: str, mesh: Mesh) -> None:
     tables, ops = Tables(Space(named(name), mesh)), Counter(o.name for o in walk(named(name).body))
-    for plan in solved(name, mesh).every:
+    for plan in (replace(p, policy="immediate") for p in solved(name, mesh).every):
         made = Counter(o.name for o in walk(plan.placed.rewritten.body))
         # A composite whose own dim is split becomes operators that the tables do not have.
-        if plan.policy == "immediate" and made == ops:
+        if made == ops:
             assert plan.sent <= tables.sent(plan.rules)
 
 
@@ -60,7 +61,7 @@ def test_no_walk_is_faster_than_its_operators(name: str, mesh: Mesh) -> None:
     assert found.problem.timing is not None
     space = Space(named(name), mesh, timing=found.problem.timing)
     bounds = {r: s for s, r in space.within(math.inf, seconds(found.problem.timing))}
-    assert len(found.every) == 2 * len(bounds)
+    assert {plan.rules for plan in found.every} == set(bounds)
     assert all(plan.seconds >= bounds[plan.rules] * (1 - ROUNDING) for plan in found.every)
 
 
