@@ -21,12 +21,14 @@ from meshdsl.report.focus import Focus
 
 if TYPE_CHECKING:
     from meshdsl.api.program import Program
+    from meshdsl.api.searched import Searched
     from meshdsl.api.training import Training
     from meshdsl.backends.engines.persistent import Blocks, PersistentEngine
     from meshdsl.backends.module.program_module import ProgramModule
     from meshdsl.named.declarations import Declarations
     from meshdsl.notebook.views import Code, Collectives, Memory, Placements, TensorView
     from meshdsl.pipeline import Compilation
+    from meshdsl.search.asked import Asked
 
 
 # --- views of a plan ----------------------------------------------------------------------------
@@ -511,6 +513,31 @@ def planned(program: Program, chosen: Mapping[str, Any], strict: bool, site: Sit
     assert frame is not None, "a call comes from somewhere"
     warn(made.diagnostics, frame.f_code.co_filename, frame.f_lineno)
     return Plan(program, made)
+
+
+def searched(
+    program: Program, mesh: Any, dtype: str | None, asked: Asked, method: str, site: Site
+) -> Searched:
+    """The best layouts of a program; `site` is the call."""
+    from meshdsl.api.searched import Searched
+    from meshdsl.search.methods import METHODS
+    from meshdsl.search.unmet import refuse_limit
+
+    if method not in METHODS:
+        help = did_you_mean(method, list(METHODS)) or f"there are {', '.join(METHODS)}"
+        fail("MD0602", f"there is no method `{method}`", site.argument("method"), help=help)
+    chosen = {"mesh": mesh, "layout": "", "sbp": None, "reduce": "deferred", "dtype": dtype}
+    made = program.compilation(
+        *_asked(program, chosen | {"message_bytes": 0, "cache": False}, site)
+    )
+    try:
+        problem = asked.problem(made)
+        found = METHODS[method].solve(problem)
+        if not found.plans:
+            refuse_limit(problem, METHODS[method])
+    except DiagnosticError as error:
+        raise DiagnosticError(*(_in_python(d, site) for d in error.diagnostics)) from None
+    return Searched(program, found, method)
 
 
 def _asked(program: Program, chosen: Mapping[str, Any], site: Site) -> tuple[Declarations, Options]:

@@ -35,12 +35,15 @@ from meshdsl.named.builder import Operand, Scope
 from meshdsl.named.declarations import RESERVED_TENSORS, Declarations
 from meshdsl.named.from_syntax import _Returned
 from meshdsl.placed.reshard import MESSAGE_BYTES
+from meshdsl.search.asked import Asked
+from meshdsl.search.problem import REPLICATED
 from meshdsl.syntax import ast
 from meshdsl.syntax.tokens import is_name
 
 if TYPE_CHECKING:
     from meshdsl.api.layouts import Layout, Mesh
     from meshdsl.api.plan import Plan
+    from meshdsl.api.searched import Searched
     from meshdsl.pipeline import Compilation, Options
 
 
@@ -223,6 +226,41 @@ class Program:
         chosen |= {"message_bytes": message_bytes, "cache": cache}
         chosen |= {"cluster": cluster, "objective": objective}
         return planned(self, chosen, strict, here())
+
+    @told
+    def search(
+        self,
+        mesh: Mesh | Mapping[str, int] | str | None = None,
+        *,
+        cluster: str | None = None,
+        objective: str | None = None,
+        memory: int | str | None = None,
+        fix: str | None = None,
+        max_rules: int | None = None,
+        replicated: float | str = REPLICATED,
+        storage: bool = True,
+        front: bool = False,
+        budget: float | str | None = None,
+        method: str = "layouts",
+        dtype: str | None = None,
+    ) -> Searched:
+        """The best layouts on a mesh, in order, with a reason behind each rule of the first.
+
+        They send the fewest bytes; on a `cluster` (`"h100"`, or a file) they take the least time;
+        `objective` says otherwise: `time`, `bytes` or `memory`. `memory` is what a device may hold:
+        `"80GB"`, or bytes. `fix` are rules to be kept: `"batch:data"`. `replicated` is the part by
+        which a device may do more than the least work. Without `storage` no rules for `params`,
+        `grads` and `state` are sought. After `budget` seconds the best so far is returned.
+
+        Raises:
+            ProgramError: no such mesh, cluster or method; nothing fits into the memory (MD0642).
+        """
+        from meshdsl.api.plan import searched
+
+        asked = Asked(
+            objective, cluster, memory, replicated, fix, max_rules, storage, front, budget
+        )
+        return searched(self, mesh, dtype, asked, method, here())
 
 
 # --- tracing -------------------------------------------------------------------------------------

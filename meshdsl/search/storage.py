@@ -89,4 +89,5 @@ def _covering(
             return
         yield best
         left = [t for t in left if not t.has(best)]
-        free.remove(best)
+        meeting = {d for t in types if t.has(best) for d in t.names}
+        free = [d for d in free if d not in meeting]

@@ -1,0 +1,81 @@
+"""The result of `prog.search`: plans, the best first, and why the best has its rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from meshdsl.api.errors import told
+from meshdsl.api.places import here
+from meshdsl.diagnostics import Source
+from meshdsl.notebook.views import WIDTH, View
+from meshdsl.report.document import Document
+from meshdsl.report.search import block_of, searched, shown
+from meshdsl.search.problem import Found
+from meshdsl.syntax.format import format_source
+
+if TYPE_CHECKING:
+    from meshdsl.api.plan import Plan
+    from meshdsl.api.program import Program
+
+
+class Searched(View):
+    """Plans of a program, the best first: `found[0].explain()`. `str(found)` is the report.
+
+    `json` is the same as data (version 1); `layout` the best layout in the language, with the
+    reason behind each rule.
+    """
+
+    width = WIDTH
+
+    def __init__(self, program: Program, found: Found, method: str) -> None:
+        self.program, self._found, self._method = program, found, method
+
+    @property
+    def document(self) -> Document:
+        """The layout with its reasons, the certificate, and the plans that come next."""
+        return shown(self._found)
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The facts."""
+        return searched(self._found, self._found.problem.program.span.file, self._method)
+
+    @property
+    def proven(self) -> bool:
+        """Whether no layout of the space that was searched is better than the first."""
+        return self._found.proven
+
+    @property
+    def layout(self) -> str:
+        """The block of the best layout."""
+        return block_of(self._found, self._found.plans[0])
+
+    @told
+    def to_mdsl(self) -> str:
+        """The program in the language, with the best layout."""
+        return format_source(Source("searched", f"{self.program.to_mdsl()}\n{self.layout}"))
+
+    def __len__(self) -> int:
+        return len(self._found.plans)
+
+    @told
+    def __getitem__(self, index: int) -> Plan:
+        """One of the plans, compiled."""
+        return self._plans[index]
+
+    def __iter__(self) -> Iterator[Plan]:
+        return iter(self._plans)
+
+    @cached_property
+    def _plans(self) -> tuple[Plan, ...]:
+        from meshdsl.api.plan import planned
+
+        made = []
+        for plan in self._found.plans:
+            chosen: dict[str, Any] = {"mesh": str(plan.mesh) or None, "sbp": None, "dtype": None}
+            chosen |= {"layout": [*map(str, plan.rules)] or "", "reduce": plan.policy}
+            chosen |= {"message_bytes": 0, "cache": False}
+            made.append(planned(self.program, chosen, False, here()))
+        return tuple(made)

@@ -1,0 +1,123 @@
+"""`meshdsl search` and `prog.search`: what they print, write, and refuse."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import meshdsl as md
+from meshdsl.api.errors import ProgramError
+from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.pipeline import Options, compile_source
+from meshdsl.report.check import check_source
+from meshdsl.syntax.format import format_source
+from tests.cli.command import Cli, write
+from tests.project import ROOT
+
+from .problems import NET
+
+pytest_plugins = ["tests.cli.conftest"]
+
+TEXT = format_source(Source("net.mdsl", f"{NET}\nmesh square = {{ x: 2, y: 2 }}\n"))
+
+
+@pytest.mark.parametrize("options", [[], ["--cluster", "h100"], ["--objective", "memory"]])
+def test_the_layout_places_to_what_is_printed(options: list[str], cli: Cli) -> None:
+    path = write(TEXT)
+    told = json.loads(cli("search", path, "--json", *options).out)
+    for plan in told["plans"]:
+        rules = [
+            f"{r['selector'] + ': ' if r['selector'] else ''}{r['dim']}" for r in plan["rules"]
+        ]
+        axes = [", ".join(r["axes"]) for r in plan["rules"]]
+        block = "\n".join(f"{d} -> ({a})" for d, a in zip(rules, axes, strict=True))
+        text = f"{TEXT}\nlayout found {{\n{block}\n}}\n"
+        chosen = Options(layout="found", reduce=plan["reduce"])
+        made = compile_source(Source("net.mdsl", text), chosen, Diagnostics())
+        assert made.report["totals"]["wire_bytes"] == plan["wire_bytes"]
+        assert made.report["totals"]["flops_per_device"] == plan["flops_per_device"]
+        assert made.report["memory"] == plan["memory"]
+
+
+def test_what_is_written_holds(cli: Cli) -> None:
+    path = write(TEXT)
+    done = cli("search", path, "--write", "best", "--expect")
+    assert done.code == 0
+    written = Path(path).read_text(encoding="utf-8")
+    assert written == format_source(Source(path, written))
+    found = Diagnostics()
+    assert "1 expectation" in check_source(Source(path, written), Options(), found)
+    assert not list(found)
+    assert cli("search", path, "--write", "best").codes == ["error[MD0643]"]
+    assert cli("search", path, "--write", "best", "--expect", "--force").code == 0
+    assert Path(path).read_text(encoding="utf-8") == written
+
+
+def test_the_front_is_one(cli: Cli) -> None:
+    told = json.loads(cli("search", write(TEXT), "--front", "--json", "--set", "batch=512").out)
+    values = [(p["wire_bytes"], p["memory"]["peak"]) for p in told["front"]]
+    assert len(values) > 1
+    assert values == sorted(values)
+    assert [held for _, held in values] == sorted((held for _, held in values), reverse=True)
+
+
+REFUSED = {
+    "--objective time": ("MD0640", 2),
+    "--objective speed": ("MD0602", 2),
+    "--method guess": ("MD0602", 2),
+    "--cluster h10": ("MD0320", 2),
+    "--memory lots": ("MD0601", 2),
+    "--memory 1KB": ("MD0642", 1),
+    "--replicated half": ("MD0601", 2),
+    "--budget soon": ("MD0601", 2),
+    "--fix batch:z": ("MD0304", 2),
+    "--fix bitch:x": ("MD0305", 2),
+    "--fix io:x,hidden:x": ("MD0302", 1),
+    "--expect": ("MD0601", 2),
+    "--write best --expect --mesh x:4": ("MD0644", 2),
+}
+
+
+@pytest.mark.parametrize("options", REFUSED)
+def test_refused(options: str, cli: Cli) -> None:
+    done = cli("search", write(TEXT), *options.split())
+    code, exit_code = REFUSED[options]
+    assert f"error[{code}]" in done.codes
+    assert done.code == exit_code
+    assert done.err.count("\nhelp: ") >= 1
+
+
+def test_the_output_is_the_same_for_any_hash_seed(tmp_path: Path) -> None:
+    path = tmp_path / "net.mdsl"
+    path.write_text(TEXT, encoding="utf-8")
+    command = [sys.executable, "-m", "meshdsl", "search", str(path), "--cluster", "h100", "--json"]
+    found = {
+        subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1")
+    }
+    assert len(found) == 1
+
+
+def test_from_python() -> None:
+    program = md.load(ROOT / "examples" / "mlp.mdsl")
+    found = program.search("square")
+    assert found.proven
+    assert [p["wire_bytes"] for p in found.json["plans"]] == [
+        plan.cost().wire_bytes for plan in found
+    ]
+    assert found.layout in found.to_mdsl()
+    assert str(found[0].explain())
+    assert "<pre>" in found.html()
+    with pytest.raises(ProgramError, match="MD0642"):
+        program.search("square", memory="1MB")
