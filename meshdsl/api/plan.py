@@ -21,14 +21,12 @@ from meshdsl.report.focus import Focus
 
 if TYPE_CHECKING:
     from meshdsl.api.program import Program
-    from meshdsl.api.searched import Searched
     from meshdsl.api.training import Training
     from meshdsl.backends.engines.persistent import Blocks, PersistentEngine
     from meshdsl.backends.module.program_module import ProgramModule
     from meshdsl.named.declarations import Declarations
     from meshdsl.notebook.views import Code, Collectives, Memory, Placements, TensorView
     from meshdsl.pipeline import Compilation
-    from meshdsl.search.asked import Asked
 
 
 # --- views of a plan ----------------------------------------------------------------------------
@@ -428,7 +426,7 @@ class Plan(Looks):
         try:
             timing = timing_of(made.declarations, options, made.placed.mesh)
         except DiagnosticError as error:
-            raise DiagnosticError(*(_in_python(d, here()) for d in error.diagnostics)) from None
+            raise DiagnosticError(*(in_python(d, here()) for d in error.diagnostics)) from None
         return Simulation(simulate(made.device, needed(timing), unroll), made.source)
 
     @told
@@ -500,11 +498,11 @@ DOES_NOTHING = ("MD0304", "MD0305")
 
 def planned(program: Program, chosen: Mapping[str, Any], strict: bool, site: Site) -> Plan:
     """The plan of a program for the options `chosen`; `site` is the call."""
-    made = program.compilation(*_asked(program, chosen, site))
+    made = program.compilation(*asked_of(program, chosen, site))
     try:
         made.checked()
     except DiagnosticError as error:
-        raise DiagnosticError(*(_in_python(d, site) for d in error.diagnostics)) from None
+        raise DiagnosticError(*(in_python(d, site) for d in error.diagnostics)) from None
     _refuse_idle_rules(made.diagnostics, made.options.layout, program)
     if strict:
         made.diagnostics.promote_warnings()
@@ -515,32 +513,9 @@ def planned(program: Program, chosen: Mapping[str, Any], strict: bool, site: Sit
     return Plan(program, made)
 
 
-def searched(
-    program: Program, mesh: Any, dtype: str | None, asked: Asked, method: str, site: Site
-) -> Searched:
-    """The best layouts of a program; `site` is the call."""
-    from meshdsl.api.searched import Searched
-    from meshdsl.search.methods import METHODS
-    from meshdsl.search.unmet import refuse_limit
-
-    if method not in METHODS:
-        help = did_you_mean(method, list(METHODS)) or f"there are {', '.join(METHODS)}"
-        fail("MD0602", f"there is no method `{method}`", site.argument("method"), help=help)
-    chosen = {"mesh": mesh, "layout": "", "sbp": None, "reduce": "deferred", "dtype": dtype}
-    made = program.compilation(
-        *_asked(program, chosen | {"message_bytes": 0, "cache": False}, site)
-    )
-    try:
-        problem = asked.problem(made)
-        found = METHODS[method].solve(problem)
-        if not found.plans:
-            refuse_limit(problem, METHODS[method])
-    except DiagnosticError as error:
-        raise DiagnosticError(*(_in_python(d, site) for d in error.diagnostics)) from None
-    return Searched(program, found, method)
-
-
-def _asked(program: Program, chosen: Mapping[str, Any], site: Site) -> tuple[Declarations, Options]:
+def asked_of(
+    program: Program, chosen: Mapping[str, Any], site: Site
+) -> tuple[Declarations, Options]:
     """The pipeline's arguments: the declarations with the given layouts added, and the options."""
     declarations = program.declarations
     dtype = chosen["dtype"] and str(chosen["dtype"])
@@ -607,7 +582,7 @@ def again(
     return plan
 
 
-def _in_python(diagnostic: Diagnostic, site: Site) -> Diagnostic:
+def in_python(diagnostic: Diagnostic, site: Site) -> Diagnostic:
     """A diagnostic about an option, at the argument that gives it."""
     positions = {"mesh": 0, "layout": 1, "cluster": 0}
     span = diagnostic.span

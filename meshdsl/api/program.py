@@ -255,7 +255,7 @@ class Program:
         Raises:
             ProgramError: no such mesh, cluster or method; nothing fits into the memory (MD0642).
         """
-        from meshdsl.api.plan import searched
+        from meshdsl.api.searched import searched
 
         asked = Asked(
             objective, cluster, memory, replicated, fix, max_rules, storage, front, budget

@@ -7,17 +7,25 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.api.errors import told
-from meshdsl.api.places import here
-from meshdsl.diagnostics import Source
+from meshdsl.api.places import Site, here
+from meshdsl.api.plan import Plan, asked_of, in_python, planned
+from meshdsl.diagnostics import DiagnosticError, Source, did_you_mean, fail
 from meshdsl.notebook.views import WIDTH, View
 from meshdsl.report.document import Document
-from meshdsl.report.search import block_of, searched, shown
+from meshdsl.report.search import block_of, shown
+from meshdsl.report.search import searched as facts
+from meshdsl.search.asked import Asked
+from meshdsl.search.methods import METHODS
 from meshdsl.search.problem import Found
+from meshdsl.search.unmet import refuse_limit
 from meshdsl.syntax.format import format_source
 
 if TYPE_CHECKING:
-    from meshdsl.api.plan import Plan
     from meshdsl.api.program import Program
+
+
+PLAIN = {"message_bytes": 0, "cache": False, "cluster": None, "objective": None}
+"""The options of a plan whose walk is known."""
 
 
 class Searched(View):
@@ -40,7 +48,7 @@ class Searched(View):
     @property
     def json(self) -> dict[str, Any]:
         """The facts."""
-        return searched(self._found, self._found.problem.program.span.file, self._method)
+        return facts(self._found, self._found.problem.program.span.file, self._method)
 
     @property
     def proven(self) -> bool:
@@ -70,12 +78,30 @@ class Searched(View):
 
     @cached_property
     def _plans(self) -> tuple[Plan, ...]:
-        from meshdsl.api.plan import planned
-
         made = []
         for plan in self._found.plans:
             chosen: dict[str, Any] = {"mesh": str(plan.mesh) or None, "sbp": None, "dtype": None}
             chosen |= {"layout": [*map(str, plan.rules)] or "", "reduce": plan.policy}
-            chosen |= {"message_bytes": 0, "cache": False}
+            chosen |= PLAIN
             made.append(planned(self.program, chosen, False, here()))
         return tuple(made)
+
+
+def searched(
+    program: Program, mesh: Any, dtype: str | None, asked: Asked, method: str, site: Site
+) -> Searched:
+    """The best layouts of a program; `site` is the call."""
+    if method not in METHODS:
+        help = did_you_mean(method, list(METHODS)) or f"there are {', '.join(METHODS)}"
+        fail("MD0602", f"there is no method `{method}`", site.argument("method"), help=help)
+    chosen = {"mesh": mesh, "layout": "", "sbp": None, "reduce": "deferred", "dtype": dtype}
+    chosen |= PLAIN
+    made = program.compilation(*asked_of(program, chosen, site))
+    try:
+        problem = asked.problem(made)
+        found = METHODS[method].solve(problem)
+        if not found.plans:
+            refuse_limit(problem, METHODS[method])
+    except DiagnosticError as error:
+        raise DiagnosticError(*(in_python(d, site) for d in error.diagnostics)) from None
+    return Searched(program, found, method)

@@ -26,7 +26,6 @@ from meshdsl.search.plan import NAME, Plan
 from meshdsl.search.problem import Found, Problem
 from meshdsl.search.reasons import Reason, reasons
 from meshdsl.search.written import block
-from meshdsl.version import __version__
 
 Json = dict[str, Any]
 VERSION = 1
@@ -133,7 +132,7 @@ def _head(found: Found) -> str:
         where += f" --cluster {problem.timing.cluster.name}"
     proof = "least of all" if found.proven else "best found"
     least = f"{proof} by {problem.objective}"
-    return f"meshdsl {__version__} search {problem.program.name} {where}: {least}"
+    return f"meshdsl search {problem.program.name} {where}: {least}"
 
 
 # --- the document --------------------------------------------------------------------------------

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import Diagnostics, Source, Span, did_you_mean, fail
-from meshdsl.pipeline import Compilation
+from meshdsl.pipeline import Compilation, timing_of
 from meshdsl.placed.layout import resolve_layout, resolve_mesh
 from meshdsl.placed.lint import lint, lint_demands
 from meshdsl.placed.sbp import Mesh
@@ -40,7 +39,7 @@ class Asked:
         """The problem for a program, on a mesh or that of its options. Raises a diagnostic."""
         options = made.options
         mesh = mesh or resolve_mesh(made.declarations, options.mesh, options.layout or "")
-        timing = None if self.cluster is None else Timing(load(self.cluster), mesh)
+        timing = timing_of(made.declarations, replace(options, cluster=self.cluster), mesh)
         limits = Limits(
             memory=amount("memory", self.memory, "80GB"),
             replicated=_part(self.replicated),
@@ -58,8 +57,8 @@ class Asked:
             help = did_you_mean(objective, list(OBJECTIVES)) or f"there are {', '.join(OBJECTIVES)}"
             fail("MD0602", f"`--objective {objective}`: there is no such objective", help=help)
         if objective == "time" and timing is None:
-            help = "for instance `--cluster h100`; `meshdsl cluster list` has them"
-            fail("MD0640", "to search for the least time, a cluster is needed", help=help)
+            help = "name one: `--cluster h100`, or `mesh … on h100`"
+            fail("MD0324", "the least time is asked for, but no cluster is named", help=help)
         return objective
 
     def _fixed(self, made: Compilation, mesh: Mesh) -> Rules:

@@ -67,7 +67,7 @@ def test_the_front_is_one(cli: Cli) -> None:
 
 
 REFUSED = {
-    "--objective time": ("MD0640", 2),
+    "--objective time": ("MD0324", 1),
     "--objective speed": ("MD0602", 2),
     "--method guess": ("MD0602", 2),
     "--cluster h10": ("MD0320", 2),
