@@ -127,10 +127,15 @@ def check_windows(said: str, attrs: Attrs, sizes: Sequence[object]) -> None:
         message = f"`{said}` slides along {len(sizes)} dims, and {MOST} are the most"
         raise OpError("MD0252", message, "apply it to some of the dims, then to the others")
     for source, size in zip(attrs["source"], sizes, strict=True):
-        if not _is_whole(size, 1):
-            message = f"the window of `{said}` along `{source}` cannot be of size {size}"
-            raise OpError("MD0222", message, "give a whole number of 1 or more")
+        check_size(said, source, size)
     check_options(said, attrs)
+
+
+def check_size(said: str, source: Dim, size: object) -> None:
+    """MD0222 for a window that is no whole number of elements from 1 on."""
+    if not _is_whole(size, 1):
+        message = f"the window of `{said}` along `{source}` cannot be of size {size}"
+        raise OpError("MD0222", message, "give a whole number of 1 or more")
 
 
 def check_sizes(said: str, found: Sequence[Slide], attrs: Attrs, *, back: bool = False) -> None:

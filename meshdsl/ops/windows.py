@@ -38,6 +38,7 @@ from meshdsl.ops.opdef import (
 from meshdsl.ops.sliding import (
     Slide,
     Tap,
+    check_size,
     cut_out,
     guarded,
     padded,
@@ -55,11 +56,12 @@ def _found(attrs: Attrs) -> Slide:
 
 
 def _check(said: str, attrs: Attrs) -> None:
-    """MD0252 for several windows, MD0222 for one of another size than the new dim, MD0213."""
+    """MD0252 for several windows, MD0222 for an empty one, MD0209 for another size, MD0213."""
     if len(attrs["source"]) != 1 or attrs["source"] == attrs["target"]:
         help = "write `window[seq by 5 -> part](x)`, and once more for another dim"
         raise OpError("MD0252", f"`{said}` takes one dim, and names a new one", help)
     (size,), (target,), before = attrs["size"], attrs["target"], attrs["before"]
+    check_size(said, attrs["source"][0], size)
     if size != target.size:
         message = f"the window of `{said}` is of size {size}, and `{target}` of size {target.size}"
         raise OpError("MD0209", message, f"declare `dim {target} = {size}`")
