@@ -33,6 +33,7 @@ from tests.ops.torch_run import TORCH, call, evaluate, retyped, several
 CONSTANT = {
     "sign": "constant between its jumps",
     "floor": "constant between its jumps",
+    "floordiv": "constant between its jumps",
     "eq": "yields booleans",
     "ne": "yields booleans",
     "lt": "yields booleans",
