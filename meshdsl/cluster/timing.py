@@ -146,21 +146,26 @@ class Timing:
         return Time(launch + longest, "launch" if launch > longest else bound)
 
     def _computing(self, opdef: OpDef, signature: Signature, flops: int) -> float:
-        """Seconds of arithmetic. Whatever sums over a loop of two operands is a matrix product."""
+        """Seconds of arithmetic: of products at the rate of their sides, of the rest as vectors."""
         device = self.cluster.device
         floats = [t.dtype.name for t in signature.ins if t.dtype.kind == "float"]
         peak = device.peak(floats[0] if floats else "f32")
-        free = _free_sizes(opdef, signature)
-        if free is None:
+        sides = _sides(opdef, signature)
+        if sides is None and flops <= DENSE * _elements(signature):
             return flops / device.peak("f32")
         table = self._own_table("product")
         if table:
             return interpolated(table, flops)
-        (short, wide), (half_short, half_wide) = free, device.gemm_half
+        return flops / (peak * device.mm_eff * self._filled(sides))
+
+    def _filled(self, sides: tuple[int, int] | None) -> float:
+        """The part of the units of a device that a product keeps busy, by its sides."""
+        if sides is None:
+            return 1.0
+        (short, wide), (half_short, half_wide) = sides, self.cluster.device.gemm_half
         filled = short / (short + half_short) * wide / (wide + half_wide)
         # What has no rows is spread over the units by its batch or its sum.
-        filled = max(filled, 1 / (1 + half_short))
-        return flops / (peak * device.mm_eff * filled)
+        return max(filled, 1 / (1 + half_short))
 
     def _own_table(self, what: str) -> Points | None:
         """Measured times of one device: with as many at work as the mesh has, or next below."""
@@ -249,17 +254,25 @@ class Timing:
         return self.operator(lookup(node.name), signature, node.flops)
 
 
-def _free_sizes(opdef: OpDef, signature: Signature) -> tuple[int, int] | None:
-    """The smaller and the larger side of a matrix product; None for what is none.
+DENSE = 16
+"""FLOPs per element read or written beyond which an operator has products inside, as attention."""
+
+
+def _elements(signature: Signature) -> int:
+    return sum(t.elements for t in (*signature.ins, *signature.outs))
+
+
+def _sides(opdef: OpDef, signature: Signature) -> tuple[int, int] | None:
+    """The smaller and the larger side of a product of two operands; None for what is none.
 
     A side is the product of the loops that one operand has and the other lacks; the loops that
     both have and the result lacks are summed.
     """
-    if opdef.flops is None or len(signature.ins) < 2:
+    if opdef.flops is None or len(signature.ins) != 2:
         return None
     sides, summed = [1, 1], False
     for factor in opdef.factors(signature).loops:
-        first, second = factor.ins[:2]
+        first, second = factor.ins
         summed = summed or factor.reduce == "sum"
         if (first is None) == (second is None) or not any(factor.outs):
             continue

@@ -227,3 +227,13 @@ def test_a_sum_of_products_is_bound_by_memory() -> None:
     assert _operator("einsum", a, a, out=_type(), dims=())[1] == "memory"
     b = _type(m=1 << 12, n=1 << 12)
     assert _operator("einsum", b, b, out=b, dims=("m", "n"))[1] == "memory"
+
+
+def test_attention_runs_on_the_units_for_products() -> None:
+    q, k = _type(batch=8, seq=4096, key=128), _type(batch=8, mem=4096, key=128)
+    attrs = {"key": "key", "mem": "mem", "scale": None}
+    signature = Signature((q, k, k), (q,), attrs)
+    flops = 4 * 8 * 4096 * 4096 * 128
+    found = Timing(H100, _mesh(x=2)).operator(lookup("attention"), signature, flops)
+    assert found.bound == "compute"
+    assert found.seconds == pytest.approx(flops / (989e12 * 0.62) + 7e-6)

@@ -1,0 +1,56 @@
+"""Predicted times in a report: sums that agree, and nothing without a cluster."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshdsl.cluster.profile import load
+from meshdsl.cluster.timing import Timing
+from meshdsl.report.document import duration
+from meshdsl.report.explain import explain, explanation
+from meshdsl.report.html import html
+from meshdsl.report.terminal import text
+from tests.report.golden import WHOLE, Case, made
+
+
+@pytest.mark.parametrize("case", WHOLE, ids=str)
+def test_times_agree_with_each_other(case: Case) -> None:
+    stages = made(case)
+    timing = Timing(load("a100-dgx"), stages.device.mesh)
+    plain, report = explain(stages.device), explain(stages.device, (), timing)
+    time = report.pop("time")
+    sent = [c.pop("seconds") for c in report["collectives"]]
+    assert report == plain
+    assert time["seconds"] == pytest.approx(time["compute"] + time["waiting"])
+    assert sum(time["sending"].values()) == pytest.approx(sum(sent), abs=1e-9)
+    assert sum(time["exposed"].values()) == pytest.approx(time["waiting"])
+    assert time["waiting"] <= sum(sent) * (1 + 1e-9)
+    lines = time["lines"]
+    assert sum(t["communication"] for t in lines) == pytest.approx(sum(sent))
+    whole = sum(t["compute"] + t["communication"] for t in lines)
+    assert whole == pytest.approx(sum(time["by_bound"].values()))
+
+
+def test_every_view_has_the_times() -> None:
+    stages = made(WHOLE[0])
+    timing = Timing(load("h100"), stages.device.mesh)
+    document = explanation(explain(stages.device, (), timing), {stages.source.name: stages.source})
+    for view in (text(document), html(document)):
+        assert "Predicted on h100" in view
+        assert "computing" in view
+
+
+SAID = {
+    0.0: "0 s",
+    1.5e-9: "1.5 ns",
+    9.999e-7: "1 µs",
+    1.234e-5: "12.3 µs",
+    0.412: "412 ms",
+    0.9999: "1 s",
+    72.04: "72 s",
+}
+
+
+@pytest.mark.parametrize("seconds", SAID)
+def test_durations(seconds: float) -> None:
+    assert duration(seconds) == SAID[seconds]
