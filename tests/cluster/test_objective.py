@@ -9,11 +9,15 @@ import pytest
 
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source
+from meshdsl.placed import optimal, place
 from meshdsl.placed.place import cost
+from meshdsl.placed.request import Request
 from meshdsl.placed.reshard import Price
 from tests.report.golden import CASES, SIZES, Case, source
 
 CLUSTERS = ("h100", "v100-p3")
+SEARCHED = ("digits", "lm", "matmul", "mlp")
+"""Examples of which the plan that is found is taken."""
 
 
 def _placed(text: Source, options: Options) -> Compilation:
@@ -31,6 +35,22 @@ def test_no_plan_of_least_bytes_takes_less_time(case: Case, cluster: str) -> Non
     least = _placed(source(case.example), options)
     other = _placed(source(case.example), replace(options, objective="bytes"))
     assert _nanoseconds(least) <= _nanoseconds(other)
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if c.example in SEARCHED], ids=str)
+def test_the_cost_of_a_plan_is_that_of_what_is_placed(
+    case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[optimal.Plan | None] = []
+
+    def watched(request: Request, price: Price) -> optimal.Plan | None:
+        found.append(optimal.solve(request, price))
+        return found[-1]
+
+    monkeypatch.setattr(place, "solve", watched)
+    options = Options(layout=case.layout, set_dims=SIZES.get(case.example, {}), cluster="h100")
+    made = _placed(source(case.example), options)
+    assert [plan and plan.cost for plan in found] == [_nanoseconds(made)]
 
 
 def test_more_bytes_may_take_less_time() -> None:
