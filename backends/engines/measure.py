@@ -72,33 +72,38 @@ def _process(rank: int, world: int, store: str, answers: Any) -> None:
     torch.set_num_threads(1)
     found: Times = {}
     for members in WORLDS:
-        group = dist.new_group(range(members))
-        if rank < members:
-            for what, size, seconds in _timed(members, rank, group):
-                found.setdefault((what, members), []).append((size, seconds))
+        groups = [dist.new_group(range(i, i + members)) for i in range(0, world, members)]
+        group = groups[rank // members]
+        for what, size, seconds in (*_kernels(rank < members, group), *_sends(rank, group)):
+            found.setdefault((what, members), []).append((size, seconds))
         dist.barrier()
     if rank == 0:
         answers.put(found)
     dist.destroy_process_group()
 
 
-def _timed(members: int, rank: int, group: Any) -> Iterator[tuple[str, float, float]]:
-    for side in SIDES:
+def _kernels(works: bool, group: Any) -> Iterator[tuple[str, float, float]]:
+    """Products and passes over memory of the first group; the other processes rest."""
+    for side in SIDES if works else ():
         a = torch.rand(side, side)
         yield "product", 2.0 * side**3, _median(partial(torch.mm, a, a), group, 4 * side**2)
-    for size in BYTES:
+    for size in BYTES if works else ():
         x = torch.rand(size // 4) - 0.5
         yield "pointwise", 2.0 * size, _median(partial(torch.relu, x), group, size)
-    if members == 1:
-        return
+    dist.barrier()
+
+
+def _sends(rank: int, group: Any) -> Iterator[tuple[str, float, float]]:
+    """Collectives of all groups at once, as those over one axis of a mesh are."""
+    members = dist.get_world_size(group)
     sends: dict[str, Callable[[Any], Any]] = {
         "all_gather": lambda x: collectives.all_gather(x, 0, group),
         "all_reduce": lambda x: collectives.all_reduce(x, group, "sum"),
         "reduce_scatter": lambda x: collectives.reduce_scatter(x, 0, group, "sum"),
         "all_to_all": lambda x: collectives.all_to_all(x, 0, 1, group),
-        "permute": lambda x: _passed_on(x, rank, members, group),
+        "permute": lambda x: _passed_on(x, rank % members, members, group),
     }
-    for what, send in sends.items():
+    for what, send in sends.items() if members > 1 else ():
         for size in BYTES:
             x = torch.rand(8, size // 32)
             yield what, float(size), _median(partial(send, x), group, 4 * size)
