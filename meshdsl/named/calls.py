@@ -27,6 +27,7 @@ from meshdsl.named.builder import Operand, Scope, need_tensor
 from meshdsl.named.expressions import option_value, surface_name, unknown_function
 from meshdsl.named.foreign import RENAMED, row_of
 from meshdsl.named.ir import Value
+from meshdsl.named.pooled import Elements
 from meshdsl.named.prelude import form, library, prelude
 from meshdsl.named.refused import is_foreign
 from meshdsl.ops.opdef import OpDef, OpError, load_all
@@ -155,7 +156,10 @@ class Calls:
             except OpError as error:
                 fail(error.code, error.message, node.span, help=error.help)
         spans = (*arguments.spans, *[node.span] * len(values))[: len(values)]
-        return self.builder.emit(opdef.name, values, attrs, node.span, scope, spans)
+        pad_counts = attrs.pop("pad_counts", 1)
+        made = self.builder.emit(opdef.name, values, attrs, node.span, scope, spans)
+        elements = Elements(self.builder, node.span, scope)
+        return made if pad_counts == 1 else (elements.mean(made[0], attrs, pad_counts),)
 
     def _with_index(self, opdef: OpDef, node: ast.Call, scope: Scope) -> ast.Call:
         """`put[mem = pos](x, y)` with the index as last operand; a range is an index of each."""

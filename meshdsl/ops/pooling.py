@@ -397,7 +397,7 @@ register(
 register(
     OpDef(
         "avg_pool",
-        Surface("slide", (1, 1), _OPTIONS),
+        Surface("slide", (1, 1), (*_OPTIONS, ("pad_counts", 1))),
         _infer("avg_pool"),
         lambda sig: _factors(sig, 0.0, linear=True),
         _mean_numpy,
@@ -406,8 +406,8 @@ register(
         exact=False,
         flops=_cost,
         gradient=_mean_gradient,
-        meaning="The mean of every window; its padding counts as zeros. A window moves on by its "
-        "size, unless `stride` says otherwise.",
+        meaning="The mean of every window; its padding counts as zeros, or with `pad_counts=0` not "
+        "at all. A window moves on by its size, unless `stride` says otherwise.",
     )
 )
 register(

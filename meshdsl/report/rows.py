@@ -11,6 +11,7 @@ from typing import Any
 from meshdsl.diagnostics import did_you_mean, fail
 from meshdsl.ir.printer import attribute
 from meshdsl.ir.types import F32, Dim, TensorType
+from meshdsl.named.prelude import form, library
 from meshdsl.ops.build import listed
 from meshdsl.ops.opdef import Factors, OpDef, Sample, Signature, load_all, signs
 from meshdsl.placed.rows import Row, rows
@@ -28,10 +29,14 @@ def find(name: str) -> OpDef:
     """The record of `name`, an operator or a sign such as `+`; MD0605 when there is none."""
     known = load_all()
     found = known.get(signs().get(name, name))
-    if found is None:
-        help = did_you_mean(name, list(known)) or f"there are {', '.join(sorted(known))}"
-        fail("MD0605", f"there is no operator `{name[:40]}`", help=help)
-    return found
+    if found is not None:
+        return found
+    if name in library():
+        message = f"`{name}` is a function of the library, made of operators, which have the rows"
+        help = f"`explain --print-after named` prints what a call is: `{form(library()[name])}`"
+        fail("MD0605", message, help=help)
+    help = did_you_mean(name, [*known, *library()]) or f"there are {', '.join(sorted(known))}"
+    fail("MD0605", f"there is no operator `{name[:40]}`", help=help)
 
 
 def describe(opdef: OpDef, every_call: bool = False) -> dict[str, Any]:
@@ -138,10 +143,10 @@ def _type_text(type_: dict[str, Any]) -> str:
 
 
 def _about_whole(found: dict[str, Any], whole: list[str]) -> str:
-    dims = listed(whole)
     if found["composite"]:
+        dims = " or ".join(f"`{name}`" for name in whole)
         return f"where {dims} is split, the prelude's `{found['operator']}` is used instead"
-    return f"{dims} must be whole on each device"
+    return f"{listed(whole)} must be whole on each device"
 
 
 def _notes(found: dict[str, Any]) -> list[str]:

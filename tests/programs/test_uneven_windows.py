@@ -63,7 +63,9 @@ class Chain:
         elif kind == "pool" and n >= size:
             made = self.dim((n - size + size // 2 * 2) // stride + 1)
             pool = rng.choice(("max_pool", "avg_pool"))
-            text = f"{pool}[{d} by {size} -> {made}]({x}, stride={stride}, pad={size // 2})"
+            options = f"stride={stride}, pad={size // 2}"
+            options += rng.choice(("", ", pad_counts=0")) if pool == "avg_pool" else ""
+            text = f"{pool}[{d} by {size} -> {made}]({x}, {options})"
         elif kind == "window":
             taps, before = f"k{number}", min(before, size - 1)
             self.sizes[taps] = size

@@ -33,6 +33,7 @@ CALLS = {
     "max_pool, overlapping": "x[h, b, w]: "
     'max_pool[h by 3 -> ho, w by 3 -> wo](x, stride=2, pad="same")',
     "avg_pool": 'x[b, h]: avg_pool[h by 3](x, stride=1, pad="same")',
+    "avg_pool of elements": 'x[b, h]: avg_pool[h by 3](x, stride=1, pad="same", pad_counts=0)',
     "window": "x[b, h]: window[h by 3 -> kh](x, before=2)",
     "top_k": "x[b, n]: top_k[n -> k](x)",
     "top_k of equals": "x[b, n]: top_k[n -> k](floor(x))",

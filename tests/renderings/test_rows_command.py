@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from meshdsl.cli.app import app
+from meshdsl.named.prelude import form, library
 from meshdsl.ops.opdef import Signature, load_all
 from meshdsl.placed.rows import rows
 from meshdsl.report.rows import describe, find, rows_text
@@ -56,7 +57,15 @@ def test_signs_are_names_too() -> None:
     assert run("and").startswith("logical_and: ")
 
 
+@pytest.mark.parametrize("name", library())
+def test_functions_of_the_library_are_told_apart(name: str) -> None:
+    told = run(name, code=2)
+    assert f"`{name}` is a function of the library" in told
+    assert form(library()[name]) in told
+
+
 def test_dims_that_must_be_whole_are_told() -> None:
+    assert "where `h` or `v` is split" in run("attention")
     assert "prelude's `softmax`" in run("softmax")
     assert "`s` must be whole" in run("cumprod", "--all")
     assert "`s` is split; a block reads an interval of `s`" in run("shift")
