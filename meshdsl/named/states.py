@@ -68,6 +68,10 @@ class States:
 
     def _state(self, name: ast.Name, scope: Scope) -> Value:
         """The parameter that a name means in the body that declares it."""
+        if name.text in scope.stacks and name.text not in scope.names:
+            # After the loop that declares it, a parameter has the dim of the loop.
+            stack = self.program.expressions.reference(name, scope)
+            return self.own(name, stack, name.text in scope.params)
         if name.text not in scope.names:
             help = f"declare it above: `param {name.text}[dims] = zeros()`"
             params = [n for n in scope.params if n in scope.names]

@@ -49,11 +49,13 @@ program p(x[batch, c]) {
   repeat layers {
     param h[c] = ones()
     param u[batch] = ones()
+    param k[c] = ones()
     h := b
     u := u * 2 + sum[c](x)
     z := z + x
     q := q + n
   }
+  k := 2 * k + b
   y = sum[mem](new)
   return y, a
 }
@@ -117,6 +119,7 @@ def test_states_without_a_loss(layout: str, policy: str) -> None:
     assert list(stored["seen"]) == [True, *[False] * 5]
     assert (stored["a"] == 0).all()
     assert (stored["b"] == 1).all()  # both are read before either is stored
+    assert (stored["k"] == np.full((3, 4), 2)).all()  # after its loop, for all layers
     assert (stored["cache"][0] == stored["last"].T).all()
 
 
@@ -138,7 +141,7 @@ def test_a_step_in_another_dtype(dtype: str | None) -> None:
 def test_what_is_evaluated_stores_nothing() -> None:
     text = TRAINED.replace("OPTIONS", "clip=1.0")
     assert named(text, evaluate=True).updates == ()
-    assert len(named(CACHE, evaluate=True).updates) == 12
+    assert len(named(CACHE, evaluate=True).updates) == 13
 
 
 def test_an_assigned_parameter_has_no_state_of_the_optimizer() -> None:
