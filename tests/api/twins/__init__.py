@@ -14,7 +14,8 @@ EXAMPLES = HERE.parents[2] / "examples"
 
 def twin_of(example: Path) -> Path:
     """The Python file that says the same as `examples/….mdsl`."""
-    own = HERE / f"{'sbp_' if example.parent.name == 'sbp' else ''}{example.stem}.py"
+    folder = "" if example.parent == EXAMPLES else f"{example.parent.name}_"
+    own = HERE / f"{folder}{example.stem}.py"
     return own if own.exists() else example.with_suffix(".py")
 
 
