@@ -222,10 +222,7 @@ class Diagnostics:
         Places are the same in texts that are: the value of an option is read anew for each use.
         """
         for item in diagnostics:
-            span = item.span
-            place = None if span is None else (span.file, span.source.text, span.start, span.end)
-            key = (item.code, item.message, place)
-            if key not in self._known:
+            if (key := _identity(item)) not in self._known:
                 self._known.add(key)
                 self._items.append(item)
 
@@ -256,6 +253,21 @@ class Diagnostics:
             self.add(*error.diagnostics)
             return None
 
+    def told(self, step: Callable[[], T], how: Callable[[Diagnostic], Diagnostic]) -> T:
+        """The result of a step; what it adds and what it raises is told as `how` makes of it."""
+        before = len(self._items)
+        try:
+            return step()
+        except DiagnosticError as error:
+            if error.is_last or not error.diagnostics:
+                raise
+            raise DiagnosticError(*map(how, error.diagnostics)) from None
+        finally:
+            added = self._items[before:]
+            del self._items[before:]
+            self._known.difference_update(map(_identity, added))
+            self.add(*map(how, added))
+
     def raise_all(self) -> None:
         """Raise all diagnostics as one `DiagnosticError` if there is an error among them."""
         if self.errors:
@@ -273,6 +285,13 @@ class Immediate(Diagnostics):
     def of(self, step: Callable[[], T]) -> T | None:
         """The result of a step; its errors are raised."""
         return step()
+
+
+def _identity(item: Diagnostic) -> tuple[object, ...]:
+    """What two diagnostics that say the same have in common: code, message and place."""
+    span = item.span
+    place = None if span is None else (span.file, span.source.text, span.start, span.end)
+    return (item.code, item.message, place)
 
 
 def counted(number: int, noun: str) -> str:

@@ -28,7 +28,7 @@ from meshdsl.named.expressions import option_value, surface_name, unknown_functi
 from meshdsl.named.foreign import RENAMED, row_of
 from meshdsl.named.ir import Value
 from meshdsl.named.pooled import Elements
-from meshdsl.named.prelude import form, library, prelude
+from meshdsl.named.prelude import LEAST, form, library, prelude
 from meshdsl.named.refused import is_foreign
 from meshdsl.ops.opdef import OpDef, OpError, load_all
 from meshdsl.syntax import ast
@@ -274,6 +274,8 @@ class Calls:
 
     def _keyword(self, opdef: OpDef, keyword: ast.Keyword, scope: Scope) -> tuple[str, Any]:
         """The name and the value of an option."""
+        if isinstance(keyword.value, ast.Foreign) and keyword.value.kind == "list":
+            _no_list(opdef, keyword)
         evaluate = partial(self.program.expressions.evaluate, keyword.value, scope)
         _, operand = both(partial(_check_option, opdef, keyword.name), evaluate)
         if opdef.surface.seeded and keyword.name.text == "seed":
@@ -402,15 +404,16 @@ class Calls:
         self._bind_dims(function, node, scope, inner)
         if unmatched:
             given = {**dict.fromkeys(p.name.text for p in function.params), **given}
-        self._bind_tensors(function, node, given, matched, inner)
+        told = partial(self.builder.diagnostics.told, how=partial(_outside, node))
+        told(partial(self._bind_tensors, function, node, given, matched, inner))
         self.open.append(function)
         outer = self.builder.site
         if inner.declarations is prelude():
             self.builder.site = outer or node.span
         try:
-            return self.program.function_body(function, inner)
+            return told(partial(self.program.function_body, function, inner))
         except DiagnosticError as error:
-            if error.is_last:
+            if error.is_last or self.builder.site is node.span:
                 raise
             raise _at_call(error, node) from None
         finally:
@@ -470,8 +473,10 @@ class Calls:
     ) -> None:
         """Bind the tensors of a call; None for one that is wrong, which is reported."""
         found = self.builder.diagnostics.of
+        of_library = inner.declarations is prelude()
         for param in function.params:
             name = param.name.text
+            least = LEAST.get((function.name.text, name)) if of_library else None
             dims = found(partial(self.program.dim_list, param.dims, inner))
             if name not in given:
                 inner.names[name] = found(partial(self._default, function, param, node, inner))
@@ -479,6 +484,8 @@ class Calls:
             value = given[name]
             if value is not None and dims is not None:
                 arg = matched[name]
+                if least is not None:
+                    found(partial(_at_least, least, param, value, arg))
                 value = found(partial(self._check_param, param, value, arg, inner))
             inner.names[name] = value
             if _is_open(param):
@@ -612,6 +619,25 @@ def _at_call(error: DiagnosticError, node: ast.Call) -> DiagnosticError:
     return DiagnosticError(*noted) if found else Poisoned()
 
 
+def _outside(node: ast.Call, found: Diagnostic) -> Diagnostic:
+    """What is wrong inside a function of the library, told of the program's call of it.
+
+    Nobody can mend the library's line, which is the second place.
+    """
+    library = prelude().source
+    if found.span is None or found.span.source is not library or node.span.source is library:
+        return found
+    line = Related(found.span, f"in `{node.function.text}` of the library")
+    return replace(found, span=node.span, related=(line,), fixes=())
+
+
+def _at_least(least: int, param: ast.TensorParam, value: Operand, arg: ast.Expr) -> None:
+    """MD0213 for a number below the least one; what a tensor holds is not known."""
+    if isinstance(value, int | float) and not value >= least:
+        message = f"`{param.name.text}` cannot be {value}"
+        fail("MD0213", message, arg.span, help=f"give a number from {least} on")
+
+
 def _wrong_dims(function: ast.Function, node: ast.Call) -> NoReturn:
     """Report a call with another number of dims than the function takes."""
     names = ", ".join(d.text for d in function.dims)
@@ -633,6 +659,16 @@ def _check_option(opdef: OpDef, name: ast.Name) -> None:
         message = f"`{opdef.name}` has no option `{name.text}`"
         fixes = spelled_right(name.span, name.text, list(dict(opdef.surface.options)))
         fail("MD0253", message, name.span, help=f"its options: {known}", fixes=fixes)
+
+
+def _no_list(opdef: OpDef, keyword: ast.Keyword) -> NoReturn:
+    """Report a list for an option, such as the paddings before and after."""
+    name = keyword.name.text
+    help = "write one value: it holds for all dims in `[ ]`"
+    if name == "pad":
+        help += "; where the sides differ, pad before: `pad[h -> hp](x, 1, 2)`"
+    message = f"option `{name}` of `{opdef.name}` is no list"
+    fail("MD0253", message, keyword.value.span, help=help)
 
 
 def _no_items(node: ast.Call, opdef: OpDef) -> None:

@@ -55,6 +55,10 @@ def library() -> Mapping[str, ast.Function]:
     return {name: known[name] for name in sorted(set(known) - set(load_all()))}
 
 
+LEAST = {("sample", "temperature"): 0}
+"""The least number that a parameter of a library function takes, where it does not take all."""
+
+
 def form(function: ast.Function) -> str:
     """How a function is called: `top2_gating[token, experts, slot](logits, noise)`."""
     dims = f"[{', '.join(d.text for d in function.dims)}]" if function.dims else ""

@@ -522,7 +522,9 @@ register(
         precision="compute",
         meaning=(
             "softmax(scale * q·k)·v: contracted over the first dim, weighted along the second. "
-            "The mask, of bools, says who may look where; `scale` is 1 / sqrt(key) by default."
+            "The mask, of bools, says who may look where; `scale` is 1 / sqrt(key) by default. The "
+            "result has the dims of q in their order, with those that only v has in the place of "
+            "`key`; those that q lacks come first."
         ),
     )
 )

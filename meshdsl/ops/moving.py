@@ -331,7 +331,8 @@ register(
         flops=no_flops,
         passes=True,
         gradient=_pad_gradient,
-        meaning="The tensor with `before` and `after` more elements, of `value`, along a dim.",
+        meaning="The tensor with `before` elements of `value` ahead of the others along a dim, and "
+        "`after` behind them: `pad[h -> hp](x, 1, 2)` for an `hp` that is larger by 3.",
     )
 )
 

@@ -9,6 +9,7 @@ again. (`backends/runtime/random.py`; Salmon et al. 2011.)
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -96,6 +97,10 @@ def _maker(
         if found.dtype.kind != "float":
             help = f"leave the dtype out, and convert: `cast({name}[…](), {found.dtype})`"
             raise OpError("MD0202", f"`{name}` makes floats, not {found.dtype}", help)
+        std = attrs.get("std", 1.0)
+        if not (isinstance(std, int | float) and 0 <= std < math.inf):
+            message = f"the standard deviation of `{name}` cannot be {std}"
+            raise OpError("MD0213", message, "give a number from 0 on: `std=0.02`")
         return (found,)
 
     def numpy(call: NumpyCall, *numbers: Array) -> Array:

@@ -190,7 +190,8 @@ register(
         scratch=_scratch,
         relocates=True,
         meaning="For each index of a dim, the elements around it as a new dim: element `t` of "
-        "index `i` is element `i - before + t` of the tensor, zero outside.",
+        "index `i` is element `i - before + t` of the tensor, zero outside. The new dim stands "
+        "behind the old one; `before` is less than its size.",
     )
 )
 register(
