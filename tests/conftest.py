@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.ranks import Forks
+
 # Read when torch is first imported: the suite already runs one process per core.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Some hundred processes are started: they share what the first has compiled of this project.
@@ -29,6 +31,20 @@ settings.load_profile("deep" if "MESHDSL_CASES" in os.environ else "ci")
 def _plans(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Plans are kept, and found again, by the tests of this process only."""
     os.environ["MESHDSL_CACHE"] = str(tmp_path_factory.mktemp("plans"))
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    """Where ranks are forked from, without an import of torch for each."""
+    made = Forks()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def forked_ranks(forks: Forks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The torchrun engine forks its ranks: for tests of anything but its launcher."""
+    monkeypatch.setattr("meshdsl.backends.engines.torchrun.launched", forks.launched)
 
 
 @pytest.fixture

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import runpy
+import select
 import signal
 import socket
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import IO, Any, NoReturn
 
 import numpy as np
 
+from meshdsl.backends.engines import at_work
 from meshdsl.backends.runtime.files import write_npz
 from tests.project import ROOT
-from tests.waiting import ended, started
 
 Ended = tuple[int, str, str]
 """The exit code of a process, and what it printed on its two outputs."""
@@ -80,52 +85,121 @@ def run_script(
     return os.waitstatus_to_exitcode(status), out, err
 
 
-def run_gloo(
-    text: str, inputs: Mapping[str, np.ndarray], folder: Path, world: int
-) -> dict[str, np.ndarray]:
-    """The outputs of an emitted text on so many processes, which talk over gloo."""
-    return run_each({"one": text}, inputs, folder, world)["one"]
+@dataclass
+class Leader:
+    """Ranks that were forked, by the process that watches them: it leads a group of its own."""
+
+    pid: int
+    _said: IO[bytes]
+    _code: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit code, once all ranks are gone."""
+        if self._code is None and select.select([self._said], [], [], 0)[0]:
+            self.wait()
+        return self._code
+
+    def wait(self) -> int:
+        """The exit code, when all ranks are gone."""
+        if self._code is None:
+            self._code = int(self._said.readline())
+        return self._code
 
 
-def run_each(
-    texts: Mapping[str, str], inputs: Mapping[str, np.ndarray], folder: Path, world: int
-) -> dict[str, dict[str, np.ndarray]]:
-    """The outputs of several texts, one after the other on so many processes."""
-    for name, text in texts.items():
-        (folder / name).mkdir()
-        (folder / name / "prog.py").write_text(text, encoding="utf-8")
-        write_npz(str(folder / name / "in.npz"), dict(inputs))
-    folders = [str(folder / name) for name in texts]
-    command = [sys.executable, "-m", "tests.ranks", str(world), *folders]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with started(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, **pipes) as ranks:
-        (log,) = ended(ranks)
-    assert ranks[0].returncode == 0, log
-    found = {}
-    for name in texts:
-        with np.load(folder / name / "out.npz") as arrays:
-            found[name] = dict(arrays)
-    return found
+class Forks:
+    """Ranks of one test after the other, forked from one process that imports torch once."""
+
+    def __init__(self) -> None:
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "tests.ranks"], cwd=ROOT, start_new_session=True, **pipes
+        )
+
+    def close(self) -> None:
+        """End the process that ranks are forked from."""
+        with self._server:
+            self._server.kill()
+
+    @contextmanager
+    def ranks(
+        self, world: int, arguments: Sequence[str], folder: Path, log: Path, **environment: str
+    ) -> Iterator[Leader]:
+        """`python ARGUMENTS…` in a folder on so many processes, which print into `log`."""
+        asked, said = self._server.stdin, self._server.stdout
+        assert asked is not None
+        assert said is not None
+        job = {"world": world, "arguments": arguments, "folder": str(folder), "log": str(log)}
+        job["environment"] = {**os.environ, **environment}
+        asked.write(f"{json.dumps(job)}\n".encode())
+        leader = Leader(int(said.readline()), said)
+        try:
+            yield leader
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(leader.pid, signal.SIGKILL)
+            leader.wait()
+
+    @contextmanager
+    def launched(
+        self, folder: Path, devices: int, arguments: list[str], **environment: str
+    ) -> Iterator[Leader]:
+        """Stands for `launched` of the torchrun engine where its launcher is not what is tested."""
+        command = [at_work.__file__, str(folder), *arguments]
+        log = folder / "log"
+        with self.ranks(devices, command, Path.cwd(), log, **environment) as leader:
+            yield leader
+
+    def run_gloo(
+        self, text: str, inputs: Mapping[str, np.ndarray], folder: Path, world: int
+    ) -> dict[str, np.ndarray]:
+        """The outputs of an emitted text on so many processes, which talk over gloo."""
+        (folder / "prog.py").write_text(text, encoding="utf-8")
+        write_npz(str(folder / "in.npz"), dict(inputs))
+        command = ["prog.py", "--inputs", "in.npz", "--out", "out.npz"]
+        log = folder / "log"
+        with self.ranks(world, command, folder, log) as leader:
+            assert leader.wait() == 0, log.read_text(encoding="utf-8")
+        with np.load(folder / "out.npz") as arrays:
+            return dict(arrays)
 
 
-def _of_world(rank: int, world: int, port: int) -> None:
-    own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
-    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in {**own, **meeting}.items()})
-    sys.argv = ["prog.py", "--inputs", "in.npz", "--out", "out.npz"]
-    runpy.run_path("prog.py", run_name="__main__")
+def serve() -> None:
+    """Fork what is asked for by lines of stdin, in turn; tell who leads it, and its exit code."""
+    for line in sys.stdin:
+        leader = forked(partial(lead, **json.loads(line)))
+        os.setpgid(leader, leader)
+        print(leader, flush=True)
+        _, status = os.waitpid(leader, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+def lead(
+    world: int, arguments: list[str], folder: str, log: str, environment: dict[str, str]
+) -> NoReturn:
+    """Run the ranks that `Forks.ranks` asks for, and exit with 0 if all did."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    said = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for output in (1, 2):
+        os.dup2(said, output)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+
+    def work(rank: int) -> None:
+        own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ.update({name: str(value) for name, value in {**own, **meeting}.items()})
+        sys.argv = [*arguments]
+        runpy.run_path(arguments[0], run_name="__main__")
+
+    run_ranks(world, work)
 
 
 if __name__ == "__main__":
-    import torch.distributed  # noqa: F401  # once for all
+    import meshdsl.backends.generate.worker
+    import meshdsl.backends.train.worker  # noqa: F401  # once for all
 
-    devices = int(sys.argv[1])
-    for folder in sys.argv[2:]:
-        os.chdir(folder)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        ranks = partial(run_ranks, devices, partial(_of_world, world=devices, port=port))
-        _, status = os.waitpid(forked(ranks), 0)
-        if status:
-            sys.exit(1)
+    serve()

@@ -120,6 +120,7 @@ def test_files(
     assert all(c.ok for c in verify(made, given, outputs))
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_files_for_processes(tmp_path: Path) -> None:
     made = compile_text(PROGRAM, mesh="x:2", layout="n:x", evaluate=True)
     arrays = {"x": X, "target": TARGET, **FORMS["arrays"]}

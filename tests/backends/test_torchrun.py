@@ -24,7 +24,7 @@ from meshdsl.backends.engines.torchrun import (
     run_torchrun,
 )
 from tests.project import ROOT
-from tests.ranks import run_gloo, run_script
+from tests.ranks import run_script
 from tests.waiting import release, started, until, until_gone
 
 EVERYTHING = """
@@ -59,7 +59,7 @@ TABLES = {
 }
 
 
-def test_two_processes_compute_what_the_local_engine_does(emit, tmp_path):
+def test_two_processes_compute_what_the_local_engine_does(emit, forks, tmp_path):
     text = emit(EVERYTHING, {"r": 2}, **TABLES)
     local = run_local(text, seed=5)
     x = run_local(text, seed=5).outputs["whole"]
@@ -73,10 +73,11 @@ def test_two_processes_compute_what_the_local_engine_does(emit, tmp_path):
         np.testing.assert_array_equal(array, expected, err_msg=name)
     # And by itself, without this package.
     local = run_local(text, {"x": x})
-    for name, array in run_gloo(text, {"x": x}, tmp_path, 2).items():
+    for name, array in forks.run_gloo(text, {"x": x}, tmp_path, 2).items():
         np.testing.assert_array_equal(array, local.outputs[name], err_msg=name)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_errors_of_processes_are_told_like_those_of_the_local_engine(emit):
     body = """
     x = all_reduce(torch.ones(3), groups["r"], "sum")
@@ -97,6 +98,7 @@ def test_errors_of_processes_are_told_like_those_of_the_local_engine(emit):
     assert told == [("MD0801", message, 1)] * 2
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_refusals_come_before_any_collective(emit, tmp_path):
     text = emit(EVERYTHING, {"r": 2}, **TABLES)
     with pytest.raises(TorchrunError) as caught:
@@ -106,6 +108,7 @@ def test_refusals_come_before_any_collective(emit, tmp_path):
     assert "the program has no such name" in caught.value.message
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_process_that_hangs_is_told_and_left_alone(emit, tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe")
     body = f"""

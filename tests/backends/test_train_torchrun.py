@@ -67,6 +67,7 @@ def test_processes_train_as_threads_do(data, tmp_path):
     assert found["train_local"] == found["train_torchrun"]
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_trouble_is_found_as_among_threads(data):
     told = []
     for engine in (train_local, train_torchrun):
@@ -156,6 +157,7 @@ def test_no_process_outlives_an_interrupted_parent(data, tmp_path):
 
 
 @linux
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_process_that_is_stopped_is_told_and_can_go_on(data, tmp_path, monkeypatch):
     monkeypatch.setenv("PIDS", str(tmp_path / "pids"))
     monkeypatch.setenv(stalls.SETTING, "2")

@@ -63,6 +63,7 @@ def whole(tokens: list[int], params: dict[str, np.ndarray]) -> list[int]:
     return [int(n) for n in found.argmax(-1)]
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_token_by_token_as_the_whole_sequence(trained: Cli) -> None:
     """Under every layout, on both engines; sampled, too."""
     from meshdsl.backends.train.checkpoint import read_blocks

@@ -121,6 +121,7 @@ def test_double_precision_is_trained_in_double_precision(points: str, cli: Cli) 
     np.testing.assert_allclose(curve("many"), curve("one"), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_processes_learn_as_threads_do(points: str, cli: Cli) -> None:
     given = ("--steps", "12", "--eval-every", "5", *LAYOUTS["zero3"])
     train(cli, "--log", "threads", "--out", "a.safetensors", *given)

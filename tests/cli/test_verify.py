@@ -101,6 +101,7 @@ def test_it_says_so_as_data(cli: Cli) -> None:
     assert {u["role"] for u in found["updated"]} == {"param", "state"}
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_real_processes_bring_back_what_a_step_updates(cli: Cli) -> None:
     done = cli(
         "run",

@@ -151,6 +151,7 @@ def test_run_is_compared_with_the_reference(defined: Notebook) -> None:
     assert "\x1b" not in str(found)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_real_ranks_are_processes_of_their_own(defined: Notebook) -> None:
     found = defined.line("run --mesh rows:1,cols:2 --layout hybrid --engine torchrun --verify")
     assert found.ok

@@ -18,7 +18,7 @@ from meshdsl.backends.runtime.random import normal_of, uniform_of
 from meshdsl.backends.runtime.random_blocks import CHUNK, dropped, random_numbers
 from meshdsl.named.ir import walk
 from tests.compiling import compile_text, named, run_text
-from tests.ranks import run_each
+from tests.ranks import Forks
 
 LAYOUTS = {
     "whole": "", "rows": "batch -> p", "columns": "io -> q", "both": "batch -> q, io -> p",
@@ -65,12 +65,15 @@ def test_every_layout_and_engine_draws_the_same_bits() -> None:
         np.testing.assert_array_equal(first[name], expected[name])
 
 
-def test_processes_draw_the_same_bits(tmp_path) -> None:
+def test_processes_draw_the_same_bits(forks: Forks, tmp_path) -> None:
     texts = {layout: compile_text(TEXT, layout=layout).emitted.text for layout in LAYOUTS}
     assert all("stream_key" in text for text in texts.values())
     expected = run_local(texts["whole"], X, seed=0).outputs
     # The seed is the run's, and in no file.
-    for layout, found in run_each(texts, X, tmp_path, 4).items():
+    for layout, text in texts.items():
+        folder = tmp_path / layout
+        folder.mkdir()
+        found = forks.run_gloo(text, X, folder, 4)
         for name, wanted in expected.items():
             np.testing.assert_array_equal(found[name], wanted, err_msg=f"{layout} {name}")
 

@@ -65,6 +65,7 @@ def test_the_same_in_every_layout(tmp_path, case):
     assert "test.mdsl:1" in told.pop()
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_the_same_on_real_processes(tmp_path):
     bad = CASES["the first of several"]
     real = message(tmp_path, "torchrun", "both_split", bad, "x:1,y:2")

@@ -33,7 +33,7 @@ from tests.programs.special import (
     rounded,
     run,
 )
-from tests.ranks import run_gloo
+from tests.ranks import Forks
 
 FLOATS = ("f32", "f16", "bf16", "f64")
 
@@ -346,8 +346,8 @@ def test_policies_yield_what_one_device_does(dtype: str, policy: str) -> None:
     check_bytes(explain(made.device), parts)
 
 
-def test_real_processes_yield_what_one_device_does(tmp_path: Path) -> None:
+def test_real_processes_yield_what_one_device_does(forks: Forks, tmp_path: Path) -> None:
     text, inputs = of_each("f32", "f16", "bf16", "i32")
     made = compile_text(text, mesh="x:2,y:2", layout="d:x,d:y", reduce="deferred")
-    found = run_gloo(made.text, inputs, tmp_path, world=4)
+    found = forks.run_gloo(made.text, inputs, tmp_path, world=4)
     assert_same(found, run_text(text, inputs))

@@ -91,6 +91,7 @@ def test_bad_options(options: str, program: str, cli: Cli) -> None:
 # --- measured traces -----------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_run_is_measured_and_compared(program: str, cli: Cli) -> None:
     where = ("f.mdsl", "--layout", "square", *LAYOUTS["square"])
     run = ("run", *where, "--engine", "torchrun", "--seed", "3")
@@ -125,6 +126,7 @@ def same_outputs(*paths: str) -> None:
         np.testing.assert_array_equal(one[name], other[name])
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_step_of_a_training_is_measured(program: str, cli: Cli) -> None:
     rng = np.random.default_rng(1)
     x, y = (rng.standard_normal((64, 8)).astype(np.float32) for _ in range(2))

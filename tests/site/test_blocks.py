@@ -185,6 +185,7 @@ def parts_of(page: Path) -> Iterator[re.Match[str]]:
             yield part
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
 def test_the_blocks_of_the_page_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
