@@ -48,16 +48,12 @@ def _everything(home: Path, seed: str, *parts: tuple[int, int]) -> dict[str, Any
     return found
 
 
-BUSY = [sys.executable, "-c", "while True: pass"]
-
-
 @pytest.mark.timeout(1800)  # a machine that is busy besides takes several times as long
 def test_the_same_bytes_everywhere(tmp_path: Path) -> None:
     """Independent of the folder, the order, the seed of hashes, and the load of the machine."""
     quiet = _everything(tmp_path / "here", "1", (0, 1))
-    with started(BUSY):  # and seven that compile at once
-        parts = [(-part, -7) for part in range(1, 8)]
-        busy = _everything(tmp_path / "some where", "2", *parts)
+    parts = [(-part, -5) for part in range(1, 6)]  # at once, on cores that are fewer
+    busy = _everything(tmp_path / "some where", "2", *parts)
     assert quiet.keys() == busy.keys()
     assert len(quiet) > 80
     assert [name for name in quiet if quiet[name] != busy[name]] == []
