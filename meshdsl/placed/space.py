@@ -34,6 +34,14 @@ MOST_PAIRS = 56_000
 Each counts as often as there are axes, squared: over more axes a route passes more placements.
 """
 
+MOST_ROUTES = 40_000
+"""Routes of different types and placements that a search may look for, counted as `MOST_PAIRS` are.
+
+One between blocks of several sizes counts as `UNEVEN`: its bytes are added up device by device.
+"""
+
+UNEVEN = 4
+
 MOST_PLACEMENTS = 40
 """Placements considered of one value; where there are more, splits are left out."""
 
@@ -71,6 +79,8 @@ class Space:
         self.readers: dict[Value, dict[Placement, None]] = {}
         self.loops = tuple(loops(program))
         self.pairs = 0
+        self.routes: dict[tuple[TensorType, Placement, Placement], Route | None] = {}
+        self.work = 0
         self.stored = (*program.inputs, *(p.value for p in program.params))
         self.stored += tuple(s.value for s in program.states)
         self._combined = 0
@@ -90,7 +100,14 @@ class Space:
 
     def route(self, value: Value, source: Placement, target: Placement) -> Route | None:
         """The cheapest route from one placement of a value to another."""
-        return route(value.type, source, target, self.mesh, self.price)
+        key = value.type, source, target
+        if key not in self.routes:
+            uneven = any(p.splits_unevenly(value.type, self.mesh) for p in (source, target))
+            self.work += UNEVEN if uneven else 1
+            if self.work * len(self.axes) ** 2 > MOST_ROUTES:
+                raise NoPlan
+            self.routes[key] = route(value.type, source, target, self.mesh, self.price)
+        return self.routes[key]
 
     # --- the program -------------------------------------------------------------------------
 

@@ -399,14 +399,17 @@ def test_the_work_of_a_search_is_bounded_building_included(
 
     monkeypatch.setattr(space, "route", counted)
     found = report(WIDE, layout, "x:2,y:2,z:2", cache=False)
-    # Once per pair, and again to see what is had from what; three spaces at most.
-    assert len(priced) < 3 * 2 * space.MOST_PAIRS
+    # Each route once, over three axes; three spaces at most.
+    assert len(priced) <= 3 * space.MOST_ROUTES / 3**2
     assert found["plan"]["searched"].startswith((EVERY, optimal.KNOWN, optimal.NONE))
     assert found["proven"] == (found["plan"]["searched"] == EVERY)
 
 
-def test_what_is_too_large_to_search_is_the_best_of_the_walks(monkeypatch) -> None:
-    monkeypatch.setattr(space, "MOST_PAIRS", 0)
+@pytest.mark.parametrize("limit", ["MOST_PAIRS", "MOST_ROUTES"])
+def test_what_is_too_large_to_search_is_the_best_of_the_walks(
+    limit: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space, limit, 0)
     found = report(WIDE, "some", "x:2,y:2,z:2", cache=False)
     others = [report(WIDE, "some", "x:2,y:2,z:2", reduce=p) for p in place.WALKS]
     assert found["totals"]["wire_bytes"] in [other["totals"]["wire_bytes"] for other in others]
