@@ -24,7 +24,7 @@ run: $(STAMP)  ## run and verify examples/mlp.mdsl on a 2x2 mesh, showing what e
 
 test: $(STAMP)  ## the whole test suite
 	@echo "running the tests on $(WORKERS) workers"
-	@$(BIN)/pytest -n $(WORKERS) --durations=10
+	@$(BIN)/pytest -n $(WORKERS) --dist worksteal --durations=10
 
 lint: $(STAMP)  ## style, format and types, changing nothing
 	$(BIN)/ruff check .
