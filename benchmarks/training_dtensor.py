@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from benchmarks.training_cases import ADAMW, BETAS, SGD_LR, Case
+from benchmarks.training_cases import ADAMW, BETAS, CLIP, KEY, RATE, SGD_LR, Case
 
 Tensors = dict[str, torch.Tensor]
 
@@ -44,21 +45,21 @@ class Mlp(nn.Module):
 class Layer(nn.Module):
     """A layer of the transformer; works on whole and on split weights."""
 
-    def __init__(self, whole: Tensors, layer: int, key: int) -> None:
+    def __init__(self, whole: Tensors, layer: int) -> None:
         super().__init__()
-        self.key = key
+        self.g1, self.g2 = (nn.Parameter(whole[g][layer].clone()) for g in ("g1", "g2"))
         for n in "qkv":
-            setattr(self, n, linear(whole[f"attention.w{n}"][layer].flatten(1)))
-        self.out = linear(whole["attention.wo"][layer].flatten(0, 1))
+            setattr(self, n, linear(whole[f"project.w{n}"][layer].flatten(1)))
+        self.out = linear(whole["joined.wo"][layer].flatten(0, 1))
         self.up, self.down = linear(whole["mlp.w1"][layer]), linear(whole["mlp.w2"][layer])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Attention and MLP, each after a norm and beside a skip."""
-        z = F.rms_norm(x, x.shape[-1:], eps=1e-6)
-        q, k, v = (f(z).unflatten(-1, (-1, self.key)).transpose(1, 2) for f in self.products())
+        z = F.rms_norm(x, x.shape[-1:], self.g1, eps=1e-6)
+        q, k, v = (f(z).unflatten(-1, (-1, KEY)).transpose(1, 2) for f in self.products())
         o = attention(q, k, v)
         x = x + self.out(o.transpose(1, 2).flatten(2))
-        z = F.rms_norm(x, x.shape[-1:], eps=1e-6)
+        z = F.rms_norm(x, x.shape[-1:], self.g2, eps=1e-6)
         y: torch.Tensor = x + self.down(F.gelu(self.up(z)))
         return y
 
@@ -67,18 +68,18 @@ class Layer(nn.Module):
         return [self.q, self.k, self.v]
 
 
-class Transformer(nn.Module):
+class LanguageModel(nn.Module):
     """The decoder."""
 
-    def __init__(self, whole: Tensors, key: int) -> None:
+    def __init__(self, whole: Tensors) -> None:
         super().__init__()
         self.embed = nn.Parameter(whole["embed"].clone())
-        count = whole["attention.wq"].shape[0]
-        self.layers = nn.ModuleList(Layer(whole, layer, key) for layer in range(count))
+        self.position = nn.Parameter(whole["position"].clone())
+        self.layers = nn.ModuleList(Layer(whole, layer) for layer in range(len(whole["g1"])))
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean cross-entropy."""
-        x = F.embedding(tokens, self.embed)
+        x = F.embedding(tokens, self.embed) + self.position
         for layer in self.layers:
             x = layer(x)
         logits = F.rms_norm(x, x.shape[-1:], eps=1e-6) @ self.embed.mT
@@ -111,14 +112,14 @@ class WithDTensor:
 
     def __init__(self, case: Case, whole: Tensors, inputs: Tensors, mesh: DeviceMesh) -> None:
         self.case, self.mesh = case, mesh
-        key = case.sizes.get("key", 0)
-        self.model = Mlp(whole) if case.family == "mlp" else Transformer(whole, key)
+        self.model = Mlp(whole) if case.family == "mlp" else LanguageModel(whole)
         if case.parallel == "tensor":
             self.split()
             self.inputs = list(inputs.values())
         else:
             self.copy()
             self.inputs = [distribute_tensor(x, mesh, [Shard(0)]) for x in inputs.values()]
+        self.rates = map(RATE.at, itertools.count())
         self.optimizers = [
             optimizer(case, [p for p in self.model.parameters() if isinstance(p, DTensor) == kind])
             for kind in (True, False)  # torch's fast forms refuse a mixture
@@ -127,7 +128,7 @@ class WithDTensor:
     def split(self) -> None:
         """Megatron's layout, in DTensor's own words."""
         model = self.model
-        for parent in model.layers if isinstance(model, Transformer) else [model]:
+        for parent in model.layers if isinstance(model, LanguageModel) else [model]:
             names = [name for name, _ in parent.named_children()]
             plan: dict[str, Any] = {n: ColwiseParallel() for n in names if n in COLUMNS}
             plan |= {n: RowwiseParallel() for n in names if n in ROWS}
@@ -150,12 +151,25 @@ class WithDTensor:
             grad = p.grad
             if isinstance(grad, DTensor) and any(isinstance(g, Partial) for g in grad.placements):
                 p.grad = grad.redistribute(placements=[Replicate()])
-        for update in self.optimizers:
-            if update is not None:
-                update.step()
-                update.zero_grad()
+        made = [update for update in self.optimizers if update is not None]
+        if self.case.optimizer == "adamw":
+            self.clip(made)
+        for update in made:
+            update.step()
+            update.zero_grad()
         found: torch.Tensor = loss.detach()
         return found.full_tensor() if isinstance(found, DTensor) else found
+
+    def clip(self, made: list[torch.optim.Optimizer]) -> None:
+        """Clip the gradients, and set the learning rate: split and whole ones do not mix."""
+        every = [[p.grad for p in update.param_groups[0]["params"]] for update in made]
+        norms = [torch.nn.utils.get_total_norm(grads) for grads in every]
+        norms = [n.full_tensor() if isinstance(n, DTensor) else n for n in norms]
+        scale = min(CLIP / (float(torch.stack(norms).norm()) + 1e-6), 1.0)
+        lr = next(self.rates)
+        for update, grads in zip(made, every, strict=True):
+            torch._foreach_mul_(grads, scale)
+            update.param_groups[0]["lr"] = lr
 
 
 def optimizer(case: Case, params: list[nn.Parameter]) -> torch.optim.Optimizer | None:

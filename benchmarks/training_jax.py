@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from benchmarks.training_cases import ADAMW, BETAS, SGD_LR, Case
+from benchmarks.training_cases import ADAMW, BETAS, CLIP, KEY, RATE, SGD_LR, Case
 from meshdsl.backends.runtime.values import Array
 
 FLAGS = "--xla_force_host_platform_device_count=2 --xla_cpu_multi_thread_eigen=false"
@@ -13,10 +13,10 @@ FLAGS = "--xla_force_host_platform_device_count=2 --xla_cpu_multi_thread_eigen=f
 SPLITS = {
     "w": (None, "device"),
     "v": ("device", None),
-    "attention.wq": (None, None, "device", None),
-    "attention.wk": (None, None, "device", None),
-    "attention.wv": (None, None, "device", None),
-    "attention.wo": (None, "device", None, None),
+    "project.wq": (None, None, "device", None),
+    "project.wk": (None, None, "device", None),
+    "project.wv": (None, None, "device", None),
+    "joined.wo": (None, "device", None, None),
     "mlp.w1": (None, None, "device"),
     "mlp.w2": (None, "device", None),
 }
@@ -26,8 +26,6 @@ SPLITS = {
 def configure() -> None:
     """Two host devices of one thread each; before JAX is imported."""
     os.environ["XLA_FLAGS"] = FLAGS
-    if hasattr(os, "sched_setaffinity"):  # its pools of threads take every processor there is
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
     os.environ["JAX_PLATFORMS"] = "cpu"
 
 
@@ -38,16 +36,15 @@ def is_there() -> bool:
     return importlib.util.find_spec("jax") is not None
 
 
-def mlp_loss(params: dict[str, Any], inputs: dict[str, Any], key: int) -> Any:
+def mlp_loss(params: dict[str, Any], inputs: dict[str, Any]) -> Any:
     """The mean squared error."""
     import jax.numpy as jnp
 
-    del key
     y = jnp.maximum(inputs["x"] @ params["w"], 0) @ params["v"]
     return jnp.mean((y - inputs["target"]) ** 2)
 
 
-def transformer_loss(params: dict[str, Any], inputs: dict[str, Any], key: int) -> Any:
+def lm_loss(params: dict[str, Any], inputs: dict[str, Any]) -> Any:
     """The mean cross-entropy."""
     import jax
     import jax.numpy as jnp
@@ -55,17 +52,18 @@ def transformer_loss(params: dict[str, Any], inputs: dict[str, Any], key: int) -
     def norm(x: Any) -> Any:
         return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6)
 
-    x = params["embed"][inputs["tokens"]]
+    x = params["embed"][inputs["tokens"]] + params["position"]
     seq = x.shape[1]
     mask = jnp.tril(jnp.ones((seq, seq), bool))
-    for layer in range(params["attention.wq"].shape[0]):
-        p = {name: value[layer] for name, value in params.items() if name != "embed"}
-        z = norm(x)
-        q, k, v = (jnp.einsum("bsm,mhk->bhsk", z, p[f"attention.w{n}"]) for n in "qkv")
-        s = jnp.where(mask, jnp.einsum("bhsk,bhmk->bhsm", q, k) / key**0.5, -1e9)
+    for layer in range(len(params["g1"])):
+        p = {n: value[layer] for n, value in params.items() if n not in ("embed", "position")}
+        z = norm(x) * p["g1"]
+        q, k, v = (jnp.einsum("bsm,mhk->bhsk", z, p[f"project.w{n}"]) for n in "qkv")
+        s = jnp.where(mask, jnp.einsum("bhsk,bhmk->bhsm", q, k) / KEY**0.5, -1e9)
         o = jnp.einsum("bhsm,bhmk->bhsk", jax.nn.softmax(s, -1), v)
-        x = x + jnp.einsum("bhsk,hkm->bsm", o, p["attention.wo"])
-        x = x + jax.nn.gelu(norm(x) @ p["mlp.w1"], approximate=False) @ p["mlp.w2"]
+        x = x + jnp.einsum("bhsk,hkm->bsm", o, p["joined.wo"])
+        z = norm(x) * p["g2"]
+        x = x + jax.nn.gelu(z @ p["mlp.w1"], approximate=False) @ p["mlp.w2"]
     shares = jax.nn.log_softmax(norm(x) @ params["embed"].T)
     return -jnp.mean(jnp.take_along_axis(shares, inputs["targets"][..., None], -1))
 
@@ -99,11 +97,10 @@ class WithJax:
         """The pure function of a step."""
         import jax
 
-        loss = {"mlp": mlp_loss, "transformer": transformer_loss}[self.case.family]
-        key = self.case.sizes.get("key", 0)
+        loss = {"mlp": mlp_loss, "lm": lm_loss}[self.case.family]
 
         def step(params: Any, state: Any, inputs: Any) -> Any:
-            value, grads = jax.value_and_grad(loss)(params, inputs, key)
+            value, grads = jax.value_and_grad(loss)(params, inputs)
             if not state:
                 return {n: w - SGD_LR * grads[n] for n, w in params.items()}, state, value
             return (*adamw(params, grads, state), value)
@@ -121,14 +118,28 @@ def adamw(params: Any, grads: Any, state: Any) -> tuple[Any, Any]:
     import jax.numpy as jnp
 
     step, m, v = state
+    lr = rate(step)
     step = step + 1
+    norm = jnp.sqrt(sum(jnp.sum(g * g) for g in grads.values()))
+    scale = jnp.minimum(CLIP / (norm + 1e-6), 1.0)
+    grads = {n: scale * g for n, g in grads.items()}
     b1, b2 = BETAS
     m = {n: b1 * m[n] + (1 - b1) * g for n, g in grads.items()}
     v = {n: b2 * v[n] + (1 - b2) * g * g for n, g in grads.items()}
-    lr, decay, eps = ADAMW["lr"], ADAMW["weight_decay"], ADAMW["eps"]
+    decay, eps = ADAMW["weight_decay"], ADAMW["eps"]
 
     def moved(n: str, w: Any) -> Any:
         root = jnp.sqrt(v[n] / (1 - b2**step)) + eps
         return w * (1 - lr * decay) - lr * (m[n] / (1 - b1**step)) / root
 
     return {n: moved(n, w) for n, w in params.items()}, (step, m, v)
+
+
+def rate(step: Any) -> Any:
+    """The learning rate after `step` steps: `RATE.at`, traced."""
+    import jax.numpy as jnp
+
+    done = jnp.clip((step - RATE.warmup) / (RATE.steps - RATE.warmup), 0.0, 1.0)
+    height = (1 + jnp.cos(jnp.pi * done)) / 2
+    rise = jnp.minimum((step + 1) / RATE.warmup, 1.0)
+    return rise * (RATE.final + (RATE.peak - RATE.final) * height)

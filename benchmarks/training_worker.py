@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -9,6 +10,7 @@ from typing import Any
 
 from benchmarks.training_cases import Case, first_values
 
+PROCESSORS = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 CHECKED = 5
 """Steps of which the losses are compared."""
 
@@ -66,6 +68,7 @@ def run_local(pipe: Connection) -> None:
     while (asked := pipe.recv()) is not None:
         kind, first, second = asked
         if kind == "make":
+            pin(first.devices)
             program = load(second)
             kinds = (program.INPUTS, program.PARAMS, program.STATES)
             given = [tuple(tensors(program, k, r) for k in kinds) for r in range(first.devices)]
@@ -92,11 +95,19 @@ def serve(
     while (asked := pipe.recv()) is not None:
         kind, first, second = asked
         if kind == "make":
+            pin(first.devices)
             variants.clear()
             variants |= make(first, second)
             pipe.send({name: losses(step) for name, step in variants.items()})
             continue
         pipe.send(seconds(variants[first], second, barrier))
+
+
+def pin(devices: int) -> None:
+    """Give all threads of this process, and those to come, one processor for each device."""
+    if hasattr(os, "sched_setaffinity"):
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), PROCESSORS[:devices])
 
 
 def losses(step: Callable[[], Any]) -> list[float]:
@@ -124,20 +135,27 @@ def torch_variants(case: Case, text: str, rank: int) -> dict[str, Callable[[], A
     """The emitted program, by hand, and with DTensor; only device 0 has those of one device."""
     if rank >= case.devices:
         return {}
-    made: dict[str, Callable[[], Any]] = {"emitted": emitted(text, rank)}
-    made |= by_hand(case, text, rank)
-    if case.devices > 1:
-        made["DTensor"] = with_dtensor(case, text)
-    return made
-
-
-def emitted(text: str, rank: int) -> Callable[[], Any]:
-    """A step of the emitted program, as training runs it."""
     import torch
 
     from meshdsl.backends.engines.in_process import load
 
     program = load(text)
+    made = {"emitted": emitted(program, rank), "hand": by_hand(case, program, rank)}
+    # Torch 2.13 cannot compile its AdamW with a rate that is a tensor.
+    if case.compiled and case.optimizer == "sgd":
+        torch.compiler.reset()  # programs share code objects, so what was compiled is of another
+        compiled = load(text)
+        compiled.device = torch.compile(compiled.device)
+        made["compiled"] = emitted(compiled, rank)
+    if case.devices > 1:
+        made["DTensor"] = with_dtensor(case, program)
+    return made
+
+
+def emitted(program: Any, rank: int) -> Callable[[], Any]:
+    """A step of the emitted program, as training runs it."""
+    import torch
+
     groups = program.make_groups(program.MESH, program.GROUPS, rank)
     inputs, params, states = (
         tensors(program, specs, rank) for specs in (program.INPUTS, program.PARAMS, program.STATES)
@@ -150,28 +168,20 @@ def emitted(text: str, rank: int) -> Callable[[], Any]:
     return step
 
 
-def by_hand(case: Case, text: str, rank: int) -> dict[str, Callable[[], Any]]:
-    """One or two ways to write it by hand."""
+def by_hand(case: Case, program: Any, rank: int) -> Callable[[], Any]:
+    """The step by hand."""
     from benchmarks.training_by_hand import ByHand
-    from meshdsl.backends.engines.in_process import load
 
-    program = load(text)
-    found: dict[str, Callable[[], Any]] = {}
-    for sync in ("flat", "each") if case.parallel == "data" else ("",):
-        params = tensors(program, program.PARAMS, rank)
-        inputs = tensors(program, program.INPUTS, rank)
-        found[f"hand {sync}".strip()] = ByHand(case, params, inputs, sync)
-    return found
+    params, inputs = (tensors(program, s, rank) for s in (program.PARAMS, program.INPUTS))
+    return ByHand(case, params, inputs)
 
 
-def with_dtensor(case: Case, text: str) -> Callable[[], Any]:
+def with_dtensor(case: Case, program: Any) -> Callable[[], Any]:
     """The step with DTensor."""
     from torch.distributed.device_mesh import init_device_mesh
 
     from benchmarks.training_dtensor import WithDTensor
-    from meshdsl.backends.engines.in_process import load
 
-    program = load(text)
     params = tensors(program, program.PARAMS, None)
     inputs = tensors(program, program.INPUTS, None)
     return WithDTensor(case, params, inputs, init_device_mesh("cpu", (2,)))

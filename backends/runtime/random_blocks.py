@@ -41,16 +41,17 @@ def random_words(
         rows = rows * size + own if height == 1 else (rows * size + own).view(-1, 1)
     skipped = starts[-1] % 2
     firsts = wrapped((rows * ((sizes[-1] + 1) // 2) + starts[-1] // 2) * GOLDEN)
+    firsts = wrapped(firsts + key)
     width = (skipped + columns + 1) // 2
-    most = CHUNK if torch.empty(0, device=where).is_cpu else 1 << 62
+    most = CHUNK if where.type == "cpu" else 1 << 62
     step, tall = min(max(width, 1), most), max(1, most // max(width, 1))
-    base = torch.arange(step, device=where)[None] * GOLDEN + key
+    base = torch.arange(step, device=where)[None].mul_(GOLDEN)
     memory = torch.empty((2, min(tall, height) * step), dtype=torch.int64, device=where)
     for top in range(0, height, tall):
         for left in range(0, width, step):
             begin = firsts if height == 1 else firsts[top : top + tall]
             deep, many = min(tall, height - top), min(step, width - left)
-            z, other = memory[:, : deep * many].view(2, deep, many)
+            z, other = memory[:, : deep * many].view(2, deep, many).unbind()
             torch.add(base[:, :many], wrapped(begin + wrapped(left * GOLDEN)), out=z)
             hash_into(z, other)
             low, high = max(0, 2 * left - skipped), min(columns, 2 * (left + many) - skipped)
@@ -80,11 +81,11 @@ def dropped(x: torch.Tensor, rate: float, key: Any, sizes: Sizes, starts: Sizes)
     matrix, (last, scale) = as_matrix(sizes, shape), keeping(rate)
     given, made = x.reshape(matrix), found.view(matrix)
     wide = torch.promote_types(x.dtype, torch.float32)
-    factors = torch.empty(0, dtype=wide, device=x.device)
+    factors: Any = None
     for at, words, skip in random_words(key, sizes, starts, shape, x.device):
         part = made[at]
         words = words[:, skip : skip + part.shape[1]]
-        if factors.shape != words.shape:
+        if factors is None or factors.shape != words.shape:
             factors = torch.empty(words.shape, dtype=wide, device=x.device)
         torch.mul(given[at], torch.le(words, last, out=factors).mul_(scale), out=part)
     return found

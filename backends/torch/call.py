@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from meshdsl.ir.types import Dim, TensorType
 from meshdsl.ops.opdef import Attrs
-from meshdsl.ops.text import aligned, tuple_text
+from meshdsl.ops.text import aligned, scalar, tuple_text
 
 
 @dataclass(slots=True)
@@ -48,10 +48,10 @@ class TorchText:
     helpers: list[str] = field(default_factory=list)
 
     def tensor(self, index: int) -> str:
-        """Operand `index` as the text of a tensor; a literal becomes `torch.tensor(…)`."""
+        """Operand `index` as the text of a tensor; a literal becomes one, too."""
         if not self.constants[index]:
             return self.args[index]
-        return f"torch.tensor({self.args[index]}, dtype={self.ins[index].dtype.torch})"
+        return scalar(self.args[index], self.ins[index].dtype)
 
     def is_constant(self, index: int) -> bool:
         """Whether operand `index` is a literal."""

@@ -22,7 +22,7 @@ from meshdsl.device.ir import (
 from meshdsl.device.liveness import uses
 from meshdsl.diagnostics import Span
 from meshdsl.ops.opdef import Reads
-from meshdsl.ops.text import atom, tuple_text
+from meshdsl.ops.text import atom, scalar, tuple_text
 from meshdsl.placed.sbp import Mesh, Window
 
 MOST_SHOWN = 8
@@ -234,8 +234,8 @@ class Moves(Walk):
             return self._embed(node)
         axis = self.at[node.step.axes[0]]
         if node.source in self.constants:
-            number, dtype = self.constants[node.source], node.source.local.dtype.torch
-            return f"torch.tensor({number} if {axis} == 0 else 0, dtype={dtype})"
+            number = f"{self.constants[node.source]} if {axis} == 0 else 0"
+            return scalar(number, node.source.local.dtype)
         x = self.name(node.source)
         return f"{x} if {axis} == 0 else torch.zeros_like({x})"
 
@@ -263,7 +263,7 @@ class Moves(Walk):
         """The text of a variable; of a constant that of a tensor."""
         if var not in self.constants:
             return self.name(var)
-        return f"torch.tensor({self.constants[var]}, dtype={var.local.dtype.torch})"
+        return scalar(self.constants[var], var.local.dtype)
 
     def block_of(self, var: Var, dim: str) -> tuple[str, str] | None:
         """Variables for the first index and the size of a device's block, if sizes differ."""

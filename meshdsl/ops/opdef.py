@@ -184,7 +184,7 @@ class TorchCall(Protocol):
         """Python string literal with the source place, for run-time errors (`'mlp.mdsl:15'`)."""
 
     def tensor(self, index: int) -> str:
-        """Operand `index` as the text of a tensor (constants become `torch.tensor(…)`)."""
+        """Operand `index` as the text of a tensor (constants become one, too)."""
 
     def is_constant(self, index: int) -> bool:
         """Whether operand `index` is a literal."""

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshdsl.ir.types import Dim
+from meshdsl.ir.types import Dim, DType
 from meshdsl.ops.opdef import TorchCall
 
 Names = tuple[str, ...]
+
+
+def scalar(number: str, dtype: DType) -> str:
+    """A literal as a tensor, filled where it lies: a GPU waits for a copy from the host."""
+    return f"torch.full((), {number}, dtype={dtype.torch})"
 
 
 def permuted(text: str, old: Names, new: Names) -> str:
