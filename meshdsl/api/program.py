@@ -241,6 +241,7 @@ class Program:
         storage: bool = True,
         front: bool = False,
         budget: float | str | None = None,
+        devices: int | None = None,
         method: str = "layouts",
         dtype: str | None = None,
     ) -> Searched:
@@ -251,15 +252,15 @@ class Program:
         `"80GB"`, or bytes. `fix` are rules to be kept: `"batch:data"`. `replicated` is the part by
         which a device may do more than the least work. Without `storage` no rules for `params`,
         `grads` and `state` are sought. After `budget` seconds the best so far is returned.
+        With `devices`, every mesh of so many with the axes of `mesh` is searched.
 
         Raises:
             ProgramError: no such mesh, cluster or method; nothing fits into the memory (MD0642).
         """
         from meshdsl.api.searched import searched
 
-        asked = Asked(
-            objective, cluster, memory, replicated, fix, max_rules, storage, front, budget
-        )
+        limits = (memory, replicated, fix, max_rules, storage)
+        asked = Asked(objective, cluster, *limits, front, budget, devices)
         return searched(self, mesh, dtype, asked, method, here())
 
 

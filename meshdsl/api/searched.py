@@ -17,6 +17,7 @@ from meshdsl.report.search import searched as facts
 from meshdsl.search.asked import Asked
 from meshdsl.search.methods import METHODS
 from meshdsl.search.problem import Found
+from meshdsl.search.shapes import solve
 from meshdsl.search.unmet import refuse_limit
 from meshdsl.syntax.format import format_source
 
@@ -98,10 +99,10 @@ def searched(
     chosen |= PLAIN
     made = program.compilation(*asked_of(program, chosen, site))
     try:
-        problem = asked.problem(made)
-        found = METHODS[method].solve(problem)
+        problems = asked.problems(made)
+        found = solve(problems, METHODS[method])
         if not found.plans:
-            refuse_limit(problem, METHODS[method])
+            refuse_limit(problems, METHODS[method])
     except DiagnosticError as error:
         raise DiagnosticError(*(in_python(d, site) for d in error.diagnostics)) from None
     return Searched(program, found, method)

@@ -45,6 +45,7 @@ class Objective:
         "--replicated", "15%", "How much more than the least work a device may do.", "15%"
     )
     fix: str | None = opt("--fix", "batch:data", "Rules that are kept.")
+    devices: int | None = opt("--devices", "N", "So many devices: every mesh shape.", min=1)
     max_rules: int | None = opt("--max-rules", "N", "The most rules.", min=0)
     no_storage: bool = flag("--no-storage", "No rules for params, grads and state.")
     method: str | None = opt("--method", "M", "How to search (layouts, or what fits the graph).")
@@ -65,7 +66,6 @@ class Graph:
     """Options of a graph with costs."""
 
     graph: bool = flag("--graph", "FILE is a graph with costs, in JSON.")
-    devices: int | None = opt("--devices", "N", "With --graph: how many devices.", min=1)
     bandwidth: str | None = opt("--bandwidth", "1.25GB/s", "With --graph: of a link, one way.")
     stages: int | None = opt("--stages", "N", "With --graph: so many stages.", min=1)
 
@@ -82,6 +82,7 @@ def command(file: File, given: SearchLayouts) -> None:
             _graph(file, given)
             return
         from meshdsl.search.methods import METHODS
+        from meshdsl.search.shapes import solve
         from meshdsl.search.unmet import refuse_limit
 
         name = given.method or next(iter(METHODS))
@@ -90,15 +91,15 @@ def command(file: File, given: SearchLayouts) -> None:
         if given.expect and not given.write:
             fail("MD0601", "`--expect` goes with `--write`", help="write `--write NAME --expect`")
         made = common.compiled(file, pipeline_options(given), diagnostics, "named")
-        problem = asked(given).problem(made)
+        problems = asked(given).problems(made)
         with common.patience(f"searching layouts of {made.source.name}"):
-            found = method.solve(problem)
+            found = solve(problems, method)
         if given.json:
             from meshdsl.report.search import searched
 
             common.print_json(searched(found, made.source.name, name))
         if not found.plans:
-            refuse_limit(problem, method)
+            refuse_limit(problems, method)
         if given.write:
             _write(file, made, found, given)
         if not given.json:
@@ -119,6 +120,7 @@ def asked(given: SearchLayouts) -> Asked:
         storage=not given.no_storage,
         front=given.front,
         budget=given.budget,
+        devices=given.devices,
     )
 
 

@@ -25,7 +25,7 @@ from meshdsl.search.front import front
 from meshdsl.search.plan import NAME, Plan
 from meshdsl.search.problem import Found, Problem
 from meshdsl.search.reasons import Reason, reasons
-from meshdsl.search.written import block
+from meshdsl.search.written import block, written
 
 Json = dict[str, Any]
 VERSION = 1
@@ -56,9 +56,16 @@ def searched(found: Found, file: str, method: str) -> Json:
         },
         "plans": [_plan(plan, found) for plan in found.plans],
         **({"front": [_plan(p, found) for p in _front(found)]} if problem.front else {}),
+        **({"meshes": list(map(_mesh, found.others))} if found.others else {}),
         "bound": {problem.objective: found.bound},
         "proven": found.proven,
     }
+
+
+def _mesh(found: Found) -> Json:
+    """The best plan on another mesh; None where none fits."""
+    best = _plan(found.plans[0], found) if found.plans else None
+    return {"mesh": dict(found.problem.mesh.axes), "best": best, "proven": found.proven}
 
 
 def _front(found: Found) -> tuple[Plan, ...]:
@@ -148,12 +155,16 @@ def _blocks(found: Found) -> Iterator[Block]:
     best = found.plans[0]
     yield line(f"Best by {found.problem.objective}: {figures(best)}, {_proof(found)}.")
     yield Gap()
-    yield Listing(block_of(found, best))
+    mesh = f"{written(best.mesh)}\n\n" if found.others else ""
+    yield Listing(mesh + block_of(found, best))
     yield Gap()
     if found.problem.front:
         yield _listed("memory front", _front(found), found)
     elif found.plans[1:]:
         yield _listed("next best", found.plans[1:], found)
+    if found.others:
+        yield Gap()
+        yield _meshes(found)
 
 
 def _scope(found: Found) -> str:
@@ -183,6 +194,22 @@ def figures(plan: Plan) -> str:
     seconds = f"{duration(plan.seconds)} a step, " if plan.timing else ""
     held = f"{human(plan.sent)} sent, {human(plan.peak)} held, {scaled(plan.flops)}"
     return f"{seconds}{held} a device (--reduce {plan.policy})"
+
+
+def _meshes(found: Found) -> Grid:
+    """The best plan on each of the other meshes."""
+    timed = found.problem.timing is not None
+    head = ("other meshes", *(("time",) if timed else ()), "sent", "held", "layout")
+    rows = []
+    for other in found.others:
+        if not other.plans:
+            rows.append((str(other.problem.mesh), *[""] * (len(head) - 2), "nothing fits"))
+            continue
+        best = other.plans[0]
+        seconds = (duration(best.seconds),) if timed else ()
+        held = (human(best.sent), human(best.peak), str(best))
+        rows.append((str(other.problem.mesh), *seconds, *held))
+    return Grid("", head, tuple(rows))
 
 
 def _listed(title: str, plans: tuple[Plan, ...], found: Found) -> Grid:

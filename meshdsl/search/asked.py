@@ -16,6 +16,7 @@ from meshdsl.placed.lint import lint, lint_demands
 from meshdsl.placed.sbp import Mesh
 from meshdsl.search.plan import Rule, Rules
 from meshdsl.search.problem import OBJECTIVES, REPLICATED, Limits, Problem
+from meshdsl.search.shapes import shapes, timed
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class Asked:
     """The wishes of a user, named as on the command line; None: the default.
 
     `memory` and `budget` may be numbers, of bytes and seconds; `replicated` a part of 1.
+    With `devices`, every mesh of so many with the axes of the mesh is searched.
     """
 
     objective: str | None = None
@@ -34,12 +36,26 @@ class Asked:
     storage: bool = True
     front: bool = False
     budget: str | float | None = None
+    devices: int | None = None
 
-    def problem(self, made: Compilation, mesh: Mesh | None = None) -> Problem:
-        """The problem for a program, on a mesh or that of its options. Raises a diagnostic."""
-        options = made.options
-        mesh = mesh or resolve_mesh(made.declarations, options.mesh, options.layout or "")
-        timing = timing_of(made.declarations, replace(options, cluster=self.cluster), mesh)
+    def problems(self, made: Compilation) -> tuple[Problem, ...]:
+        """The problem on the mesh of a program's options, or on each shape of it of `devices`.
+
+        Raises a diagnostic.
+        """
+        mesh = resolve_mesh(made.declarations, made.options.mesh, made.options.layout or "")
+        meshes = [mesh] if self.devices is None else list(shapes(mesh, self.devices))
+        if not meshes:
+            message = f"{self.devices} devices need a mesh, and the program has none"
+            fail("MD0645", message, help="name the axes: `--mesh data:1,model:1`")
+        options = replace(made.options, cluster=self.cluster)
+        expired = _expired(self.budget)
+        found = timed(meshes, lambda mesh: timing_of(made.declarations, options, mesh))
+        return tuple(self._problem(made, mesh, timing, expired) for mesh, timing in found)
+
+    def _problem(
+        self, made: Compilation, mesh: Mesh, timing: Timing | None, expired: Callable[[], bool]
+    ) -> Problem:
         limits = Limits(
             memory=amount("memory", self.memory, "80GB"),
             replicated=_part(self.replicated),
@@ -49,7 +65,7 @@ class Asked:
         )
         objective = self._objective(timing)
         about = (objective, limits, timing, self.front)
-        return Problem(made.named, mesh, *about, _expired(self.budget))
+        return Problem(made.named, mesh, *about, expired)
 
     def _objective(self, timing: Timing | None) -> str:
         objective = self.objective or ("bytes" if timing is None else "time")

@@ -53,7 +53,8 @@ class Problem:
 
     `timing` is the cluster; `time` needs one. Only where it is another objective has the work to be
     divided: replicated work costs time. With `front`, layouts that need less memory are searched
-    too, however much they send.
+    too, however much they send. `least` is the least work of a device that others are measured
+    by, where that is not the least on this mesh.
     `expired` says that the time given has run out; a search depends on no other clock.
     """
 
@@ -64,6 +65,7 @@ class Problem:
     timing: Timing | None = None
     front: bool = False
     expired: Callable[[], bool] = _never
+    least: float | None = None
 
     def value(self, plan: Plan) -> float:
         """What is minimised."""
@@ -121,6 +123,7 @@ class Found:
     """The result of a method: plans within the limits, the best first; none where none fits.
 
     `every` has all that were evaluated. No plan of the space is below `bound` in the objective.
+    `others` are the results on other meshes of as many devices, the best first.
     """
 
     problem: Problem
@@ -128,11 +131,12 @@ class Found:
     every: tuple[Plan, ...]
     count: Count
     bound: float
+    others: tuple[Found, ...] = ()
 
     @property
     def proven(self) -> bool:
-        """Whether no plan of the space is better than the best."""
-        return self.count.is_whole
+        """Whether no plan of the space, and on no other mesh, is better than the best."""
+        return self.count.is_whole and all(other.proven for other in self.others)
 
 
 class Method(Protocol):

@@ -97,7 +97,8 @@ class Summed:
         """The plan. Raises MD0641 where none divides the work as asked, MD0663 if too wide."""
         limits = problem.limits
         space = Space(problem.program, problem.mesh, limits.fixed, problem.timing)
-        most = space.least() * (1 + limits.replicated)
+        least = space.least() if problem.least is None else problem.least
+        most = least * (1 + limits.replicated)
         try:
             best = self.search(table_graph(space, most))
         except TooWide as error:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NoReturn
 
 from meshdsl.diagnostics import DiagnosticError, counted, fail
 from meshdsl.search.plan import Plan
 from meshdsl.search.problem import Method, Problem
+from meshdsl.search.shapes import solve
 
 
-def refuse_limit(problem: Problem, method: Method) -> NoReturn:
+def refuse_limit(problems: Sequence[Problem], method: Method) -> NoReturn:
     """Raise MD0642: the least memory of all plans, and meshes on which their layout would fit."""
-    limit = problem.limits.memory
+    limit = problems[0].limits.memory
     assert limit is not None
-    free = replace(problem.limits, memory=None)
-    found = method.solve(replace(problem, objective="memory", limits=free))
+    free = replace(problems[0].limits, memory=None)
+    found = solve([replace(p, objective="memory", limits=free) for p in problems], method)
     least = found.plans[0]
     of = "" if found.proven else f" of the {counted(found.count.evaluated, 'layout')} placed"
     message = (

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from meshdsl.diagnostics import Edit, Source, Span, fail
 from meshdsl.named.declarations import Declarations
+from meshdsl.placed.layout import resolve_mesh
+from meshdsl.placed.sbp import Mesh
 from meshdsl.search.plan import Plan
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import apply, without_line
 from meshdsl.syntax.format import format_source
+
+
+def written(mesh: Mesh) -> str:
+    """The declaration of a mesh."""
+    name = mesh.name if mesh.name.isidentifier() else "found"
+    axes = ", ".join(f"{axis}: {size}" for axis, size in mesh.axes)
+    return f"mesh {name} = {{ {axes} }}"
 
 
 def block(name: str, head: str, plan: Plan, told: dict[str, str]) -> str:
@@ -21,11 +30,11 @@ def block(name: str, head: str, plan: Plan, told: dict[str, str]) -> str:
 def expectation(name: str, plan: Plan, declarations: Declarations) -> str:
     """An `expect` block that holds as long as the plan sends what it sends now.
 
-    Raises MD0644 where the mesh has no name in the file.
+    Raises MD0644 where the mesh is none of the file.
     """
-    if plan.mesh.name not in declarations.meshes:
-        axes = ", ".join(f"{axis}: {size}" for axis, size in plan.mesh.axes)
-        help = f"declare it: `mesh NAME = {{ {axes} }}`"
+    declared = plan.mesh.name in declarations.meshes
+    if not declared or resolve_mesh(declarations, plan.mesh.name).axes != plan.mesh.axes:
+        help = f"declare it: `{written(plan.mesh)}`"
         fail("MD0644", "an expectation is about a mesh of the file", help=help)
     head = f"expect {name} on {plan.mesh.name} with {plan.policy}"
     return f"\n{head} {{\n  wire_bytes: {plan.sent}\n}}\n"

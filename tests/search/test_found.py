@@ -11,6 +11,7 @@ from meshdsl.search.asked import Asked
 from meshdsl.search.methods import METHODS
 from meshdsl.search.plan import Plan
 from meshdsl.search.problem import Found
+from meshdsl.search.shapes import solve
 from meshdsl.syntax.parse import read_source
 from tests.project import ROOT
 
@@ -22,7 +23,8 @@ LOSS = 6
 def searched(path: Path, mesh: str, sizes: dict[str, int] | None = None, **asked) -> Found:
     """The result of a search in a file; `asked` are fields of `Asked`."""
     chosen = Options(mesh=mesh, set_dims=sizes or {}, program="lm" if path.stem == "lm" else None)
-    return METHODS["layouts"].solve(Asked(**asked).problem(Compilation(read_source(path), chosen)))
+    problems = Asked(**asked).problems(Compilation(read_source(path), chosen))
+    return solve(problems, METHODS["layouts"])
 
 
 def text(plan: Plan) -> str:

@@ -1,0 +1,79 @@
+"""Every mesh shape of so many devices: the sizes of a mesh's axes are searched, too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from meshdsl.cluster.timing import Timing
+from meshdsl.diagnostics import DiagnosticError
+from meshdsl.placed.sbp import Mesh
+from meshdsl.search.problem import Found, Method, Problem
+from meshdsl.search.space import Space
+
+
+def shapes(mesh: Mesh, devices: int) -> Iterator[Mesh]:
+    """The meshes of so many devices with the axes of a mesh; the last axis grows fastest."""
+    for sizes in _factorisations(devices, len(mesh.axes)):
+        yield replace(mesh, axes=tuple(zip(mesh.names, sizes, strict=True)))
+
+
+def _factorisations(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """The ways to write a number as a product of `count` factors, in order."""
+    if count == 0:
+        if number == 1:
+            yield ()
+        return
+    for first in (n for n in range(1, number + 1) if number % n == 0):
+        for rest in _factorisations(number // first, count - 1):
+            yield (first, *rest)
+
+
+def timed(
+    meshes: Iterable[Mesh], timing: Callable[[Mesh], Timing | None]
+) -> list[tuple[Mesh, Timing | None]]:
+    """Meshes with what a cluster says of each, without those that it cuts unevenly.
+
+    Raises the diagnostic of the first where none is left.
+    """
+    found, refused = [], list[DiagnosticError]()
+    for mesh in meshes:
+        try:
+            found.append((mesh, timing(mesh)))
+        except DiagnosticError as error:
+            refused.append(error)
+    if not found and refused:
+        raise refused[0]
+    return found
+
+
+def solve(problems: Sequence[Problem], method: Method) -> Found:
+    """The best over problems that differ in their meshes; `others` are those of the other meshes.
+
+    Work has to be divided as far as the best of the meshes can, so that few bytes are not had by
+    doing everything everywhere. Raises the first diagnostic where no mesh has a layout.
+    """
+    if len(problems) == 1:
+        return method.solve(problems[0])
+    least = min(map(_least_work, problems))
+    found, refused = [], list[DiagnosticError]()
+    for problem in problems:
+        try:
+            found.append(method.solve(replace(problem, least=least)))
+        except DiagnosticError as error:
+            refused.append(error)
+    if not found:
+        raise refused[0]
+    first, *others = sorted(found, key=_order)
+    return replace(first, others=tuple(others))
+
+
+def _least_work(problem: Problem) -> float:
+    """FLOPs of a device under the layout that divides them most."""
+    return Space(problem.program, problem.mesh, problem.limits.fixed, problem.timing).least()
+
+
+def _order(found: Found) -> tuple[bool, tuple[float, ...]]:
+    if not found.plans:
+        return True, ()
+    return False, found.problem.key(found.plans[0])
