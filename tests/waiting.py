@@ -31,9 +31,15 @@ def until_gone(pids: Iterable[int]) -> None:
     until(lambda: all(map(is_gone, left)))
 
 
-def until_devices_end() -> None:
-    """Wait until no thread of a device is left."""
-    for thread in threading.enumerate():
+@contextmanager
+def devices_end() -> Iterator[None]:
+    """Wait at the end until no thread of a device is left that began here.
+
+    Others may be there: an engine that lasts keeps its threads for tests of other files.
+    """
+    before = set(threading.enumerate())
+    yield
+    for thread in set(threading.enumerate()) - before:
         if thread.name.startswith("device "):
             thread.join()
 

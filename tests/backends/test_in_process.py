@@ -11,7 +11,7 @@ import pytest
 from meshdsl.backends.engines import local_devices
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.engines.local_devices import LocalRunError
-from tests.waiting import until_devices_end
+from tests.waiting import devices_end
 
 MATMUL = """
 y = inputs["x"] @ params["w"]
@@ -42,9 +42,8 @@ def failing(emit, body, devices=2, **options):
     text = emit(body, mesh, groups=groups, outputs=outputs, use=use)
     number = text.split("\n").index("def device(rank, groups, inputs, params):") + 1
     places = {number + i: f"a.mdsl:{i}" for i in range(100)}  # line i of the body
-    with pytest.raises(LocalRunError) as caught:
+    with devices_end(), pytest.raises(LocalRunError) as caught:
         run_local(text, lines=places, **options)
-    until_devices_end()
     return caught.value
 
 
@@ -308,9 +307,8 @@ def test_ctrl_c_releases_what_is_under_way(emit):
     return {"y": work.wait()}
     """
     text = emit(body, {"r": 3}, groups=(("r",),), use=("all_reduce_start",))
-    with pytest.raises(KeyboardInterrupt):
+    with devices_end(), pytest.raises(KeyboardInterrupt):
         run_local(text)
-    until_devices_end()
 
 
 def test_a_device_that_computes_on_and_on_is_stopped_after_a_failure(emit, monkeypatch):
@@ -372,9 +370,8 @@ def test_ctrl_c_passes_through_and_releases_every_device(emit):
     return {"y": all_reduce(torch.ones(4), groups["r"], "sum")}
     """
     text = emit(body, {"r": 3}, groups=(("r",),), use=("all_reduce",))
-    with pytest.raises(KeyboardInterrupt):
+    with devices_end(), pytest.raises(KeyboardInterrupt):
         run_local(text)
-    until_devices_end()
 
 
 def test_too_many_devices_are_refused(emit):

@@ -25,7 +25,7 @@ from tests.backends.training_text import (
     pairs,
     training_text,
 )
-from tests.waiting import until_devices_end
+from tests.waiting import devices_end
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def run(
 ) -> tuple[Ending, list[Event]]:
     events: list[Event] = []
     asked = Job(DataFiles(data, fraction=fraction), steps, **job)
-    ending = train_local(emitted, asked, events.append, stopping)
-    until_devices_end()
+    with devices_end():
+        ending = train_local(emitted, asked, events.append, stopping)
     return ending, events
 
 
