@@ -194,6 +194,8 @@ def _leveled(node: ast.Expr) -> tuple[int, str]:
             return ATOM, _call(node)
         case ast.View():
             return ATOM, f"{expression(node.tensor, ATOM)}[{', '.join(map(_item, node.items))}]"
+        case ast.Foreign():
+            return ATOM, node.span.text  # as it was written: a message says what to write
     raise AssertionError(node)
 
 

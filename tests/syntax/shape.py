@@ -130,6 +130,7 @@ _SHOW: dict[type, Any] = {
     ast.Keyword: lambda n: f"{show(n.name)}={show(n.value)}",
     ast.Call: _call,
     ast.View: lambda n: f"{show(n.tensor)}[{_list(n.items)}]",
+    ast.Foreign: lambda n: f"{n.kind} {n.word.text} {_list([*n.parts, *n.keywords])}",
     ast.DimRef: _dim_ref,
     ast.Target: lambda n: show(n.name) + _dims(n.dims),
     ast.Assign: lambda n: f"{_list(n.targets)} = {show(n.value)}",
