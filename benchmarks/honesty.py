@@ -10,13 +10,12 @@ says which layout is faster, which is what it is for. It should be 0.8 or more.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
+import json
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from meshdsl.backends.engines.measure import measure
 from meshdsl.cluster.measured import keep, machine
@@ -40,30 +39,30 @@ def made(layout: str) -> Compilation:
 
 def timed(texts: Sequence[str], rounds: int) -> list[float]:
     """Median seconds of a step of each program."""
-    context = multiprocessing.get_context("fork")
+    import torch.multiprocessing
+
     with tempfile.TemporaryDirectory() as folder:
-        answers, store = context.SimpleQueue(), str(Path(folder) / "store")
-        processes = [
-            context.Process(target=_process, args=(rank, store, texts, rounds, answers))
-            for rank in range(WORLD)
-        ]
-        for process in processes:
-            process.start()
-        found: list[list[float]] = answers.get()
-        for process in processes:
-            process.join()
+        kept = Path(folder) / "seconds.json"
+        # A process that fails ends the others, and its error is raised here.
+        torch.multiprocessing.start_processes(
+            _process, (folder, texts, rounds, kept), WORLD, start_method="fork"
+        )
+        found = json.loads(kept.read_text(encoding="utf-8"))
     return [statistics.median(seconds) for seconds in found]
 
 
-def _process(rank: int, store: str, texts: Sequence[str], rounds: int, answers: Any) -> None:
+def _process(rank: int, folder: str, texts: Sequence[str], rounds: int, kept: Path) -> None:
     import torch
     import torch.distributed as dist
 
     from benchmarks.training_worker import emitted
+    from meshdsl.backends.engines.in_process import load
 
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORLD)
-    steps = [emitted(text, rank) for text in texts]
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD
+    )
+    steps = [emitted(load(text), rank) for text in texts]
     taken: list[list[float]] = [[] for _ in steps]
     for turn in range(rounds + 1):
         for number, step in enumerate(steps):
@@ -74,7 +73,7 @@ def _process(rank: int, store: str, texts: Sequence[str], rounds: int, answers: 
             if turn:  # the first warms up
                 taken[number].append(time.perf_counter() - started)
     if rank == 0:
-        answers.put(taken)
+        kept.write_text(json.dumps(taken), encoding="utf-8")
     dist.destroy_process_group()
 
 

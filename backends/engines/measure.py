@@ -30,6 +30,8 @@ SIDES = (16, 32, 64, 128, 256, 512)
 """Sides of square products."""
 BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 24)
 """Sizes of what is sent, and of what is passed over."""
+BURST = 1 << 18
+"""Bytes that a burst moves: smaller calls are repeated."""
 PATIENCE = 60.0
 """Seconds after which processes that have not answered are ended."""
 
@@ -119,13 +121,21 @@ def _passed_on(x: torch.Tensor, rank: int, world: int, group: Any) -> torch.Tens
 
 
 def _median(work: Callable[[], Any], group: Any, size: int) -> float:
-    """Seconds of the median of seven, of three where much is moved; after one that warms up."""
-    work()
+    """Seconds of `work` among others like it: the median of a few bursts, after one that warms up.
+
+    A burst is as long as its slowest process takes. One call alone would say little where processes
+    share a core: whoever is given the core first sees a time in which the others wait.
+    """
+    repeats, members = max(1, BURST // size), dist.get_world_size(group)
     taken = []
-    for _ in range(3 if size > 1 << 22 else 7):
-        if dist.get_world_size(group) > 1:
+    for _ in range(4 if size > BURST else 6):
+        if members > 1:
             dist.barrier(group)
         start = time.perf_counter()
-        work()
-        taken.append(time.perf_counter() - start)
-    return median(taken)
+        for _ in range(repeats):
+            work()
+        seconds = torch.tensor((time.perf_counter() - start) / repeats)
+        if members > 1:
+            dist.all_reduce(seconds, dist.ReduceOp.MAX, group)
+        taken.append(seconds.item())
+    return median(taken[1:])
