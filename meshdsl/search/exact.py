@@ -110,7 +110,7 @@ def _least_of_rest(closed: list[list[Factor]]) -> list[float]:
 
 def eliminate(graph: CostGraph) -> Solution:
     """The least choice, without regard to memory. Raises TooWide."""
-    order = elimination_order(graph)
+    order, work = elimination_order(graph)
     tables = list(graph.factors)
     made: list[tuple[int, Factor]] = []
     for variable in order:
@@ -125,16 +125,16 @@ def eliminate(graph: CostGraph) -> Solution:
     picks = [0] * len(graph.variables)
     for variable, best in reversed(made):
         picks[variable] = int(best.of(picks))
-    cost, work = graph.cost(picks), table_entries(graph, order)
+    cost = graph.cost(picks)
     if not math.isfinite(cost):
         return Solution("elimination", (), math.inf, math.inf, True, work)
     return Solution("elimination", tuple(picks), cost, cost, True, work)
 
 
-def elimination_order(graph: CostGraph) -> tuple[int, ...]:
+def elimination_order(graph: CostGraph) -> tuple[tuple[int, ...], int]:
     """Variables in the order of fewest new neighbours, then smallest tables, then the graph's.
 
-    Raises TooWide where the tables would have too many entries.
+    With it the entries of all tables that are made in it. Raises TooWide where they are too many.
     """
     near = {i: set(n) for i, n in enumerate(graph.neighbours)}
     order, needed = [], 0
@@ -148,26 +148,13 @@ def elimination_order(graph: CostGraph) -> tuple[int, ...]:
             near[i] |= around - {i}
             near[i].discard(variable)
         order.append(variable)
-    return tuple(order)
+    return tuple(order), needed
 
 
 def _fill(near: dict[int, set[int]], variable: int) -> int:
     """Pairs of neighbours that eliminating a variable would make neighbours of each other."""
     around = sorted(near[variable])
     return sum(b not in near[a] for k, a in enumerate(around) for b in around[k + 1 :])
-
-
-def table_entries(graph: CostGraph, order: tuple[int, ...]) -> int:
-    """The entries of all tables of an elimination."""
-    near = {i: set(n) for i, n in enumerate(graph.neighbours)}
-    found = 0
-    for variable in order:
-        around = near.pop(variable)
-        found += entries([variable, *around], graph.sizes)
-        for i in around:
-            near[i] |= around - {i}
-            near[i].discard(variable)
-    return found
 
 
 # --- the 0-1 program -----------------------------------------------------------------------------
