@@ -329,6 +329,10 @@ NEARLY = 0.05
 """Two names are equally close to a third whose likenesses (of 1) differ by less than this."""
 
 
+BEGUN = 3
+"""So many letters that begin a known name mean it; fewer say too little."""
+
+
 def _close(name: str, known: list[str]) -> list[str]:
     """The known names that are, equally, closest to a misspelt one.
 
@@ -340,6 +344,9 @@ def _close(name: str, known: list[str]) -> list[str]:
     words = list(dict.fromkeys(word for word in known if len(word) <= LONGEST_WORD))
     if len(name) > LONGEST_WORD:
         return []
-    close = get_close_matches(name, words, n=3, cutoff=0.6)
-    likeness = [SequenceMatcher(None, word, name).ratio() for word in close]
-    return [w for w, like in zip(close, likeness, strict=True) if like > likeness[0] - NEARLY]
+    begun = [word for word in words if len(name) >= BEGUN and word.startswith(name)]
+    close = begun or get_close_matches(name, words, n=3, cutoff=0.6)
+    likeness = {word: SequenceMatcher(None, word, name).ratio() for word in close}
+    most = max(likeness.values(), default=0.0)
+    nearest = sorted(close, key=likeness.__getitem__, reverse=True)
+    return [word for word in nearest if likeness[word] > most - NEARLY]

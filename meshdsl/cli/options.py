@@ -206,11 +206,17 @@ def pipeline_options(given: Any) -> Options:
 
 def only_one(given: Any, *names: str) -> None:
     """Raise MD0601 if several options of these names are given, of which one alone counts."""
-    known = {f.name: f for f in fields(given)}
-    both = [known[name] for name in names if getattr(given, name) != known[name].default]
+    options = chosen(given)
+    both = [options[name] for name in names if name in options]
     if len(both) > 1:
-        said = " and ".join(f"`{f.metadata['names'].split()[-1]}`" for f in both)
+        said = " and ".join(f"`{option}`" for option in both)
         fail("MD0601", f"{said} are both given", help="choose one of them")
+
+
+def chosen(given: Any) -> dict[str, str]:
+    """The options that have another value than their default, as on the command line, by field."""
+    changed = (f for f in fields(given) if getattr(given, f.name) != f.default)
+    return {f.name: f.metadata["names"].split()[-1] for f in changed}
 
 
 def refuse_unknown(option: str, value: str, known: Iterable[str], why: str) -> None:

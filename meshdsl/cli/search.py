@@ -17,6 +17,7 @@ from meshdsl.cli.options import (
     Sizes,
     Strict,
     Which,
+    chosen,
     flag,
     opt,
     option,
@@ -56,8 +57,10 @@ class Objective:
 class Written:
     """Options of what is written."""
 
-    write: str | None = opt("--write", "NAME", "Write the layout into the file.")
-    expect: bool = flag("--expect", "With --write: expect the bytes that it sends.")
+    write: str | None = opt(
+        "--write", "NAME", "Write the layout into the file, and the mesh if it lacks it."
+    )
+    expect: bool = flag("--expect", "With --write: expect the placements and the bytes.")
     front: bool = flag("--front", "Every layout that no other one beats in memory, too.")
 
 
@@ -75,9 +78,16 @@ class SearchLayouts(Which, Objective, Written, Graph, Search, Sizes, Strict, For
     """Options of `search`."""
 
 
+OF_GRAPHS = ("bandwidth", "stages")
+"""The options that mean something with `--graph` alone."""
+OF_BOTH = ("graph", "method", "devices", "cluster", "memory", "force", "json")
+"""The options that mean something with `--graph` and without."""
+
+
 def command(file: File, given: SearchLayouts) -> None:
     """Find the best layout of a program on a mesh, and say why each rule is there."""
     with common.reporting(given.json) as diagnostics:
+        _refuse_meaningless(given)
         if given.graph:
             _graph(file, given)
             return
@@ -106,6 +116,16 @@ def command(file: File, given: SearchLayouts) -> None:
             _show(found)
 
 
+def _refuse_meaningless(given: SearchLayouts) -> None:
+    """Raise MD0601 for an option that would do nothing."""
+    for field, option in chosen(given).items():
+        if given.graph and field not in (*OF_GRAPHS, *OF_BOTH):
+            message = f"`{option}` is about layouts, and `--graph` has none"
+            fail("MD0601", message, help=f"leave `{option}` out")
+        if not given.graph and field in OF_GRAPHS:
+            fail("MD0601", f"`{option}` goes with `--graph`", help="write `--graph FILE.json`")
+
+
 def asked(given: SearchLayouts) -> Asked:
     """What the options ask for."""
     from meshdsl.search.asked import Asked
@@ -132,7 +152,7 @@ def _graph(file: Path, given: SearchLayouts) -> None:
     asked = Asked(
         given.method,
         given.devices,
-        amount("bandwidth", given.bandwidth, "1.25GB/s"),
+        amount("bandwidth", given.bandwidth, "1.25GB/s", per="/s"),
         given.cluster,
         amount("memory", given.memory, "80GB"),
         given.stages,
@@ -155,13 +175,16 @@ def _write(file: Path, made: Compilation, found: Found, given: SearchLayouts) ->
     """Write the best layout into the file."""
     from meshdsl.report.fix import with_line_ends_of
     from meshdsl.report.search import block_of
-    from meshdsl.search.written import expectation, inserted
+    from meshdsl.search.written import expectation, inserted, placed_on
 
-    assert given.write is not None
-    text = block_of(found, found.plans[0], given.write)
+    name, plan = given.write, found.plans[0]
+    assert name is not None
+    mesh, lacking = placed_on(name, plan.mesh, made.declarations)
+    text = lacking + block_of(found, plan, name)
     if given.expect:
-        text += expectation(given.write, found.plans[0], made.declarations)
-    new = inserted(made.source, made.tree, given.write, text, given.force)
+        text += expectation(name, mesh, plan)
+    names = {name, mesh} if lacking else {name}
+    new = inserted(made.source, made.tree, names, text, given.force)
     if str(file) == STDIN:
         sys.stdout.write(new)
         return

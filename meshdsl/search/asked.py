@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import Diagnostics, Source, Span, did_you_mean, fail
@@ -101,11 +101,13 @@ _TIME = re.compile(r"(\d+(?:\.\d+)?) ?(ms|s|min|)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0}
 
 
-def amount(option: str, text: str | int | None, example: str) -> int | None:
-    """Bytes of `80GB` or `64 GiB`, also a second. Raises MD0601."""
+def amount(
+    option: str, text: str | int | None, example: str, per: Literal["", "/s"] = ""
+) -> int | None:
+    """Bytes of `80GB` or `64 GiB`, or bytes a second (`per`). Raises MD0601."""
     if text is None or isinstance(text, int):
         return text
-    found = _SIZE.fullmatch(text.strip().removesuffix("/s"))
+    found = _SIZE.fullmatch(text.strip().removesuffix(per))
     if found is None:
         _refuse(option, text, example)
     number, prefix, binary = found.groups()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from meshdsl.diagnostics import Edit, Source, Span, fail
 from meshdsl.named.declarations import Declarations
 from meshdsl.placed.layout import resolve_mesh
@@ -27,29 +29,37 @@ def block(name: str, head: str, plan: Plan, told: dict[str, str]) -> str:
     return format_source(Source("searched", text))
 
 
-def expectation(name: str, plan: Plan, declarations: Declarations) -> str:
-    """An `expect` block that holds as long as the plan sends what it sends now.
+def placed_on(name: str, mesh: Mesh, declarations: Declarations) -> tuple[str, str]:
+    """The name of a mesh of the file with these axes, and the declaration that it lacks, if any."""
+    same = [m for m in declarations.meshes if resolve_mesh(declarations, m).axes == mesh.axes]
+    if same:
+        return mesh.name if mesh.name in same else same[0], ""
+    named = replace(mesh, name=f"{name}_mesh")
+    return named.name, f"{written(named)}\n\n"
 
-    Raises MD0644 where the mesh is none of the file.
+
+def expectation(name: str, mesh: str, plan: Plan) -> str:
+    """An `expect` block that holds as long as the plan places and sends what it does now.
+
+    It has what is read and learnt where that is split, and the bytes.
     """
-    declared = plan.mesh.name in declarations.meshes
-    if not declared or resolve_mesh(declarations, plan.mesh.name).axes != plan.mesh.axes:
-        help = f"declare it: `{written(plan.mesh)}`"
-        fail("MD0644", "an expectation is about a mesh of the file", help=help)
-    head = f"expect {name} on {plan.mesh.name} with {plan.policy}"
-    return f"\n{head} {{\n  wire_bytes: {plan.sent}\n}}\n"
+    stored = (*plan.placed.inputs, *(p.tensor for p in plan.placed.params))
+    split = [t for t in stored if t.placement.splits]
+    lines = [f"{t.value.label}: {t.placement.show(t.type)}" for t in split]
+    text = "\n".join(f"  {line}" for line in (*lines, f"wire_bytes: {plan.sent}"))
+    return f"\nexpect {name} on {mesh} with {plan.policy} {{\n{text}\n}}\n"
 
 
-def inserted(source: Source, tree: ast.File, name: str, text: str, force: bool) -> str:
-    """A file with a layout block of this name, in canonical form.
+def inserted(source: Source, tree: ast.File, names: set[str], text: str, force: bool) -> str:
+    """A file with declarations of these names, in canonical form.
 
-    It stands behind the last layout or mesh. With `force` it replaces one that is there, and what
-    is expected of that. Raises MD0643 for a name that is taken.
+    They stand behind the last layout or mesh. With `force` they replace those that are there, and
+    what is expected of those. Raises MD0643 for a name that is taken.
     """
-    taken = [d for d in tree.declarations if _is_named(d, name)]
+    taken = [d for d in tree.declarations if _name(d) in names]
     if taken and not force:
         help = "choose another name, or replace it by `--force`"
-        fail("MD0643", f"`{name}` is declared already", taken[0].span, help=help)
+        fail("MD0643", f"`{_name(taken[0])}` is declared already", taken[0].span, help=help)
     edits = [Edit(without_line(d.span), "") for d in taken]
     heads = [d for d in tree.declarations if isinstance(d, ast.Dim | ast.Mesh | ast.Layout)]
     end = max((d.span.end for d in heads), default=0)
@@ -58,7 +68,11 @@ def inserted(source: Source, tree: ast.File, name: str, text: str, force: bool) 
     return format_source(Source(source.name, apply(source.text, edits)))
 
 
-def _is_named(node: ast.Declaration, name: str) -> bool:
-    if isinstance(node, ast.Expect):
-        return node.layout.text == name
-    return isinstance(node, ast.Layout | ast.Sbp) and node.name.text == name
+def _name(node: ast.Declaration) -> str | None:
+    """The name of a layout, an sbp block or a mesh; of what is expected, that of its layout."""
+    match node:
+        case ast.Expect():
+            return node.layout.text
+        case ast.Layout() | ast.Sbp() | ast.Mesh():
+            return node.name.text
+    return None

@@ -44,17 +44,21 @@ def test_the_layout_places_to_what_is_printed(options: list[str], cli: Cli) -> N
         assert made.report["memory"] == plan["memory"]
 
 
-def test_what_is_written_holds(cli: Cli) -> None:
+@pytest.mark.parametrize("mesh", ["", "--mesh x:4", "--devices 8", "--mesh x:2,y:2"])
+def test_what_is_written_holds(mesh: str, cli: Cli) -> None:
     path = write(TEXT)
-    done = cli("search", path, "--write", "best", "--expect")
+    options = ["--write", "best", "--expect", *mesh.split()]
+    done = cli("search", path, *options)
     assert done.code == 0
     written = Path(path).read_text(encoding="utf-8")
     assert written == format_source(Source(path, written))
+    assert ("mesh best_mesh" in written) == (mesh in {"--mesh x:4", "--devices 8"})
+    assert "@" in written.split("expect best")[1]
     found = Diagnostics()
     assert "1 expectation" in check_source(Source(path, written), Options(), found)
     assert not list(found)
-    assert cli("search", path, "--write", "best").codes == ["error[MD0643]"]
-    assert cli("search", path, "--write", "best", "--expect", "--force").code == 0
+    assert cli("search", path, *options).codes == ["error[MD0643]"]
+    assert cli("search", path, *options, "--force").code == 0
     assert Path(path).read_text(encoding="utf-8") == written
 
 
@@ -79,7 +83,13 @@ REFUSED = {
     "--fix bitch:x": ("MD0305", 2),
     "--fix io:x,hidden:x": ("MD0302", 1),
     "--expect": ("MD0601", 2),
-    "--write best --expect --mesh x:4": ("MD0644", 2),
+    "--memory 80GB/s": ("MD0601", 2),
+    "--bandwidth 1GB/s": ("MD0601", 2),
+    "--stages 2": ("MD0601", 2),
+    **{
+        f"--graph {option}": ("MD0601", 2)
+        for option in ("--write best", "--front", "--fix batch:x", "--mesh x:2", "--set batch=8")
+    },
 }
 
 

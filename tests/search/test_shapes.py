@@ -101,7 +101,6 @@ def test_the_mesh_is_printed_as_it_is_written(cli: Cli) -> None:
 REFUSED = {
     "--devices 4 --memory 1KB": "MD0642",
     "--devices 12 --cluster h100": "MD0323",
-    "--devices 8 --write best --expect": "MD0644",
 }
 
 
