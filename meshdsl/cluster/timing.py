@@ -249,9 +249,7 @@ class Timing:
             return self.step(node.step, node.source.type)
         if is_constant(node):
             return NOTHING
-        ins, outs = (tuple(v.local for v in vs) for vs in (node.ins, node.outs))
-        signature = Signature(ins, outs, dict(node.attrs))
-        return self.operator(lookup(node.name), signature, node.flops)
+        return self.operator(lookup(node.name), node.local, node.flops)
 
 
 DENSE = 16

@@ -13,6 +13,7 @@ from meshdsl.ir import program as ir
 from meshdsl.ir.program import Stacked
 from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import Value
+from meshdsl.ops.opdef import Signature
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import Step
 from meshdsl.placed.sbp import Mesh, Placement
@@ -47,6 +48,12 @@ class Compute(ir.Op[Var]):
 
     flops: int = 0
     onto: int | None = None
+
+    @property
+    def local(self) -> Signature:
+        """The types of the operands and results on one device, and the attributes."""
+        ins, outs = (tuple(v.local for v in vs) for vs in (self.ins, self.outs))
+        return Signature(ins, outs, dict(self.attrs))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -39,7 +39,7 @@ from meshdsl.device.liveness import (
     uses,
 )
 from meshdsl.ir.program import every
-from meshdsl.ops.opdef import Signature, lookup
+from meshdsl.ops.opdef import lookup
 
 
 def memory(program: Program) -> dict[str, int]:
@@ -211,9 +211,8 @@ class Walk:
         """Scratch memory of an operator; a CPU widens an operand before it is added."""
         scratch = lookup(node.name).scratch
         if scratch is not None:
-            ins, outs = (tuple(v.local for v in vs) for vs in (node.ins, node.outs))
             numbers = {i: self.numbers[v] for i, v in enumerate(node.ins) if v in self.numbers}
-            return scratch(Signature(ins, outs, dict(node.attrs)), numbers)
+            return scratch(node.local, numbers)
         if node.onto is None or node.name != "add":
             return 0
         total, part = (v.local for v in node.ins)

@@ -9,6 +9,8 @@ from meshdsl.diagnostics import Span
 from meshdsl.ir import program as ir
 from meshdsl.ir.types import TensorType
 from meshdsl.named import ir as names
+from meshdsl.ops.opdef import Signature, lookup
+from meshdsl.placed.choose import flops
 from meshdsl.placed.reshard import Route
 from meshdsl.placed.sbp import Mesh, Placement
 
@@ -71,6 +73,15 @@ class Apply(ir.Op[Tensor]):
         """The operator of the named program."""
         ins, outs = (tuple(t.value for t in ts) for ts in (self.ins, self.outs))
         return names.Op(self.name, ins, outs, self.attrs, self.span, self.phase, self.block)
+
+    def local(self, mesh: Mesh) -> Signature:
+        """The types of the local blocks of one device, and the attributes."""
+        ins, outs = (tuple(t.local(mesh) for t in ts) for ts in (self.ins, self.outs))
+        return Signature(ins, outs, dict(self.attrs))
+
+    def flops(self, mesh: Mesh) -> int:
+        """Floating-point operations of one device."""
+        return flops(lookup(self.name), self.local(mesh))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,9 +12,8 @@ from meshdsl.diagnostics import DiagnosticError, Source, Span, fail
 from meshdsl.named import ir as named
 from meshdsl.named.cse import cse
 from meshdsl.named.declarations import unknown
-from meshdsl.ops.opdef import Signature, lookup
+from meshdsl.ops.opdef import lookup
 from meshdsl.placed.cache import Problem
-from meshdsl.placed.choose import flops
 from meshdsl.placed.from_named import Placer, Walk
 from meshdsl.placed.ir import EVERY, Apply, Found, Program, Reshard, walk
 from meshdsl.placed.layout import STORAGE, Layout
@@ -163,9 +162,8 @@ def _computing(program: Program, price: Price) -> int:
     found = 0
     for node, trips in walk(program.body):
         if isinstance(node, Apply):
-            ins, outs = (tuple(t.local(program.mesh) for t in ts) for ts in (node.ins, node.outs))
-            local, opdef = Signature(ins, outs, dict(node.attrs)), lookup(node.name)
-            found += price.operator(opdef, local, flops(opdef, local)) * trips
+            local = node.local(program.mesh)
+            found += price.operator(lookup(node.name), local, node.flops(program.mesh)) * trips
     return found
 
 

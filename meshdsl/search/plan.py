@@ -12,11 +12,9 @@ from meshdsl.device.ir import walk as walk_device
 from meshdsl.device.memory import memory
 from meshdsl.diagnostics import Source, Span
 from meshdsl.named import ir as named
-from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.pipeline import lower_placed
 from meshdsl.placed import ir as placed
 from meshdsl.placed import layout as layouts
-from meshdsl.placed.choose import flops
 from meshdsl.placed.place import place
 from meshdsl.placed.sbp import Mesh
 from meshdsl.simulate.engine import simulate
@@ -105,7 +103,7 @@ class Plan:
         operators = (
             (n, k) for n, k in placed.walk(self.placed.body) if not isinstance(n, _RESHARD)
         )
-        return sum(_flops(node, self.mesh) * trips for node, trips in operators)
+        return sum(node.flops(self.mesh) * trips for node, trips in operators)
 
     @cached_property
     def seconds(self) -> float:
@@ -144,8 +142,3 @@ class Plan:
 
 
 _RESHARD = placed.Reshard
-
-
-def _flops(node: placed.Apply, mesh: Mesh) -> int:
-    ins, outs = (tuple(t.local(mesh) for t in ts) for ts in (node.ins, node.outs))
-    return flops(lookup(node.name), Signature(ins, outs, dict(node.attrs)))
