@@ -81,6 +81,11 @@ class Device:
         """FLOP/s at best; what the device has no unit for runs as f32 does."""
         return self.flops.get(dtype, self.flops["f32"])
 
+    @property
+    def half(self) -> str:
+        """The dtype of 16 bits that it multiplies in."""
+        return "bf16" if "bf16" in self.flops else "f16"
+
 
 @dataclass(frozen=True, slots=True)
 class Cluster:

@@ -138,25 +138,31 @@ class Timing:
 
     def _kernel(self, computing: float, moved: int, starts: int = 1) -> Time:
         """The time of `starts` kernels that compute so long, and move so many bytes in all."""
-        device = self.cluster.device
-        table = self._own_table("pointwise")
-        moving = interpolated(table, moved) if table else moved / (device.hbm * device.hbm_eff)
-        longest, launch = max(computing, moving), device.launch * starts
+        moving = self.passing(moved)
+        longest, launch = max(computing, moving), self.cluster.device.launch * starts
         bound: Bound = "compute" if computing > moving else "memory"
         return Time(launch + longest, "launch" if launch > longest else bound)
 
-    def _computing(self, opdef: OpDef, signature: Signature, flops: int) -> float:
-        """Seconds of arithmetic: of products at the rate of their sides, of the rest as vectors."""
-        device = self.cluster.device
-        floats = [t.dtype.name for t in signature.ins if t.dtype.kind == "float"]
-        peak = device.peak(floats[0] if floats else "f32")
-        sides = _sides(opdef, signature)
-        if sides is None and flops <= DENSE * _elements(signature):
-            return flops / device.peak("f32")
+    def passing(self, moved: float) -> float:
+        """Seconds to read and write so many bytes of memory in all, beside starting a kernel."""
+        table, device = self._own_table("pointwise"), self.cluster.device
+        return interpolated(table, moved) if table else moved / (device.hbm * device.hbm_eff)
+
+    def product(self, dtype: str, flops: float, sides: tuple[int, int] | None) -> float:
+        """Seconds of the arithmetic of a product by its sides, the shorter first, if it has any."""
         table = self._own_table("product")
         if table:
             return interpolated(table, flops)
-        return flops / (peak * device.mm_eff * self._filled(sides))
+        rate = self.flops(dtype) * self.cluster.device.mm_eff
+        return flops / (rate * self._filled(sides))
+
+    def _computing(self, opdef: OpDef, signature: Signature, flops: int) -> float:
+        """Seconds of arithmetic: of products at the rate of their sides, of the rest as vectors."""
+        sides = _sides(opdef, signature)
+        if sides is None and flops <= DENSE * _elements(signature):
+            return flops / self.flops("f32")
+        floats = [t.dtype.name for t in signature.ins if t.dtype.kind == "float"]
+        return self.product(floats[0] if floats else "f32", flops, sides)
 
     def _filled(self, sides: tuple[int, int] | None) -> float:
         """The part of the units of a device that a product keeps busy, by its sides."""

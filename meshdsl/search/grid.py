@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from meshdsl.cluster.profile import Cluster
 from meshdsl.cluster.timing import Timing, parts_of
 from meshdsl.placed.sbp import Mesh
-from meshdsl.search.transformer import Stage, Transformer, half_rate
+from meshdsl.search.transformer import Stage, Transformer
 
 MOST_CHUNKS = 4
 """The most chunks of layers a device that are interleaved."""
@@ -112,7 +112,8 @@ def evaluate(
     # Of whole stages: the first waits for all others; with chunks, for one round more.
     flight = min(d.pipeline + (d.pipeline - 1) / d.chunks * (d.chunks > 1), micros)
     held = stage.held() + flight * stage.kept() + stage.working()
-    used = model.step_flops(recompute) / d.devices / (seconds * half_rate(cluster.device))
+    peak = cluster.device.peak(cluster.device.half)
+    used = model.step_flops(recompute) / d.devices / (seconds * peak)
     return Plan(d, seconds, held, bubble(d, micros), used)
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshdsl.cluster.profile import Device
 from meshdsl.cluster.timing import Timing
 
 HALF = 2
@@ -109,7 +108,7 @@ class Stage:
         """Seconds of the gradients' reduction and the update."""
         own, data = self._parameters(), self.timing.mesh.size("data")
         kept = own / data if self.split_state else own
-        seconds = self._pass(kept * (2 * STATE + GRADIENT + HALF))
+        seconds = self.timing.passing(kept * (2 * STATE + GRADIENT + HALF))
         if data > 1:
             reduced = self.timing.collective("all_reduce", ("data",), int(own * GRADIENT))
             seconds += reduced.seconds
@@ -153,7 +152,7 @@ class Stage:
         # A chain of pointwise operators counts its ends: two norms and two dropouts with residuals
         # of the width, gelu of four times the width, softmax of the scores.
         moved = 10 * rows * h + 8 * rows * h // t + 2 * heads * scores * scores
-        return sum(self._product(*sizes) for sizes in products) + self._pass(HALF * moved)
+        return sum(self._product(*sizes) for sizes in products) + self.timing.passing(HALF * moved)
 
     def _head(self) -> float:
         """Seconds of the logits' forward pass."""
@@ -161,18 +160,5 @@ class Stage:
         return self._product(rows, self.model.vocab // self.tensor, self.model.hidden, 1)
 
     def _product(self, rows: int, columns: int, summed: int, times: int) -> float:
-        device = self.timing.cluster.device
-        half_rows, half_columns = device.gemm_half
-        small, large = sorted((rows, columns))
-        filled = small / (small + half_rows) * large / (large + half_columns)
-        done = 2 * times * rows * columns * summed
-        return done / (half_rate(device) * device.mm_eff * filled)
-
-    def _pass(self, moved: float) -> float:
-        device = self.timing.cluster.device
-        return moved / (device.hbm * device.hbm_eff)
-
-
-def half_rate(device: Device) -> float:
-    """FLOP/s in 16 bits."""
-    return device.peak("bf16" if "bf16" in device.flops else "f16")
+        done, sides = 2 * times * rows * columns * summed, (min(rows, columns), max(rows, columns))
+        return self.timing.product(self.timing.cluster.device.half, done, sides)
