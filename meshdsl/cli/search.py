@@ -118,12 +118,12 @@ def command(file: File, given: SearchLayouts) -> None:
 
 def _refuse_meaningless(given: SearchLayouts) -> None:
     """Raise MD0601 for an option that would do nothing."""
-    for field, option in chosen(given).items():
+    for field, told in chosen(given).items():
         if given.graph and field not in (*OF_GRAPHS, *OF_BOTH):
-            message = f"`{option}` is about layouts, and `--graph` has none"
-            fail("MD0601", message, help=f"leave `{option}` out")
+            message = f"`{told}` is about layouts, and `--graph` has none"
+            fail("MD0601", message, help=f"leave `{told}` out")
         if not given.graph and field in OF_GRAPHS:
-            fail("MD0601", f"`{option}` goes with `--graph`", help="write `--graph FILE.json`")
+            fail("MD0601", f"`{told}` goes with `--graph`", help="write `--graph FILE.json`")
 
 
 def asked(given: SearchLayouts) -> Asked:
