@@ -239,6 +239,7 @@ class Program:
         max_rules: int | None = None,
         replicated: float | str = REPLICATED,
         storage: bool = True,
+        selectors: bool = False,
         front: bool = False,
         budget: float | str | None = None,
         devices: int | None = None,
@@ -251,7 +252,8 @@ class Program:
         `objective` says otherwise: `time`, `bytes` or `memory`. `memory` is what a device may hold:
         `"80GB"`, or bytes. `fix` are rules to be kept: `"batch:data"`. `replicated` is the part by
         which a device may do more than the least work. Without `storage` no rules for `params`,
-        `grads` and `state` are sought. After `budget` seconds the best so far is returned.
+        `grads` and `state` are sought, with `selectors` those for functions and parameters are, too,
+        by steps. After `budget` seconds the best so far is returned.
         With `devices`, every mesh of so many with the axes of `mesh` is searched.
 
         Raises:
@@ -259,7 +261,7 @@ class Program:
         """
         from meshdsl.api.searched import searched
 
-        limits = (memory, replicated, fix, max_rules, storage)
+        limits = (memory, replicated, fix, max_rules, storage, selectors)
         asked = Asked(objective, cluster, *limits, front, budget, devices)
         return searched(self, mesh, dtype, asked, method, here())
 

@@ -49,6 +49,7 @@ class Objective:
     devices: int | None = opt("--devices", "N", "So many devices: every mesh shape.", min=1)
     max_rules: int | None = opt("--max-rules", "N", "The most rules.", min=0)
     no_storage: bool = flag("--no-storage", "No rules for params, grads and state.")
+    selectors: bool = flag("--selectors", "Rules for functions and parameters, too, by steps.")
     method: str | None = opt("--method", "M", "How to search (layouts, or what fits the graph).")
     budget: str | None = opt("--budget", "10s", "Stop after this time with the best so far.")
 
@@ -138,6 +139,7 @@ def asked(given: SearchLayouts) -> Asked:
         fix=given.fix,
         max_rules=given.max_rules,
         storage=not given.no_storage,
+        selectors=given.selectors,
         front=given.front,
         budget=given.budget,
         devices=given.devices,

@@ -53,6 +53,7 @@ def searched(found: Found, file: str, method: str) -> Json:
             "evaluated": count.evaluated,
             "bounded": count.bounded,
             "symmetry": count.symmetry,
+            "steps": count.steps,
         },
         "plans": [_plan(plan, found) for plan in found.plans],
         **({"front": [_plan(p, found) for p in _front(found)]} if problem.front else {}),
@@ -176,6 +177,7 @@ def _scope(found: Found) -> str:
     words = [f"{count.evaluated:,} placed"]
     words += [f"{count.bounded:,} proven worse"] if count.bounded else []
     words += [f"{left:,} not looked at"] if left else []
+    words += [f"{count.steps:,} with rules for functions and parameters"] if count.steps else []
     mesh = str(problem.mesh).replace(",", ", ") or "one device"
     layouts = counted(count.valid, "layout")
     return (
@@ -186,6 +188,8 @@ def _scope(found: Found) -> str:
 def _proof(found: Found) -> str:
     if found.proven:
         return "and no other layout of this space is better"
+    if found.count.steps and not found.problem.expired():
+        return "and no single rule more or less is better"
     return "not proven: not all were looked at"
 
 

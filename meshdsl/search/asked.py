@@ -34,6 +34,7 @@ class Asked:
     fix: str | None = None
     max_rules: int | None = None
     storage: bool = True
+    selectors: bool = False
     front: bool = False
     budget: str | float | None = None
     devices: int | None = None
@@ -62,6 +63,7 @@ class Asked:
             fixed=self._fixed(made, mesh),
             rules=self.max_rules,
             storage=self.storage,
+            selectors=self.selectors,
         )
         objective = self._objective(timing)
         about = (objective, limits, timing, self.front)

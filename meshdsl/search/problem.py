@@ -33,7 +33,8 @@ class Limits:
 
     `memory`: bytes per device at the peak. `replicated`: see `REPLICATED`. `fixed`: general rules
     that every plan has. `rules`: the most that a plan may have. `storage`: whether rules for
-    `params`, `grads` and `state` are searched too (space L1, else L0).
+    `params`, `grads` and `state` are searched too (space L1, else L0). `selectors`: whether rules
+    for functions and parameters are, by steps (L2).
     """
 
     memory: int | None = None
@@ -41,6 +42,7 @@ class Limits:
     fixed: Rules = ()
     rules: int | None = None
     storage: bool = True
+    selectors: bool = False
 
 
 def _never() -> bool:
@@ -100,10 +102,11 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many layouts were searched, in the space `level` (L0, L1).
+    """How many layouts were searched, in the space `level` (L0, L1, L2).
 
     `valid` divide the work; of these `evaluated` were placed by walks, others are `bounded`: proven
     no better. The rest was not looked at. `symmetry` exchanges of equal axes count once.
+    `steps` are layouts with rules for functions and parameters, of which there are too many.
     """
 
     level: str
@@ -111,11 +114,12 @@ class Count:
     evaluated: int
     bounded: int
     symmetry: int
+    steps: int = 0
 
     @property
     def is_whole(self) -> bool:
         """Whether every layout was evaluated or bounded."""
-        return self.evaluated + self.bounded == self.valid
+        return self.evaluated + self.bounded == self.valid and not self.steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.placed.sbp import Mesh
 from meshdsl.search.problem import Found, Method, Problem
+from meshdsl.search.selectors import by_steps
 from meshdsl.search.space import Space
 
 
@@ -54,7 +55,7 @@ def solve(problems: Sequence[Problem], method: Method) -> Found:
     doing everything everywhere. Raises the first diagnostic where no mesh has a layout.
     """
     if len(problems) == 1:
-        return method.solve(problems[0])
+        return _stepped(method.solve(problems[0]))
     least = min(map(_least_work, problems))
     found, refused = [], list[DiagnosticError]()
     for problem in problems:
@@ -65,7 +66,12 @@ def solve(problems: Sequence[Problem], method: Method) -> Found:
     if not found:
         raise refused[0]
     first, *others = sorted(found, key=_order)
-    return replace(first, others=tuple(others))
+    return replace(_stepped(first), others=tuple(others))
+
+
+def _stepped(found: Found) -> Found:
+    """With rules for functions and parameters, where these are asked for."""
+    return by_steps(found) if found.problem.limits.selectors and found.plans else found
 
 
 def _least_work(problem: Problem) -> float:

@@ -13,6 +13,7 @@ from meshdsl.search.plan import Plan
 from meshdsl.search.problem import Found
 from meshdsl.search.shapes import solve
 from meshdsl.syntax.parse import read_source
+from tests.examples.test_images import TORCHVISION
 from tests.project import ROOT
 
 SEARCH = ROOT / "examples" / "search"
@@ -71,6 +72,28 @@ def test_alexnet_is_no_worse_than_one_weird_trick() -> None:
     made = Compilation(source, Options(layout="weird_trick", reduce="deferred"))
     trick = made.report["totals"]["wire_bytes"]
     assert searched(Path(source.name), "two").plans[0].sent <= trick
+
+
+def test_alexnet_from_nothing_is_better_than_one_weird_trick() -> None:
+    """Images are split for the convolutions, weights for the dense layers (Krizhevsky 2014)."""
+    chosen = {"selectors": True, "storage": False}
+    best = searched(ROOT / "examples" / "alexnet.mdsl", "gpu:8", TORCHVISION, **chosen).plans[0]
+    general = [rule for rule in best.rules if not rule.selector]
+    assert [str(rule) for rule in general] == ["n -> gpu"]
+    dense = {("dense",), ("v6",), ("v7",), ("v8",)}
+    assert {rule.selector for rule in best.rules if rule.selector} <= dense
+    assert best.sent < 141_415_967
+
+
+def test_experts_are_split_and_tokens_travel() -> None:
+    """GShard's layer, from no layout at all: what the example declares by hand."""
+    found = searched(ROOT / "examples" / "moe.mdsl", "four", selectors=True, storage=False)
+    best = found.plans[0]
+    assert text(best) == "group -> e, expert: experts -> e"
+    source = read_source(ROOT / "examples" / "moe.mdsl")
+    by_hand = Compilation(source, Options(mesh="four", layout="gshard", reduce="deferred"))
+    assert best.sent == by_hand.report["totals"]["wire_bytes"]
+    assert not found.proven
 
 
 LM = ROOT / "examples" / "lm.mdsl"

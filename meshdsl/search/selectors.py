@@ -1,0 +1,133 @@
+"""Rules for functions and parameters (space L2), by steps from the best layouts of general rules.
+
+A step adds `selector: dim -> axes`, replaces one, or leaves a rule out. Of all steps the best is
+taken, until none is better: no single rule more or less improves what is found. One weird trick
+(Krizhevsky 2014) and expert parallelism (GShard, Lepikhin et al. 2020) are such layouts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from meshdsl.diagnostics import DiagnosticError
+from meshdsl.named import ir as named
+from meshdsl.named.prelude import prelude
+from meshdsl.placed.layout import selects
+from meshdsl.placed.lint import values_of
+from meshdsl.search.plan import POLICIES, Plan, Rule, Rules
+from meshdsl.search.problem import Found, Problem
+from meshdsl.search.space import Space
+
+Selector = tuple[str, ...]
+
+STARTS = 2
+"""The layouts of general rules that steps begin from."""
+
+LEAST_SHARE = 0.01
+"""The part of all parameters' bytes from which a parameter gets rules of its own."""
+
+
+def selectors(program: named.Program) -> tuple[Selector, ...]:
+    """The functions of a program, less those of the library, and its larger parameters."""
+    library = prelude().functions
+    called = (f for v in values_of(program) for f in v.functions)
+    found = dict.fromkeys((f,) for f in called if f not in library)
+    params = [p.value for p in program.params]
+    least = LEAST_SHARE * sum(v.type.bytes for v in params)
+    return (*found, *dict.fromkeys((v.label,) for v in params if v.type.bytes >= least))
+
+
+def by_steps(found: Found) -> Found:
+    """What steps from the best layouts lead to, as the result of the same problem."""
+    starts = {_general(plan.rules): plan for plan in reversed(found.plans)}
+    first = list(starts.values())[::-1][:STARTS]
+    run = _Steps(found.problem)
+    best = [run.descend(plan) for plan in first]
+    plans = {p.rules: p for p in sorted((*best, *found.plans), key=found.problem.key)}
+    count = replace(found.count, level="L2", steps=run.steps)
+    return replace(found, plans=tuple(plans.values()), count=count, bound=0)
+
+
+def _general(rules: Rules) -> Rules:
+    return tuple(rule for rule in rules if not rule.selector)
+
+
+@dataclass(slots=True)
+class _Steps:
+    """One search by steps; `steps` counts the layouts that were placed."""
+
+    problem: Problem
+    steps: int = 0
+    known: dict[Rules, Plan | None] = field(default_factory=dict)
+    most_work: float = field(init=False)
+    options: list[Rule] = field(init=False)
+
+    def __post_init__(self) -> None:
+        problem, limits = self.problem, self.problem.limits
+        space = Space(problem.program, problem.mesh, limits.fixed, problem.timing)
+        least = space.least() if problem.least is None else problem.least
+        self.most_work = least * (1 + limits.replicated)
+        if problem.objective == "time":
+            self.most_work = math.inf
+        self.options = list(_options(space))
+
+    def descend(self, plan: Plan) -> Plan:
+        """The best step from a plan, and from there, until none is better."""
+        while not self.problem.expired():
+            made = (self.placed(rules, plan) for rules in self.steps_from(plan.rules))
+            better = [p for p in made if p is not None and self.problem.is_better(p, plan)]
+            if not better:
+                break
+            plan = min(better, key=self.problem.key)
+        return plan
+
+    def steps_from(self, rules: Rules) -> Iterator[Rules]:
+        """The rules with one more or less, or with another one in its place."""
+        fixed, most = self.problem.limits.fixed, self.problem.limits.rules
+        general = {rule.dim: rule.axes for rule in rules if not rule.selector}
+        for rule in rules:
+            if rule not in fixed:
+                yield tuple(other for other in rules if other is not rule)
+        for rule in self.options:
+            if rule in rules or rule.axes == general.get(rule.dim, ()):
+                continue
+            kept = [r for r in rules if (r.selector, r.dim) != (rule.selector, rule.dim)]
+            if all(r in kept for r in fixed) and (most is None or len(kept) < most):
+                yield (*kept, rule)
+
+    def placed(self, rules: Rules, than: Plan) -> Plan | None:
+        """The better walk of some rules; None where they cannot be followed or send too much."""
+        if rules not in self.known:
+            self.steps += 1
+            self.known[rules] = self._placed(rules, than)
+        return self.known[rules]
+
+    def _placed(self, rules: Rules, than: Plan) -> Plan | None:
+        problem, best = self.problem, None
+        try:
+            for policy in POLICIES:
+                plan = problem.plan(rules, policy)
+                # What sends more than what is known to be better need not be timed.
+                if plan.flops > self.most_work or problem.at_least(plan) > problem.value(than):
+                    continue
+                if problem.is_better(plan, best):
+                    best = plan
+        except DiagnosticError:
+            return None
+        return best
+
+
+def _options(space: Space) -> Iterator[Rule]:
+    """A rule for each selector, each dim of what it selects, and each axis that may split it.
+
+    `none` is an option too: it frees what is selected of a general rule.
+    """
+    values = tuple(values_of(space.program))
+    for selector in selectors(space.program):
+        chosen = [v for v in values if selects(selector, v) is not None]
+        names = dict.fromkeys(name for v in chosen for name in v.type.names)
+        for dim in (d for d in space.dims if d.name in names):
+            for axes in ((), *((axis,) for axis in dim.axes if space.divides(dim, (axis,)))):
+                yield Rule(dim.name, axes, selector)

@@ -1,0 +1,83 @@
+"""Rules for functions and parameters: no single rule more or less is better than what is found."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from meshdsl.diagnostics import DiagnosticError
+from meshdsl.placed.layout import selects
+from meshdsl.placed.lint import values_of
+from meshdsl.placed.sbp import Mesh
+from meshdsl.search.methods import METHODS
+from meshdsl.search.plan import POLICIES, Plan, Rule
+from meshdsl.search.problem import Found, Problem
+from meshdsl.search.selectors import selectors
+from meshdsl.search.shapes import solve
+
+from .problems import LINE, SQUARE, problem
+
+CASES = [("net", LINE), ("net", SQUARE), ("mlp", LINE), ("lookup", LINE)]
+
+
+def found_for(
+    name: str, mesh: Mesh, objective: str, cluster: str, **limits: Any
+) -> tuple[Problem, Found]:
+    asked = problem(name, mesh, objective, cluster, selectors=True, storage=False, **limits)
+    return asked, solve([asked], METHODS["layouts"])
+
+
+@pytest.mark.parametrize(("objective", "cluster"), [("bytes", ""), ("time", "h100")])
+@pytest.mark.parametrize(("name", "mesh"), CASES)
+def test_no_neighbour_is_better(name: str, mesh: Mesh, objective: str, cluster: str) -> None:
+    """Neighbours are listed here anew: every selector, every dim, every axis, and less a rule."""
+    asked, found = found_for(name, mesh, objective, cluster)
+    best = found.plans[0]
+    without = replace(asked.limits, selectors=False)
+    plain = METHODS["layouts"].solve(replace(asked, limits=without)).plans[0]
+    assert asked.key(best) <= asked.key(plain)
+    values = list(values_of(asked.program))
+    axes = [(), *((a,) for a in mesh.names)]
+    rules = {
+        Rule(d.name, along, selector)
+        for selector in selectors(asked.program)
+        for v in values
+        if selects(selector, v) is not None
+        for d in v.type.dims
+        for along in axes
+        if d.size % 2 == 0
+    }
+    near = [tuple(r for r in best.rules if r != rule) for rule in best.rules]
+    for rule in sorted(rules, key=str):
+        kept = (r for r in best.rules if (r.selector, r.dim) != (rule.selector, rule.dim))
+        near.append((*kept, rule))
+    limit = asked.least or min(p.flops for p in found.every)
+    for made in (p for rules in near for p in _placed(asked, rules)):
+        if objective == "time" or made.flops <= limit * (1 + asked.limits.replicated):
+            assert asked.value(made) >= asked.value(best), str(made)
+
+
+def _placed(asked: Problem, rules: tuple[Rule, ...]) -> list[Plan]:
+    made = [asked.plan(rules, policy) for policy in POLICIES]
+    return [plan for plan in made if _can_be_followed(plan)]
+
+
+def _can_be_followed(plan: Plan) -> bool:
+    try:
+        return plan.flops > 0
+    except DiagnosticError:
+        return False
+
+
+def test_rules_that_are_fixed_stay() -> None:
+    fixed = (Rule("hidden", ("x",)),)
+    _, found = found_for("net", LINE, "bytes", "", fixed=fixed)
+    assert all(fixed[0] in plan.rules for plan in found.plans)
+
+
+def test_no_more_rules_than_asked() -> None:
+    for most in (0, 1, 2):
+        _, found = found_for("lookup", LINE, "time", "h100", rules=most)
+        assert all(len(plan.rules) <= most for plan in found.plans)
