@@ -44,15 +44,18 @@ class Call(NamedTuple):
 class Meeting:
     """The rendezvous of one collective: its members' calls, any problem, whether it is over.
 
-    `cancelled`: it cannot take place any more. `holder` arrived last, and computes for all.
+    `to_come` counts the members that have not arrived. `cancelled`: it cannot take place any more.
+    `holder` arrived last, and computes for all. `sent` is what each member sends, if all the same.
     """
 
     def __init__(self, axes: tuple[str, ...], ranks: list[int]) -> None:
         self.axes, self.ranks = axes, ranks
         self.calls: list[Call | None] = [None] * len(ranks)
+        self.to_come = len(ranks)
         self.problem = ""
         self.holder: int | None = None
         self.over = self.cancelled = False
+        self.sent: Sent | None = None
 
     @property
     def absent(self) -> list[int]:
@@ -76,7 +79,8 @@ class Group:
             meeting = Meeting(self.axes, self.ranks)
             self.open.append(meeting)
         meeting.calls[position] = call
-        if not meeting.absent:
+        meeting.to_come -= 1
+        if not meeting.to_come:
             self.open.remove(meeting)
         return meeting
 
@@ -85,13 +89,8 @@ def perform(calls: list[Call]) -> None:
     """Compute one collective for all members, whose calls come in rank order."""
     if calls[0].leaves is not None:
         _exchange(calls)
-        return
-    {
-        "all_reduce": _all_reduce,
-        "all_gather": _all_gather,
-        "reduce_scatter": _reduce_scatter,
-        "all_to_all": _all_to_all,
-    }[calls[0].kind](calls)
+    else:
+        _KINDS[calls[0].kind](calls)
 
 
 def _all_reduce(calls: list[Call]) -> None:
@@ -119,6 +118,17 @@ def _all_to_all(calls: list[Call]) -> None:
             target.copy_(source[index])
 
 
+_KINDS = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "all_to_all": _all_to_all,
+}
+
+_COMBINE = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
+"""What reduces two tensors in torch."""
+
+
 def _exchange(calls: list[Call]) -> None:
     """Blocks of any size."""
     import torch
@@ -132,8 +142,7 @@ def _reduce(op: str, parts: list[torch.Tensor], out: torch.Tensor) -> torch.Tens
     """The parts reduced in order, into `out`, which may be the first of them."""
     import torch
 
-    functions = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
-    combine = getattr(torch, functions[op])
+    combine = getattr(torch, _COMBINE[op])
     if len(parts) == 1:
         return out.copy_(parts[0])
     combine(parts[0], parts[1], out=out)
@@ -344,44 +353,55 @@ class LocalDist:
             if self._closed:
                 raise Released
             meeting = group.enter(position, call)
-            last = not meeting.absent
-            meeting.holder = rank if last else None
+            last = not meeting.to_come
+            if last:
+                meeting.holder = rank
+            elif not async_op:
+                self._fall_asleep(rank, meeting)
         if last:
             self._hold(meeting)
-        work = Work(self, meeting, call)
         if async_op:
-            return work
-        work.wait()
+            return Work(self, meeting, call)
+        self._end_wait(meeting, call, slept=not last)
         return None
 
     def wait(self, meeting: Meeting, call: Call) -> None:
         """Sleep until a rendezvous that this device has entered is over, and count it as sent."""
-        rank = call.rank
         with self._lock:
             sleeps = not meeting.over
             if sleeps:
-                if self._closed or meeting.cancelled:
-                    raise Released
-                self._waiting[rank] = meeting
-                self._fall_asleep(meeting)
-        if sleeps:
+                self._fall_asleep(call.rank, meeting)
+        self._end_wait(meeting, call, sleeps)
+
+    def _end_wait(self, meeting: Meeting, call: Call, slept: bool) -> None:
+        """Sleep if this device is to, and count the rendezvous as sent."""
+        rank = call.rank
+        if slept:
             self._gates[rank].acquire()
-        verdict = self._verdicts.pop(rank, None)
-        if verdict is not None:
-            raise verdict
+            verdict = self._verdicts.pop(rank, None)
+            if verdict is not None:
+                raise verdict
         if meeting.problem:
             raise CollectiveError(meeting.problem)
-        payload = call.tensor.numel() * call.tensor.element_size()
-        if call.leaves is not None and payload:
-            payload -= payload * call.leaves[meeting.ranks.index(rank)] // sum(call.leaves)
-        about = (call.kind, call.op, meeting.axes, len(meeting.ranks), payload, call.line)
-        self.sent[rank][Sent(*about, call.leaves is not None)] += 1
+        self.sent[rank][meeting.sent or self._sent(meeting, call)] += 1
 
-    def _fall_asleep(self, meeting: Meeting) -> None:
-        if meeting.holder not in self._failed and self._failed.isdisjoint(meeting.absent):
-            self._look_for_deadlock()
-        else:
+    def _sent(self, meeting: Meeting, call: Call) -> Sent:
+        payload = call.tensor.nbytes
+        if call.leaves is not None and payload:
+            payload -= payload * call.leaves[meeting.ranks.index(call.rank)] // sum(call.leaves)
+        about = (call.kind, call.op, meeting.axes, len(meeting.ranks), payload, call.line)
+        return Sent(*about, call.leaves is not None)
+
+    def _fall_asleep(self, rank: int, meeting: Meeting) -> None:
+        """Let a device wait; the lock is held."""
+        if self._closed or meeting.cancelled:
+            raise Released
+        self._waiting[rank] = meeting
+        failed = self._failed
+        if failed and (meeting.holder in failed or not failed.isdisjoint(meeting.absent)):
             self._cancel(meeting)
+        else:
+            self._look_for_deadlock()
 
     def _hold(self, meeting: Meeting) -> None:
         """Compute for all members, which have all arrived, and wake those that wait."""
@@ -392,11 +412,14 @@ class LocalDist:
                 perform(calls)
         except Exception as error:  # of shapes that no collective takes: every member fails alike
             problem = f"{self._show(calls[0], meeting)}: {error}"
+        if calls[0].leaves is None:
+            meeting.sent = self._sent(meeting, calls[0])
         with self._lock:
             meeting.problem, meeting.over = problem, True
-            for rank in [r for r in meeting.ranks if self._waiting.get(r) is meeting]:
-                del self._waiting[rank]
-                self._gates[rank].release()
+            for rank in meeting.ranks:
+                if self._waiting.get(rank) is meeting:
+                    del self._waiting[rank]
+                    self._gates[rank].release()
 
     def _dismiss(self, group: Group) -> None:
         """Cancel the rendezvous that cannot take place any more."""
@@ -452,7 +475,8 @@ class LocalDist:
         Processes send memory as it lies, and so may only be given what lies in order.
         """
         for call in calls:
-            if not (call.tensor.is_contiguous() and call.out.is_contiguous()):
+            tensor, out = call.tensor, call.out
+            if not (tensor.is_contiguous() and (out is tensor or out.is_contiguous())):
                 return f"{self._show(call, meeting)}: its memory is not contiguous"
         first = calls[0]
         for call in calls[1:]:

@@ -83,6 +83,6 @@ def cut(
     """The tensors that lie one after another in `flat`, their first dim moved to its place."""
     parts = torch.split(flat, [math.prod(shape) for shape in shapes])
     return [
-        part.view(shape).movedim(0, dim) if shape else part.view(())
+        part.view(shape).movedim(0, dim) if dim else part.view(shape)
         for part, shape, dim in zip(parts, shapes, dims, strict=True)
     ]

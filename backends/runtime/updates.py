@@ -80,7 +80,7 @@ def are_scalars(*values: Any) -> bool:
 
 def full_gradient(w: torch.Tensor, g: torch.Tensor, scale: Any, weight_decay: float) -> Any:
     """The sum scale * g + weight_decay * w in the dtype of `w`; `g` itself where that is all."""
-    full = g.to(w.dtype)
+    full = g if g.dtype == w.dtype else g.to(w.dtype)
     if not (isinstance(scale, float) and scale == 1):
         full = full * scale if full is g else full.mul_(scale)
     if weight_decay:
