@@ -109,6 +109,7 @@ class Timing:
     _parts: dict[str, tuple[int, ...]] = field(init=False, compare=False, repr=False)
     key: str = field(init=False, compare=False, repr=False)
     _hash: int = field(init=False, compare=False, repr=False)
+    _known: dict[object, Time] = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         refuse_uneven(self.cluster, self.mesh)
@@ -118,6 +119,8 @@ class Timing:
         known = (self.cluster.device, self.cluster.levels, sorted(self.cluster.tables.items()))
         object.__setattr__(self, "key", repr(known))
         object.__setattr__(self, "_hash", hash((self.cluster, self.mesh)))
+        # Programs under many layouts have the same statements.
+        object.__setattr__(self, "_known", {})
 
     def __hash__(self) -> int:
         return self._hash
@@ -199,6 +202,12 @@ class Timing:
         gathered there, and the level outside has that much less to send, or does so before. None
         takes less than starting a kernel.
         """
+        key = kind, axes, payload
+        if key not in self._known:
+            self._known[key] = self._collective(*key)
+        return self._known[key]
+
+    def _collective(self, kind: str, axes: tuple[str, ...], payload: int) -> Time:
         parts = tuple(self.parts(axes))
         if not parts:
             return NOTHING
@@ -255,7 +264,11 @@ class Timing:
             return self.step(node.step, node.source.type)
         if is_constant(node):
             return NOTHING
-        return self.operator(lookup(node.name), node.local, node.flops)
+        ins, outs = (tuple([v.local for v in vs]) for vs in (node.ins, node.outs))
+        key = node.name, node.attrs, ins, outs
+        if key not in self._known:
+            self._known[key] = self.operator(lookup(node.name), node.local, node.flops)
+        return self._known[key]
 
 
 DENSE = 16

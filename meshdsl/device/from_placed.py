@@ -21,14 +21,17 @@ from meshdsl.placed.storage import is_load
 Pairs = tuple[tuple[placed.Tensor, placed.Tensor], ...]
 
 
-def lower(program: placed.Program, names: Giver | None = None) -> Program:
-    """The program of each device; a notation of it may have `names` of its own."""
-    return _Lowering(program, names or Names()).program()
+def lower(program: placed.Program, names: Giver | None = None, told: bool = True) -> Program:
+    """The program of each device; a notation of it may have `names` of its own.
+
+    Unless it is to be `told`, the causes of collectives are left out: that is most of the work.
+    """
+    return _Lowering(program, names or Names(), told).program()
 
 
 class _Lowering:
-    def __init__(self, program: placed.Program, names: Giver) -> None:
-        self.source = program
+    def __init__(self, program: placed.Program, names: Giver, told: bool) -> None:
+        self.source, self.told = program, told
         self.mesh = program.mesh
         self.names = names
         self.results = _results(program)
@@ -114,7 +117,7 @@ class _Lowering:
         moves: list[Move] = []
         source = self.vars[node.source]
         type_ = node.source.value.type
-        about = (*node.words(), node.phase)
+        about = (*(node.words() if self.told else ("", "")), node.phase)
         for step in node.route.steps:
             last = step is node.route.steps[-1]
             version = partial(self._version, node.target, step.after, source)

@@ -54,17 +54,19 @@ class Dim:
 class TensorType:
     """Ordered named dims and a dtype. The order is that of the memory (row-major).
 
-    `names` are those of the dims, in order.
+    `names` are those of the dims, in order; `elements` is their number.
     """
 
     dims: tuple[Dim, ...]
     dtype: DType
     names: tuple[str, ...] = field(init=False, compare=False, repr=False)
+    elements: int = field(init=False, compare=False, repr=False)
     _hash: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        # Both are read more often than anything else in the compiler.
+        # They are read more often than anything else in the compiler.
         object.__setattr__(self, "names", tuple([d.name for d in self.dims]))
+        object.__setattr__(self, "elements", math.prod([d.size for d in self.dims]))
         object.__setattr__(self, "_hash", hash((self.dims, self.dtype.name)))
 
     def __hash__(self) -> int:
@@ -74,11 +76,6 @@ class TensorType:
     def shape(self) -> tuple[int, ...]:
         """The sizes of the dims, in order."""
         return tuple(d.size for d in self.dims)
-
-    @property
-    def elements(self) -> int:
-        """The number of elements."""
-        return math.prod(self.shape)
 
     @property
     def bytes(self) -> int:

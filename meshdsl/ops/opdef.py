@@ -462,7 +462,8 @@ def register(opdef: OpDef) -> OpDef:
 
 def lookup(name: str) -> OpDef:
     """The record of operator `name`; it must exist."""
-    load_all()
+    if not _LOADED:
+        load_all()
     return REGISTRY[name]
 
 

@@ -189,11 +189,7 @@ class Placement:
 
     def local(self, type_: TensorType, mesh: Mesh) -> TensorType:
         """The type of the largest local block, or window, of a device."""
-        sizes = {d: -(-type_.size(d) // mesh.size(*axes)) for d, axes in self.splits}
-        for window in self.windows:
-            held = self.held(window.dim, window.size, mesh)
-            sizes[window.dim] = max(stop - start for start, stop in held)
-        return type_.resized(sizes)
+        return _local(self, type_, mesh) if self.splits else type_
 
     def is_uneven(self, dim: str, size: int, mesh: Mesh) -> bool:
         """Whether the blocks of `dim` differ in size."""
@@ -250,6 +246,15 @@ class Placement:
         dims = ", ".join(shown)
         tail = f" partial {self.op} over {', '.join(self.partial)}" if self.partial else ""
         return f"[{dims}]{tail}"
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _local(placed: Placement, type_: TensorType, mesh: Mesh) -> TensorType:
+    sizes = {d: -(-type_.size(d) // mesh.size(*axes)) for d, axes in placed.splits}
+    for window in placed.windows:
+        held = placed.held(window.dim, window.size, mesh)
+        sizes[window.dim] = max(stop - start for start, stop in held)
+    return type_.resized(sizes)
 
 
 def placement(

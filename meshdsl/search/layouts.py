@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from meshdsl.diagnostics import DiagnosticError, fail
+from meshdsl.pipeline import lower_placed
 from meshdsl.search.plan import POLICIES, Plan, Rules, layout_of
 from meshdsl.search.problem import Count, Found, Problem
 from meshdsl.search.space import Space, seconds
@@ -62,20 +63,24 @@ class _Run:
         try:
             for policy in POLICIES:
                 made.append(problem.plan(rules, policy))
-                divides = made[-1].flops <= self.most_work
-                if divides and made[-1].sent_at_least <= most and self._fits(made[-1]):
+                sends = made[-1].sent_at_least
+                if sends <= most and self._divides(made[-1]) and self._fits(made[-1]):
                     break
         except DiagnosticError as error:
             self.refused = self.refused or error
             self.valid -= 1
             return []
         self.evaluated += 1
-        divided = [plan for plan in made if plan.flops <= self.most_work]
+        divided = [plan for plan in made if self._divides(plan)]
         self.plans += divided
         for plan in divided:
             if problem.is_better(plan, self.best):
                 self.best = plan
         return made
+
+    def _divides(self, plan: Plan) -> bool:
+        """Whether a plan divides the work as far as asked."""
+        return self.most_work == math.inf or plan.flops <= self.most_work
 
     def _fits(self, plan: Plan) -> bool:
         """Whether no other walk is needed for the sake of memory."""
@@ -175,6 +180,8 @@ class Layouts:
         level = "L1" if limits.storage else "L0"
         count = Count(level, run.valid, run.evaluated, run.bounded, space.symmetry)
         plans = best_first(problem, run.plans)
+        for plan in plans[:1]:
+            lower_placed(plan.placed)  # verified: all were compared without
         bound = problem.value(plans[0]) if plans and count.is_whole else 0
         return Found(problem, plans, tuple(run.plans), count, bound)
 

@@ -80,8 +80,8 @@ class Plan:
 
     @cached_property
     def device(self) -> DeviceProgram:
-        """The program of each device."""
-        return lower_placed(self.placed)
+        """The program of each device, without the causes of its collectives."""
+        return lower_placed(self.placed, told=False)
 
     # --- figures -------------------------------------------------------------------------------
 

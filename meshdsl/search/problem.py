@@ -95,9 +95,11 @@ class Problem:
         """Whether a plan fits, and comes before another one."""
         if than is None:
             return self.fits(plan)
-        if self.at_least(plan) > self.value(than):
+        value = self.value(than)
+        if self.at_least(plan) > value or self.value(plan) > value:
             return False
-        return self.key(plan) < self.key(than) and self.fits(plan)
+        # Of the rest of the key, memory takes a walk of its own: it is asked for among equals.
+        return (self.value(plan) < value or self.key(plan) < self.key(than)) and self.fits(plan)
 
 
 @dataclass(frozen=True, slots=True)
