@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from meshdsl.backends.engines.persistent import PersistentEngine
+from meshdsl.backends.engines.reference import applied
 from meshdsl.backends.runtime.values import Array, cast
 from meshdsl.diagnostics import Diagnostics, Source, Span
 from meshdsl.ir.types import F32, LARGEST, Dim, DType, TensorType
@@ -37,6 +38,7 @@ class Special:
     kinds: dict[str, str] = field(default_factory=dict)
     seeds: dict[str, int] = field(default_factory=dict)
     values: dict[str, dict[str, Array]] = field(default_factory=dict)
+    reaches: dict[tuple[str, str], Reach] = field(default_factory=dict)
 
     def input(self, type_: TensorType, kind: str, of: str) -> Value:
         """A new input. Its values depend on the call `of` which it is, and not on other calls."""
@@ -110,23 +112,10 @@ def _changed(thing: Any, dims: Renamed, floats: DType) -> Any:
     return floats if thing == F32 else thing
 
 
-OPEN = {
-    "attention": "a NaN that the mask hides: torch's kernel spreads it over the row",
-    "attention_lse": "the same",
-    "attention_grad": "the same",
-    "conv": "torch's kernels meet what is not finite in other orders for other shapes of blocks",
-    "conv_kernel": "the same",
-    "upconv": "the same",
-}
-"""Operators whose special values are known to differ, and why: to be settled, then compared."""
-
-
 def every_operator(dims: Renamed, floats: DType) -> Special:
     """A call for each sample of each operator."""
     made = Special()
     for name, sample, sig in samples(dims, floats):
-        if name in OPEN:
-            continue
         pairs = enumerate(zip(sig.ins, sample.values, strict=True))
         ins = tuple(made.input(*pair, f"{name} {i}") for i, pair in pairs)
         made.give(made.apply(name, ins, sig.attrs))
@@ -137,8 +126,6 @@ def every_monotone_operator(floats: DType, over: Dim) -> Special:
     """Every operator that partial extremes pass through, of a maximum and a minimum over `over`."""
     made = Special()
     for name, sample, sig in samples({}, floats):
-        if name in OPEN:
-            continue
         for index in lookup(name).factors(sig).monotone:
             is_bool = sig.ins[index].dtype.kind == "bool"
             for extreme in ("any", "all") if is_bool else ("max", "min"):
@@ -244,6 +231,88 @@ def _drawn(type_: TensorType, kind: str, fill: Fill, rng: np.random.Generator) -
         found = fill(rng, type_.shape)
     found = np.asarray(np.clip(found, -1, 1) if kind == "unit" else found, type_.dtype.numpy)
     return cast(found, type_.dtype.name)
+
+
+# --- what reaches what ------------------------------------------------------------------------
+
+SPREADING: Mapping[str, tuple[int, ...]] = {
+    "attention": (),
+    "attention_lse": (),
+    "attention_grad": (),
+    "conv": (1,),
+    "conv_kernel": (),
+    "upconv": (1,),
+}
+"""Operators whose kernels spread what is not finite, as the shapes of blocks have it.
+
+Kernels of attention meet it behind the mask, those of convolutions in padding: an element of these
+operands may reach the result along all dims that the operand lacks. What nothing reaches is held to
+the comparison.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """The elements of a result that something not finite reaches: for certain, and perhaps."""
+
+    certain: Array
+    perhaps: Array
+
+    def compared(self, array: Array) -> Array:
+        """What a result has to be, of those elements that are known."""
+        known = np.where(self.certain & ~np.isfinite(array), NAN, array)
+        return known[self.certain | ~self.perhaps]
+
+
+def reach(made: Special, op: Op, fill: str) -> Reach:
+    """What changes with those elements of the operands of `op` that are not finite; found once.
+
+    Nothing is hidden meanwhile: a mask, or the triangle of attention, is left out.
+    """
+    key = fill, str(op.outs[0].name)
+    if key not in made.reaches:
+        made.reaches[key] = _reach(op, drawn(made, fill))
+    return made.reaches[key]
+
+
+def _reach(op: Op, inputs: Mapping[str, Array]) -> Reach:
+    given = [inputs[v.label] for v in op.ins]
+    attrs = {n: () if n == "causal" else x for n, x in op.attrs}
+    shown = replace(op, attrs=tuple(attrs.items()))
+    certain, perhaps = (np.zeros(op.outs[0].type.shape, bool) for _ in range(2))
+    for index, value in enumerate(op.ins):
+        marked = [_not_finite(x) & (i == index) for i, x in enumerate(given)]
+        if not marked[index].any():
+            continue
+        one, other = (
+            applied(shown, tuple(_finite(*pair, seed) for pair in zip(given, marked, strict=True)))
+            for seed in (1, 2)
+        )
+        found = one[0] != other[0]
+        certain |= found & (op.name in CONVOLUTIONS)
+        if index in SPREADING[op.name]:
+            lacks = [not value.type.has(d.name) for d in op.outs[0].type.dims]
+            found = found.any(tuple(np.flatnonzero(lacks)), keepdims=True)
+        perhaps |= found
+    return Reach(certain, perhaps)
+
+
+CONVOLUTIONS = ("conv", "conv_kernel", "upconv")
+"""Operators that hide nothing: a product with what is not finite is not finite."""
+
+
+def _not_finite(array: Array) -> Array:
+    return ~np.isfinite(array) if array.dtype.kind == "f" else np.zeros(array.shape, bool)
+
+
+def _finite(array: Array, marked: Array, seed: int) -> Array:
+    """Numbers around 1 in the place of floats, others for each seed where they are marked."""
+    if array.dtype.kind == "b":
+        return np.ones(array.shape, bool)
+    if array.dtype.kind != "f":
+        return array
+    plain, drawn = (np.random.default_rng(s).uniform(0.5, 1.5, array.shape) for s in (0, seed))
+    return np.where(marked, drawn, plain)
 
 
 # --- comparing --------------------------------------------------------------------------------

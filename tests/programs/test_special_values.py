@@ -23,6 +23,7 @@ from tests.programs.harness import check_bytes
 from tests.programs.special import (
     ENDLESS,
     FILLS,
+    SPREADING,
     TOLERANCES,
     Special,
     difference,
@@ -30,6 +31,7 @@ from tests.programs.special import (
     engine,
     every_monotone_operator,
     every_operator,
+    reach,
     rounded,
     run,
 )
@@ -47,13 +49,15 @@ LAYOUTS = [
     ("own", "x:2", "s -> x"),
     ("own", "x:2", "h -> x"),
     ("own", "x:2", "v -> x"),
+    ("own", "x:2,y:2", "h -> x, ho -> x, w -> y"),
+    ("own", "x:2,y:2", "o -> x, c -> y"),
     ("wide", "x:4", "h -> x"),
     ("wide", "x:2,y:2", "s -> (x, y)"),
     ("wide", "x:2,y:2", "v -> (y, x)"),
     ("wide", "x:2,y:2", "s -> x, h -> y"),
 ]
 
-FEW = [("f16", LAYOUTS[1]), ("f16", LAYOUTS[6]), *((f, LAYOUTS[7]) for f in FLOATS[1:])]
+FEW = [("f16", LAYOUTS[1]), ("f16", LAYOUTS[8]), *((f, LAYOUTS[9]) for f in FLOATS[1:])]
 """The layouts for dtypes other than f32."""
 
 INFINITE_COTANGENTS = {
@@ -83,6 +87,7 @@ def wrong(
 ) -> list[tuple[str, str, str]]:  # fmt: skip
     """The differences: the kind of values, the operator, and the text."""
     bad = []
+    makers = {op.outs[0]: op for op in made.body}
     for fill in FILLS:
         inputs = drawn(made, fill)
         got, wanted = found(inputs), expected(inputs)
@@ -94,6 +99,9 @@ def wrong(
             coarsest = max(TOLERANCES[dtype], TOLERANCES.get(output.value.type.dtype.name, 0))
             tolerance = COARSE.get(name, 1) * coarsest
             pair = got[output.name], wanted[output.name]
+            if name in SPREADING:
+                reached = reach(made, makers[output.value], fill)
+                pair = reached.compared(pair[0]), reached.compared(pair[1])
             how = difference(*pair, tolerance, kinds=kinds)
             bad += [(fill, output.name, how)] if how else []
     return bad

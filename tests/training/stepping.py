@@ -71,16 +71,16 @@ def compiled_step(case: Case, dtype: str | None = "f64") -> Compiled:
 def on_devices(emitted: ProgramText, inputs: Mapping[str, Any], kept: Mapping[str, Any]) -> Step:
     """Run every device of an emitted text once, as `run_local` does, and keep all local blocks."""
     program = load(emitted.text)
-    states = getattr(program, "STATES", {})
+    states = getattr(program, "STATES", None)
     dist = LocalDist(program.MESH, program.GROUPS, emitted.places)
     program.dist = dist
     ranks = range(dist.devices)
     given = local_tensors(program.MESH, program.INPUTS, inputs, 0, ranks)
     params = local_tensors(program.MESH, program.PARAMS, kept, 0, ranks)
-    begun = local_tensors(program.MESH, states, kept, 0, ranks)
+    begun = local_tensors(program.MESH, states or {}, kept, 0, ranks)
 
     def call(rank: int) -> Any:
-        values = (given[rank], params[rank], *((begun[rank],) if states else ()))
+        values = (given[rank], params[rank], *((begun[rank],) if states is not None else ()))
         return program.device(rank, dist.groups(rank), *values)
 
     found = Devices(dist.devices, dist, call, emitted.text).run()
@@ -88,7 +88,7 @@ def on_devices(emitted: ProgramText, inputs: Mapping[str, Any], kept: Mapping[st
     shown = tuple({n: as_array(t) for n, t in outputs.items()} for outputs in found.outputs)
     pairs = zip(params, begun, strict=True)
     held = tuple({n: as_array(t) for n, t in (p | s).items()} for p, s in pairs)
-    specs = {**program.PARAMS, **states}
+    specs = {**program.PARAMS, **(states or {})}
     outputs = {n: assemble(n, s, program.MESH, shown) for n, s in program.OUTPUTS.items()}
     updated = {n: assemble(n, s, program.MESH, held) for n, s in specs.items()}
     sent = tuple(dist.sent)
