@@ -487,7 +487,9 @@ def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The elements of a tensor in row-major order, little-endian."""
     import torch
 
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    # An element that was widened is contiguous with any stride; bytes are seen with 1 alone.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy().data
 
 
 def read_blocks(

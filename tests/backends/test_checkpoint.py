@@ -192,6 +192,16 @@ def test_blocks_are_taken_from_their_devices_one_after_the_other(tmp_path, monke
     assert len(taken) > len(specs)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [0, 1, 3])
+def test_bytes_are_those_of_the_elements_whatever_the_strides(size, dtype):
+    """A block of one element, or none, counts as contiguous with a stride of 0."""
+    flat = torch.arange(1, 4).to(torch_dtype(dtype))
+    for tensor in (flat[:1].expand(1, size), flat[0].expand(size), flat.flip(0)[:size, None]):
+        assert bytes(disk.bytes_of(tensor)) == bytes(disk.bytes_of(tensor.clone()))
+    assert len(disk.bytes_of(flat[0].expand(size))) == size * DTYPES[dtype].bytes
+
+
 def test_a_block_held_by_many_is_written_once(tmp_path):
     specs = {"w": Spec("f32", {"a": 4096}, {})}
     save(tmp_path, 1, whole(specs), specs, {"x": 4})
