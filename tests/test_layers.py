@@ -13,7 +13,7 @@ import pytest
 LAYERS = (
     ("version", "diagnostics", "render", "codes", "kept", "backends.runtime"),
     ("grammar", "syntax", "ir"),
-    ("cluster.measured", "cluster.profile"),
+    ("cluster.measured", "cluster.profile", "schedule"),
     ("named", "ops", "prelude", "lexer", "project"),
     ("placed",),
     ("device",),

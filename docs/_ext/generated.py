@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from docs._ext import api, codes, operators, pictures
+from docs._ext import api, codes, operators, pictures, schedules
 
 _PLACE = re.compile(r"^<!-- made: (\S+) ?(.*?) -->$", re.MULTILINE)
 
@@ -17,6 +17,8 @@ MAKERS: Mapping[str, Callable[..., str]] = {
     "tensor": pictures.tensor,
     "collectives": pictures.collectives,
     "memory": pictures.memory,
+    "schedule": schedules.picture,
+    "schedules": schedules.reference,
 }
 """By name, what makes the part, in Markdown, of the words behind the name."""
 

@@ -25,8 +25,9 @@ from meshdsl.diagnostics import (
 from meshdsl.pipeline import Compilation, Options, compile_source
 
 COMMAND_CODES = ("MD0010", "MD05", "MD06")
-PROGRAM_CODES = ("MD0641", "MD0642")
-"""Reports of commands that are about the program: for what is asked of it there is no layout."""
+PROGRAM_CODES = ("MD0641", "MD0642", *(f"MD052{n}" for n in range(7)))
+"""Reports of commands that are about the program: for what is asked of it there is no layout, or
+the table of a schedule is wrong."""
 RUN_CODES = ("MD07", "MD08")
 REFUSED_CODES = ("MD0703", "MD0704")
 

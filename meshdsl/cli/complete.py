@@ -85,6 +85,13 @@ def objectives(ctx: typer.Context, incomplete: str) -> list[str]:
     return _continued(OBJECTIVES, incomplete)
 
 
+def schedules(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Completes names of pipeline schedules; the shell completes files."""
+    from meshdsl.schedule.registry import schedules as known
+
+    return _continued(known(), incomplete)
+
+
 def operators(ctx: typer.Context, incomplete: str) -> list[str]:
     """Completes names of operators."""
     from meshdsl.ops.opdef import load_all

@@ -40,6 +40,7 @@ READ = {
     "check ODD.mdsl": "MD0010",
     "explain ODD.mdsl": "MD0010",
     "fmt ODD.mdsl": "MD0010",
+    "schedule ODD.csv": "MD0010",
     "run f.mdsl --inputs ODD.npz": "MD0505",
     "run f.mdsl --params ODD.safetensors": "MD0505",
     "run f.mdsl --engine torchrun --inputs ODD.npz": "MD0505",
@@ -51,6 +52,7 @@ READ = {
 }
 WRITTEN = {
     "compile f.mdsl --force -o ODD.py": "MD0502",
+    "schedule gpipe --stages 2 --micro 2 --force --csv ODD.csv": "MD0502",
     "run f.mdsl --force --out ODD.npz": "MD0502",
     "compare f.mdsl --force --html ODD.html": "MD0502",
     "train f.mdsl --steps 1 --data d.npz --force --out ODD.npz": "MD0502",

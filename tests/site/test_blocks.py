@@ -9,7 +9,7 @@ behind the fence says what is done with one (`RUNNERS`), a second word which fil
 - `shellsession` and `console`: `$ command`, and what it prints on a screen of 80 columns; a line
   `…` stands for any lines. `sh`: commands that have to end well.
 - `python` is executed, `python fragment` is compiled; `json` and `toml` are read, and
-  `toml NAME.toml` is that file for the commands below it; `text` is no code.
+  `toml NAME.toml` is that file for the commands below it; `text` is no code, `text NAME` that file.
 - `<!-- edit: FILE: OLD => NEW -->` is what the reader is told to do to a file.
 """
 
@@ -153,6 +153,11 @@ def run_toml(text: str, word: str, folder: Folder) -> None:
         (folder.here / word).write_text(text, encoding="utf-8")
 
 
+def run_text(text: str, word: str, folder: Folder) -> None:
+    if word:
+        (folder.here / word).write_text(text, encoding="utf-8")
+
+
 def run_json(text: str, word: str, folder: Folder) -> None:
     json.loads(text)
 
@@ -170,6 +175,7 @@ RUNNERS: dict[str, Callable[[str, str, Folder], None]] = {
     "json": run_json,
     "toml": run_toml,
     **dict.fromkeys(SHOWN, run_nothing),
+    "text": run_text,
 }
 
 

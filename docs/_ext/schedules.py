@@ -1,0 +1,32 @@
+"""Pipeline schedules: an entry for every one that is known by name, and pictures."""
+
+from __future__ import annotations
+
+import inspect
+
+from docs._ext.markdown import code
+from meshdsl.report.document import Picture
+from meshdsl.report.html import html
+from meshdsl.report.schedules import in_words, schedule_picture
+from meshdsl.schedule.registry import Record, generate, schedules
+from meshdsl.schedule.times import timed
+from meshdsl.schedule.verify import verify
+
+
+def reference() -> str:
+    """Every schedule: what it is, what it costs, what it takes, and where it comes from."""
+    return "\n\n".join(map(entry, schedules().values()))
+
+
+def entry(record: Record) -> str:
+    """One schedule, in the words of its docstring."""
+    text = " ".join(inspect.cleandoc(record.make.__doc__ or "").split())
+    options = "".join(f" Option: {code(f'--{name}')}." for name in record.options)
+    return f"### {code(record.name)}\n\n{text}{options}\n\nSource: {record.source}."
+
+
+def picture(name: str, stages: str, micro: str) -> str:
+    """A schedule over time."""
+    made = timed(verify(generate(name, int(stages), int(micro))))
+    drawn = html((Picture(lambda: schedule_picture(made), in_words(made)),))
+    return f'<div class="made">\n{drawn}\n</div>'

@@ -1,0 +1,135 @@
+"""`meshdsl schedule`: a pipeline schedule over time, without a program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from meshdsl.cli import common, complete
+from meshdsl.cli.options import Force, Json, flag, opt, option, refuse_unknown
+from meshdsl.diagnostics import fail
+
+if TYPE_CHECKING:
+    from meshdsl.schedule.times import Timed
+    from meshdsl.schedule.verify import Verified
+
+
+@option
+class Table:
+    """Options of the table."""
+
+    stages: int | None = opt(
+        "--stages", "N", "Devices of the pipeline, with a stage each, or --chunks.", min=1
+    )
+    micro: int | None = opt("--micro", "N", "Micro-batches of a step.", min=1)
+    chunks: int | None = opt(
+        "--chunks", "N", "Stages of a device: interleaved, breadth_first (2).", min=1
+    )
+    batch: int | None = opt(
+        "--batch", "N", "Micro-batches to an update: two_bw (as many as stages).", min=1
+    )
+    weights: str | None = opt(
+        "--weights", "W", "Of a FILE with updates: latest, stashed, buffered, corrected (latest)."
+    )
+
+
+@option
+class Draw(Table, Force, Json):
+    """Options of `schedule`."""
+
+    times: str | None = opt(
+        "--times", "F=1,…", "F, I, W, U, send; `F=1:2:1` by stage (F=1,I=1,W=1,U=0,send=0)."
+    )
+    late: bool = flag("--late", "B sends after its W, not after its I.")
+    svg: Path | None = opt("--svg", "F.svg", "Draw it.")
+    csv: Path | None = opt("--csv", "F.csv", "Write the table: a line for each device.")
+    torch_csv: Path | None = opt(
+        "--torch-csv", "F.csv", "The same as torch.distributed.pipelining reads it."
+    )
+
+
+def command(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|FILE.csv",
+            help="one_f_one_b, gpipe, …, or a table.",
+            autocompletion=complete.schedules,
+            show_default=False,
+        ),
+    ],
+    given: Draw,
+) -> None:
+    """Draw a pipeline schedule: what is idle, in flight, sent, and how stale parameters are."""
+    with common.reporting(given.json):
+        from meshdsl.report.schedules import described
+        from meshdsl.schedule.times import parse_times, timed
+
+        outputs = [path for path in (given.svg, given.csv, given.torch_csv) if path is not None]
+        for path in outputs:
+            common.check_output(path, given.force, Path(name))
+        found = _table(name, given)
+        times = parse_times(given.times or "F=1", found.schedule.stages, not given.late)
+        made = timed(found, times)
+        _write(made, given)
+        if given.json:
+            common.print_json(described(made))
+            return
+        _show(made)
+        for path in outputs:
+            typer.echo(f"wrote {path}")
+
+
+def _table(name: str, given: Draw) -> Verified:
+    """The schedule of a file, or the one of a name."""
+    from meshdsl.schedule.files import read
+    from meshdsl.schedule.registry import generate, lookup
+    from meshdsl.schedule.table import WEIGHTS
+    from meshdsl.schedule.verify import verify
+    from meshdsl.syntax.parse import read_source
+
+    is_file = name.endswith(".csv") or name == "-" or "/" in name
+    options = {field: getattr(given, field) for field in ("stages", "micro", "chunks", "batch")}
+    if is_file:
+        for field, value in options.items():
+            if value is not None:
+                help = "the table says what it is of: leave the option out"
+                fail("MD0532", f"`--{field}` goes with the name of a schedule", help=help)
+        refuse_unknown("weights", given.weights or "latest", WEIGHTS, "there is no such rule")
+        return read(read_source(name), next(w for w in WEIGHTS if w == (given.weights or "latest")))
+    lookup(name)
+    if given.weights is not None:
+        help = f"`{name}` has its own: leave the option out"
+        fail("MD0532", "`--weights` goes with the table of a file", help=help)
+    missing = [f"`--{field}`" for field in ("stages", "micro") if options[field] is None]
+    if missing:
+        help = f"`meshdsl schedule {name} --stages 4 --micro 8`"
+        fail("MD0532", f"the size of `{name}` is not said: {' and '.join(missing)}", help=help)
+    stages, micro = options.pop("stages"), options.pop("micro")
+    return verify(generate(name, stages, micro, options))
+
+
+def _write(made: Timed, given: Draw) -> None:
+    """Write the files that are asked for."""
+    from meshdsl.report.schedules import schedule_picture
+    from meshdsl.schedule.files import written, written_for_torch
+
+    schedule = made.verified.schedule
+    if given.torch_csv is not None:
+        common.write_whole(given.torch_csv, written_for_torch(schedule))
+    if given.csv is not None:
+        common.write_whole(given.csv, written(schedule))
+    if given.svg is not None:
+        common.write_whole(given.svg, schedule_picture(made))
+
+
+def _show(made: Timed) -> None:
+    from rich.console import Console
+
+    from meshdsl.report.schedules import shown
+    from meshdsl.report.terminal import print_document
+
+    console = Console(highlight=False)
+    print_document(shown(made, console.width), console)

@@ -1,0 +1,186 @@
+"""Schedules with several stages on each device: chunks in a ring, V shapes, replicas."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+
+from meshdsl.schedule.one_stage import Step
+from meshdsl.schedule.registry import Rows, needs, schedule
+from meshdsl.schedule.table import Kind
+
+
+@schedule("Narayanan et al. 2021, interleaved 1F1B in Megatron-LM; rounds as in torch")
+def interleaved(devices: int, micro: int, chunks: int = 2) -> Rows:
+    """1F1B of `chunks` stages a device, stage s on device s mod D: smaller stages, less idle time.
+
+    Micro-batches go through in rounds of D, or a few more: N / max(1, N // D), which has to be a
+    whole number. Idle: (D - 1) / (vN + D - 1) with v chunks where D divides N.
+    """
+    rounds = max(1, micro // devices)
+    help = f"take a multiple of {rounds}, best of {devices}"
+    needs(micro % rounds == 0, f"{micro} micro-batches in {rounds} equal rounds", help)
+    size = micro // rounds
+    total = chunks * micro
+
+    for device in range(devices):
+        warm = min(total, (chunks - 1) * size + 2 * (devices - 1 - device))
+        yield _ringed(device, devices, chunks, size, warm, total)
+
+
+def _ringed(
+    device: int, devices: int, chunks: int, size: int, warm: int, total: int
+) -> Iterator[Step]:
+    """The row of a device: number k of a direction is of round k // (v·size)."""
+
+    def step(kind: Kind, number: int) -> Step:
+        whole, rest = divmod(number, chunks * size)
+        chunk, micro = divmod(rest, size)
+        chunk = chunk if kind == "F" else chunks - 1 - chunk
+        return kind, whole * size + micro, chunk * devices + device
+
+    for number in range(warm):
+        yield step("F", number)
+    for number in range(total):
+        if number + warm < total:
+            yield step("F", number + warm)
+        yield step("B", number)
+
+
+@schedule("Lamy-Poirier 2022, Breadth-First Pipeline Parallelism")
+def breadth_first(devices: int, micro: int, chunks: int = 2) -> Rows:
+    """Every chunk takes all micro-batches before the next chunk begins.
+
+    As idle as interleaved from N = D on, and each chunk's gradients are whole at once. In flight:
+    vN.
+    """
+    for device in range(devices):
+        own = range(device, chunks * devices, devices)
+        forward: list[Step] = [("F", m, stage) for stage in own for m in range(micro)]
+        yield [*forward, *(("B", m, stage) for stage in reversed(own) for m in range(micro))]
+
+
+@schedule("Li and Hoefler 2021, Chimera")
+def chimera(devices: int, micro: int) -> Rows:
+    """Two pipelines in opposite directions: device p has the stages p and D - 1 - p.
+
+    Of every D micro-batches half go down, half go up. Each stage is on two devices, which add up
+    their gradients at the end. Idle: (D - 2) / (2N + D - 2). In flight: D / 2 + 1 to D.
+    """
+    needs(devices % 2 == 0, f"{devices} devices", f"take {devices + 1}: the directions meet")
+    fits = micro % 2 == 0 if micro <= devices else micro % devices == 0
+    help = f"take a multiple of {devices}, or an even number below"
+    needs(fits, f"{micro} micro-batches on {devices} devices", help)
+    unit = min(micro, devices)
+    for device in range(devices):
+        every = [
+            slot
+            for first in range(0, micro, unit)
+            for slot in _unit(device, devices, first, unit // 2)
+        ]
+        yield [step for _, step in sorted(every)]
+
+
+def _unit(device: int, devices: int, first: int, half: int) -> Iterator[tuple[int, Step]]:
+    """The actions of a unit, `half` micro-batches each way, with the times they are nominally at.
+
+    Down enter at even times, up at odd ones, as seen from a device: it never has two at once.
+    """
+    begin = 2 * first
+    for m in range(half):
+        for stage, micro in ((device, first + m), (devices - 1 - device, first + half + m)):
+            yield begin + stage + 2 * m, ("F", micro, stage)
+            yield begin + 2 * devices - 1 - stage + 2 * m, ("B", micro, stage)
+
+
+@schedule("Qi et al. 2023, ZB-V; as in torch's ZBVZeroBubble")
+def zb_v(devices: int, micro: int) -> Rows:
+    """Device p has the stages p and 2D - 1 - p, and no device waits within its own window.
+
+    From 2D - 1 micro-batches on, where F, I and W take as long, in the memory of 1F1B: 2D chunks of
+    half a stage in flight.
+    """
+    most = max(micro, 2 * devices - 1)
+    for device in range(devices):
+        yield [step for step in _v_row(device, devices, most) if step[1] < micro]
+
+
+def _v_row(device: int, devices: int, micro: int) -> Iterator[Step]:
+    """The row of a device in phases: down fills, up comes back, steady state, drain."""
+    left = devices - device
+    steady = (
+        "FIWfiw" if 2 * devices - 1 - device + number < micro else "IWfiw"
+        for number in range(micro - devices)
+    )
+    phases = (
+        "F" * (2 * left - 1),
+        "fF" * device,
+        "fiw" * left,
+        *steady,
+        "Ii" * device,
+        "IW" * left,
+        "w" * device,
+        "W" * device,
+    )
+    return _numbered("".join(phases), device, devices)
+
+
+@schedule("DeepSeek-AI 2024, DualPipeV; as in torch's DualPipeV")
+def dualpipe_v(devices: int, micro: int) -> Rows:
+    """Device p has the stages p and 2D - 1 - p; forward and backward passes stand in pairs.
+
+    A pair is a forward pass of one micro-batch and a backward pass of another, so that the messages
+    of one are hidden behind the other. It takes 2D micro-batches at least. In flight: 2D + 1
+    chunks.
+    """
+    help = f"take {2 * devices} or more"
+    needs(micro >= 2 * devices, f"{micro} micro-batches on {devices} devices", help)
+    for device in range(devices):
+        yield _dual_row(device, devices, micro)
+
+
+def _dual_row(device: int, devices: int, micro: int) -> Iterator[Step]:
+    """The row of a device in the eight phases of the authors."""
+    below, drain = devices - 1 - device, device + 1
+    phases = (
+        "F" * (2 * below),
+        "Ff" * drain,
+        "i.f" * below,
+        "FbfB" * (micro - 2 * devices + drain),
+        "bfB" * below,
+        # From the middle of the drain on, the gradients of parameters are put off.
+        ("bB" * drain)[:drain] + ("iI" * drain)[drain:],
+        ".I" * below,
+        "." * drain,
+    )
+    return _numbered("".join(phases), device, devices)
+
+
+def _numbered(letters: str, device: int, devices: int) -> Iterator[Step]:
+    """The actions of letters, each for the next micro-batch of its kind and stage.
+
+    Capital letters are on the stage on the way down, small ones on that on the way up, `.` is the W
+    of the oldest I that has none yet.
+    """
+    count: Counter[tuple[str, int]] = Counter()
+    owed: deque[int] = deque()
+    for letter in letters:
+        stage = device if letter.isupper() else 2 * devices - 1 - device
+        kind = _LETTERS[letter.upper()]
+        if kind == "I":
+            owed.append(stage)
+        if kind == "W":
+            stage = _oldest(owed, None if letter == "." else stage)
+        halves = ("I", "W") if kind == "B" else (kind,)
+        yield kind, count[halves[0], stage], stage
+        count.update((half, stage) for half in halves)
+
+
+_LETTERS: dict[str, Kind] = {"F": "F", "B": "B", "I": "I", "W": "W", ".": "W"}
+
+
+def _oldest(owed: deque[int], stage: int | None) -> int:
+    """Take the oldest stage that is owed a W, or the oldest entry of a stage."""
+    found = owed[0] if stage is None else stage
+    owed.remove(found)
+    return found

@@ -1,0 +1,134 @@
+"""The schedules that are known by name.
+
+A schedule is a function from the numbers of devices and micro-batches, and options of its own, to a
+table. Its docstring begins with what it is, and its source says where it comes from.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from importlib import import_module
+
+from meshdsl.diagnostics import Span, did_you_mean, fail
+from meshdsl.schedule.table import MOST_PARTS, Action, Kind, Row, Schedule, Weights, of_rows
+
+Rows = Iterable[Iterable[tuple[Kind, int, int]]]
+"""For each device its actions: kind, micro-batch, stage."""
+
+Maker = Callable[..., Rows]
+
+_HOMES = ("one_stage", "chunks", "updates")
+"""The files with the schedules, in the order in which they are listed."""
+
+_RECORDS: dict[str, Record] = {}
+
+
+@dataclass(frozen=True)
+class Record:
+    """One schedule: its name, the function that makes its rows, the paper or system it is from."""
+
+    name: str
+    make: Maker
+    source: str
+    weights: Weights
+
+    @cached_property
+    def meaning(self) -> str:
+        """The first paragraph of the docstring, in one line."""
+        text = inspect.cleandoc(self.make.__doc__ or "")
+        return " ".join(text.split("\n\n")[0].split())
+
+    @cached_property
+    def options(self) -> Mapping[str, int]:
+        """The options beside devices and micro-batches, with their defaults."""
+        every = list(inspect.signature(self.make).parameters.values())[2:]
+        return {p.name: p.default for p in every}
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether parameters are updated on the way."""
+        return self.make.__module__.endswith(".updates")
+
+
+def schedule(source: str, weights: Weights = "latest") -> Callable[[Maker], Maker]:
+    """Registers a schedule under the name of its function."""
+
+    def register(make: Maker) -> Maker:
+        name = make.__name__
+        assert name not in _RECORDS, f"schedule {name} is registered twice"
+        _RECORDS[name] = Record(name, make, source, weights)
+        return make
+
+    return register
+
+
+@cache
+def schedules() -> Mapping[str, Record]:
+    """Every schedule by its name."""
+    for home in _HOMES:
+        import_module(f"meshdsl.schedule.{home}")
+    return _RECORDS
+
+
+def generate(
+    name: str,
+    devices: int,
+    micro: int,
+    options: Mapping[str, int | None] | None = None,
+    span: Span | None = None,
+) -> Schedule:
+    """The table of a schedule by name; options that are None have their default.
+
+    Raises MD0528 for a name that there is not, MD0529 for numbers that it cannot be made for.
+    """
+    record = lookup(name, span)
+    given = {key: value for key, value in (options or {}).items() if value is not None}
+    for key in given:
+        if key not in record.options:
+            known = ", ".join(f"`{n}`" for n, r in schedules().items() if key in r.options)
+            fail("MD0529", f"`{name}` takes no {key}", span, help=f"leave it out, or use {known}")
+    for key, value in {"devices": devices, "micro-batches": micro, **given}.items():
+        if value < 1:
+            fail(
+                "MD0529",
+                f"`{name}` cannot be made for {value} {key}",
+                span,
+                help="write a number from 1",
+            )
+    stages = devices * given.get("chunks", 2)
+    if stages * micro > MOST_PARTS:
+        sizes = f"{devices:,} devices and {micro:,} micro-batches"
+        help = f"stay below {MOST_PARTS:,} forward passes"
+        fail("MD0529", f"`{name}` for {sizes} is too large", span, help=help)
+    try:
+        made = record.make(devices, micro, **given)
+        rows: list[Row] = [tuple(Action(*each) for each in row) for row in made]
+    except Unfit as error:
+        fail("MD0529", f"`{name}` cannot be made for {error}", span, help=error.help)
+    return replace(of_rows(rows, record.weights), name=name)
+
+
+def lookup(name: str, span: Span | None = None) -> Record:
+    """The record of a schedule. Raises MD0528."""
+    known = schedules()
+    if name not in known:
+        help = did_you_mean(name, list(known)) or f"there are {', '.join(known)}"
+        fail("MD0528", f"there is no schedule `{name}`", span, help=help)
+    return known[name]
+
+
+class Unfit(Exception):
+    """Numbers that a schedule cannot be made for, and the way out."""
+
+    def __init__(self, what: str, help: str) -> None:
+        super().__init__(what)
+        self.help = help
+
+
+def needs(fits: bool, what: str, help: str) -> None:
+    """Raise Unfit where numbers do not fit."""
+    if not fits:
+        raise Unfit(what, help)

@@ -1,0 +1,62 @@
+"""Asynchronous schedules: stages update their parameters while micro-batches are in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshdsl.schedule.one_stage import Step, alternating
+from meshdsl.schedule.registry import Rows, needs, schedule
+
+
+@schedule("Gaunt et al. 2017, AMPNet; its messages in the order of 1F1B")
+def ampnet(devices: int, micro: int) -> Rows:
+    """1F1B with an update behind every backward pass; every pass reads the newest parameters.
+
+    A micro-batch's forward and backward pass read different versions: D - 1 - s apart on stage s.
+    """
+    return _updating(devices, micro, 1)
+
+
+@schedule("Harlap et al. 2018; Narayanan et al. 2019, PipeDream", weights="stashed")
+def pipedream(devices: int, micro: int) -> Rows:
+    """1F1B with an update behind every backward pass, which reads what its forward pass read.
+
+    Stage s keeps D - s versions for that.
+    """
+    return _updating(devices, micro, 1)
+
+
+@schedule("Narayanan et al. 2021, PipeDream-2BW", weights="buffered")
+def two_bw(devices: int, micro: int, batch: int = 0) -> Rows:
+    """1F1B with an update behind every `batch` micro-batches (D), and two versions on every stage.
+
+    A batch reads what was new when the one before it began, so every stage is one update behind.
+    """
+    size = batch or devices
+    help = f"take {devices} or more to an update"
+    needs(size >= devices, f"an update every {size} micro-batches on {devices} devices", help)
+    whole = f"{micro} micro-batches with an update every {size}"
+    needs(micro % size == 0, whole, f"take a multiple of {size}")
+    return _updating(devices, micro, size)
+
+
+@schedule("Yang et al. 2021, PipeMare", weights="corrected")
+def pipemare(devices: int, micro: int) -> Rows:
+    """AMPNet whose backward passes read an estimate of what their forward pass read.
+
+    The estimate is the newest version, less the version's distance times an average of updates.
+    """
+    return _updating(devices, micro, 1)
+
+
+def _updating(devices: int, micro: int, size: int) -> Rows:
+    """1F1B, and an update behind the last of every `size` backward passes."""
+    for stage in range(devices):
+        yield _behind(alternating(stage, micro, devices - 1 - stage), size)
+
+
+def _behind(steps: Iterator[Step], size: int) -> Iterator[Step]:
+    for kind, micro, stage in steps:
+        yield kind, micro, stage
+        if kind == "B" and (micro + 1) % size == 0:
+            yield "U", micro, stage
