@@ -252,7 +252,7 @@ class Program:
         `objective` says otherwise: `time`, `bytes` or `memory`. `memory` is what a device may hold:
         `"80GB"`, or bytes. `fix` are rules to be kept: `"batch:data"`. `replicated` is the part by
         which a device may do more than the least work. Without `storage` no rules for `params`,
-        `grads` and `state` are sought, with `selectors` those for functions and parameters are, too,
+        `grads` and `state` are sought; with `selectors` those for functions and parameters are too,
         by steps. After `budget` seconds the best so far is returned.
         With `devices`, every mesh of so many with the axes of `mesh` is searched.
 
