@@ -42,12 +42,26 @@ def selectors(program: named.Program) -> tuple[Selector, ...]:
 def by_steps(found: Found) -> Found:
     """What steps from the best layouts lead to, as the result of the same problem."""
     starts = {_general(plan.rules): plan for plan in reversed(found.plans)}
-    first = list(starts.values())[::-1][:STARTS]
-    run = _Steps(found.problem)
-    best = [run.descend(plan) for plan in first]
+    run = _Steps(found.problem, list(_options(found.problem)))
+    best = [run.descend(plan) for plan in list(starts.values())[::-1][:STARTS]]
+    count = replace(found.count, level="L2", steps=len(run.known))
+    return replace(_with(found, best, run), count=count, bound=0)
+
+
+def less(found: Found) -> Found:
+    """The best plan without the rules that it is better without, if any.
+
+    Rules for storage come in groups, of which one may be worth nothing to a parameter or two.
+    """
+    run = _Steps(found.problem, [])
+    best = run.descend(found.plans[0])
+    return _with(found, [best], run) if best is not found.plans[0] else found
+
+
+def _with(found: Found, best: list[Plan], run: _Steps) -> Found:
+    """The result with other plans at its head, and all that were placed for them."""
     plans = {p.rules: p for p in sorted((*best, *found.plans), key=found.problem.key)}
-    count = replace(found.count, level="L2", steps=run.steps)
-    return replace(found, plans=tuple(plans.values()), count=count, bound=0)
+    return replace(found, plans=tuple(plans.values()), every=(*found.every, *run.made))
 
 
 def _general(rules: Rules) -> Rules:
@@ -56,22 +70,19 @@ def _general(rules: Rules) -> Rules:
 
 @dataclass(slots=True)
 class _Steps:
-    """One search by steps; `steps` counts the layouts that were placed."""
+    """One search by steps that may add the rules in `options`; `made` are the plans placed."""
 
     problem: Problem
-    steps: int = 0
+    options: list[Rule]
     known: dict[Rules, Plan | None] = field(default_factory=dict)
+    made: list[Plan] = field(default_factory=list)
     most_work: float = field(init=False)
-    options: list[Rule] = field(init=False)
 
     def __post_init__(self) -> None:
-        problem, limits = self.problem, self.problem.limits
-        space = Space(problem.program, problem.mesh, limits.fixed, problem.timing)
-        least = space.least() if problem.least is None else problem.least
-        self.most_work = least * (1 + limits.replicated)
-        if problem.objective == "time":
-            self.most_work = math.inf
-        self.options = list(_options(space))
+        problem, self.most_work = self.problem, math.inf
+        if problem.objective != "time":
+            least = _space(problem).least() if problem.least is None else problem.least
+            self.most_work = least * (1 + problem.limits.replicated)
 
     def descend(self, plan: Plan) -> Plan:
         """The best step from a plan, and from there, until none is better."""
@@ -100,7 +111,6 @@ class _Steps:
     def placed(self, rules: Rules, than: Plan) -> Plan | None:
         """The better walk of some rules; None where they cannot be followed or send too much."""
         if rules not in self.known:
-            self.steps += 1
             self.known[rules] = self._placed(rules, than)
         return self.known[rules]
 
@@ -109,8 +119,11 @@ class _Steps:
         try:
             for policy in POLICIES:
                 plan = problem.plan(rules, policy)
+                if plan.flops > self.most_work:
+                    continue
+                self.made.append(plan)
                 # What sends more than what is known to be better need not be timed.
-                if plan.flops > self.most_work or problem.at_least(plan) > problem.value(than):
+                if problem.at_least(plan) > problem.value(than):
                     continue
                 if problem.is_better(plan, best):
                     best = plan
@@ -119,13 +132,17 @@ class _Steps:
         return best
 
 
-def _options(space: Space) -> Iterator[Rule]:
+def _space(problem: Problem) -> Space:
+    return Space(problem.program, problem.mesh, problem.limits.fixed, problem.timing)
+
+
+def _options(problem: Problem) -> Iterator[Rule]:
     """A rule for each selector, each dim of what it selects, and each axis that may split it.
 
     `none` is an option too: it frees what is selected of a general rule.
     """
-    values = tuple(values_of(space.program))
-    for selector in selectors(space.program):
+    space, values = _space(problem), tuple(values_of(problem.program))
+    for selector in selectors(problem.program):
         chosen = [v for v in values if selects(selector, v) is not None]
         names = dict.fromkeys(name for v in chosen for name in v.type.names)
         for dim in (d for d in space.dims if d.name in names):

@@ -9,7 +9,7 @@ from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.placed.sbp import Mesh
 from meshdsl.search.problem import Found, Method, Problem
-from meshdsl.search.selectors import by_steps
+from meshdsl.search.selectors import by_steps, less
 from meshdsl.search.space import Space
 
 
@@ -70,8 +70,10 @@ def solve(problems: Sequence[Problem], method: Method) -> Found:
 
 
 def _stepped(found: Found) -> Found:
-    """With rules for functions and parameters, where these are asked for."""
-    return by_steps(found) if found.problem.limits.selectors and found.plans else found
+    """With rules for functions and parameters where these are asked for; less what does no good."""
+    if not found.plans:
+        return found
+    return by_steps(found) if found.problem.limits.selectors else less(found)
 
 
 def _least_work(problem: Problem) -> float:

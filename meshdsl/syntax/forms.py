@@ -4,7 +4,7 @@ from __future__ import annotations
 
 FORMS = {
     "DIM": "a dim is written `dim batch = 64`",
-    "MESH": "a mesh is written `mesh pod = { data: 2, model: 4 }`",
+    "MESH": "a mesh is written `mesh pod = { data: 2, model: 4 }`, or with `on a100_dgx` behind it",
     "LAYOUT": "a layout is written `layout name { batch -> data, hidden -> model }`",
     "SBP": "an `sbp` block is written `sbp name { x: (S(0), B) }`",
     "DEF": "a function is written `def f(x[batch]) -> [batch] { return … }`",

@@ -76,8 +76,8 @@ def test_a_loaded_program_is_what_the_command_line_compiles(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plan_computes_the_reference(name: str) -> None:
     program = program_of(name)
-    if name == "transformer":
-        program = md.load(EXAMPLES / "transformer.mdsl", dims=SMALL)
+    if name in LARGE:
+        program = md.load(EXAMPLES / f"{name}.mdsl", dims=SMALL)
     plan = program.compile({"devices": 2}, _a_layout(program))
     inputs = plan.sample()
     outputs, expected = plan(**inputs), plan.reference(**inputs)
@@ -153,6 +153,7 @@ def test_gradients_blocks_and_goals_are_the_same(evaluate: bool, tmp_path: Path)
     assert printed(traced.named(evaluate=evaluate)) == printed(parsed.named(evaluate=evaluate))
 
 
+LARGE = ("transformer", "search/gpt3")
 SMALL = {"batch": 4, "seq": 8, "model": 16, "heads": 4, "key": 4, "hidden": 16, "vocab": 16}
 
 

@@ -118,3 +118,16 @@ def test_under_a_limit_of_memory_states_are_split(lm: Found) -> None:
     best = found.plans[0]
     assert best.peak <= limit
     assert any(rule.selector == ("state",) for rule in best.rules)
+
+
+def test_megatron_and_zero_under_a_limit_of_memory() -> None:
+    """From no layout at all, for GPT-3 on 6 x 8 A100 of 80 GB."""
+    options = Options(dtype="bf16")
+    made = Compilation(read_source(SEARCH / "gpt3.mdsl"), options)
+    found = solve(Asked(memory="80GB").problems(made), METHODS["layouts"])
+    best = found.plans[0]
+    assert found.proven
+    general = {str(rule) for rule in best.rules if not rule.selector}
+    assert {"batch -> data", "heads -> tp", "hidden -> tp"} <= general
+    assert {"params: model -> data", "grads: model -> data"} <= set(map(str, best.rules))
+    assert best.peak <= 80e9

@@ -14,6 +14,7 @@ from meshdsl.placed.sbp import Mesh
 from meshdsl.search.methods import METHODS
 from meshdsl.search.plan import POLICIES, Plan, Rule
 from meshdsl.search.problem import Found, Problem
+from meshdsl.search.reasons import reasons
 from meshdsl.search.selectors import selectors
 from meshdsl.search.shapes import solve
 
@@ -81,3 +82,24 @@ def test_no_more_rules_than_asked() -> None:
     for most in (0, 1, 2):
         _, found = found_for("lookup", LINE, "time", "h100", rules=most)
         assert all(len(plan.rules) <= most for plan in found.plans)
+
+
+@pytest.mark.parametrize(("objective", "cluster"), [("bytes", ""), ("time", "h100")])
+@pytest.mark.parametrize("tight", [False, True], ids=["free", "tight"])
+@pytest.mark.parametrize(("name", "mesh"), [*CASES, ("dlrm", LINE)])
+def test_no_printed_rule_does_harm(
+    name: str, mesh: Mesh, tight: bool, objective: str, cluster: str
+) -> None:
+    asked = problem(name, mesh, objective, cluster)
+    if tight:
+        peaks = sorted(plan.peak for plan in METHODS["layouts"].solve(asked).every)
+        asked = replace(asked, limits=replace(asked.limits, memory=peaks[len(peaks) // 4]))
+    found = solve([asked], METHODS["layouts"])
+    best = found.plans[0]
+    least = found.problem.least or min(plan.flops for plan in found.every)
+    for reason in reasons(found, best):
+        without = reason.without
+        if without is None or not asked.fits(without):
+            continue
+        if objective == "time" or without.flops <= least * (1 + asked.limits.replicated):
+            assert asked.value(without) >= asked.value(best), str(reason.rule)
