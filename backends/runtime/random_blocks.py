@@ -27,7 +27,7 @@ def as_matrix(sizes: Sizes, shape: Sizes) -> Sizes:
 
 def random_words(
     key: Any, sizes: Sizes, starts: Sizes, shape: Sizes, where: Any
-) -> Iterator[tuple[tuple[slice, slice], torch.Tensor, int]]:
+) -> Iterator[tuple[Any, torch.Tensor, int]]:
     """The words of a block as a matrix, in chunks: where, the words, how many to skip.
 
     The block begins at `starts` of a tensor of `sizes`. The words of a chunk are int32; the first
@@ -44,6 +44,11 @@ def random_words(
     firsts = wrapped(firsts + key)
     width = (skipped + columns + 1) // 2
     most = CHUNK if where.type == "cpu" else 1 << 62
+    if height == 1 and width <= most:  # the fewest calls, which count where elements are few
+        z = torch.arange(width, device=where).mul_(GOLDEN).add_(firsts)[None]
+        hash_into(z, torch.empty_like(z))
+        yield ..., z.view(torch.int32), skipped
+        return
     step, tall = min(max(width, 1), most), max(1, most // max(width, 1))
     base = torch.arange(step, device=where)[None].mul_(GOLDEN)
     memory = torch.empty((2, min(tall, height) * step), dtype=torch.int64, device=where)
@@ -84,9 +89,10 @@ def dropped(x: torch.Tensor, rate: float, key: Any, sizes: Sizes, starts: Sizes)
     factors: Any = None
     for at, words, skip in random_words(key, sizes, starts, shape, x.device):
         part = made[at]
-        words = words[:, skip : skip + part.shape[1]]
-        if factors is None or factors.shape != words.shape:
-            factors = torch.empty(words.shape, dtype=wide, device=x.device)
+        if words.shape != part.shape:
+            words = words[:, skip : skip + part.shape[1]]
+        if factors is None or factors.shape != part.shape:
+            factors = torch.empty(part.shape, dtype=wide, device=x.device)
         torch.mul(given[at], torch.le(words, last, out=factors).mul_(scale), out=part)
     return found
 
