@@ -243,6 +243,7 @@ class Program:
         front: bool = False,
         budget: float | str | None = None,
         devices: int | None = None,
+        certificate: bool = False,
         method: str = "layouts",
         dtype: str | None = None,
     ) -> Searched:
@@ -253,8 +254,9 @@ class Program:
         `"80GB"`, or bytes. `fix` are rules to be kept: `"batch:data"`. `replicated` is the part by
         which a device may do more than the least work. Without `storage` no rules for `params`,
         `grads` and `state` are sought; with `selectors` those for functions and parameters are too,
-        by steps. After `budget` seconds the best so far is returned.
-        With `devices`, every mesh of so many with the axes of `mesh` is searched.
+        by steps. After `budget` seconds the best so far is returned. With `devices`, every mesh of
+        so many with the axes of `mesh` is searched. A `certificate` bounds all per-tensor plans; by
+        time there is one in any case.
 
         Raises:
             ProgramError: no such mesh, cluster or method; nothing fits into the memory (MD0642).
@@ -262,7 +264,7 @@ class Program:
         from meshdsl.api.searched import searched
 
         limits = (memory, replicated, fix, max_rules, storage, selectors)
-        asked = Asked(objective, cluster, *limits, front, budget, devices)
+        asked = Asked(objective, cluster, *limits, front, budget, devices, certificate)
         return searched(self, mesh, dtype, asked, method, here())
 
 

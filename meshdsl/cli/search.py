@@ -51,6 +51,7 @@ class Objective:
     no_storage: bool = flag("--no-storage", "No rules for params, grads and state.")
     selectors: bool = flag("--selectors", "Rules for functions and parameters, too, by steps.")
     method: str | None = opt("--method", "M", "How to search (layouts, or what fits the graph).")
+    certificate: bool = flag("--certificate", "Bound all per-tensor plans (by time always).")
     budget: str | None = opt("--budget", "10s", "Stop after this time with the best so far.")
 
 
@@ -143,6 +144,7 @@ def asked(given: SearchLayouts) -> Asked:
         front=given.front,
         budget=given.budget,
         devices=given.devices,
+        certificate=given.certificate,
     )
 
 

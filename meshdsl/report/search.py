@@ -59,8 +59,18 @@ def searched(found: Found, file: str, method: str) -> Json:
         **({"front": [_plan(p, found) for p in _front(found)]} if problem.front else {}),
         **({"meshes": list(map(_mesh, found.others))} if found.others else {}),
         "bound": {problem.objective: found.bound},
+        **_certificate(found),
         "proven": found.proven,
     }
+
+
+def _certificate(found: Found) -> Json:
+    """The bound of all per-tensor plans, where there is one."""
+    if found.certificate is None or not found.plans:
+        return {}
+    problem, known = found.problem, found.certificate
+    gap = known.gap(problem.value(found.plans[0]))
+    return {"certificate": {"space": "L3", problem.objective: known.least, "gap": gap}}
 
 
 def _mesh(found: Found) -> Json:
@@ -155,6 +165,8 @@ def _blocks(found: Found) -> Iterator[Block]:
     yield Paragraph((Piece(_scope(found), "strong"),))
     best = found.plans[0]
     yield line(f"Best by {found.problem.objective}: {figures(best)}, {_proof(found)}.")
+    if found.problem.certificate:
+        yield line(_certified(found))
     yield Gap()
     mesh = f"{written(best.mesh)}\n\n" if found.others else ""
     yield Listing(mesh + block_of(found, best))
@@ -191,6 +203,25 @@ def _proof(found: Found) -> str:
     if found.count.steps and not found.problem.expired():
         return "and no single rule more or less is better"
     return "not proven: not all were looked at"
+
+
+CLOSE = 1e-3
+"""The part of a value up to which a bound is said to be reached."""
+
+
+def _certified(found: Found) -> str:
+    """What is known of plans that decide for every tensor alone."""
+    problem, known = found.problem, found.certificate
+    if known is None:
+        return "Per-tensor plans are too many to be bounded here."
+    gap = known.gap(problem.value(found.plans[0]))
+    timed = problem.objective == "time"
+    plans = "No per-tensor plan on this mesh" if found.others else "No per-tensor plan"
+    if gap < CLOSE:
+        return f"{plans} {'is faster' if timed else 'sends less'}."
+    least = duration(known.least) if timed else human(int(known.least))
+    verb = "is faster than" if timed else "sends less than"
+    return f"{plans} {verb} {least}: within {100 * gap:.2g} % of any plan."
 
 
 def figures(plan: Plan) -> str:

@@ -38,6 +38,7 @@ class Asked:
     front: bool = False
     budget: str | float | None = None
     devices: int | None = None
+    certificate: bool = False
 
     def problems(self, made: Compilation) -> tuple[Problem, ...]:
         """The problem on the mesh of a program's options, or on each shape of it of `devices`.
@@ -67,7 +68,12 @@ class Asked:
         )
         objective = self._objective(timing)
         about = (objective, limits, timing, self.front)
-        return Problem(made.named, mesh, *about, expired)
+        # By time few tensors are waited for: their bound takes no time to speak of.
+        certificate = self.certificate or objective == "time"
+        if self.certificate and objective == "memory":
+            help = "leave `--certificate` out, or take `--objective bytes`"
+            fail("MD0646", "no bound of memory is known over per-tensor plans", help=help)
+        return Problem(made.named, mesh, *about, expired, certificate=certificate)
 
     def _objective(self, timing: Timing | None) -> str:
         objective = self.objective or ("bytes" if timing is None else "time")

@@ -57,6 +57,7 @@ class Problem:
     divided: replicated work costs time. With `front`, layouts that need less memory are searched
     too, however much they send. `least` is the least work of a device that others are measured
     by, where that is not the least on this mesh.
+    With `certificate`, per-tensor plans are bounded.
     `expired` says that the time given has run out; a search depends on no other clock.
     """
 
@@ -68,6 +69,7 @@ class Problem:
     front: bool = False
     expired: Callable[[], bool] = _never
     least: float | None = None
+    certificate: bool = False
 
     def value(self, plan: Plan) -> float:
         """What is minimised."""
@@ -125,6 +127,18 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
+class Certificate:
+    """No per-tensor plan is below `least` in the objective; `sweeps` raised the bound."""
+
+    least: float
+    sweeps: int
+
+    def gap(self, value: float) -> float:
+        """How far above all plans a value may be, as a part of it."""
+        return max(0.0, 1 - self.least / value) if value else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """The result of a method: plans within the limits, the best first; none where none fits.
 
@@ -138,6 +152,7 @@ class Found:
     count: Count
     bound: float
     others: tuple[Found, ...] = ()
+    certificate: Certificate | None = None
 
     @property
     def proven(self) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.placed.sbp import Mesh
+from meshdsl.search.certificate import certified
 from meshdsl.search.problem import Found, Method, Problem
 from meshdsl.search.selectors import by_steps, less
 from meshdsl.search.space import Space
@@ -55,7 +56,7 @@ def solve(problems: Sequence[Problem], method: Method) -> Found:
     doing everything everywhere. Raises the first diagnostic where no mesh has a layout.
     """
     if len(problems) == 1:
-        return _stepped(method.solve(problems[0]))
+        return _finished(method.solve(problems[0]))
     least = min(map(_least_work, problems))
     found, refused = [], list[DiagnosticError]()
     for problem in problems:
@@ -66,14 +67,17 @@ def solve(problems: Sequence[Problem], method: Method) -> Found:
     if not found:
         raise refused[0]
     first, *others = sorted(found, key=_order)
-    return replace(_stepped(first), others=tuple(others))
+    return replace(_finished(first), others=tuple(others))
 
 
-def _stepped(found: Found) -> Found:
-    """With rules for functions and parameters where these are asked for; less what does no good."""
+def _finished(found: Found) -> Found:
+    """With rules for functions and parameters where these are asked for, less what does no good.
+
+    And a certificate.
+    """
     if not found.plans:
         return found
-    return by_steps(found) if found.problem.limits.selectors else less(found)
+    return certified(by_steps(found) if found.problem.limits.selectors else less(found))
 
 
 def _least_work(problem: Problem) -> float:

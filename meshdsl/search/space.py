@@ -195,7 +195,7 @@ class _Table:
         self.loops = [
             (_bits((*f.ins, *f.outs), numbers), f) for f in call.opdef.factors(call.signature).loops
         ]
-        self.own = _bits(_own_dims(call), numbers)
+        self.own = _bits(own_dims(call), numbers)
         self.mask = functools.reduce(operator.or_, (mask for mask, _ in self.loops), self.own)
         self.known: dict[Open, float] = {}
 
@@ -217,7 +217,7 @@ class _Table:
         The operators that it becomes may be common to several composites, and are then done once:
         so none of them is a bound of seconds. FLOPs count the products.
         """
-        calls = _on_parts(self.call)
+        calls = on_parts(self.call)
         if not calls:
             return math.inf
         if self.weigh is not work:
@@ -239,14 +239,14 @@ def _bits(dims: Iterable[str | None], numbers: Mapping[str, int]) -> int:
     return sum(1 << numbers[d] for d in {*dims} if d is not None and d in numbers)
 
 
-def _own_dims(call: Call) -> frozenset[str]:
+def own_dims(call: Call) -> frozenset[str]:
     """The dims of operands that the operator needs whole."""
     loops = call.opdef.factors(call.signature).loops
     pairs = ((d, {f.ins[i] for f in loops}) for i, t in enumerate(call.ins) for d in t.names)
     return frozenset(dim for dim, free in pairs if dim not in free)
 
 
-def _on_parts(call: Call) -> tuple[Call, ...]:
+def on_parts(call: Call) -> tuple[Call, ...]:
     """The calls that one becomes where a dim is split that it needs whole; none if it cannot."""
     if call.name in IN_BLOCKS:
         return (call,)

@@ -83,6 +83,7 @@ REFUSED = {
     "--fix bitch:x": ("MD0305", 2),
     "--fix io:x,hidden:x": ("MD0302", 1),
     "--expect": ("MD0601", 2),
+    "--certificate --objective memory": ("MD0646", 2),
     "--memory 80GB/s": ("MD0601", 2),
     "--bandwidth 1GB/s": ("MD0601", 2),
     "--stages 2": ("MD0601", 2),

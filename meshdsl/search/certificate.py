@@ -1,0 +1,43 @@
+"""How far a layout is from every plan at most: what no per-tensor plan is better than."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from meshdsl.search.dual import bound
+from meshdsl.search.problem import Certificate, Found, Problem
+from meshdsl.search.space import Space
+from meshdsl.search.tensors import TooMany, tensors
+
+
+def certified(found: Found) -> Found:
+    """A result with its certificate, where one is asked for and there is something to compare."""
+    problem = found.problem
+    if not found.plans or not problem.certificate or problem.objective == "memory":
+        return found
+    return replace(found, certificate=certificate(problem))
+
+
+def certificate(problem: Problem) -> Certificate | None:
+    """The bound of the objective over all per-tensor plans; None where there are too many.
+
+    Where work has to be divided, plans have to do so, too. Memory is not limited: the bound is that
+    of more plans than fit. Where time has run out, of fewer sweeps.
+    """
+    try:
+        found = bound(tensors(problem, most_work(problem)), problem.expired)
+    except TooMany:
+        return None
+    return Certificate(found.least, found.sweeps)
+
+
+def most_work(problem: Problem) -> float:
+    """The FLOPs that a device may do: replicated work costs time, and else is limited."""
+    if problem.objective == "time":
+        return math.inf
+    least = problem.least
+    if least is None:
+        space = Space(problem.program, problem.mesh, problem.limits.fixed, problem.timing)
+        least = space.least()
+    return least * (1 + problem.limits.replicated)

@@ -1,0 +1,251 @@
+"""A lower bound of the least sum over nodes and edges, by passing messages; and a choice.
+
+Costs are moved between nodes and edges so that every sum stays what it is; then the sum of what is
+least for each alone bounds every choice. Sweeps forth and back over the nodes raise it: those of
+TRW-S (Kolmogorov 2006), towards the bound of the relaxed 0-1 program (Wainwright, Jaakkola and
+Willsky 2005). Any sweep may be the last. Work beyond its limit has a price (Everett 1963), and of
+the readers of one tensor the dearest pays: each has a share, that of the dearest is raised.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshdsl.named.ir import Value
+from meshdsl.search.tensors import Costs, Edge, Tensors
+
+SWEEPS = 8
+"""Sweeps, forth and back, for each price of work."""
+
+LAST = 60
+"""Sweeps at the best price, at most."""
+
+PRICES = 14
+"""Prices that are tried."""
+
+ROUNDS, SHORT = 16, 3
+"""How often shares are changed, and sweeps after each change."""
+
+STEP = 1.05
+"""The factor by which the price of work changes with them."""
+
+ENOUGH = 3e-4
+"""The part by which a sweep has to raise the bound for another one to follow."""
+
+ROUNDING = 1e-9
+"""The part of a bound that the rounding of sums may be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """No choice costs less than `least`; `picks` is one, of cost `cost`, by node."""
+
+    least: float
+    picks: tuple[int, ...]
+    cost: float
+    sweeps: int
+
+
+def bound(graph: Tensors, expired: Callable[[], bool]) -> Bound:
+    """The best bound of all sweeps, and the best choice that they led to."""
+    return _Sweeps(graph, expired).bound()
+
+
+class _Edge:
+    """An edge with `off`, the costs that were moved off it: by the choices of each end.
+
+    It has a `share` of what its tensor costs.
+    """
+
+    def __init__(self, edge: Edge, most: float) -> None:
+        self.ends = edge.source, edge.target
+        made, read = (np.unique(side, return_inverse=True) for side in (edge.made, edge.read))
+        cost = np.minimum(edge.cost[np.ix_(made[0], read[0])], most)
+        # By end, rows are the states of that end, columns those of the other.
+        self.cost = np.ascontiguousarray(cost), np.ascontiguousarray(cost.T)
+        self.share = 1.0
+        self.at = made[1].reshape(-1), read[1].reshape(-1)
+        self.order = tuple(np.argsort(at, kind="stable") for at in self.at)
+        starts = zip(self.at, self.order, cost.shape, strict=True)
+        self.starts = tuple(np.searchsorted(at[o], np.arange(n)) for at, o, n in starts)
+        self.off = [np.zeros(len(at)) for at in self.at]
+
+    def least(self, end: int) -> Costs:
+        """What is left on the edge at least, by the choices of one end."""
+        other = 1 - end
+        lowest = np.minimum.reduceat(-self.off[other][self.order[other]], self.starts[other])
+        found: Costs = (self.share * self.cost[end] + lowest).min(axis=1)[self.at[end]] - self.off[
+            end
+        ]
+        return found
+
+    def beside(self, end: int, choice: int) -> Costs:
+        """The cost by the choices of one end where the other is decided."""
+        found: Costs = self.cost[end][self.at[end], self.at[1 - end][choice]]
+        return self.share * found
+
+    def of(self, picks: list[int]) -> float:
+        """The cost of a choice, before it is shared."""
+        rows, columns = (at[picks[n]] for at, n in zip(self.at, self.ends, strict=True))
+        return float(self.cost[0][rows, columns])
+
+
+class _Sweeps:
+    """Nodes and edges as far as costs have been moved; `price` is that of a FLOP."""
+
+    def __init__(self, graph: Tensors, expired: Callable[[], bool]) -> None:
+        self.graph, self.expired = graph, expired
+        self.limited = math.isfinite(graph.most)
+        spread = [float(e.cost[np.isfinite(e.cost)].max()) for e in graph.edges]
+        spread += [float(node.cost.max()) for node in graph.nodes]
+        edges = [_Edge(e, 10 * math.fsum(spread)) for e in graph.edges]
+        self.near: list[list[tuple[_Edge, int]]] = [[] for _ in graph.nodes]
+        for edge in edges:
+            for end, node in enumerate(edge.ends):
+                self.near[node].append((edge, end))
+        self.values: dict[Value, list[_Edge]] = {}
+        for made, edge in zip(graph.edges, edges, strict=True):
+            self.values.setdefault(made.value, []).append(edge)
+        for readers in self.values.values():
+            for edge in readers:
+                edge.share = 1 / len(readers)
+        self.edges = edges
+        self.picks: list[int] = []
+        self.left = [node.cost.copy() for node in graph.nodes]
+        self.price = 0.0
+        self.sweeps = 0
+        self.best = Bound(0.0, (), math.inf, 0)
+
+    def bound(self) -> Bound:
+        """The best of all prices."""
+        if self.limited:
+            self._search()
+        self._sweep(LAST)
+        self._decide()
+        for step in range(ROUNDS if any(len(es) > 1 for es in self.values.values()) else 0):
+            if self.expired():
+                break
+            self._share(2 / (step + 4))
+            self._sweep(SHORT)
+            work = self._decide()
+            if self.price:
+                self._set(self.price * (STEP if work > self.graph.most else 1 / STEP))
+        least = max(0.0, self.best.least * (1 - ROUNDING))
+        return Bound(min(least, self.best.cost), self.best.picks, self.best.cost, self.sweeps)
+
+    def _search(self) -> None:
+        """Try prices by halving, where work is dear enough or not; end at the best one."""
+        least = math.fsum(float(n.flops.min()) for n in self.graph.nodes)
+        low, high = 0.0, 4 * math.fsum(float(e.cost[0].max()) for e in self.edges) / max(least, 1.0)
+        self._set(0.0)
+        if self._sweep(SWEEPS) and self._decide() <= self.graph.most:
+            return
+        found = {0.0: self.best.least}
+        for _ in range(PRICES):
+            if self.expired():
+                break
+            middle = math.sqrt(low * high) if low else high / 30
+            self._set(middle)
+            found[middle] = self._sweep(SWEEPS)
+            if self._decide() > self.graph.most:
+                low = middle
+            else:
+                high = middle
+            if low and high / low < 1.05:
+                break
+        self._set(max(found, key=lambda price: found[price]))
+
+    def _set(self, price: float) -> None:
+        """Another price of work: every choice costs so much more or less."""
+        for left, node in zip(self.left, self.graph.nodes, strict=True):
+            left += (price - self.price) * node.flops
+        self.price = price
+
+    def _sweep(self, most: int) -> float:
+        """Sweep until the bound hardly rises; the bound at this price."""
+        before = -math.inf
+        for _ in range(most):
+            self._pass(range(len(self.left)), 1)
+            self._pass(range(len(self.left) - 1, -1, -1), 0)
+            self.sweeps += 1
+            now = math.fsum(float(left.min()) for left in self.left)
+            now -= self.price * self.graph.most if self.limited and self.price else 0.0
+            if now > self.best.least:
+                self.best = Bound(now, self.best.picks, self.best.cost, self.sweeps)
+            if now <= before + ENOUGH * abs(now) or self.expired():
+                return now
+            before = now
+        return before
+
+    def _pass(self, order: range, behind: int) -> None:
+        """One way: each node takes what its edges cost at least, and hands it on evenly.
+
+        After it nothing is left on any edge for sure, so that nodes alone bound the sum.
+        """
+        for number in order:
+            near, left = self.near[number], self.left[number]
+            for edge, end in near:
+                found = edge.least(end)
+                left += found
+                edge.off[end] += found
+            ahead = [(e, end) for e, end in near if (e.ends[1 - end] > number) == bool(behind)]
+            if not ahead:
+                continue
+            share = left / max(len(ahead), len(near) - len(ahead))
+            for edge, end in ahead:
+                edge.off[end] -= share
+            left -= share * len(ahead)
+
+    # --- a choice ----------------------------------------------------------------------------
+
+    def _decide(self) -> float:
+        """Decide node by node, improve by changing single nodes; the FLOPs of what is found."""
+        picks = [-1] * len(self.left)
+        for number, left in enumerate(self.left):
+            costs = left.copy()
+            for edge, end in self.near[number]:
+                other = picks[edge.ends[1 - end]]
+                costs += edge.least(end) if other < 0 else edge.beside(end, other) - edge.off[end]
+            picks[number] = int(costs.argmin())
+        self._improve(picks)
+        self.picks = picks
+        work = math.fsum(float(n.flops[k]) for n, k in zip(self.graph.nodes, picks, strict=True))
+        if not self.limited or work <= self.graph.most * (1 + ROUNDING):
+            cost = self.cost(picks)
+            if cost < self.best.cost:
+                self.best = Bound(self.best.least, tuple(picks), cost, self.sweeps)
+        return work
+
+    def _share(self, step: float) -> None:
+        """Move a part of all shares to those of the dearest readers of the last choice."""
+        for readers in self.values.values():
+            costs = [edge.of(self.picks) for edge in readers]
+            most = max(costs)
+            if min(costs) == most:
+                continue
+            several = costs.count(most)
+            for edge, cost in zip(readers, costs, strict=True):
+                edge.share *= 1 - step
+                edge.share += step / several if cost == most else 0.0
+
+    def _improve(self, picks: list[int]) -> None:
+        for _ in range(3):
+            changed = False
+            for number, node in enumerate(self.graph.nodes):
+                costs = node.cost + self.price * node.flops
+                for edge, end in self.near[number]:
+                    costs = costs + edge.beside(end, picks[edge.ends[1 - end]])
+                if costs.min() < costs[picks[number]] * (1 - ROUNDING):
+                    picks[number], changed = int(costs.argmin()), True
+            if not changed:
+                return
+
+    def cost(self, picks: list[int]) -> float:
+        """The sum of a choice."""
+        own = (float(n.cost[k]) for n, k in zip(self.graph.nodes, picks, strict=True))
+        sent = (max(edge.of(picks) for edge in readers) for readers in self.values.values())
+        return math.fsum((*own, *sent))
