@@ -25,10 +25,12 @@ def main(
     device: Callable[..., dict[str, torch.Tensor]],
     outputs: dict[str, str],
     *tables: dict[str, str],
+    assigned: tuple[str, ...] = (),
 ) -> None:
     """Run `device` as one process of many. Exits with 2 on a wrong command, 3 on a failure.
 
     `tables` are inputs and parameters; with states, be it none, `device` yields new values of them.
+    Parameters that the program has `assigned` begin anew where a file lacks them.
     """
     sys.stdout = open(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print is no output of the program
@@ -36,7 +38,8 @@ def main(
     specs = [{name: spec_of(text) for name, text in table.items()} for table in (*tables, outputs)]
     try:
         options = parse_options(mesh, trains=len(tables) > 2)
-        files = [read_file(options.inputs, specs[0]), *[read_file(options.params, specs[1])] * 2]
+        given = read_file(options.params, specs[1], assigned)
+        files = [read_file(options.inputs, specs[0]), given, given]
         held = [
             {n: local_value(n, spec, file, options.seed, mesh, rank) for n, spec in table.items()}
             for table, file in zip(specs[:-1], files, strict=False)
@@ -89,7 +92,7 @@ def parse_options(mesh: dict[str, int], trains: bool) -> argparse.Namespace:
     return options
 
 
-def read_file(path: str | None, specs: Mapping[str, Spec]) -> Any:
+def read_file(path: str | None, specs: Mapping[str, Spec], optional: tuple[str, ...] = ()) -> Any:
     """The arrays of a .npz or .safetensors file by name; nothing in it can run code."""
     if path is None:
         return {}
@@ -104,7 +107,7 @@ def read_file(path: str | None, specs: Mapping[str, Spec]) -> Any:
             stored = torch.from_numpy(data[start:][slice(*entry["data_offsets"])])
             found[name] = stored.view(torch_dtype(entry["dtype"].lower())).view(entry["shape"])
     needed = {name for name, spec in specs.items() if spec.draw != ("seed",)}
-    if not needed <= set(found) <= set(specs):
+    if not needed - set(optional) <= set(found) <= set(specs):
         raise ValueError(f"{path} holds {', '.join(found)}, but needed are {', '.join(specs)}")
     return found
 

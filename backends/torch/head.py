@@ -27,6 +27,7 @@ def head(program: Program, draws: Draws, imports: Iterable[str], bare: bool = Fa
         *_states(program, draws),
         *_table("OUTPUTS", list(program.outputs), {}),
         *_loss(program),
+        *_assigned(program),
     ]
     about = _about(program, bare)
     return [*about, "", ""] if bare else _top(program, about, tables, imports)
@@ -128,6 +129,18 @@ def _loss(program: Program) -> list[str]:
         return []
     norm = statement(f"NORM = {quoted(goal.norm)}") if goal.norm else []
     return [*statement(f"LOSS = {quoted(loss_name(program.placed.named))}"), *norm]
+
+
+def assigned(program: Program) -> tuple[str, ...]:
+    """The parameters that a program without an optimizer assigns (`:=`)."""
+    if program.placed.named.goal is not None:
+        return ()
+    return tuple(old.value.name or "" for old, _ in program.updates if old in program.params)
+
+
+def _assigned(program: Program) -> list[str]:
+    names = assigned(program)
+    return [*statement(f"ASSIGNED = {_strings(names)}")] if names else []
 
 
 # --- tables ------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from meshdsl.backends.torch.call import TorchText
 from meshdsl.backends.torch.format import INDENT, WIDTH, quoted
-from meshdsl.backends.torch.head import foot, head, inert
+from meshdsl.backends.torch.head import assigned, foot, head, inert
 from meshdsl.backends.torch.lines import Line
 from meshdsl.backends.torch.loops import Loops
 from meshdsl.backends.torch.moves import typed
@@ -94,7 +94,8 @@ class Emitter(Loops):
         """The text; `bare` is the function `device` alone."""
         pasted = paste(self.used)
         states = ", STATES" if self.program.updates else ""
-        call = f"main(MESH, GROUPS, device, OUTPUTS, INPUTS, PARAMS{states})"
+        begun = ", assigned=ASSIGNED" if assigned(self.program) else ""
+        call = f"main(MESH, GROUPS, device, OUTPUTS, INPUTS, PARAMS{states}{begun})"
         below = [] if bare else foot(pasted.texts, call)
         return self.under(head(self.program, draws, pasted.imports, bare), below)
 

@@ -7,12 +7,15 @@ import builtins
 import json
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
 from meshdsl.backends.engines.in_process import run_local
+from meshdsl.backends.engines.run import Given, run
 from meshdsl.backends.torch.paste import library, merge_imports, paste
+from meshdsl.diagnostics import DiagnosticError
 from tests.compiling import compile_text
 
 STANDARD = [name for name, definition in library().items() if definition.name]
@@ -121,6 +124,38 @@ program line(x[batch, io], y[batch]) {
   minimize loss with momentum(lr=0.1)
 }
 """
+
+
+COUNTER = """
+dim a = 4
+program counter(x[a]) {
+  param w[a]
+  param seen[a] = ones()
+  y = x * w + seen
+  seen := seen + x
+  return y
+}
+"""
+
+
+@pytest.mark.parametrize("kept", [("w",), ("w", "seen"), ("seen",)])
+def test_a_state_that_a_file_lacks_begins_anew_and_a_parameter_does_not(kept, tmp_path):
+    """As `meshdsl run` has it."""
+    made = compile_text(COUNTER, layout=None, mesh="r:1")
+    arrays: Any = {name: np.array([3, 1, 4, 1], "<f4") for name in kept}
+    (tmp_path / "prog.py").write_text(made.text)
+    np.savez(tmp_path / "p.npz", **arrays)
+    command = [sys.executable, "prog.py", "--params", "p.npz", "--updated", "new.npz"]
+    code = subprocess.run(command, cwd=tmp_path, capture_output=True, check=False).returncode
+    given = Given(params=str(tmp_path / "p.npz"))
+    if "w" not in kept:
+        with pytest.raises(DiagnosticError):
+            run(made, "local", given)
+        assert code == 2
+        return
+    expected = run(made, "local", given).updated
+    with np.load(tmp_path / "new.npz") as found:
+        np.testing.assert_array_equal(found["seen"], expected["seen"])
 
 
 def test_a_training_step_reads_safetensors_and_writes_what_it_updates(tmp_path):
