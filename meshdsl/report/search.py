@@ -205,8 +205,12 @@ def _proof(found: Found) -> str:
     return "not proven: not all were looked at"
 
 
-CLOSE = 1e-3
-"""The part of a value up to which a bound is said to be reached."""
+CLOSE, FAR = 1e-3, 0.99
+"""Parts of a value: up to one a bound is said to be reached, from the other on it says nothing."""
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.2g} %" if part < 0.1 else f"{100 * part:.0f} %"
 
 
 def _certified(found: Found) -> str:
@@ -219,9 +223,11 @@ def _certified(found: Found) -> str:
     plans = "No per-tensor plan on this mesh" if found.others else "No per-tensor plan"
     if gap < CLOSE:
         return f"{plans} {'is faster' if timed else 'sends less'}."
+    if gap > FAR:
+        return "Nothing is known of per-tensor plans: their bound is far below."
     least = duration(known.least) if timed else human(int(known.least))
     verb = "is faster than" if timed else "sends less than"
-    return f"{plans} {verb} {least}: within {100 * gap:.2g} % of any plan."
+    return f"{plans} {verb} {least}: within {_percent(gap)} of any plan."
 
 
 def figures(plan: Plan) -> str:

@@ -1,19 +1,20 @@
 """The search of FlexFlow (Jia, Zaharia, Aiken 2019): a Markov chain over choices, cooled.
 
-One variable is proposed another choice; a dearer one is accepted with probability exp(-more/T). T
-falls geometrically over three decades. The change in cost is computed from the factors that see
-the variable; that it equals the difference of whole costs is a property that tests hold it to.
+One variable is proposed another choice, to which others may have to give way; a dearer one is
+accepted with probability exp(-more/T). T falls geometrically over three decades. The change in cost
+is computed from the factors that see what is changed; that it equals the difference of whole costs
+is a property that tests hold it to.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from meshdsl.search.graph import CostGraph, Solution, cheapest_of_each
+from meshdsl.search.graph import CostGraph, Factor, Solution, cheapest_of_each
 
 PROPOSALS = 20_000
 """Proposals of all chains together."""
@@ -24,15 +25,24 @@ DECADES = 3
 RESTARTS = 4
 """Chains that begin with choices drawn at random."""
 
+GIVE_WAY = 0.5
+"""The part of proposals in which other variables give way where a factor forbids a choice."""
+
 TRIED = 200
 """Proposals whose mean change is the first temperature."""
 
 
 def change(graph: CostGraph, picks: Sequence[int], variable: int, choice: int) -> float:
     """What the cost changes by if a variable changes: of the factors that see it."""
+    return changed(graph, picks, {variable: choice})
+
+
+def changed(graph: CostGraph, picks: Sequence[int], choices: Mapping[int, int]) -> float:
+    """What the cost changes by if some variables change."""
     other = list(picks)
-    other[variable] = choice
-    seen = graph.seen_by[variable]
+    for variable, choice in choices.items():
+        other[variable] = choice
+    seen = list(dict.fromkeys(f for variable in choices for f in graph.seen_by[variable]))
     before, after = (math.fsum(f.of(p) for f in seen) for p in (picks, other))
     return 0.0 if before == after == math.inf else after - before
 
@@ -72,12 +82,10 @@ def _chain(
     best, least = tuple(picks), cost if held <= graph.limit else math.inf
     over = _price(graph)
     for step in range(proposals):
-        variable = draw.choice(free)
-        choice = draw.randrange(graph.sizes[variable] - 1)
-        choice += choice >= picks[variable]
-        more = change(graph, picks, variable, choice)
+        proposed = _proposed(graph, picks, free, draw)
+        more = changed(graph, picks, proposed)
         warm = hot * 10 ** (-DECADES * step / proposals)
-        other = [*picks[:variable], choice, *picks[variable + 1 :]]
+        other = [proposed.get(i, pick) for i, pick in enumerate(picks)]
         then = graph.bytes(other)
         beyond = over * (max(then, graph.limit) - max(held, graph.limit)) if over else 0.0
         if not _accepts(more + beyond, warm, draw):
@@ -87,6 +95,42 @@ def _chain(
         if held <= graph.limit and cost < least:
             least, best = cost, tuple(picks)
     return best
+
+
+def _proposed(
+    graph: CostGraph, picks: Sequence[int], free: Sequence[int], draw: random.Random
+) -> dict[int, int]:
+    """Another choice of a variable; now and then others give way to it.
+
+    Where of several variables only one may have something, no single change takes it from one to
+    another.
+    """
+    variable = draw.choice(free)
+    found = {variable: _other(graph, picks, variable, draw)}
+    if draw.random() >= GIVE_WAY:
+        return found
+    now = list(picks)
+    now[variable] = found[variable]
+    for factor in graph.seen_by[variable]:
+        if math.isfinite(factor.of(now)):
+            continue
+        for other in factor.scope:
+            if other == variable or math.isfinite(factor.of(now)):
+                continue
+            free_of = [k for k in range(graph.sizes[other]) if _allows(factor, now, other, k)]
+            if free_of:
+                now[other] = found[other] = draw.choice(free_of)
+    return found
+
+
+def _allows(factor: Factor, picks: list[int], variable: int, choice: int) -> bool:
+    """Whether a factor is finite once a variable has this choice."""
+    return math.isfinite(factor.of([*picks[:variable], choice, *picks[variable + 1 :]]))
+
+
+def _other(graph: CostGraph, picks: Sequence[int], variable: int, draw: random.Random) -> int:
+    choice = draw.randrange(graph.sizes[variable] - 1)
+    return choice + (choice >= picks[variable])
 
 
 def _price(graph: CostGraph) -> float:

@@ -70,6 +70,8 @@ class Asked:
         about = (objective, limits, timing, self.front)
         # By time few tensors are waited for: their bound takes no time to speak of.
         certificate = self.certificate or objective == "time"
+        # What was not looked at has to be bounded by something.
+        certificate |= self.budget is not None and objective == "bytes"
         if self.certificate and objective == "memory":
             help = "leave `--certificate` out, or take `--objective bytes`"
             fail("MD0646", "no bound of memory is known over per-tensor plans", help=help)

@@ -27,6 +27,9 @@ LAST = 60
 PRICES = 14
 """Prices that are tried."""
 
+HASTY = 5
+"""Prices that are tried even if time has run out."""
+
 ROUNDS, SHORT = 16, 3
 """How often shares are changed, and sweeps after each change."""
 
@@ -145,8 +148,8 @@ class _Sweeps:
         if self._sweep(SWEEPS) and self._decide() <= self.graph.most:
             return
         found = {0.0: self.best.least}
-        for _ in range(PRICES):
-            if self.expired():
+        for tried in range(PRICES):
+            if tried >= HASTY and self.expired():
                 break
             middle = math.sqrt(low * high) if low else high / 30
             self._set(middle)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from meshdsl.search.layouts import Layouts
 from meshdsl.search.problem import Method
 from meshdsl.search.summed import ELIMINATION, ILP, MCMC
+from meshdsl.search.tofu import Tofu
 
 METHODS: Mapping[str, Method] = {
     "layouts": Layouts(),
@@ -14,5 +15,6 @@ METHODS: Mapping[str, Method] = {
     "elimination": ELIMINATION,
     "ilp": ILP,
     "mcmc": MCMC,
+    "tofu": Tofu(),
 }
 """What `--method` takes."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,10 +30,16 @@ Axes = tuple[str, ...]
 Solve = Callable[[CostGraph], Solution]
 
 
-def table_graph(space: Space, most_work: float) -> CostGraph:
-    """The bytes of every call by the axes of its dims, and its FLOPs as what is limited."""
+def table_graph(
+    space: Space, most_work: float, among: Sequence[tuple[Axes, ...]] | None = None
+) -> CostGraph:
+    """The bytes of every call by the axes of its dims, and its FLOPs as what is limited.
+
+    `among` are the choices of each dim, where these are not all.
+    """
     tables = Tables(space)
-    choices = [tuple(_choices(space, number)) for number in range(len(space.dims))]
+    every = [tuple(_choices(space, number)) for number in range(len(space.dims))]
+    choices = every if among is None else list(among)
     names = zip(space.dims, choices, strict=True)
     variables = tuple(Variable(d.name, tuple(" ".join(a) for a in axes)) for d, axes in names)
     factors, work = list(_meetings(space, choices)), []
@@ -108,15 +114,20 @@ class Summed:
             message = f"{best.method} found no layout within {1 + limits.replicated:.2f} times"
             fail("MD0641", f"{message} the least work", help="a larger `--replicated`")
         rules = self.rules(space, best)
-        plans = [problem.plan(rules, policy) for policy in POLICIES]
-        valid = sum(1 for _ in space.every())
-        count = Count("L0", valid, 1, 0, space.symmetry)
-        return Found(problem, best_first(problem, plans), tuple(plans), count, 0)
+        return placed(problem, space, rules)
 
     def rules(self, space: Space, best: Solution) -> Rules:
         """The rules of a solution."""
         choices = (tuple(_choices(space, n)) for n in range(len(space.dims)))
         return space.rules([axes[k] for axes, k in zip(choices, best.picks, strict=True)])
+
+
+def placed(problem: Problem, space: Space, rules: Rules) -> Found:
+    """One layout as the result of a method: nothing is proven."""
+    plans = [problem.plan(rules, policy) for policy in POLICIES]
+    valid = sum(1 for _ in space.every())
+    count = Count("L0", valid, 1, 0, space.symmetry)
+    return Found(problem, best_first(problem, plans), tuple(plans), count, 0)
 
 
 ELIMINATION, ILP, MCMC = Summed(priced_memory), Summed(integer_program), Summed(anneal)

@@ -70,6 +70,18 @@ def test_the_front_is_one(cli: Cli) -> None:
     assert [held for _, held in values] == sorted((held for _, held in values), reverse=True)
 
 
+@pytest.mark.parametrize("options", [[], ["--cluster", "h100"]])
+def test_a_budget_that_is_over_says_what_is_left(options: list[str], cli: Cli) -> None:
+    told = cli("search", write(TEXT), "--budget", "0s", *options).out
+    assert "not looked at" in told
+    found = json.loads(cli("search", write(TEXT), "--budget", "0s", "--json", *options).out)
+    assert not found["proven"]
+    known = found["certificate"]
+    best = found["plans"][0]["step_seconds" if options else "wire_bytes"]
+    assert known[found["objective"]] <= best * (1 + 1e-6)
+    assert known["gap"] == pytest.approx(1 - known[found["objective"]] / best, abs=1e-6)
+
+
 REFUSED = {
     "--objective time": ("MD0324", 1),
     "--objective speed": ("MD0602", 2),

@@ -1,0 +1,65 @@
+"""The search of Tofu (Wang, Huang and Li 2019): one mesh axis at a time, the outer ones first.
+
+Each step splits the whole program once more, over one axis, so that the least is sent in all; what
+earlier steps have split stays so. An operator is split along one of its loops in a step, and what
+that leaves partial is reduced at once: partition-n-reduce, which the tables of `immediate` are. Of
+equal axes that often leads to what all axes decided jointly would; an axis of another speed may be
+better off with what an earlier one has taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from meshdsl.diagnostics import fail
+from meshdsl.search.exact import branch_and_bound
+from meshdsl.search.graph import least_memory
+from meshdsl.search.problem import Found, Problem
+from meshdsl.search.space import Space
+from meshdsl.search.summed import Axes, placed, table_graph
+
+
+@dataclass(frozen=True, slots=True)
+class Tofu:
+    """The layout of general rules that is split axis by axis, placed."""
+
+    def solve(self, problem: Problem) -> Found:
+        """The plan. Raises MD0641 where a step cannot divide the work as asked."""
+        taken: dict[str, Axes] = {}
+        for axis, size in problem.mesh.axes:
+            if size > 1:
+                taken = _step(problem, axis, taken)
+        space = Space(problem.program, problem.mesh, problem.limits.fixed, problem.timing)
+        rules = space.rules([taken.get(dim.name, ()) for dim in space.dims])
+        return placed(problem, space, rules)
+
+
+def _step(problem: Problem, axis: str, taken: dict[str, Axes]) -> dict[str, Axes]:
+    """What splits each dim, once an axis does so, too; axes behind it have one device yet."""
+    mesh = problem.mesh
+    done = mesh.names[: mesh.names.index(axis) + 1]
+    sizes = tuple((a, n if a in done else 1) for a, n in mesh.axes)
+    space = Space(problem.program, replace(mesh, axes=sizes), problem.limits.fixed)
+    choices = [tuple(_choices(space, number, axis, taken)) for number in range(len(space.dims))]
+    graph = table_graph(space, float("inf"), choices)
+    least = branch_and_bound(least_memory(graph))
+    limit = least.cost * (1 + problem.limits.replicated)
+    best = branch_and_bound(replace(graph, limit=limit))
+    if not best.picks:
+        help = "a larger `--replicated`, or fewer rules by `--fix`"
+        fail("MD0641", f"no split over `{axis}` leaves the others as they are", help=help)
+    dims = zip(space.dims, choices, best.picks, strict=True)
+    return {dim.name: axes[k] for dim, axes, k in dims}
+
+
+def _choices(space: Space, number: int, axis: str, taken: dict[str, Axes]) -> Iterator[Axes]:
+    """A dim as it is, or split over one more axis; a fixed rule leaves no choice."""
+    dim = space.dims[number]
+    before = taken.get(dim.name, ())
+    if dim.name in space.fixed:
+        yield tuple(a for a in dim.axes if space.mesh.size(a) > 1)
+        return
+    yield before
+    if axis in dim.axes and space.divides(dim, (*before, axis)):
+        yield (*before, axis)

@@ -1,0 +1,72 @@
+"""Axis by axis as Tofu does, and by chains as FlexFlow does: as good as all layouts here."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshdsl.diagnostics import DiagnosticError
+from meshdsl.ir.types import F32, Dim, TensorType
+from meshdsl.placed.reshard import route
+from meshdsl.placed.rows import Call, legal_rows
+from meshdsl.placed.sbp import WHOLE, Mesh, Partial, Split, placement
+from meshdsl.search.annealing import anneal
+from meshdsl.search.methods import METHODS
+from meshdsl.search.plan import Rule
+from meshdsl.search.space import Space
+from meshdsl.search.summed import table_graph
+from meshdsl.search.tables import Tables
+
+from .problems import LINE, SQUARE, named, problem
+
+CUBE = Mesh("cube", (("x", 2), ("y", 2), ("z", 2)))
+each_mesh = pytest.mark.parametrize("mesh", [LINE, SQUARE, CUBE], ids=lambda mesh: mesh.name)
+
+
+def least_sum(name: str, mesh: Mesh) -> int:
+    """The least that the tables say of all layouts that divide the work."""
+    space = Space(named(name), mesh)
+    tables = Tables(space)
+    return min(tables.sent(rules) for _, rules in space.within(space.least() * 1.15))
+
+
+@each_mesh
+@pytest.mark.parametrize("name", ["net", "lm"])
+def test_equal_axes_one_at_a_time_are_as_good_as_jointly(name: str, mesh: Mesh) -> None:
+    asked = problem(name, mesh)
+    found = METHODS["tofu"].solve(asked)
+    tables = Tables(Space(named(name), mesh))
+    assert tables.sent(found.plans[0].rules) == least_sum(name, mesh)
+    assert not found.proven
+
+
+@pytest.mark.parametrize("mesh", [LINE, SQUARE], ids=lambda mesh: mesh.name)
+def test_chains_come_within_a_hundredth_of_the_least(mesh: Mesh) -> None:
+    space = Space(named("lm"), mesh)
+    found = anneal(table_graph(space, space.least() * 1.15))
+    assert found.cost <= 1.01 * least_sum("lm", mesh)
+
+
+def test_a_product_is_split_in_three_ways() -> None:
+    m, n, k = Dim("m", 64), Dim("n", 16), Dim("k", 32)
+    a, b, c = (TensorType(dims, F32) for dims in ((m, k), (k, n), (m, n)))
+    rows = legal_rows(Call("einsum", (("dims", (k,)),), (a, b), (c,), (0, 1)))
+    split = {r.factor.name: r for r in rows if r.factor is not None}
+    outs = [r.outs for r in split.values()]
+    assert sorted(map(str, (out for (out,) in outs))) == ["P", "S(m)", "S(n)"]
+    summed = next(r for r in split.values() if r.outs == (Partial("sum"),))
+    assert summed.ins == (Split("k"), Split("k"))
+    reduced = route(c, placement(LINE, {}, ("x",), "sum"), WHOLE, LINE)
+    assert reduced is not None
+    assert reduced.wire_bytes == 64 * 16 * 4
+
+
+def test_what_is_fixed_stays() -> None:
+    kept = (Rule("hidden", ("y",)),)
+    found = METHODS["tofu"].solve(problem("net", SQUARE, fixed=kept))
+    assert kept[0] in found.plans[0].rules
+
+
+def test_no_step_divides_the_work() -> None:
+    asked = problem("net", LINE, fixed=(Rule("io", ()),), replicated=-0.5)
+    with pytest.raises(DiagnosticError, match="MD0641"):
+        METHODS["tofu"].solve(asked)
