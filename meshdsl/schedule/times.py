@@ -124,12 +124,12 @@ class Timed:
         """How long each device works."""
         return tuple(sum((s.end - s.start for s in row), Fraction(0)) for row in self.rows)
 
-    @property
+    @cached_property
     def idle(self) -> tuple[Fraction, ...]:
         """How long each device does not, of the whole."""
         return tuple(self.makespan - busy for busy in self.busy)
 
-    @property
+    @cached_property
     def waiting(self) -> tuple[Fraction, ...]:
         """How long each device does not between its first action and its last one.
 
@@ -138,7 +138,7 @@ class Timed:
         windows = (row[-1].end - row[0].start for row in self.rows)
         return tuple(window - busy for window, busy in zip(windows, self.busy, strict=True))
 
-    @property
+    @cached_property
     def bubble(self) -> Fraction:
         """The share of all devices' time that is idle."""
         whole = self.makespan * len(self.rows)

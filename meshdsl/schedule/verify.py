@@ -100,7 +100,7 @@ class Verified:
                     found[device, action.stage].append(action.micro)
         return {key: tuple(value) for key, value in found.items()}
 
-    @property
+    @cached_property
     def in_order(self) -> bool:
         """Whether every gradient is added up as one device does it: the sums round alike."""
         whole = tuple(range(self.schedule.micro))
@@ -115,7 +115,7 @@ class Verified:
             for key, messages in sorted(sent.items())
         )
 
-    @property
+    @cached_property
     def sends(self) -> int:
         """The messages of all lines."""
         return sum(len(line.messages) for line in self.lines)

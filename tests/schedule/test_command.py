@@ -11,12 +11,13 @@ from xml.etree import ElementTree
 import pytest
 
 from meshdsl.diagnostics import Source
-from meshdsl.report.schedules import chart, schedule_picture
+from meshdsl.report.schedules import chart, described, schedule_picture
 from meshdsl.schedule.files import read
 from meshdsl.schedule.registry import generate, schedules
 from meshdsl.schedule.times import Times, timed
 from meshdsl.schedule.verify import verify
 from tests.cli.command import Cli, write
+from tests.work import counted
 
 pytest_plugins = ["tests.cli.conftest"]
 
@@ -76,6 +77,13 @@ def test_the_picture_has_every_action(name: str) -> None:
     assert max(ends) < float(root.get("width", ""))
     words = [e.text for e in root.iter(f"{tag}text")]
     assert {"0", "7", "device 0", str(made.makespan)} <= set(words)
+
+
+def test_the_facts_of_many_devices_take_work_in_proportion() -> None:
+    with counted() as work:
+        facts = described(timed(verify(generate("one_f_one_b", 2000, 1))))
+    assert len(facts["devices"]) == 2000
+    assert work.calls < 2_000_000, "for each device all devices are looked at"
 
 
 def test_files_are_written_and_read(cli: Cli) -> None:
