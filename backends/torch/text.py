@@ -389,16 +389,15 @@ class Emitter(Loops):
     def _return(self) -> None:
         self.out.place = ""
         self.out.add()
-        items = [f"{quoted(n)}: {self._returned(var)}" for n, var in self.program.outputs]
-        self.out.statement(f"return {{{', '.join(items)}}}")
-
-    def _returned(self, var: Var) -> str:
-        """An output; of a parameter that each step writes `onto`, it is copied."""
         owners, updates = shared(self.program), self.program.updates
         onto = (old for old, new in updates if old is not new and old.name == new.name)
         stored = {owners.get(old, old) for old in onto}
-        text = self._tensor(var)
-        return f"{text}.clone()" if owners.get(var, var) in stored else text
+        items = []
+        for name, var in self.program.outputs:
+            # Of a parameter that each step writes `onto`, a copy is returned.
+            copy = ".clone()" if owners.get(var, var) in stored else ""
+            items.append(f"{quoted(name)}: {self._tensor(var)}{copy}")
+        self.out.statement(f"return {{{', '.join(items)}}}")
 
 
 def _globals(table: symtable.SymbolTable) -> Iterator[str]:
