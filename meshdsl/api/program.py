@@ -244,6 +244,7 @@ class Program:
         budget: float | str | None = None,
         devices: int | None = None,
         certificate: bool = False,
+        start: str | None = None,
         method: str = "layouts",
         dtype: str | None = None,
     ) -> Searched:
@@ -256,7 +257,7 @@ class Program:
         `grads` and `state` are sought; with `selectors` those for functions and parameters are too,
         by steps. After `budget` seconds the best so far is returned. With `devices`, every mesh of
         so many with the axes of `mesh` is searched. A `certificate` bounds all per-tensor plans; by
-        time there is one in any case.
+        time there is one in any case. `start` is a layout, by name or as text, to begin from.
 
         Raises:
             ProgramError: no such mesh, cluster or method; nothing fits into the memory (MD0642).
@@ -264,7 +265,7 @@ class Program:
         from meshdsl.api.searched import searched
 
         limits = (memory, replicated, fix, max_rules, storage, selectors)
-        asked = Asked(objective, cluster, *limits, front, budget, devices, certificate)
+        asked = Asked(objective, cluster, *limits, front, budget, devices, certificate, start)
         return searched(self, mesh, dtype, asked, method, here())
 
 

@@ -47,6 +47,7 @@ class Objective:
     )
     fix: str | None = opt("--fix", "batch:data", "Rules that are kept.")
     devices: int | None = opt("--devices", "N", "So many devices: every mesh shape.", min=1)
+    start: str | None = opt("--from", "LAYOUT", "A layout to begin from, and to compare with.")
     max_rules: int | None = opt("--max-rules", "N", "The most rules.", min=0)
     no_storage: bool = flag("--no-storage", "No rules for params, grads and state.")
     selectors: bool = flag("--selectors", "Rules for functions and parameters, too, by steps.")
@@ -145,6 +146,7 @@ def asked(given: SearchLayouts) -> Asked:
         budget=given.budget,
         devices=given.devices,
         certificate=given.certificate,
+        start=given.start,
     )
 
 

@@ -25,6 +25,7 @@ from meshdsl.search.front import front
 from meshdsl.search.plan import NAME, Plan
 from meshdsl.search.problem import Found, Problem
 from meshdsl.search.reasons import Reason, reasons
+from meshdsl.search.start import changes, started
 from meshdsl.search.written import block, written
 
 Json = dict[str, Any]
@@ -60,6 +61,7 @@ def searched(found: Found, file: str, method: str) -> Json:
         **({"meshes": list(map(_mesh, found.others))} if found.others else {}),
         "bound": {problem.objective: found.bound},
         **_certificate(found),
+        **_from(found),
         "proven": found.proven,
     }
 
@@ -71,6 +73,22 @@ def _certificate(found: Found) -> Json:
     problem, known = found.problem, found.certificate
     gap = known.gap(problem.value(found.plans[0]))
     return {"certificate": {"space": "L3", problem.objective: known.least, "gap": gap}}
+
+
+def _from(found: Found) -> Json:
+    """The layout to begin from, and what is other in the best plan."""
+    problem = found.problem
+    if problem.start is None or not found.plans:
+        return {}
+    changed = [
+        {
+            "before": str(c.before) if c.before else None,
+            "after": str(c.after) if c.after else None,
+            "saves": c.reason.saved,
+        }
+        for c in changes(found)
+    ]
+    return {"from": {**_plan(started(problem), found), "changes": changed}}
 
 
 def _mesh(found: Found) -> Json:
@@ -167,10 +185,15 @@ def _blocks(found: Found) -> Iterator[Block]:
     yield line(f"Best by {found.problem.objective}: {figures(best)}, {_proof(found)}.")
     if found.problem.certificate:
         yield line(_certified(found))
+    if found.problem.start is not None:
+        yield line(f"The layout to begin from: {figures(started(found.problem))}.")
     yield Gap()
     mesh = f"{written(best.mesh)}\n\n" if found.others else ""
     yield Listing(mesh + block_of(found, best))
     yield Gap()
+    if found.problem.start is not None:
+        yield _changed(found)
+        yield Gap()
     if found.problem.front:
         yield _listed("memory front", _front(found), found)
     elif found.plans[1:]:
@@ -250,6 +273,15 @@ def _meshes(found: Found) -> Grid:
         seconds = (duration(best.seconds),) if timed else ()
         held = (human(best.sent), human(best.peak), str(best))
         rows.append((str(other.problem.mesh), *seconds, *held))
+    return Grid("", head, tuple(rows))
+
+
+def _changed(found: Found) -> Grid:
+    """What is other than in the layout to begin from, and what each change saves."""
+    rows = [
+        (str(change), told(change.reason, found.problem) or "the same") for change in changes(found)
+    ]
+    head = ("changed", "each after those above") if rows else ("nothing is changed",)
     return Grid("", head, tuple(rows))
 
 

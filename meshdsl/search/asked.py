@@ -39,6 +39,7 @@ class Asked:
     budget: str | float | None = None
     devices: int | None = None
     certificate: bool = False
+    start: str | None = None
 
     def problems(self, made: Compilation) -> tuple[Problem, ...]:
         """The problem on the mesh of a program's options, or on each shape of it of `devices`.
@@ -75,7 +76,8 @@ class Asked:
         if self.certificate and objective == "memory":
             help = "leave `--certificate` out, or take `--objective bytes`"
             fail("MD0646", "no bound of memory is known over per-tensor plans", help=help)
-        return Problem(made.named, mesh, *about, expired, certificate=certificate)
+        start = self._rules(made, mesh, "--from", self.start) if self.start else None
+        return Problem(made.named, mesh, *about, expired, certificate=certificate, start=start)
 
     def _objective(self, timing: Timing | None) -> str:
         objective = self.objective or ("bytes" if timing is None else "time")
@@ -89,11 +91,13 @@ class Asked:
 
     def _fixed(self, made: Compilation, mesh: Mesh) -> Rules:
         """The general rules to be kept. Raises MD0302 for some that contradict."""
-        if not self.fix:
-            return ()
-        layout = resolve_layout(made.declarations, self.fix, mesh)
-        text = Source("--fix", self.fix)
-        if ":" in self.fix:
+        return self._rules(made, mesh, "--fix", self.fix) if self.fix else ()
+
+    def _rules(self, made: Compilation, mesh: Mesh, option: str, asked: str) -> Rules:
+        """The rules of a layout by name, or as text. Raises MD0302 for some that contradict."""
+        layout = resolve_layout(made.declarations, asked, mesh)
+        text = Source(option, asked)
+        if ":" in asked:
             moved = (replace(r, span=Span(text, r.span.start, r.span.end)) for r in layout.rules)
             layout = replace(layout, rules=tuple(moved))
         found = Diagnostics()

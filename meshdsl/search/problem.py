@@ -57,7 +57,7 @@ class Problem:
     divided: replicated work costs time. With `front`, layouts that need less memory are searched
     too, however much they send. `least` is the least work of a device that others are measured
     by, where that is not the least on this mesh.
-    With `certificate`, per-tensor plans are bounded.
+    With `certificate`, per-tensor plans are bounded. `start` are rules to begin from.
     `expired` says that the time given has run out; a search depends on no other clock.
     """
 
@@ -70,6 +70,7 @@ class Problem:
     expired: Callable[[], bool] = _never
     least: float | None = None
     certificate: bool = False
+    start: Rules | None = None
 
     def value(self, plan: Plan) -> float:
         """What is minimised."""

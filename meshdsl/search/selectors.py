@@ -58,6 +58,19 @@ def less(found: Found) -> Found:
     return _with(found, [best], run) if best is not found.plans[0] else found
 
 
+def onwards(found: Found, plan: Plan) -> Found:
+    """The result with a plan, and what steps from it lead to, as far as these are allowed."""
+    problem = found.problem
+    options = list(_options(problem)) if problem.limits.selectors else []
+    run = _Steps(problem, options)
+    limits = problem.limits
+    short = limits.rules is None or len(plan.rules) <= limits.rules
+    kept = all(rule in plan.rules for rule in limits.fixed)
+    if not (short and kept and problem.fits(plan) and plan.flops <= run.most_work):
+        return found
+    return _with(found, [run.descend(plan), plan], run)
+
+
 def _with(found: Found, best: list[Plan], run: _Steps) -> Found:
     """The result with other plans at its head, and all that were placed for them."""
     plans = {p.rules: p for p in sorted((*best, *found.plans), key=found.problem.key)}

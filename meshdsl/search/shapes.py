@@ -12,6 +12,7 @@ from meshdsl.search.certificate import certified
 from meshdsl.search.problem import Found, Method, Problem
 from meshdsl.search.selectors import by_steps, less
 from meshdsl.search.space import Space
+from meshdsl.search.start import begun
 
 
 def shapes(mesh: Mesh, devices: int) -> Iterator[Mesh]:
@@ -73,11 +74,11 @@ def solve(problems: Sequence[Problem], method: Method) -> Found:
 def _finished(found: Found) -> Found:
     """With rules for functions and parameters where these are asked for, less what does no good.
 
-    And a certificate.
+    And what a layout to begin from leads to, and a certificate.
     """
-    if not found.plans:
-        return found
-    return certified(by_steps(found) if found.problem.limits.selectors else less(found))
+    if found.plans:
+        found = by_steps(found) if found.problem.limits.selectors else less(found)
+    return certified(found if found.problem.start is None else begun(found))
 
 
 def _least_work(problem: Problem) -> float:

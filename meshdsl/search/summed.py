@@ -27,7 +27,8 @@ from meshdsl.search.space import Space
 from meshdsl.search.tables import Tables
 
 Axes = tuple[str, ...]
-Solve = Callable[[CostGraph], Solution]
+Solve = Callable[..., Solution]
+"""A method on a graph; one that begins from choices takes them, too."""
 
 
 def table_graph(
@@ -98,6 +99,7 @@ class Summed:
     """The layout of general rules whose tables have the least sum of bytes, placed."""
 
     search: Solve
+    starts: bool = False
 
     def solve(self, problem: Problem) -> Found:
         """The plan. Raises MD0641 where none divides the work as asked, MD0663 if too wide."""
@@ -106,7 +108,8 @@ class Summed:
         least = space.least() if problem.least is None else problem.least
         most = least * (1 + limits.replicated)
         try:
-            best = self.search(table_graph(space, most))
+            graph = table_graph(space, most)
+            best = self.search(graph, *self._starts(problem, space))
         except TooWide as error:
             message = f"the tables of an elimination would have {error.needed:,} entries or more"
             fail("MD0663", message, help="take `--method layouts`, or `--method ilp`")
@@ -115,6 +118,18 @@ class Summed:
             fail("MD0641", f"{message} the least work", help="a larger `--replicated`")
         rules = self.rules(space, best)
         return placed(problem, space, rules)
+
+    def _starts(self, problem: Problem, space: Space) -> Iterator[list[tuple[int, ...]]]:
+        """The general rules to begin from as choices, for a method that takes such."""
+        if not self.starts or problem.start is None:
+            return
+        general = {rule.dim: rule.axes for rule in problem.start if not rule.selector}
+        picks = []
+        for number, dim in enumerate(space.dims):
+            choices = list(_choices(space, number))
+            axes = problem.mesh.sorted(set(general.get(dim.name, ())))
+            picks.append(choices.index(axes) if axes in choices else 0)
+        yield [tuple(picks)]
 
     def rules(self, space: Space, best: Solution) -> Rules:
         """The rules of a solution."""
@@ -130,4 +145,4 @@ def placed(problem: Problem, space: Space, rules: Rules) -> Found:
     return Found(problem, best_first(problem, plans), tuple(plans), count, 0)
 
 
-ELIMINATION, ILP, MCMC = Summed(priced_memory), Summed(integer_program), Summed(anneal)
+ELIMINATION, ILP, MCMC = Summed(priced_memory), Summed(integer_program), Summed(anneal, starts=True)

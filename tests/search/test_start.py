@@ -1,0 +1,78 @@
+"""A search from a layout: never worse, and its changes lead from the one to the other."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from meshdsl.diagnostics import Source
+from meshdsl.placed.sbp import Mesh
+from meshdsl.search.methods import METHODS
+from meshdsl.search.plan import Rule, Rules
+from meshdsl.search.problem import Problem
+from meshdsl.search.shapes import solve
+from meshdsl.search.start import changes, started
+from meshdsl.syntax.format import format_source
+from tests.cli.command import Cli, write
+
+from .problems import LINE, SQUARE, problem
+from .test_command import TEXT
+
+pytest_plugins = ["tests.cli.conftest"]
+
+STARTS: dict[str, Rules] = {
+    "none": (),
+    "data": (Rule("batch", ("x",)),),
+    "both": (Rule("batch", ("x",)), Rule("hidden", ("y",))),
+    "least": (Rule("hidden", ("x", "y")),),
+}
+
+
+def begin(start: str, objective: str, cluster: str, mesh: Mesh = SQUARE) -> Problem:
+    """The problem of the small net, from a layout."""
+    asked = problem("net", mesh, objective, cluster)
+    return Problem(asked.program, mesh, objective, asked.limits, asked.timing, start=STARTS[start])
+
+
+@pytest.mark.parametrize("method", ["layouts", "tofu", "mcmc"])
+@pytest.mark.parametrize(("objective", "cluster"), [("bytes", ""), ("time", "h100")])
+@pytest.mark.parametrize("start", STARTS)
+def test_never_worse_and_the_changes_add_up(
+    start: str, objective: str, cluster: str, method: str
+) -> None:
+    asked = begin(start, objective, cluster)
+    found = solve([asked], METHODS[method])
+    first, best = started(asked), found.plans[0]
+    divided = objective == "time" or first.flops <= 1.15 * best.flops
+    assert not divided or asked.value(best) <= asked.value(first)
+    made = list(changes(found))
+    assert bool(made) == (set(first.rules) != set(best.rules))
+    saved = sum(change.reason.saved["bytes"] for change in made)
+    assert not made or saved == first.sent - best.sent
+    assert not made or set(made[-1].plan.rules) == set(best.rules)
+
+
+def test_one_that_is_better_than_what_is_found_is_kept() -> None:
+    # A tofu of one step takes no storage rules; what is given may have them.
+    kept = (*STARTS["least"], Rule("io", ("x",), ("params",)))
+    asked = problem("net", SQUARE, memory=started(begin("least", "bytes", "")).peak)
+    found = solve([Problem(asked.program, SQUARE, "memory", start=kept)], METHODS["tofu"])
+    assert found.plans[0].peak <= found.problem.plan(kept, "deferred").peak
+
+
+def test_command(cli: Cli) -> None:
+    text = f"{TEXT}\nlayout mine {{ batch -> x }}\nlayout best {{ hidden -> (x, y) }}\n"
+    path = write(format_source(Source("net.mdsl", text)))
+    done = cli("search", path, "--from", "mine")
+    assert "The layout to begin from" in done.out
+    told = json.loads(cli("search", path, "--from", "mine", "--json").out)
+    assert {c["before"] for c in told["from"]["changes"]} >= {"batch -> x"}
+    assert "nothing is changed" in cli("search", path, "--from", "best").out
+    assert cli("search", path, "--from", "other").codes == ["error[MD0108]"]
+    assert "error[MD0302]" in cli("search", path, "--from", "io:x,hidden:x").codes
+
+
+def test_on_one_axis() -> None:
+    found = solve([begin("data", "bytes", "", LINE)], METHODS["layouts"])
+    assert [str(c) for c in changes(found)]
