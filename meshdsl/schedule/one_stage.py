@@ -10,7 +10,7 @@ from meshdsl.schedule.table import Kind
 Step = tuple[Kind, int, int]
 
 
-@schedule("model parallelism without a pipeline, e.g. Krizhevsky 2014")
+@schedule("what GPipe is compared with (Huang et al. 2019, figure 2b)")
 def naive(devices: int, micro: int) -> Rows:
     """One micro-batch after the other: one device works, the others wait.
 
