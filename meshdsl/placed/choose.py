@@ -343,6 +343,8 @@ def cheapest(
     """The cheapest route to `need` from any of the existing versions."""
     routes = [route(type_, p, need, mesh, price) for p in placements]
     known = [r for r in routes if r is not None]
+    if len(known) < 2:
+        return next(iter(known), None)
     return min(known, key=lambda r: (price.of(r, type_), r.collectives, len(r.steps)), default=None)
 
 

@@ -28,7 +28,7 @@ from meshdsl.placed.contraction import pairwise
 from meshdsl.placed.ir import Apply, Loop, Node, Parameter, Program, Reshard, Tensor, walk
 from meshdsl.placed.request import Request
 from meshdsl.placed.reshard import Price, route
-from meshdsl.placed.rows import call_of, legal_rows
+from meshdsl.placed.rows import call_of, whole_dims
 from meshdsl.placed.sbp import Mesh, Placement
 from meshdsl.placed.storage import is_load, is_loaded
 
@@ -291,12 +291,11 @@ class Placer:
 
     def _split_own_dims(self, op: named.Op) -> dict[str, tuple[str, ...]]:
         """Dims that the operator needs whole and that an operand has split, with their axes."""
-        loops = [row.factor for row in legal_rows(call_of(op)) if row.factor]
         found: dict[str, tuple[str, ...]] = {}
-        for index, value in enumerate(op.ins):
-            for dim, axes in self._latest(value).placement.splits:
-                if all(dim != loop.ins[index] for loop in loops):
-                    found[dim] = axes
+        for value, own in zip(op.ins, whole_dims(call_of(op)), strict=True):
+            if own:
+                splits = self._latest(value).placement.splits
+                found.update((dim, axes) for dim, axes in splits if dim in own)
         return found
 
     def _apply(self, op: named.Op) -> None:

@@ -64,6 +64,8 @@ class Price:
         """The cost of a route of a tensor."""
         if self.clock is not None:
             return sum(nanoseconds(self.clock.step(step, type_)) for step in route.steps)
+        if not self.message:
+            return route.wire_bytes
         started = self.message * route.collectives + self.kernel * route.kernels
         return route.wire_bytes + started
 

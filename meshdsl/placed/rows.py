@@ -80,6 +80,7 @@ class Call:
         return Signature(self.ins, self.outs, dict(self.attrs))
 
 
+@functools.lru_cache(maxsize=1 << 13)
 def call_of(op: ir.Op[Any]) -> Call:
     """`op` less its identity: equal calls are placed alike."""
     ins, outs = (tuple(v.type for v in vs) for vs in (op.ins, op.outs))
@@ -90,6 +91,15 @@ def call_of(op: ir.Op[Any]) -> Call:
 def legal_rows(call: Call) -> tuple[Row, ...]:
     """The rows of a call along one axis."""
     return rows(call.opdef.factors(call.signature), len(call.ins), len(call.outs))
+
+
+@functools.lru_cache(maxsize=65536)
+def whole_dims(call: Call) -> tuple[frozenset[str], ...]:
+    """By operand, the dims that the operator needs whole: none of its loops runs over them."""
+    loops = [row.factor for row in legal_rows(call) if row.factor]
+    return tuple(
+        frozenset(t.names) - {loop.ins[i] for loop in loops} for i, t in enumerate(call.ins)
+    )
 
 
 Placements = tuple[Placement, ...]

@@ -92,9 +92,11 @@ def _from(found: Found) -> Json:
 
 
 def _mesh(found: Found) -> Json:
-    """The best plan on another mesh; None where none fits."""
+    """The best plan found on another mesh; None where none fits, or none could be better."""
     best = _plan(found.plans[0], found) if found.plans else None
-    return {"mesh": dict(found.problem.mesh.axes), "best": best, "proven": found.proven}
+    bound = {found.problem.objective: found.bound}
+    mesh = dict(found.problem.mesh.axes)
+    return {"mesh": mesh, "best": best, "bound": bound, "proven": found.proven}
 
 
 def _front(found: Found) -> tuple[Plan, ...]:
@@ -267,7 +269,8 @@ def _meshes(found: Found) -> Grid:
     rows = []
     for other in found.others:
         if not other.plans:
-            rows.append((str(other.problem.mesh), *[""] * (len(head) - 2), "nothing fits"))
+            why = "nothing is better" if other.count.bounded else "nothing fits"
+            rows.append((str(other.problem.mesh), *[""] * (len(head) - 2), why))
             continue
         best = other.plans[0]
         seconds = (duration(best.seconds),) if timed else ()

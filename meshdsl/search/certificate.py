@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from meshdsl.search.dual import bound
 from meshdsl.search.problem import Certificate, Found, Problem
-from meshdsl.search.space import Space
 from meshdsl.search.tensors import TooMany, tensors
 
 
@@ -38,6 +37,6 @@ def most_work(problem: Problem) -> float:
         return math.inf
     least = problem.least
     if least is None:
-        space = Space(problem.program, problem.mesh, problem.limits.fixed, problem.timing)
+        space = problem.space
         least = space.least()
     return least * (1 + problem.limits.replicated)

@@ -52,6 +52,12 @@ class _Run:
     bounded: int = 0
     refused: DiagnosticError | None = None
 
+    @property
+    def reached(self) -> float:
+        """The value that a plan has to be below, or equal to, to be of interest."""
+        best = math.inf if self.best is None else self.problem.value(self.best)
+        return min(best, self.problem.below)
+
     def consider(self, rules: Rules, most: float = math.inf) -> list[Plan]:
         """Place a layout by the first walk that does; its plans, also those that are out of limits.
 
@@ -125,15 +131,14 @@ class _Run:
         held = held_at_least(problem, rules)
         if problem.limits.memory is not None and held > problem.limits.memory:
             return True
-        if self.best is None:
-            return False
+        reached = self.reached
         if problem.objective == "memory":
-            return held > problem.value(self.best)
+            return held > reached
         if problem.objective == "time":
             least = min(plan.computing - plan.updating for plan in plans)
         else:
             least = min(plan.sent_at_least for plan in plans) * narrowing(problem)
-        return least > problem.value(self.best)
+        return least > reached
 
 
 def held_at_least(problem: Problem, rules: Rules) -> int:
@@ -162,7 +167,7 @@ class Layouts:
     def solve(self, problem: Problem) -> Found:
         """The best layouts. Raises MD0641 where none divides the work as far as asked."""
         limits = problem.limits
-        space = Space(problem.program, problem.mesh, limits.fixed, problem.timing)
+        space = problem.space
         least = space.least() if problem.least is None else problem.least
         tables, most = Tables(space), MOST if self.bounds else math.inf
         run = _Run(problem, tables, least * (1 + limits.replicated), most)
@@ -175,14 +180,16 @@ class Layouts:
             placed = run.general(divided)
         if limits.storage and problem.program.params:
             run.storage(placed, space)
-        if not run.plans:
+        if not run.plans and not run.bounded:
             _refuse(run, placed, least)
         level = "L1" if limits.storage else "L0"
         count = Count(level, run.valid, run.evaluated, run.bounded, space.symmetry)
         plans = best_first(problem, run.plans)
         for plan in plans[:1]:
             lower_placed(plan.placed)  # verified: all were compared without
-        bound = problem.value(plans[0]) if plans and count.is_whole else 0
+        bound = 0.0
+        if count.is_whole and (plans or run.bounded):
+            bound = min([problem.below, *map(problem.value, plans[:1])])
         return Found(problem, plans, tuple(run.plans), count, bound)
 
     def _by_time(self, run: _Run, space: Space, divided: list[Rules]) -> Placed:
@@ -193,15 +200,18 @@ class Layouts:
         problem = run.problem
         assert problem.timing is not None
         run.most_work = math.inf
+        weigh = seconds(problem.timing)
+        if self.bounds and space.least(weigh) * (1 - ROUNDING) > problem.below:
+            run.valid = run.bounded = sum(1 for _ in space.every())
+            return []
         placed = run.general(divided[:FIRST])
         first = {rules for rules, _ in placed}
-        weigh = seconds(problem.timing)
-        known = problem.value(run.best) * (1 + ROUNDING) if run.best and self.bounds else math.inf
+        known = run.reached * (1 + ROUNDING) if self.bounds else math.inf
         faster = sorted(space.within(known, weigh), key=lambda found: found[0])
         for bound, rules in faster:
             if rules in first or not _is_short(rules, problem):
                 continue
-            if self.bounds and run.best and bound * (1 - ROUNDING) > problem.value(run.best):
+            if self.bounds and bound * (1 - ROUNDING) > run.reached:
                 run.valid, run.bounded = run.valid + 1, run.bounded + 1
             else:
                 placed += run.general([rules])
@@ -219,11 +229,12 @@ SHOWN = 6
 
 def best_first(problem: Problem, plans: list[Plan]) -> tuple[Plan, ...]:
     """The best plans that fit, of each layout the better walk."""
-    left = sorted(plans, key=problem.at_least)
+    known = problem.value if problem.objective == "time" else problem.at_least
+    left = sorted(plans, key=known)
     found: list[Plan] = []
     for plan in left:
         last = found[SHOWN - 1] if len(found) >= SHOWN else None
-        if last is not None and problem.at_least(plan) > problem.value(last):
+        if last is not None and known(plan) > problem.value(last):
             break
         if problem.fits(plan):
             found = sorted([*found, plan], key=problem.key)

@@ -6,6 +6,7 @@ same `Problem` and answer with the same `Plan`: rules of the language, placed by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,6 +15,7 @@ from meshdsl.cluster.timing import Timing
 from meshdsl.named import ir as named
 from meshdsl.placed.sbp import Mesh
 from meshdsl.search.plan import Plan, Rules
+from meshdsl.search.space import Space, space_of
 
 OBJECTIVES = ("time", "bytes", "memory")
 """What is minimised: predicted seconds of a step, bytes sent per device, or held at the peak."""
@@ -58,6 +60,7 @@ class Problem:
     too, however much they send. `least` is the least work of a device that others are measured
     by, where that is not the least on this mesh.
     With `certificate`, per-tensor plans are bounded. `start` are rules to begin from.
+    `below` is a value reached on another mesh: what is no better need not be placed.
     `expired` says that the time given has run out; a search depends on no other clock.
     """
 
@@ -71,6 +74,12 @@ class Problem:
     least: float | None = None
     certificate: bool = False
     start: Rules | None = None
+    below: float = math.inf
+
+    @property
+    def space(self) -> Space:
+        """The layouts of general rules, with the fixed ones."""
+        return space_of(self.program, self.mesh, self.limits.fixed, self.timing)
 
     def value(self, plan: Plan) -> float:
         """What is minimised."""
@@ -144,7 +153,8 @@ class Found:
     """The result of a method: plans within the limits, the best first; none where none fits.
 
     `every` has all that were evaluated. No plan of the space is below `bound` in the objective.
-    `others` are the results on other meshes of as many devices, the best first.
+    `others` are the results on other meshes of as many devices, the best first: each searched only
+    as far as it could be better, without plans where its bound says that it is not.
     """
 
     problem: Problem

@@ -18,7 +18,6 @@ from meshdsl.placed.layout import selects
 from meshdsl.placed.lint import values_of
 from meshdsl.search.plan import POLICIES, Plan, Rule, Rules
 from meshdsl.search.problem import Found, Problem
-from meshdsl.search.space import Space
 
 Selector = tuple[str, ...]
 
@@ -55,7 +54,9 @@ def less(found: Found) -> Found:
     """
     run = _Steps(found.problem, [])
     best = run.descend(found.plans[0])
-    return _with(found, [best], run) if best is not found.plans[0] else found
+    if best is found.plans[0]:
+        return replace(found, every=(*found.every, *run.made))
+    return _with(found, [best], run)
 
 
 def onwards(found: Found, plan: Plan) -> Found:
@@ -94,7 +95,7 @@ class _Steps:
     def __post_init__(self) -> None:
         problem, self.most_work = self.problem, math.inf
         if problem.objective != "time":
-            least = _space(problem).least() if problem.least is None else problem.least
+            least = problem.space.least() if problem.least is None else problem.least
             self.most_work = least * (1 + problem.limits.replicated)
 
     def descend(self, plan: Plan) -> Plan:
@@ -145,16 +146,12 @@ class _Steps:
         return best
 
 
-def _space(problem: Problem) -> Space:
-    return Space(problem.program, problem.mesh, problem.limits.fixed, problem.timing)
-
-
 def _options(problem: Problem) -> Iterator[Rule]:
     """A rule for each selector, each dim of what it selects, and each axis that may split it.
 
     `none` is an option too: it frees what is selected of a general rule.
     """
-    space, values = _space(problem), tuple(values_of(problem.program))
+    space, values = problem.space, tuple(values_of(problem.program))
     for selector in selectors(problem.program):
         chosen = [v for v in values if selects(selector, v) is not None]
         names = dict.fromkeys(name for v in chosen for name in v.type.names)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 from meshdsl.cluster.timing import Timing
@@ -11,7 +14,7 @@ from meshdsl.placed.sbp import Mesh
 from meshdsl.search.certificate import certified
 from meshdsl.search.problem import Found, Method, Problem
 from meshdsl.search.selectors import by_steps, less
-from meshdsl.search.space import Space
+from meshdsl.search.space import seconds
 from meshdsl.search.start import begun
 
 
@@ -56,19 +59,35 @@ def solve(problems: Sequence[Problem], method: Method) -> Found:
     Work has to be divided as far as the best of the meshes can, so that few bytes are not had by
     doing everything everywhere. Raises the first diagnostic where no mesh has a layout.
     """
-    if len(problems) == 1:
-        return _finished(method.solve(problems[0]))
-    least = min(map(_least_work, problems))
-    found, refused = [], list[DiagnosticError]()
-    for problem in problems:
-        try:
-            found.append(method.solve(replace(problem, least=least)))
-        except DiagnosticError as error:
-            refused.append(error)
-    if not found:
-        raise refused[0]
-    first, *others = sorted(found, key=_order)
-    return replace(_finished(first), others=tuple(others))
+    with _uncollected():
+        if len(problems) == 1:
+            return _finished(method.solve(problems[0]))
+        least = min(map(_least_work, problems))
+        found, refused = [], list[DiagnosticError]()
+        below = math.inf
+        for problem in sorted(problems, key=_least_value):
+            try:
+                found.append(method.solve(replace(problem, least=least, below=below)))
+            except DiagnosticError as error:
+                refused.append(error)
+                continue
+            below = min([below, *map(problem.value, found[-1].plans[:1])])
+        if not found:
+            raise refused[0]
+        first, *others = sorted(found, key=_order)
+        return replace(_finished(first), others=tuple(others))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without looks for cycles of garbage: plans make few, and are many enough to be looked at."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def _finished(found: Found) -> Found:
@@ -83,10 +102,17 @@ def _finished(found: Found) -> Found:
 
 def _least_work(problem: Problem) -> float:
     """FLOPs of a device under the layout that divides them most."""
-    return Space(problem.program, problem.mesh, problem.limits.fixed, problem.timing).least()
+    return problem.space.least()
+
+
+def _least_value(problem: Problem) -> float:
+    """What no plan can be below; the mesh of the least is searched first."""
+    if problem.objective != "time" or problem.timing is None:
+        return 0.0
+    return problem.space.least(seconds(problem.timing))
 
 
 def _order(found: Found) -> tuple[bool, tuple[float, ...]]:
     if not found.plans:
-        return True, ()
+        return True, (found.bound,)
     return False, found.problem.key(found.plans[0])

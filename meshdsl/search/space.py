@@ -32,7 +32,7 @@ from meshdsl.ops.opdef import Factor, Signature
 from meshdsl.placed.choose import flops
 from meshdsl.placed.lint import values_of
 from meshdsl.placed.request import loops
-from meshdsl.placed.rows import Call, call_of
+from meshdsl.placed.rows import Call, call_of, whole_dims
 from meshdsl.placed.sbp import Mesh
 from meshdsl.search.plan import Rule, Rules
 
@@ -45,6 +45,7 @@ def work(call: Call, local: Signature) -> float:
     return flops(call.opdef, local)
 
 
+@functools.lru_cache(maxsize=256)
 def seconds(timing: Timing) -> Weigh:
     """Seconds on a device of a cluster; a number takes none."""
 
@@ -54,6 +55,12 @@ def seconds(timing: Timing) -> Weigh:
         return timing.operator(call.opdef, local, flops(call.opdef, local)).seconds
 
     return weigh
+
+
+def divided(taken: float, timing: Timing) -> float:
+    """The least seconds of an update that takes so long where rules for storage divide it."""
+    launch = timing.cluster.device.launch
+    return taken - (1 - 1 / timing.mesh.devices) * max(0.0, taken - launch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +86,9 @@ class Space:
         self.axes = tuple(a for a, size in mesh.axes if size > 1)
         self.fixed = {rule.dim: rule.axes for rule in fixed if not rule.selector}
         self.narrower = tuple(rule for rule in fixed if rule.selector)
-        self.calls = _calls(program)
+        self.calls, self.updates = _calls(program)
         self.dims = self._dims()
+        self._tables: dict[Weigh, list[_Table]] = {}
 
     def _dims(self) -> tuple[_Dim, ...]:
         """The dims that may be split, those of most work first."""
@@ -143,6 +151,12 @@ class Space:
             found *= length
         return found
 
+    def tables(self, weigh: Weigh) -> list[_Table]:
+        """The least work of every call, filled as it is asked for."""
+        if weigh not in self._tables:
+            self._tables[weigh] = [_Table(c, n, self, weigh) for c, n in self.calls.items()]
+        return self._tables[weigh]
+
     # --- layouts -------------------------------------------------------------------------------
 
     def least(self, weigh: Weigh = work) -> float:
@@ -170,13 +184,26 @@ class Space:
         return (*general, *self.narrower)
 
 
-def _calls(program: named.Program) -> dict[Call, int]:
-    """Every distinct call, and how often it runs, as far as a walk does not merge equal ones."""
+@functools.lru_cache(maxsize=64)
+def space_of(
+    program: named.Program, mesh: Mesh, fixed: Rules = (), timing: Timing | None = None
+) -> Space:
+    """The space of a problem: one, with its tables, for all that ask."""
+    return Space(program, mesh, fixed, timing)
+
+
+def _calls(program: named.Program) -> tuple[dict[Call, int], dict[Call, int]]:
+    """Every distinct call, and how often it runs, as far as a walk does not merge equal ones.
+
+    And how often as a part of updates, which rules for storage may divide further.
+    """
     found: Counter[Call] = Counter()
+    updates: Counter[Call] = Counter()
     for node, trips in counted(cse(program, lambda one, other: True).body):
         if isinstance(node, named.Op):
             found[call_of(node)] += trips
-    return dict(found)
+            updates[call_of(node)] += trips * (node.phase == "update")
+    return dict(found), dict(updates)
 
 
 Open = tuple[int, ...]
@@ -190,6 +217,8 @@ class _Table:
 
     def __init__(self, call: Call, trips: int, space: Space, weigh: Weigh) -> None:
         self.call, self.trips, self.weigh = call, trips, weigh
+        self.updates = 0 if weigh is work else space.updates[call]
+        self.timing = space.timing
         self.sizes = tuple(space.mesh.size(a) for a in space.axes)
         numbers = {dim.name: i for i, dim in enumerate(space.dims)}
         self.loops = [
@@ -208,6 +237,8 @@ class _Table:
             if any(dims & self.own for dims in key):
                 found = min(found, self._expanded)
             self.known[key] = self.trips * found
+            if self.updates and self.timing is not None:
+                self.known[key] -= self.updates * (found - divided(found, self.timing))
         return self.known[key]
 
     @functools.cached_property
@@ -241,9 +272,7 @@ def _bits(dims: Iterable[str | None], numbers: Mapping[str, int]) -> int:
 
 def own_dims(call: Call) -> frozenset[str]:
     """The dims of operands that the operator needs whole."""
-    loops = call.opdef.factors(call.signature).loops
-    pairs = ((d, {f.ins[i] for f in loops}) for i, t in enumerate(call.ins) for d in t.names)
-    return frozenset(dim for dim, free in pairs if dim not in free)
+    return frozenset().union(*whole_dims(call))
 
 
 def on_parts(call: Call) -> tuple[Call, ...]:
@@ -278,7 +307,7 @@ class _Descent:
     def __init__(self, space: Space, weigh: Weigh, limit: float) -> None:
         self.space, self.limit = space, limit
         self.chosen: list[tuple[str, ...]] = []
-        self.tables = [_Table(call, n, space, weigh) for call, n in space.calls.items()]
+        self.tables = space.tables(weigh)
         self.numbers = {axis: i for i, axis in enumerate(space.axes)}
 
     def leaves(self) -> Iterator[tuple[float, tuple[tuple[str, ...], ...]]]:

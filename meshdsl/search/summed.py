@@ -104,7 +104,7 @@ class Summed:
     def solve(self, problem: Problem) -> Found:
         """The plan. Raises MD0641 where none divides the work as asked, MD0663 if too wide."""
         limits = problem.limits
-        space = Space(problem.program, problem.mesh, limits.fixed, problem.timing)
+        space = problem.space
         least = space.least() if problem.least is None else problem.least
         most = least * (1 + limits.replicated)
         try:

@@ -30,7 +30,7 @@ class Tofu:
         for axis, size in problem.mesh.axes:
             if size > 1:
                 taken = _step(problem, axis, taken)
-        space = Space(problem.program, problem.mesh, problem.limits.fixed, problem.timing)
+        space = problem.space
         rules = space.rules([taken.get(dim.name, ()) for dim in space.dims])
         return placed(problem, space, rules)
 

@@ -47,15 +47,18 @@ def test_the_best_is_that_of_the_best_mesh(cluster: str | None) -> None:
     found = searched(4, cluster=cluster)
     every = [found, *found.others]
     assert {f.problem.mesh for f in every} == set(shapes(SQUARE_OF_FILE, 4))
-    keys = [f.problem.key(f.plans[0]) for f in every]
+    keys = [f.problem.key(f.plans[0]) for f in every if f.plans]
     assert keys == sorted(keys)
     assert found.proven
     for one in every:
         made = Compilation(Source("net.mdsl", TEXT), Options(mesh=str(one.problem.mesh)))
         (alone,) = Asked(cluster=cluster).problems(made)
-        assert alone.key(METHODS["layouts"].solve(alone).plans[0]) <= alone.key(one.plans[0])
+        best = alone.key(METHODS["layouts"].solve(alone).plans[0])
+        assert all(best <= alone.key(plan) for plan in one.plans[:1])
+        # Other meshes are searched only as far as they could be better.
         if alone.objective == "time":
-            assert alone.key(METHODS["layouts"].solve(alone).plans[0]) == alone.key(one.plans[0])
+            assert one.bound <= best[0]
+            assert keys[0] == best if one is found else keys[0][0] <= best[0]
 
 
 def test_more_devices_are_never_slower() -> None:
