@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from pathlib import Path
 
 import pytest
 
@@ -118,8 +119,10 @@ def test_a_program_without_a_mesh_is_refused(cli: Cli) -> None:
     assert cli("search", path, "--devices", "4", "--mesh", "x:1").code == 0
 
 
-def test_from_python() -> None:
-    found = md.load(write(TEXT)).search(devices=4)
+def test_from_python(tmp_path: Path) -> None:
+    path = tmp_path / "net.mdsl"
+    path.write_text(TEXT, encoding="utf-8")
+    found = md.load(path).search(devices=4)
     assert found.json["mesh"] == dict(searched(4).problem.mesh.axes)
     assert "mesh square" in str(found)
     assert found[0].cost().wire_bytes == searched(4).plans[0].sent
