@@ -118,6 +118,9 @@ def _over(call: TorchCall) -> str:
     index = call.tensor(2) if call.is_constant(2) else checked_text(call, 2, dim)
     places = [d.name for d in _places(call.ins)]
     if places and call.is_split(dim):
+        if call.is_constant(1):  # `torch.where` writes no literal over a tensor
+            mask = _last(call, index)[1]
+            return f"{call.args[0]}.masked_fill_({mask}, {call.args[1]})"
         return f"{_several(call, index)[:-1]}, out={call.args[0]})"
     target = tuple((places[0] if places else n) if n == dim else n for n in out)
     new = aligned(call.tensor(1), call.ins[1].names, target, full=True)
@@ -132,8 +135,8 @@ def _over(call: TorchCall) -> str:
     return f"{call.use('write_at')}({call.args[0]}, {out.index(dim)}, {at}, {new}{first})"
 
 
-def _several(call: TorchCall, index: str) -> str:
-    """Each row from the last position that names it, which is -1 where there is none."""
+def _last(call: TorchCall, index: str) -> tuple[str, str]:
+    """The last position that names each row, -1 where there is none, and whether there is one."""
     dim, out, ids = call.attrs["dim"].name, call.outs[0].names, call.ins[2].names
     (place,) = (d.name for d in _places(call.ins))
     shared = tuple(n for n in ids if n != place)
@@ -144,7 +147,15 @@ def _several(call: TorchCall, index: str) -> str:
         index = call.let("local", f"{index}.where({inside}, {rows})")
     text = f"{call.use('last_at')}({permuted(index, ids, (*shared, place))}, {rows})"
     last = call.let("last", text)
-    mask = aligned(f"({last} >= 0)", (*shared, dim), out)
+    return last, aligned(f"({last} >= 0)", (*shared, dim), out)
+
+
+def _several(call: TorchCall, index: str) -> str:
+    """Each row from the last position that names it."""
+    dim, out, ids = call.attrs["dim"].name, call.outs[0].names, call.ins[2].names
+    (place,) = (d.name for d in _places(call.ins))
+    shared = tuple(n for n in ids if n != place)
+    last, mask = _last(call, index)
     if not call.ins[1].has(place):
         return f"torch.where({mask}, {call.aligned(1, call.outs[0].dims)}, {call.tensor(0)})"
     target = tuple(place if n == dim else n for n in out)

@@ -88,8 +88,15 @@ def _top_gradient(call: Backward) -> Mapping[int, Value]:
 
 
 def _put_back(call: Backward, grad: Value, index: Value, dim: Dim) -> Value:
-    """`grad`, which may lack dims, added up at indices of `dim`, which have all of them."""
+    """`grad`, which may lack dims, added up at indices of `dim`, which have all of them.
+
+    Places in the order that are a dim of the same name get another.
+    """
     grad = call.full(grad, index.type.dims)
+    if index.type.has(dim.name):
+        places = Dim(f"{dim.name}.places", dim.size)  # a user's name cannot contain a dot
+        pairs = ((dim, places),)
+        grad, index = (call.emit("rename", v, pairs=pairs) for v in (grad, index))
     return call.emit("scatter_add", grad, index, dim=dim, dims=call.ins[0].dims)
 
 
@@ -108,6 +115,7 @@ register(
             sample(tensor(BATCH, HIDDEN), source=(HIDDEN,), target=(_TOP,)),
             sample(tensor(SEQ), source=(SEQ,), target=(_ALL,)),
             sample(tensor(BATCH, SEQ, HIDDEN), source=(SEQ,), target=(_TOP,)),
+            sample(tensor(HIDDEN, BATCH), source=(HIDDEN,), target=(HIDDEN,)),
             sample(tensor(HIDDEN, BATCH, dtype=I32), source=(HIDDEN,), target=(_ALL,)),
             sample(tensor(BATCH, HIDDEN, dtype=I64), source=(HIDDEN,), target=(_TOP,)),
         ),
@@ -143,13 +151,9 @@ def _sort_torch(call: TorchCall) -> str:
 
 
 def _sort_gradient(call: Backward) -> Mapping[int, Value]:
-    """As of `top_k`, with another name for the places in the order."""
-    dim: Dim = call.attrs["dim"]
-    places = Dim(f"{dim.name}.places", dim.size)  # a user's name cannot contain a dot
-    pairs = ((dim, places),)
-    grad = call.emit("rename", call.full(call.grad, call.outs[0].dims), pairs=pairs)
-    index = call.emit("rename", call.result(1), pairs=pairs)
-    return {0: _put_back(call, grad, index, dim)}
+    """As of `top_k`, of which this is the case that the dim is whole."""
+    grad = call.full(call.grad, call.outs[0].dims)
+    return {0: _put_back(call, grad, call.result(1), call.attrs["dim"])}
 
 
 register(

@@ -183,3 +183,14 @@ def test_what_is_read_otherwise_is_kept(case: str) -> None:
     assert "write_at" not in program.emitted.text
     result = run(program, "local", Given())
     assert all(c.ok for c in verify(program, Given(), result.outputs, result.updated))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_training_step_writes_a_number_over_a_cotangent(layout: str) -> None:
+    """Zeros, at the listed positions: nothing else reads the cotangent, so it is written over."""
+    lines = "param w[b, mem, h]\n  y = put[mem = ids](w * x, some)\n  loss = sum(y * y)"
+    text = PROGRAM.replace("BODY", f"{lines}\n  return loss\n  minimize loss with sgd(1.0)")
+    made = compile_text(text, layout=layout)
+    result = run(made, "local", Given())
+    found = verify(made, Given(), result.outputs, result.updated)
+    assert [c for c in found if not c.ok] == []

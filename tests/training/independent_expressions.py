@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -61,6 +61,9 @@ class Expr:
     def dims(self) -> Dims:
         return self.sample.dims
 
+    def size(self, dim: str) -> int:
+        return self.sample.sizes[dim]
+
     @property
     def atom(self) -> str:
         simple = self.text.isidentifier() or (self.text.endswith((")", "]")) and self._one_call())
@@ -99,14 +102,24 @@ class Expressions:
     derived: str = ""
     count: int = 0
     recomputing: bool = False
+    uneven: bool = False
     pinning: dict[str, int] = field(default_factory=dict)
     hidden: set[str] = field(default_factory=set)
     passed: set[str] = field(default_factory=set)
+
+    @property
+    def kinds(self) -> Mapping[str, float]:
+        """The methods that draw an expression, and how often each is asked."""
+        return KINDS
 
     # --- choosing ------------------------------------------------------------------------------
 
     def chance(self, one_in: float) -> bool:
         return self.rng.random() * one_in < 1
+
+    def fits(self, size: int, ways: int) -> bool:
+        """Whether a dim may be split so many ways: in blocks of one size, or if they may differ."""
+        return size % ways == 0 or self.uneven
 
     def some(self, of: Sequence[str], least: int, most: int) -> Dims:
         """Some of these in a random order."""
@@ -163,7 +176,7 @@ class Expressions:
             (d, a)
             for d in dims
             for a, n in self.pinning.items()
-            if d not in self.looped and self.sizes[d] % n == 0
+            if d not in self.looped and self.fits(self.sizes[d], n)
         ]
         if not fits or not self.chance(4):
             return dims
@@ -205,7 +218,7 @@ class Expressions:
 
     def expression(self, depth: int = 1) -> Expr:
         for _ in range(30):
-            kind = self.rng.choices(list(KINDS), list(KINDS.values()))[0]
+            kind = self.rng.choices(list(self.kinds), list(self.kinds.values()))[0]
             try:
                 found: Expr = getattr(self, kind)(depth)
             except Unfit:
@@ -584,7 +597,7 @@ class Expressions:
         return torch.randn(list(shape), generator=generator, dtype=torch.float64)
 
 
-KINDS = {
+KINDS: dict[str, float] = {
     "unary": 5, "safe": 5, "binary": 8, "larger": 1, "chosen": 3, "stopped": 1, "reduction": 4,
     "normalised": 4, "norm": 3, "shift": 1.5, "einsum": 8, "view": 8, "concatenated": 3,
     "padded": 1, "broadcast": 2, "lookup": 4, "best": 1, "encoded": 1, "cross_entropy": 1,

@@ -12,7 +12,6 @@ from tests.training import named_torch as nt
 from tests.training.independent_expressions import (
     Env,
     Expr,
-    Expressions,
     Run,
     Step,
     Unfit,
@@ -20,6 +19,7 @@ from tests.training.independent_expressions import (
     inside,
     kind_of,
 )
+from tests.training.independent_orders import Orders, ranked
 from tests.training.named_torch import Dims, Named
 
 
@@ -46,7 +46,7 @@ class Program:
 
 
 @dataclass
-class Writer(Expressions):
+class Writer(Orders):
     """Writes one program."""
 
     # --- statements ----------------------------------------------------------------------------
@@ -104,6 +104,8 @@ class Writer(Expressions):
             self.gradient()
         elif kind < 0.42:
             self.function()
+        elif kind < 0.45:
+            self.ranking()
         else:
             self.assignment()
 
@@ -116,6 +118,27 @@ class Writer(Expressions):
             name = self.rng.choice(sorted(self.local))
             self.reassigned.add(name)
         self.bind(value, name, self.shuffled(value.dims) if self.chance(2) else None)
+
+    def ranking(self) -> None:
+        """The greatest of a tensor, or all of it in order, and something at their indices."""
+        x = self.tamed(self.operand(1, 1))
+        dim = self.rng.choice(x.dims)
+        largest = self.chance(1.5)
+        count = self.rng.randint(1, self.sizes[dim]) if largest else self.sizes[dim]
+        to = self.dim(count, x.sample.without(dim)) if largest else dim
+        call = f"top_k[{dim} -> {to}]" if largest else f"sort[{dim}]"
+        names = self.fresh("t"), self.fresh("i")
+        values = self.made(
+            f"{call}({x.text})", lambda env: ranked(x.run(env), dim, to, count, largest)[0]
+        )
+        self.lines.append(f"{', '.join(names)} = {values.text}")
+
+        def step(env: Env) -> None:
+            env.update(zip(names, ranked(x.run(env), dim, to, count, largest), strict=True))
+
+        self.do(step)
+        self.local.add(names[0])
+        self.names.append(names[0])
 
     def function(self) -> None:
         """A call of a function with a parameter of its own."""
@@ -447,7 +470,7 @@ class Writer(Expressions):
 
     def program(self) -> Program:
         mesh = self.rng.choice(MESHES)
-        sbp = self.chance(2.5)
+        sbp, self.uneven = self.chance(2.5), self.chance(2)
         if not sbp and self.chance(3):
             self.pinning = axes_of(mesh)
         self.begin()
@@ -480,7 +503,7 @@ class Writer(Expressions):
         rules: dict[tuple[str, str], str] = {}
         for axis, size in axes.items():
             chosen: list[str] = []
-            for d in self.some([d for d, n in self.sizes.items() if n % size == 0], 1, 5):
+            for d in self.some([d for d, n in self.sizes.items() if self.fits(n, size)], 1, 5):
                 meets = any({d, c} <= t for c in chosen for t in self.together)
                 if not meets and d not in self.looped and ("", d) not in rules:
                     chosen.append(d)
@@ -500,7 +523,7 @@ class Writer(Expressions):
         for _ in range(self.rng.randint(0, 3)):
             key = self.rng.choice(selectors), self.rng.choice(list(self.sizes))
             size = self.sizes[key[1]]
-            fits = [a for a, n in axes.items() if size % n == 0]
+            fits = [a for a, n in axes.items() if self.fits(size, n)]
             rules[key] = self.rng.choice([*fits, "none"])
         return "{ " + ", ".join(self.rule(s, d, a) for (s, d), a in rules.items()) + " }"
 
@@ -512,7 +535,8 @@ class Writer(Expressions):
         """Split one dim over several axes, which then split no other."""
         chosen = self.some(list(axes), 2, 3)
         ways = math.prod(axes[a] for a in chosen)
-        wide = [d for d, n in self.sizes.items() if n % ways == 0 and d not in self.looped]
+        sizes = [(d, n) for d, n in self.sizes.items() if d not in self.looped]
+        wide = [d for d, n in sizes if self.fits(n, ways)]
         if wide:
             for key in [key for key, axis in rules.items() if axis in chosen]:
                 del rules[key]
@@ -533,11 +557,11 @@ class Writer(Expressions):
         left = {i: self.sizes[d] for i, d in enumerate(dims)}
         found = []
         for size in axes.values():
-            fits = [i for i, n in left.items() if n % size == 0]
+            fits = [i for i, n in left.items() if self.fits(n, size)]
             kind = self.rng.random()
             if fits and kind < 0.6:
                 index = self.rng.choice(fits)
-                left[index] //= size
+                left[index] = -(-left[index] // size)
                 found.append(f"S({index})")
             else:
                 found.append("P" if kind > 0.85 else "B")
@@ -559,7 +583,7 @@ OPTIMIZERS: tuple[dict[str, object], ...] = (
 
 MESHES = (
     "x:2", "x:2", "x:4", "x:1", "x:2,y:2", "x:2,y:2", "x:2,y:4", "x:4,y:2", "y:2,x:1", "x:1,y:4",
-    "x:2,y:2,z:2", "z:2,y:1,x:4", "y:1,x:2,z:2",
+    "x:2,y:2,z:2", "z:2,y:1,x:4", "y:1,x:2,z:2", "x:3", "x:3,y:2",
 )  # fmt: skip
 
 

@@ -228,3 +228,8 @@ def iota(dim: str, size: int) -> Named:
 
 def number(value: float) -> Named:
     return Named(torch.tensor(value, dtype=torch.float64), ())
+
+
+def one_like(x: Named, dim: str) -> Named:
+    """Ones along a dim of `x`."""
+    return Named(torch.ones(x.sizes[dim], dtype=torch.float64), (dim,))
