@@ -21,6 +21,7 @@ from meshdsl.cluster.timing import Timing
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.collectives import COLLECTIVES
+from meshdsl.placed.layout import MOST_UNEVEN
 from meshdsl.placed.sbp import B, Component, Mesh, Partial, Placement, Split, placement
 
 Table = npt.NDArray[np.float64]
@@ -124,18 +125,15 @@ class States:
 
 
 def _masks(size: int, ways: tuple[int, ...]) -> frozenset[int]:
-    """The sets of axes that may split a dim of a size: evenly, or into no more parts than it."""
-    found = set()
-    for mask in range(1 << len(ways)):
-        parts = math.prod(n for i, n in enumerate(ways) if mask >> i & 1)
-        if size % parts == 0 or (size >= parts and _is_odd(size, mask, ways)):
-            found.add(mask)
-    return frozenset(found)
+    """The sets of axes that may split a dim of a size: all, or on a huge mesh those that divide.
 
-
-def _is_odd(size: int, mask: int, ways: tuple[int, ...]) -> bool:
-    """Whether an axis of a set does not divide a size, even alone."""
-    return any(size % n for i, n in enumerate(ways) if mask >> i & 1)
+    A rule may leave blocks of several sizes, even empty ones.
+    """
+    any_ = math.prod(ways) <= MOST_UNEVEN
+    parts = (
+        math.prod(n for i, n in enumerate(ways) if mask >> i & 1) for mask in range(1 << len(ways))
+    )
+    return frozenset(mask for mask, n in enumerate(parts) if any_ or size % n == 0)
 
 
 # --- steps ---------------------------------------------------------------------------------------

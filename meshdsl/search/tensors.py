@@ -39,7 +39,7 @@ from meshdsl.search.space import Weigh, on_parts, own_dims, seconds
 Numbers = npt.NDArray[np.intp]
 Costs = npt.NDArray[np.float64]
 
-MOST_CHOICES = 250_000
+MOST_CHOICES = 100_000
 """Choices of all nodes together: beyond, nothing is bounded."""
 
 

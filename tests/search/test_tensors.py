@@ -148,3 +148,18 @@ def test_what_is_bounded_is_what_is_chosen() -> None:
         cost = float(edge.cost[edge.made[ends[0]], edge.read[ends[1]]])
         dearest[edge.value] = max(cost, dearest.get(edge.value, 0.0))
     assert np.isclose(sum(dearest.values()), found.cost)
+
+
+UNEVEN = """
+dim a = 2, b = 12
+program p(x[a, b], w[b]) {
+  y = einsum(x, w -> [a])
+  return y
+}
+"""
+
+
+@pytest.mark.parametrize("rules", ["a -> y", "b -> (x, y)", "a -> y, b -> x", "a -> (x, y)"])
+def test_no_layout_with_uneven_or_empty_blocks_is_below(rules: str) -> None:
+    made = compiled(Case(UNEVEN, "x:2,y:4", f"{{ {rules} }}"))
+    check(made.placed, made.device)
