@@ -1,0 +1,130 @@
+"""Every example on every mesh of at most eight devices: methods agree, and bounds are bounds.
+
+CI takes a few of the cases, by number; `MESHDSL_CASES` all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import replace
+
+import pytest
+
+from meshdsl.cluster.profile import load
+from meshdsl.cluster.timing import Timing
+from meshdsl.diagnostics import DiagnosticError
+from meshdsl.placed.sbp import Mesh
+from meshdsl.search.layouts import ROUNDING
+from meshdsl.search.methods import METHODS
+from meshdsl.search.problem import Found, Limits, Problem
+from meshdsl.search.reasons import reasons
+from meshdsl.search.selectors import less
+from meshdsl.search.space import seconds
+from meshdsl.search.tables import Tables
+from tests.project import matching
+
+from .problems import TEXTS, named
+
+ALL = "MESHDSL_CASES" in os.environ
+STEP = 10
+"""One case in so many is taken: their objectives and meshes take turns."""
+
+MESHES = [
+    Mesh("any", tuple(zip("xyz", sizes, strict=False)))
+    for sizes in ((2,), (3,), (4,), (8,), (2, 2), (2, 3), (2, 4), (4, 2), (2, 2, 2))
+]
+QUICK = ("matmul", "mlp")
+"""The examples with so few layouts that CI can wait for all of them."""
+
+EXAMPLES = [p.stem for p in matching("examples/*.mdsl") if ALL or p.stem in QUICK]
+OBJECTIVES = ("bytes", "memory", "time")
+EVERY = [(e, m, o) for e in (*TEXTS, *EXAMPLES) for m in MESHES for o in OBJECTIVES]
+CASES = EVERY if ALL else EVERY[::STEP]
+
+
+def answer(method: str, problem: Problem) -> Found | list[str]:
+    """What a method finds, or the codes of why it finds nothing."""
+    try:
+        return METHODS[method].solve(problem)
+    except DiagnosticError as error:
+        return [d.code for d in error.diagnostics]
+
+
+def _label(case: tuple[str, Mesh, str]) -> str:
+    return " ".join(map(str, case)).replace(",", " ")
+
+
+@pytest.fixture(scope="module", params=CASES, ids=_label)
+def case(request: pytest.FixtureRequest) -> tuple[Problem, Found]:
+    """A problem and its best by `layouts`; of general rules alone, unless all cases are taken."""
+    name, mesh, objective = request.param
+    timing = Timing(load("cpu"), mesh) if objective == "time" else None
+    problem = Problem(named(name), mesh, objective, Limits(storage=ALL), timing)
+    found = answer("layouts", problem)
+    if isinstance(found, list):
+        assert answer("exhaustive", problem) == found
+        pytest.skip("no layout divides the work")
+    return problem, found
+
+
+def test_methods_agree(case: tuple[Problem, Found]) -> None:
+    problem, found = case
+    every = METHODS["exhaustive"].solve(problem)
+    assert every.proven
+    if found.proven:
+        assert problem.value(found.plans[0]) == problem.value(every.plans[0])
+    most = problem.space.least() * (1 + problem.limits.replicated)
+    for method in METHODS.keys() - {"layouts", "exhaustive"}:
+        other = answer(method, problem)
+        for plan in other.plans if isinstance(other, Found) else ():
+            if problem.objective == "time" or plan.flops <= most:
+                assert problem.value(plan) >= problem.value(every.plans[0])
+
+
+def test_bounds_are_bounds(case: tuple[Problem, Found]) -> None:
+    problem, found = case
+    tables = Tables(problem.space)
+    weigh = seconds(problem.timing) if problem.timing else None
+    lower = {r: s for s, r in problem.space.within(float("inf"), weigh)} if weigh else {}
+    for plan in found.every:
+        assert plan.sent_at_least <= plan.sent
+        at_once = replace(plan, policy="immediate")
+        same = len(list(at_once.placed.rewritten.body)) == len(problem.program.body)
+        if same and not any(rule.selector for rule in plan.rules):
+            assert at_once.sent_at_least <= tables.sent(plan.rules)
+        if plan.rules in lower:
+            assert plan.seconds >= lower[plan.rules] * (1 - ROUNDING)
+            assert plan.seconds >= plan.computing * (1 - ROUNDING)
+
+
+def test_no_rule_can_be_left_out(case: tuple[Problem, Found]) -> None:
+    problem, found = case
+    found = less(found)
+    best = found.plans[0]
+    most = problem.space.least() * (1 + problem.limits.replicated)
+    for reason in reasons(found, best):
+        without = reason.without
+        if without is not None and (problem.objective == "time" or without.flops <= most):
+            assert problem.key(without) >= problem.key(best)
+
+
+def test_an_unused_device_is_never_worse(case: tuple[Problem, Found]) -> None:
+    problem, found = case
+    if problem.objective == "bytes":
+        return  # work that is divided sends more than work that is not
+    one = replace(problem, mesh=Mesh("one", (("x", 1),)))
+    if problem.timing is not None:
+        one = replace(one, timing=Timing(problem.timing.cluster, one.mesh))
+    if problem.objective == "time" or ALL:
+        assert problem.value(found.plans[0]) <= one.value(METHODS["layouts"].solve(one).plans[0])
+
+
+@pytest.mark.parametrize("asked", [0, 3])
+def test_where_time_runs_out_there_is_an_answer(case: tuple[Problem, Found], asked: int) -> None:
+    problem, found = case
+    times = itertools.count()
+    over = replace(problem, expired=lambda: next(times) >= asked)
+    answer = METHODS["layouts"].solve(over)
+    assert answer.plans
+    assert answer.bound <= problem.value(found.plans[0]) <= problem.value(answer.plans[0])
