@@ -150,7 +150,8 @@ def test_positions_are_counted_as_numpy_counts_them() -> None:
     for seed in range(60):
         line = f"r = {nested(seed)}"
         try:
-            wanted = eval(line[4:], {"np": np, **arrays()})
+            with np.errstate(invalid="ignore"):  # BLAS may raise the flag beside small matrices
+                wanted = eval(line[4:], {"np": np, **arrays()})
         except (ValueError, IndexError):
             continue  # numpy has no such value
         for _ in range(12):
