@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from meshdsl.search.dual import bound
@@ -25,18 +24,7 @@ def certificate(problem: Problem) -> Certificate | None:
     of more plans than fit. Where time has run out, of fewer sweeps.
     """
     try:
-        found = bound(tensors(problem, most_work(problem)), problem.expired)
+        found = bound(tensors(problem, problem.most_work), problem.expired)
     except TooMany:
         return None
     return Certificate(found.least, found.sweeps)
-
-
-def most_work(problem: Problem) -> float:
-    """The FLOPs that a device may do: replicated work costs time, and else is limited."""
-    if problem.objective == "time":
-        return math.inf
-    least = problem.least
-    if least is None:
-        space = problem.space
-        least = space.least()
-    return least * (1 + problem.limits.replicated)

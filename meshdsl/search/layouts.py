@@ -168,7 +168,7 @@ class Layouts:
         """The best layouts. Raises MD0641 where none divides the work as far as asked."""
         limits = problem.limits
         space = problem.space
-        least = space.least() if problem.least is None else problem.least
+        least = problem.least_work
         tables, most = Tables(space), MOST if self.bounds else math.inf
         run = _Run(problem, tables, least * (1 + limits.replicated), most)
         every = space.within(run.most_work)

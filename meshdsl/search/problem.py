@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 from meshdsl.cluster.timing import Timing
@@ -80,6 +81,22 @@ class Problem:
     def space(self) -> Space:
         """The layouts of general rules, with the fixed ones."""
         return space_of(self.program, self.mesh, self.limits.fixed, self.timing)
+
+    @cached_property
+    def least_work(self) -> float:
+        """The FLOPs of a device that others are measured by."""
+        return self.space.least() if self.least is None else self.least
+
+    @property
+    def most_work(self) -> float:
+        """The FLOPs that a device may do: replicated work costs time, and else is limited."""
+        if self.objective == "time":
+            return math.inf
+        return self.least_work * (1 + self.limits.replicated)
+
+    def divides(self, plan: Plan) -> bool:
+        """Whether a plan divides the work as far as it has to. Raises what placing it raises."""
+        return plan.flops <= self.most_work
 
     def value(self, plan: Plan) -> float:
         """What is minimised."""

@@ -7,7 +7,6 @@ taken, until none is better: no single rule more or less improves what is found.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -67,7 +66,7 @@ def onwards(found: Found, plan: Plan) -> Found:
     limits = problem.limits
     short = limits.rules is None or len(plan.rules) <= limits.rules
     kept = all(rule in plan.rules for rule in limits.fixed)
-    if not (short and kept and problem.fits(plan) and plan.flops <= run.most_work):
+    if not (short and kept and problem.fits(plan) and problem.divides(plan)):
         return found
     return _with(found, [run.descend(plan), plan], run)
 
@@ -90,13 +89,6 @@ class _Steps:
     options: list[Rule]
     known: dict[Rules, Plan | None] = field(default_factory=dict)
     made: list[Plan] = field(default_factory=list)
-    most_work: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        problem, self.most_work = self.problem, math.inf
-        if problem.objective != "time":
-            least = problem.space.least() if problem.least is None else problem.least
-            self.most_work = least * (1 + problem.limits.replicated)
 
     def descend(self, plan: Plan) -> Plan:
         """The best step from a plan, and from there, until none is better."""
@@ -133,7 +125,7 @@ class _Steps:
         try:
             for policy in POLICIES:
                 plan = problem.plan(rules, policy)
-                if plan.flops > self.most_work:
+                if not problem.divides(plan):
                     continue
                 self.made.append(plan)
                 # What sends more than what is known to be better need not be timed.

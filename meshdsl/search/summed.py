@@ -105,10 +105,8 @@ class Summed:
         """The plan. Raises MD0641 where none divides the work as asked, MD0663 if too wide."""
         limits = problem.limits
         space = problem.space
-        least = space.least() if problem.least is None else problem.least
-        most = least * (1 + limits.replicated)
         try:
-            graph = table_graph(space, most)
+            graph = table_graph(space, problem.least_work * (1 + limits.replicated))
             best = self.search(graph, *self._starts(problem, space))
         except TooWide as error:
             message = f"the tables of an elimination would have {error.needed:,} entries or more"
@@ -138,8 +136,16 @@ class Summed:
 
 
 def placed(problem: Problem, space: Space, rules: Rules) -> Found:
-    """One layout as the result of a method: nothing is proven."""
-    plans = [problem.plan(rules, policy) for policy in POLICIES]
+    """One layout as the result of a method: nothing is proven.
+
+    Raises MD0641 where it divides the work less than the tables say, and than asked.
+    """
+    made = [problem.plan(rules, policy) for policy in POLICIES]
+    plans = [plan for plan in made if problem.divides(plan)]
+    if not plans:
+        work = min(plan.flops for plan in made) / problem.least_work
+        message = f"what is least by the tables leaves a device {work:.2f} times the least work"
+        fail("MD0641", message, help="take `--method layouts`, or a larger `--replicated`")
     valid = sum(1 for _ in space.every())
     count = Count("L0", valid, 1, 0, space.symmetry)
     return Found(problem, best_first(problem, plans), tuple(plans), count, 0)

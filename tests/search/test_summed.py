@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from meshdsl.diagnostics import DiagnosticError
 from meshdsl.placed.sbp import Mesh
 from meshdsl.search.annealing import anneal
 from meshdsl.search.exact import branch_and_bound, integer_program, priced_memory
 from meshdsl.search.methods import METHODS
+from meshdsl.search.plan import Plan
 from meshdsl.search.space import Space
 from meshdsl.search.summed import ELIMINATION, Summed, table_graph
 from meshdsl.search.tables import Tables
 
-from .problems import CASES, SQUARE, named, problem
+from .problems import CASES, LINE, SQUARE, UNEQUAL, named, problem
 
 each_case = pytest.mark.parametrize(
     ("name", "mesh"), CASES, ids=lambda of: of.name if isinstance(of, Mesh) else of
@@ -44,3 +46,18 @@ def test_what_is_found_is_placed(method: str, name: str) -> None:
     assert not found.proven
     best = METHODS["layouts"].solve(asked)
     assert asked.value(best.plans[0]) <= asked.value(found.plans[0])
+
+
+@pytest.mark.parametrize("mesh", [LINE, SQUARE, UNEQUAL], ids=str)
+@pytest.mark.parametrize("method", ["elimination", "tofu"])
+def test_what_is_found_divides_the_work(method: str, mesh: Mesh) -> None:
+    """The tables let `moe` divide more of it than the walks do on one of these, which is said."""
+    asked = problem("moe", mesh)
+    plans: tuple[Plan, ...] = ()
+    codes: list[str] = []
+    try:
+        plans = METHODS[method].solve(asked).plans
+    except DiagnosticError as error:
+        codes = [d.code for d in error.diagnostics]
+    assert plans or codes == ["MD0641"]
+    assert all(plan.flops <= asked.most_work for plan in plans)

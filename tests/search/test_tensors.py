@@ -19,7 +19,7 @@ from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed import ir as placed
 from meshdsl.placed.reshard import Price, route
 from meshdsl.placed.sbp import Mesh
-from meshdsl.search.certificate import certificate, most_work
+from meshdsl.search.certificate import certificate
 from meshdsl.search.dual import bound
 from meshdsl.search.layouts import ROUNDING
 from meshdsl.search.moves import Moves
@@ -71,7 +71,7 @@ def test_no_layout_of_a_search_is_below(
     known = certificate(found.problem)
     assert known is not None
     for plan in found.every:
-        assert plan.flops > most_work(found.problem) or (
+        assert plan.flops > found.problem.most_work or (
             known.least <= found.problem.value(plan) * (1 + ROUNDING)
         )
 
@@ -130,7 +130,7 @@ def test_tables_have_the_cheapest_routes(mesh: Mesh, cluster: str) -> None:
 
 def test_more_sweeps_do_not_lower_the_bound() -> None:
     asked = problem("net", SQUARE)
-    graph = tensors(asked, most_work(asked))
+    graph = tensors(asked, asked.most_work)
     hasty, patient = bound(graph, lambda: True), bound(graph, lambda: False)
     assert 0 <= hasty.least <= patient.least <= patient.cost
     assert patient.sweeps > hasty.sweeps
@@ -138,7 +138,7 @@ def test_more_sweeps_do_not_lower_the_bound() -> None:
 
 def test_what_is_bounded_is_what_is_chosen() -> None:
     asked = problem("net", LINE)
-    graph = tensors(asked, most_work(asked))
+    graph = tensors(asked, asked.most_work)
     found = bound(graph, asked.expired)
     work = sum(n.flops[k] for n, k in zip(graph.nodes, found.picks, strict=True))
     assert work <= graph.most * (1 + 1e-9)
