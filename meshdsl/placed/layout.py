@@ -31,6 +31,7 @@ from meshdsl.named.declarations import Declarations, declared_integer, unknown
 from meshdsl.named.ir import Op, Value
 from meshdsl.placed.rows import call_of, legal_rows
 from meshdsl.placed.sbp import Mesh, Placement, placement
+from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_entry
 from meshdsl.syntax.symbols import ROLES
@@ -102,13 +103,15 @@ class Binding:
 class Layout:
     """A resolved layout on a mesh.
 
-    `declared` has the places where `("dim", name)` and `("axis", name)` are declared.
+    `declared` has the places where `("dim", name)` and `("axis", name)` are declared. `schedule` is
+    that of a pipeline, where the layout names one.
     """
 
     name: str
     rules: tuple[Rule, ...]
     mesh: Mesh
     declared: Mapping[tuple[str, str], Related] = field(default_factory=dict)
+    schedule: ScheduleUse | None = None
     _bound: dict[tuple[Value, bool], Binding] = field(
         init=False, default_factory=dict, compare=False, repr=False
     )

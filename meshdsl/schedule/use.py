@@ -1,0 +1,71 @@
+"""A schedule as a layout names it: `with one_f_one_b[batch](8)`, and the table that this means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal, cast
+
+from meshdsl.diagnostics import Span, fail
+from meshdsl.schedule.registry import generate
+from meshdsl.schedule.verify import Verified, verify
+
+Option = int | str | tuple[int, ...]
+
+Reduce = Literal["last", "each"]
+
+
+@dataclass(frozen=True)
+class ScheduleUse:
+    """The schedule of a layout.
+
+    `dims` are cut into `micro` micro-batches; without dims, `micro` is None, and those are taken
+    that the optimizer accumulates. `options` are those written: `chunks` and the like of the
+    schedule itself, `layers`, `recompute`, `reduce`. `table` is that of a schedule which the file
+    declares.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    micro: int | None
+    span: Span
+    options: Mapping[str, Option] = field(default_factory=dict)
+    table: Verified | None = None
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """How many iterations of the loop each stage has; empty where they are as many on all."""
+        return cast(tuple[int, ...], self.options.get("layers", ()))
+
+    @property
+    def recompute(self) -> bool:
+        """Whether a stage keeps what it received alone, and computes the rest of it again."""
+        return self.options.get("recompute") == "stage"
+
+    @property
+    def reduce(self) -> Reduce:
+        """Whether gradients are reduced behind a stage's last backward pass or behind each."""
+        return cast(Reduce, self.options.get("reduce", "last"))
+
+    def verified(self, devices: int, micro: int | None = None) -> Verified:
+        """The table for so many devices and micro-batches (its own number for None), verified.
+
+        Raises MD0529 for numbers that the schedule cannot be made for, MD0536 for those that a
+        declared table is not of.
+        """
+        micro = self.micro if micro is None else micro
+        if self.table is not None:
+            return self._declared(self.table, devices, micro)
+        assert micro is not None, "the micro-batches of a schedule over `accumulate` are counted"
+        own = {key: n for key, n in self.options.items() if isinstance(n, int)}
+        return verify(generate(self.name, devices, micro, own, self.span))
+
+    def _declared(self, table: Verified, devices: int, micro: int | None) -> Verified:
+        found = table.schedule
+        if found.devices != devices:
+            message = f"schedule `{self.name}` has {found.devices} rows, for {devices} devices"
+            fail("MD0536", message, self.span, help="write a row for each device of the axis")
+        if micro is not None and found.micro != micro:
+            message = f"schedule `{self.name}` is of {found.micro} micro-batches, not of {micro}"
+            fail("MD0536", message, self.span, help=f"cut the batch into {found.micro}")
+        return table
