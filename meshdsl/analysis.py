@@ -21,7 +21,13 @@ from meshdsl.named.declarations import Declarations, declare
 from meshdsl.named.ir import Program
 from meshdsl.named.uncalled import check_uncalled
 from meshdsl.placed.expect import lint_expect
-from meshdsl.placed.layout import collect_axes, collect_layout, collect_mesh, collect_rules
+from meshdsl.placed.layout import (
+    collect_axes,
+    collect_layout,
+    collect_mesh,
+    collect_rules,
+    collect_settings,
+)
 from meshdsl.placed.lint import (
     lint,
     lint_annotations,
@@ -152,6 +158,7 @@ def _check_declared(declarations: Declarations, diagnostics: Diagnostics) -> Non
         collect_axes(mesh, declarations, diagnostics)
     for layout in declarations.layouts.values():
         collect_rules(layout, declarations, diagnostics)
+        collect_settings(layout, declarations, diagnostics)
 
 
 def _check_layouts(

@@ -14,6 +14,7 @@ from meshdsl.backends.runtime.files import ArraysRefused, Refused, check_arrays,
 from meshdsl.backends.runtime.values import Array, Spec
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, Span, fail
 from meshdsl.pipeline import Compilation
+from meshdsl.placed.ir import reduced_in
 
 ENGINES = ("local", "torchrun", "reference")
 PROCESS_BYTES = 300 << 20
@@ -88,13 +89,23 @@ def verify(
 
 def reference_of(made: Compilation, given: Given) -> Reference:
     """The reference for any run on the same values."""
-    return _reference(made, given, read_given(made, given)[0])
+    return _reference(made, given, read_given(made, given)[0], reduced_in(made.placed))
 
 
-def _reference(made: Compilation, given: Given, arrays: tuple[Any, Any]) -> Reference:
-    named, (inputs, params) = made.named, _specs(made)
-    sides = ((inputs, arrays[0]), (params, arrays[1]), (copy_specs(named, draws(named)), arrays[1]))
-    return Reference(named, *(made_up(specs, found, given.seed) for specs, found in sides))
+def _reference(
+    made: Compilation,
+    given: Given,
+    arrays: tuple[Any, Any],
+    reduced: frozenset[str] = frozenset(),
+) -> Reference:
+    named, (of_inputs, of_params) = made.named, _specs(made)
+    sides = (
+        (of_inputs, arrays[0]),
+        (of_params, arrays[1]),
+        (copy_specs(named, draws(named)), arrays[1]),
+    )
+    inputs, params, states = (made_up(specs, found, given.seed) for specs, found in sides)
+    return Reference(named, inputs, params, states, reduced)
 
 
 def read_given(

@@ -63,14 +63,22 @@ def problems(checked: Iterable[Comparison], whose: str = "") -> Iterator[Diagnos
 class Reference:
     """The reference's results on given values, and the comparison of others with them.
 
-    States that are not in `states` begin as in the first step.
+    States that are not in `states` begin as in the first step. `reduced` are dtypes that the
+    program does not have, in which a layout adds up gradients: what is made of these may differ
+    by as much as they round.
     """
 
     def __init__(
-        self, program: Program, inputs: Arrays, params: Arrays, states: Arrays = NOTHING
+        self,
+        program: Program,
+        inputs: Arrays,
+        params: Arrays,
+        states: Arrays = NOTHING,
+        reduced: frozenset[str] = frozenset(),
     ) -> None:
         self.program, self.inputs, self.params, self.states = program, inputs, params, states
-        self.tolerances = tolerances_of(program)
+        self.tolerances = tolerances_of(program, reduced)
+        self.tolerance = _tolerance(program, reduced)
 
     @functools.cached_property
     def values(self) -> Values:
@@ -85,9 +93,8 @@ class Reference:
     @functools.cached_property
     def sizes(self) -> Sensitivity:
         """The sizes of the terms that cancel on the way to the results."""
-        tolerance = _tolerance(self.program)
         given = (self.inputs, self.params, self.states)
-        return Sensitivity(self.program, *given, self.values, tolerance)
+        return Sensitivity(self.program, *given, self.values, self.tolerance)
 
     @functools.cached_property
     def before(self) -> dict[str, Array]:
@@ -117,7 +124,7 @@ class Reference:
         """The comparison of a parameter or a state, measured by its step."""
         name, dtype = str(value.name), value.type.dtype.name
         pair, old = (found[name], expected[name]), self.before[name]
-        tolerance = _tolerance(self.program) if dtype in EPSILONS else 0.0
+        tolerance = self.tolerance if dtype in EPSILONS else 0.0
         slack = STORED * EPSILONS.get(dtype, 0.0)
 
         def compared(measure: str, sizes: Array | None) -> Comparison:
@@ -144,19 +151,24 @@ class Reference:
         return found
 
 
-def tolerances_of(program: Program) -> dict[str, float]:
-    """The tolerance of every output: 0 for integers and booleans."""
-    tolerance = _tolerance(program)
-    return {
-        output.name: tolerance if output.value.type.dtype.kind == "float" else 0.0
-        for output in program.outputs
-    }
+def tolerances_of(program: Program, reduced: frozenset[str] = frozenset()) -> dict[str, float]:
+    """The tolerance of every output: 0 for integers and booleans.
+
+    That of gradients, and of what is made of them, is that of the dtypes they are `reduced` in too.
+    """
+    plain, wide = _tolerance(program), _tolerance(program, reduced)
+    found = {}
+    for output in program.outputs:
+        of_gradients = output.value.role in ("grad", "state")
+        tolerance = wide if of_gradients else plain
+        found[output.name] = tolerance if output.value.type.dtype.kind == "float" else 0.0
+    return found
 
 
-def _tolerance(program: Program) -> float:
-    """The tolerance of floats."""
+def _tolerance(program: Program, reduced: frozenset[str] = frozenset()) -> float:
+    """The tolerance of floats: of those in the program, and those that are `reduced` in."""
     floats = {v.type.dtype.name for v in _values(program) if v.type.dtype.kind == "float"}
-    return max((TOLERANCES[name] for name in floats), default=0.0)
+    return max((TOLERANCES[name] for name in floats | reduced), default=0.0)
 
 
 def errors(

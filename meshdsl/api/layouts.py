@@ -13,6 +13,7 @@ from meshdsl.api.sizes import Size, number_of
 from meshdsl.diagnostics import DiagnosticError, Source, Span, fail
 from meshdsl.named.declarations import Declarations
 from meshdsl.syntax import ast
+from meshdsl.syntax.printer import expression
 
 Rules = Mapping[Any, Any] | str | Iterable[str]
 """Rules of a layout: `{"batch": "rows"}`, `"batch:rows,hidden:cols"`, or rules of the language."""
@@ -56,12 +57,15 @@ class Mesh:
         return ast.Mesh(ast.Name(self.name, self.span), axes, None, self.span)
 
 
+Entry = ast.Rule | ast.Setting
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Rules `dim -> axis` under a name. A layout extends another by overriding its rules."""
+    """Rules `dim -> axis` and settings under a name; what extends another overrides its own."""
 
     name: str
-    rules: tuple[ast.Rule, ...]
+    rules: tuple[Entry, ...]
     base: Layout | None
     span: Span
 
@@ -72,12 +76,17 @@ class Layout:
     def syntax(self) -> Iterator[ast.Layout]:
         """The declaration of this layout, and of those it extends."""
         base = ast.Name(self.base.name, self.span) if self.base else None
-        yield ast.Layout(ast.Name(self.name, self.span), base, self.rules, self.span)
+        rules = tuple(r for r in self.rules if isinstance(r, ast.Rule))
+        settings = tuple(r for r in self.rules if isinstance(r, ast.Setting))
+        yield ast.Layout(ast.Name(self.name, self.span), base, rules, self.span, settings)
         if self.base is not None:
             yield from self.base.syntax()
 
 
-def _rule_text(rule: ast.Rule) -> str:
+def _rule_text(rule: Entry) -> str:
+    if isinstance(rule, ast.Setting):
+        selector = ".".join(s.text for s in rule.selector)
+        return f"{selector}: {rule.name.text} = {expression(rule.value)}"
     axes = [a.text for a in rule.axes]
     target = axes[0] if len(axes) == 1 else f"({', '.join(axes)})" if axes else "none"
     selector = ".".join(s.text for s in rule.selector)
@@ -170,7 +179,8 @@ def layout(rules: Rules | None = None, /, *, extends: Layout | None = None, **di
     - by name, or as a dict: `md.layout({"batch": "rows", "hidden": ("x", "y"), "seq": None})`; a
       selector is written before a colon: `{"params: model": "data"}`;
     - the string of Mesh-TensorFlow: `"batch:rows,hidden:cols"`;
-    - rules of the language, in one string or several: `["params: model -> data", "seq -> none"]`.
+    - rules of the language, in one string or several: `["params: model -> data", "seq -> none"]`,
+      settings such as `"grads: reduce = bf16"` among them.
 
     Raises:
         ProgramError: an entry is no rule (MD0818).
@@ -197,18 +207,18 @@ def with_layout(
     return replace(declarations, layouts=layouts), given.name
 
 
-def _layout_name(rules: tuple[ast.Rule, ...]) -> str:
+def _layout_name(rules: tuple[Entry, ...]) -> str:
     return ", ".join(map(_rule_text, rules)) or "none"
 
 
-def _rules(given: Any, place: Place) -> Iterator[ast.Rule]:
+def _rules(given: Any, place: Place) -> Iterator[Entry]:
     """The rules in any of the forms that `layout` accepts."""
     if given is None:
         return
     if isinstance(given, Mapping):
         for key, axes in given.items():
             yield _of_pair(key, axes, place.entry(str(key)))
-    elif isinstance(given, str) and "->" not in given:
+    elif isinstance(given, str) and "->" not in given and "=" not in given:
         yield from _of_mesh_tensorflow(given, place.span)
     elif isinstance(given, str):
         yield from _of_text(given, place.span)
@@ -247,8 +257,8 @@ def _of_mesh_tensorflow(text: str, span: Span) -> Iterator[ast.Rule]:
         yield _of_pair(dim, axes, span)
 
 
-def _of_text(text: str, span: Span) -> Iterator[ast.Rule]:
-    """Rules of the language, read by its parser; their span is that of the call."""
+def _of_text(text: str, span: Span) -> Iterator[Entry]:
+    """Rules and settings of the language, read by its parser; their span is that of the call."""
     from meshdsl.syntax.parse import parse
 
     tree, problems = parse(Source("layout", f"layout written {{\n{text}\n}}\n"))
@@ -256,8 +266,9 @@ def _of_text(text: str, span: Span) -> Iterator[ast.Rule]:
         first = replace(problems[0], span=span, related=())
         raise DiagnosticError(replace(first, message=f"{first.message} in the rule `{text}`"))
     for node in tree.declarations:
-        for rule in node.rules if isinstance(node, ast.Layout) else ():
-            yield _at(rule, span)
+        if isinstance(node, ast.Layout):
+            yield from (_at(rule, span) for rule in node.rules)
+            yield from (replace(setting, span=span) for setting in node.settings)
 
 
 def _at(rule: ast.Rule, span: Span) -> ast.Rule:

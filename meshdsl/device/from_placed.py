@@ -8,6 +8,7 @@ from functools import partial
 from itertools import repeat
 
 from meshdsl.device.ir import Collected, Compute, Loop, Move, Node, Program, Var
+from meshdsl.device.liveness import reads
 from meshdsl.device.names import Giver, Names
 from meshdsl.ir import program as ir
 from meshdsl.ir.program import Carry, Stacked
@@ -41,6 +42,9 @@ class _Lowering:
         self.taken_over = dict(_taken_over(program))
         self.written_into = dict(_written_into(program))
         self.lists: set[Var] = set()
+        # Casts to and from the dtype in which something is sent.
+        self.early: set[Node] = set()
+        self.late: set[Node] = set()
 
     def program(self) -> Program:
         coordinates = {axis: self.names.fresh(axis) for axis in self.mesh.names}
@@ -96,7 +100,7 @@ class _Lowering:
                     found.extend(self._reshard(node))
                 case placed.Loop():
                     found.append(self._loop(node))
-        return tuple(found)
+        return _apart(found, self.early, self.late)
 
     def _apply(self, node: placed.Apply) -> Compute:
         ins = tuple(self.vars[t] for t in node.ins)
@@ -113,21 +117,49 @@ class _Lowering:
         about = (node.attrs, node.span, node.phase, node.block)
         return Compute(node.name, ins, outs, *about, flops=cost, onto=onto)
 
-    def _reshard(self, node: placed.Reshard) -> list[Move]:
+    def _reshard(self, node: placed.Reshard) -> list[Node]:
+        if node.dtype is None:
+            moves = self._moves(node, node.source.value, self.vars[node.source])
+            self.vars[node.target] = moves[-1].target
+            return [*moves]
+        first, last = self.vars[node.source], node.route.steps[-1]
+        sent = replace(first.value, type=replace(first.type, dtype=node.dtype))
+        into = self._cast(node, first, placed.Tensor(sent, node.source.placement), first)
+        moves = self._moves(node, sent, into.outs[0])
+        name, hint = (
+            self._version(node.target, last.after, first, w) for w in (first.name, first.hint)
+        )
+        target = self._var(node.target, node.target.placement, name, hint)
+        self.vars[node.target] = target
+        back = self._cast(node, moves[-1].target, node.target, target)
+        self.early.add(into)
+        self.late.add(back)
+        return [into, *moves, back]
+
+    def _cast(
+        self, node: placed.Reshard, source: Var, tensor: placed.Tensor, named: Var
+    ) -> Compute:
+        """The cast of a variable to the dtype of a tensor, on its way to or from another device."""
+        dtype = tensor.type.dtype
+        target = named
+        if dtype == node.dtype:
+            word = f"{named.name}_{dtype.name}"
+            target = self._var(tensor, tensor.placement, word, word)
+        about = ((("dtype", dtype),), node.span, node.phase)
+        return Compute("cast", (source,), (target,), *about)
+
+    def _moves(self, node: placed.Reshard, value: Value, source: Var) -> list[Move]:
+        """The steps of a route, on a version of a value."""
         moves: list[Move] = []
-        source = self.vars[node.source]
-        type_ = node.source.value.type
+        type_ = value.type
         about = (*(node.words() if self.told else ("", "")), node.phase)
         for step in node.route.steps:
-            last = step is node.route.steps[-1]
             version = partial(self._version, node.target, step.after, source)
-            target = self._var(node.target, step.after, version(source.name), version(source.hint))
-            if last:
-                self.vars[node.target] = target
+            made = placed.Tensor(value, step.after)
+            target = self._var(made, step.after, version(source.name), version(source.hint))
             payload, wire = step.payload(type_, self.mesh), step.wire(type_, self.mesh)
             cluster = step.cluster_wire(type_, self.mesh)
-            made = Move(step, source, target, payload, wire, cluster, node.span, *about)
-            moves.append(made)
+            moves.append(Move(step, source, target, payload, wire, cluster, node.span, *about))
             source = target
         return moves
 
@@ -178,6 +210,34 @@ class _Lowering:
         if made.outer not in self.read:
             self.lists.add(var)
         return Collected(self.vars[made.inside], var, made.outer not in self.read)
+
+
+def _apart(nodes: list[Node], early: set[Node], late: set[Node]) -> tuple[Node, ...]:
+    """The nodes of a block, casts around collectives as far from these as they may be.
+
+    The `early` right behind what makes their operand, the `late` before the first that reads their
+    result: so a collective may be issued as early, and wait as long, as if there were no cast.
+    """
+    if early.isdisjoint(nodes) and late.isdisjoint(nodes):
+        return tuple(nodes)
+    sent: dict[Var, list[Node]] = {}
+    makes = {v for node in nodes for v in node.makes}
+    for node in nodes:
+        if node in early and node.reads[0] in makes:
+            sent.setdefault(node.reads[0], []).append(node)
+    moved = {node for casts in sent.values() for node in casts}
+    found: list[Node] = []
+    waiting: dict[Var, Node] = {}
+    for node in nodes:
+        if node in moved:
+            continue
+        if node in late:
+            waiting.update((v, node) for v in node.makes)
+            continue
+        found.extend(waiting.pop(v) for v in dict.fromkeys(reads(node)) if v in waiting)
+        found.append(node)
+        found.extend(cast for v in node.makes for cast in sent.get(v, ()))
+    return (*found, *waiting.values())
 
 
 def _results(program: placed.Program) -> dict[Value, str]:

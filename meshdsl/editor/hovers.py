@@ -12,7 +12,7 @@ from meshdsl.editor.facts import Facts, Json, Placing
 from meshdsl.editor.sent import explained, tensors
 from meshdsl.ir.program import every
 from meshdsl.named.ir import Loop, Program, Value
-from meshdsl.placed.layout import collect_axes, collect_rules
+from meshdsl.placed.layout import collect_axes, collect_rules, collect_settings
 from meshdsl.report.document import counted, human
 from meshdsl.report.explain import type_text
 from meshdsl.syntax import ast
@@ -190,8 +190,10 @@ def _layout(known: Facts, placing: Placing | None, symbol: Symbol) -> Iterator[s
     if node is None:
         return
     rules = collect_rules(node, known.declarations, Diagnostics())
+    settings = collect_settings(node, known.declarations, Diagnostics())
     base = f" extends {node.base.text}" if node.base else ""
     lines = [f"  {rule}{' keep' if rule.keep else ''}" for rule in rules]
+    lines += [f"  {setting}" for setting in settings]
     yield code("\n".join([f"layout {symbol.name}{base} {{", *lines, "}"]))
     yield from _chosen(placing, symbol.name)
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
 from meshdsl.diagnostics import Span
 from meshdsl.ir import program as ir
 from meshdsl.ir.program import Carry, Collected, Stacked
+from meshdsl.ir.types import DTYPES
 from meshdsl.named import ir as named
 from meshdsl.named.expand import expand
 from meshdsl.named.ir import Value
@@ -217,13 +218,24 @@ class Placer:
         facts = why.Facts(self.causes.get(value, {}), reasons)
         words = functools.partial(why.explain, value, best, ask, facts)
         node = Reshard(source, target, best, ask.span, words, ask.phase)
-        self._emit(node, self.state.depth[value])
+        self._emit(self._in_its_dtype(node), self.state.depth[value])
         if best.reduces and not self.decider.foresees:
             versions[:] = [t for t in versions if not t.placement.partial]
             self.state.windows.pop(value, None)
             self.state.partial_why.pop(value, None)
         versions.append(target)
         return target
+
+    def _in_its_dtype(self, node: Reshard) -> Reshard:
+        """The reshard in the dtype that a layout sets for the reduction of gradients."""
+        setting = self.request.reduced_in(node.source.value)
+        if setting is None or not node.route.reduces:
+            return node
+        dtype = DTYPES[setting.value]
+        if node.source.placement.op != "sum" or dtype == node.source.type.dtype:
+            return node
+        words = functools.partial(why.in_dtype, node.words, setting)
+        return replace(node, dtype=dtype, words=words)
 
     def _window(self, value: Value, need: Placement, ask: why.Ask) -> Tensor:
         """The version of a value with windows, cut from a wider one or made of blocks."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from meshdsl.diagnostics import Span
 from meshdsl.ir import program as ir
-from meshdsl.ir.types import TensorType
+from meshdsl.ir.types import DType, TensorType
 from meshdsl.named import ir as names
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed.choose import flops
@@ -38,7 +38,8 @@ class Reshard:
 
     `span` is the place that requires it; `words` finds its cause and remedy lazily (that needs the
     next best route, and most programs that are placed are never shown). `phase` is that of the
-    cause: `forward`, `backward`, `update`.
+    cause: `forward`, `backward`, `update`. With a `dtype` the route is taken in that one: the
+    tensor is cast to it before, and back behind.
     """
 
     source: Tensor
@@ -47,6 +48,7 @@ class Reshard:
     span: Span
     words: Callable[[], tuple[str, str]]
     phase: str = "forward"
+    dtype: DType | None = None
 
     @property
     def reads(self) -> tuple[Tensor, ...]:
@@ -171,6 +173,12 @@ def _named_loop(node: Loop) -> names.Loop:
     about = (node.span, tuple(collected), node.reverse, node.phase, node.block)
     body = _named_nodes(node.body)
     return names.Loop(node.dim, tuple(carries), tuple(stacked), body, *about)
+
+
+def reduced_in(program: Program) -> frozenset[str]:
+    """The dtypes that tensors are reduced in which have another one."""
+    moves = (node for node, _ in walk(program.body) if isinstance(node, Reshard))
+    return frozenset(node.dtype.name for node in moves if node.dtype is not None)
 
 
 def walk(nodes: tuple[Node, ...]) -> Iterator[tuple[Apply | Reshard, int]]:

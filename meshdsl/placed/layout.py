@@ -31,6 +31,7 @@ from meshdsl.named.declarations import Declarations, declared_integer, unknown
 from meshdsl.named.ir import Op, Value
 from meshdsl.placed.rows import call_of, legal_rows
 from meshdsl.placed.sbp import Mesh, Placement, placement
+from meshdsl.placed.settings import Setting, settings_of
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_entry
@@ -112,6 +113,7 @@ class Layout:
     mesh: Mesh
     declared: Mapping[tuple[str, str], Related] = field(default_factory=dict)
     schedule: ScheduleUse | None = None
+    settings: tuple[Setting, ...] = ()
     _bound: dict[tuple[Value, bool], Binding] = field(
         init=False, default_factory=dict, compare=False, repr=False
     )
@@ -127,6 +129,11 @@ class Layout:
             near = nearest(size, self.mesh.size(*axes))
             fixes = _resized(self.declared.get(("dim", dim)), near)
             yield replace(found, related=related, fixes=fixes)
+
+    def setting(self, selector: str, name: str) -> Setting | None:
+        """The setting of a name for what a selector names, if there is one."""
+        fitting = (s for s in self.settings if (s.selector, s.name) == (selector, name))
+        return next(fitting, None)
 
     @property
     def known(self) -> frozenset[tuple[str, str]]:
@@ -503,8 +510,10 @@ def collect_layout(
     if not layout:
         return Layout("none", (), mesh, places)
     if layout in declarations.layouts:
-        rules = collect_rules(declarations.layouts[layout], declarations, diagnostics)
-        return Layout(layout, rules, mesh, places)
+        node = declarations.layouts[layout]
+        rules = collect_rules(node, declarations, diagnostics)
+        settings = collect_settings(node, declarations, diagnostics)
+        return Layout(layout, rules, mesh, places, settings=settings)
     if ":" in layout:
         return Layout(layout, tuple(_rules_of_text(layout)), mesh, places)
     span = Span(Source("--layout", layout), 0, len(layout))
@@ -555,6 +564,23 @@ def collect_rules(
 
     Wrong ones are left out; errors go to `diagnostics`.
     """
+    found: dict[tuple[tuple[str, ...], str], Rule] = {}
+    for layout in _chain(node, declarations, diagnostics):
+        found.update(_own_rules(layout, diagnostics))
+    return tuple(found.values())
+
+
+def collect_settings(
+    node: ast.Layout, declarations: Declarations, diagnostics: Diagnostics
+) -> tuple[Setting, ...]:
+    """The settings of a layout over those it extends; what is wrong with them is reported."""
+    return settings_of(_chain(node, declarations, Diagnostics()), diagnostics)
+
+
+def _chain(
+    node: ast.Layout, declarations: Declarations, diagnostics: Diagnostics
+) -> list[ast.Layout]:
+    """The layouts that one extends, the widest first, and itself."""
     chain = [node]
     while (base := chain[-1].base) is not None:
         if base.text not in declarations.layouts:
@@ -565,10 +591,7 @@ def collect_rules(
             diagnostics.add(_circle(chain[chain.index(parent) :]))
             break
         chain.append(parent)
-    found: dict[tuple[tuple[str, ...], str], Rule] = {}
-    for layout in reversed(chain):
-        found.update(_own_rules(layout, diagnostics))
-    return tuple(found.values())
+    return chain[::-1]
 
 
 def _circle(layouts: list[ast.Layout]) -> Diagnostic:

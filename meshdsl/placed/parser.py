@@ -180,11 +180,12 @@ class _Placed(ir.Parser[Tensor]):
             make = self.value(scan, line)
             scan.expect("=", "reshard")
             source = self.scope[scan.next()]
+            dtype = DTYPES[scan.next()] if scan.accept("in") else None
             phase, _ = self.phase(scan)
             scan.expect(":")
             target = make({**self.type(scan), "value": source.value})
         route = self._route(line.inner, source)
-        return Reshard(source, target, route, line.span, lambda: ("", ""), phase)
+        return Reshard(source, target, route, line.span, lambda: ("", ""), phase, dtype)
 
     def _route(self, lines: list[Line], source: Tensor) -> Route:
         here, steps = source.placement, list[c.Step]()

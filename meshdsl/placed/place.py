@@ -15,7 +15,7 @@ from meshdsl.named.declarations import unknown
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.cache import Problem
 from meshdsl.placed.from_named import Placer, Walk
-from meshdsl.placed.ir import EVERY, Apply, Found, Program, Reshard, walk
+from meshdsl.placed.ir import EVERY, Apply, Found, Program, Reshard, reduced_in, walk
 from meshdsl.placed.layout import STORAGE, Layout
 from meshdsl.placed.optimal import Plan, solve
 from meshdsl.placed.request import BlockRequest, Request, loops
@@ -82,7 +82,13 @@ def place(
     """
     assert policy in POLICIES
     request = _request(program, asked)
-    return _least(request, search) if policy == "optimal" else _walked(request, policy)[0]
+    if policy != "optimal":
+        return _walked(request, policy)[0]
+    found = _least(request, search)
+    # The search counts every tensor in its own dtype.
+    if found.plan is not None and reduced_in(found):
+        found = replace(found, plan=replace(found.plan, least=False))
+    return found
 
 
 def _request(program: named.Program, asked: Layout | Annotations) -> Request:

@@ -108,6 +108,8 @@ class _Placed(Printer[Tensor]):
 
     def leaf(self, node: Reshard) -> Iterator[str]:
         source, tags = self.numbers[node.source], phase_text(node.phase)
-        yield f"{self.defined(node.target)} = reshard {source}{tags} : {self.type(node.target)}"
+        narrow = f" in {node.dtype}" if node.dtype is not None else ""
+        made = self.defined(node.target)
+        yield f"{made} = reshard {source}{narrow}{tags} : {self.type(node.target)}"
         for step in node.route.steps:
             yield INDENT + step_text(step)

@@ -21,6 +21,7 @@ from meshdsl.placed.layout import Layout
 from meshdsl.placed.rows import Row, call_of, legal_rows
 from meshdsl.placed.sbp import WHOLE, Mesh, Partial, Placement
 from meshdsl.placed.sbp_block import Annotation, Annotations
+from meshdsl.placed.settings import Setting
 
 Pins = tuple[Placement | None, ...]
 """Placements in which single operands of an operator must be read."""
@@ -101,6 +102,10 @@ class Request:
     def carried(self, carry: ir.Carry[Value]) -> Value | None:
         """The value whose placement a loop carries; None: that of the initial value, reduced."""
         return carry.inside
+
+    def reduced_in(self, value: Value) -> Setting | None:
+        """The setting of the dtype in which parts of a value are added up, where there is one."""
+        return self.layout.setting("grads", "reduce") if value.role == "grad" else None
 
     # --- of an operator ----------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from meshdsl.diagnostics import Span
 from meshdsl.named.ir import Op, Value
 from meshdsl.placed.choose import Choice
 from meshdsl.placed.reshard import Route
+from meshdsl.placed.settings import Setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,12 @@ def explain(value: Value, route: Route, ask: Ask, facts: Facts) -> tuple[str, st
         remedy = "nothing is sent"
     because = "; ".join(part for part in (text, tail, _runner_up(ask)) if part)
     return because, remedy
+
+
+def in_dtype(words: Callable[[], tuple[str, str]], setting: Setting) -> tuple[str, str]:
+    """The words of a reduction that is done in another dtype than that of the tensor."""
+    because, remedy = words()
+    return f"{because}; in {setting.value}, by {_rule((str(setting), setting.span))}", remedy
 
 
 def _reduced_for(ask: Ask) -> str:

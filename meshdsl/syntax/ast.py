@@ -326,6 +326,16 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """`grads: reduce = bf16`: how what the selector names is handled; `value` is an expression."""
+
+    selector: tuple[Name, ...]
+    name: Name
+    value: Expr
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """`layout pipeline extends megatron { … }`."""
 
@@ -333,6 +343,7 @@ class Layout:
     base: Name | None
     rules: tuple[Rule, ...]
     span: Span
+    settings: tuple[Setting, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

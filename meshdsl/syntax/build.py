@@ -139,8 +139,15 @@ def _mesh_axis(b: Builder, tree: Any) -> ast.MeshAxis:
 
 def _layout(b: Builder, tree: Any) -> ast.Layout:
     name, base, rules = tree.children
-    made = b.all_of(rules.children, {"rule": _rule})
-    return ast.Layout(b.name(name), b.maybe_name(base), made, b.span(tree))
+    made = b.all_of(rules.children, {"rule": _rule, "setting": _setting})
+    own = tuple(n for n in made if isinstance(n, ast.Rule))
+    settings = tuple(n for n in made if isinstance(n, ast.Setting))
+    return ast.Layout(b.name(name), b.maybe_name(base), own, b.span(tree), settings)
+
+
+def _setting(b: Builder, tree: Any) -> ast.Setting:
+    selector, name, value = tree.children
+    return ast.Setting(b.names(selector), b.name(name), b.expr(value), b.span(tree))
 
 
 def _rule(b: Builder, tree: Any) -> ast.Rule:

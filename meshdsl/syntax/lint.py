@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from meshdsl.diagnostics import Diagnostic, Edit, Fix, Related, Span
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_dim, without_line
+from meshdsl.syntax.printer import expression
 from meshdsl.syntax.rename import renamed
 from meshdsl.syntax.symbols import TENSORS, Symbol, Symbols, symbols
 
@@ -44,7 +45,7 @@ def _selectors(file: ast.File) -> set[int]:
     paths: list[tuple[ast.Name, ...]] = []
     for node in ast.walk(file):
         match node:
-            case ast.Rule():
+            case ast.Rule() | ast.Setting():
                 paths.append(node.selector)
             case ast.SbpEntry():
                 paths += [node.tensor, node.at]
@@ -206,4 +207,7 @@ def _rules(name: str, layouts: dict[str, Symbol]) -> Rules:
         for rule in node.rules:
             key = tuple(part.text for part in rule.selector), rule.dim.text
             found[key] = tuple(axis.text for axis in rule.axes), rule.keep
+        for setting in node.settings:
+            key = tuple(part.text for part in setting.selector), setting.name.text
+            found[key] = (expression(setting.value),), False
     return found

@@ -59,7 +59,10 @@ def _declaration(node: ast.Declaration) -> str:
             return _braces(f"mesh {node.name.text} =", axes, profile)
         case ast.Layout():
             base = f" extends {node.base.text}" if node.base else ""
-            return _braces(f"layout {node.name.text}{base}", [_rule(r) for r in node.rules])
+            return _braces(
+                f"layout {node.name.text}{base}",
+                [*map(_rule, node.rules), *map(_setting, node.settings)],
+            )
         case ast.Sbp():
             return _braces(f"sbp {node.name.text}", [_sbp_entry(e) for e in node.entries])
         case ast.Expect():
@@ -76,6 +79,10 @@ def _rule(rule: ast.Rule) -> str:
     selector = f"{_path(rule.selector)}: " if rule.selector else ""
     keep = " keep" if rule.keep else ""
     return f"{selector}{rule.dim.text} -> {_group(rule.axes) or 'none'}{keep}"
+
+
+def _setting(node: ast.Setting) -> str:
+    return f"{_path(node.selector)}: {node.name.text} = {expression(node.value)}"
 
 
 def _sbp_entry(entry: ast.SbpEntry) -> str:

@@ -219,18 +219,25 @@ def _read(node: ast.Declaration, table: _Table) -> None:
             for axis in node.axes:
                 _sizes(axis.size, table)
         case ast.Layout():
-            table.use("layout", node.base)
-            for rule in node.rules:
-                if rule.selector and rule.selector[0].text not in ROLES:
-                    _select(rule.selector, table)
-                table.use("dim", rule.dim)
-                _axes(rule.axes, table)
+            _layout(node, table)
         case ast.Sbp():
             for entry in node.entries:
                 _select(entry.tensor, table)
                 _select(entry.at, table)
         case ast.Expect():
             _expect(node, table)
+
+
+def _layout(node: ast.Layout, table: _Table) -> None:
+    table.use("layout", node.base)
+    for rule in node.rules:
+        if rule.selector and rule.selector[0].text not in ROLES:
+            _select(rule.selector, table)
+        table.use("dim", rule.dim)
+        _axes(rule.axes, table)
+    for setting in node.settings:
+        if setting.selector[0].text not in ROLES:
+            _select(setting.selector, table)
 
 
 def _sizes(node: ast.Expr, table: _Table) -> None:

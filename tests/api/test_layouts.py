@@ -33,6 +33,15 @@ LAYOUTS: dict[str, Any] = {
     "with none": {"batch": "a", "hidden": "b", "io": None},
     "displaced": md.layout({"batch": "b", "hidden": None}, extends=None) and "batch:a,hidden:b",
 }
+SETTING = md.layout("grads: reduce = bf16", extends=md.layout(batch="a"))
+
+
+def test_a_setting_is_written_as_in_the_language() -> None:
+    assert repr(SETTING) == "layout SETTING extends batch -> a { grads: reduce = bf16 }"
+    plan = mlp.compile(mesh="a:2", layout=["batch -> a", "grads: reduce = bf16"])
+    assert plan.explain().json["layout"] == "batch -> a, grads: reduce = bf16"
+
+
 MESHES: dict[str, Any] = {
     "a dict": {"a": 2, "b": 4},
     "made before": md.mesh(a=2, b=4),

@@ -103,6 +103,10 @@ def _count(n: ast.ExpectCount) -> str:
     return f"{show(n.what)}{over}: {show(n.value)}"
 
 
+def _setting(n: ast.Setting) -> str:
+    return f"{_list(n.selector, '.')}: {show(n.name)} = {show(n.value)}"
+
+
 def _mesh(n: ast.Mesh) -> str:
     profile = None if n.profile is None else show(n.profile)
     return f"mesh {show(n.name)} = {_list(n.axes)} on {profile}"
@@ -110,7 +114,7 @@ def _mesh(n: ast.Mesh) -> str:
 
 def _layout(n: ast.Layout) -> str:
     base = None if n.base is None else show(n.base)
-    return f"layout {show(n.name)} extends {base}: {_list(n.rules)}"
+    return f"layout {show(n.name)} extends {base}: {_list((*n.rules, *n.settings))}"
 
 
 _SHOW: dict[type, Any] = {
@@ -144,6 +148,7 @@ _SHOW: dict[type, Any] = {
     ast.MeshAxis: lambda n: f"{show(n.name)}: {show(n.size)}",
     ast.Mesh: _mesh,
     ast.Rule: _rule,
+    ast.Setting: _setting,
     ast.Layout: _layout,
     ast.SbpEntry: lambda n: f"{_list(n.tensor, '.')}: ({_list(n.components)})",
     ast.Sbp: lambda n: f"sbp {show(n.name)}: {_list(n.entries)}",

@@ -1,0 +1,122 @@
+"""Settings of layouts: how what a selector names is handled, not where it lies.
+
+`grads: reduce = bf16` is the dtype in which parts of gradients are added up. `SETTINGS` is the
+table of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from meshdsl.diagnostics import (
+    Diagnostic,
+    Diagnostics,
+    Edit,
+    Fix,
+    Related,
+    Span,
+    closest,
+    did_you_mean,
+    spelled_right,
+)
+from meshdsl.syntax import ast
+from meshdsl.syntax.edits import without_entry
+
+SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = {
+    ("grads", "reduce"): ("bf16", "f32"),
+}
+"""The values of every setting, by its selector and name."""
+
+NAMES = list(dict.fromkeys(name for _, name in SETTINGS))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Setting:
+    """One setting. Compared by identity."""
+
+    selector: str
+    name: str
+    value: str
+    span: Span
+
+    def __str__(self) -> str:
+        return f"{self.selector}: {self.name} = {self.value}"
+
+
+def settings_of(nodes: Iterable[ast.Layout], diagnostics: Diagnostics) -> tuple[Setting, ...]:
+    """The settings of layouts, each of which extends the one before; later ones displace.
+
+    Wrong ones are left out; errors go to `diagnostics`.
+    """
+    found: dict[tuple[str, str], Setting] = {}
+    for node in nodes:
+        own: dict[tuple[str, str], Setting] = {}
+        for written in node.settings:
+            setting = _setting(written, diagnostics)
+            if setting is None:
+                continue
+            first = own.setdefault((setting.selector, setting.name), setting)
+            if first is not setting:
+                diagnostics.add(_twice(first, setting))
+        found.update(own)
+    return tuple(found.values())
+
+
+def _setting(node: ast.Setting, diagnostics: Diagnostics) -> Setting | None:
+    """A setting of the table; None for one that is not in it."""
+    selector, name = ".".join(part.text for part in node.selector), node.name.text
+    wrong = _wrong_name(node) or _wrong_selector(node, selector) or _wrong_value(node, selector)
+    if wrong is not None:
+        diagnostics.add(wrong)
+        return None
+    assert isinstance(node.value, ast.Ref)
+    return Setting(selector, name, node.value.name.text, node.span)
+
+
+def _wrong_name(node: ast.Setting) -> Diagnostic | None:
+    name = node.name.text
+    if name in NAMES:
+        return None
+    every = ", ".join(f"`{text}`" for text in _forms())
+    help = did_you_mean(name, NAMES) or f"there are {every}; a dim is split by `->`"
+    fixes = spelled_right(node.name.span, name, NAMES)
+    message = f"layouts have no setting `{name}`"
+    return Diagnostic("MD0312", message, node.name.span, help=help, fixes=fixes)
+
+
+def _wrong_selector(node: ast.Setting, selector: str) -> Diagnostic | None:
+    name = node.name.text
+    legal = [s for s, n in SETTINGS if n == name]
+    if selector in legal:
+        return None
+    span = node.selector[0].span.to(node.selector[-1].span)
+    said = " or ".join(f"`{s}: {name} = {SETTINGS[s, name][0]}`" for s in legal)
+    fixes = spelled_right(span, selector, legal)
+    message = f"`{selector}` has no setting `{name}`"
+    return Diagnostic("MD0313", message, span, help=f"write {said}", fixes=fixes)
+
+
+def _wrong_value(node: ast.Setting, selector: str) -> Diagnostic | None:
+    name, value = node.name.text, node.value
+    legal = SETTINGS[selector, name]
+    if isinstance(value, ast.Ref) and value.name.text in legal:
+        return None
+    text = value.name.text if isinstance(value, ast.Ref) else ""
+    meant = closest(text, list(legal))
+    said = " or ".join(f"`{selector}: {name} = {v}`" for v in ((meant,) if meant else legal))
+    message = f"`{selector}: {name}` is {' or '.join(f'`{v}`' for v in legal)}"
+    fixes = spelled_right(value.span, text, list(legal))
+    return Diagnostic("MD0314", message, value.span, help=f"write {said}", fixes=fixes)
+
+
+def _twice(first: Setting, setting: Setting) -> Diagnostic:
+    remove = Fix("remove this one", (Edit(without_entry(setting.span), ""),), safe=False)
+    message = f"`{setting.selector}: {setting.name}` is given twice"
+    where = (Related(first.span, "the other one"),)
+    found = Diagnostic("MD0315", message, setting.span, related=where, help="keep one of them")
+    return replace(found, fixes=(remove,))
+
+
+def _forms() -> Iterable[str]:
+    return (f"{s}: {name} = {values[0]}" for (s, name), values in SETTINGS.items())
