@@ -283,20 +283,22 @@ def _sides(opdef: OpDef, signature: Signature) -> tuple[int, int] | None:
     """The smaller and the larger side of a product of two operands; None for what is none.
 
     A side is the product of the loops that one operand has and the other lacks; the loops that
-    both have and the result lacks are summed.
+    both have and the result lacks are summed. What the result has in no loop, the windows of a
+    kernel's gradient, belongs to the operand that is read through windows (im2col).
     """
     if opdef.flops is None or len(signature.ins) != 2:
         return None
+    out, loops = signature.outs[0], opdef.factors(signature).loops
     sides, summed = [1, 1], False
-    for factor in opdef.factors(signature).loops:
+    for factor in loops:
         first, second = factor.ins
         summed = summed or factor.reduce == "sum"
-        if (first is None) == (second is None) or not any(factor.outs):
-            continue
-        side = int(first is None)
-        dim = factor.ins[side]
-        assert dim is not None
-        sides[side] *= signature.ins[side].size(dim)
+        if (first is None) != (second is None) and factor.outs[0] is not None:
+            sides[int(first is None)] *= out.size(factor.outs[0])
+    slid = next((i for f in loops for i, read in enumerate(f.reads) if read is not None), None)
+    if slid is not None:
+        looped = {factor.outs[0] for factor in loops}
+        sides[slid] *= math.prod(d.size for d in out.dims if d.name not in looped)
     return (min(sides), max(sides)) if summed else None
 
 

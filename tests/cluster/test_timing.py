@@ -221,6 +221,21 @@ def test_a_product_does_not_depend_on_the_order_of_its_operands() -> None:
     assert one == _operator("einsum", b, a, out=out, dims=("m", "n"))
 
 
+def test_the_gradient_of_a_kernel_is_a_product_with_all_its_windows() -> None:
+    """As im2col has it: colors and windows on one side, the channels of the result on the other."""
+    h, w = Dim("h", 224), Dim("w", 224)
+    image = TensorType((Dim("n", 32), Dim("c", 3), h, w), BF16)
+    windows, made = (Dim("kh", 11), Dim("kw", 11)), (Dim("h1", 55), Dim("w1", 55))
+    dy = TensorType((Dim("n", 32), Dim("o", 64), *made), BF16)
+    kernel = TensorType((Dim("o", 64), Dim("c", 3), *windows), BF16)
+    slid = {"source": (h, w), "window": windows, "target": made, "stride": 4, "pad": 2}
+    found = _operator("conv_kernel", image, dy, out=kernel, **slid, dilation=1, dims=kernel.dims)
+    rows, columns = _type(p=32 * 55 * 55, i=3 * 11 * 11), _type(p=32 * 55 * 55, o=64)
+    product = _operator("einsum", rows, columns, out=_type(i=363, o=64), dims=("i", "o"))
+    assert found[1] == product[1] == "compute"
+    assert found[0] == pytest.approx(product[0], rel=1e-9)
+
+
 def test_a_sum_of_products_is_bound_by_memory() -> None:
     """A dot product, and the products of a batch, have no sides."""
     a = _type(k=1 << 24)
