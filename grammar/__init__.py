@@ -85,4 +85,9 @@ def spelling() -> dict[str, str]:
     """How each fixed word is written, by the name of its terminal: `{"ARROW": "->", …}`."""
     from lark.lexer import PatternStr
 
-    return {t.name: t.pattern.value for t in load().terminals if isinstance(t.pattern, PatternStr)}
+    fixed = (t for t in load().terminals if isinstance(t.pattern, PatternStr))
+    return {**CONTEXTUAL, **{t.name: t.pattern.value for t in fixed}}
+
+
+CONTEXTUAL = {"SCHEDULE": "schedule"}
+"""Words that are names but where a declaration begins with them."""

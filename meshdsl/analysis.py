@@ -26,6 +26,7 @@ from meshdsl.placed.layout import (
     collect_layout,
     collect_mesh,
     collect_rules,
+    collect_schedule,
     collect_settings,
 )
 from meshdsl.placed.lint import (
@@ -37,6 +38,7 @@ from meshdsl.placed.lint import (
     lint_sbp_names,
 )
 from meshdsl.placed.sbp_block import resolve_sbp
+from meshdsl.schedule.declared import table_of
 from meshdsl.syntax import ast
 from meshdsl.syntax.lint import lint_symbols
 from meshdsl.syntax.parse import parse
@@ -45,12 +47,12 @@ from meshdsl.syntax.tokens import lex
 if TYPE_CHECKING:
     from meshdsl.pipeline import Options
 
-_NAMES = ("MD0101", "MD0102", "MD0103", "MD0108", "MD0120", "MD0121")
+_NAMES = ("MD0101", "MD0102", "MD0103", "MD0108", "MD0120", "MD0121", "MD0528")
 _IN_LAYOUTS = ("MD0304", "MD0305", "MD0306", "MD0402")
 NAMED_ELSEWHERE = (*_NAMES, *_IN_LAYOUTS)
 """Reports of a name whose definition may stand in a part of the text that was not parsed."""
 
-STANDS_ELSEWHERE = ("MD0111", "MD0113")
+STANDS_ELSEWHERE = ("MD0111", "MD0113", "MD0521", "MD0522", "MD0526")
 """Reports that something is missing, which may stand in such a part."""
 
 _WORD = re.compile(r"\w+")
@@ -153,12 +155,15 @@ def _finished(
 
 
 def _check_declared(declarations: Declarations, diagnostics: Diagnostics) -> None:
-    """Check meshes and layouts by themselves, unused ones too."""
+    """Check meshes, schedules and layouts by themselves, unused ones too."""
     for mesh in declarations.meshes.values():
         collect_axes(mesh, declarations, diagnostics)
     for layout in declarations.layouts.values():
         collect_rules(layout, declarations, diagnostics)
         collect_settings(layout, declarations, diagnostics)
+        collect_schedule(layout, declarations, diagnostics)
+    for schedule in declarations.schedules.values():
+        diagnostics.of(partial(table_of, schedule))
 
 
 def _check_layouts(
@@ -194,9 +199,9 @@ def chosen_layouts(
     if options.layout is not None or options.sbp is not None:
         return
     for name in list(declarations.layouts)[1:]:
-        yield replace(options, layout=name), f"layout `{name}`"
+        yield replace(options, layout=name, schedule=None), f"layout `{name}`"
     for name in declarations.sbps:
-        yield replace(options, sbp=name), f"sbp `{name}`"
+        yield replace(options, sbp=name, schedule=None), f"sbp `{name}`"
 
 
 def _layouts_in(
@@ -253,7 +258,7 @@ def _lint(
             lint_sbp(program, annotations, diagnostics)
             lint_annotations(program, annotations, diagnostics)
         return
-    layout = collect_layout(declarations, options.layout, mesh, known)
+    layout = collect_layout(declarations, options.layout, mesh, known, options.schedule)
     if program is None:
         lint_names(layout, declarations, diagnostics)
         return

@@ -170,7 +170,7 @@ class _Place:
             self.inside.right = "->"
 
 
-_HEADS = frozenset({"DIM", "MESH", "LAYOUT", "SBP", "DEF", "PROGRAM", "EXPECT"})
+_HEADS = frozenset({"DIM", "MESH", "LAYOUT", "SBP", "SCHEDULE", "DEF", "PROGRAM", "EXPECT"})
 
 
 def _type_of_name(text: str, following: str, place: _Place) -> Any:
@@ -214,6 +214,8 @@ def _type_in_mesh(text: str, following: str, place: _Place) -> Any:
 
 
 def _type_in_layout(text: str, following: str, place: _Place) -> Any:
+    if place.opened[:1] and place.opened[0].kind == "LPAR":
+        return _type_of_option(text, following, place)
     if following in ("COLON", "DOT") or place.last == "DOT":
         return SELECTOR if text in vocabulary().selectors else Name
     if place.inside.right != "->":
@@ -221,6 +223,20 @@ def _type_in_layout(text: str, following: str, place: _Place) -> Any:
     if place.last in ("NAME", "RPAR"):
         return Keyword
     return Keyword.Constant if text == "none" else AXIS
+
+
+def _type_of_option(text: str, following: str, place: _Place) -> Any:
+    """In the parentheses of a pipeline schedule: `(n, chunks=2, recompute=stage)`."""
+    del text
+    if following == "EQUAL":
+        return Name
+    return Keyword.Constant if place.inside.right == "=" else DIM
+
+
+def _type_in_schedule(text: str, following: str, place: _Place) -> Any:
+    if place.inside.kind == "LPAR":
+        return _type_of_option(text, following, place)
+    return OPERATOR
 
 
 def _type_in_sbp(text: str, following: str, place: _Place) -> Any:
@@ -239,6 +255,7 @@ _DECLARED = {
     "MESH": _type_in_mesh,
     "LAYOUT": _type_in_layout,
     "SBP": _type_in_sbp,
+    "SCHEDULE": _type_in_schedule,
     "EXPECT": _type_in_expect,
 }
 """The types of names inside declarations without statements."""
@@ -273,14 +290,14 @@ class MdslLexer(Lexer):  # type: ignore[misc]
 
 def _typed(words: list[Word]) -> Iterator[tuple[Word, Any]]:
     """The words with their types."""
-    from meshdsl.syntax.tokens import OPTIONS
+    from meshdsl.syntax.tokens import NAMES_OF_ARGUMENTS
 
     seen = [w for w in words if w.type != "COMMENT"]
     following = {id(a): b.type for a, b in itertools.pairwise(seen)}
     place = _Place(frozenset(str(b) for a, b in itertools.pairwise(seen) if a.type == "DEF"))
     for word in words:
         after = following.get(id(word), "")
-        if word.type == "NAME" or (word.type in OPTIONS and after == "EQUAL"):
+        if word.type == "NAME" or (word.type in NAMES_OF_ARGUMENTS and after == "EQUAL"):
             yield word, _type_of_name(str(word), after, place)
         else:
             yield word, _type_of_word(word)

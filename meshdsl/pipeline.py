@@ -51,6 +51,7 @@ class Options:
     mesh: str | None = None
     layout: str | None = None
     sbp: str | None = None
+    schedule: str | None = None
     reduce: str = DEFAULT_POLICY
     message_bytes: int = MESSAGE_BYTES
     cache: bool = True
@@ -311,7 +312,7 @@ def place_named(
         asked = resolve_sbp(declarations, options.sbp, mesh)
         lint_sbp(program, asked, found)
     else:
-        asked = resolve_layout(declarations, options.layout, mesh)
+        asked = resolve_layout(declarations, options.layout, mesh, options.schedule)
         lint(program, asked, found)
     diagnostics.add(*found)
     found.raise_errors()

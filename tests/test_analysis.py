@@ -186,6 +186,7 @@ REFERS: dict[type, Callable[[Any], tuple[ast.Name | None, ...]]] = {
     ast.Repeat: lambda n: (n.dim,),
     ast.Rule: lambda n: (*n.selector[:1], n.dim, *n.axes),
     ast.Layout: lambda n: (n.base,),
+    ast.Schedule: lambda n: tuple(o.name for o in n.options),
     ast.ExpectPlacement: lambda n: n.tensor[:1],
     ast.ExpectCount: lambda n: (n.what, *(n.axes or ())),
     ast.Expect: lambda n: (n.layout, n.mesh, n.policy),

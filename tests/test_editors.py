@@ -237,6 +237,23 @@ CASES = {
         "max": "constant.language",
         "z": "variable.other",
     },
+    "layout l { a -> pipe } with interleaved[batch](8, chunks=2, recompute=stage)": {
+        "with": "keyword.other",
+        "interleaved": "entity.name.type",
+        "batch": "variable.other.constant.dim",
+        "8": "constant.numeric",
+        "chunks": "variable.other",
+        "recompute": "variable.other",
+        "stage": "variable.other",
+    },
+    "schedule mine(stages=2) {\n  0: F0 B0@1\n}\nprogram p(schedule[a]) {\n  y = schedule\n}": {
+        "mine": "entity.name.type",
+        "stages": "variable.other",
+        "F0": "support.function",
+        "1": "constant.numeric",
+        "@": "keyword.operator.pin",
+        "y": "variable.other",
+    },
     "expect l with mesh-tf { all_reduce over (x, y): 2, h: [a@x] }": {
         "l": "entity.name.type",
         "mesh-tf": "keyword.other",

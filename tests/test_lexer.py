@@ -110,6 +110,25 @@ CASES = {
         "y": Name,
         "max": Keyword.Constant,
     },
+    "layout l { a -> pipe } with interleaved[batch](8, chunks=2, recompute=stage, reduce=each)": {
+        "with": Keyword,
+        "interleaved": Name.Class,
+        "batch": DIM,
+        "8": Number.Integer,
+        "chunks": Name,
+        "recompute": Name,
+        "stage": Keyword.Constant,
+        "each": Keyword.Constant,
+    },
+    "schedule mine(stages=2, weights=latest) {\n  0: F0 B0@1\n}\ndim schedule = 3": {
+        "mine": Name.Class,
+        "stages": Name,
+        "latest": Keyword.Constant,
+        "F0": OPERATOR,
+        "@": Name.Decorator,
+        "1": Number.Integer,
+        "3": Number.Integer,
+    },
     "def f[d](x[..., d], g[d] = 1.0) -> [..., d] {\n  return norm(x) + f[d](g)\n}": {
         "def": Keyword.Declaration,
         "f": FUNCTION,
@@ -179,11 +198,15 @@ def test_bad_words_are_errors() -> None:
 
 
 def test_the_vocabulary_is_that_of_the_language() -> None:
+    from meshdsl.grammar import CONTEXTUAL
     from meshdsl.ops.opdef import load_all
     from meshdsl.syntax.tokens import RESERVED
 
     known = vocabulary()
-    reserved = known.declarations | known.statements | known.links | known.logic
+    every = known.declarations | known.statements | known.links | known.logic
+    reserved = every - {*CONTEXTUAL.values()}
+    assert (Keyword.Declaration, "schedule") in words("schedule mine(stages=2)")
+    assert (Name, "schedule") in words("program p(x[a]) {\n  schedule = x\n}")
     assert len(reserved) == len(RESERVED)
     assert {n for n, o in load_all().items() if o.surface.items != "view"} <= known.operators
     for word in reserved:

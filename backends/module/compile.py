@@ -95,7 +95,7 @@ def compiler(made: Compilation, axes: Mapping[str, int]) -> Compiler:
         fail("MD0564", message, help=help)
     check_policy(options.reduce)
     mesh = Mesh("of the module", tuple(axes.items()))
-    layout = resolve_layout(made.declarations, options.layout, mesh)
+    layout = resolve_layout(made.declarations, options.layout, mesh, options.schedule)
     for rule in layout.rules if axes else ():
         _refuse_missing_axis(rule, mesh)
     # Gradients go to an optimizer of torch, which needs them placed as the parameters.

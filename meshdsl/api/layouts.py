@@ -78,7 +78,7 @@ class Layout:
         base = ast.Name(self.base.name, self.span) if self.base else None
         rules = tuple(r for r in self.rules if isinstance(r, ast.Rule))
         settings = tuple(r for r in self.rules if isinstance(r, ast.Setting))
-        yield ast.Layout(ast.Name(self.name, self.span), base, rules, self.span, settings)
+        yield ast.Layout(ast.Name(self.name, self.span), base, rules, None, self.span, settings)
         if self.base is not None:
             yield from self.base.syntax()
 

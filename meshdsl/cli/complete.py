@@ -18,7 +18,7 @@ from meshdsl.diagnostics import DiagnosticError, Source, Span
 from meshdsl.syntax import ast
 
 Complete = Callable[[typer.Context, str], list[str]]
-Named = ast.Dim | ast.Mesh | ast.Layout | ast.Sbp | ast.Program
+Named = ast.Dim | ast.Mesh | ast.Layout | ast.Sbp | ast.Schedule | ast.Program
 NAMES_TENSORS = (ast.TensorParam, ast.Target)
 NOTHING = ast.File((), Span(Source("", ""), 0, 0))
 
@@ -90,6 +90,13 @@ def schedules(ctx: typer.Context, incomplete: str) -> list[str]:
     from meshdsl.schedule.registry import schedules as known
 
     return _continued(known(), incomplete)
+
+
+def schedules_of(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Completes pipeline schedules: those of the file, and those that there are by name."""
+    from meshdsl.schedule.registry import schedules as known
+
+    return _continued([*_names(ctx, ast.Schedule), *known()], incomplete)
 
 
 def operators(ctx: typer.Context, incomplete: str) -> list[str]:

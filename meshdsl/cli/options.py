@@ -97,6 +97,12 @@ class Placement:
         "An sbp block by name, instead of a layout.",
         completed=complete.declared(ast.Sbp),
     )
+    schedule: str | None = opt(
+        "--schedule",
+        "S",
+        'A pipeline schedule, "gpipe[batch](8)" (that of the layout).',
+        completed=complete.schedules_of,
+    )
     reduce: str = opt(
         "--reduce",
         "R",
@@ -185,6 +191,7 @@ def pipeline_options(given: Any) -> Options:
         floats = [n for n, d in DTYPES.items() if d.kind == "float"]
         refuse_unknown("dtype", dtype, floats, "no float type is called so")
     only_one(placed, "layout", "sbp")
+    only_one(placed, "sbp", "schedule")
     timed = given if isinstance(given, Timed) else Timed()
     if timed.objective is not None:
         refuse_unknown("objective", timed.objective, OBJECTIVES, "a plan is not made for that")
@@ -193,6 +200,7 @@ def pipeline_options(given: Any) -> Options:
         mesh=given.mesh,
         layout=placed.layout,
         sbp=placed.sbp,
+        schedule=placed.schedule,
         reduce=placed.reduce,
         message_bytes=given.message_bytes,
         cache=not given.no_cache,

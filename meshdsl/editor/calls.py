@@ -10,7 +10,9 @@ from meshdsl.named.prelude import form as written
 from meshdsl.named.prelude import library, prelude
 from meshdsl.named.prelude import meaning as told
 from meshdsl.ops.opdef import OpDef, load_all
+from meshdsl.placed.schedules import VALUES
 from meshdsl.report.rows import describe, rows_text
+from meshdsl.schedule.registry import schedules as pipelines
 
 _BRACKETS = {
     "none": "",
@@ -29,7 +31,10 @@ _LETTERS = ("x", "y", "z", "u", "v", "w")
 
 
 def form(name: str) -> str | None:
-    """The call of an operator, an optimizer, a schedule or an initialiser; None for other names."""
+    """The call of an operator, an optimizer, a schedule or an initialiser; None for other names.
+
+    A schedule is one of learning rates, or one of pipelines, as a layout names it.
+    """
     if name == "grad":
         return "grad(loss, x, …)"
     record = load_all().get(name)
@@ -41,6 +46,8 @@ def form(name: str) -> str | None:
         if name in table:
             options = [_option(n, o.default, o.shown) for n, o in table[name].items()]
             return f"{name}({', '.join(options)})"
+    if name in pipelines():
+        return f"{name}[dims]({', '.join(('micro', *pipelines()[name].options, *VALUES))})"
     if name in INITS:
         return f"{name}({', '.join(('a', 'b')[: INITS[name]])})"
     return None
@@ -79,6 +86,8 @@ def meaning(name: str) -> Iterator[str]:
     record = load_all().get(name)
     if record is not None and record.meaning:
         yield record.meaning
+    if name in pipelines():
+        yield f"{pipelines()[name].meaning} ({pipelines()[name].source})"
     definition = prelude().functions.get(name)
     if name in library():
         yield told(library()[name])

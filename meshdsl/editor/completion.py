@@ -21,6 +21,10 @@ from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES
 from meshdsl.ops.opdef import load_all
 from meshdsl.placed.expect import FIGURES, KINDS
 from meshdsl.placed.place import POLICIES
+from meshdsl.placed.schedules import VALUES
+from meshdsl.schedule.declared import HEAD
+from meshdsl.schedule.registry import schedules
+from meshdsl.schedule.table import WEIGHTS
 from meshdsl.syntax import ast
 from meshdsl.syntax.symbols import TENSORS, Kind, Symbol
 from meshdsl.syntax.tokens import CLOSERS, OPENERS, lex
@@ -31,7 +35,9 @@ if TYPE_CHECKING:
 WINDOW = 4000
 """Characters before the cursor that are read for the brackets around it."""
 
-_HEAD = re.compile(r"^(dim|mesh|layout|sbp|def|program|expect)\b", re.MULTILINE)
+_HEAD = re.compile(
+    r"^(dim|mesh|layout|sbp|schedule(?=[ \t]+\w)|def|program|expect)\b", re.MULTILINE
+)  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -166,11 +172,13 @@ class _Offer:
     def in_layout(self, place: Place) -> Iterator[lsp.CompletionItem]:
         inside = place.inside
         arrow = any(bracket.has("ARROW") for bracket in place.brackets)
-        if not inside.kind:
+        if place.brackets[0].has("WITH"):
+            yield from self._scheduled(place)
+        elif not inside.kind:
             if place.last == "EXTENDS":
                 yield from self.symbols("layout")
-            elif place.last == "NAME":
-                yield from _words(["extends"])
+            elif place.last in ("NAME", "RBRACE"):
+                yield from _words(["extends" if place.last == "NAME" else "with"])
             else:
                 yield from self.top(place)
         elif arrow and place.last in ("ARROW", "COMMA", "LPAR"):
@@ -182,6 +190,30 @@ class _Offer:
             if place.last != "COLON":
                 yield from _words(RESERVED_TENSORS, lsp.CompletionItemKind.Property)
                 yield from self.selectors()
+
+    def _scheduled(self, place: Place) -> Iterator[lsp.CompletionItem]:
+        """Behind the `with` of a layout."""
+        inside = place.inside
+        if place.last == "WITH":
+            yield from self.symbols("schedule")
+            yield from _calls(schedules(), lsp.CompletionItemKind.Function)
+        elif inside.kind == "LSQB":
+            yield from self.symbols("dim")
+        elif inside.kind == "LPAR" and place.last == "EQUAL":
+            yield from _words(
+                VALUES.get(str(inside.words[0]), ()), lsp.CompletionItemKind.EnumMember
+            )
+        elif inside.kind == "LPAR":
+            record = schedules().get(inside.before)
+            yield from _named((*(record.options if record else ()), *VALUES), inside.before)
+            yield from self.symbols("dim")
+
+    def in_schedule(self, place: Place) -> Iterator[lsp.CompletionItem]:
+        """In the head of a schedule."""
+        if place.inside.kind == "LPAR" and place.last == "EQUAL":
+            yield from _words(WEIGHTS if place.inside.words[0] == "weights" else ())
+        elif place.inside.kind == "LPAR":
+            yield from _named(HEAD, "a schedule")
 
     def in_sbp(self, place: Place) -> Iterator[lsp.CompletionItem]:
         if place.inside.has("COLON") or place.inside.kind == "LPAR":
@@ -235,10 +267,7 @@ class _Offer:
 
     def _options(self, place: Place) -> Iterator[lsp.CompletionItem]:
         name = place.inside.before
-        for option in {**OPTIMIZERS, **SCHEDULES}[name]:
-            yield lsp.CompletionItem(
-                f"{option}=", kind=lsp.CompletionItemKind.Property, detail=f"option of {name}"
-            )
+        yield from _named({**OPTIMIZERS, **SCHEDULES}[name], name)
         if name in OPTIMIZERS:
             yield from _calls(SCHEDULES, lsp.CompletionItemKind.Function)
 
@@ -249,10 +278,8 @@ class _Offer:
         yield from self.symbols("dim")
         yield from _calls(sorted(vocabulary().operators), lsp.CompletionItemKind.Function)
         record = load_all().get(place.inside.before) if place.inside.kind == "LPAR" else None
-        for option, _ in record.surface.options if record else ():
-            kind = lsp.CompletionItemKind.Property
-            detail = f"option of {place.inside.before}"
-            yield lsp.CompletionItem(f"{option}=", kind=kind, detail=detail)
+        options = record.surface.options if record else ()
+        yield from _named((option for option, _ in options), place.inside.before)
 
     # --- names -------------------------------------------------------------------------------
 
@@ -290,6 +317,7 @@ _IN = {
     "mesh": _Offer.in_mesh,
     "layout": _Offer.in_layout,
     "sbp": _Offer.in_sbp,
+    "schedule": _Offer.in_schedule,
     "expect": _Offer.in_expect,
     "def": _Offer.in_body,
     "program": _Offer.in_body,
@@ -301,6 +329,7 @@ _ITEMS = {
     "axis": lsp.CompletionItemKind.EnumMember,
     "layout": lsp.CompletionItemKind.Struct,
     "sbp": lsp.CompletionItemKind.Struct,
+    "schedule": lsp.CompletionItemKind.Struct,
     "function": lsp.CompletionItemKind.Function,
     "program": lsp.CompletionItemKind.Module,
     "input": lsp.CompletionItemKind.Variable,
@@ -316,6 +345,12 @@ def _words(
 ) -> Iterator[lsp.CompletionItem]:
     for word in words:
         yield lsp.CompletionItem(word, kind=kind)
+
+
+def _named(options: Iterable[str], of: str) -> Iterator[lsp.CompletionItem]:
+    for option in options:
+        kind, detail = lsp.CompletionItemKind.Property, f"option of {of}"
+        yield lsp.CompletionItem(f"{option}=", kind=kind, detail=detail)
 
 
 def _calls(names: Iterable[str], kind: lsp.CompletionItemKind) -> Iterator[lsp.CompletionItem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 
 from lsprotocol import types as lsp
 
@@ -12,9 +13,15 @@ from meshdsl.editor.facts import Facts, Json, Placing
 from meshdsl.editor.sent import explained, tensors
 from meshdsl.ir.program import every
 from meshdsl.named.ir import Loop, Program, Value
-from meshdsl.placed.layout import collect_axes, collect_rules, collect_settings
+from meshdsl.placed.layout import (
+    collect_axes,
+    collect_rules,
+    collect_schedule,
+    collect_settings,
+)
 from meshdsl.report.document import counted, human
 from meshdsl.report.explain import type_text
+from meshdsl.schedule.declared import table_of
 from meshdsl.syntax import ast
 from meshdsl.syntax.symbols import TENSORS, Symbol
 
@@ -39,7 +46,7 @@ def _parts(known: Facts, placing: Placing | None, symbol: Symbol, span: Span) ->
     """The paragraphs on one symbol, in Markdown."""
     if symbol.kind in TENSORS:
         yield from _tensor(known, placing, symbol, span)
-    elif symbol.kind == "operator":
+    elif symbol.kind in ("operator", "schedule") and not symbol.definitions:
         yield from meaning(symbol.name)
     elif symbol.definitions:
         yield from _OTHERS[symbol.kind](known, placing, symbol)
@@ -191,11 +198,23 @@ def _layout(known: Facts, placing: Placing | None, symbol: Symbol) -> Iterator[s
         return
     rules = collect_rules(node, known.declarations, Diagnostics())
     settings = collect_settings(node, known.declarations, Diagnostics())
+    schedule = collect_schedule(node, known.declarations, Diagnostics())
     base = f" extends {node.base.text}" if node.base else ""
+    used = f" with {schedule.span.text}" if schedule else ""
     lines = [f"  {rule}{' keep' if rule.keep else ''}" for rule in rules]
     lines += [f"  {setting}" for setting in settings]
-    yield code("\n".join([f"layout {symbol.name}{base} {{", *lines, "}"]))
+    yield code("\n".join([f"layout {symbol.name}{base} {{", *lines, f"}}{used}"]))
     yield from _chosen(placing, symbol.name)
+
+
+def _schedule(known: Facts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
+    """Its table, and what follows from that if it is right."""
+    node = symbol.nodes[0]
+    yield code(_span(node).text)
+    table = Diagnostics().of(partial(table_of, node)) if isinstance(node, ast.Schedule) else None
+    if table is not None:
+        peaks = ", ".join(map(str, table.peaks))
+        yield f"{counted(table.sends, 'message')}; in flight on each device: {peaks}"
 
 
 def _sbp(known: Facts, placing: Placing | None, symbol: Symbol) -> Iterator[str]:
@@ -228,6 +247,7 @@ _OTHERS = {
     "axis": _axis,
     "layout": _layout,
     "sbp": _sbp,
+    "schedule": _schedule,
     "function": _headed,
     "program": _headed,
 }

@@ -87,6 +87,7 @@ _KINDS = {
     "Mesh": lsp.SymbolKind.Struct,
     "Layout": lsp.SymbolKind.Object,
     "Sbp": lsp.SymbolKind.Object,
+    "Schedule": lsp.SymbolKind.Object,
     "Function": lsp.SymbolKind.Function,
     "Program": lsp.SymbolKind.Module,
 }

@@ -46,6 +46,7 @@ class Declarations:
     meshes: Mapping[str, ast.Mesh] = field(default_factory=dict)
     layouts: Mapping[str, ast.Layout] = field(default_factory=dict)
     sbps: Mapping[str, ast.Sbp] = field(default_factory=dict)
+    schedules: Mapping[str, ast.Schedule] = field(default_factory=dict)
     functions: Mapping[str, ast.Function] = field(default_factory=dict)
     programs: Mapping[str, ast.Program] = field(default_factory=dict)
     expects: tuple[ast.Expect, ...] = ()
@@ -75,6 +76,7 @@ def declare(
         _of(entries["mesh"], ast.Mesh),
         _of(entries["layout"], ast.Layout),
         _of(entries["sbp"], ast.Sbp),
+        _of(entries["schedule"], ast.Schedule),
         _of(entries["def"], ast.Function),
         _of(entries["program"], ast.Program),
         expects,
@@ -141,11 +143,12 @@ _KINDS: tuple[tuple[type, str], ...] = (
     (ast.Mesh, "mesh"),
     (ast.Layout, "layout"),
     (ast.Sbp, "sbp"),
+    (ast.Schedule, "schedule"),
     (ast.Function, "def"),
     (ast.Program, "program"),
 )
 
-_Named = ast.Dim | ast.Mesh | ast.Layout | ast.Sbp | ast.Function | ast.Program
+_Named = ast.Dim | ast.Mesh | ast.Layout | ast.Sbp | ast.Schedule | ast.Function | ast.Program
 
 
 def _unique(

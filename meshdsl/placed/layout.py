@@ -31,6 +31,7 @@ from meshdsl.named.declarations import Declarations, declared_integer, unknown
 from meshdsl.named.ir import Op, Value
 from meshdsl.placed.rows import call_of, legal_rows
 from meshdsl.placed.sbp import Mesh, Placement, placement
+from meshdsl.placed.schedules import used, used_of_text
 from meshdsl.placed.settings import Setting, settings_of
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
@@ -484,26 +485,43 @@ def _pairs(text: str, option: str) -> Iterable[tuple[str, str, Span]]:
         yield left.strip(), right.strip(), span
 
 
-def resolve_layout(declarations: Declarations, layout: str | None, mesh: Mesh) -> Layout:
+def resolve_layout(
+    declarations: Declarations, layout: str | None, mesh: Mesh, schedule: str | None = None
+) -> Layout:
     """The layout called `layout`, or written as `batch:data,hidden:model`; the first for None.
 
-    An empty text is the layout without rules.
+    An empty text is the layout without rules. A `schedule`, `one_f_one_b[batch](8)`, replaces that
+    of the layout.
 
     Raises a diagnostic when there is no such layout, or it is wrong by itself.
     """
     found = Diagnostics()
-    result = collect_layout(declarations, layout, mesh, found)
+    result = collect_layout(declarations, layout, mesh, found, schedule)
     found.raise_errors()
     return result
 
 
 def collect_layout(
+    declarations: Declarations,
+    layout: str | None,
+    mesh: Mesh,
+    diagnostics: Diagnostics,
+    schedule: str | None = None,
+) -> Layout:
+    """The layout of `resolve_layout`, without what is wrong with a declared one.
+
+    That is reported in `diagnostics`. Raises a diagnostic when there is no such layout.
+    """
+    found = _rules_and_schedule(declarations, layout, mesh, diagnostics)
+    if schedule is None:
+        return found
+    given = diagnostics.of(partial(used_of_text, schedule, declarations))
+    return replace(found, schedule=given)
+
+
+def _rules_and_schedule(
     declarations: Declarations, layout: str | None, mesh: Mesh, diagnostics: Diagnostics
 ) -> Layout:
-    """The layout of `resolve_layout`, without rules of a declared one that are wrong.
-
-    Those are reported in `diagnostics`. Raises a diagnostic when there is no such layout.
-    """
     places = _places(declarations, mesh)
     if layout is None:
         layout = next(iter(declarations.layouts), None)
@@ -513,7 +531,8 @@ def collect_layout(
         node = declarations.layouts[layout]
         rules = collect_rules(node, declarations, diagnostics)
         settings = collect_settings(node, declarations, diagnostics)
-        return Layout(layout, rules, mesh, places, settings=settings)
+        schedule = collect_schedule(node, declarations, diagnostics)
+        return Layout(layout, rules, mesh, places, schedule, settings)
     if ":" in layout:
         return Layout(layout, tuple(_rules_of_text(layout)), mesh, places)
     span = Span(Source("--layout", layout), 0, len(layout))
@@ -575,6 +594,19 @@ def collect_settings(
 ) -> tuple[Setting, ...]:
     """The settings of a layout over those it extends; what is wrong with them is reported."""
     return settings_of(_chain(node, declarations, Diagnostics()), diagnostics)
+
+
+def collect_schedule(
+    node: ast.Layout, declarations: Declarations, diagnostics: Diagnostics
+) -> ScheduleUse | None:
+    """The schedule of a layout, or that of the nearest layout it extends which has one.
+
+    None for none, and for one that is wrong: errors go to `diagnostics`.
+    """
+    for layout in reversed(_chain(node, declarations, Diagnostics())):
+        if layout.schedule is not None:
+            return diagnostics.of(partial(used, layout.schedule, declarations))
+    return None
 
 
 def _chain(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import bisect
+import itertools
+import math
 import re
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -15,14 +18,16 @@ from meshdsl.diagnostics import (
     Severity,
     Span,
     did_you_mean,
+    fail,
     spelled_right,
 )
 from meshdsl.named.declarations import Declarations
 from meshdsl.named.ir import Pin, Program, Value, walk
 from meshdsl.named.prelude import prelude
-from meshdsl.placed.layout import TENSOR, Layout, Rule, selects
+from meshdsl.placed.layout import STORAGE, TENSOR, Layout, Rule, selects
 from meshdsl.placed.request import loops
 from meshdsl.placed.sbp_block import Annotations, check_component, means
+from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_entry, word_in
 from meshdsl.syntax.symbols import ROLES
@@ -56,6 +61,7 @@ def lint(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
         elif not _selects_any(rule, values) and not _selects_summed(rule, program, layout):
             diagnostics.add(_selects_nothing(rule, values))
     _lint_blocks(values, layout, diagnostics)
+    lint_schedule(program, layout, diagnostics)
     diagnostics.add(*_lint_windows(program, layout))
     # The backward pass copies the pins of a tensor.
     for pin in dict.fromkeys(pin for value in values for pin in value.pins):
@@ -116,6 +122,87 @@ def _no_rule(name: str, target: str, rule: Rule) -> Diagnostic:
     return Diagnostic("MD0225", message, rule.span, "note", help=help)
 
 
+# --- schedules -----------------------------------------------------------------------------------
+
+
+def lint_schedule(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
+    """Report a schedule that does not fit the program or the mesh, or has nothing to do there.
+
+    Its micro-batches divide the dims that they cut (MD0534); without dims there are batches that
+    are accumulated (MD0535); its table can be made for the devices of the axis (MD0529, MD0536),
+    and `layers=` has a number for each stage (MD0538).
+    """
+    use = layout.schedule
+    if use is None:
+        return
+    known = {n.dim.name: n.dim.size for n in loops(program)}
+    rules = [r for r in layout.rules if r.dim in known and r.selector[:1] not in STORAGE]
+    if not rules:
+        diagnostics.add(_makes_no_pipeline(use, layout, sorted(known)))
+        return
+    diagnostics.add(*_lint_cuts(use, program, layout))
+    piped = {r.dim: layout.mesh.size(*layout.mesh.known(r.axes)) for r in rules}
+    for dim, devices in piped.items():
+        if devices > 1 and not diagnostics.errors:
+            diagnostics.of(partial(_check_table, use, program, known[dim], devices))
+
+
+def _makes_no_pipeline(use: ScheduleUse, layout: Layout, dims: list[str]) -> Diagnostic:
+    loop = f"the dim of a loop, `{dims[0]} -> pipe`" if dims else "the dim of a `repeat`"
+    message = f"no rule of layout `{layout.name}` makes a pipeline; its schedule does nothing"
+    help = f"add a rule for {loop}, or leave the schedule out"
+    return Diagnostic("MD0537", message, use.span, _severity(use.span), help=help)
+
+
+def _lint_cuts(use: ScheduleUse, program: Program, layout: Layout) -> Iterator[Diagnostic]:
+    """What is wrong with the dims that a schedule cuts, and with their micro-batches."""
+    sizes = {d.name: d.size for v in values_of(program) for d in v.type.dims}
+    for dim in use.dims:
+        if dim not in sizes:
+            message = f"no tensor of the program has the dim `{dim}`; the schedule cuts nothing"
+            help = did_you_mean(dim, sorted(sizes)) or "name a dim of the inputs"
+            yield Diagnostic("MD0537", message, use.span, _severity(use.span), help=help)
+        elif use.micro is not None and sizes[dim] % use.micro:
+            message = f"`{dim}` of size {sizes[dim]} is not cut into {use.micro} equal parts"
+            help = f"numbers that divide it: {_near_divisors(sizes[dim], use.micro)}"
+            place = layout.declared.get(("dim", dim))
+            related = () if place is None else (place,)
+            yield Diagnostic("MD0534", message, use.span, related=related, help=help)
+    if use.micro is None and program.goal is not None and program.goal.optimizer.accumulate == 1:
+        message = f"`{use.name}` does not say what its micro-batches are, and none are accumulated"
+        help = f"cut a dim: `{use.name}[batch](8)`, or write `accumulate=8` to the optimizer"
+        yield Diagnostic("MD0535", message, use.span, help=help)
+
+
+def _near_divisors(size: int, number: int) -> str:
+    """The divisors of a size around a number."""
+    every = divisors(size)
+    at = bisect.bisect(every, number)
+    return ", ".join(map(str, every[max(0, at - 2) : at + 2]))
+
+
+def divisors(size: int) -> list[int]:
+    """The numbers that divide a size, ascending."""
+    small = [n for n in range(1, math.isqrt(size) + 1) if size % n == 0]
+    return sorted({*small, *(size // n for n in small)})
+
+
+def _check_table(use: ScheduleUse, program: Program, layers: int, devices: int) -> None:
+    """Raise where there is no table for so many devices, or `layers=` is not of its stages."""
+    accumulated = program.goal.optimizer.accumulate if program.goal is not None else 1
+    stages = use.verified(devices, accumulated * (use.micro or 1)).schedule.stages
+    if use.layers and (len(use.layers) != stages or sum(use.layers) != layers):
+        found = f"{len(use.layers)} stages with {sum(use.layers)} layers"
+        message = f"`layers=` is of {found}; the pipeline has {stages} with {layers}"
+        ends = [layers * stage // stages for stage in range(stages + 1)]
+        even = " ".join(str(b - a) for a, b in itertools.pairwise(ends))
+        help = f'write a number for each stage: `layers="{even}"`'
+        fail("MD0538", message, use.span, help=help)
+
+
+# --- rules, by themselves ------------------------------------------------------------------------
+
+
 def lint_demands(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
     """Report rules that cannot be followed (MD0302, MD0303), each pair of rules once."""
     returned = {o.value for o in program.outputs}
@@ -165,22 +252,22 @@ def _no_axis(rule: Rule, axis: str, layout: Layout) -> Diagnostic:
     help = did_you_mean(axis, known) or f"the mesh has {', '.join(known) or 'no axes'}"
     message = f"mesh `{layout.mesh.name}` has no axis `{axis}`; the rule does nothing there"
     fixes = _spelled(rule.span, axis, known)
-    return Diagnostic("MD0304", message, rule.span, _severity(rule), help=help, fixes=fixes)
+    return Diagnostic("MD0304", message, rule.span, _severity(rule.span), help=help, fixes=fixes)
 
 
 def _no_dim(rule: Rule, dims: set[str], layout: Layout) -> Diagnostic:
     # Rules given by hand may be meant for several programs of a file, with different dims.
     is_declared = ("dim", rule.dim) in layout.declared
-    severity: Severity = "warning" if is_declared else _severity(rule)
+    severity: Severity = "warning" if is_declared else _severity(rule.span)
     help = did_you_mean(rule.dim, sorted(dims)) or "remove the rule"
     message = f"no tensor of the program has the dim `{rule.dim}`; the rule matches nothing"
     fixes = _spelled(rule.span, rule.dim, sorted(dims)) or _removed(rule.span)
     return Diagnostic("MD0305", message, rule.span, severity, help=help, fixes=fixes)
 
 
-def _severity(rule: Rule) -> Severity:
-    """An error where the rule is given by hand, for this one run: it was meant to do something."""
-    return "error" if rule.span.file.startswith("--") else "warning"
+def _severity(span: Span) -> Severity:
+    """An error for what is given by hand, for this one run: it was meant to do something."""
+    return "error" if span.file.startswith("--") else "warning"
 
 
 def _spelled(span: Span, name: str, known: list[str]) -> tuple[Fix, ...]:

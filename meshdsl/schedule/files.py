@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from meshdsl.diagnostics import Source, Span, fail
 from meshdsl.schedule.table import Action, Row, Schedule, Weights, of_rows, parse_action
-from meshdsl.schedule.verify import Place, Verified, verify
+from meshdsl.schedule.verify import ROW, Place, Verified, verify
 
 _TORCH = re.compile(r"(\d{1,9})([FBIW])(\d{1,9})", re.ASCII)
 _PAIR = re.compile(r"\(([^()]*)\)OVERLAP_F_B")
@@ -34,6 +34,7 @@ def read(source: Source, weights: Weights = "latest") -> Verified:
     spans: dict[Place, Span] = {}
     for device, line in enumerate(lines):
         row: list[Action] = []
+        spans[device, ROW] = line[0][1].to(line[-1][1])
         for text, span in line:
             for action in _actions(text, device, span, torch):
                 spans[device, len(row)] = span

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Literal, cast
 
-from meshdsl.diagnostics import Span, fail
+from meshdsl.diagnostics import DiagnosticError, Span, fail
 from meshdsl.schedule.registry import generate
 from meshdsl.schedule.verify import Verified, verify
 
@@ -57,8 +58,12 @@ class ScheduleUse:
         if self.table is not None:
             return self._declared(self.table, devices, micro)
         assert micro is not None, "the micro-batches of a schedule over `accumulate` are counted"
-        own = {key: n for key, n in self.options.items() if isinstance(n, int)}
-        return verify(generate(self.name, devices, micro, own, self.span))
+        own = tuple((key, n) for key, n in self.options.items() if isinstance(n, int))
+        try:
+            return _generated(self.name, devices, micro, own)
+        except DiagnosticError as error:
+            placed = (replace(d, span=self.span) for d in error.diagnostics)
+            raise DiagnosticError(*placed) from None
 
     def _declared(self, table: Verified, devices: int, micro: int | None) -> Verified:
         found = table.schedule
@@ -69,3 +74,11 @@ class ScheduleUse:
             message = f"schedule `{self.name}` is of {found.micro} micro-batches, not of {micro}"
             fail("MD0536", message, self.span, help=f"cut the batch into {found.micro}")
         return table
+
+
+@lru_cache(maxsize=8)
+def _generated(
+    name: str, devices: int, micro: int, options: tuple[tuple[str, int], ...]
+) -> Verified:
+    """The verified table of a schedule: a compilation asks for it more than once."""
+    return verify(generate(name, devices, micro, dict(options)))

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Literal, NoReturn
 
-from meshdsl.diagnostics import Span, fail
+from meshdsl.diagnostics import Related, Span, fail
 from meshdsl.schedule.table import MOST_PARTS, Action, Schedule
 
 Place = tuple[int, int]
@@ -22,8 +22,11 @@ Place = tuple[int, int]
 Part = tuple[int, int]
 """A micro-batch and a stage."""
 
+ROW = -1
+"""The position that stands for a whole row."""
+
 Where = Callable[[Place], Span | None]
-"""Where an action was read."""
+"""Where an action or a row was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +138,7 @@ class Verified:
 def verify(schedule: Schedule, where: Where = lambda place: None) -> Verified:
     """The facts of a schedule. Raises MD0521 to MD0526.
 
-    `where` gives the place of an action in a file.
+    `where` gives the place of an action or a row in a file.
     """
     _check_sizes(schedule, where)
     places = _places(schedule, where)
@@ -163,7 +166,7 @@ def _check_sizes(schedule: Schedule, where: Where) -> None:
     for device, row in enumerate(schedule.rows):
         if not row:
             help = "leave its row out, or give it a stage"
-            fail("MD0521", f"device {device} has nothing to do", help=help)
+            fail("MD0521", f"device {device} has nothing to do", where((device, ROW)), help=help)
         for index, action in enumerate(row):
             if action.stage >= schedule.stages or action.micro >= schedule.micro:
                 help = f"stages are 0 to {schedule.stages - 1}, micro-batches 0 to {last}"
@@ -191,7 +194,7 @@ def _devices(
     found = {}
     for stage in range(schedule.stages):
         for micro in range(schedule.micro):
-            there = _passes(places, micro, stage)
+            there = _passes(places, micro, stage, where)
             device, _ = places[there[0]]
             for action in there:
                 place = places[action]
@@ -203,7 +206,9 @@ def _devices(
     return found
 
 
-def _passes(places: Mapping[Action, Place], micro: int, stage: int) -> tuple[Action, ...]:
+def _passes(
+    places: Mapping[Action, Place], micro: int, stage: int, where: Where
+) -> tuple[Action, ...]:
     """The forward pass of a part and its backward pass, in one piece or two."""
     forward, whole, inputs, weights = (
         Action(kind, micro, stage) for kind in ("F", "B", "I", "W")
@@ -211,13 +216,21 @@ def _passes(places: Mapping[Action, Place], micro: int, stage: int) -> tuple[Act
     if whole in places and (inputs in places or weights in places):
         half = inputs if inputs in places else weights
         help = "write either B, or both I and W"
-        fail("MD0523", f"{whole} and {half} are both there: B is I and W", help=help)
+        message = f"{whole} and {half} are both there: B is I and W"
+        fail("MD0523", message, where(places[half]), help=help)
     halves = inputs in places or weights in places
     for action in (forward, *((inputs, weights) if halves else (whole,))):
         if action not in places:
             help = "every stage takes every micro-batch forward once, and backward once"
-            fail("MD0522", f"{action} is missing", help=help)
+            fail("MD0522", f"{action} is missing", _row_of(action, places, where), help=help)
     return (forward, inputs, weights) if halves else (forward, whole)
+
+
+def _row_of(missing: Action, places: Mapping[Action, Place], where: Where) -> Span | None:
+    """The row that an action is missing from: one that has the same part, or the same stage."""
+    same = [a for a in places if a.stage == missing.stage]
+    found = next((a for a in same if a.micro == missing.micro), next(iter(same), None))
+    return None if found is None else where((places[found][0], ROW))
 
 
 # --- the order -----------------------------------------------------------------------------------
@@ -285,7 +298,9 @@ def _refuse_deadlock(
         help = f"move {chain[device]} in front of it"
         fail("MD0525", f"deadlock: {waits[0]}, which stands behind it", where(first), help=help)
     help = "let one of them do first what another waits for"
-    fail("MD0525", f"deadlock: {', '.join(waits)}", where(first), help=help)
+    others = ((d, where((d, at[d]))) for d in cycle[1:])
+    related = [Related(span, f"device {d} waits here") for d, span in others if span is not None]
+    fail("MD0525", f"deadlock: {', '.join(waits)}", where(first), *related, help=help)
 
 
 # --- memory and messages -------------------------------------------------------------------------

@@ -337,13 +337,45 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """`layout pipeline extends megatron { … }`."""
+    """`layout pipeline extends megatron { … } with one_f_one_b[batch](8)`.
+
+    `schedule` is what stands behind `with`, as a call also where that is a name alone.
+    """
 
     name: Name
     base: Name | None
     rules: tuple[Rule, ...]
+    schedule: Call | None
     span: Span
     settings: tuple[Setting, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleAction:
+    """`F0` or `F0@2` in the row of a schedule; `stage` is None where it is not written."""
+
+    text: Name
+    stage: Number | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleRow:
+    """`0: F0 F1 B0 …`: the actions of one device."""
+
+    device: Number
+    actions: tuple[ScheduleAction, ...]
+    span: Span
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Schedule:
+    """`schedule mine(stages=2, micro=4) { 0: … }`. Compared by identity: tables may be long."""
+
+    name: Name
+    options: tuple[Keyword, ...]
+    rows: tuple[ScheduleRow, ...]
+    span: Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,7 +463,7 @@ class Expect:
     span: Span
 
 
-Declaration = Dim | Mesh | Layout | Sbp | Function | Program | Expect
+Declaration = Dim | Mesh | Layout | Sbp | Schedule | Function | Program | Expect
 
 
 @dataclass(frozen=True, slots=True)

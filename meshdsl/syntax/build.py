@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from meshdsl.diagnostics import Diagnostic, Source, Span, fail
+from meshdsl.diagnostics import Diagnostic, Poisoned, Source, Span, fail
 from meshdsl.syntax import ast
-from meshdsl.syntax.build_expressions import Builder, Makers, make_call
+from meshdsl.syntax.build_expressions import (
+    Builder,
+    Makers,
+    make_call,
+    make_items,
+    make_keywords,
+)
 from meshdsl.syntax.foreign import statements
 
 if TYPE_CHECKING:
@@ -138,16 +146,26 @@ def _mesh_axis(b: Builder, tree: Any) -> ast.MeshAxis:
 
 
 def _layout(b: Builder, tree: Any) -> ast.Layout:
-    name, base, rules = tree.children
+    name, base, rules, schedule = tree.children
     made = b.all_of(rules.children, {"rule": _rule, "setting": _setting})
     own = tuple(n for n in made if isinstance(n, ast.Rule))
     settings = tuple(n for n in made if isinstance(n, ast.Setting))
-    return ast.Layout(b.name(name), b.maybe_name(base), own, b.span(tree), settings)
+    used = None if schedule is None else _scheduled(b, schedule)
+    return ast.Layout(b.name(name), b.maybe_name(base), own, used, b.span(tree), settings)
 
 
 def _setting(b: Builder, tree: Any) -> ast.Setting:
     selector, name, value = tree.children
     return ast.Setting(b.names(selector), b.name(name), b.expr(value), b.span(tree))
+
+
+def _scheduled(b: Builder, tree: Any) -> ast.Call:
+    """The schedule of a layout: a name, with dims in `[ ]` or without, with a call or without."""
+    if tree.data == "call":
+        return make_call(b, tree)
+    head, *items = tree.children
+    dims = make_items(b, items[0]) if items else None
+    return ast.Call(b.name(head), dims, (), (), None, b.span(tree))
 
 
 def _rule(b: Builder, tree: Any) -> ast.Rule:
@@ -161,6 +179,37 @@ def _rule(b: Builder, tree: Any) -> ast.Rule:
         )
     path = () if selector is None else b.names(selector)
     return ast.Rule(path, b.name(dim), b.axes(axes), keep is not None, b.span(tree))
+
+
+def _schedule(b: Builder, tree: Any) -> ast.Schedule:
+    """A schedule; one with a broken row is left out, for its table would not be whole."""
+    _, name, arguments, rows = tree.children
+    *given, out = arguments.children
+    if out is not None or any(arg.data != "keyword" for arg in given):
+        help = "the head of a schedule is written `schedule mine(stages=2, micro=4)`"
+        fail("MD0015", "a schedule has options with names alone", b.span(arguments), help=help)
+    if any(child.data == "broken" for child in rows.children):
+        raise Poisoned
+    made = tuple(_rows(b, rows.children))
+    return ast.Schedule(b.name(name), make_keywords(b, given), made, b.span(tree))
+
+
+def _rows(b: Builder, trees: list[Any]) -> Iterator[ast.ScheduleRow]:
+    """The rows of a schedule: each goes from its number to the next one."""
+    heads = [at for at, tree in enumerate(trees) if tree.data == "row"]
+    if trees and heads[:1] != [0]:
+        help = "a row begins with the number of its device: `0: F0 F1 B0 B1`"
+        fail("MD0001", "expected the number of a device", b.span(trees[0]), help=help)
+    for at, end in itertools.pairwise([*heads, len(trees)]):
+        actions = tuple([_action(b, tree) for tree in trees[at + 1 : end]])
+        device = b.number(trees[at].children[0])
+        yield ast.ScheduleRow(device, actions, b.span(trees[at]).to(b.span(trees[end - 1])))
+
+
+def _action(b: Builder, tree: Any) -> ast.ScheduleAction:
+    text, stage = tree.children
+    number = None if stage is None else b.number(stage)
+    return ast.ScheduleAction(b.name(text), number, b.span(tree))
 
 
 def _sbp(b: Builder, tree: Any) -> ast.Sbp:
@@ -238,6 +287,7 @@ _DECLARATIONS: Makers = {
     "mesh_decl": _mesh,
     "layout_decl": _layout,
     "sbp_decl": _sbp,
+    "schedule_decl": _schedule,
     "function_decl": _function,
     "program_decl": _program,
     "expect_decl": _expect,

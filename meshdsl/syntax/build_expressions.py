@@ -58,6 +58,11 @@ class Builder:
         """A list of dims, or None where it was not written."""
         return None if tree is None else self.dims(tree)
 
+    def number(self, token: Any) -> ast.Number:
+        """A word as a number."""
+        span = self.name(token).span
+        return ast.Number(number_value(str(token), span), span)
+
     def all_of(self, trees: list[Any], makers: Makers) -> tuple[Any, ...]:
         """A node per tree, without those that are broken or found wrong now."""
         nodes = []
@@ -81,8 +86,7 @@ def _dim_ref(b: Builder, tree: Any) -> ast.DimRef:
 
 
 def _number(b: Builder, tree: Any) -> ast.Number:
-    span = b.span(tree)
-    return ast.Number(number_value(str(tree.children[0]), span), span)
+    return b.number(tree.children[0])
 
 
 def _string(b: Builder, tree: Any) -> ast.String:
@@ -105,7 +109,8 @@ def _binary(b: Builder, tree: Any) -> ast.Binary:
     return ast.Binary(str(op), b.expr(left), b.expr(right), op_span, b.span(tree))
 
 
-def _items(b: Builder, tree: Any) -> tuple[ast.Item, ...]:
+def make_items(b: Builder, tree: Any) -> tuple[ast.Item, ...]:
+    """What stands in `[ ]`."""
     if _has_positions(tree):
         help = "`[ ]` holds the names of dims: `sum[io](x)`, `x[seq = 0]`"
         fail("MD0126", "dims have names here, not positions", b.span(tree), help=help)
@@ -121,9 +126,9 @@ def _view(b: Builder, tree: Any) -> ast.View | ast.Foreign:
         help = "say what the view does: `x[seq = 0]` picks, `x[seq -> mem]` renames"
         fail("MD0015", "nothing stands in the brackets of this view", b.span(items), help=help)
     if hasattr(head, "data"):
-        return ast.View(b.expr(head), _items(b, items), b.span(tree))
+        return ast.View(b.expr(head), make_items(b, items), b.span(tree))
     name = b.name(head)
-    return ast.View(ast.Ref(name, name.span), _items(b, items), b.span(tree))
+    return ast.View(ast.Ref(name, name.span), make_items(b, items), b.span(tree))
 
 
 def make_call(b: Builder, tree: Any) -> ast.Call:
@@ -133,15 +138,16 @@ def make_call(b: Builder, tree: Any) -> ast.Call:
     function, items = (head.children) if hasattr(head, "data") else (head, None)
     return ast.Call(
         b.name(function),
-        None if items is None else _items(b, items),
+        None if items is None else make_items(b, items),
         tuple([b.expr(arg) for arg in given if arg.data != "keyword"]),
-        _keywords(b, given),
+        make_keywords(b, given),
         None if out is None else tuple([b.name(dim.children[0]) for dim in out.children]),
         b.span(tree),
     )
 
 
-def _keywords(b: Builder, given: list[Any]) -> tuple[ast.Keyword, ...]:
+def make_keywords(b: Builder, given: list[Any]) -> tuple[ast.Keyword, ...]:
+    """The arguments with names among those of a call."""
     found: dict[str, ast.Keyword] = {}
     for arg in given:
         if arg.data != "keyword":
@@ -178,7 +184,7 @@ def _method(b: Builder, tree: Any) -> ast.Foreign:
     tensor, name, arguments = tree.children
     given = arguments.children[:-1]
     parts = (b.expr(tensor), *(b.expr(arg) for arg in given if arg.data != "keyword"))
-    return ast.Foreign("method", b.name(name), parts, _keywords(b, given), b.span(tree))
+    return ast.Foreign("method", b.name(name), parts, make_keywords(b, given), b.span(tree))
 
 
 def _choice(b: Builder, tree: Any) -> ast.Foreign:
@@ -242,9 +248,7 @@ def _by_item(b: Builder, tree: Any) -> ast.ByItem:
     dim, window, target = tree.children
     if window.type == "NAME":
         return ast.ByItem(b.name(dim), b.name(window), b.maybe_name(target), b.span(tree))
-    span = b.name(window).span
-    size = ast.Number(number_value(str(window), span), span)
-    return ast.ByItem(b.name(dim), size, b.maybe_name(target), b.span(tree))
+    return ast.ByItem(b.name(dim), b.number(window), b.maybe_name(target), b.span(tree))
 
 
 def _pick_item(b: Builder, tree: Any) -> ast.PickItem:

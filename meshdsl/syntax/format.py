@@ -1,8 +1,8 @@
 """One canonical form of a `.mdsl` text, made from its words, so that every comment survives.
 
 Line breaks of the writer stay, but for braces: a block over several lines has its braces at
-the ends of lines. Indentation, spaces, blank lines, needless commas and the columns of comments are
-canonical.
+the ends of lines, and the rows of a schedule have a line each. Indentation, spaces, blank lines,
+needless commas and the columns of comments are canonical.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.syntax.parse import parse
 from meshdsl.syntax.spacing import Bracket, joined
-from meshdsl.syntax.tokens import CLOSERS, OPENERS, lex
+from meshdsl.syntax.tokens import CLOSERS, DECLARATIONS, OPENERS, lex
 
 if TYPE_CHECKING:
     from lark import Token
@@ -40,9 +40,22 @@ def format_source(source: Source) -> str:
     _, errors = parse(source)
     if errors:
         raise DiagnosticError(*errors)
-    words = _without_commas(_with_breaks(lex(source)))
+    words = _without_commas(_with_breaks(_with_rows(lex(source))))
     lines = _with_blank_lines(_split(words))
     return "".join(f"{line}\n" for line in _written(_indented(lines)))
+
+
+def _with_rows(words: list[Token]) -> list[Token]:
+    """Break the line before each row of a schedule but the first, which follows the brace."""
+    out: list[Token] = []
+    head = ""
+    for index, word in enumerate(words):
+        head = word.type if word.type in DECLARATIONS else head
+        ends = head == "SCHEDULE" and word.type == "NUMBER" and words[index + 1].type == "COLON"
+        if ends and out[-1].type not in ("LBRACE", "_NL"):
+            out.append(_line_end(word))
+        out.append(word)
+    return out
 
 
 def _with_breaks(words: list[Token]) -> list[Token]:

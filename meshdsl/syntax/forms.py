@@ -7,6 +7,7 @@ FORMS = {
     "MESH": "a mesh is written `mesh pod = { data: 2, model: 4 }`, or with `on a100_dgx` behind it",
     "LAYOUT": "a layout is written `layout name { batch -> data, hidden -> model }`",
     "SBP": "an `sbp` block is written `sbp name { x: (S(0), B) }`",
+    "SCHEDULE": "a schedule is written `schedule mine(stages=2, micro=2) { 0: F0 F1 B0 B1 … }`",
     "DEF": "a function is written `def f(x[batch]) -> [batch] { return … }`",
     "PROGRAM": "a program is written `program name(x[batch]) { return … }`",
     "EXPECT": "an expectation is written `expect layout on mesh { y: [batch@data] }`",
@@ -21,14 +22,15 @@ ENTRIES = {
     "MESH": "an axis is written `data: 2`",
     "LAYOUT": "a rule is written `batch -> data`, or `h: batch -> none`",
     "SBP": "a tensor is written `x: (S(0), B)`",
+    "SCHEDULE": "a row is written `0: F0 F1 B0 B1`, the actions of device 0 with blanks between",
     "EXPECT": "an entry is written `h: [batch@data]`, or `all_reduce over data: 1`",
 }
 
 
 def form_of(head: str, inside: str | None = None) -> str:
     """The form of the construct that begins with `head`, in the block of a declaration `inside`."""
-    if head == "NAME" and inside in ENTRIES:
-        return ENTRIES[inside]
+    if inside == "SCHEDULE" or (head == "NAME" and inside in ENTRIES):
+        return ENTRIES[inside or ""]
     if head == "NAME" and inside is None:
         return FORMS["DIM"]
     return FORMS.get(head, "grammar/README.md shows every form of the language")

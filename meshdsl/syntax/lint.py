@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from meshdsl.diagnostics import Diagnostic, Edit, Fix, Related, Span
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_dim, without_line
-from meshdsl.syntax.printer import expression
+from meshdsl.syntax.printer import expression, scheduled
 from meshdsl.syntax.rename import renamed
 from meshdsl.syntax.symbols import TENSORS, Symbol, Symbols, symbols
 
@@ -38,6 +38,8 @@ def _unused(known: Symbols) -> Iterator[Diagnostic]:
             yield from _unused_tensor(known, symbol)
         elif symbol.kind == "dim" and not symbol.references:
             yield _unused_dim(known, symbol)
+        elif symbol.kind == "schedule" and not symbol.references:
+            yield _unused_schedule(known, symbol)
 
 
 def _selectors(file: ast.File) -> set[int]:
@@ -113,6 +115,16 @@ def _unused_dim(known: Symbols, symbol: Symbol) -> Diagnostic:
     return _warning("MD0134", message, symbol, help, remove, *_hidden(known, symbol))
 
 
+def _unused_schedule(known: Symbols, symbol: Symbol) -> Diagnostic:
+    help = f"remove it, write `with {symbol.name}` behind a layout, or call it `_{symbol.name}`"
+    edits = tuple(
+        Edit(without_line(n.span), "") for n in symbol.nodes if isinstance(n, ast.Schedule)
+    )
+    remove = Fix(f"remove the schedule `{symbol.name}`", edits, safe=False)
+    message = f"no layout has the schedule `{symbol.name}`"
+    return _warning("MD0142", message, symbol, help, remove, *_hidden(known, symbol))
+
+
 def _warning(code: str, message: str, symbol: Symbol, help: str, *fixes: Fix) -> Diagnostic:
     return Diagnostic(code, message, symbol.definitions[0], "warning", help=help, fixes=fixes)
 
@@ -170,12 +182,12 @@ def _apart(known: Symbols, symbol: Symbol, first: ast.Assign | ast.Param) -> tup
 
 
 def _doubled(known: Symbols) -> Iterator[Diagnostic]:
-    """Layouts with the same rules as an earlier one, those that they extend counted."""
+    """Layouts with the rules and the schedule of an earlier one, those that they extend counted."""
     layouts = {s.name: s for s in known.every if s.kind == "layout" and s.definitions}
-    seen: dict[frozenset[tuple[object, ...]], Symbol] = {}
+    seen: dict[tuple[object, ...], Symbol] = {}
     for name, symbol in layouts.items():
         rules = frozenset(_rules(name, layouts).items())
-        first = seen.setdefault(rules, symbol)
+        first = seen.setdefault((rules, _scheduled(name, layouts)), symbol)
         if first is symbol or name.startswith("_"):
             continue
         node = symbol.nodes[0]
@@ -192,8 +204,8 @@ def _doubled(known: Symbols) -> Iterator[Diagnostic]:
         )
 
 
-def _rules(name: str, layouts: dict[str, Symbol]) -> Rules:
-    """The rules of a layout over those of its bases."""
+def _chain(name: str, layouts: dict[str, Symbol]) -> list[ast.Layout]:
+    """A layout and its bases, the nearest first."""
     chain: list[ast.Layout] = []
     while name in layouts:
         node = layouts[name].nodes[0]
@@ -202,8 +214,19 @@ def _rules(name: str, layouts: dict[str, Symbol]) -> Rules:
             break
         chain.append(node)
         name = node.base.text if node.base else ""
+    return chain
+
+
+def _scheduled(name: str, layouts: dict[str, Symbol]) -> str:
+    """The schedule of a layout, or that of the nearest base which has one; empty for none."""
+    found = (node.schedule for node in _chain(name, layouts))
+    return next((scheduled(call) for call in found if call is not None), "")
+
+
+def _rules(name: str, layouts: dict[str, Symbol]) -> Rules:
+    """The rules of a layout over those of its bases."""
     found: Rules = {}
-    for node in reversed(chain):
+    for node in reversed(_chain(name, layouts)):
         for rule in node.rules:
             key = tuple(part.text for part in rule.selector), rule.dim.text
             found[key] = tuple(axis.text for axis in rule.axes), rule.keep

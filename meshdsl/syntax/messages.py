@@ -23,8 +23,8 @@ from meshdsl.syntax.table import characters, statements, ways_out
 from meshdsl.syntax.tokens import (
     DECLARATIONS,
     FOREIGN,
+    NAMES_OF_ARGUMENTS,
     OPENERS,
-    OPTIONS,
     RESERVED,
     STATEMENTS,
     span_of,
@@ -149,7 +149,7 @@ def expectation(kinds: Iterable[str]) -> str:
     from meshdsl.grammar import spelling
 
     left, words = set(kinds) - {"BROKEN"} - FOREIGN, []
-    left -= OPTIONS if left >= OPTIONS else set()  # names of arguments
+    left -= NAMES_OF_ARGUMENTS if left >= NAMES_OF_ARGUMENTS else set()
     left -= _POSITIONS if "ELLIPSIS" in left else set()  # in brackets, only read to be refused
     for group, word in _GROUPS:
         if group <= left:
@@ -174,13 +174,15 @@ def _plain_help(at: Situation) -> str | None:
     before = at.before.type if at.before else ""
     if (at.kind, before) in _PAIRS:
         return _PAIRS[at.kind, before]
+    if before == "WITH" and at.head.type == "LAYOUT":
+        return "a layout names a schedule so: `with one_f_one_b[batch](8)`"
     if before == "EQUAL" and at.head.type == "PARAM":
         return "a parameter begins as `zeros()`, `ones()`, `normal(0.02)` and the like"
     return _AFTER.get(before) if "NAME" in at.expected or before == "ARROW" else _wanted(at)
 
 
 def _wanted(at: Situation) -> str | None:
-    if "WITH" in at.expected:
+    if "WITH" in at.expected and at.head.type == "MINIMIZE":
         return "write `minimize loss with adam(lr=1e-3)`"
     return None
 
@@ -501,12 +503,14 @@ def _misplaced(at: Situation) -> Diagnostic | None:
         )
     words = [word.lower() for word in sorted(DECLARATIONS)]
     meant = did_you_mean(str(at.token), words)
+    if str(at.token) in words:  # `schedule`, which is a name where none follows
+        meant = form_of(str(at.token).upper())
     return Diagnostic(
         "MD0001",
         _declaration_wanted(at),
         at.span,
-        help=meant or "a declaration begins with `dim mesh layout sbp def program expect`",
-        fixes=spelled_right(at.span, str(at.token), words),
+        help=meant or "a declaration begins with `dim mesh layout sbp schedule def program expect`",
+        fixes=() if str(at.token) in words else spelled_right(at.span, str(at.token), words),
     )
 
 

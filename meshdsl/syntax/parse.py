@@ -137,5 +137,27 @@ def parse_expression(text: str) -> ast.Expr | None:
     return None
 
 
+def parse_scheduled(source: Source) -> tuple[ast.Call | None, tuple[Diagnostic, ...]]:
+    """The tree of the schedule of a layout, `one_f_one_b[batch](8)`, or what is wrong with it."""
+    from lark import Token
+
+    from meshdsl.syntax.build import build_file
+    from meshdsl.syntax.recover import parse_tree
+    from meshdsl.syntax.tokens import lex, significant, too_deep, too_large
+
+    words = [word for word in lex(source) if word.type != "_NL"]
+    beyond = too_large(source, words) or too_deep(source, words)
+    if beyond is not None:
+        return None, (beyond,)
+    before = ("LAYOUT", "NAME", "LBRACE", "RBRACE", "WITH")
+    made = [Token(kind, kind.lower(), start_pos=0, end_pos=0) for kind in before]
+    tree, errors = parse_tree(source, significant([*made, *words]))
+    file, more = build_file(source, tree)
+    match file.declarations:
+        case (ast.Layout(schedule=ast.Call() as call),) if not errors and not more:
+            return call, ()
+    return None, (*errors, *more)
+
+
 def _place(diagnostic: Diagnostic) -> int:
     return diagnostic.span.start if diagnostic.span else 0

@@ -6,6 +6,7 @@ Brackets are written where the grammar needs them. Lines longer than `WIDTH` are
 from __future__ import annotations
 
 import itertools
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 
 from meshdsl.syntax import ast
@@ -59,12 +60,13 @@ def _declaration(node: ast.Declaration) -> str:
             return _braces(f"mesh {node.name.text} =", axes, profile)
         case ast.Layout():
             base = f" extends {node.base.text}" if node.base else ""
-            return _braces(
-                f"layout {node.name.text}{base}",
-                [*map(_rule, node.rules), *map(_setting, node.settings)],
-            )
+            rules = [*map(_rule, node.rules), *map(_setting, node.settings)]
+            used = "" if node.schedule is None else f" with {scheduled(node.schedule)}"
+            return _braces(f"layout {node.name.text}{base}", rules, used)
         case ast.Sbp():
             return _braces(f"sbp {node.name.text}", [_sbp_entry(e) for e in node.entries])
+        case ast.Schedule():
+            return schedule(node)
         case ast.Expect():
             return _expect(node)
         case ast.Function():
@@ -83,6 +85,28 @@ def _rule(rule: ast.Rule) -> str:
 
 def _setting(node: ast.Setting) -> str:
     return f"{_path(node.selector)}: {node.name.text} = {expression(node.value)}"
+
+
+def scheduled(call: ast.Call) -> str:
+    """The schedule of a layout: `one_f_one_b[batch](8)`, or `mine`."""
+    return _call(call) if call.args or call.keywords else _call(call).removesuffix("()")
+
+
+def schedule(node: ast.Schedule) -> str:
+    """A schedule, each row on lines of its own."""
+    options = ", ".join(map(_keyword, node.options))
+    rows = (line for row in node.rows for line in _row(row))
+    return "\n".join([f"schedule {node.name.text}({options}) {{", *rows, "}"])
+
+
+def _row(row: ast.ScheduleRow) -> list[str]:
+    """The actions of one device, on lines that are full."""
+    text = " ".join([f"{expression(row.device)}:", *map(_action, row.actions)])
+    return textwrap.wrap(text, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
+
+
+def _action(node: ast.ScheduleAction) -> str:
+    return node.text.text + ("" if node.stage is None else f"@{expression(node.stage)}")
 
 
 def _sbp_entry(entry: ast.SbpEntry) -> str:
@@ -226,9 +250,13 @@ def number(value: int | float) -> str:
 def _call(node: ast.Call) -> str:
     items = "" if node.items is None else f"[{', '.join(map(_item, node.items))}]"
     arguments = [expression(a) for a in node.args]
-    arguments += [f"{k.name.text}={expression(k.value)}" for k in node.keywords]
+    arguments += map(_keyword, node.keywords)
     out = "" if node.out is None else f" -> [{', '.join(n.text for n in node.out)}]"
     return f"{node.function.text}{items}({', '.join(arguments)}{out})"
+
+
+def _keyword(node: ast.Keyword) -> str:
+    return f"{node.name.text}={expression(node.value)}"
 
 
 def _item(node: ast.Item) -> str:

@@ -21,6 +21,7 @@ Kind = Literal[
     "axis",
     "layout",
     "sbp",
+    "schedule",
     "function",
     "program",
     "input",
@@ -204,6 +205,8 @@ def _declare(node: ast.Declaration, table: _Table) -> None:
             table.define("layout", node.name, node)
         case ast.Sbp():
             table.define("sbp", node.name, node)
+        case ast.Schedule():
+            table.define("schedule", node.name, node)
         case ast.Function():
             table.define("function", node.name, node)
         case ast.Program():
@@ -238,6 +241,18 @@ def _layout(node: ast.Layout, table: _Table) -> None:
     for setting in node.settings:
         if setting.selector[0].text not in ROLES:
             _select(setting.selector, table)
+    if node.schedule is not None:
+        _scheduled(node.schedule, table)
+
+
+def _scheduled(call: ast.Call, table: _Table) -> None:
+    """Record the schedule of a layout, and its dims; the words of its options name nothing."""
+    table.use("schedule", call.function)
+    for item in call.items or ():
+        for name in parts(item)[0]:
+            table.use("dim", name)
+    for value in call.args:
+        _sizes(value, table)
 
 
 def _sizes(node: ast.Expr, table: _Table) -> None:

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from meshdsl.diagnostics import Diagnostic, Related, Source, Span
+from meshdsl.grammar import CONTEXTUAL
 
 if TYPE_CHECKING:
     from lark import Token
@@ -16,16 +17,21 @@ OPENERS = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
 
 CLOSERS = frozenset(OPENERS.values())
 
-DECLARATIONS = frozenset({"DIM", "MESH", "LAYOUT", "SBP", "DEF", "PROGRAM", "EXPECT"})
+DECLARATIONS = frozenset(
+    {"DIM", "MESH", "LAYOUT", "SBP", "SCHEDULE", "DEF", "PROGRAM", "EXPECT"}
+)  # fmt: skip
 """Words that begin a declaration."""
 
 STATEMENTS = frozenset({"PARAM", "REPEAT", "RECOMPUTE", "RETURN", "MINIMIZE"})
 """Words that begin a statement."""
 
 OPTIONS = frozenset({"ON", "EXTENDS", "AT", "OVER", "BY", "WITH"})
-"""Words that begin nothing: before the `=` of an argument they are names."""
+"""Words that begin nothing."""
 
-RESERVED = DECLARATIONS | STATEMENTS | OPTIONS | {"AND", "OR", "NOT"}
+NAMES_OF_ARGUMENTS = OPTIONS | {"RECOMPUTE"}
+"""Words that are names before the `=` of an argument."""
+
+RESERVED = (DECLARATIONS - CONTEXTUAL.keys()) | STATEMENTS | OPTIONS | {"AND", "OR", "NOT"}
 """Words that cannot be names."""
 
 FOREIGN_STARTS = {
@@ -73,7 +79,26 @@ def lex(source: Source) -> list[Token]:
     """
     from meshdsl.grammar import load
 
-    return list(itertools.islice(load().lex(source.text), MAX_WORDS + 1))
+    words = list(itertools.islice(load().lex(source.text), MAX_WORDS + 1))
+    for index in range(len(words) - 1):
+        if words[index] in _CONTEXTUAL and _begins_declaration(words, index):
+            words[index] = _as(words[index], _CONTEXTUAL[words[index]])
+    return words
+
+
+_CONTEXTUAL = {word: kind for kind, word in CONTEXTUAL.items()}
+
+
+def _begins_declaration(words: list[Token], index: int) -> bool:
+    """Whether a name begins a line, and another name follows: so no statement or entry does."""
+    first = index == 0 or words[index - 1].type == "_NL"
+    return first and words[index].type == words[index + 1].type == "NAME"
+
+
+def _as(word: Token, kind: str) -> Token:
+    from lark import Token
+
+    return Token.new_borrow_pos(kind, str(word), word)
 
 
 def significant(tokens: list[Token]) -> list[Token]:

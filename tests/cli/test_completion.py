@@ -38,6 +38,7 @@ COMPLETED = {
     f"explain {LM} --layout z": ["zero1", "zero2", "zero3"],
     f"run {LM} --mesh ": ["four", "square"],
     f"run {MLP} --program ": ["mlp"],
+    f"explain {MLP} --schedule zb": ["zb_h1", "zb_h2", "zb_v"],
     f"check {MLP} --set ": ["batch=", "io=", "hidden="],
     f"explain {MLP} --tensor t": ["target"],
     f"explain {MLP} --reduce ": ["immediate", "mesh-tf", "deferred", "optimal"],

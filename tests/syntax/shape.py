@@ -114,7 +114,12 @@ def _mesh(n: ast.Mesh) -> str:
 
 def _layout(n: ast.Layout) -> str:
     base = None if n.base is None else show(n.base)
-    return f"layout {show(n.name)} extends {base}: {_list((*n.rules, *n.settings))}"
+    inside = _list((*n.rules, *n.settings))
+    return f"layout {show(n.name)} extends {base}: {inside}{_maybe(' with ', n.schedule)}"
+
+
+def _row(n: ast.ScheduleRow) -> str:
+    return f"{show(n.device)}: {_list(n.actions, ' ')}"
 
 
 _SHOW: dict[type, Any] = {
@@ -152,6 +157,9 @@ _SHOW: dict[type, Any] = {
     ast.Layout: _layout,
     ast.SbpEntry: lambda n: f"{_list(n.tensor, '.')}: ({_list(n.components)})",
     ast.Sbp: lambda n: f"sbp {show(n.name)}: {_list(n.entries)}",
+    ast.ScheduleAction: lambda n: show(n.text) + _maybe("@", n.stage),
+    ast.ScheduleRow: _row,
+    ast.Schedule: lambda n: f"schedule {show(n.name)}({_list(n.options)}): {_list(n.rows, '; ')}",
     ast.TensorParam: _tensor,
     ast.Function: _function,
     ast.Program: lambda n: f"program {show(n.name)}({_list(n.params)}) {{ {_list(n.body, '; ')} }}",

@@ -74,6 +74,23 @@ AT_TOP = {
     "mesh m = { a: 2, , b: 3 }": ("MD0001", (1, 18), None),
     "layout l { a -> x kept }": ("MD0001", (1, 19), None),
     "expect l { a.b over x: 3 }": ("MD0001", (1, 14), "placement"),
+    "layout l { a -> x } with": ("MD0001", (1, 24), "with one_f_one_b[batch](8)"),
+    "layout l { a -> x } with 3": ("MD0001", (1, 26), "with one_f_one_b[batch](8)"),
+    "layout l { a -> x } with f[b](2) on m": ("MD0001", (1, 34), None),
+    "schedule s { 0: F0 }": ("MD0001", (1, 12), "schedule mine("),
+    "schedule s(2, 4) { 0: F0 }": ("MD0015", (1, 11), "schedule mine("),
+    "schedule (stages=2) { 0: F0 }": ("MD0001", (1, 1), "schedule mine("),
+    "schedule s(stages=2) {\n  F0 F1\n}": ("MD0001", (2, 3), "0: F0"),
+    "schedule s(stages=2) {\n  0: F0, F1\n  1: F0\n}": ("MD0001", (2, 8), "blanks"),
+    "schedule s(stages=2) {\n  0: F0 F1 + 2\n  1: F0\n}": ("MD0001", (2, 12), "blanks"),
+    "schedule s(stages=2) {\n  0: F0\n  1 F0\n}": ("MD0001", (3, 5), "blanks"),
+    "schedule s(stages=2) {\n  0: F0@k\n}": ("MD0001", (2, 9), "blanks"),
+    "schedule s(stages=2) {\n  0: F0\nmesh m = { a: 2 }": ("MD0003", (3, 1), "missing `}`"),
+    "program p(x[a]) {\n  y = x\nschedule s(stages=1) { 0: F0 }": (
+        "MD0003",
+        (3, 1),
+        "missing `}`",
+    ),
     "prgram p(x[a]) {\n  y = x\n}": ("MD0001", (1, 1), "`program`"),
     "x = 3": ("MD0014", (1, 1), "program"),
     "return x": ("MD0014", (1, 1), "program"),
@@ -111,6 +128,13 @@ def test_error_at_the_top(text: str, wanted: tuple[str, tuple[int, int], str | N
     errors = _errors(text)
     assert len(errors) == 1, errors
     _check(errors[0], *wanted)
+
+
+def test_a_schedule_with_a_broken_row_is_left_out() -> None:
+    text = "dim a = 1\nschedule s(stages=2) {\n  0: F0 ;\n  1: F0 + \n}\ndim b = 2\n"
+    file, errors = parse(Source("t", text))
+    assert [e.span.line for e in errors if e.span] == [3, 4]
+    assert [show(d) for d in file.declarations] == ["dim a = 1", "dim b = 2"]
 
 
 def test_seven_errors() -> None:

@@ -31,6 +31,16 @@ CASES = {
         "layout l extends k { params: a -> x keep, mlp.w: b -> (x, y), c -> none }\n"
     ),
     "sbp s{x:(S(0),B),w:(P(max),)}": "sbp s { x: (S(0), B), w: (P(max)) }\n",
+    "layout l{a->x}with  interleaved [ b,c ] ( 8,chunks = 2, )": (
+        "layout l { a -> x } with interleaved[b, c](8, chunks=2)\n"
+    ),
+    "layout l{a->x,\n}with mine": "layout l {\n  a -> x\n} with mine\n",
+    "schedule s ( stages = 1,micro=2 ){0 :F0 F1 @ 0  B0 B1}": (
+        "schedule s(stages=1, micro=2) { 0: F0 F1@0 B0 B1 }\n"
+    ),
+    "schedule s(stages=2) { 0: F0 F1@2 B0 # a\n B1  1: F0\n\n\n B0 F1 B1 # b\n }": (
+        "schedule s(stages=2) {\n  0: F0 F1@2 B0  # a\n  B1\n  1: F0\n\n  B0 F1 B1  # b\n}\n"
+    ),
     "def f[d](x[...,d],# first\nscale[d]=1.0,\n  k = 2\n  )->[...,d]{ return x }": (
         "def f[d](x[..., d],  # first\n  scale[d] = 1.0,\n  k = 2\n) -> [..., d] { return x }\n"
     ),
@@ -80,6 +90,13 @@ y : a
 }
 layout l extends k { a -> x , mlp . w : b -> ( x , y ) , params : c -> none keep }
 sbp s { x : ( S ( 0 ) , B , ) , w : ( P ( max ) , B ) }
+layout pp extends l { a -> x , } with f [ batch ] ( 2 * 4 , layers = "3" , recompute = stage )
+layout other { a -> x } with mine
+schedule mine ( stages = 2 , micro = 2 , weights = latest , ) {
+0 : F0 F1 B0 B1
+1 : F0 @ 1 B0 F1
+I1 W1 2 : F0 @ 3
+}
 def f [ d ] ( x [ ... , d ] , s [ d ] = 1.0 ) -> [ ... , d ] {
 return x [ d = 0 : 3 -> e , g = : , h -> ( i , j , ) ] - - s
 }

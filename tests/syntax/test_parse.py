@@ -111,6 +111,24 @@ DECLARATIONS = {
     "layout l {\n params: a -> x keep\n mlp.w1: b -> y,\n}": (
         "layout l extends None: params: a -> (x) keep, mlp.w1: b -> (y)"
     ),
+    "layout l { a -> x } with one_f_one_b[batch, seq](2 * n, chunks=2, recompute=stage)": (
+        "layout l extends None: a -> (x) "
+        "with one_f_one_b[batch, seq]((2 * n), chunks=2, recompute=stage)"
+    ),
+    "layout l extends k { } with mine": "layout l extends k:  with mine()",
+    "layout l { } with mine[batch]": "layout l extends None:  with mine[batch]()",
+    "schedule s(stages=2, micro=1) { 0: F0 B0  1: F0@1 B0@1 }": (
+        "schedule s(stages=2, micro=1): 0: F0 B0; 1: F0@1 B0@1"
+    ),
+    "schedule s() {\n\n 1: F0\n B0 # why\n\n 0:\n}": "schedule s(): 1: F0 B0; 0: ",
+    "schedule s(stages=1) { }": "schedule s(stages=1): ",
+    "dim schedule = 2\nmesh schedule = { schedule: 1 }\nlayout schedule { schedule -> schedule }": (
+        "dim schedule = 2 | mesh schedule = schedule: 1 on None "
+        "| layout schedule extends None: schedule -> (schedule)"
+    ),
+    "program schedule(schedule[a]) {\nschedule = schedule(schedule)\nschedule := schedule\n}": (
+        "program schedule(schedule[a]) { schedule = schedule(schedule); schedule := schedule }"
+    ),
     "sbp s { x: (S(0), B), w.u: (P, P(max),) }": "sbp s: x: (S(0), B), w.u: (P, P(max))",
     "sbp s { x: B }": "sbp s: x: (B)",
     "def f(x) { return x }": "def f[](x[]) -> None { return x }",
@@ -201,8 +219,9 @@ def test_import_is_light(tmp_path: Path) -> None:
 
 
 _WORDS = (
-    "dim mesh layout sbp def program expect on extends over by param repeat recompute return "
-    "minimize with and or not a b x 1 2.5 + - * / ^ == < -> ... @ ( ) [ ] { } , : = . ; é \n \n"
+    "schedule F0 B0@1 0: dim mesh layout sbp def program expect on extends over by param repeat "
+    "recompute return minimize with and or not a b x 1 2.5 + - * / ^ == < -> ... @ ( ) [ ] { } "
+    ", : = . ; é \n \n"
 )
 
 

@@ -60,6 +60,12 @@ def test_every_form_comes_back() -> None:
     check(tree(PROGRAM))
 
 
+def test_long_rows_of_a_schedule_fill_their_lines() -> None:
+    row = " ".join(f"F{m} B{m}" for m in range(40))
+    text = check(tree(f"schedule s(stages=1, micro=40) {{ 0: {row} }}"))
+    assert len(text.splitlines()) == 6
+
+
 def test_the_transformer_reads_as_it_was_written() -> None:
     text = (ROOT / "examples/transformer.mdsl").read_text()
     functions = text.index("def attention")
