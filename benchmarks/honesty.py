@@ -2,15 +2,17 @@
 
 `python -m benchmarks.honesty [--rounds N]` measures this machine as `meshdsl cluster measure` does,
 predicts a training step under each layout, and times the emitted programs over gloo, one thread a
-process. The layouts take turns, so that a busy moment of the machine hits all of them; the median
-of the rounds counts. Printed are both times, and Spearman's rank correlation: how well the model
-says which layout is faster, which is what it is for. It should be 0.8 or more.
+process. The layouts take turns, in another order every round, so that a busy moment of the machine
+meets each of them; the median of the rounds counts. Printed are both times, and Spearman's rank
+correlation: how well the model says which layout is faster, which is what it is for. It should be
+0.8 or more.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import tempfile
 import time
@@ -64,11 +66,13 @@ def _process(rank: int, folder: str, texts: Sequence[str], rounds: int, kept: Pa
     )
     steps = [emitted(load(text), rank) for text in texts]
     taken: list[list[float]] = [[] for _ in steps]
+    order, draw = list(range(len(steps))), random.Random(0)
     for turn in range(rounds + 1):
-        for number, step in enumerate(steps):
+        draw.shuffle(order)
+        for number in order:
             dist.barrier()
             started = time.perf_counter()
-            step()
+            steps[number]()
             dist.barrier()
             if turn:  # the first warms up
                 taken[number].append(time.perf_counter() - started)

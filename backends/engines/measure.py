@@ -6,10 +6,12 @@ fewer cores they get in each other's way here as they do there.
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -28,16 +30,20 @@ Times = dict[tuple[str, int], list[tuple[float, float]]]
 WORLDS = (1, 2, 4)
 SIDES = (16, 32, 64, 128, 256, 512)
 """Sides of square products."""
-BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 24)
+BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
 """Sizes of what is sent, and of what is passed over."""
-BURST = 1 << 18
-"""Bytes that a burst moves: smaller calls are repeated."""
+ROUNDS = 5
+"""Bursts of each, of which the first warms up; of the slowest, every second one."""
+BURST = 1 << 14
+"""Bytes that a burst sends: smaller calls are repeated."""
+POOL = 1 << 22
+"""Bytes of operands that take turns: in a program they are seldom in the cache next to the core."""
 PATIENCE = 60.0
 """Seconds after which processes that have not answered are ended."""
 
 
 def measure() -> Times:
-    """Medians of a few repetitions each. Raises MD0325 where processes cannot work together."""
+    """Medians of a few bursts each. Raises MD0325 where processes cannot work together."""
     torch.set_num_threads(1)
     context = multiprocessing.get_context("fork")
     world = max(WORLDS)
@@ -72,31 +78,72 @@ def _process(rank: int, world: int, store: str, answers: Any) -> None:
         timeout=timedelta(seconds=PATIENCE),
     )
     torch.set_num_threads(1)
+    trials = list(_trials(rank, world))
+    for turn in range(ROUNDS):
+        for trial in trials:
+            dist.barrier()
+            trial.take(turn)
     found: Times = {}
-    for members in WORLDS:
-        groups = [dist.new_group(range(i, i + members)) for i in range(0, world, members)]
-        group = groups[rank // members]
-        for what, size, seconds in (*_kernels(rank < members, group), *_sends(rank, group)):
-            found.setdefault((what, members), []).append((size, seconds))
-        dist.barrier()
+    for trial in trials:
+        for what, size, seconds in trial.medians():
+            found.setdefault((what, trial.members), []).append((size, seconds))
     if rank == 0:
         answers.put(found)
+    dist.barrier()
     dist.destroy_process_group()
 
 
-def _kernels(works: bool, group: Any) -> Iterator[tuple[str, float, float]]:
-    """Products and passes over memory of the first group; the other processes rest."""
-    for side in SIDES if works else ():
-        a = torch.rand(side, side)
-        yield "product", 2.0 * side**3, _median(partial(torch.mm, a, a), group, 4 * side**2)
-    for size in BYTES if works else ():
-        x = torch.rand(size // 4) - 0.5
-        yield "pointwise", 2.0 * size, _median(partial(torch.relu, x), group, size)
-    dist.barrier()
+def _trials(rank: int, world: int) -> Iterator[_Trial]:
+    """What is timed among how many: of kernels one group works and the others rest.
+
+    All groups send at once, as those over one axis of a mesh do.
+    """
+    for members in WORLDS:
+        groups = [dist.new_group(range(i, i + members)) for i in range(0, world, members)]
+        group = groups[rank // members]
+        yield _Trial(list(_kernels()) if rank < members else [], group, members)
+        yield _Trial(list(_sends(rank, group)) if members > 1 else [], group, members)
 
 
-def _sends(rank: int, group: Any) -> Iterator[tuple[str, float, float]]:
-    """Collectives of all groups at once, as those over one axis of a mesh are."""
+@dataclass(frozen=True, slots=True)
+class _Point:
+    """Something to be timed: `work` on `size` bytes (FLOPs), `repeats` times in a burst."""
+
+    what: str
+    size: float
+    work: Callable[[], Any]
+    repeats: int
+    slow: bool = False
+
+
+def _kernels() -> Iterator[_Point]:
+    """Products and passes over memory."""
+    for side in SIDES:
+        work = _in_turn(torch.mm, 4 * side**2, [(side, side)] * 2)
+        yield _Point("product", 2.0 * side**3, work, max(1, min(64, SIDES[-1] ** 2 // side**2)))
+    for size in BYTES:
+        work = _in_turn(torch.relu, size, [(size // 4,)])
+        yield _Point("pointwise", 2.0 * size, work, max(1, min(64, BYTES[-1] // size)))
+
+
+def _in_turn(
+    work: Callable[..., Any], size: int, shapes: list[tuple[int, ...]]
+) -> Callable[[], Any]:
+    """`work` on sets of operands in turn, of `size` bytes each; results stay until the next."""
+    count = max(1, min(64, POOL // size))
+    pool = [[torch.rand(shape) - 0.5 for shape in shapes] for _ in range(count)]
+    kept: list[Any] = [None] * len(pool)
+    turn = itertools.cycle(range(len(pool)))
+
+    def next_one() -> None:
+        at = next(turn)
+        kept[at] = work(*pool[at])
+
+    return next_one
+
+
+def _sends(rank: int, group: Any) -> Iterator[_Point]:
+    """Collectives, as the emitted programs call them."""
     members = dist.get_world_size(group)
     sends: dict[str, Callable[[Any], Any]] = {
         "all_gather": lambda x: collectives.all_gather(x, 0, group),
@@ -105,10 +152,10 @@ def _sends(rank: int, group: Any) -> Iterator[tuple[str, float, float]]:
         "all_to_all": lambda x: collectives.all_to_all(x, 0, 1, group),
         "permute": lambda x: _passed_on(x, rank % members, members, group),
     }
-    for what, send in sends.items() if members > 1 else ():
+    for what, send in sends.items():
         for size in BYTES:
-            x = torch.rand(8, size // 32)
-            yield what, float(size), _median(partial(send, x), group, 4 * size)
+            x, repeats = torch.rand(8, size // 32), max(1, BURST // size)
+            yield _Point(what, float(size), partial(send, x), repeats, size == BYTES[-1])
 
 
 def _passed_on(x: torch.Tensor, rank: int, world: int, group: Any) -> torch.Tensor:
@@ -120,22 +167,33 @@ def _passed_on(x: torch.Tensor, rank: int, world: int, group: Any) -> torch.Tens
     return received
 
 
-def _median(work: Callable[[], Any], group: Any, size: int) -> float:
-    """Seconds of `work` among others like it: the median of a few bursts, after one that warms up.
+class _Trial:
+    """Points that a group of processes times together; every process has the same ones.
 
-    A burst is as long as its slowest process takes. One call alone would say little where processes
-    share a core: whoever is given the core first sees a time in which the others wait.
+    All take turns, round by round, so that a busy moment of the machine meets each of them once. A
+    burst is as long as its slowest process takes: where processes share a core, whoever is given
+    it first sees a time in which the others wait.
     """
-    repeats, members = max(1, BURST // size), dist.get_world_size(group)
-    taken = []
-    for _ in range(4 if size > BURST else 6):
-        if members > 1:
-            dist.barrier(group)
-        start = time.perf_counter()
-        for _ in range(repeats):
-            work()
-        seconds = torch.tensor((time.perf_counter() - start) / repeats)
-        if members > 1:
-            dist.all_reduce(seconds, dist.ReduceOp.MAX, group)
-        taken.append(seconds.item())
-    return median(taken[1:])
+
+    def __init__(self, points: list[_Point], group: Any, members: int) -> None:
+        self.points, self.group, self.members = points, group, members
+        self.taken = torch.full((ROUNDS, len(points)), torch.nan, dtype=torch.float64)
+
+    def take(self, turn: int) -> None:
+        """Time a burst of each point."""
+        for number, point in enumerate(self.points):
+            if point.slow and turn % 2:
+                continue
+            if self.members > 1:
+                dist.barrier(self.group)
+            start = time.perf_counter()
+            for _ in range(point.repeats):
+                point.work()
+            self.taken[turn, number] = (time.perf_counter() - start) / point.repeats
+
+    def medians(self) -> Iterator[tuple[str, float, float]]:
+        """Seconds of each point: the median of its bursts, without the first, which warms up."""
+        if self.members > 1 and self.points:
+            dist.all_reduce(self.taken, dist.ReduceOp.MAX, self.group)
+        for point, column in zip(self.points, self.taken[1:].T, strict=True):
+            yield point.what, point.size, median(column[~column.isnan()].tolist())

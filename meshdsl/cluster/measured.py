@@ -18,7 +18,7 @@ from meshdsl.kept import read, write
 
 KIND = "clusters"
 """The folder of measured profiles."""
-FORMAT = 1
+FORMAT = 2
 
 Times = Mapping[tuple[str, int], Sequence[tuple[float, float]]]
 """By what was timed and how many processes took part: pairs of bytes (FLOPs) and seconds."""
@@ -92,8 +92,9 @@ nominal = {bandwidth:.4g}
 
 
 def _table(what: str, world: int, points: Sequence[tuple[float, float]]) -> str:
-    """One table; a time that is less than that of fewer bytes was measured amiss."""
-    seconds = itertools.accumulate((s for _, s in points), max)
+    """One table; what takes longer than more bytes do was measured in a busy moment."""
+    falling = itertools.accumulate((s for _, s in reversed(points)), min)
+    seconds = reversed(list(falling))
     pairs = (f"[{size:.0f}, {s:.4g}]" for (size, _), s in zip(points, seconds, strict=True))
     return f"""
 [[tables]]
