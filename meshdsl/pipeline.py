@@ -343,13 +343,15 @@ def lower_placed(program: PlacedProgram, told: bool = True) -> DeviceProgram:
     One of many that are only compared is not `told`: without causes of collectives, and as lowered.
     """
     from meshdsl.device.buckets import in_buckets
+    from meshdsl.device.cut import in_micro_batches
     from meshdsl.device.from_placed import lower
     from meshdsl.device.overlap import overlapped
+    from meshdsl.device.stages import pipelined
     from meshdsl.device.sums import summed_in_place
     from meshdsl.device.verify import verify
 
     result = lower(program, told=told)
-    for made in (None, in_buckets, summed_in_place, overlapped):
+    for made in (None, in_micro_batches, summed_in_place, pipelined, in_buckets, overlapped):
         result = made(result) if made else result
         if told:
             verify(result)

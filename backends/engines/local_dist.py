@@ -118,15 +118,22 @@ def _all_to_all(calls: list[Call]) -> None:
             target.copy_(source[index])
 
 
+_COMBINE = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
+"""What reduces two tensors in torch."""
+
+
+def _send(calls: list[Call]) -> None:
+    sent, received = calls
+    received.out.copy_(sent.tensor)
+
+
 _KINDS = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,
+    "send": _send,
 }
-
-_COMBINE = {"sum": "add", "max": "maximum", "min": "minimum", "prod": "mul"}
-"""What reduces two tensors in torch."""
 
 
 def _exchange(calls: list[Call]) -> None:
@@ -202,6 +209,10 @@ class Work(NamedTuple):
     meeting: Meeting
     call: Call
 
+    def is_completed(self) -> bool:
+        """Whether it has taken place."""
+        return self.meeting.over
+
     def wait(self) -> None:
         """Sleep until it has taken place."""
         self.dist.wait(self.meeting, self.call)
@@ -238,6 +249,8 @@ class LocalDist:
         self._gates = [threading.Lock() for _ in range(self.devices)]
         for gate in self._gates:
             gate.acquire()
+        # The pairs that send each other messages: a group of its own for each direction.
+        self._pairs: dict[tuple[int, int, int], Group] = {}
         self._waiting: dict[int, Meeting] = {}
         self._verdicts: dict[int, BaseException] = {}
         self._ended: set[int] = set()
@@ -303,13 +316,37 @@ class LocalDist:
         kind = sys._getframe(1).f_code.co_name.removesuffix("_start").removesuffix("_uneven")
         return self._meet(group, kind, "", tensor, output, tuple(input_split_sizes), async_op)
 
+    def isend(self, tensor: torch.Tensor, *, group: Member, group_dst: int) -> Work:
+        """Begin to send a tensor to a member."""
+        return self._pass(group, group.position, group_dst, tensor)
+
+    def irecv(self, tensor: torch.Tensor, *, group: Member, group_src: int) -> Work:
+        """Begin to receive a tensor from a member."""
+        return self._pass(group, group_src, group.position, tensor)
+
+    def _pass(self, member: Member, source: int, target: int, tensor: torch.Tensor) -> Work:
+        """A message: a rendezvous of two, for which neither waits."""
+        group = member.group
+        with self._lock:
+            pair = self._pairs.get((id(group), source, target))
+            if pair is None:
+                ranks = [group.ranks[source], group.ranks[target]]
+                pair = self._pairs[id(group), source, target] = Group(group.axes, ranks)
+        own = Member(pair, 0 if member.position == source else 1, member.rank)
+        work = self._meet(own, "send", "", tensor, tensor, async_op=True)
+        assert work is not None
+        return work
+
+    def _every_group(self) -> list[Group]:
+        return [*self.process_groups, *self._pairs.values()]
+
     def end(self, rank: int, failed: bool) -> None:
         """Record that a device has ended, with an error or normally."""
         with self._lock:
             self._ended.add(rank)
             if failed:
                 self._failed.add(rank)
-                for group in self.process_groups:
+                for group in self._every_group():
                     if rank in group.ranks:
                         self._dismiss(group)
                 # It may have been stopped while it computed for others.
@@ -334,7 +371,7 @@ class LocalDist:
         """Release every device, now and at its next collective."""
         with self._lock:
             self._closed = True
-            for group in self.process_groups:
+            for group in self._every_group():
                 self._dismiss(group)
 
     def _meet(
@@ -383,7 +420,8 @@ class LocalDist:
                 raise verdict
         if meeting.problem:
             raise CollectiveError(meeting.problem)
-        self.sent[rank][meeting.sent or self._sent(meeting, call)] += 1
+        if call.kind != "send" or rank == meeting.ranks[0]:
+            self.sent[rank][meeting.sent or self._sent(meeting, call)] += 1
 
     def _sent(self, meeting: Meeting, call: Call) -> Sent:
         payload = call.tensor.nbytes
@@ -480,7 +518,7 @@ class LocalDist:
                 return f"{self._show(call, meeting)}: its memory is not contiguous"
         first = calls[0]
         for call in calls[1:]:
-            same = call[1:3] == first[1:3] and call.line == first.line
+            same = (call[1:3] == first[1:3] and call.line == first.line) or call.kind == "send"
             tensors = call.leaves is not None or call.tensor.shape == first.tensor.shape
             if not (same and tensors and call.tensor.dtype == first.tensor.dtype):
                 one, other = self._show(first, meeting), self._show(call, meeting)
@@ -501,9 +539,10 @@ class LocalDist:
 
 
 def _line(frame: FrameType | None) -> int:
-    """The line of `device` that a collective was called from."""
+    """The line of `device`, or of a function inside it, that a collective was called from."""
     while frame is not None:
-        if frame.f_code.co_name == "device" and frame.f_code.co_filename == FILE:
+        inside = frame.f_code.co_qualname.partition(".")[0] == "device"
+        if inside and frame.f_code.co_filename == FILE:
             return frame.f_lineno
         frame = frame.f_back
     return 0

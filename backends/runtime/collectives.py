@@ -26,7 +26,7 @@ def make_groups(
     found = {}
     for axes in groups:
         for members in group_members(mesh, axes):  # all processes take part in making all groups
-            whole = len(members) == dist.get_world_size()
+            whole = len(members) == dist.get_world_size() and ":" not in "".join(axes)
             group = dist.group.WORLD if whole else dist.new_group(members)
             if rank in members:
                 found["+".join(axes)] = group

@@ -83,7 +83,11 @@ def source_rank(
 
 
 def group_members(mesh: dict[str, int], axes: tuple[str, ...]) -> list[list[int]]:
-    """The ranks of every group of devices that differ only along `axes`, in mesh order."""
+    """The ranks of every group of devices that differ only along `axes`, in mesh order.
+
+    An axis may be written with what the group is for: `pipe:forward`.
+    """
+    axes = tuple(axis.partition(":")[0] for axis in axes)
     ranks = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
     varying = [position for position, axis in enumerate(mesh) if axis in axes]
     size = math.prod(mesh[axis] for axis in axes)

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.torch.format import INDENT, WIDTH, quoted, statement
-from meshdsl.device.ir import Bucket, Move, Program, Var, walk
+from meshdsl.device.ir import Bucket, Move, Part, Pipeline, Program, Var, walk
 from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import Value
 from meshdsl.named.training import loss_name
 from meshdsl.placed.sbp import Placement
+from meshdsl.schedule.table import row_text
 from meshdsl.version import __version__
 
 Draws = Mapping[Value, tuple[object, ...]]
@@ -28,6 +29,7 @@ def head(program: Program, draws: Draws, imports: Iterable[str], bare: bool = Fa
         *_table("OUTPUTS", list(program.outputs), {}),
         *_loss(program),
         *_assigned(program),
+        *_schedule(program),
     ]
     about = _about(program, bare)
     return [*about, "", ""] if bare else _top(program, about, tables, imports)
@@ -106,7 +108,20 @@ def _spaced(parts: list[str]) -> Iterator[str]:
 def _groups(program: Program) -> list[tuple[str, ...]]:
     """The sets of mesh axes that collectives run over."""
     steps = {node.step for node, _ in walk(program.body) if isinstance(node, Move | Bucket)}
-    return sorted({step.axes for step in steps if step.moves})
+    lines = [
+        (line_group(node.axis, part, number),)
+        for node in program.body
+        if isinstance(node, Pipeline)
+        for part in (Part.LOOP, Part.LOOP_BACKWARD)
+        for number in range(len(node.loop(part).carries))
+    ]
+    return sorted({step.axes for step in steps if step.moves and step.kind != "send"}) + lines
+
+
+def line_group(axis: str, part: Part, number: int) -> str:
+    """The name of the process group of a line, which has one of its own."""
+    direction = "backward" if part is Part.LOOP_BACKWARD else "forward"
+    return f"{axis}:{direction}" + (f":{number}" if number else "")
 
 
 def _states(program: Program, draws: Draws) -> list[str]:
@@ -141,6 +156,17 @@ def assigned(program: Program) -> tuple[str, ...]:
 def _assigned(program: Program) -> list[str]:
     names = assigned(program)
     return [*statement(f"ASSIGNED = {_strings(names)}")] if names else []
+
+
+def _schedule(program: Program) -> list[str]:
+    """The order in which each stage of a pipeline does its passes."""
+    found = next((node.table for node in program.body if isinstance(node, Pipeline)), None)
+    if found is None:
+        return []
+    schedule = found.schedule
+    about = f"{schedule.name}, {schedule.stages} stages, {schedule.micro} micro-batches"
+    rows = (f"{INDENT}{quoted(row_text(n, row))}," for n, row in enumerate(schedule.rows))
+    return [f"SCHEDULE = (  # {about}", *rows, ")"]
 
 
 # --- tables ------------------------------------------------------------------------------------

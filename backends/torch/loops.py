@@ -131,12 +131,15 @@ class Loops(Moves):
 
     def _write_onto(self, node: Compute) -> None:
         """Write an operator in the memory of its operand."""
+        self._let(node.outs[0], self._text_onto(node))
+
+    def _text_onto(self, node: Compute) -> str:
         assert node.onto is not None
         call = self._call(node)
         text = lookup(node.name).in_place[node.onto](call)
         for line in call.lines:
             self.out.statement(line)
-        self._let(node.outs[0], text)
+        return text
 
     def _slice_of(self, stack: Var, inside: Var, node: Loop) -> str:
         """The text of the current slice; a list that one loop reads from the end is popped."""

@@ -17,9 +17,9 @@ from meshdsl.backends.torch.call import TorchText
 from meshdsl.backends.torch.format import INDENT, WIDTH, quoted
 from meshdsl.backends.torch.head import assigned, foot, head, inert
 from meshdsl.backends.torch.lines import Line
-from meshdsl.backends.torch.loops import Loops
 from meshdsl.backends.torch.moves import typed
 from meshdsl.backends.torch.paste import paste
+from meshdsl.backends.torch.pipelines import Pipelines
 from meshdsl.device.aliases import copied_first, shared
 from meshdsl.device.ir import Collective, Compute, Loop, Move, Node, Program, Var
 from meshdsl.device.liveness import (
@@ -76,7 +76,7 @@ def _written(program: Program) -> Emitter:
     return emitter
 
 
-class Emitter(Loops):
+class Emitter(Pipelines):
     """Writes a program's text; `backends/module/text.py` writes another of the same statements."""
 
     def __init__(self, program: Program, taken: frozenset[str] = frozenset()) -> None:

@@ -63,9 +63,7 @@ class _Buckets:
         self.owners = shared(program)
 
     def block(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        nodes = tuple(
-            replace(n, body=self.block(n.body)) if isinstance(n, Loop) else n for n in nodes
-        )
+        nodes = tuple(n.mapped(self.block) if isinstance(n, Loop) else n for n in nodes)
         found = [b for b in self._filled(nodes) if len(b.moves) > 1]
         gone = {i for b in found for i in b.moves}
         at: dict[int, list[Node]] = {}

@@ -12,6 +12,7 @@ from meshdsl.device.liveness import reads
 from meshdsl.device.names import Giver, Names
 from meshdsl.ir import program as ir
 from meshdsl.ir.program import Carry, Stacked
+from meshdsl.ir.types import Dim
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed import ir as placed
@@ -183,7 +184,9 @@ class _Lowering:
         return self.vars[tensor]
 
     def _loop(self, node: placed.Loop) -> Loop:
-        index = self.names.fresh(node.dim.name)
+        index, dim, pipe = self.names.fresh(node.dim.name), node.dim, self.source.pipe
+        if pipe and pipe.cuts(node):
+            dim = Dim(dim.name, dim.size // self.mesh.size(pipe.axis))
         inits = [self.vars[c.init] for c in node.carries]
         insides = [self._inside(c) for c in node.carries]
         stacked = tuple(map(self._slice, node.stacked))
@@ -196,7 +199,7 @@ class _Lowering:
             carries.append(Carry(init, inside, self.vars[carry.next], result))
         collected = tuple(map(self._collected, node.collected))
         about = (node.span, collected, node.reverse, node.phase, node.block)
-        return Loop(node.dim, tuple(carries), stacked, body, *about, index=index)
+        return Loop(dim, tuple(carries), stacked, body, *about, index=index)
 
     def _slice(self, item: Stacked[placed.Tensor]) -> Stacked[Var]:
         outer = self.vars[item.outer]

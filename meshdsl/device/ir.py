@@ -5,8 +5,9 @@ All devices run the same text. A variable is the local block of one version of a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from enum import IntEnum
 
 from meshdsl.diagnostics import Span
 from meshdsl.ir import program as ir
@@ -17,6 +18,8 @@ from meshdsl.ops.opdef import Signature
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import Step
 from meshdsl.placed.sbp import Mesh, Placement
+from meshdsl.schedule.table import Row
+from meshdsl.schedule.verify import Verified
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,6 +236,10 @@ class Loop(ir.Loop[Var, "Node"]):
     index: str = ""
     ahead: tuple[Ahead, ...] = ()
 
+    def mapped(self, block: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> Loop:
+        """The loop with another block for its body."""
+        return replace(self, body=block(self.body))
+
     @property
     def slices(self) -> tuple[Stacked[Var], ...]:
         """Stacks and their slices, also those only read ahead."""
@@ -242,6 +249,72 @@ class Loop(ir.Loop[Var, "Node"]):
     def reads(self) -> tuple[Var, ...]:
         """Stacks, and initial values of carries; the body reads more."""
         return (*(c.init for c in self.carries), *(s.outer for s in self.slices))
+
+
+class Part(IntEnum):
+    """The part of a micro-batch to which a statement belongs, in the order in which they run.
+
+    Those of `LOOP` are the stage's own iterations. What `EVERY` stage does has the operands on each
+    of them: inputs, parameters, what the loop collects. Those of `FIRST` and `LAST` are the first
+    and the last stage's. `SENT` is what another stage goes on with. Up to `LAST` it is the forward
+    pass.
+    """
+
+    EVERY = 0
+    FIRST = 1
+    LOOP = 2
+    SENT = 3
+    COLLECTED = 4
+    LAST = 5
+    EVERY_BACKWARD = 6
+    LAST_BACKWARD = 7
+    LOOP_BACKWARD = 8
+    SENT_BACKWARD = 9
+    COLLECTED_BACKWARD = 10
+    FIRST_BACKWARD = 11
+
+    @property
+    def stages(self) -> str:
+        """The stages that do it: `first`, `last` or `every`."""
+        return self.name.partition("_")[0].lower() if self in ENDS else "every"
+
+
+ENDS = frozenset((Part.FIRST, Part.LAST, Part.LAST_BACKWARD, Part.FIRST_BACKWARD))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pipeline(Loop):
+    """The loop over micro-batches of a pipeline: stage `axis=k` does its part of each.
+
+    `parts` are those of the statements of the body, which stand in their order; `table` says in
+    which order a stage does forward and backward passes.
+    """
+
+    axis: str = ""
+    parts: tuple[Part, ...] = ()
+    table: Verified | None = None
+
+    def of(self, *parts: Part) -> tuple[Node, ...]:
+        """The statements of some parts."""
+        return tuple(n for n, part in zip(self.body, self.parts, strict=True) if part in parts)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """What each stage does, in its order."""
+        assert self.table is not None
+        return self.table.schedule.rows
+
+    def loop(self, part: Part) -> Loop:
+        """The loop whose iterations are on the stages, of the forward or the backward pass."""
+        (found,) = self.of(part)
+        assert isinstance(found, Loop)
+        return found
+
+    def mapped(self, block: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> Pipeline:
+        """The pipeline with another block for that of each part."""
+        made = [(node, part) for part in Part for node in block(self.of(part))]
+        body, parts = zip(*made, strict=True)
+        return replace(self, body=body, parts=parts)
 
 
 Node = Compute | Move | Bucket | Start | Wait | Loop

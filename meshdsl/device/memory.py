@@ -18,6 +18,8 @@ from meshdsl.device.ir import (
     Loop,
     Move,
     Node,
+    Part,
+    Pipeline,
     Program,
     Start,
     Var,
@@ -52,7 +54,7 @@ def memory(program: Program) -> dict[str, int]:
         sum(v.local.bytes for v in kept)
         for kept in (program.params, program.states, program.inputs)
     )
-    held = Walk(program).walked()
+    held = max((walk.walked() for walk in walks(program)), key=lambda held: held.most)
     grads = min(held.most, sum(v.local.bytes for v in gradients(program)))
     return {
         "params": params,
@@ -63,6 +65,13 @@ def memory(program: Program) -> dict[str, int]:
         "peak": params + state + inputs + held.most,
         "peak_line": held.line,
     }
+
+
+def walks(program: Program) -> Iterator[Walk]:
+    """A walk for each stage of a pipeline, all of whose devices are alike; else one."""
+    pipes = [node for node in program.body if isinstance(node, Pipeline)]
+    for stage in range(program.mesh.size(pipes[0].axis) if pipes else 1):
+        yield Walk(program, stage)
 
 
 def gradients(program: Program) -> frozenset[Var]:
@@ -137,17 +146,19 @@ class Walk:
     """One device at work, from the first statement to the last; `held` is its memory.
 
     Inputs, parameters and states are counted elsewhere: here they take no memory. A subclass
-    follows the statements in time (`simulate/engine.py`).
+    follows the statements in time (`simulate/engine.py`). Of a pipeline it is one of a `stage`.
     """
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, program: Program, stage: int = 0) -> None:
+        self.program, self.stage = program, stage
         self.held = Held(line=program.placed.named.span.line)
         self.shown = shown_by(program) | dict(_Reuse(program).found())
         self.used_up, self.collected = used_up(program), collected(program)
         self.dying: dict[Loop, tuple[tuple[Var, ...], ...]] = {}
         self.is_last = False
         self.numbers: dict[Var, Any] = {}
+        # What dies after each statement of a pipeline.
+        self.dead: dict[Node, tuple[Var, ...]] = {}
 
     def walked(self) -> Held:
         """The memory after the last statement, with its peak."""
@@ -159,7 +170,10 @@ class Walk:
 
     def _nodes(self, nodes: tuple[Node, ...], dying: tuple[tuple[Var, ...], ...]) -> None:
         for node, dead in zip(nodes, dying, strict=True):
-            if isinstance(node, Loop):
+            if isinstance(node, Pipeline):
+                self._pipeline(node)
+                self._drop(dead)
+            elif isinstance(node, Loop):
                 self._loop(node, dead)
                 self._drop(dead)
             else:
@@ -286,6 +300,56 @@ class Walk:
         for name, block in [(c.inside.name, self._memory_of(c.next)) for c in node.carries]:
             self.held.bind(name, block)
         self._drop(left_over(node, self.collected))
+
+    # --- pipelines -----------------------------------------------------------------------------
+
+    def _pipeline(self, node: Pipeline) -> None:
+        """Walk the passes of one micro-batch, then the row of the stage: all passes are alike."""
+        self._begin(node)
+        for item in node.stacked:
+            self._slice(item.outer, item.inside)
+        dying = deaths(node.body, kept_inside(node), entered(node, self.collected))
+        self.dead = dict(zip(node.body, dying, strict=True))
+        before, names = self.held.now, set(self.held.names) | set(self.held.lists)
+        later = [n for n, part in zip(node.body, node.parts, strict=True) if part > Part.LAST]
+        kept = {v.name for n in every(later) for v in (*n.reads, *n.makes)}
+        forward = self._pass(node, tuple(p for p in Part if p <= Part.LAST), names | kept)
+        held = self.held.now - before
+        backward = self._pass(node, tuple(p for p in Part if p > Part.LAST), names)
+        assert self.held.now == before, "a micro-batch leaves memory behind"
+        now = before
+        for action in node.rows[self.stage]:
+            most, line = forward if action.kind == "F" else backward
+            if now + most > self.held.most:
+                self.held.most, self.held.line = now + most, line
+            now += held if action.kind == "F" else -held
+
+    def _pass(self, node: Pipeline, parts: Sequence[Part], kept: set[str]) -> tuple[int, int]:
+        """Walk a pass; the most memory that it takes beside what there was, and its line."""
+        held, before = self.held, self.held.now
+        most, line, held.most = held.most, held.line, 0
+        ends = {Part.FIRST: 0, Part.FIRST_BACKWARD: 0}
+        ends.update(dict.fromkeys((Part.LAST, Part.LAST_BACKWARD), len(node.rows) - 1))
+        for part in parts:
+            if ends.get(part, self.stage) != self.stage:
+                continue
+            for inner in node.of(part):
+                if not isinstance(inner, Loop):
+                    if part not in (Part.SENT, Part.SENT_BACKWARD):
+                        self.statement(inner, self.dead[inner])
+                    continue
+                begins = 0 if part is Part.LOOP else len(node.rows) - 1
+                if part in (Part.LOOP, Part.LOOP_BACKWARD) and self.stage != begins:
+                    for carry in inner.carries:
+                        received = held.take(carry.inside.local.bytes, inner.span.line)
+                        held.bind(carry.init.name, received)
+                self._loop(inner, self.dead[inner])
+                self._drop(self.dead[inner])
+        for name in [n for n in (*held.names, *held.lists) if n not in kept]:
+            held.drop(name)
+        found, at = held.most - before, held.line
+        held.most, held.line = most, line
+        return found, at
 
     def _slice(self, stack: Var, inside: Var) -> None:
         blocks = self.held.lists.get(stack.name)

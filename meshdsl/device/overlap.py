@@ -20,6 +20,7 @@ from meshdsl.device.ir import (
     Loop,
     Move,
     Node,
+    Pipeline,
     Program,
     Start,
     Var,
@@ -49,8 +50,13 @@ class _Overlap:
 
     def block(self, nodes: tuple[Node, ...], ahead: dict[Collective, str]) -> tuple[Node, ...]:
         """The nodes of a block; `ahead` are collectives issued an iteration ahead, by `work`."""
-        nodes = tuple(self._loop(n) if isinstance(n, Loop) else n for n in nodes)
+        nodes = tuple(self._inside(n) for n in nodes)
         return _Plans(self, nodes, ahead).carried_out()
+
+    def _inside(self, node: Node) -> Node:
+        if isinstance(node, Pipeline):
+            return node.mapped(lambda nodes: self.block(nodes, {}))
+        return self._loop(node) if isinstance(node, Loop) else node
 
     def _loop(self, node: Loop) -> Loop:
         """A loop; gathers of its slices of parameters are issued an iteration ahead."""

@@ -36,6 +36,7 @@ COLLECTIVES: dict[str, Collective] = {
         Collective("reduce_scatter", lambda n, b: -(-(n - 1) * b // n), "(n-1)/n*b"),
         Collective("all_to_all", lambda n, b: -(-(n - 1) * b // n), "(n-1)/n*b"),
         Collective("permute", lambda n, b: b, "b"),
+        Collective("send", lambda n, b: b, "b"),
         Collective("halo", lambda n, b: b, "what others read of the block"),
         Collective("slice", lambda n, b: 0, "0", moves=False),
         Collective("zero_fill", lambda n, b: 0, "0", moves=False),

@@ -30,7 +30,8 @@ from meshdsl.placed.ir import Apply, Loop, Node, Parameter, Program, Reshard, Te
 from meshdsl.placed.request import Request
 from meshdsl.placed.reshard import Price, route
 from meshdsl.placed.rows import call_of, whole_dims
-from meshdsl.placed.sbp import Mesh, Placement
+from meshdsl.placed.sbp import Mesh, Placement, placement
+from meshdsl.placed.stages import is_leaving
 from meshdsl.placed.storage import is_load, is_loaded
 
 
@@ -136,7 +137,7 @@ class Placer:
         name, policy = self.request.layout.name, self.decider.policy
         tensors = tuple(t for v, t in self.state.settled.items() if not is_loaded(v))
         made = (inputs, params, body, outputs, tensors, self.causes, states, updates)
-        return Program(self.source, self.mesh, name, policy, *made)
+        return Program(self.source, self.mesh, name, policy, *made, pipe=self.request.pipe)
 
     # --- versions ----------------------------------------------------------------------------
 
@@ -267,6 +268,9 @@ class Placer:
         if is_load(node):
             self._load(node)
             return
+        if is_leaving(node):
+            self._leaving(node)
+            return
         for op in self._rewritten(node):
             self._apply(op)
 
@@ -279,6 +283,20 @@ class Placer:
         ask = why.Ask("storage", "the computation uses it so", op.span, phase=op.phase)
         self._settle(op.out, want, ask)
         self.causes[op.out] = used
+
+    def _leaving(self, op: named.Op) -> None:
+        """Each stage has a part of what leaves the loop over micro-batches."""
+        assert self.request.pipe is not None
+        source = self._latest(op.ins[0])
+        here, pipe = source.placement, self.request.pipe
+        placed = here
+        if not here.axes_of(pipe.dim):
+            partial = (*here.partial, pipe.axis)
+            placed = placement(self.mesh, dict(here.splits), partial, here.op or "sum")
+        self.causes[op.out] = self.causes.get(op.ins[0], {})
+        self.state.partial_why[op.out] = self.state.partial_why.get(op.ins[0], why.CARRIED)
+        made = self._enter(op.out, placed, len(self.state.blocks) - 1)
+        self._emit(Apply.of(op, (source,), (made,)))
 
     def _rewritten(self, op: named.Op) -> tuple[named.Op, ...]:
         """The operator; an n-ary einsum in pairs; a composite whose own dim is split, expanded.
@@ -417,7 +435,7 @@ class Placer:
         results = [self._leave(c.result, c.inside, c.next, wants[c.inside]) for c in node.carries]
         carries = tuple(Carry(*v) for v in zip(inits, insides, nexts, results, strict=True))
         collected = tuple(
-            Collected(part, self._leave(c.outer, c.inside, c.inside, part.placement))
+            Collected(part, self._leave(c.outer, c.inside, c.inside, self._all_of(part, node)))
             for part, c in zip(kept, node.collected, strict=True)
         )
         about = (node.span, collected, node.reverse, node.phase, node.block)
@@ -468,6 +486,8 @@ class Placer:
     def _stack(self, item: ir.Stacked[Value], node: named.Loop, depth: int) -> Stacked[Tensor]:
         """A stack that is whole along the dim of its loop, and a slice of it."""
         loop = node.dim.name
+        if self._is_piped(node):
+            return self._staged(item, loop, depth)
         # An operator may have needed a version of it that is split along the loop.
         settled, *later = self.state.versions[item.outer]
         versions = [settled, *reversed(later)]
@@ -478,6 +498,26 @@ class Placer:
         inside = self._enter(item.inside, outer.placement.without_dim(loop), depth)
         self.causes[item.inside] = self.causes.get(item.outer, {})
         return Stacked(outer, inside)
+
+    def _is_piped(self, node: named.Loop) -> bool:
+        pipe = self.request.pipe
+        return pipe is not None and pipe.cuts(node)
+
+    def _staged(self, item: ir.Stacked[Value], loop: str, depth: int) -> Stacked[Tensor]:
+        """A stack of which each stage has a block, and a slice of that."""
+        outer = self.state.settled[item.outer]
+        assert outer.placement.axes_of(loop), f"{item.outer.label} is whole on every stage"
+        inside = self._enter(item.inside, outer.placement.without_dim(loop), depth)
+        self.causes[item.inside] = self.causes.get(item.outer, {})
+        return Stacked(outer, inside)
+
+    def _all_of(self, part: Tensor, node: named.Loop) -> Placement:
+        """The placement of all iterations of a value: with a pipeline, a block on each stage."""
+        here, pipe = part.placement, self.request.pipe
+        if pipe is None or not pipe.cuts(node):
+            return here
+        splits = {**dict(here.splits), pipe.dim: (pipe.axis,)}
+        return placement(self.mesh, splits, here.partial, here.op)
 
     def _bytes(self, entry: int, results: list[Tensor]) -> int:
         """Bytes sent since node `entry`, and by reducing what the loop leaves partial."""

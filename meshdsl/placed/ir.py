@@ -13,6 +13,7 @@ from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed.choose import flops
 from meshdsl.placed.reshard import Route
 from meshdsl.placed.sbp import Mesh, Placement
+from meshdsl.placed.stages import Piped
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -131,7 +132,8 @@ class Program:
 
     `tensors` are all values in the version they settle in, in order of definition; `causes` has,
     per value, the rule behind each split dim. `states` are an optimizer's as stored; `updates`
-    pairs of a stored value and its new value, placed alike. `plan` is set under `optimal`.
+    pairs of a stored value and its new value, placed alike. `plan` is set under `optimal`, `pipe`
+    where a loop is on the stages of a pipeline.
     """
 
     named: names.Program
@@ -147,6 +149,7 @@ class Program:
     states: tuple[Tensor, ...] = ()
     updates: tuple[tuple[Tensor, Tensor], ...] = ()
     plan: Found | None = None
+    pipe: Piped | None = None
 
     @property
     def rewritten(self) -> names.Program:

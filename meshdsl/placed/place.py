@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from meshdsl.diagnostics import DiagnosticError, Source, Span, fail
+from meshdsl.diagnostics import DiagnosticError, Source, Span
 from meshdsl.named import ir as named
 from meshdsl.named.cse import cse
 from meshdsl.named.declarations import unknown
@@ -16,11 +16,12 @@ from meshdsl.ops.opdef import lookup
 from meshdsl.placed.cache import Problem
 from meshdsl.placed.from_named import Placer, Walk
 from meshdsl.placed.ir import EVERY, Apply, Found, Program, Reshard, reduced_in, walk
-from meshdsl.placed.layout import STORAGE, Layout
+from meshdsl.placed.layout import Layout
 from meshdsl.placed.optimal import Plan, solve
-from meshdsl.placed.request import BlockRequest, Request, loops
+from meshdsl.placed.request import BlockRequest, Request
 from meshdsl.placed.reshard import MESSAGE_BYTES, Price
 from meshdsl.placed.sbp_block import Annotations
+from meshdsl.placed.stages import piped, stored, with_leaving
 from meshdsl.placed.storage import with_loads
 from meshdsl.syntax import ast
 
@@ -95,8 +96,12 @@ def _request(program: named.Program, asked: Layout | Annotations) -> Request:
     if isinstance(asked, Annotations):
         layout = Layout(asked.name, (), asked.mesh)
         return BlockRequest(program, layout, annotations=asked)
-    _refuse_split_loops(program, asked)
-    return Request(with_loads(program, asked), asked)
+    if not any(node.phase == "backward" for node in program.body):
+        asked = stored(program, asked)
+    pipe = piped(program, asked)
+    if pipe is not None:
+        program = with_leaving(program, pipe)
+    return Request(with_loads(program, asked, pipe), asked, pipe=pipe)
 
 
 def _walked(request: Request, policy: str) -> tuple[Program, Request]:
@@ -123,7 +128,7 @@ def _least(request: Request, search: Search) -> Program:
     last, known = _walked(request, WALKS[-1])
     if price.clock is None and not cost(last, price)[0]:
         return replace(last, policy="optimal", plan=search.found(EVERY, least=True))
-    planned = _planned(request, known, last, search)
+    planned = None if request.pipe else _planned(request, known, last, search)
     if planned is not None and _is_proven(planned) and cost(planned, price) <= cost(last, price):
         return planned
     walks = (*(_walked(request, policy)[0] for policy in WALKS[:-1]), last)
@@ -171,21 +176,3 @@ def _computing(program: Program, price: Price) -> int:
             local = node.local(program.mesh)
             found += price.operator(lookup(node.name), local, node.flops(program.mesh)) * trips
     return found
-
-
-def _refuse_split_loops(program: named.Program, layout: Layout) -> None:
-    for loop in loops(program):
-        dim = loop.dim.name
-        for rule in (r for r in layout.rules if r.selector[:1] not in STORAGE):
-            if rule.dim == dim and _splits(rule.axes, layout):
-                message = f"splitting the `repeat` dim `{dim}` (a pipeline) is not supported yet"
-                help = f"store it so with `params: {dim} -> …`, or leave the rule out for now"
-                fail("MD0907", message, rule.span, help=help)
-        for pin in (p for s in loop.stacked for p in s.outer.pins if p.dim == dim):
-            if _splits(pin.axes, layout):
-                message = f"splitting the `repeat` dim `{dim}` (a pipeline) is not built yet"
-                fail("MD0907", message, pin.span, help="leave the `@` out for now")
-
-
-def _splits(axes: tuple[str, ...], layout: Layout) -> bool:
-    return layout.mesh.size(*layout.mesh.known(axes)) > 1

@@ -22,6 +22,7 @@ from meshdsl.placed.rows import Row, call_of, legal_rows
 from meshdsl.placed.sbp import WHOLE, Mesh, Partial, Placement
 from meshdsl.placed.sbp_block import Annotation, Annotations
 from meshdsl.placed.settings import Setting
+from meshdsl.placed.stages import Piped
 
 Pins = tuple[Placement | None, ...]
 """Placements in which single operands of an operator must be read."""
@@ -39,12 +40,13 @@ class Asked:
 class Request:
     """The placements that the rules of a layout request of the values of a program.
 
-    `left` are the placements in which a walk has left the outputs.
+    `left` are the placements in which a walk has left the outputs. `pipe` is the pipeline.
     """
 
     program: named.Program
     layout: Layout
     left: Mapping[Value, Placement] = field(default_factory=dict)
+    pipe: Piped | None = None
 
     def on(self, program: named.Program, left: Mapping[Value, Placement] | None = None) -> Self:
         """The same request for a program that has been rewritten."""

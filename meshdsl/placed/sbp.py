@@ -22,18 +22,20 @@ from meshdsl.ops.opdef import Reads, ReduceOp
 class Mesh:
     """Named device axes in rank order (row-major: the last axis varies fastest).
 
-    `names` are those of the axes, in order.
+    `names` are those of the axes, in order. `moments` are axes whose devices are points in time: a
+    device does the part of each of them, one after the other.
     """
 
     name: str
     axes: tuple[tuple[str, int], ...]
+    moments: tuple[tuple[str, int], ...] = ()
     names: tuple[str, ...] = field(init=False, compare=False, repr=False)
     _sizes: dict[str, int] = field(init=False, compare=False, repr=False)
     _hash: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(name for name, _ in self.axes))
-        object.__setattr__(self, "_sizes", dict(self.axes))
+        object.__setattr__(self, "_sizes", dict((*self.axes, *self.moments)))
         object.__setattr__(self, "_hash", hash((self.name, self.axes)))
 
     def __hash__(self) -> int:

@@ -13,6 +13,7 @@ from meshdsl.diagnostics import Span
 from meshdsl.ir.program import Stacked, substitute
 from meshdsl.named.ir import Loop, Node, Op, Pin, Program, Value, walk
 from meshdsl.placed.layout import Layout
+from meshdsl.placed.stages import Piped
 
 
 def is_load(op: Op) -> bool:
@@ -25,12 +26,12 @@ def is_loaded(value: Value) -> bool:
     return value.role == "param" and value.follows is not None
 
 
-def with_loads(program: Program, layout: Layout) -> Program:
+def with_loads(program: Program, layout: Layout, pipe: Piped | None = None) -> Program:
     """The program with a load for every parameter that is not stored as it is used."""
     moved = {p.value for p in program.params if _moves(p.value, layout)}
     if not moved:
         return program
-    return replace(program, body=tuple(_Block(layout, moved).nodes(program.body)))
+    return replace(program, body=tuple(_Block(layout, moved, pipe).nodes(program.body)))
 
 
 def _moves(value: Value, layout: Layout) -> bool:
@@ -46,8 +47,8 @@ def _is_kept(value: Value, layout: Layout) -> bool:
 class _Block:
     """Rewrites one block. `moved` are the parameters, or slices of them, that need a load."""
 
-    def __init__(self, layout: Layout, moved: set[Value]) -> None:
-        self.layout, self.moved = layout, moved
+    def __init__(self, layout: Layout, moved: set[Value], pipe: Piped | None) -> None:
+        self.layout, self.moved, self.pipe = layout, moved, pipe
         self.loads: dict[tuple[Value, tuple[Pin, ...] | None, str], Value] = {}
         self.made: list[Node] = []
 
@@ -84,7 +85,7 @@ class _Block:
         """
         stored = self.layout.bind(value, stored=True).placement(self.layout.mesh)
         axes = stored.axes_of(loop.dim.name)
-        if value not in self.moved or not axes:
+        if value not in self.moved or not axes or (self.pipe and self.pipe.cuts(loop)):
             return value
         splits = dict(stored.without_dim(loop.dim.name).splits)
         for dim in sorted(value.type.without(loop.dim.name).dims, key=lambda d: -d.size):
@@ -113,4 +114,4 @@ class _Block:
             stacked.append(Stacked(outer, item.inside))
         (found,) = substitute([replace(loop, stacked=tuple(stacked))], new)
         assert isinstance(found, Loop)
-        return replace(found, body=tuple(_Block(self.layout, inner).nodes(found.body)))
+        return replace(found, body=tuple(_Block(self.layout, inner, self.pipe).nodes(found.body)))

@@ -7,6 +7,7 @@ from meshdsl.placed.choose import is_legal
 from meshdsl.placed.ir import Apply, Loop, Program, Reshard, Tensor
 from meshdsl.placed.rows import call_of
 from meshdsl.placed.sbp import Mesh, Placement, placement
+from meshdsl.placed.stages import Piped, is_leaving
 
 
 def verify(program: Program) -> None:
@@ -14,7 +15,7 @@ def verify(program: Program) -> None:
 
     A violation is our mistake, hence an assert with a message.
     """
-    check = _Placed(program.mesh)
+    check = _Placed(program.mesh, program.pipe)
     check.define((*program.inputs, *(p.tensor for p in program.params), *program.states))
     check.nodes(program.body)
     check.need((tensor for _, tensor in program.outputs), "an output")
@@ -27,9 +28,9 @@ def verify(program: Program) -> None:
 
 
 class _Placed(Verifier[Tensor]):
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, pipe: Piped | None) -> None:
         super().__init__()
-        self.mesh = mesh
+        self.mesh, self.pipe = mesh, pipe
 
     def label(self, value: Tensor) -> str:
         return f"a version of {value.value.label}"
@@ -46,13 +47,17 @@ class _Placed(Verifier[Tensor]):
         if isinstance(node, Reshard):
             _check_route(node)
             return
+        if is_leaving(node):
+            return
         ins, outs = (tuple(t.placement for t in ts) for ts in (node.ins, node.outs))
         found = is_legal(call_of(node), ins, outs, self.mesh)
         assert found, f"{node.name}: {ins} -> {outs} is no legal row on every axis"
 
     def check_loop(self, node: Loop) -> None:
+        dim = node.dim.name
+        axes = (self.pipe.axis,) if self.pipe and self.pipe.cuts(node) else ()
         for item in node.stacked:
-            assert not item.outer.placement.axes_of(node.dim.name), "the loop's dim is split"
+            assert item.outer.placement.axes_of(dim) == axes, "the loop's dim is split"
         ends = (*(c.init for c in node.carries), *node.ends, *(s.outer for s in node.stacked))
         assert not any(t.placement.windows for t in ends), "a loop hands on a window"
         for carry in node.carries:
@@ -60,7 +65,8 @@ class _Placed(Verifier[Tensor]):
             assert len({t.placement for t in versions}) == 1, "a carry changes its placement"
         for made in node.collected:
             label = made.inside.value.label
-            same = made.inside.placement == made.outer.placement
+            same = made.inside.placement == made.outer.placement.without_dim(dim)
+            same = same and made.outer.placement.axes_of(dim) == axes
             assert same, f"{label} changes when collected"
 
 

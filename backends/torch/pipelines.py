@@ -1,0 +1,268 @@
+"""The text of a pipeline: a function for each pass of a micro-batch, and the order of its stage.
+
+The text is one for all stages: what only the first or the last of them does stands below an `if`.
+Passes are nested functions, so the variables of a micro-batch end with a call; what its backward
+pass needs of its forward pass is in `kept` meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from meshdsl.backends.torch.format import INDENT, quoted
+from meshdsl.backends.torch.head import line_group
+from meshdsl.backends.torch.loops import Loops
+from meshdsl.backends.torch.moves import typed
+from meshdsl.backends.walk import NOWHERE
+from meshdsl.device.ir import Compute, Loop, Move, Part, Pipeline, Var
+from meshdsl.device.liveness import given_up, is_constant, reads, sums
+from meshdsl.device.stages import read_in
+from meshdsl.ops.text import tuple_text
+
+FORWARD = tuple(part for part in Part if part < Part.EVERY_BACKWARD)
+BACKWARD = tuple(part for part in Part if part >= Part.EVERY_BACKWARD)
+Lines = dict[Var, str]
+"""The line of each value that a loop carries from stage to stage."""
+
+Kept = dict[str, list[Var]]
+"""By stages, what backward passes read of forward passes."""
+
+KEEPERS = {"every": "kept", "first": "kept_first", "last": "kept_last"}
+"""By stages, where they keep what a backward pass needs of its forward pass."""
+
+
+class Pipelines(Loops):
+    """Writes pipelines; a subclass writes their statements."""
+
+    # The identifiers of the sums that passes add to: they belong to the function around them.
+    totals: frozenset[str] = frozenset()
+
+    def loop(self, node: Loop) -> None:
+        """Write a loop."""
+        if isinstance(node, Pipeline):
+            self._pipeline(node)
+        else:
+            super().loop(node)
+
+    def _pipeline(self, node: Pipeline) -> None:
+        self.used.update(("Line", "actions"))
+        micro = self.variables.word(node.index, "micro")
+        self.enter(node)
+        outside, self.fresh = self.fresh, set()
+        self.totals = frozenset(self.name(c.inside) for c in node.carries)
+        self.loops.append(node)
+        loops = {Part.LOOP: node.loop(Part.LOOP), Part.LOOP_BACKWARD: node.loop(Part.LOOP_BACKWARD)}
+        lines = {part: self._lines(node, part, loop) for part, loop in loops.items()}
+        kept = self._kept(node)
+        for stages in kept:
+            self.out.statement(f"{KEEPERS[stages]} = {{}}")
+        with self._function("forward", node):
+            self._forward_pass(node, lines[Part.LOOP], kept)
+        with self._function("backward", node):
+            self._backward_pass(node, lines[Part.LOOP_BACKWARD], kept)
+        self.out.add()
+        self.out.add(f"for action, {micro} in actions(SCHEDULE[{self.at[node.axis]}]):")
+        self.out.add(f'{INDENT}forward({micro}) if action == "F" else backward({micro})')
+        for name in (*lines[Part.LOOP].values(), *lines[Part.LOOP_BACKWARD].values()):
+            self.out.statement(f"{name}.close()")
+        self.loops.pop()
+        self.fresh = outside | sums(node)
+        self.totals, self.shown = frozenset(), NOWHERE
+
+    @contextmanager
+    def _function(self, name: str, node: Pipeline) -> Iterator[None]:
+        self.out.place = ""
+        self.out.add()
+        self.out.add(f"def {name}({self.variables.word(node.index)}):")
+        self.out.depth += 1
+        self.shown = NOWHERE
+        yield
+        self.out.depth -= 1
+        self.shown = NOWHERE
+
+    # --- lines -----------------------------------------------------------------------------------
+
+    def _lines(self, node: Pipeline, part: Part, loop: Loop) -> Lines:
+        """Write a line for each carry of a loop on the stages; their names, by carry."""
+        at, last = self.at[node.axis], self.mesh.size(node.axis) - 1
+        before = f"{at} - 1 if {at} > 0 else None"
+        after = f"{at} + 1 if {at} < {last} else None"
+        forward = part is Part.LOOP
+        ends = (before, after) if forward else (after, before)
+        found = {}
+        for number, carry in enumerate(loop.carries):
+            group = f"groups[{quoted(line_group(node.axis, part, number))}]"
+            local = carry.inside.local
+            name = self.variables.names.fresh(
+                f"{carry.inside.hint or carry.inside.value.label}_line"
+            )
+            shape = tuple_text([str(n) for n in local.shape])
+            what = f"{node.dim.size}, {shape}, {local.dtype.torch}"
+            self.out.statement(f"{name} = Line({group}, {ends[0]}, {ends[1]}, {what})")
+            found[carry.inside] = name
+        return found
+
+    # --- passes ----------------------------------------------------------------------------------
+
+    def _forward_pass(self, node: Pipeline, lines: Lines, kept: Kept) -> None:
+        last = self.mesh.size(node.axis) - 1
+        self._slices(node, Part.EVERY)
+        self.nodes(node.of(Part.EVERY))
+        loop = node.loop(Part.LOOP)
+        with self._entered(node, loop, 0, lines):
+            self._slices(node, Part.FIRST)
+            self.nodes(node.of(Part.FIRST))
+            self._put(node, kept, "first")
+        self._iterate(loop)
+        self.nodes(node.of(Part.COLLECTED))
+        self._put(node, kept, "every")
+        self._send(node, Part.SENT, lines, f"< {last}")
+        nodes = node.of(Part.LAST)
+        if nodes or kept.get("last"):
+            with self._only(node, last):
+                self._slices(node, Part.LAST)
+                self.nodes(nodes)
+                self._put(node, kept, "last")
+
+    def _backward_pass(self, node: Pipeline, lines: Lines, kept: Kept) -> None:
+        last = self.mesh.size(node.axis) - 1
+        self._slices(node, Part.EVERY_BACKWARD)
+        self._taken(node, kept, "every")
+        self.nodes(node.of(Part.EVERY_BACKWARD))
+        loop = node.loop(Part.LOOP_BACKWARD)
+        with self._entered(node, loop, last, lines):
+            self._slices(node, Part.LAST_BACKWARD)
+            self._taken(node, kept, "last")
+            self.nodes(node.of(Part.LAST_BACKWARD))
+        self._iterate(loop)
+        self._send(node, Part.SENT_BACKWARD, lines, "> 0")
+        self.nodes(node.of(Part.COLLECTED_BACKWARD))
+        nodes = node.of(Part.FIRST_BACKWARD)
+        if nodes or kept.get("first"):
+            with self._only(node, 0):
+                self._slices(node, Part.FIRST_BACKWARD)
+                self._taken(node, kept, "first")
+                self.nodes(nodes)
+
+    @contextmanager
+    def _only(self, node: Pipeline, stage: int) -> Iterator[None]:
+        self.out.place = ""
+        self.out.add(f"if {self.at[node.axis]} == {stage}:")
+        self.out.depth += 1
+        self.shown = NOWHERE
+        begun = len(self.out.lines)
+        yield
+        if self.out.only_comments(begun):
+            self.out.add("pass")
+        self.out.depth -= 1
+        self.shown = NOWHERE
+
+    def _slices(self, node: Pipeline, part: Part) -> None:
+        """Write the slices of inputs that a part reads, and no part before it in its function."""
+        for item in node.stacked:
+            if part in self._first_reads(node, item.inside):
+                self.stacked(item.outer, item.inside, node)
+
+    def _first_reads(self, node: Pipeline, var: Var) -> set[Part]:
+        """The parts in which a slice is written: one of each pass, or several of other stages."""
+        read = {
+            read_in(reader, part, var)
+            for reader, part in zip(node.body, node.parts, strict=True)
+            if var in reads(reader)
+        }
+        found = set()
+        for parts, every in ((FORWARD, Part.EVERY), (BACKWARD, Part.EVERY_BACKWARD)):
+            here = read.intersection(parts)
+            found |= {every} if any(p.stages == "every" for p in here) else here
+        return found
+
+    @contextmanager
+    def _entered(self, node: Pipeline, loop: Loop, stage: int, lines: Lines) -> Iterator[None]:
+        """Write what the loop begins with: made on one stage, received on the others."""
+        start = len(self.out.lines)
+        with self._only(node, stage):
+            inside = len(self.out.lines)
+            yield
+            self.variables.reach(loop)
+            for carry in loop.carries:
+                text = self._tensor(carry.init)
+                if self.variables.assign(carry.inside) != text:
+                    self._let(carry.inside, text)
+            self._let_go(given_up(loop, self.dead[loop]))
+            nothing = self.out.only_comments(inside)
+        if nothing:
+            del self.out.lines[start:]
+            self.out.add(f"if {self.at[node.axis]} != {stage}:")
+        else:
+            self.out.add("else:")
+        self.out.depth += 1
+        for carry in loop.carries:
+            name = self.variables.of(carry.inside)
+            self.out.statement(f"{name} = {lines[carry.inside]}.receive()", typed(carry.inside))
+        self.out.depth -= 1
+
+    def _iterate(self, loop: Loop) -> None:
+        if self.headed(loop):
+            self.source_line(loop.span, loop.phase)
+        self.variables.reach(loop)
+        self.iterations(loop)
+
+    def _send(self, node: Pipeline, part: Part, lines: Lines, test: str) -> None:
+        """Write what is sent to another stage, where there is one."""
+        moves = node.of(part)
+        if not moves:
+            return
+        self.out.place = ""
+        for move in moves:
+            assert isinstance(move, Move)
+            self.out.comment(f"send, {move.wire:,} B: {move.why}")
+        self.out.add(f"if {self.at[node.axis]} {test}:")
+        self.out.depth += 1
+        for move, line in zip(moves, lines.values(), strict=True):
+            assert isinstance(move, Move)
+            self.variables.reach(move)
+            self.out.statement(f"{line}.send({self._tensor(move.source)})")
+        self.out.depth -= 1
+
+    # --- what is kept ----------------------------------------------------------------------------
+
+    def _kept(self, node: Pipeline) -> Kept:
+        """By stages, what backward passes read of forward passes."""
+        read = {v for n in node.of(*BACKWARD) for v in reads(n)}
+        found: Kept = {}
+        for n, part in zip(node.body, node.parts, strict=True):
+            if part not in FORWARD or is_constant(n):
+                continue
+            results = {c.result for c in n.carries} if isinstance(n, Loop) else set()
+            for var in n.makes:
+                if var in read and var.name not in {c.inside.name for c in node.carries}:
+                    stages = "last" if part is Part.LOOP and var in results else part.stages
+                    found.setdefault(stages, []).append(var)
+        return found
+
+    def _names(self, kept: list[Var]) -> list[str]:
+        return list(dict.fromkeys(self.variables.of(v) for v in kept))
+
+    def _put(self, node: Pipeline, kept: Kept, stages: str) -> None:
+        if kept.get(stages):
+            self.out.place = ""
+            counter, names = self.variables.word(node.index), self._names(kept[stages])
+            self.out.statement(f"{KEEPERS[stages]}[{counter}] = {', '.join(names)}")
+
+    def _taken(self, node: Pipeline, kept: Kept, stages: str) -> None:
+        if kept.get(stages):
+            self.out.place = ""
+            counter, names = self.variables.word(node.index), self._names(kept[stages])
+            self.out.statement(f"{', '.join(names)} = {KEEPERS[stages]}.pop({counter})")
+
+    # --- statements ------------------------------------------------------------------------------
+
+    def _write_onto(self, node: Compute) -> None:
+        """Write an operator in the memory of its operand; a pass assigns no sum of the step."""
+        name = self.name(node.outs[0])
+        if name in self.totals and self.name(node.ins[0]) == name:
+            self.out.statement(self._text_onto(node))
+            self.variables.assign(node.outs[0])
+        else:
+            super()._write_onto(node)

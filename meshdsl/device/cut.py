@@ -1,0 +1,388 @@
+"""Micro-batches: a dim that a schedule cuts is split over time.
+
+Its blocks are made one after the other: along the axis `micro`, whose devices are points in time,
+a value is split (a slice of each micro-batch), partial (added up over all of them) or the same in
+each. The rows of the operators say which, as along any axis. Nothing can be reduced before the last
+micro-batch: a program in which the pass of one needs a sum over all of them is refused. (GPipe,
+Huang et al. 2019, calls for it and leaves batch normalisation to the user.)
+
+What leaves the loop is a sum of a step, added up in f32 at least, as where the optimizer
+accumulates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cached_property
+from typing import NoReturn
+
+from meshdsl.device.ir import Collected, Compute, Loop, Move, Node, Program, Var
+from meshdsl.device.liveness import reads
+from meshdsl.device.names import Names, names_of
+from meshdsl.diagnostics import Related, fail
+from meshdsl.ir.program import Carry, Stacked
+from meshdsl.ir.types import Dim
+from meshdsl.named.accumulate import summed
+from meshdsl.ops.opdef import lookup
+from meshdsl.placed.choose import flops
+from meshdsl.placed.collectives import Step
+from meshdsl.placed.rows import Row, call_of, legal_rows
+from meshdsl.placed.sbp import B, Component, Mesh, Partial, Placement, Split
+from meshdsl.placed.stages import Cut, is_leaving
+
+
+def in_micro_batches(program: Program) -> Program:
+    """The program with its passes in a loop over micro-batches, where its layout cuts a dim."""
+    pipe = program.placed.pipe
+    if pipe is None or pipe.cut is None:
+        return program
+    return _Cutting(program, pipe.cut).program()
+
+
+class _Cutting:
+    def __init__(self, program: Program, cut: Cut) -> None:
+        self.source, self.cut = program, cut
+        self.mesh: Mesh = replace(program.mesh, moments=((cut.axis, cut.micro),))
+        self.names = Names(names_of(program))
+        self.index = self.names.fresh(cut.axis)
+        self.components: dict[Var, Component] = {}
+        self.new: dict[Var, Var] = {}
+        # The versions of values made by slices and zeros, and the nodes that make them.
+        self.versions: dict[tuple[Var, Component], Var] = {}
+        self.made: list[Node] = []
+
+    def program(self) -> Program:
+        """The program, with what does not depend on the batch before the loop."""
+        given = {v for v in self.source.inputs if self._cut_dim(v) is not None}
+        inside = self._inside(given)
+        before, after, left = [], [], []
+        self.versions.clear()
+        for node in self.source.body:
+            if isinstance(node, Compute) and is_leaving(node) and node.ins[0] in inside:
+                left.append(node)
+            elif node in inside:
+                self._node(node)
+            elif left or node.phase == "update":
+                after.append(node)
+            else:
+                before.append(node)
+        loop, zeros, ends = self._loop(left)
+        body = (*before, *zeros, loop, *ends, *after)
+        return replace(
+            self.source,
+            body=body,
+            mesh=self.mesh,
+            coordinates={**self.source.coordinates, self.cut.axis: self.index},
+            lists=frozenset(self.new.get(v, v) for v in self.source.lists),
+        )
+
+    def _inside(self, given: set[Var]) -> set[Node | Var]:
+        """The nodes that depend on the batch, and what they make."""
+        found: set[Node | Var] = set(given)
+        for node in self.source.body:
+            if node.phase == "update" or (isinstance(node, Compute) and is_leaving(node)):
+                continue
+            has = any(self._cut_dim(v) is not None for v in _every_var(node))
+            if has or any(v in found for v in reads(node)):
+                found |= {node, *node.makes}
+        return found
+
+    def _cut_dim(self, var: Var) -> str | None:
+        return next((d for d in self.cut.dims if var.type.has(d)), None)
+
+    # --- values ----------------------------------------------------------------------------------
+
+    def _component(self, var: Var) -> Component:
+        return self.components.get(var, B)
+
+    def _placed(self, var: Var, part: Component) -> Var:
+        """A variable of a micro-batch: a block of what a device has of all of them."""
+        placement = self._with(var.placement, part)
+        self._check(var, part)
+        return replace(var, placement=placement, local=placement.local(var.value.type, self.mesh))
+
+    def _with(self, placed: Placement, part: Component) -> Placement:
+        """A placement with a component along the axis of micro-batches.
+
+        A device cuts the block that it is given of an input: what is split further is split inside.
+        """
+        if not isinstance(part, Split):
+            return placed
+        splits = dict(placed.splits)
+        axes, given = splits.get(part.dim, ()), len(self.given)
+        splits[part.dim] = (*axes[:given], self.cut.axis, *axes[given:])
+        return replace(placed, splits=tuple(sorted(splits.items())))
+
+    @cached_property
+    def given(self) -> tuple[str, ...]:
+        """The axes that the cut dims of inputs are split over. Raises MD0331 where they differ."""
+        dims = ((v, d) for v in self.source.inputs if (d := self._cut_dim(v)) is not None)
+        found = {v.placement.axes_of(d): (v, d) for v, d in dims}
+        if len(found) > 1:
+            (_, dim), (var, _) = list(found.values())[:2]
+            self._refuse_given(var, dim)
+        return next(iter(found), ())
+
+    def _refuse_given(self, var: Var, dim: str) -> NoReturn:
+        name = f"`{var.value.label}`" if var.value.name else "a value"
+        fail(
+            "MD0331",
+            f"`{dim}` of {name} is not on the devices of the inputs, whose blocks are cut into "
+            f"{self.cut.micro} micro-batches",
+            var.value.span,
+            Related(self.cut.span, "cut here"),
+            help="split the dim over the same axes everywhere, or over none",
+        )
+
+    def _check(self, var: Var, part: Component) -> None:
+        """Refuse blocks of several sizes, and those of other devices than the inputs have."""
+        if not isinstance(part, Split):
+            return
+        if var.placement.axes_of(part.dim)[: len(self.given)] != self.given:
+            self._refuse_given(var, part.dim)
+        size, axes = var.type.size(part.dim), var.placement.axes_of(part.dim)
+        count = self.cut.micro * self.source.mesh.size(*axes)
+        if size % count:
+            over = f" on {self.source.mesh.size(*axes)} devices" if axes else ""
+            fail(
+                "MD0331",
+                f"`{part.dim}` of size {size} does not divide into {self.cut.micro} "
+                f"micro-batches{over}",
+                self.cut.span,
+                help=f"give it a multiple of {count}, or take fewer micro-batches",
+            )
+
+    def _define(self, var: Var, part: Component) -> Var:
+        self.components[var] = part
+        self.new[var] = self._placed(var, part)
+        return self.new[var]
+
+    def _read(self, var: Var, need: Component, node: Node) -> Var:
+        """The version of a value that a reader needs; slices and zeros are made where it is."""
+        have = self._component(var)
+        if have == need:
+            return self.new.get(var, var)
+        assert have == B, f"{var.name} is {have}, not {need}"
+        if (var, need) not in self.versions:
+            self.versions[var, need] = self._version(var, need, node)
+        return self.versions[var, need]
+
+    def _version(self, var: Var, need: Component, node: Node) -> Var:
+        source = self.new.get(var, var)
+        target = replace(self._placed(var, need), name=self.names.fresh(var.name))
+        if isinstance(need, Split):
+            step = Step("slice", (self.cut.axis,), source.placement, target.placement, dim=need.dim)
+        else:
+            assert isinstance(need, Partial)
+            step = Step(
+                "zero_fill", (self.cut.axis,), source.placement, target.placement, op=need.op
+            )
+        self.made.append(Move(step, source, target, 0, 0, 0, node.span, "", "", node.phase))
+        return target
+
+    # --- nodes -----------------------------------------------------------------------------------
+
+    def _node(self, node: Node) -> None:
+        match node:
+            case Compute():
+                self._compute(node)
+            case Move():
+                self._move(node)
+            case Loop():
+                self._inner(node)
+            case _:
+                raise AssertionError(f"{node} comes after micro-batches are made")
+
+    def _compute(self, node: Compute) -> None:
+        row = self._row(node)
+        ins = tuple(self._read(v, need, node) for v, need in zip(node.ins, row.ins, strict=True))
+        outs = tuple(self._define(v, part) for v, part in zip(node.outs, row.outs, strict=True))
+        made = replace(node, ins=ins, outs=outs)
+        self.made.append(replace(made, flops=flops(lookup(node.name), made.local)))
+
+    def _row(self, node: Compute) -> Row:
+        """The row along the axis of micro-batches: what is cut stays so, the rest is cut or not."""
+        have = [self._component(v) for v in node.ins]
+        wanted = [self._cut_dim(v) for v in node.outs]
+        found = []
+        for row in legal_rows(call_of(node)):
+            pairs = list(zip(have, row.ins, strict=True))
+            if any(h not in (B, need) for h, need in pairs):
+                continue
+            if row.factor is not None and any(row.factor.reads):
+                continue
+            made = sum(h != need for h, need in pairs)
+            cut = sum(
+                d is not None and c == Split(d) for d, c in zip(wanted, row.outs, strict=True)
+            )
+            new = any(isinstance(c, Partial) for c in row.outs) and all(h == B for h in have)
+            found.append(((-cut, new, made), row))
+        if not found:
+            self._refuse(node, have)
+        return min(found, key=lambda item: item[0])[1]
+
+    def _refuse(self, node: Compute, have: list[Component]) -> NoReturn:
+        """MD0332: an operator needs something of all micro-batches at once."""
+        parts = {v: h for v, h in zip(node.ins, have, strict=True) if h != B}
+        sums = [v for v, h in parts.items() if isinstance(h, Partial)]
+        var = next(iter(sums or parts))
+        part = parts[var]
+        name = f"`{var.value.label}`" if var.value.name else f"what `{var.hint}` yields"
+        dims = " and ".join(f"`{d}`" for d in self.cut.dims)
+        what = (
+            f"`{node.name}` needs the {part.op} of {name} over all of {dims}"
+            if isinstance(part, Partial)
+            else f"`{node.name}` needs all of {dims} of {name} at once"
+        )
+        fail(
+            "MD0332",
+            f"{what}, which is cut into {self.cut.micro} micro-batches",
+            var.value.span if sums else node.span,
+            Related(self.cut.span, "cut here"),
+            help="take 1 micro-batch; or `accumulate`, where each batch is on its own; or an "
+            "operator that does not reduce the dim",
+        )
+
+    def _move(self, node: Move) -> None:
+        part = self._component(node.source)
+        source = self.new.get(node.source, node.source)
+        target = self._define(node.target, part)
+        step = replace(node.step, before=source.placement, after=target.placement)
+        type_ = node.source.value.type
+        payload, wire = step.payload(type_, self.mesh), step.wire(type_, self.mesh)
+        cluster = step.cluster_wire(type_, self.mesh)
+        about = (node.span, node.why, node.remedy, node.phase)
+        self.made.append(Move(step, source, target, payload, wire, cluster, *about))
+
+    def _inner(self, node: Loop) -> None:
+        """A loop of the program; its carries are cut, or sums, if they become so in its body."""
+        carried = [self._component(c.init) for c in node.carries]
+        while True:
+            before = self._state()
+            made = self._iteration(node, carried)
+            nexts = [self._component(c.next) for c in node.carries]
+            joined = [_joined(a, b) for a, b in zip(carried, nexts, strict=True)]
+            if joined == carried:
+                break
+            self.components, self.new, self.versions, self.made = before
+            carried = joined
+        self.made.append(made)
+
+    def _state(
+        self,
+    ) -> tuple[dict[Var, Component], dict[Var, Var], dict[tuple[Var, Component], Var], list[Node]]:
+        return dict(self.components), dict(self.new), dict(self.versions), list(self.made)
+
+    def _iteration(self, node: Loop, carried: list[Component]) -> Loop:
+        """A loop whose carries have these components; the next ones may turn out to have others."""
+        pairs = list(zip(node.carries, carried, strict=True))
+        inits = [self._read(c.init, part, node) for c, part in pairs]
+        outside, self.made = self.made, []
+        insides = [self._define(c.inside, part) for c, part in pairs]
+        stacked = tuple(self._slice(s) for s in node.stacked)
+        outer = dict(self.versions)
+        for inner in node.body:
+            self._node(inner)
+        # The next value of a carry that becomes another is read as it is: the loop is done again.
+        ends = [
+            self._read(c.next, part, node) if self._component(c.next) in (B, part) else c.next
+            for c, part in pairs
+        ]
+        body, self.made, self.versions = tuple(self.made), outside, outer
+        results = [self._define(c.result, part) for c, part in pairs]
+        carries = tuple(Carry(*vs) for vs in zip(inits, insides, ends, results, strict=True))
+        collected = tuple(self._collected(c) for c in node.collected)
+        return replace(node, carries=carries, stacked=stacked, body=body, collected=collected)
+
+    def _slice(self, item: Stacked[Var]) -> Stacked[Var]:
+        outer = self.new.get(item.outer, item.outer)
+        return Stacked(outer, self._define(item.inside, self._component(item.outer)))
+
+    def _collected(self, item: Collected) -> Collected:
+        inside = self.new.get(item.inside, item.inside)
+        outer = self._define(item.outer, self._component(item.inside))
+        return replace(item, inside=inside, outer=outer)
+
+    # --- the loop --------------------------------------------------------------------------------
+
+    def _loop(self, left: list[Compute]) -> tuple[Loop, list[Node], list[Node]]:
+        """The loop over micro-batches, the zeros before it, and what reads its sums behind it."""
+        zeros: list[Node] = []
+        ends: list[Node] = []
+        carries = []
+        for node in left:
+            (var,) = node.ins
+            part = self._component(var)
+            if isinstance(part, Split):
+                self._refuse_output(var, part)
+            if isinstance(part, Partial) and part.op != "sum":
+                self._refuse_extreme(var, part)
+            addend = self._read(var, Partial("sum"), node)
+            begun, carry = self._sum(addend, var, node)
+            zeros.append(begun)
+            carries.append(carry)
+            total = carry.result
+            if total.local.dtype != var.local.dtype:
+                total = replace(var, name=self.names.fresh(var.name))
+                ends.append(self._cast(carry.result, total, node))
+            ends.append(replace(node, ins=(total,)))
+        dim = Dim(self.cut.axis, self.cut.micro)
+        made = (tuple(carries), (), tuple(self.made), self.cut.span)
+        return Loop(dim, *made, index=self.index), zeros, ends
+
+    def _sum(self, addend: Var, var: Var, node: Compute) -> tuple[Compute, Carry[Var]]:
+        """The zeros of a sum of a step, and its carry."""
+        dtype = summed(var.type.dtype)
+        value = replace(var.value, type=replace(var.value.type, dtype=dtype))
+        local = replace(var.local, dtype=dtype)
+        about = (node.span, node.phase)
+
+        def total(suffix: str) -> Var:
+            name = self.names.fresh(f"{var.name}_{suffix}")
+            return replace(var, name=name, value=value, local=local)
+
+        init, inside, added = map(total, ("zeros", "sum", "next"))
+        if addend.local.dtype != dtype:
+            wide = total("wide")
+            self.made.append(self._cast(addend, wide, node))
+            addend = wide
+        attrs = (("dims", value.type.dims), ("dtype", dtype))
+        zeros = Compute("zeros", (), (init,), attrs, *about)
+        add = Compute("add", (inside, addend), (added,), (), *about, flops=local.elements)
+        self.made.append(add)
+        return zeros, Carry(init, inside, added, replace(inside))
+
+    def _cast(self, source: Var, target: Var, node: Compute) -> Compute:
+        attrs = (("dtype", target.local.dtype),)
+        return Compute("cast", (source,), (target,), attrs, node.span, node.phase)
+
+    def _refuse_output(self, var: Var, part: Split) -> NoReturn:
+        fail(
+            "MD0333",
+            f"`{var.value.label}` is returned with `{part.dim}`, which is cut into "
+            f"{self.cut.micro} micro-batches",
+            var.value.span,
+            Related(self.cut.span, "cut here"),
+            help=f"return a number: its mean over `{part.dim}`, for example",
+        )
+
+    def _refuse_extreme(self, var: Var, part: Partial) -> NoReturn:
+        fail(
+            "MD0333",
+            f"`{var.value.label}` is returned, the {part.op} over micro-batches",
+            var.value.span,
+            Related(self.cut.span, "cut here"),
+            help="return sums and means of a training step",
+        )
+
+
+def _joined(one: Component, other: Component) -> Component:
+    return other if one == B else one
+
+
+def _every_var(node: Node) -> Iterable[Var]:
+    if not isinstance(node, Loop):
+        return (*node.reads, *node.makes)
+    inner = (v for n in node.body for v in _every_var(n))
+    return (*node.reads, *node.enters, *node.makes, *inner)

@@ -1,0 +1,248 @@
+"""The loop over micro-batches as a pipeline: which stage does which of its statements, and when.
+
+The statements of an iteration keep their order, part by part (`ir.Part`). One belongs to the part
+in which its operands exist; one that reads only inputs, parameters and the like is done by those
+stages that read the result. A sum of a step that has addends on several stages is added up on each
+of them apart: what leaves the loop is partial over the stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from meshdsl.device.ir import Compute, Loop, Move, Node, Part, Pipeline, Program, Var
+from meshdsl.device.liveness import is_constant, reads
+from meshdsl.device.names import Names, names_of
+from meshdsl.diagnostics import fail
+from meshdsl.ir.program import uses
+from meshdsl.placed.collectives import Step
+from meshdsl.placed.stages import Piped
+from meshdsl.schedule.registry import generate
+from meshdsl.schedule.verify import Verified, verify
+
+BACKWARD = {Part.LAST: Part.LAST_BACKWARD, Part.COLLECTED: Part.EVERY_BACKWARD}
+"""Where the backward pass begins with what a part of the forward pass has made."""
+
+RESULTS = {
+    Part.LOOP: (Part.LAST, Part.COLLECTED),
+    Part.LOOP_BACKWARD: (Part.FIRST_BACKWARD, Part.COLLECTED_BACKWARD),
+}
+"""The parts that read what a loop leaves: its carries, and what it collects."""
+
+SENDS = {
+    Part.LOOP: ("next", Part.SENT),
+    Part.LOOP_BACKWARD: ("previous", Part.SENT_BACKWARD),
+}
+"""The stage that goes on with what a loop leaves, and the part that sends it there."""
+
+STARTS = {Part.LOOP: Part.FIRST, Part.LOOP_BACKWARD: Part.LAST_BACKWARD}
+"""The part that makes the initial values of a loop's carries."""
+
+
+def pipelined(program: Program) -> Program:
+    """The program with its loop over micro-batches as a pipeline, where its layout has one."""
+    pipe = program.placed.pipe
+    if pipe is None:
+        return program
+    body = tuple(
+        _pipeline(node, pipe, program) if isinstance(node, Loop) and _is_micro(node, pipe) else node
+        for node in program.body
+    )
+    return replace(program, body=body)
+
+
+def _is_micro(node: Loop, pipe: Piped) -> bool:
+    return node.dim.name == pipe.micro
+
+
+def _pipeline(node: Loop, pipe: Piped, program: Program) -> Pipeline:
+    stages = program.mesh.size(pipe.axis)
+    table = _table(pipe, stages, node.dim.size)
+    body = _sums_apart(node, pipe)
+    parts = _Parts(replace(node, body=body), pipe).of_all()
+    sends = _sends(body, parts, pipe, program)
+    pairs = sorted([*zip(parts, body, strict=True), *sends], key=lambda pair: pair[0])
+    fields = {name: getattr(node, name) for name in Loop.__dataclass_fields__}
+    fields["body"] = tuple(n for _, n in pairs)
+    return Pipeline(**fields, axis=pipe.axis, parts=tuple(p for p, _ in pairs), table=table)
+
+
+def _sends(
+    body: tuple[Node, ...], parts: list[Part], pipe: Piped, program: Program
+) -> Iterator[tuple[Part, Move]]:
+    """A message for each value that a loop carries from stage to stage, as the stage sends it."""
+    mesh, names = program.mesh, Names(names_of(program))
+    stages = mesh.size(pipe.axis)
+    for node, part in zip(body, parts, strict=True):
+        if part not in RESULTS:
+            continue
+        assert isinstance(node, Loop)
+        to, sent = SENDS[part]
+        for carry in node.carries:
+            source = carry.result
+            name = f"`{source.value.label}`" if source.value.name else "what is carried"
+            target = replace(source, name=names.fresh(f"{source.name}_sent"))
+            step = Step("send", (pipe.axis,), source.placement, source.placement)
+            bytes_ = source.local.bytes
+            cluster = bytes_ * (stages - 1) * (mesh.devices // stages)
+            why = f"the {to} stage goes on with {name} of a micro-batch"
+            remedy = f"fewer stages of `{pipe.axis}`, or a split of what is sent"
+            made = (step, source, target, bytes_, bytes_, cluster, node.span, why, remedy)
+            yield sent, Move(*made, node.phase)
+
+
+def _table(pipe: Piped, stages: int, micro: int) -> Verified:
+    """The schedule of the layout; without one, 1F1B. Raises MD0335."""
+    if pipe.use is None:
+        return verify(generate("one_f_one_b", stages, micro))
+    found = pipe.use.verified(stages, micro)
+    actions = {(a.kind, a.stage == n) for n, row in enumerate(found.schedule.rows) for a in row}
+    if not actions <= {("F", True), ("B", True)}:
+        message = f"`{pipe.use.name}` is not built yet: it has other actions than F and B of stages"
+        fail("MD0335", message, pipe.use.span, help="take gpipe, one_f_one_b or eager")
+    return found
+
+
+class _Parts:
+    """The part of each statement of an iteration."""
+
+    def __init__(self, loop: Loop, pipe: Piped) -> None:
+        self.loop, self.pipe = loop, pipe
+        self.parts: dict[Node, Part | None] = {}
+        # What a value has been made by; of a loop on the stages, what reads it. The sums of a step
+        # are on every stage.
+        self.totals = {c.inside.name for c in loop.carries}
+        self.made: dict[Var, Part | None] = dict.fromkeys(loop.enters)
+        self.readers: dict[Var, list[Node]] = {}
+        for node in loop.body:
+            for var in reads(node):
+                self.readers.setdefault(var, []).append(node)
+
+    def of_all(self) -> list[Part]:
+        """The parts of all statements, each of which has its operands there."""
+        for node in self.loop.body:
+            self.follow(node)
+        for node in reversed(self.loop.body):
+            if self.parts[node] is None:
+                self.parts[node] = self._of_readers(node)
+                self.made.update(dict.fromkeys(node.makes, self.parts[node]))
+        found = [part for node in self.loop.body if (part := self.parts[node]) is not None]
+        assert len(found) == len(self.loop.body)
+        for node, part in zip(self.loop.body, found, strict=True):
+            for var in reads(node):
+                self._check(node, part, var)
+        return found
+
+    def follow(self, node: Node) -> None:
+        """Note the part of a statement by its operands; None where it depends on no stage."""
+        if isinstance(node, Loop) and self.pipe.cuts(node):
+            part = Part.LOOP_BACKWARD if node.phase == "backward" else Part.LOOP
+            carried, collected = RESULTS[part]
+            self.made.update((c.result, carried) for c in node.carries)
+            self.made.update((c.outer, collected) for c in node.collected)
+            self.parts[node] = part
+            return
+        after = [p for v in reads(node) if (p := self.made.get(v)) is not None]
+        found = max(after, default=None)
+        if found is not None and node.phase == "backward":
+            found = BACKWARD.get(found, found)
+        self.parts[node] = found
+        self.made.update((v, None if v.name in self.totals else found) for v in node.makes)
+
+    def _of_readers(self, node: Node) -> Part:
+        """The part of a statement that any stage can do: that of its readers."""
+        if is_constant(node):
+            return Part.EVERY
+        found = {self._read_in(r, v) for v in node.makes for r in self.readers.get(v, ())}
+        stages = {part.stages for part in found}
+        if not found:
+            return Part.LAST
+        if len(stages) == 1 and "every" not in stages:
+            return min(found)
+        late = min(found) >= Part.EVERY_BACKWARD
+        return Part.EVERY_BACKWARD if late else Part.EVERY
+
+    def _read_in(self, reader: Node, var: Var) -> Part:
+        """The part that a value has to be there for."""
+        part = self.parts[reader]
+        assert part is not None
+        return read_in(reader, part, var)
+
+    def _check(self, node: Node, part: Part, var: Var) -> None:
+        """Refuse an operand that is made on another stage."""
+        made = self.made.get(var)
+        if made is None or (part in STARTS and _only_begins(node, var)):
+            return
+        if made.stages in ("every", part.stages) or (part in STARTS and made.stages == "every"):
+            return
+        name = f"`{var.value.label}`" if var.value.name else "a value"
+        fail(
+            "MD0330",
+            f"{name} of the {made.stages} stage is read on the {part.stages} one",
+            node.span,
+            help="leave the loop's dim whole, or compute the value inside of the loop",
+        )
+
+
+def read_in(reader: Node, part: Part, var: Var) -> Part:
+    """The part in which a statement of `part` reads a value: its own, or that which begins it."""
+    return STARTS[part] if part in STARTS and _only_begins(reader, var) else part
+
+
+def _only_begins(node: Node, var: Var) -> bool:
+    """Whether a loop reads a value only as the initial value of a carry."""
+    if not isinstance(node, Loop) or all(c.init is not var for c in node.carries):
+        return False
+    return all(v is not var for n in node.body for v in reads(n))
+
+
+# --- sums ----------------------------------------------------------------------------------------
+
+
+def _sums_apart(loop: Loop, pipe: Piped) -> tuple[Node, ...]:
+    """The body, with the addends of each sum of a step added to it one by one.
+
+    Only where they are made on several stages: an addition of its own joins them otherwise.
+    """
+    addends = _Addends(loop, pipe)
+    body = list(loop.body)
+    for node in loop.body:
+        if not (isinstance(node, Compute) and addends.adds(node)):
+            continue
+        total, part = node.ins
+        found, joins = addends.of(part)
+        if len(found) < 2:
+            continue
+        body = [n for n in body if n not in (node, *joins)]
+        for addend in found:
+            made = node.outs[0] if addend is found[-1] else replace(node.outs[0])
+            body.append(replace(node, ins=(total, addend), outs=(made,)))
+            total = made
+    return tuple(body)
+
+
+class _Addends:
+    """The values that additions of an iteration join, stage by stage."""
+
+    def __init__(self, loop: Loop, pipe: Piped) -> None:
+        self.parts = _Parts(loop, pipe)
+        for node in loop.body:
+            self.parts.follow(node)
+        self.reads = uses(loop.body)
+        self.makers = {v: node for node in loop.body for v in node.makes}
+
+    def adds(self, node: Compute) -> bool:
+        """Whether an operator adds to a sum of the step."""
+        return node.onto == 0 and node.outs[0].name in self.parts.totals
+
+    def of(self, var: Var) -> tuple[list[Var], list[Node]]:
+        """The addends in a value that are made on several stages, and what joins them."""
+        maker = self.makers.get(var)
+        if not isinstance(maker, Compute) or maker.name != "add" or self.reads[var] != 1:
+            return [var], []
+        if len({self.parts.made.get(v) for v in maker.ins}) == 1:
+            return [var], []
+        found = [self.of(operand) for operand in maker.ins]
+        joins = [maker, *(join for _, inner in found for join in inner)]
+        return [v for addends, _ in found for v in addends], joins

@@ -1,0 +1,204 @@
+"""Pipelines: a `repeat` whose dim is split over a mesh axis, block by block on its stages.
+
+Inside a micro-batch every operator has a stage and all of its operands there, so operators are
+placed as if the mesh had no such axis; slices of what is stored split along the loop, and what the
+loop collects, are blocks of the stage (GPipe, Huang et al. 2019; Megatron-LM, Narayanan et al.
+2021). What leaves the loop over micro-batches goes through `leaving`: each stage has a part of it,
+zeros where none of its operators adds to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshdsl.diagnostics import Related, Span, fail
+from meshdsl.ir import program as ir
+from meshdsl.ir.program import substitute
+from meshdsl.named.ir import Loop, Node, Op, Program, Value
+from meshdsl.placed.layout import STORAGE, Layout
+from meshdsl.schedule.use import ScheduleUse
+
+LEAVING = (("leaves", "stages"),)
+"""The attribute of an `identity` whose operand each stage has a part of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The dims that a schedule cuts into `micro` micro-batches; `axis` is what that is called."""
+
+    dims: tuple[str, ...]
+    micro: int
+    axis: str
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Piped:
+    """The dim of the loop, the axis that its blocks are on, and the rule.
+
+    `micro` is the dim of the loop over micro-batches, which has the loop in it: that of the
+    optimizer's `accumulate`, or of a `cut`. `use` is the schedule of the layout.
+    """
+
+    dim: str
+    axis: str
+    micro: str
+    span: Span
+    use: ScheduleUse | None = None
+    cut: Cut | None = None
+
+    def cuts(self, loop: ir.Loop[Any, Any]) -> bool:
+        """Whether the iterations of a loop are on the stages."""
+        return loop.dim.name == self.dim and loop.phase != "update"
+
+
+def is_leaving(op: ir.Op[Any]) -> bool:
+    """Whether an operator stands for what leaves the stages."""
+    return op.name == "identity" and op.attrs == LEAVING
+
+
+def stored(program: Program, layout: Layout) -> Layout:
+    """The layout for a program without a backward pass: stages only store their iterations.
+
+    Each iteration gathers its own parameters, and every stage does all of them.
+    """
+    dims = {loop.dim.name for loop, _ in _loops(program.body, ())}
+    rules = tuple(
+        replace(rule, selector=("params",)) if rule.dim in dims and not rule.selector else rule
+        for rule in layout.rules
+    )
+    return replace(layout, rules=rules)
+
+
+def piped(program: Program, layout: Layout) -> Piped | None:
+    """The pipeline of a program under a layout, if a rule splits the dim of a `repeat`.
+
+    Raises MD0907 for what cannot be a pipeline.
+    """
+    for loop, around in _loops(program.body, ()):
+        for rule in layout.rules:
+            axes = tuple(a for a in layout.mesh.known(rule.axes) if layout.mesh.size(a) > 1)
+            if rule.dim == loop.dim.name and axes and rule.selector[:1] not in STORAGE:
+                if len(axes) > 1 or rule.selector:
+                    _refuse(f"`{rule}` is no pipeline", rule.span, "write `layers -> pipe`")
+                use = layout.schedule
+                cut = _cut(use, loop.dim.name, layout)
+                if not around and cut is None:
+                    message = f"splitting the `repeat` dim `{loop.dim.name}` needs micro-batches"
+                    help = (
+                        "end the layout with `with one_f_one_b[batch](8)`, or store it so: "
+                        f"`params: {loop.dim.name} -> {axes[0]}`"
+                    )
+                    _refuse(message, rule.span, help)
+                micro = cut.axis if cut else around[0]
+                found = Piped(loop.dim.name, axes[0], micro, rule.span, use, cut)
+                return _checked(program, loop, layout, found)
+        for pin in (p for s in loop.stacked for p in s.outer.pins if p.dim == loop.dim.name):
+            if layout.mesh.size(*layout.mesh.known(pin.axes)) > 1:
+                message = f"`@` cannot split the `repeat` dim `{loop.dim.name}`"
+                _refuse(message, pin.span, "leave the `@` out, and write a rule in the layout")
+    return None
+
+
+def _refuse(message: str, span: Span, help: str, *related: Related) -> None:
+    fail("MD0907", message, span, *related, help=help)
+
+
+def _cut(use: ScheduleUse | None, loop: str, layout: Layout) -> Cut | None:
+    """The cut into micro-batches that a schedule asks for."""
+    if use is None or not use.dims or use.micro is None:
+        return None
+    axis = "micro"
+    while axis in layout.mesh.names or axis == loop:
+        axis += "_"
+    return Cut(use.dims, use.micro, axis, use.span)
+
+
+def _checked(program: Program, first: Loop, layout: Layout, found: Piped) -> Piped:
+    """The pipeline, unless several loops would be on the stages at once, or blocks differ."""
+    stages = layout.mesh.size(found.axis)
+    if first.dim.size % stages:
+        sizes = [n for n in range(1, first.dim.size + 1) if first.dim.size % n == 0]
+        near = (max(n for n in sizes if n < stages), *[n for n in sizes if n > stages][:1])
+        message = (
+            f"`{found.dim}` of size {first.dim.size} does not divide over {stages} stages of "
+            f"`{found.axis}`"
+        )
+        help = f"take {' or '.join(map(str, near))} stages"
+        fail("MD0334", message, found.span, help=help)
+    forward = [
+        loop for loop, _ in _loops(program.body, ()) if found.cuts(loop) and loop.phase == "forward"
+    ]
+    if len(forward) > 1:
+        message = f"two loops over `{found.dim}` cannot both be on the stages of `{found.axis}`"
+        other = Related(forward[1].span, "the second one")
+        _refuse(message, forward[0].span, "give one of them another dim", other)
+    return found
+
+
+def _loops(
+    nodes: Iterable[Node], around: tuple[str, ...]
+) -> Iterator[tuple[Loop, tuple[str, ...]]]:
+    """Every loop, with the dims of those around it."""
+    for node in nodes:
+        if isinstance(node, Loop):
+            yield node, around
+            yield from _loops(node.body, (*around, node.dim.name))
+
+
+def with_leaving(program: Program, pipe: Piped) -> Program:
+    """The program with a `leaving` for each value that leaves the loop over micro-batches."""
+    return _behind_passes(program) if pipe.cut else _behind_loop(program, pipe)
+
+
+def _behind_passes(program: Program) -> Program:
+    """The program whose update, and whose outputs, read what leaves the passes of a batch."""
+    passes = [n for n in program.body if n.phase != "update"]
+    update = [n for n in program.body if n.phase == "update"]
+    made = {v: n for n in passes for v in n.makes}
+    read = [v for n in update for v in _reads(n)]
+    read += [*(o.value for o in program.outputs), *(u.new for u in program.updates)]
+    new = {v: replace(v) for v in dict.fromkeys(read) if v in made}
+    leaving = [
+        Op("identity", (old,), (value,), LEAVING, old.span, made[old].phase)
+        for old, value in new.items()
+    ]
+    body = (*passes, *leaving, *substitute(update, new))
+    return _ending(program, body, new)
+
+
+def _ending(program: Program, body: tuple[Node, ...], new: Mapping[Value, Value]) -> Program:
+    """The program with another body, whose results are new."""
+    goal = program.goal
+    return replace(
+        program,
+        body=body,
+        outputs=tuple(replace(o, value=new.get(o.value, o.value)) for o in program.outputs),
+        updates=tuple(replace(u, new=new.get(u.new, u.new)) for u in program.updates),
+        goal=goal and replace(goal, loss=new.get(goal.loss, goal.loss)),
+    )
+
+
+def _reads(node: Node) -> Iterator[Value]:
+    yield from node.reads
+    if isinstance(node, Loop):
+        yield from (v for n in node.body for v in _reads(n))
+        yield from node.ends
+
+
+def _behind_loop(program: Program, pipe: Piped) -> Program:
+    body: list[Node] = []
+    new: dict[Value, Value] = {}
+    for node in program.body:
+        (node,) = substitute((node,), new)
+        body.append(node)
+        if isinstance(node, Loop) and node.dim.name == pipe.micro:
+            for value in node.makes:
+                if not value.type.has(pipe.dim):
+                    new[value] = replace(value)
+                    body.append(
+                        Op("identity", (value,), (new[value],), LEAVING, value.span, node.phase)
+                    )
+    return _ending(program, tuple(body), new)
