@@ -278,6 +278,11 @@ class Part(IntEnum):
         """The stages that do it: `first`, `last` or `every`."""
         return self.name.partition("_")[0].lower() if self in ENDS else "every"
 
+    @property
+    def sends(self) -> bool:
+        """Whether its statements send values to another stage."""
+        return self in (Part.SENT, Part.SENT_BACKWARD)
+
 
 ENDS = frozenset((Part.FIRST, Part.LAST, Part.LAST_BACKWARD, Part.FIRST_BACKWARD))
 

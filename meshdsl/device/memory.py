@@ -328,28 +328,31 @@ class Walk:
         """Walk a pass; the most memory that it takes beside what there was, and its line."""
         held, before = self.held, self.held.now
         most, line, held.most = held.most, held.line, 0
-        ends = {Part.FIRST: 0, Part.FIRST_BACKWARD: 0}
-        ends.update(dict.fromkeys((Part.LAST, Part.LAST_BACKWARD), len(node.rows) - 1))
+        outside = {name: block for name, block in held.names.items() if name in kept}
+        last = len(node.rows) - 1
+        ends = {Part.FIRST: 0, Part.FIRST_BACKWARD: 0, Part.LAST: last, Part.LAST_BACKWARD: last}
         for part in parts:
-            if ends.get(part, self.stage) != self.stage:
-                continue
-            for inner in node.of(part):
-                if not isinstance(inner, Loop):
-                    if part not in (Part.SENT, Part.SENT_BACKWARD):
-                        self.statement(inner, self.dead[inner])
-                    continue
-                begins = 0 if part is Part.LOOP else len(node.rows) - 1
-                if part in (Part.LOOP, Part.LOOP_BACKWARD) and self.stage != begins:
-                    for carry in inner.carries:
-                        received = held.take(carry.inside.local.bytes, inner.span.line)
-                        held.bind(carry.init.name, received)
-                self._loop(inner, self.dead[inner])
-                self._drop(self.dead[inner])
+            if ends.get(part, self.stage) == self.stage and not part.sends:
+                self._part(node, part)
         for name in [n for n in (*held.names, *held.lists) if n not in kept]:
             held.drop(name)
+        for name, block in outside.items():
+            if held.names[name] is not block:  # a value received under the name of a slice
+                held.bind(name, block)
         found, at = held.most - before, held.line
         held.most, held.line = most, line
         return found, at
+
+    def _part(self, node: Pipeline, part: Part) -> None:
+        """Walk a part of a pass; what a loop carries is received where it does not begin."""
+        begins = {Part.LOOP: 0, Part.LOOP_BACKWARD: len(node.rows) - 1}
+        if begins.get(part, self.stage) != self.stage:
+            loop = node.loop(part)
+            for carry in loop.carries:
+                received = self.held.take(carry.inside.local.bytes, loop.span.line)
+                self.held.bind(carry.init.name, received)
+        nodes = node.of(part)
+        self._nodes(nodes, tuple(self.dead[n] for n in nodes))
 
     def _slice(self, stack: Var, inside: Var) -> None:
         blocks = self.held.lists.get(stack.name)

@@ -9,7 +9,7 @@ of them apart: what leaves the loop is partial over the stages.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from meshdsl.device.ir import Compute, Loop, Move, Node, Part, Pipeline, Program, Var
 from meshdsl.device.liveness import is_constant, reads
@@ -17,6 +17,7 @@ from meshdsl.device.names import Names, names_of
 from meshdsl.diagnostics import fail
 from meshdsl.ir.program import uses
 from meshdsl.placed.collectives import Step
+from meshdsl.placed.sbp import Mesh
 from meshdsl.placed.stages import Piped
 from meshdsl.schedule.registry import generate
 from meshdsl.schedule.verify import Verified, verify
@@ -59,9 +60,10 @@ def _is_micro(node: Loop, pipe: Piped) -> bool:
 def _pipeline(node: Loop, pipe: Piped, program: Program) -> Pipeline:
     stages = program.mesh.size(pipe.axis)
     table = _table(pipe, stages, node.dim.size)
-    body = _sums_apart(node, pipe)
+    names = Names(names_of(program))
+    body = _sums_apart(node, pipe, names)
     parts = _Parts(replace(node, body=body), pipe).of_all()
-    sends = _sends(body, parts, pipe, program)
+    sends = _sends(body, parts, pipe, program.mesh, names)
     pairs = sorted([*zip(parts, body, strict=True), *sends], key=lambda pair: pair[0])
     fields = {name: getattr(node, name) for name in Loop.__dataclass_fields__}
     fields["body"] = tuple(n for _, n in pairs)
@@ -69,10 +71,9 @@ def _pipeline(node: Loop, pipe: Piped, program: Program) -> Pipeline:
 
 
 def _sends(
-    body: tuple[Node, ...], parts: list[Part], pipe: Piped, program: Program
+    body: tuple[Node, ...], parts: list[Part], pipe: Piped, mesh: Mesh, names: Names
 ) -> Iterator[tuple[Part, Move]]:
     """A message for each value that a loop carries from stage to stage, as the stage sends it."""
-    mesh, names = program.mesh, Names(names_of(program))
     stages = mesh.size(pipe.axis)
     for node, part in zip(body, parts, strict=True):
         if part not in RESULTS:
@@ -200,33 +201,42 @@ def _only_begins(node: Node, var: Var) -> bool:
 # --- sums ----------------------------------------------------------------------------------------
 
 
-def _sums_apart(loop: Loop, pipe: Piped) -> tuple[Node, ...]:
+def _sums_apart(loop: Loop, pipe: Piped, names: Names) -> tuple[Node, ...]:
     """The body, with the addends of each sum of a step added to it one by one.
 
     Only where they are made on several stages: an addition of its own joins them otherwise.
     """
-    addends = _Addends(loop, pipe)
+    addends = _Addends(loop, pipe, names)
     body = list(loop.body)
     for node in loop.body:
         if not (isinstance(node, Compute) and addends.adds(node)):
             continue
         total, part = node.ins
-        found, joins = addends.of(part)
-        if len(found) < 2:
+        found = addends.of(part)
+        if len(found.vars) < 2:
             continue
-        body = [n for n in body if n not in (node, *joins)]
-        for addend in found:
-            made = node.outs[0] if addend is found[-1] else replace(node.outs[0])
+        body = [n for n in body if n not in (node, *found.gone)] + found.new
+        for addend in found.vars:
+            made = node.outs[0] if addend is found.vars[-1] else replace(node.outs[0])
             body.append(replace(node, ins=(total, addend), outs=(made,)))
             total = made
     return tuple(body)
 
 
+@dataclass(slots=True)
+class _Found:
+    """Addends, the nodes that join them, and those that make them where a move came behind that."""
+
+    vars: list[Var]
+    gone: list[Node] = field(default_factory=list)
+    new: list[Node] = field(default_factory=list)
+
+
 class _Addends:
     """The values that additions of an iteration join, stage by stage."""
 
-    def __init__(self, loop: Loop, pipe: Piped) -> None:
-        self.parts = _Parts(loop, pipe)
+    def __init__(self, loop: Loop, pipe: Piped, names: Names) -> None:
+        self.names, self.parts = names, _Parts(loop, pipe)
         for node in loop.body:
             self.parts.follow(node)
         self.reads = uses(loop.body)
@@ -236,13 +246,25 @@ class _Addends:
         """Whether an operator adds to a sum of the step."""
         return node.onto == 0 and node.outs[0].name in self.parts.totals
 
-    def of(self, var: Var) -> tuple[list[Var], list[Node]]:
-        """The addends in a value that are made on several stages, and what joins them."""
+    def of(self, var: Var) -> _Found:
+        """The addends in a value that are made on several stages; a move is one of each of them."""
         maker = self.makers.get(var)
-        if not isinstance(maker, Compute) or maker.name != "add" or self.reads[var] != 1:
-            return [var], []
-        if len({self.parts.made.get(v) for v in maker.ins}) == 1:
-            return [var], []
-        found = [self.of(operand) for operand in maker.ins]
-        joins = [maker, *(join for _, inner in found for join in inner)]
-        return [v for addends, _ in found for v in addends], joins
+        if self.reads[var] != 1:
+            return _Found([var])
+        match maker:
+            case Compute(name="add"):
+                if len({self.parts.made.get(v) for v in maker.ins}) > 1:
+                    one, other = map(self.of, maker.ins)
+                    gone = [maker, *one.gone, *other.gone]
+                    return _Found(one.vars + other.vars, gone, one.new + other.new)
+            case Move() if maker.step.op in (None, "sum"):
+                inner = self.of(maker.source)
+                if len(inner.vars) > 1:
+                    moves = [self._moved(maker, v) for v in inner.vars]
+                    new = [*inner.new, *moves]
+                    return _Found([m.target for m in moves], [maker, *inner.gone], new)
+        return _Found([var])
+
+    def _moved(self, move: Move, source: Var) -> Move:
+        target = replace(move.target, name=self.names.fresh(move.target.name))
+        return replace(move, source=source, target=target)

@@ -1,0 +1,165 @@
+"""Training steps of pipelines equal those of one device, on threads.
+
+Where the sums of a step have the same order, they are the same bits: with one device that
+accumulates as many batches. A parameter of several stages has a sum on each, and a norm the sum
+over stages: there up to rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshdsl.backends.engines.in_process import LocalRun, run_local
+from meshdsl.backends.runtime.values import Array
+from meshdsl.diagnostics import Source
+from meshdsl.pipeline import Compilation, Options
+from meshdsl.report.explain import explain
+
+MLP = """
+dim batch = 4, model = 6, layers = 4, out = model
+program net(x[batch, model], target[batch, model]) {
+  repeat layers {
+    param w[model, out]
+    param b[model] = zeros()
+    x = tanh(einsum(x, w -> [batch, out])[out -> model] + b)
+  }
+  loss = mean(square(x - target))
+  return loss
+  minimize loss with OPTIMIZER
+}
+"""
+
+HEADED = """
+dim batch = 4, seq = 6, model = 8, hidden = 12, layers = 4, vocab = 16, heads = 2
+program net(tokens[batch, seq]: i32, targets[batch, seq]: i32) {
+  param embed[vocab, model]
+  param place[seq, model]
+  param head[model, vocab]
+  x = embed[vocab = tokens] + place
+  mask = where(tokens > 3, 1.0, 0.5)
+  repeat layers {
+    param a[model, hidden]
+    param c[hidden, model]
+    x = x + mask * einsum(gelu(einsum(x, a -> [batch, seq, hidden])), c -> [batch, seq, model])
+  }
+  logits = einsum(rms_norm[model](x), head -> [batch, seq, vocab])
+  loss = mean(cross_entropy[vocab](logits, targets))
+  largest = mean(max[vocab](logits))
+  return loss, largest
+  minimize loss with OPTIMIZER
+}
+"""
+
+TIED = HEADED.replace("  param head[model, vocab]\n", "").replace("head ->", "embed ->")
+
+RECOMPUTED = MLP.replace("    x = tanh", "    recompute {\n    x = tanh").replace(
+    "+ b)\n  }", "+ b)\n    }\n  }"
+)
+
+PROGRAMS = {"mlp": MLP, "headed": HEADED, "tied": TIED, "recomputed": RECOMPUTED}
+ADAM = "adamw(lr=0.01, accumulate=4)"
+CLIPPED = "adamw(lr=0.01, clip=0.05, accumulate=3)"
+NARROW = "adamw(lr=0.01, accumulate=4, compute=bf16)"
+
+ONE_SUM = ("mlp", "headed", "recomputed")
+"""Programs none of whose parameters are read on two stages."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One step of a program: its results, the bytes that each device sent, and those predicted."""
+
+    made: LocalRun
+    predicted: int
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """What the step returns and updates."""
+        return {**self.made.outputs, **self.made.updated}
+
+
+def run(program: str, optimizer: str, mesh: str, rules: str, policy: str = "optimal") -> Run:
+    """One training step of a program of `PROGRAMS`."""
+    text = PROGRAMS[program].replace("OPTIMIZER", optimizer)
+    text += f"\nlayout chosen {{ {rules} }}\n"
+    source = Source(f"{program}.mdsl", text)
+    made = Compilation(source, Options(mesh=mesh, layout="chosen", reduce=policy))
+    report = explain(made.device)
+    emitted = made.emitted
+    done = run_local(emitted.text, seed=3, lines=emitted.places)
+    return Run(done, sum(m["wire_bytes"] for m in report["collectives"]))
+
+
+def worst(found: Run, expected: Run) -> float:
+    """The largest difference of any result, relative to the largest value of it."""
+    return max(
+        float(np.abs(array.astype("f8") - expected.arrays[name]).max(initial=0))
+        / max(float(np.abs(expected.arrays[name]).max(initial=0)), 1e-30)
+        for name, array in found.arrays.items()
+    )
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("program", ONE_SUM)
+def test_the_bits_of_one_device(program: str, stages: int) -> None:
+    alone = run(program, ADAM, "pipe:1", "layers -> pipe")
+    piped = run(program, ADAM, f"pipe:{stages}", "layers -> pipe")
+    for name, array in alone.arrays.items():
+        np.testing.assert_array_equal(piped.arrays[name], array, name)
+    assert not piped.made.disagreements()
+
+
+LAYOUTS = {
+    "pipe:2": "layers -> pipe",
+    "data:2,pipe:2": "layers -> pipe, batch -> data",
+    "pipe:2,tp:2": "layers -> pipe, model -> tp",
+    "data:2,pipe:4": "layers -> pipe, batch -> data, state: model -> data",
+    "data:2,pipe:2,tp:2": "layers -> pipe, batch -> data, model -> tp, grads: model -> data",
+    "pipe:4,data:2": "layers -> pipe, batch -> data, params: model -> data",
+}
+
+
+@pytest.mark.parametrize("policy", ["optimal", "immediate", "deferred"])
+@pytest.mark.parametrize("mesh", LAYOUTS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_numbers_of_one_device(program: str, mesh: str, policy: str) -> None:
+    alone = run(program, CLIPPED, "pipe:1", "layers -> pipe")
+    piped = run(program, CLIPPED, mesh, LAYOUTS[mesh], policy)
+    assert worst(piped, alone) < 2e-5
+    assert not piped.made.disagreements()
+
+
+@pytest.mark.parametrize("mesh", ["pipe:2", "data:2,pipe:2", "pipe:2,tp:2"])
+def test_narrow_numbers(mesh: str) -> None:
+    alone = run("headed", NARROW, "pipe:1", "layers -> pipe")
+    piped = run("headed", NARROW, mesh, LAYOUTS[mesh])
+    assert abs(piped.arrays["loss"] - alone.arrays["loss"]) < 0.02
+
+
+@pytest.mark.parametrize("mesh", LAYOUTS)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_no_device_sends_more_than_was_said(program: str, mesh: str) -> None:
+    piped = run(program, CLIPPED, mesh, LAYOUTS[mesh])
+    sizes = dict(axis.split(":") for axis in mesh.split(","))
+    sent = [piped.made.wire_bytes(rank) for rank in range(len(piped.made.sent))]
+    assert max(sent) <= piped.predicted
+    if int(sizes["pipe"]) > 2:
+        # A stage in the middle sends in both directions.
+        assert max(sent) == piped.predicted
+
+
+def test_the_example_trains_in_stages() -> None:
+    path = Path(__file__).resolve().parents[2] / "examples" / "lm.mdsl"
+    text = path.read_text("utf-8").replace("clip=1.0)", "clip=1.0, accumulate=2)")
+    runs = []
+    for mesh, layout in (("d:1", "batch:d"), ("data:2,pipe:3", "batch:data,layers:pipe")):
+        options = Options("lm", mesh, layout, set_dims={"batch": 4, "seq": 16})
+        runs.append(run_local(Compilation(Source("lm.mdsl", text), options).text, seed=1))
+    alone, piped = runs
+    for name, array in {**alone.outputs, **alone.updated}.items():
+        found = {**piped.outputs, **piped.updated}[name]
+        np.testing.assert_allclose(found, array, rtol=0, atol=2e-6 * np.abs(array).max(initial=1))
