@@ -34,15 +34,17 @@ if TYPE_CHECKING:
     from meshdsl.api.operators import *  # noqa: F403
     from meshdsl.api.plan import Plan
     from meshdsl.api.program import Program, check, load, program
+    from meshdsl.api.schedules import Schedule, scheduled
     from meshdsl.api.shown import Comparison, Cost, Explanation, Outputs, Simulation
     from meshdsl.api.statements import grad, minimize, name, param, recompute, repeat, update
     from meshdsl.api.tensor import Tensor
 
 __all__ = [
     "Comparison", "Cost", "DType", "Dim", "Explanation", "Function", "Layout", "Mesh", "Outputs",
-    "Plan", "Program", "ProgramError", "ProgramWarning", "Simulation", "Tensor", "bf16", "bool",
-    "check", "dim", "dims", "f16", "f32", "f64", "function", "grad", "i32", "i64", "layout", "load",
-    "mesh", "minimize", "module", "name", "param", "program", "recompute", "repeat", "update",
+    "Plan", "Program", "ProgramError", "ProgramWarning", "Schedule", "Simulation", "Tensor", "bf16",
+    "bool", "check", "dim", "dims", "f16", "f32", "f64", "function", "grad", "i32", "i64", "layout",
+    "load", "mesh", "minimize", "module", "name", "param", "program", "recompute", "repeat",
+    "scheduled", "update",
 ]  # fmt: skip
 
 _PUBLIC = {
@@ -53,6 +55,7 @@ _PUBLIC = {
     "module": "module",
     "plan": "Comparison Cost Explanation Outputs Plan Simulation",
     "program": "Program check load program",
+    "schedules": "Schedule scheduled",
     "statements": "grad minimize name param recompute repeat update",
     "tensor": "Tensor",
 }

@@ -9,11 +9,13 @@ from typing import Any
 from meshdsl.api.dims import Dim, check_name, kind_of
 from meshdsl.api.errors import told
 from meshdsl.api.places import Site, here
+from meshdsl.api.schedules import Schedule
+from meshdsl.api.schedules import given as given_schedule
 from meshdsl.api.sizes import Size, number_of
 from meshdsl.diagnostics import DiagnosticError, Source, Span, fail
 from meshdsl.named.declarations import Declarations
 from meshdsl.syntax import ast
-from meshdsl.syntax.printer import expression
+from meshdsl.syntax.printer import expression, scheduled
 
 Rules = Mapping[Any, Any] | str | Iterable[str]
 """Rules of a layout: `{"batch": "rows"}`, `"batch:rows,hidden:cols"`, or rules of the language."""
@@ -68,19 +70,29 @@ class Layout:
     rules: tuple[Entry, ...]
     base: Layout | None
     span: Span
+    schedule: Schedule | None = None
 
     def __repr__(self) -> str:
         base = f" extends {self.base.name}" if self.base else ""
-        return f"layout {self.name}{base} {{ {', '.join(map(_rule_text, self.rules))} }}"
+        used = f" with {scheduled(self.schedule.call)}" if self.schedule else ""
+        return f"layout {self.name}{base} {{ {', '.join(map(_rule_text, self.rules))} }}{used}"
 
     def syntax(self) -> Iterator[ast.Layout]:
         """The declaration of this layout, and of those it extends."""
         base = ast.Name(self.base.name, self.span) if self.base else None
         rules = tuple(r for r in self.rules if isinstance(r, ast.Rule))
         settings = tuple(r for r in self.rules if isinstance(r, ast.Setting))
-        yield ast.Layout(ast.Name(self.name, self.span), base, rules, None, self.span, settings)
+        call = self.schedule.call if self.schedule else None
+        yield ast.Layout(ast.Name(self.name, self.span), base, rules, call, self.span, settings)
         if self.base is not None:
             yield from self.base.syntax()
+
+    def tables(self) -> Iterator[ast.Schedule]:
+        """The declarations of the schedules that it and those it extends have."""
+        if self.schedule is not None and self.schedule.table is not None:
+            yield self.schedule.table
+        if self.base is not None:
+            yield from self.base.tables()
 
 
 def _rule_text(rule: Entry) -> str:
@@ -171,7 +183,14 @@ def with_mesh(
 
 
 @told
-def layout(rules: Rules | None = None, /, *, extends: Layout | None = None, **dims: Any) -> Layout:
+def layout(
+    rules: Rules | None = None,
+    /,
+    *,
+    extends: Layout | None = None,
+    schedule: Schedule | str | None = None,
+    **dims: Any,
+) -> Layout:
     """A layout: `hybrid = md.layout(batch="rows", hidden="cols")`. Its name is the variable's.
 
     Rules come in any of these forms:
@@ -182,14 +201,17 @@ def layout(rules: Rules | None = None, /, *, extends: Layout | None = None, **di
     - rules of the language, in one string or several: `["params: model -> data", "seq -> none"]`,
       settings such as `"grads: reduce = bf16"` among them.
 
+    A pipeline has a `schedule`: `"one_f_one_b[batch](8)"`, or what `md.scheduled` makes.
+
     Raises:
-        ProgramError: an entry is no rule (MD0818).
+        ProgramError: an entry is no rule (MD0818), or the schedule is none (MD0533).
     """
     site = here()
     first = _rules(rules, Place(site, "rules", 0))
     own = (*first, *(_of_pair(d, axes, site.argument(d)) for d, axes in dims.items()))
-    name = site.names if isinstance(site.names, str) else _layout_name(own)
-    return Layout(name, own, extends, site.span)
+    used = given_schedule(schedule, site.argument("schedule"))
+    name = site.names if isinstance(site.names, str) else _layout_name(own, used)
+    return Layout(name, own, extends, site.span, used)
 
 
 def with_layout(
@@ -204,11 +226,13 @@ def with_layout(
         rules = tuple(_rules(given, place))
         given = Layout(_layout_name(rules), rules, None, place.span)
     layouts = {**declarations.layouts, **{n.name.text: n for n in given.syntax()}}
-    return replace(declarations, layouts=layouts), given.name
+    schedules = {**declarations.schedules, **{n.name.text: n for n in given.tables()}}
+    return replace(declarations, layouts=layouts, schedules=schedules), given.name
 
 
-def _layout_name(rules: tuple[Entry, ...]) -> str:
-    return ", ".join(map(_rule_text, rules)) or "none"
+def _layout_name(rules: tuple[Entry, ...], schedule: Schedule | None = None) -> str:
+    used = f" with {scheduled(schedule.call)}" if schedule else ""
+    return (", ".join(map(_rule_text, rules)) or "none") + used
 
 
 def _rules(given: Any, place: Place) -> Iterator[Entry]:

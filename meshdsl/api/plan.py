@@ -549,7 +549,7 @@ def asked_of(
 
 # --- pickles ---------------------------------------------------------------------------------
 
-TABLES = ("meshes", "layouts", "sbps")
+TABLES = ("meshes", "layouts", "sbps", "schedules")
 
 
 def chosen_of(plan: Plan) -> tuple[Options, dict[str, dict[str, Any]]]:

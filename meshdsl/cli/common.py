@@ -25,9 +25,15 @@ from meshdsl.diagnostics import (
 from meshdsl.pipeline import Compilation, Options, compile_source
 
 COMMAND_CODES = ("MD0010", "MD05", "MD06")
-PROGRAM_CODES = ("MD0641", "MD0642", *(f"MD052{n}" for n in range(7)))
+PROGRAM_CODES = (
+    *("MD0641", "MD0642"),
+    *(f"MD052{n}" for n in range(7)),
+    *(f"MD053{n}" for n in range(3, 9)),
+)
 """Reports of commands that are about the program: for what is asked of it there is no layout, or
-the table of a schedule is wrong."""
+the schedule of a pipeline is wrong."""
+SCHEDULE_CODES = ("MD0528", "MD0529")
+"""Reports about a schedule, of a command that has no place, or of a program."""
 RUN_CODES = ("MD07", "MD08")
 REFUSED_CODES = ("MD0703", "MD0704")
 
@@ -88,7 +94,8 @@ def exit_code(errors: Iterable[Diagnostic]) -> int:
     codes = []
     for error in errors:
         about_command = error.code.startswith(COMMAND_CODES) or error.code in REFUSED_CODES
-        about_command = about_command and error.code not in PROGRAM_CODES
+        about_program = error.code in SCHEDULE_CODES and error.span is not None
+        about_command &= error.code not in PROGRAM_CODES and not about_program
         if about_command or (error.span and error.span.file.startswith("--")):
             codes.append(2)
         else:
