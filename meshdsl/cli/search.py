@@ -51,6 +51,7 @@ class Objective:
     max_rules: int | None = opt("--max-rules", "N", "The most rules.", min=0)
     no_storage: bool = flag("--no-storage", "No rules for params, grads and state.")
     selectors: bool = flag("--selectors", "Rules for functions and parameters, too, by steps.")
+    no_partial: bool = flag("--no-partial", "Reduce every sum where it appears, to compare.")
     method: str | None = opt("--method", "M", "How to search (layouts, or what fits the graph).")
     certificate: bool = flag("--certificate", "Bound all per-tensor plans (by time always).")
     budget: str | None = opt("--budget", "10s", "Stop after this time with the best so far.")
@@ -142,6 +143,7 @@ def asked(given: SearchLayouts) -> Asked:
         max_rules=given.max_rules,
         storage=not given.no_storage,
         selectors=given.selectors,
+        partial=not given.no_partial,
         front=given.front,
         budget=given.budget,
         devices=given.devices,

@@ -35,6 +35,7 @@ class Asked:
     max_rules: int | None = None
     storage: bool = True
     selectors: bool = False
+    partial: bool = True
     front: bool = False
     budget: str | float | None = None
     devices: int | None = None
@@ -66,6 +67,7 @@ class Asked:
             rules=self.max_rules,
             storage=self.storage,
             selectors=self.selectors,
+            partial=self.partial,
         )
         objective = self._objective(timing)
         about = (objective, limits, timing, self.front)

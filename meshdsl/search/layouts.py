@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from meshdsl.diagnostics import DiagnosticError, fail
 from meshdsl.pipeline import lower_placed
-from meshdsl.search.plan import POLICIES, Plan, Rules, layout_of
+from meshdsl.search.plan import Plan, Rules, layout_of
 from meshdsl.search.problem import Count, Found, Problem
 from meshdsl.search.space import Space, seconds
 from meshdsl.search.storage import stored
@@ -67,7 +67,7 @@ class _Run:
         """
         problem, made = self.problem, list[Plan]()
         try:
-            for policy in POLICIES:
+            for policy in problem.policies:
                 made.append(problem.plan(rules, policy))
                 sends = made[-1].sent_at_least
                 if sends <= most and self._divides(made[-1]) and self._fits(made[-1]):

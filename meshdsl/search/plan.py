@@ -22,6 +22,9 @@ from meshdsl.simulate.engine import simulate
 POLICIES = ("deferred", "immediate")
 """The walks that a layout is evaluated by; of equals the first is taken."""
 
+AT_ONCE = ("immediate",)
+"""Those that reduce every sum where it appears."""
+
 NAME = "searched"
 """The name of a layout that has been searched for."""
 

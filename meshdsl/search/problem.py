@@ -15,7 +15,7 @@ from typing import Protocol
 from meshdsl.cluster.timing import Timing
 from meshdsl.named import ir as named
 from meshdsl.placed.sbp import Mesh
-from meshdsl.search.plan import Plan, Rules
+from meshdsl.search.plan import AT_ONCE, POLICIES, Plan, Rules
 from meshdsl.search.space import Space, space_of
 
 OBJECTIVES = ("time", "bytes", "memory")
@@ -37,7 +37,8 @@ class Limits:
     `memory`: bytes per device at the peak. `replicated`: see `REPLICATED`. `fixed`: general rules
     that every plan has. `rules`: the most that a plan may have. `storage`: whether rules for
     `params`, `grads` and `state` are searched too (space L1, else L0). `selectors`: whether rules
-    for functions and parameters are, by steps (L2).
+    for functions and parameters are, by steps (L2). `partial`: whether sums may flow on in parts;
+    else they are reduced where they appear.
     """
 
     memory: int | None = None
@@ -46,6 +47,7 @@ class Limits:
     rules: int | None = None
     storage: bool = True
     selectors: bool = False
+    partial: bool = True
 
 
 def _never() -> bool:
@@ -81,6 +83,11 @@ class Problem:
     def space(self) -> Space:
         """The layouts of general rules, with the fixed ones."""
         return space_of(self.program, self.mesh, self.limits.fixed, self.timing)
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """The walks that a layout is evaluated by; of equals the first is taken."""
+        return POLICIES if self.limits.partial else AT_ONCE
 
     @cached_property
     def least_work(self) -> float:

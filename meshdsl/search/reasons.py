@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.search.plan import POLICIES, Plan, Rule
+from meshdsl.search.plan import Plan, Rule
 from meshdsl.search.problem import Found
 
 
@@ -40,7 +40,7 @@ def without(found: Found, plan: Plan, rule: Rule) -> Plan | None:
     """The better walk of a plan less one rule, whatever the limits."""
     kept = tuple(other for other in plan.rules if other is not rule)
     known = {(p.rules, p.policy): p for p in found.every}
-    made = [known.get((kept, p)) or found.problem.plan(kept, p) for p in POLICIES]
+    made = [known.get((kept, p)) or found.problem.plan(kept, p) for p in found.problem.policies]
     try:
         return min(made, key=found.problem.key)
     except DiagnosticError:

@@ -15,7 +15,7 @@ from meshdsl.named import ir as named
 from meshdsl.named.prelude import prelude
 from meshdsl.placed.layout import selects
 from meshdsl.placed.lint import values_of
-from meshdsl.search.plan import POLICIES, Plan, Rule, Rules
+from meshdsl.search.plan import Plan, Rule, Rules
 from meshdsl.search.problem import Found, Problem
 
 Selector = tuple[str, ...]
@@ -123,7 +123,7 @@ class _Steps:
     def _placed(self, rules: Rules, than: Plan) -> Plan | None:
         problem, best = self.problem, None
         try:
-            for policy in POLICIES:
+            for policy in problem.policies:
                 plan = problem.plan(rules, policy)
                 if not problem.divides(plan):
                     continue

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshdsl.diagnostics import DiagnosticError
-from meshdsl.search.plan import POLICIES, Plan, Rule, Rules
+from meshdsl.search.plan import Plan, Rule, Rules
 from meshdsl.search.problem import Found, Problem
 from meshdsl.search.reasons import Reason
 from meshdsl.search.selectors import onwards
@@ -79,4 +79,4 @@ def _changed(found: Found, plan: Plan, before: Rule | None, after: Rule | None) 
 
 
 def _better(problem: Problem, rules: Rules) -> Plan:
-    return min((problem.plan(rules, policy) for policy in POLICIES), key=problem.key)
+    return min((problem.plan(rules, policy) for policy in problem.policies), key=problem.key)

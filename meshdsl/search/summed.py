@@ -21,7 +21,7 @@ from meshdsl.search.annealing import anneal
 from meshdsl.search.exact import TooWide, integer_program, priced_memory
 from meshdsl.search.graph import CostGraph, Factor, Solution, Variable
 from meshdsl.search.layouts import best_first
-from meshdsl.search.plan import POLICIES, Rules
+from meshdsl.search.plan import Rules
 from meshdsl.search.problem import Count, Found, Problem
 from meshdsl.search.space import Space
 from meshdsl.search.tables import Tables
@@ -140,7 +140,7 @@ def placed(problem: Problem, space: Space, rules: Rules) -> Found:
 
     Raises MD0641 where it divides the work less than the tables say, and than asked.
     """
-    made = [problem.plan(rules, policy) for policy in POLICIES]
+    made = [problem.plan(rules, policy) for policy in problem.policies]
     plans = [plan for plan in made if problem.divides(plan)]
     if not plans:
         work = min(plan.flops for plan in made) / problem.least_work

@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from meshdsl.diagnostics import DiagnosticError
+from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.named.ir import walk
+from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.sbp import Mesh
 from meshdsl.search.layouts import ROUNDING
 from meshdsl.search.methods import METHODS
 from meshdsl.search.plan import Rule
-from meshdsl.search.problem import Found
+from meshdsl.search.problem import Found, Limits, Problem
 from meshdsl.search.reasons import reasons
 from meshdsl.search.space import Space, seconds
 from meshdsl.search.tables import Tables
@@ -112,6 +113,42 @@ def test_another_device_is_never_worse(name: str, objective: str, cluster: str) 
     one = Mesh("one", (("x", 1),))
     few, many = (solved(name, mesh, "layouts", objective, cluster) for mesh in (one, LINE))
     assert value(many) <= value(few)
+
+
+ADDED = """
+dim rows = 64, inner = 256, cols = 64
+program added(a[rows, inner], b[inner, cols], c[rows, inner], d[inner, cols]) {
+  y = einsum(a, b -> [rows, cols]) + einsum(c, d -> [rows, cols])
+  return y
+}
+"""
+
+
+def test_a_partial_value_that_flows_on_saves_half() -> None:
+    """A B + C D: two reductions where each product is reduced at once (GShard), else one."""
+    named = Compilation(Source("added.mdsl", ADDED), Options()).named
+    fixed = (Rule("inner", ("x",)),)
+    sent = [
+        METHODS["layouts"].solve(Problem(named, LINE, limits=Limits(fixed=fixed, partial=flows)))
+        for flows in (True, False)
+    ]
+    one, two = (found.plans[0] for found in sent)
+    assert (one.policy, two.policy) == ("deferred", "immediate")
+    assert two.sent == 2 * one.sent
+
+
+@pytest.mark.parametrize(("name", "mesh"), [("net", SQUARE), ("mlp", LINE), ("lookup", LINE)])
+def test_without_partial_values_the_best_is_least_of_all_that_reduce_at_once(
+    name: str, mesh: Mesh
+) -> None:
+    found, every = (
+        METHODS[method].solve(problem(name, mesh, storage=False, partial=False))
+        for method in ("layouts", "exhaustive")
+    )
+    assert {plan.policy for plan in (*found.every, *every.every)} == {"immediate"}
+    best = found.plans[0]
+    assert best.sent == every.plans[0].sent == min(plan.sent for plan in every.every)
+    assert best.sent >= solved(name, mesh).plans[0].sent
 
 
 def test_what_is_fixed_stays() -> None:
