@@ -183,12 +183,15 @@ def _write(file: Path, made: Compilation, found: Found, given: SearchLayouts) ->
     """Write the best layout into the file."""
     from meshdsl.report.fix import with_line_ends_of
     from meshdsl.report.search import block_of
+    from meshdsl.search.stamp import stamp
     from meshdsl.search.written import expectation, inserted, placed_on
 
     name, plan = given.write, found.plans[0]
     assert name is not None
     mesh, lacking = placed_on(name, plan.mesh, made.declarations)
-    text = lacking + block_of(found, plan, name)
+    # With other sizes than those of the file it would be none of the file's program.
+    is_own = not made.options.set_dims and made.options.dtype is None
+    text = lacking + block_of(found, plan, name, stamp(made.named) if is_own else "")
     if given.expect:
         text += expectation(name, mesh, plan)
     names = {name, mesh} if lacking else {name}

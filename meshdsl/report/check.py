@@ -19,6 +19,7 @@ from meshdsl.placed import ir as placed
 from meshdsl.placed.expect import KINDS, check_head, expected_number, no_tensor
 from meshdsl.placed.layout import TENSOR, selects
 from meshdsl.report.explain import explain
+from meshdsl.search.stamp import outdated
 from meshdsl.syntax import ast
 
 
@@ -31,6 +32,8 @@ def check_source(source: Source, options: Options, diagnostics: Diagnostics) -> 
     diagnostics.add(*found.diagnostics)
     if found.diagnostics.errors:
         return ""
+    if not options.set_dims and options.dtype is None:
+        diagnostics.add(*outdated(source, found.named))
     for step in placement_checks(found, options):
         diagnostics.add(*step)
     held = len(found.declarations.expects)

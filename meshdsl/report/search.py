@@ -155,12 +155,13 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e9:.3g} ns"
 
 
-def block_of(found: Found, plan: Plan, name: str = NAME) -> str:
-    """The layout block of a plan, with a reason behind each rule."""
+def block_of(found: Found, plan: Plan, name: str = NAME, stamp: str = "") -> str:
+    """The layout block of a plan, with a reason behind each rule; `stamp`: of the program."""
     problem = found.problem
     said = {str(r.rule): told(r, problem) for r in reasons(found, plan)}
     fixed = {str(rule): "as asked" for rule in problem.limits.fixed}
-    return block(name, _head(found), plan, fixed | said)
+    head = _head(found) + (f"; program {stamp}" if stamp else "")
+    return block(name, head, plan, fixed | said)
 
 
 def _head(found: Found) -> str:

@@ -62,6 +62,28 @@ def test_what_is_written_holds(mesh: str, cli: Cli) -> None:
     assert Path(path).read_text(encoding="utf-8") == written
 
 
+def notes(text: str) -> list[str]:
+    """The codes of what `check` says."""
+    found = Diagnostics()
+    check_source(Source("net.mdsl", text), Options(), found)
+    return [d.code for d in found]
+
+
+def test_a_layout_of_another_version_is_noted(cli: Cli) -> None:
+    """Another size or operator is another version; a comment, or another layout, is none."""
+    path = write(TEXT)
+    assert cli("search", path, "--write", "best").code == 0
+    written = Path(path).read_text(encoding="utf-8")
+    assert "; program " in written
+    assert notes(written) == notes("# A comment.\n\n" + written) == []
+    assert notes(written.replace("mesh square", "layout other { io -> x }\n\nmesh square")) == []
+    assert notes(written.replace("hidden = 32", "hidden = 64")) == ["MD0649"]
+    assert notes(written.replace("relu", "gelu")) == ["MD0649"]
+    sized = write(TEXT)
+    assert cli("search", sized, "--write", "best", "--set", "hidden=64").code == 0
+    assert "; program " not in Path(sized).read_text(encoding="utf-8")
+
+
 def test_the_front_is_one(cli: Cli) -> None:
     told = json.loads(cli("search", write(TEXT), "--front", "--json", "--set", "batch=512").out)
     values = [(p["wire_bytes"], p["memory"]["peak"]) for p in told["front"]]
