@@ -77,7 +77,7 @@ def test_a_loaded_program_is_what_the_command_line_compiles(name: str) -> None:
 def test_a_plan_computes_the_reference(name: str) -> None:
     program = program_of(name)
     if name in LARGE:
-        program = md.load(EXAMPLES / f"{name}.mdsl", dims=SMALL)
+        program = md.load(EXAMPLES / f"{name}.mdsl", dims=LARGE[name])
     plan = program.compile({"devices": 2}, _a_layout(program))
     inputs = plan.sample()
     outputs, expected = plan(**inputs), plan.reference(**inputs)
@@ -153,8 +153,13 @@ def test_gradients_blocks_and_goals_are_the_same(evaluate: bool, tmp_path: Path)
     assert printed(traced.named(evaluate=evaluate)) == printed(parsed.named(evaluate=evaluate))
 
 
-LARGE = ("transformer", "search/gpt3")
 SMALL = {"batch": 4, "seq": 8, "model": 16, "heads": 4, "key": 4, "hidden": 16, "vocab": 16}
+KV = {"kv": 4, "group": 2}
+LARGE = {
+    "transformer": SMALL,
+    "search/gpt3": SMALL,
+    "search/llama3": {**{d: n for d, n in SMALL.items() if d != "heads"}, **KV},
+}
 
 
 def _a_layout(program: md.Program) -> dict[str, str]:
