@@ -153,9 +153,9 @@ class _Cutting:
                 help=f"give it a multiple of {count}, or take fewer micro-batches",
             )
 
-    def _define(self, var: Var, part: Component) -> Var:
+    def _define(self, var: Var, part: Component, name: str = "") -> Var:
         self.components[var] = part
-        self.new[var] = self._placed(var, part)
+        self.new[var] = replace(self._placed(var, part), name=name or var.name)
         return self.new[var]
 
     def _read(self, var: Var, need: Component, node: Node) -> Var:
@@ -279,7 +279,12 @@ class _Cutting:
         pairs = list(zip(node.carries, carried, strict=True))
         inits = [self._read(c.init, part, node) for c, part in pairs]
         outside, self.made = self.made, []
-        insides = [self._define(c.inside, part) for c, part in pairs]
+        # A carry has the name of its initial value where that is nothing else; and so a version.
+        names = [
+            init.name if c.inside.name == c.init.name else c.inside.name
+            for c, init in zip(node.carries, inits, strict=True)
+        ]
+        insides = [self._define(c.inside, p, n) for (c, p), n in zip(pairs, names, strict=True)]
         stacked = tuple(self._slice(s) for s in node.stacked)
         outer = dict(self.versions)
         for inner in node.body:
@@ -290,7 +295,7 @@ class _Cutting:
             for c, part in pairs
         ]
         body, self.made, self.versions = tuple(self.made), outside, outer
-        results = [self._define(c.result, part) for c, part in pairs]
+        results = [self._define(c.result, p, n) for (c, p), n in zip(pairs, names, strict=True)]
         carries = tuple(Carry(*vs) for vs in zip(inits, insides, ends, results, strict=True))
         collected = tuple(self._collected(c) for c in node.collected)
         return replace(node, carries=carries, stacked=stacked, body=body, collected=collected)

@@ -303,6 +303,18 @@ class Pipeline(Loop):
         """The statements of some parts."""
         return tuple(n for n, part in zip(self.body, self.parts, strict=True) if part in parts)
 
+    def on(self, stage: int) -> Pipeline:
+        """What one stage does: the parts of all, those of its end, what it sends to another."""
+        ends: dict[int, set[Part]] = {
+            0: {Part.FIRST, Part.FIRST_BACKWARD},
+            len(self.rows) - 1: {Part.LAST, Part.LAST_BACKWARD},
+        }
+        without = {part for end, parts in ends.items() for part in parts if end != stage}
+        without |= {Part.SENT} if stage == len(self.rows) - 1 else set()
+        without |= set() if stage else {Part.SENT_BACKWARD}
+        made = [(n, p) for n, p in zip(self.body, self.parts, strict=True) if p not in without]
+        return replace(self, body=tuple(n for n, _ in made), parts=tuple(p for _, p in made))
+
     @property
     def rows(self) -> tuple[Row, ...]:
         """What each stage does, in its order."""
@@ -343,6 +355,18 @@ class Program:
     states: tuple[Var, ...] = ()
     updates: tuple[tuple[Var, Var], ...] = ()
     lists: frozenset[Var] = frozenset()
+
+
+def stages(program: Program) -> tuple[tuple[Node, ...], ...]:
+    """The statements of one stage of a pipeline for each that differs from others; else all."""
+    found = [node for node in program.body if isinstance(node, Pipeline)]
+    if not found:
+        return (program.body,)
+    last = len(found[0].rows) - 1
+    return tuple(
+        tuple(node.on(stage) if isinstance(node, Pipeline) else node for node in program.body)
+        for stage in sorted({0, min(1, last), last})
+    )
 
 
 def walk(nodes: tuple[Node, ...]) -> Iterator[tuple[Compute | Collective, int]]:

@@ -14,7 +14,7 @@ from typing import Any
 from meshdsl.backends.runtime.values import Spec, local_part
 from meshdsl.backends.torch.text import identifiers
 from meshdsl.cluster.timing import Timing
-from meshdsl.device.ir import Bucket, Collective, Compute, Move, Program, Wait, walk
+from meshdsl.device.ir import Bucket, Collective, Compute, Move, Program, Wait, stages, walk
 from meshdsl.device.memory import memory
 from meshdsl.diagnostics import Diagnostic, Source
 from meshdsl.ir.program import every
@@ -44,6 +44,7 @@ from meshdsl.report.document import (
 )
 from meshdsl.report.holding import Holding
 from meshdsl.report.pictures import small_picture
+from meshdsl.report.stages import by_stage, piped, pipeline_sentence
 from meshdsl.report.times import timed_in_all, timed_item, timed_sentence, times
 
 Json = dict[str, Any]
@@ -64,6 +65,8 @@ def explain(
     With a `timing` it has predicted times, too.
     """
     source = program.placed
+    if source.pipe is not None:
+        timing = None  # one device's time is not that of its stage: nothing is predicted
     moves = [(n, k) for n, k in walk(program.body) if isinstance(n, Move | Bucket) and n.step.moves]
     hidden = frozenset(n.collective for n in every(program.body) if isinstance(n, Wait))
     unnamed = any(m.target.value.name is None for n, _ in moves for m in n.moves)
@@ -85,8 +88,9 @@ def explain(
         "plan": _plan(source.plan),
         "tensors": _tensors(source),
         "collectives": collectives,
-        "totals": _totals(collectives, program),
+        "totals": _totals(collectives, [n for n, _ in moves], program),
         "memory": memory(program),
+        **piped(program),
         **timed,
         "warnings": [
             {"code": d.code, "message": d.message, "line": d.span.line if d.span else None}
@@ -272,7 +276,16 @@ def show(p: Placement, node: Move) -> str:
     return p.show(node.source.value.type)
 
 
-def _totals(collectives: list[dict[str, Any]], program: Program) -> dict[str, Any]:
+def _totals(
+    collectives: list[dict[str, Any]], moves: Iterable[Collective], program: Program
+) -> dict[str, Any]:
+    """Sums of one device: of a pipeline, of the stage that sends most, or computes most."""
+    entries = dict(zip(moves, collectives, strict=True))
+    each = [
+        [entries[n] for n, _ in walk(body) if isinstance(n, Move | Bucket) and n in entries]
+        for body in stages(program)
+    ]
+    collectives = max(each, key=lambda found: sum(e["wire_bytes"] for e in found))
     by_kind: Counter[str] = Counter()
     by_axis: Counter[str] = Counter()
     by_phase: Counter[str] = Counter()
@@ -281,7 +294,10 @@ def _totals(collectives: list[dict[str, Any]], program: Program) -> dict[str, An
         by_axis["+".join(c["axes"])] += c["wire_bytes"]
         by_phase[c["phase"]] += c["wire_bytes"]
     counted = [c for c in collectives if c["phase"] != "output"]
-    statements = [(n, k) for n, k in walk(program.body) if isinstance(n, Compute)]
+    computed = (
+        sum(n.flops * k for n, k in walk(body) if isinstance(n, Compute))
+        for body in stages(program)
+    )
     return {
         "wire_bytes": sum(c["wire_bytes"] for c in counted),
         "cluster_wire_bytes": sum(c["cluster_wire_bytes"] for c in counted),
@@ -289,7 +305,7 @@ def _totals(collectives: list[dict[str, Any]], program: Program) -> dict[str, An
         "by_kind": dict(by_kind),
         "by_axis": dict(by_axis),
         "by_phase": dict(by_phase),
-        "flops_per_device": sum(n.flops * k for n, k in statements),
+        "flops_per_device": max(computed),
     }
 
 
@@ -310,6 +326,8 @@ def summary(report: Json) -> Iterator[Block]:
     yield line(sentence(report), "strong")
     if report["collectives"]:
         yield line(_largest(report))
+    if "pipeline" in report:
+        yield line(pipeline_sentence(report["pipeline"]))
     if "time" in report:
         yield line(timed_sentence(report["time"]))
     for axis, size in report["mesh"].items():
@@ -586,6 +604,7 @@ def _totals_of(report: Json) -> Iterator[Block]:
         yield from timed_in_all(report["time"])
         yield Gap()
     yield from held(report["memory"])
+    yield from by_stage(report)
     if report["warnings"]:
         yield Gap()
         yield from _warnings(report["warnings"])

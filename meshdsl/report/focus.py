@@ -35,6 +35,7 @@ from meshdsl.report.explain import (
     sentence,
     summary,
 )
+from meshdsl.report.stages import by_stage
 
 Json = dict[str, Any]
 
@@ -104,6 +105,7 @@ def _excerpt(report: Json, sources: Mapping[str, Source], top: int, rest: str) -
     yield from planned(report)
     yield Gap()
     yield from held(report["memory"])
+    yield from by_stage(report)
     yield Gap()
     yield line(rest, "muted")
 

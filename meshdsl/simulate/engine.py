@@ -28,6 +28,10 @@ def simulate(program: Program, timing: Timing, unroll: bool = False) -> Timeline
     Iterations that begin like an earlier one are folded (`Folded`): the result is exactly that of
     `unroll`, which simulates each.
     """
+    if program.placed.pipe is not None:
+        message = "the time of a pipeline is not predicted yet"
+        help = "`meshdsl schedule` draws a schedule with times of your own"
+        fail("MD0336", message, program.placed.pipe.span, help=help)
     run = _Run(program, timing, unroll)
     run.walked()
     return run.timeline()

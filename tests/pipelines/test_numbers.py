@@ -88,10 +88,9 @@ def run(program: str, optimizer: str, mesh: str, rules: str, policy: str = "opti
     text += f"\nlayout chosen {{ {rules} }}\n"
     source = Source(f"{program}.mdsl", text)
     made = Compilation(source, Options(mesh=mesh, layout="chosen", reduce=policy))
-    report = explain(made.device)
     emitted = made.emitted
     done = run_local(emitted.text, seed=3, lines=emitted.places)
-    return Run(done, sum(m["wire_bytes"] for m in report["collectives"]))
+    return Run(done, explain(made.device)["totals"]["wire_bytes"])
 
 
 def worst(found: Run, expected: Run) -> float:
@@ -142,14 +141,10 @@ def test_narrow_numbers(mesh: str) -> None:
 
 @pytest.mark.parametrize("mesh", LAYOUTS)
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_no_device_sends_more_than_was_said(program: str, mesh: str) -> None:
+def test_the_bytes_that_were_said(program: str, mesh: str) -> None:
     piped = run(program, CLIPPED, mesh, LAYOUTS[mesh])
-    sizes = dict(axis.split(":") for axis in mesh.split(","))
     sent = [piped.made.wire_bytes(rank) for rank in range(len(piped.made.sent))]
-    assert max(sent) <= piped.predicted
-    if int(sizes["pipe"]) > 2:
-        # A stage in the middle sends in both directions.
-        assert max(sent) == piped.predicted
+    assert max(sent) == piped.predicted
 
 
 def test_the_example_trains_in_stages() -> None:

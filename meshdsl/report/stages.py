@@ -1,0 +1,76 @@
+"""What a report says of a pipeline: its schedule, what is idle, what each stage holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+from meshdsl.device.ir import Pipeline, Program
+from meshdsl.device.memory import walks
+from meshdsl.report.document import Block, Gap, Grid, counted, human
+from meshdsl.schedule.times import Times, timed
+
+Json = dict[str, Any]
+
+LATE = Times(early=False)
+"""A stage sends what its backward pass makes when all of that is done."""
+
+MOST_STAGES = 12
+"""Stages that are listed; of more, the first and the last ones."""
+
+
+def piped(program: Program) -> dict[str, Any]:
+    """The entry of a pipeline in a report, if there is one. Bytes are those of one device.
+
+    `bubble` is the share of the devices' time that is idle where a forward pass takes as long as
+    either half of a backward pass, on every stage.
+    """
+    found = next((node for node in program.body if isinstance(node, Pipeline)), None)
+    if found is None:
+        return {}
+    table = found.table
+    assert table is not None
+    schedule = table.schedule
+    stored = (*program.params, *program.states, *program.inputs)
+    given = sum(v.local.bytes for v in stored)
+    peaks = [walk.walked() for walk in walks(program)]
+    flying = [max(peak.values(), default=0) for peak in table.stage_peaks]
+    return {
+        "pipeline": {
+            "axis": found.axis,
+            "schedule": schedule.name,
+            "stages": schedule.stages,
+            "micro_batches": schedule.micro,
+            "bubble": str(timed(table, LATE).bubble),
+            "in_flight": flying,
+            "peak": [given + held.most for held in peaks],
+        }
+    }
+
+
+def pipeline_sentence(pipeline: Json) -> str:
+    """`one_f_one_b over pipe: 4 stages, 8 micro-batches; 3/11 (27.3 %) of … is idle.`."""
+    stages, micro = counted(pipeline["stages"], "stage"), pipeline["micro_batches"]
+    batches = f"{micro} micro-batch{'es' if micro > 1 else ''}"
+    share = f"{100 * float(Fraction(pipeline['bubble'])):.3g} %"
+    idle = f"{pipeline['bubble']} ({share}) of the devices' time is idle"
+    return f"{pipeline['schedule']} over {pipeline['axis']}: {stages}, {batches}; {idle}."
+
+
+def by_stage(report: Json) -> Iterator[Block]:
+    """A line for each stage: micro-batches in flight, and memory."""
+    pipeline = report.get("pipeline")
+    if pipeline is None:
+        return
+    rows = [
+        (str(stage), str(flying), human(peak))
+        for stage, (flying, peak) in enumerate(
+            zip(pipeline["in_flight"], pipeline["peak"], strict=True)
+        )
+    ]
+    if len(rows) > MOST_STAGES:
+        half = MOST_STAGES // 2
+        rows = [*rows[:half], ("…", "", ""), *rows[-half:]]
+    yield Gap()
+    yield Grid("by stage", ("stage", "in flight", "held"), tuple(rows))

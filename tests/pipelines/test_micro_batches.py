@@ -1,0 +1,103 @@
+"""A batch cut into micro-batches: the numbers of the whole batch, or a refusal before it runs."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from meshdsl.backends.engines.in_process import run_local
+from meshdsl.backends.runtime.values import Array
+from meshdsl.diagnostics import DiagnosticError, Source
+from meshdsl.pipeline import Compilation, Options
+from meshdsl.report.explain import explain
+from tests.pipelines.test_numbers import PROGRAMS
+
+SUMMED = """
+dim batch = 8, model = 6, layers = 4, out = model
+program net(x[batch, model], target[batch, model]) {
+  param scale[model] = ones()
+  repeat layers {
+    param w[model, out]
+    x = tanh(einsum(x * scale, w -> [batch, out])[out -> model])
+  }
+  loss = sum(square(x - target)) / 7 + 0.01 * sum(square(scale))
+  return loss
+  minimize loss with OPTIMIZER
+}
+"""
+
+CUT = {"summed": SUMMED} | {n: p.replace("batch = 4", "batch = 8") for n, p in PROGRAMS.items()}
+OPTIMIZER = "adamw(lr=0.01, clip=0.5)"
+
+
+def step(text: str, mesh: str, rules: str, schedule: str) -> dict[str, Array]:
+    """What one training step returns and updates."""
+    text = f"{text}\nlayout chosen {{ {rules} }} {schedule}\n"
+    made = Compilation(Source("net.mdsl", text), Options(mesh=mesh, layout="chosen"))
+    done = run_local(made.text, seed=5)
+    assert not done.disagreements()
+    return {**done.outputs, **done.updated}
+
+
+MESHES = {
+    "pipe:2": "layers -> pipe",
+    "pipe:4": "layers -> pipe",
+    "data:2,pipe:2": "layers -> pipe, batch -> data",
+    "pipe:2,tp:2": "layers -> pipe, model -> tp",
+    "pipe:2,data:2,tp:2": "layers -> pipe, batch -> data, model -> tp, state: model -> data",
+}
+
+
+@pytest.mark.parametrize(
+    "schedule", ["gpipe[batch](4)", "one_f_one_b[batch](2)", "eager[batch](4)"]
+)
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("name", CUT)
+def test_the_numbers_of_the_whole_batch(name: str, mesh: str, schedule: str) -> None:
+    text = CUT[name].replace("OPTIMIZER", OPTIMIZER)
+    alone = step(text, "pipe:1", "layers -> pipe", "with gpipe[batch](1)")
+    piped = step(text, mesh, MESHES[mesh], f"with {schedule}")
+    for key, array in alone.items():
+        most = max(float(np.abs(array).max(initial=0)), 1e-30)
+        assert np.abs(piped[key] - array).max(initial=0) < 2e-5 * most, key
+
+
+NORMED = SUMMED.replace("out -> model])", "out -> model])\n    x = x - mean[batch](x)")
+
+
+@pytest.mark.parametrize(
+    ("text", "schedule", "code"),
+    [
+        pytest.param(NORMED, "gpipe[batch](4)", "MD0332", id="batch norm"),
+        pytest.param(SUMMED, "gpipe[batch](3)", "MD0534", id="does not divide"),
+        pytest.param(SUMMED.replace("return loss", "return loss, x"), "gpipe[batch](4)", "MD0333"),
+        pytest.param(SUMMED, "zb_h1[batch](4)", "MD0335", id="not built"),
+        pytest.param(SUMMED, "pipedream[batch](4)", "MD0335", id="asynchronous"),
+    ],
+)
+def test_refused_before_it_runs(text: str, schedule: str, code: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        step(text.replace("OPTIMIZER", OPTIMIZER), "pipe:2", "layers -> pipe", f"with {schedule}")
+    assert [d.code for d in caught.value.diagnostics] == [code]
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("micro", [2, 4, 8])
+def test_the_report_has_the_laws_of_the_schedule(stages: int, micro: int) -> None:
+    text = CUT["mlp"].replace("OPTIMIZER", OPTIMIZER)
+    reports = {}
+    for schedule in ("gpipe", "one_f_one_b"):
+        rules = f"layout chosen {{ layers -> pipe }} with {schedule}[batch]({micro})\n"
+        options = Options(mesh=f"pipe:{stages}", layout="chosen")
+        made = Compilation(Source("net.mdsl", f"{text}\n{rules}"), options)
+        reports[schedule] = explain(made.device)
+    bubble = Fraction(stages - 1, micro + stages - 1)
+    for report in reports.values():
+        assert Fraction(report["pipeline"]["bubble"]) == bubble
+    flying = {name: report["pipeline"]["in_flight"] for name, report in reports.items()}
+    assert flying["gpipe"] == [micro] * stages
+    assert flying["one_f_one_b"] == [min(micro, stages - s) for s in range(stages)]
+    peaks = {name: report["memory"]["peak"] for name, report in reports.items()}
+    assert peaks["one_f_one_b"] <= peaks["gpipe"]
