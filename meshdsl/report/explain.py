@@ -281,6 +281,7 @@ def _totals(
 ) -> dict[str, Any]:
     """Sums of one device: of a pipeline, of the stage that sends most, or computes most."""
     entries = dict(zip(moves, collectives, strict=True))
+    cluster = sum(c["cluster_wire_bytes"] for c in collectives if c["phase"] != "output")
     each = [
         [entries[n] for n, _ in walk(body) if isinstance(n, Move | Bucket) and n in entries]
         for body in stages(program)
@@ -300,7 +301,7 @@ def _totals(
     )
     return {
         "wire_bytes": sum(c["wire_bytes"] for c in counted),
-        "cluster_wire_bytes": sum(c["cluster_wire_bytes"] for c in counted),
+        "cluster_wire_bytes": cluster,
         "collectives": sum(c["count"] for c in counted),
         "by_kind": dict(by_kind),
         "by_axis": dict(by_axis),

@@ -21,6 +21,7 @@ STEPS = 50
 LAYOUTS = {
     "data_parallel": "four", "zero1": "four", "zero2": "four", "zero3": "four",
     "megatron": "square", "megatron_zero3": "square", "vocabulary": "square", "sequence": "square",
+    "pipeline": "pipe:2",
 }  # fmt: skip
 CLOSE = {"f32": 1e-4, "f64": 1e-9}
 REDUCE = {("f32", "four"): "optimal", ("f32", "square"): "immediate"}
