@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshdsl.named.ir import Value
-from meshdsl.search.tensors import Costs, Edge, Tensors
+from meshdsl.search.tensors import Costs, Edge, Numbers, Tensors
 
-SWEEPS = 8
+SWEEPS = 4
 """Sweeps, forth and back, for each price of work."""
 
 LAST = 60
@@ -58,8 +58,40 @@ def bound(graph: Tensors, expired: Callable[[], bool]) -> Bound:
     return _Sweeps(graph, expired).bound()
 
 
+class _Side:
+    """One end of an edge: the state of the tensor `at` each choice, and the choices `by` state.
+
+    `at` is None where choices are the states. Of an edge that is `settled` here, nothing is left
+    for sure by the choices of this end.
+    """
+
+    __slots__ = ("at", "off", "order", "settled", "starts")
+
+    def __init__(self, at: Numbers, states: int) -> None:
+        self.off = np.zeros(len(at))
+        self.at = None if np.array_equal(at, np.arange(states)) else at
+        self.order = np.argsort(at, kind="stable")
+        self.starts = np.searchsorted(at[self.order], np.arange(states))
+        self.settled = False
+
+    def most_off(self) -> Costs:
+        """By state, the most that was moved off by a choice of it."""
+        if self.at is None:
+            return self.off
+        found: Costs = np.maximum.reduceat(self.off.take(self.order), self.starts)
+        return found
+
+    def by_choice(self, costs: Costs) -> Costs:
+        """Costs by state, by choice."""
+        return costs if self.at is None else costs.take(self.at)
+
+    def state(self, choice: int) -> int:
+        """The state at a choice."""
+        return choice if self.at is None else int(self.at[choice])
+
+
 class _Edge:
-    """An edge with `off`, the costs that were moved off it: by the choices of each end.
+    """An edge, and at each of its sides the costs that were moved `off` it.
 
     It has a `share` of what its tensor costs.
     """
@@ -67,34 +99,41 @@ class _Edge:
     def __init__(self, edge: Edge, most: float) -> None:
         self.ends = edge.source, edge.target
         made, read = (np.unique(side, return_inverse=True) for side in (edge.made, edge.read))
-        cost = np.minimum(edge.cost[np.ix_(made[0], read[0])], most)
+        self.cost = np.minimum(edge.cost[np.ix_(made[0], read[0])], most)
+        self.sides = tuple(_Side(at.reshape(-1), len(kept)) for kept, at in (made, read))
+        self.give(1.0)
+
+    def give(self, share: float) -> None:
+        """Change the share."""
+        self.share = share
+        cost = share * self.cost
         # By end, rows are the states of that end, columns those of the other.
-        self.cost = np.ascontiguousarray(cost), np.ascontiguousarray(cost.T)
-        self.share = 1.0
-        self.at = made[1].reshape(-1), read[1].reshape(-1)
-        self.order = tuple(np.argsort(at, kind="stable") for at in self.at)
-        starts = zip(self.at, self.order, cost.shape, strict=True)
-        self.starts = tuple(np.searchsorted(at[o], np.arange(n)) for at, o, n in starts)
-        self.off = [np.zeros(len(at)) for at in self.at]
+        self.shared = cost, np.ascontiguousarray(cost.T)
+        for side in self.sides:
+            side.settled = False
 
     def least(self, end: int) -> Costs:
         """What is left on the edge at least, by the choices of one end."""
-        other = 1 - end
-        lowest = np.minimum.reduceat(-self.off[other][self.order[other]], self.starts[other])
-        found: Costs = (self.share * self.cost[end] + lowest).min(axis=1)[self.at[end]] - self.off[
-            end
-        ]
+        here, there = self.sides[end], self.sides[1 - end]
+        left = np.minimum.reduce(self.shared[end] - there.most_off(), axis=1)
+        found: Costs = here.by_choice(left) - here.off
         return found
+
+    def take(self, end: int, costs: Costs) -> None:
+        """Move costs off the edge, or onto it: what is left by choices of both ends changes."""
+        self.sides[end].off += costs
+        for side in self.sides:
+            side.settled = False
 
     def beside(self, end: int, choice: int) -> Costs:
         """The cost by the choices of one end where the other is decided."""
-        found: Costs = self.cost[end][self.at[end], self.at[1 - end][choice]]
-        return self.share * found
+        row = self.shared[1 - end][self.sides[1 - end].state(choice)]
+        return self.sides[end].by_choice(row)
 
     def of(self, picks: list[int]) -> float:
         """The cost of a choice, before it is shared."""
-        rows, columns = (at[picks[n]] for at, n in zip(self.at, self.ends, strict=True))
-        return float(self.cost[0][rows, columns])
+        row, column = (s.state(picks[n]) for s, n in zip(self.sides, self.ends, strict=True))
+        return float(self.cost[row, column])
 
 
 class _Sweeps:
@@ -110,12 +149,18 @@ class _Sweeps:
         for edge in edges:
             for end, node in enumerate(edge.ends):
                 self.near[node].append((edge, end))
+        # Of each node the edges to earlier nodes, and those to later ones.
+        self.ways = tuple(
+            [[(e, end) for e, end in near if (e.ends[1 - end] > i) == later] for i, near in every]
+            for later in (False, True)
+            for every in [list(enumerate(self.near))]
+        )
         self.values: dict[Value, list[_Edge]] = {}
         for made, edge in zip(graph.edges, edges, strict=True):
             self.values.setdefault(made.value, []).append(edge)
         for readers in self.values.values():
             for edge in readers:
-                edge.share = 1 / len(readers)
+                edge.give(1 / len(readers))
         self.edges = edges
         self.picks: list[int] = []
         self.left = [node.cost.copy() for node in graph.nodes]
@@ -143,7 +188,7 @@ class _Sweeps:
     def _search(self) -> None:
         """Try prices by halving, where work is dear enough or not; end at the best one."""
         least = math.fsum(float(n.flops.min()) for n in self.graph.nodes)
-        low, high = 0.0, 4 * math.fsum(float(e.cost[0].max()) for e in self.edges) / max(least, 1.0)
+        low, high = 0.0, 4 * math.fsum(float(e.cost.max()) for e in self.edges) / max(least, 1.0)
         self._set(0.0)
         if self._sweep(SWEEPS) and self._decide() <= self.graph.most:
             return
@@ -190,17 +235,18 @@ class _Sweeps:
         After it nothing is left on any edge for sure, so that nodes alone bound the sum.
         """
         for number in order:
-            near, left = self.near[number], self.left[number]
-            for edge, end in near:
-                found = edge.least(end)
-                left += found
-                edge.off[end] += found
-            ahead = [(e, end) for e, end in near if (e.ends[1 - end] > number) == bool(behind)]
+            left, ahead = self.left[number], self.ways[behind][number]
+            for edge, end in self.near[number]:
+                if not edge.sides[end].settled:
+                    found = edge.least(end)
+                    left += found
+                    edge.take(end, found)
+                    edge.sides[end].settled = True
             if not ahead:
                 continue
-            share = left / max(len(ahead), len(near) - len(ahead))
+            share = left / max(len(ahead), len(self.near[number]) - len(ahead))
             for edge, end in ahead:
-                edge.off[end] -= share
+                edge.take(end, -share)
             left -= share * len(ahead)
 
     # --- a choice ----------------------------------------------------------------------------
@@ -212,7 +258,10 @@ class _Sweeps:
             costs = left.copy()
             for edge, end in self.near[number]:
                 other = picks[edge.ends[1 - end]]
-                costs += edge.least(end) if other < 0 else edge.beside(end, other) - edge.off[end]
+                if other >= 0:
+                    costs += edge.beside(end, other) - edge.sides[end].off
+                elif not edge.sides[end].settled:
+                    costs += edge.least(end)
             picks[number] = int(costs.argmin())
         self._improve(picks)
         self.picks = picks
@@ -232,8 +281,8 @@ class _Sweeps:
                 continue
             several = costs.count(most)
             for edge, cost in zip(readers, costs, strict=True):
-                edge.share *= 1 - step
-                edge.share += step / several if cost == most else 0.0
+                more = step / several if cost == most else 0.0
+                edge.give(edge.share * (1 - step) + more)
 
     def _improve(self, picks: list[int]) -> None:
         for _ in range(3):
