@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import OpDef, ReduceOp, Signature, lookup
@@ -116,6 +116,15 @@ class Chooser:
     price: Price = BYTES
     forced: bool = False
     uneven: bool = False
+    _hash: int = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        # Walks under many layouts ask for the same choices.
+        about = (self.call, self.versions, self.wants, self.pins, self.mesh, self.policy)
+        object.__setattr__(self, "_hash", hash((*about, self.price, self.forced, self.uneven)))
+
+    def __hash__(self) -> int:
+        return self._hash
 
     def candidates(self) -> tuple[Choice, ...]:
         """The legal combinations, the cheapest first; none only where `pins` allow none."""

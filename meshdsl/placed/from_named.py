@@ -24,12 +24,12 @@ from meshdsl.named import ir as named
 from meshdsl.named.expand import expand
 from meshdsl.named.ir import Value
 from meshdsl.placed import why
-from meshdsl.placed.choose import Choice, Chooser, cheapest
+from meshdsl.placed.choose import Choice, Chooser, Want, cheapest
 from meshdsl.placed.contraction import pairwise
 from meshdsl.placed.ir import Apply, Loop, Node, Parameter, Program, Reshard, Tensor, walk
-from meshdsl.placed.request import Request
+from meshdsl.placed.request import Pins, Request
 from meshdsl.placed.reshard import Price, route
-from meshdsl.placed.rows import call_of, whole_dims
+from meshdsl.placed.rows import Call, call_of, whole_dims
 from meshdsl.placed.sbp import Mesh, Placement, placement
 from meshdsl.placed.stages import is_leaving
 from meshdsl.placed.storage import is_load, is_loaded
@@ -112,6 +112,26 @@ class _State:
         )
 
 
+@functools.lru_cache(maxsize=64)
+def _choosers(mesh: Mesh, policy: str, price: Price) -> Callable[..., Chooser]:
+    """The choosers on a mesh: one for all operators that are asked for alike."""
+
+    @functools.lru_cache(maxsize=1 << 16)
+    def made(
+        call: Call,
+        versions: tuple[tuple[Placement, ...], ...],
+        wants: tuple[Want, ...],
+        pins: Pins,
+        forced: bool,
+    ) -> Chooser:
+        asked = [(t, want.placement) for t, want in zip(call.outs, wants, strict=True)]
+        placed = [(t, p) for t, ps in zip(call.ins, versions, strict=True) for p in ps]
+        uneven = any(p.splits_unevenly(t, mesh) for t, p in (*asked, *placed))
+        return Chooser(call, versions, wants, pins, mesh, policy, price, forced, uneven)
+
+    return made
+
+
 class Placer:
     """One walk over the program of a request, extending it by rules for dims made up on the way."""
 
@@ -119,6 +139,7 @@ class Placer:
         self.source, self.request, self.decider = request.program, request, decider
         self.mesh: Mesh = request.mesh
         self.price = decider.price
+        self.choosers = _choosers(self.mesh, decider.policy, decider.price)
         self.returned = request.returned
         self.state = _State()
         self.causes: dict[Value, dict[str, tuple[str, Span]]] = {}
@@ -181,14 +202,24 @@ class Placer:
 
     def _version(self, value: Value, need: Placement, ask: why.Ask) -> Tensor:
         """The version for a reader; a decided one from which it is made locally is made first."""
-        here = self._placements(value) + self._windows(value)
+        if (made := self._there(value, need)) is not None:
+            return made
         decided = self.decider.versions(value)
-        if need not in (*here, *decided):
+        if decided and need not in decided:
+            here = self._placements(value) + self._windows(value)
             missing = [p for p in decided if p not in here and self._is_free(value, p, need)]
             # Of a wider window nothing more is sent; of blocks a halo.
             if missing:
                 self._made(value, max(missing, key=lambda p: len(p.windows)), ask)
         return self._made(value, need, ask)
+
+    def _there(self, value: Value, need: Placement) -> Tensor | None:
+        """The version placed as `need`, if it has been made."""
+        made = self.state.windows.get(value, ()) if need.windows else self.state.versions[value]
+        for tensor in made:
+            if tensor.placement == need:
+                return tensor
+        return None
 
     def _is_free(self, value: Value, source: Placement, need: Placement) -> bool:
         if need.windows and source == need.plain:
@@ -201,12 +232,11 @@ class Placer:
 
         It is made where the value is defined: one from outside a loop is resharded before the loop.
         """
+        if (made := self._there(value, need)) is not None:
+            return made
         if need.windows:
             return self._window(value, need, ask)
         versions = self.state.versions[value]
-        for tensor in versions:
-            if tensor.placement == need:
-                return tensor
         best = cheapest(value.type, self._placements(value), need, self.mesh, self.price)
         assert best is not None, f"no route to {need}"
         source = next(
@@ -241,8 +271,6 @@ class Placer:
     def _window(self, value: Value, need: Placement, ask: why.Ask) -> Tensor:
         """The version of a value with windows, cut from a wider one or made of blocks."""
         made = self.state.windows.setdefault(value, [])
-        if (known := next((t for t in made if t.placement == need), None)) is not None:
-            return known
         versions = self._placements(value) + self._windows(value)
         best = cheapest(value.type, versions, need, self.mesh, self.price)
         assert best is not None, f"no route to {need}"
@@ -332,33 +360,36 @@ class Placer:
         chooser = self._chooser(op)
         best = self.decider.choice(op, chooser) or self.request.refuse(op)
         instead = functools.partial(chooser.next_best, best)
-        ask = why.Ask("operand", why.operator(op), op.span, instead, op.phase)
-        needs = zip(op.ins, best.needs, strict=True)
-        ins = tuple(self._version(v, need, ask) for v, need in needs)
+        ins = tuple(
+            [
+                self._there(v, need) or self._version(v, need, self._ask_operand(op, instead))
+                for v, need in zip(op.ins, best.needs, strict=True)
+            ]
+        )
         self._note_partial(op, best)
         depth = len(self.state.blocks) - 1
-        outs = tuple(self._enter(v, p, depth) for v, p in zip(op.outs, best.yields, strict=True))
+        outs = tuple([self._enter(v, p, depth) for v, p in zip(op.outs, best.yields, strict=True)])
         self._emit(Apply.of(op, ins, outs))
-        for value, target in zip(op.outs, best.targets, strict=True):
-            self._settle(value, target, self._ask_result(value, op, instead))
+        for value, made, target in zip(op.outs, best.yields, best.targets, strict=True):
+            if made != target:
+                self._settle(value, target, self._ask_result(value, op, instead))
 
     def _chooser(self, op: named.Op) -> Chooser:
         """The chooser of `op`, with the versions of its operands and the demands on its results."""
         wants, pins = self.request.wants(op), self.request.pins(op)
         self.causes.update((v, self.request.asked(v).causes) for v in op.outs)
-        versions = tuple(self._placements(v) + self._windows(v) for v in op.ins)
+        versions = tuple([self._placements(v) + self._windows(v) for v in op.ins])
         # Outputs force: a returned value is reduced at its definition, and all readers share that.
         forced = not self.returned.isdisjoint(op.outs)
-        asked = [(v, want.placement) for v, want in zip(op.outs, wants, strict=True)]
-        placed = [(v, p) for v, ps in zip(op.ins, versions, strict=True) for p in ps]
-        uneven = any(p.splits_unevenly(v.type, self.mesh) for v, p in (*asked, *placed))
-        by = (self.mesh, self.decider.policy, self.price, forced, uneven)
-        return Chooser(call_of(op), versions, wants, pins, *by)
+        return self.choosers(call_of(op), versions, wants, pins, forced)
 
     @property
     def _planned(self) -> str:
         """The kind of what a plan asks for: by what it minimises."""
         return "plan" if self.price.clock is None else "timed"
+
+    def _ask_operand(self, op: named.Op, instead: Callable[[], int | None]) -> why.Ask:
+        return why.Ask("operand", why.operator(op), op.span, instead, op.phase)
 
     def _ask_result(self, value: Value, op: named.Op, instead: Callable[[], int | None]) -> why.Ask:
         if value in self.returned:

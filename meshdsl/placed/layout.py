@@ -118,6 +118,9 @@ class Layout:
     _bound: dict[tuple[Value, bool], Binding] = field(
         init=False, default_factory=dict, compare=False, repr=False
     )
+    _alike: dict[tuple[tuple[str, ...], str, bool], Binding] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )
 
     def uneven(
         self, dim: str, size: int, axes: tuple[str, ...], span: Span
@@ -147,9 +150,27 @@ class Layout:
         Gradients and states are stored as their parameter is, unless rules of their own say more.
         Raises MD0302 (two dims on one axis), MD0303 (equally narrow rules).
         """
-        if (value, stored) not in self._bound:
-            self._bound[value, stored] = self._bind(value, stored)
-        return self._bound[value, stored]
+        found = self._bound.get((value, stored))
+        if found is None:
+            found = self._bound[value, stored] = self._bind_alike(value, stored)
+        return found
+
+    def _bind_alike(self, value: Value, stored: bool) -> Binding:
+        """What binds a value; where no rule or `@` names it, what binds all of its dims and role.
+
+        Rules of functions and tensors tell values apart, as soon as there is one.
+        """
+        if (value.follows or value).pins or value.pins or self._names_values:
+            return self._bind(value, stored)
+        key = value.type.names, value.role, stored
+        found = self._alike.get(key)
+        if found is None:
+            found = self._alike[key] = self._bind(value, stored)
+        return found
+
+    @property
+    def _names_values(self) -> bool:
+        return any(rule.selector and rule.selector[0] not in ROLES for rule in self.rules)
 
     def _bind(self, value: Value, stored: bool) -> Binding:
         chosen: dict[str, tuple[int, Rule]] = {}

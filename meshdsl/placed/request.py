@@ -17,7 +17,7 @@ from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
 from meshdsl.named.ir import Op, Value
 from meshdsl.placed.choose import Want
-from meshdsl.placed.layout import Layout
+from meshdsl.placed.layout import Binding, Layout
 from meshdsl.placed.rows import Row, call_of, legal_rows
 from meshdsl.placed.sbp import WHOLE, Mesh, Partial, Placement
 from meshdsl.placed.sbp_block import Annotation, Annotations
@@ -70,9 +70,10 @@ class Request:
 
     def asked(self, value: Value) -> Asked:
         """The placement requested of a value at its definition, and why; other axes are free."""
-        if value not in self._asked:
-            self._asked[value] = self._ask(value)
-        return self._asked[value]
+        found = self._asked.get(value)
+        if found is None:
+            found = self._asked[value] = self._ask(value)
+        return found
 
     @cached_property
     def _asked(self) -> dict[Value, Asked]:
@@ -80,8 +81,15 @@ class Request:
 
     def _ask(self, value: Value) -> Asked:
         found = self.layout.demand(value, value in self.returned)
-        causes = {d: (str(r), r.span) for d, r in found.causes.items() if found.splits.get(d)}
-        return Asked(found.placement(self.mesh), causes)
+        # Values that are bound alike share their binding, which is kept, so that no other has its id.
+        if id(found) not in self._by_binding:
+            causes = {d: (str(r), r.span) for d, r in found.causes.items() if found.splits.get(d)}
+            self._by_binding[id(found)] = found, Asked(found.placement(self.mesh), causes)
+        return self._by_binding[id(found)][1]
+
+    @cached_property
+    def _by_binding(self) -> dict[int, tuple[Binding, Asked]]:
+        return {}
 
     def ruled(self, value: Value) -> Placement:
         """The placement requested of a value."""
