@@ -12,7 +12,7 @@ forced a reduction, later ones read the result.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
@@ -21,6 +21,7 @@ from meshdsl.ir import program as ir
 from meshdsl.ir.program import Carry, Collected, Stacked
 from meshdsl.ir.types import DTYPES
 from meshdsl.named import ir as named
+from meshdsl.named.cse import SAME_NUMBERS
 from meshdsl.named.expand import expand
 from meshdsl.named.ir import Value
 from meshdsl.placed import why
@@ -87,6 +88,16 @@ class Walk:
         return ()
 
 
+class Watch(Protocol):
+    """Follows a walk, and may end it by raising."""
+
+    def passes(self, node: Node, depth: int, times: int) -> None:
+        """A node that will be in the program, at the end of a block; a loop after its body."""
+
+    def replay(self, nodes: Iterable[Node], depth: int = 0, times: int = 1) -> None:
+        """Nodes of a block, with the bodies of loops."""
+
+
 @dataclass(slots=True)
 class _State:
     """The state a trial restores: versions per value, node lists per loop depth, known causes.
@@ -133,9 +144,24 @@ def _choosers(mesh: Mesh, policy: str, price: Price) -> Callable[..., Chooser]:
 
 
 class Placer:
-    """One walk over the program of a request, extending it by rules for dims made up on the way."""
+    """One walk over the program of a request, extending it by rules for dims made up on the way.
 
-    def __init__(self, request: Request, decider: Decider) -> None:
+    `watch` follows what will be in the program for sure. If it may be walked again with equal
+    operators merged (`merges`), that is what comes before the first that is rewritten, or computed
+    twice: an operator that reads the second may be merged with one that reads the first.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        decider: Decider,
+        watch: Watch | None = None,
+        merges: bool = False,
+    ) -> None:
+        self.watch, self.merges = watch, merges
+        self.trips, self.trials = [1], 0
+        self.numbers: dict[Value, Value] = {}
+        self.computed: dict[object, tuple[Value, ...]] = {}
         self.source, self.request, self.decider = request.program, request, decider
         self.mesh: Mesh = request.mesh
         self.price = decider.price
@@ -199,6 +225,9 @@ class Placer:
 
     def _emit(self, node: Node, depth: int = -1) -> None:
         self.state.blocks[depth].append(node)
+        if self.watch is not None and not self.trials:
+            at = depth % len(self.state.blocks)
+            self.watch.passes(node, at, self.trips[at])
 
     def _version(self, value: Value, need: Placement, ask: why.Ask) -> Tensor:
         """The version for a reader; a decided one from which it is made locally is made first."""
@@ -335,6 +364,7 @@ class Placer:
             return (op,)
         if op.name == "einsum" and len(op.ins) > 2:
             placed = tuple(self._latest(v).placement for v in op.ins)
+            self._unwatch()
             return pairwise(op, placed, self.mesh)
         own = self._split_own_dims(op)
         if not own:
@@ -343,9 +373,24 @@ class Placer:
         expanded = expand(op, sizes)
         if expanded is None:
             return (op,)
+        self._unwatch()
         for dim, axes in expanded.rules:
             self.request = self.request.also(dim, axes, op.span)
         return expanded.ops
+
+    def _note_computed(self, op: named.Op) -> None:
+        """Watch no longer where something is computed that has been, or is a copy."""
+        ins = tuple([self.numbers.get(v, v) for v in op.ins])
+        key = op.name, op.attrs, ins, tuple([v.type for v in op.outs])
+        before = self.computed.setdefault(key, op.outs)
+        if before is not op.outs and not op.ins:
+            self.numbers.update(zip(op.outs, before, strict=True))
+        elif before is not op.outs or op.name in SAME_NUMBERS:
+            self._unwatch()
+
+    def _unwatch(self) -> None:
+        """From here on operators may be merged: then they send less."""
+        self.watch = None if self.merges else self.watch
 
     def _split_own_dims(self, op: named.Op) -> dict[str, tuple[str, ...]]:
         """Dims that the operator needs whole and that an operand has split, with their axes."""
@@ -366,6 +411,8 @@ class Placer:
                 for v, need in zip(op.ins, best.needs, strict=True)
             ]
         )
+        if self.watch is not None and self.merges:
+            self._note_computed(op)
         self._note_partial(op, best)
         depth = len(self.state.blocks) - 1
         outs = tuple([self._enter(v, p, depth) for v, p in zip(op.outs, best.yields, strict=True)])
@@ -428,6 +475,16 @@ class Placer:
             self._loop(node, decided)
             return
         before = self.state.copy()
+        sizes = [len(block) for block in before.blocks]
+        self.trials += 1
+        self._tried(node, before)
+        self.trials -= 1
+        if self.watch is None or self.trials:
+            return
+        for depth, size in enumerate(sizes):
+            self.watch.replay(self.state.blocks[depth][size:], depth, self.trips[depth])
+
+    def _tried(self, node: named.Loop, before: _State) -> None:
         plain, natural = self._loop(node, {})
         wait = {v: p for v, p in natural.items() if p.partial}
         if not wait:
@@ -448,6 +505,7 @@ class Placer:
             for c in node.carries
         ]
         self.state.blocks.append([])
+        self.trips.append(self.trips[-1] * node.dim.size)
         depth = len(self.state.blocks) - 1
         stacked = tuple(self._stack(s, node, depth) for s in node.stacked)
         insides = [self._enter(c.inside, wants[c.inside], depth) for c in node.carries]
@@ -463,6 +521,7 @@ class Placer:
         ]
         kept = [self._kept(c.inside, decided.get(c.outer), node) for c in node.collected]
         body = self.state.blocks.pop()
+        self.trips.pop()
         results = [self._leave(c.result, c.inside, c.next, wants[c.inside]) for c in node.carries]
         carries = tuple(Carry(*v) for v in zip(inits, insides, nexts, results, strict=True))
         collected = tuple(

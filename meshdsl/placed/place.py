@@ -6,6 +6,7 @@ leaves open; `from_named.Placer` carries out the decisions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from meshdsl.diagnostics import DiagnosticError, Source, Span
@@ -14,7 +15,7 @@ from meshdsl.named.cse import cse
 from meshdsl.named.declarations import unknown
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.cache import Problem
-from meshdsl.placed.from_named import Placer, Walk
+from meshdsl.placed.from_named import Placer, Walk, Watch
 from meshdsl.placed.ir import EVERY, Apply, Found, Program, Reshard, reduced_in, walk
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.optimal import Plan, solve
@@ -74,17 +75,21 @@ def check_policy(policy: str, span: Span | None = None) -> None:
 
 
 def place(
-    program: named.Program, asked: Layout | Annotations, policy: str, search: Search = DEFAULT
+    program: named.Program,
+    asked: Layout | Annotations,
+    policy: str,
+    search: Search = DEFAULT,
+    watch: Callable[[], Watch] | None = None,
 ) -> Program:
     """The placed program under a layout or an `sbp` block; what that leaves open costs least.
 
-    `search` is how `optimal` finds a plan. Raises MD03xx for what cannot be met, MD0907 for a split
-    loop.
+    `search` is how `optimal` finds a plan; each pass of a walk has a `watch`. Raises MD03xx for
+    what cannot be met, MD0907 for a split loop.
     """
     assert policy in POLICIES
     request = _request(program, asked)
     if policy != "optimal":
-        return _walked(request, policy)[0]
+        return _walked(request, policy, watch)[0]
     found = _least(request, search)
     # The search counts every tensor in its own dtype.
     if found.plan is not None and reduced_in(found):
@@ -104,19 +109,23 @@ def _request(program: named.Program, asked: Layout | Annotations) -> Request:
     return Request(with_loads(program, asked, pipe), asked, pipe=pipe)
 
 
-def _walked(request: Request, policy: str) -> tuple[Program, Request]:
+def _walked(
+    request: Request, policy: str, watch: Callable[[], Watch] | None = None
+) -> tuple[Program, Request]:
     """The placed program after common subexpression elimination, also of rewritten operators.
 
     And the request, which has rules for the dims that rewriting made up.
     """
-    placer = Placer(request.on(cse(request.program, request.alike)), Walk(policy))
+    first, again = (watch(), watch()) if watch is not None else (None, None)
+    merged = cse(request.program, request.alike)
+    placer = Placer(request.on(merged), Walk(policy), first, merges=True)
     made = placer.program()
     rewritten = made.rewritten
     merged = cse(rewritten, placer.request.alike)
     if merged is rewritten:
         return made, placer.request
-    again = Placer(placer.request.on(merged), Walk(policy))
-    return again.program(), again.request
+    placer = Placer(placer.request.on(merged), Walk(policy), again)
+    return placer.program(), placer.request
 
 
 def _least(request: Request, search: Search) -> Program:

@@ -81,7 +81,7 @@ class Request:
 
     def _ask(self, value: Value) -> Asked:
         found = self.layout.demand(value, value in self.returned)
-        # Values that are bound alike share their binding, which is kept, so that no other has its id.
+        # Values that are bound alike share their binding; it is kept, so no other one has its id.
         if id(found) not in self._by_binding:
             causes = {d: (str(r), r.span) for d, r in found.causes.items() if found.splits.get(d)}
             self._by_binding[id(found)] = found, Asked(found.placement(self.mesh), causes)

@@ -16,6 +16,7 @@ from meshdsl.diagnostics import DiagnosticError, fail
 from meshdsl.pipeline import lower_placed
 from meshdsl.search.plan import Plan, Rules, layout_of
 from meshdsl.search.problem import Count, Found, Problem
+from meshdsl.search.sending import ROUNDING
 from meshdsl.search.space import Space, seconds
 from meshdsl.search.storage import stored
 from meshdsl.search.tables import Tables
@@ -26,20 +27,23 @@ MOST = 64
 The first by the tables; the others are left, and nothing is proven. `exhaustive` places them too.
 """
 
-
-ROUNDING = 1e-6
-"""The part by which a simulated time may lie below the sum of its events: each is rounded."""
-
 FIRST = 4
 """The layouts that are placed to know a time that others have to stay below."""
 
 Placed = list[tuple[Rules, list[Plan]]]
-"""Layouts of general rules, with their plans."""
+"""Layouts of general rules, with their plans; none of one that was not placed to its end."""
+
+SHOWN = 6
+"""The plans that are ordered exactly: the best, and those that come next."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """One search: what was evaluated so far, and the best that fits."""
+    """One search: what was evaluated so far, and the best that fits.
+
+    `ended` are layouts that are worse than the `first` values of all that fit, and the bytes that
+    they had sent when this was seen.
+    """
 
     problem: Problem
     tables: Tables
@@ -50,6 +54,8 @@ class _Run:
     valid: int = 0
     evaluated: int = 0
     bounded: int = 0
+    ended: dict[Rules, int] = field(default_factory=dict)
+    first: list[float] = field(default_factory=list)
     refused: DiagnosticError | None = None
 
     @property
@@ -58,31 +64,78 @@ class _Run:
         best = math.inf if self.best is None else self.problem.value(self.best)
         return min(best, self.problem.below)
 
-    def consider(self, rules: Rules, most: float = math.inf) -> list[Plan]:
+    @property
+    def _tried(self) -> int:
+        return self.evaluated + len(self.ended)
+
+    @property
+    def worth(self) -> float:
+        """The value beyond which a plan is not among the first, nor better than another mesh."""
+        problem = self.problem
+        if self.most == math.inf or problem.front or problem.objective == "memory":
+            return math.inf
+        last = self.first[SHOWN - 1] if len(self.first) >= SHOWN else math.inf
+        return min(last, problem.below)
+
+    def consider(self, rules: Rules, most: float = math.inf) -> list[Plan] | None:
         """Place a layout by the first walk that does; its plans, also those that are out of limits.
 
         A walk does if it divides the work, fits, and sends no more than `most`, what the tables
         say. None where it cannot be placed: two rules may meet in a tensor that only the expansion
-        of an operator has.
+        of an operator has. A layout that is not among the first has no plans.
         """
-        problem, made = self.problem, list[Plan]()
         try:
-            for policy in problem.policies:
-                made.append(problem.plan(rules, policy))
-                sends = made[-1].sent_at_least
-                if sends <= most and self._divides(made[-1]) and self._fits(made[-1]):
-                    break
+            made = self._made(rules, most)
         except DiagnosticError as error:
             self.refused = self.refused or error
             self.valid -= 1
-            return []
+            return None
+        if not made:
+            self.bounded += 1
+            return made
         self.evaluated += 1
         divided = [plan for plan in made if self._divides(plan)]
         self.plans += divided
         for plan in divided:
-            if problem.is_better(plan, self.best):
+            if self.problem.is_better(plan, self.best):
                 self.best = plan
+        self._rank(divided)
         return made
+
+    def _made(self, rules: Rules, most: float) -> list[Plan]:
+        """The plans of a layout; none where each sends too much to be among the first."""
+        made, ended = list[Plan](), list[tuple[Plan, int]]()
+        timed = self.problem.objective == "time"
+        computing = self.problem.computing(rules) if timed else None
+        for policy in self.problem.policies:
+            plan = self.problem.plan(rules, policy)
+            if beyond := plan.within(self.worth, computing):
+                ended.append((plan, beyond.bytes))
+                continue
+            made.append(plan)
+            if self._does(plan, most):
+                break
+        if not made:
+            self.ended[rules] = min(sent for _, sent in ended)
+        for plan, sent in ended if made else ():
+            # If the walk that was ended does, the other is not asked for.
+            if sent <= most and self._does(plan, most):
+                return [plan]
+            made.insert(0, plan)
+        return made
+
+    def _does(self, plan: Plan, most: float) -> bool:
+        return plan.sent_at_least <= most and self._divides(plan) and self._fits(plan)
+
+    def _rank(self, plans: list[Plan]) -> None:
+        """Note the value of a layout, if it is among the first."""
+        problem = self.problem
+        if self.worth == math.inf and (self.most == math.inf or problem.front):
+            return
+        near = (plan for plan in plans if problem.at_least(plan) <= self.worth)
+        values = [problem.value(plan) for plan in near if problem.fits(plan)]
+        if values:
+            self.first = sorted([*self.first, min(values)])[:SHOWN]
 
     def _divides(self, plan: Plan) -> bool:
         """Whether a plan divides the work as far as asked."""
@@ -99,28 +152,35 @@ class _Run:
         found = []
         self.valid += len(layouts)
         for rules in layouts:
-            if self.evaluated >= self.most or (self.evaluated and self.problem.expired()):
+            if self._tried >= self.most or (self._tried and self.problem.expired()):
                 break
-            if made := self.consider(rules, self.tables.sent(rules)):
+            made = self.consider(rules, self.tables.sent(rules))
+            if made is not None:
                 found.append((rules, made))
-        return sorted(found, key=lambda f: min(map(self.problem.at_least, f[1])))
+        return sorted(found, key=self._least)
+
+    def _least(self, found: tuple[Rules, list[Plan]]) -> float:
+        """What is known of the value of a layout: in bytes, a lower bound."""
+        rules, plans = found
+        ended = self.ended.get(rules, math.inf) if self.problem.objective == "bytes" else math.inf
+        return min(map(self.problem.at_least, plans), default=ended)
 
     def storage(self, placed: Placed, space: Space) -> None:
         """Place them with rules for storage, too, unless that cannot be better."""
-        problem, before = self.problem, self.evaluated
+        problem, before = self.problem, self._tried
         for rules, plans in placed:
             for more in stored(problem.program, problem.mesh, rules, space.exchanged):
                 whole = (*rules, *more)
                 if not more or not _is_short(whole, problem):
                     continue
                 self.valid += 1
-                if self._is_bounded(plans, whole):
+                if self._is_bounded((rules, plans), whole):
                     self.bounded += 1
-                elif self.evaluated - before < self.most and not problem.expired():
+                elif self._tried - before < self.most and not problem.expired():
                     self.consider(whole)
 
-    def _is_bounded(self, plans: list[Plan], rules: Rules) -> bool:
-        """Whether `plans` cannot become better than the best, or fit, by rules for storage.
+    def _is_bounded(self, found: tuple[Rules, list[Plan]], rules: Rules) -> bool:
+        """Whether what was `found` cannot become better, or fit, by rules for storage.
 
         What is stored in parts is gathered where it is read: bytes do not become fewer, unless
         what is stored is wider than what is computed with.
@@ -134,11 +194,11 @@ class _Run:
         reached = self.reached
         if problem.objective == "memory":
             return held > reached
-        if problem.objective == "time":
-            least = min(plan.computing - plan.updating for plan in plans)
-        else:
-            least = min(plan.sent_at_least for plan in plans) * narrowing(problem)
-        return least > reached
+        if problem.objective == "bytes":
+            return self._least(found) * narrowing(problem) > reached
+        computing = [plan.computing - plan.updating for plan in found[1]]
+        least = min(computing, default=problem.computing(found[0]))
+        return least * (1 - ROUNDING) > reached
 
 
 def held_at_least(problem: Problem, rules: Rules) -> int:
@@ -204,10 +264,16 @@ class Layouts:
         if self.bounds and space.least(weigh) * (1 - ROUNDING) > problem.below:
             run.valid = run.bounded = sum(1 for _ in space.every())
             return []
-        placed = run.general(divided[:FIRST])
+        weight = 1 / min(level.bandwidth for level in problem.timing.cluster.levels)
+
+        def expected(rules: Rules) -> float:
+            """About how long it takes: good layouts first, so that others end soon."""
+            return problem.computing(rules) + run.tables.sent(rules) * weight
+
+        placed = run.general(sorted(divided, key=expected)[:FIRST])
         first = {rules for rules, _ in placed}
         known = run.reached * (1 + ROUNDING) if self.bounds else math.inf
-        faster = sorted(space.within(known, weigh), key=lambda found: found[0])
+        faster = sorted(space.within(known, weigh), key=lambda found: expected(found[1]))
         for bound, rules in faster:
             if rules in first or not _is_short(rules, problem):
                 continue
@@ -223,13 +289,9 @@ def _is_short(rules: Rules, problem: Problem) -> bool:
     return most is None or len(rules) <= most
 
 
-SHOWN = 6
-"""The plans that are ordered exactly: the best, and those that come next."""
-
-
 def best_first(problem: Problem, plans: list[Plan]) -> tuple[Plan, ...]:
     """The best plans that fit, of each layout the better walk."""
-    known = problem.value if problem.objective == "time" else problem.at_least
+    known = problem.at_least
     left = sorted(plans, key=known)
     found: list[Plan] = []
     for plan in left:

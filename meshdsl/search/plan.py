@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.ir import Bucket, Compute, Move
@@ -17,6 +18,7 @@ from meshdsl.placed import ir as placed
 from meshdsl.placed import layout as layouts
 from meshdsl.placed.place import place
 from meshdsl.placed.sbp import Mesh
+from meshdsl.search.sending import ROUNDING, Beyond, Sent
 from meshdsl.simulate.engine import simulate
 
 POLICIES = ("deferred", "immediate")
@@ -81,6 +83,23 @@ class Plan:
         """The placed program. Raises a diagnostic where the rules cannot be followed."""
         return place(self.program, self.layout, self.policy)
 
+    def within(self, most: float, computing: float | None) -> Beyond | None:
+        """Place the program, unless it sends more than so many bytes: then, when.
+
+        With `computing`, what operators take at least, unless a step takes more seconds.
+        Raises what placing it raises.
+        """
+        if "placed" in self.__dict__ or most == math.inf:
+            self.placed  # noqa: B018
+            return None
+        timing = None if computing is None else self.timing
+        watch = partial(Sent, self.mesh, timing, computing or 0.0, most)
+        try:
+            self.__dict__["placed"] = place(self.program, self.layout, self.policy, watch=watch)
+        except Beyond as beyond:
+            return beyond
+        return None
+
     @cached_property
     def device(self) -> DeviceProgram:
         """The program of each device, without the causes of its collectives."""
@@ -91,8 +110,20 @@ class Plan:
     @cached_property
     def sent_at_least(self) -> int:
         """A lower bound of `sent` that needs no device program: buckets round up less often."""
-        moves = [(n.route, k) for n, k in placed.walk(self.placed.body) if isinstance(n, _RESHARD)]
-        return sum(max(0, r.wire_bytes - r.collectives) * k for r, k in moves)
+        return self._sent.bytes
+
+    def seconds_at_least(self, computing: float) -> float:
+        """A lower bound of `seconds` that needs no device program.
+
+        `computing` is what the operators take at least.
+        """
+        return replace(self._sent, computing=computing).seconds * (1 - ROUNDING)
+
+    @cached_property
+    def _sent(self) -> Sent:
+        found = Sent(self.mesh, self.timing)
+        found.replay(self.placed.body)
+        return found
 
     @cached_property
     def sent(self) -> int:
@@ -122,12 +153,15 @@ class Plan:
 
     @cached_property
     def updating(self) -> float:
-        """Seconds that updates would take less if every device did its part of them alone."""
+        """Seconds that gradients and updates would take less, were each done on one device."""
         assert self.timing is not None
         launch, share = self.timing.cluster.device.launch, 1 - 1 / self.mesh.devices
-        updates = ((n, k) for n, k in walk_device(self.device.body) if n.phase == "update")
-        computed = ((n, k) for n, k in updates if isinstance(n, Compute))
-        return share * sum(max(0.0, self._seconds(n) - launch) * k for n, k in computed)
+        computed = ((n, k) for n, k in walk_device(self.device.body) if isinstance(n, Compute))
+        return share * sum(
+            max(0.0, self._seconds(node) - launch) * times
+            for node, times in computed
+            if node.phase == "update" or any(v.value.role == "grad" for v in node.outs)
+        )
 
     def _seconds(self, node: Compute) -> float:
         assert self.timing is not None, "no cluster is named"

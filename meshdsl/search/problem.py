@@ -16,7 +16,8 @@ from meshdsl.cluster.timing import Timing
 from meshdsl.named import ir as named
 from meshdsl.placed.sbp import Mesh
 from meshdsl.search.plan import AT_ONCE, POLICIES, Plan, Rules
-from meshdsl.search.space import Space, space_of
+from meshdsl.search.space import Space, seconds, space_of
+from meshdsl.syntax.symbols import ROLES
 
 OBJECTIVES = ("time", "bytes", "memory")
 """What is minimised: predicted seconds of a step, bytes sent per device, or held at the peak."""
@@ -82,7 +83,8 @@ class Problem:
     @property
     def space(self) -> Space:
         """The layouts of general rules, with the fixed ones."""
-        return space_of(self.program, self.mesh, self.limits.fixed, self.timing)
+        about = (self.program, self.mesh, self.limits.fixed, self.timing)
+        return space_of(*about, self.limits.storage)
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -117,7 +119,25 @@ class Problem:
 
     def at_least(self, plan: Plan) -> float:
         """A lower bound of `value` that is known from the placed program alone."""
+        if self.objective == "time":
+            return plan.seconds_at_least(self.computing(plan.rules))
         return plan.sent_at_least if self.objective == "bytes" else 0
+
+    def computing(self, rules: Rules) -> float:
+        """The seconds of all operators at least; rules for storage may divide updates.
+
+        With rules for functions or tensors nothing is known of them.
+        """
+        narrower = {r.selector[0] for r in rules if r.selector}
+        if self.timing is None or not narrower <= (set(ROLES) if self.space.stored else set()):
+            return 0.0
+        if rules not in self._computing:
+            self._computing[rules] = self.space.of(rules, seconds(self.timing))
+        return self._computing[rules]
+
+    @cached_property
+    def _computing(self) -> dict[Rules, float]:
+        return {}
 
     def key(self, plan: Plan) -> Key:
         """The order of plans: by value; of equals, fewer bytes, less memory, fewer rules."""

@@ -58,7 +58,7 @@ def seconds(timing: Timing) -> Weigh:
 
 
 def divided(taken: float, timing: Timing) -> float:
-    """The least seconds of an update that takes so long where rules for storage divide it."""
+    """The least seconds of what takes so long for an update where rules for storage divide it."""
     launch = timing.cluster.device.launch
     return taken - (1 - 1 / timing.mesh.devices) * max(0.0, taken - launch)
 
@@ -77,11 +77,18 @@ class Space:
     """The valid layouts of a program on a mesh. `fixed` rules are in all of them.
 
     Axes are equal if they have one size and, where a cluster is given, lie in the same levels.
+    Where rules for storage are `stored` beside these, seconds are the least with any of them.
     """
 
     def __init__(
-        self, program: named.Program, mesh: Mesh, fixed: Rules = (), timing: Timing | None = None
+        self,
+        program: named.Program,
+        mesh: Mesh,
+        fixed: Rules = (),
+        timing: Timing | None = None,
+        stored: bool = True,
     ) -> None:
+        self.stored = stored or any(rule.selector for rule in fixed)
         self.program, self.mesh, self.timing = program, mesh, timing
         self.axes = tuple(a for a, size in mesh.axes if size > 1)
         self.fixed = {rule.dim: rule.axes for rule in fixed if not rule.selector}
@@ -171,6 +178,13 @@ class Space:
         for found, chosen in _Descent(self, weigh, limit).leaves():
             yield found, self.rules(chosen)
 
+    def of(self, rules: Rules, weigh: Weigh = work) -> float:
+        """The least work under general rules."""
+        axes = {rule.dim: rule.axes for rule in rules if not rule.selector}
+        dims = [(1 << i, axes.get(dim.name, ())) for i, dim in enumerate(self.dims)]
+        open_ = tuple(sum(bit for bit, split in dims if a in split) for a in self.axes)
+        return sum(table.least(open_) for table in self.tables(weigh))
+
     def every(self) -> Iterator[Rules]:
         """Every valid layout."""
         return (rules for _, rules in self.within(math.inf))
@@ -186,23 +200,28 @@ class Space:
 
 @functools.lru_cache(maxsize=64)
 def space_of(
-    program: named.Program, mesh: Mesh, fixed: Rules = (), timing: Timing | None = None
+    program: named.Program,
+    mesh: Mesh,
+    fixed: Rules = (),
+    timing: Timing | None = None,
+    stored: bool = True,
 ) -> Space:
     """The space of a problem: one, with its tables, for all that ask."""
-    return Space(program, mesh, fixed, timing)
+    return Space(program, mesh, fixed, timing, stored)
 
 
 def _calls(program: named.Program) -> tuple[dict[Call, int], dict[Call, int]]:
     """Every distinct call, and how often it runs, as far as a walk does not merge equal ones.
 
-    And how often as a part of updates, which rules for storage may divide further.
+    And how often for gradients and updates, which rules for storage may divide further.
     """
     found: Counter[Call] = Counter()
     updates: Counter[Call] = Counter()
     for node, trips in counted(cse(program, lambda one, other: True).body):
         if isinstance(node, named.Op):
             found[call_of(node)] += trips
-            updates[call_of(node)] += trips * (node.phase == "update")
+            gradient = any(v.role == "grad" for v in node.outs)
+            updates[call_of(node)] += trips * (gradient or node.phase == "update")
     return dict(found), dict(updates)
 
 
@@ -217,7 +236,7 @@ class _Table:
 
     def __init__(self, call: Call, trips: int, space: Space, weigh: Weigh) -> None:
         self.call, self.trips, self.weigh = call, trips, weigh
-        self.updates = 0 if weigh is work else space.updates[call]
+        self.updates = space.updates[call] if space.stored and weigh is not work else 0
         self.timing = space.timing
         self.sizes = tuple(space.mesh.size(a) for a in space.axes)
         numbers = {dim.name: i for i, dim in enumerate(space.dims)}

@@ -15,11 +15,11 @@ from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.placed.sbp import Mesh
-from meshdsl.search.layouts import ROUNDING
 from meshdsl.search.methods import METHODS
 from meshdsl.search.problem import Found, Limits, Problem
 from meshdsl.search.reasons import reasons
 from meshdsl.search.selectors import less
+from meshdsl.search.sending import ROUNDING
 from meshdsl.search.space import seconds
 from meshdsl.search.tables import Tables
 from tests.project import matching
@@ -89,6 +89,8 @@ def test_bounds_are_bounds(case: tuple[Problem, Found]) -> None:
     lower = {r: s for s, r in problem.space.within(float("inf"), weigh)} if weigh else {}
     for plan in found.every:
         assert plan.sent_at_least <= plan.sent
+        if problem.timing is not None:
+            assert problem.at_least(plan) <= plan.seconds
         at_once = replace(plan, policy="immediate")
         same = len(list(at_once.placed.rewritten.body)) == len(problem.program.body)
         if same and not any(rule.selector for rule in plan.rules):

@@ -12,11 +12,11 @@ from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.named.ir import walk
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.sbp import Mesh
-from meshdsl.search.layouts import ROUNDING
 from meshdsl.search.methods import METHODS
 from meshdsl.search.plan import Rule
 from meshdsl.search.problem import Found, Limits, Problem
 from meshdsl.search.reasons import reasons
+from meshdsl.search.sending import ROUNDING
 from meshdsl.search.space import Space, seconds
 from meshdsl.search.tables import Tables
 

@@ -21,10 +21,10 @@ from meshdsl.placed.reshard import Price, route
 from meshdsl.placed.sbp import Mesh
 from meshdsl.search.certificate import certificate
 from meshdsl.search.dual import bound
-from meshdsl.search.layouts import ROUNDING
 from meshdsl.search.moves import Moves
 from meshdsl.search.plan import Plan
 from meshdsl.search.problem import Problem
+from meshdsl.search.sending import ROUNDING
 from meshdsl.search.tensors import tensors
 from meshdsl.syntax.parse import read_source
 from tests.programs.harness import Case, compiled
