@@ -22,8 +22,9 @@ from meshdsl.ir.program import Carry, Collected, Stacked
 from meshdsl.ir.types import DTYPES
 from meshdsl.named import ir as named
 from meshdsl.named.cse import SAME_NUMBERS
-from meshdsl.named.expand import expand
+from meshdsl.named.expand import IN_BLOCKS, Expansion, expand
 from meshdsl.named.ir import Value
+from meshdsl.ops.opdef import lookup
 from meshdsl.placed import why
 from meshdsl.placed.choose import Choice, Chooser, Want, cheapest
 from meshdsl.placed.contraction import pairwise
@@ -147,8 +148,9 @@ class Placer:
     """One walk over the program of a request, extending it by rules for dims made up on the way.
 
     `watch` follows what will be in the program for sure. If it may be walked again with equal
-    operators merged (`merges`), that is what comes before the first that is rewritten, or computed
-    twice: an operator that reads the second may be merged with one that reads the first.
+    operators merged (`merges`), that is what comes before the first that is rewritten otherwise
+    than it would be then, or computed twice: an operator that reads the second may be merged with
+    one that reads the first.
     """
 
     def __init__(
@@ -373,10 +375,36 @@ class Placer:
         expanded = expand(op, sizes)
         if expanded is None:
             return (op,)
-        self._unwatch()
+        if not self._stays(op, expanded):
+            self._unwatch()
         for dim, axes in expanded.rules:
             self.request = self.request.also(dim, axes, op.span)
         return expanded.ops
+
+    def _stays(self, op: named.Op, expanded: Expansion) -> bool:
+        """Whether an expansion is placed alike, where no operator in it is computed twice.
+
+        No dim is made up, none of its operators is rewritten in turn, and all of them are read.
+        """
+        if expanded.rules or not self.read.issuperset(op.outs):
+            return False
+        inside = {v for part in expanded.ops for v in part.ins}.union(op.outs)
+        return all(
+            inside.issuperset(part.outs)
+            and len(part.ins) < 3
+            and not lookup(part.name).composite
+            and part.name not in IN_BLOCKS
+            for part in expanded.ops
+        )
+
+    @functools.cached_property
+    def read(self) -> frozenset[Value]:
+        """The values that the program reads, or keeps."""
+        program = self.source
+        loops = (n for n in ir.every(program.body) if isinstance(n, named.Loop))
+        ends = {v for loop in loops for v in (*loop.reads, *loop.ends)}
+        kept = {o.value for o in program.outputs} | {u.new for u in program.updates}
+        return frozenset(ends | kept | {v for n in named.walk(program.body) for v in n.ins})
 
     def _note_computed(self, op: named.Op) -> None:
         """Watch no longer where something is computed that has been, or is a copy."""
