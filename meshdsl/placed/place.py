@@ -116,7 +116,8 @@ def _walked(
 
     And the request, which has rules for the dims that rewriting made up.
     """
-    first, again = (watch(), watch()) if watch is not None else (None, None)
+    # A stage does its part of a loop alone: nothing is known of that.
+    first, again = (watch(), watch()) if watch and not request.pipe else (None, None)
     merged = cse(request.program, request.alike)
     placer = Placer(request.on(merged), Walk(policy), first, merges=True)
     made = placer.program()

@@ -117,6 +117,8 @@ class Plan:
 
         `computing` is what the operators take at least.
         """
+        if self.placed.pipe is not None:
+            return 0.0
         return replace(self._sent, computing=computing).seconds * (1 - ROUNDING)
 
     @cached_property

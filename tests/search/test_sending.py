@@ -1,0 +1,48 @@
+"""A walk that is ended early would go beyond the limit: what it sends by then is a bound."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshdsl.diagnostics import DiagnosticError
+from meshdsl.placed.sbp import Mesh
+from meshdsl.search.plan import POLICIES, Plan
+from meshdsl.search.problem import Problem
+from meshdsl.search.storage import stored
+
+from .problems import LINE, UNEQUAL, problem
+
+STEP = 5
+"""One layout in so many is placed."""
+
+OBJECTIVES = [("bytes", ""), ("time", "h100"), ("time", "cpu")]
+
+
+def plans(asked: Problem) -> list[Plan]:
+    """Layouts of general rules, some with rules for storage, by both walks."""
+    about = (asked.program, asked.mesh)
+    every = [
+        (*rules, *more)
+        for rules in asked.space.every()
+        for more in stored(*about, rules, asked.space.exchanged)
+    ]
+    return [asked.plan(rules, policy) for rules in every[::STEP] for policy in POLICIES]
+
+
+@pytest.mark.parametrize(("objective", "cluster"), OBJECTIVES)
+@pytest.mark.parametrize(("name", "mesh"), [("net", UNEQUAL), ("lookup", LINE)])
+def test_a_walk_is_ended_for_a_reason(name: str, mesh: Mesh, objective: str, cluster: str) -> None:
+    asked, ended = problem(name, mesh, objective, cluster), 0
+    for plan in plans(asked):
+        computing = asked.computing(plan.rules) if objective == "time" else None
+        try:
+            value = asked.value(plan)
+        except DiagnosticError:
+            continue
+        assert asked.at_least(plan) <= value
+        assert asked.plan(plan.rules, plan.policy).within(value, computing) is None
+        beyond = asked.plan(plan.rules, plan.policy).within(0.4 * value, computing)
+        assert beyond is None or beyond.bytes <= plan.sent
+        ended += beyond is not None
+    # In time collectives as small as these count for nothing.
+    assert ended or objective == "time"
