@@ -241,6 +241,7 @@ class Program:
         storage: bool = True,
         selectors: bool = False,
         partial: bool = True,
+        per_tensor: bool = False,
         front: bool = False,
         budget: float | str | None = None,
         devices: int | None = None,
@@ -256,17 +257,18 @@ class Program:
         `"80GB"`, or bytes. `fix` are rules to be kept: `"batch:data"`. `replicated` is the part by
         which a device may do more than the least work. Without `storage` no rules for `params`,
         `grads` and `state` are sought; with `selectors` those for functions and parameters are too,
-        by steps. Without `partial` every sum is reduced where it appears. After `budget` seconds
-        the best so far is returned. With `devices`, every mesh of so many with the axes of `mesh`
-        is searched. A `certificate` bounds all per-tensor plans; by time there is one in any case.
-        `start` is a layout, by name or as text, to begin from.
+        by steps; with `per_tensor` those for every tensor with a name. Without `partial` every sum
+        is reduced where it appears. After `budget` seconds the best so far is returned. With
+        `devices`, every mesh of so many with the axes of `mesh` is searched. A `certificate` bounds
+        all per-tensor plans; by time there is one in any case. `start` is a layout, by name or as
+        text, to begin from.
 
         Raises:
             ProgramError: no such mesh, cluster or method; nothing fits into the memory (MD0642).
         """
         from meshdsl.api.searched import searched
 
-        limits = (memory, replicated, fix, max_rules, storage, selectors, partial)
+        limits = (memory, replicated, fix, max_rules, storage, selectors, partial, per_tensor)
         asked = Asked(objective, cluster, *limits, front, budget, devices, certificate, start)
         return searched(self, mesh, dtype, asked, method, here())
 

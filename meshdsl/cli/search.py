@@ -51,6 +51,7 @@ class Objective:
     max_rules: int | None = opt("--max-rules", "N", "The most rules.", min=0)
     no_storage: bool = flag("--no-storage", "No rules for params, grads and state.")
     selectors: bool = flag("--selectors", "Rules for functions and parameters, too, by steps.")
+    per_tensor: bool = flag("--per-tensor", "Rules for every tensor with a name, too, by steps.")
     no_partial: bool = flag("--no-partial", "Reduce every sum where it appears, to compare.")
     method: str | None = opt("--method", "M", "How to search (layouts, or what fits the graph).")
     certificate: bool = flag("--certificate", "Bound all per-tensor plans (by time always).")
@@ -144,6 +145,7 @@ def asked(given: SearchLayouts) -> Asked:
         storage=not given.no_storage,
         selectors=given.selectors,
         partial=not given.no_partial,
+        per_tensor=given.per_tensor,
         front=given.front,
         budget=given.budget,
         devices=given.devices,

@@ -215,7 +215,8 @@ def _scope(found: Found) -> str:
     words = [f"{count.evaluated:,} placed"]
     words += [f"{count.bounded:,} proven worse"] if count.bounded else []
     words += [f"{left:,} not looked at"] if left else []
-    words += [f"{count.steps:,} with rules for functions and parameters"] if count.steps else []
+    of = "tensors" if count.level == "L3" else "functions and parameters"
+    words += [f"{count.steps:,} with rules for {of}"] if count.steps else []
     mesh = str(problem.mesh).replace(",", ", ") or "one device"
     layouts = counted(count.valid, "layout")
     return (

@@ -36,6 +36,7 @@ class Asked:
     storage: bool = True
     selectors: bool = False
     partial: bool = True
+    per_tensor: bool = False
     front: bool = False
     budget: str | float | None = None
     devices: int | None = None
@@ -66,15 +67,16 @@ class Asked:
             fixed=self._fixed(made, mesh),
             rules=self.max_rules,
             storage=self.storage,
-            selectors=self.selectors,
+            selectors=self.selectors or self.per_tensor,
             partial=self.partial,
+            tensors=self.per_tensor,
         )
         objective = self._objective(timing)
         about = (objective, limits, timing, self.front)
         # By time few tensors are waited for: their bound takes no time to speak of.
         certificate = self.certificate or objective == "time"
         # What was not looked at has to be bounded by something.
-        certificate |= self.budget is not None and objective == "bytes"
+        certificate |= objective == "bytes" and (self.budget is not None or self.per_tensor)
         if self.certificate and objective == "memory":
             help = "leave `--certificate` out, or take `--objective bytes`"
             fail("MD0646", "no bound of memory is known over per-tensor plans", help=help)

@@ -39,7 +39,7 @@ class Limits:
     that every plan has. `rules`: the most that a plan may have. `storage`: whether rules for
     `params`, `grads` and `state` are searched too (space L1, else L0). `selectors`: whether rules
     for functions and parameters are, by steps (L2). `partial`: whether sums may flow on in parts;
-    else they are reduced where they appear.
+    else they are reduced where they appear. `tensors`: rules for all tensors with a name (L3).
     """
 
     memory: int | None = None
@@ -49,6 +49,7 @@ class Limits:
     storage: bool = True
     selectors: bool = False
     partial: bool = True
+    tensors: bool = False
 
 
 def _never() -> bool:

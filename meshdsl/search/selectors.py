@@ -15,6 +15,7 @@ from meshdsl.named import ir as named
 from meshdsl.named.prelude import prelude
 from meshdsl.placed.layout import selects
 from meshdsl.placed.lint import values_of
+from meshdsl.search.per_tensor import chosen, named_tensors
 from meshdsl.search.plan import Plan, Rule, Rules
 from meshdsl.search.problem import Found, Problem
 
@@ -39,10 +40,16 @@ def selectors(program: named.Program) -> tuple[Selector, ...]:
 
 def by_steps(found: Found) -> Found:
     """What steps from the best layouts lead to, as the result of the same problem."""
+    problem = found.problem
     starts = {_general(plan.rules): plan for plan in reversed(found.plans)}
-    run = _Steps(found.problem, list(_options(found.problem)))
-    best = [run.descend(plan) for plan in list(starts.values())[::-1][:STARTS]]
-    count = replace(found.count, level="L2", steps=len(run.known))
+    run = _Steps(problem, list(_options(problem)))
+    begun = list(starts.values())[::-1][:STARTS]
+    if problem.limits.tensors and begun and (rules := chosen(problem, _general(begun[0].rules))):
+        other = run.placed(rules, begun[0])
+        begun += [other] if other is not None else []
+    best = [run.descend(plan) for plan in begun]
+    level = "L3" if problem.limits.tensors else "L2"
+    count = replace(found.count, level=level, steps=len(run.known))
     return replace(_with(found, best, run), count=count, bound=0)
 
 
@@ -144,7 +151,8 @@ def _options(problem: Problem) -> Iterator[Rule]:
     `none` is an option too: it frees what is selected of a general rule.
     """
     space, values = problem.space, tuple(values_of(problem.program))
-    for selector in selectors(problem.program):
+    every = [(v.label,) for v in named_tensors(problem.program)] if problem.limits.tensors else []
+    for selector in dict.fromkeys((*selectors(problem.program), *every)):
         chosen = [v for v in values if selects(selector, v) is not None]
         names = dict.fromkeys(name for v in chosen for name in v.type.names)
         for dim in (d for d in space.dims if d.name in names):

@@ -26,7 +26,9 @@ pytest_plugins = ["tests.cli.conftest"]
 TEXT = format_source(Source("net.mdsl", f"{NET}\nmesh square = {{ x: 2, y: 2 }}\n"))
 
 
-@pytest.mark.parametrize("options", [[], ["--cluster", "h100"], ["--objective", "memory"]])
+@pytest.mark.parametrize(
+    "options", [[], ["--cluster", "h100"], ["--objective", "memory"], ["--per-tensor"]]
+)
 def test_the_layout_places_to_what_is_printed(options: list[str], cli: Cli) -> None:
     path = write(TEXT)
     told = json.loads(cli("search", path, "--json", *options).out)

@@ -11,6 +11,7 @@ from meshdsl.diagnostics import DiagnosticError
 from meshdsl.placed.layout import selects
 from meshdsl.placed.lint import values_of
 from meshdsl.placed.sbp import Mesh
+from meshdsl.search.certificate import certificate
 from meshdsl.search.methods import METHODS
 from meshdsl.search.plan import POLICIES, Plan, Rule
 from meshdsl.search.problem import Found, Problem
@@ -70,6 +71,21 @@ def _can_be_followed(plan: Plan) -> bool:
         return plan.flops > 0
     except DiagnosticError:
         return False
+
+
+@pytest.mark.parametrize(("objective", "cluster"), [("bytes", ""), ("time", "h100")])
+@pytest.mark.parametrize(("name", "mesh"), [("net", LINE), ("net", SQUARE), ("lookup", LINE)])
+def test_rules_for_every_tensor_are_never_worse(
+    name: str, mesh: Mesh, objective: str, cluster: str
+) -> None:
+    asked, fewer = found_for(name, mesh, objective, cluster)
+    asked, found = found_for(name, mesh, objective, cluster, tensors=True)
+    best = found.plans[0]
+    assert asked.value(best) <= asked.value(fewer.plans[0])
+    known = certificate(asked)
+    assert known is not None
+    assert asked.value(best) >= known.least
+    assert found.count.level == "L3"
 
 
 def test_rules_that_are_fixed_stay() -> None:
