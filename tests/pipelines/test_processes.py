@@ -1,0 +1,41 @@
+"""Pipelines on real processes: gloo sends what threads hand over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from meshdsl.backends.engines.in_process import run_local
+from meshdsl.diagnostics import Source
+from meshdsl.pipeline import Compilation, Options
+from tests.pipelines.test_micro_batches import CUT, OPTIMIZER
+from tests.ranks import Forks
+
+CASES = {
+    "one_f_one_b": ("headed", "pipe:4", "layers -> pipe", "one_f_one_b[batch](8)"),
+    "gpipe and tp": ("tied", "pipe:2,tp:2", "layers -> pipe, model -> tp", "gpipe[batch](4)"),
+    "eager and data": (
+        "summed", "data:2,pipe:2", "layers -> pipe, batch -> data", "eager[batch](4)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_numbers_of_threads(case: str, forks: Forks, tmp_path: Path) -> None:
+    name, mesh, rules, schedule = CASES[case]
+    text = CUT[name].replace("OPTIMIZER", OPTIMIZER)
+    text += f"\nlayout chosen {{ {rules} }} with {schedule}\n"
+    made = Compilation(Source("net.mdsl", text), Options(mesh=mesh, layout="chosen"))
+    threads = run_local(made.text, seed=2)
+    (tmp_path / "prog.py").write_text(made.text, encoding="utf-8")
+    command = ["prog.py", "--seed", "2", "--out", "out.npz", "--updated", "updated.npz"]
+    log = tmp_path / "log"
+    with forks.ranks(made.device.mesh.devices, command, tmp_path, log) as leader:
+        assert leader.wait() == 0, log.read_text(encoding="utf-8")
+    for file, arrays in {"out": threads.outputs, "updated": threads.updated}.items():
+        with np.load(tmp_path / f"{file}.npz") as found:
+            for key, array in arrays.items():
+                most = np.abs(array).max(initial=0)
+                np.testing.assert_allclose(found[key], array, rtol=0, atol=1e-6 * most)
