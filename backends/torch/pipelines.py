@@ -137,7 +137,7 @@ class Pipelines(Loops):
             self.nodes(node.of(Part.LAST_BACKWARD))
         self._iterate(loop)
         self._send(node, Part.SENT_BACKWARD, lines, "> 0")
-        self.nodes(node.of(Part.COLLECTED_BACKWARD))
+        self.nodes(node.of(Part.WEIGHTS, Part.COLLECTED_BACKWARD))
         nodes = node.of(Part.FIRST_BACKWARD)
         if nodes or kept.get("first"):
             with self._only(node, 0):

@@ -256,8 +256,8 @@ class Part(IntEnum):
 
     Those of `LOOP` are the stage's own iterations. What `EVERY` stage does has the operands on each
     of them: inputs, parameters, what the loop collects. Those of `FIRST` and `LAST` are the first
-    and the last stage's. `SENT` is what another stage goes on with. Up to `LAST` it is the forward
-    pass.
+    and the last stage's. `SENT` is what another stage goes on with, `WEIGHTS` the half of the
+    stage's iterations for which none waits. Up to `LAST` it is the forward pass.
     """
 
     EVERY = 0
@@ -270,8 +270,9 @@ class Part(IntEnum):
     LAST_BACKWARD = 7
     LOOP_BACKWARD = 8
     SENT_BACKWARD = 9
-    COLLECTED_BACKWARD = 10
-    FIRST_BACKWARD = 11
+    WEIGHTS = 10
+    COLLECTED_BACKWARD = 11
+    FIRST_BACKWARD = 12
 
     @property
     def stages(self) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from meshdsl.device.halves import halves
 from meshdsl.device.ir import Compute, Loop, Move, Node, Part, Pipeline, Program, Var
 from meshdsl.device.liveness import is_constant, reads
 from meshdsl.device.names import Names, names_of
@@ -46,18 +47,16 @@ def pipelined(program: Program) -> Program:
     pipe = program.placed.pipe
     if pipe is None:
         return program
-    body = tuple(
-        _pipeline(node, pipe, program) if isinstance(node, Loop) and _is_micro(node, pipe) else node
-        for node in program.body
-    )
-    return replace(program, body=body)
+    body = []
+    lists = set(program.lists)
+    for node in program.body:
+        if isinstance(node, Loop) and node.dim.name == pipe.micro:
+            node = _pipeline(node, pipe, program, lists)
+        body.append(node)
+    return replace(program, body=tuple(body), lists=frozenset(lists))
 
 
-def _is_micro(node: Loop, pipe: Piped) -> bool:
-    return node.dim.name == pipe.micro
-
-
-def _pipeline(node: Loop, pipe: Piped, program: Program) -> Pipeline:
+def _pipeline(node: Loop, pipe: Piped, program: Program, lists: set[Var]) -> Pipeline:
     stages = program.mesh.size(pipe.axis)
     table = _table(pipe, stages, node.dim.size)
     names = Names(names_of(program))
@@ -65,9 +64,27 @@ def _pipeline(node: Loop, pipe: Piped, program: Program) -> Pipeline:
     parts = _Parts(replace(node, body=body), pipe).of_all()
     sends = _sends(body, parts, pipe, program.mesh, names)
     pairs = sorted([*zip(parts, body, strict=True), *sends], key=lambda pair: pair[0])
+    pairs = sorted(_in_halves(pairs, program, pipe, names, lists), key=lambda pair: pair[0])
     fields = {name: getattr(node, name) for name in Loop.__dataclass_fields__}
     fields["body"] = tuple(n for _, n in pairs)
     return Pipeline(**fields, axis=pipe.axis, parts=tuple(p for p, _ in pairs), table=table)
+
+
+def _in_halves(
+    pairs: list[tuple[Part, Node]], program: Program, pipe: Piped, names: Names, lists: set[Var]
+) -> Iterator[tuple[Part, Node]]:
+    """The statements with the backward pass in halves: between them the stage sends."""
+    for part, node in pairs:
+        found = None
+        if part is Part.LOOP_BACKWARD:
+            assert isinstance(node, Loop)
+            found = halves(node, program, pipe, names)
+        if found is None:
+            yield part, node
+            continue
+        lists |= found.lists
+        yield part, found.inputs
+        yield Part.WEIGHTS, found.weights
 
 
 def _sends(

@@ -6,15 +6,12 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
-from meshdsl.device.ir import Pipeline, Program
+from meshdsl.device.ir import Part, Pipeline, Program
 from meshdsl.device.memory import walks
 from meshdsl.report.document import Block, Gap, Grid, counted, human
 from meshdsl.schedule.times import Times, timed
 
 Json = dict[str, Any]
-
-LATE = Times(early=False)
-"""A stage sends what its backward pass makes when all of that is done."""
 
 MOST_STAGES = 12
 """Stages that are listed; of more, the first and the last ones."""
@@ -42,7 +39,7 @@ def piped(program: Program) -> dict[str, Any]:
             "schedule": schedule.name,
             "stages": schedule.stages,
             "micro_batches": schedule.micro,
-            "bubble": str(timed(table, LATE).bubble),
+            "bubble": str(timed(table, Times(early=Part.WEIGHTS in found.parts)).bubble),
             "in_flight": flying,
             "peak": [given + held.most for held in peaks],
         }

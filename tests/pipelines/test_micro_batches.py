@@ -93,7 +93,8 @@ def test_the_report_has_the_laws_of_the_schedule(stages: int, micro: int) -> Non
         options = Options(mesh=f"pipe:{stages}", layout="chosen")
         made = Compilation(Source("net.mdsl", f"{text}\n{rules}"), options)
         reports[schedule] = explain(made.device)
-    bubble = Fraction(stages - 1, micro + stages - 1)
+    # F = I = W = 1: the stage before waits for F and I only.
+    bubble = Fraction(2 * (stages - 1), 3 * micro + 2 * (stages - 1))
     for report in reports.values():
         assert Fraction(report["pipeline"]["bubble"]) == bubble
     flying = {name: report["pipeline"]["in_flight"] for name, report in reports.items()}

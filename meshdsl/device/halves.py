@@ -1,0 +1,128 @@
+"""The backward pass of a stage in two halves: what the stage before waits for comes first.
+
+The loop of a backward pass is split into one that makes the gradients of what it carries, and one
+that makes those of parameters, for which nobody waits (loop fission). Between them the stage sends.
+(The halves B and W of zero-bubble schedules, Qi et al. 2023.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from meshdsl.device.ir import Collected, Compute, Loop, Move, Node, Program, Var
+from meshdsl.device.liveness import is_constant, reads
+from meshdsl.device.names import Names
+from meshdsl.ir.program import Stacked
+from meshdsl.ir.types import Dim, TensorType
+from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.stages import Piped
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """The two loops; `lists` are what the first keeps for the second, slice by slice."""
+
+    inputs: Loop
+    weights: Loop
+    lists: frozenset[Var]
+
+
+def halves(loop: Loop, program: Program, pipe: Piped, names: Names) -> Halves | None:
+    """The halves of a loop; None where all of it is needed for what it carries."""
+    needed = {c.next for c in loop.carries}
+    first: set[Node] = set()
+    for node in reversed(loop.body):
+        if not needed.isdisjoint(node.makes):
+            first.add(node)
+            needed.update(reads(node))
+    later = [n for n in loop.body if n not in first]
+    plain = all(isinstance(n, Compute | Move) for n in later)
+    if loop.ahead or not plain or not any(isinstance(n, Compute) and n.flops for n in later):
+        return None
+    return _Fission(loop, program, pipe, names, first, needed).halves()
+
+
+class _Fission:
+    def __init__(
+        self,
+        loop: Loop,
+        program: Program,
+        pipe: Piped,
+        names: Names,
+        first: set[Node],
+        needed: set[Var],
+    ) -> None:
+        self.loop, self.program, self.pipe, self.names = loop, program, pipe, names
+        self.first, self.needed = first, needed
+        self.later = [n for n in loop.body if n not in first]
+        self.slices = {s.inside: s for s in loop.stacked}
+        # What the second loop reads under another name, and where it slices that from.
+        self.new: dict[Var, Var] = {}
+        self.stacked: list[Stacked[Var]] = []
+        self.kept: list[Collected] = []
+
+    def halves(self) -> Halves:
+        """Both loops."""
+        made = {v for n in self.first if not is_constant(n) for v in n.makes}
+        made |= {c.inside for c in self.loop.carries}
+        ends = [c.inside for c in self.loop.collected if c.inside in self.slices]
+        for var in dict.fromkeys([v for n in self.later for v in reads(n)] + ends):
+            if var in made:
+                self._keep(var)
+            elif var in self.slices:
+                self._slice(var)
+        own = {v for n in self.later for v in n.makes} | {s.inside for s in self.stacked}
+        loop, index = self.loop, self.names.fresh(self.loop.index)
+        collected = [c for c in loop.collected if c.inside in own]
+        inputs = replace(
+            loop,
+            body=tuple(n for n in loop.body if n in self.first),
+            stacked=tuple(s for s in loop.stacked if s.inside in self.needed),
+            collected=(*(c for c in loop.collected if c not in collected), *self.kept),
+        )
+        weights = replace(
+            loop,
+            carries=(),
+            body=tuple(map(self._renamed, self.later)),
+            stacked=tuple(self.stacked),
+            collected=tuple(collected),
+            index=index,
+        )
+        return Halves(inputs, weights, frozenset(c.outer for c in self.kept))
+
+    def _slice(self, var: Var) -> None:
+        """A slice of a stack in the second loop; of a list that both take from, a copy of it."""
+        item = self.slices[var]
+        if var not in self.needed:
+            self.stacked.append(item)
+        elif item.outer in self.program.lists:
+            self._keep(var)
+        else:
+            self.new[var] = replace(var, name=self.names.fresh(var.name))
+            self.stacked.append(Stacked(item.outer, self.new[var]))
+
+    def _keep(self, var: Var) -> None:
+        """Keep a value of each iteration of the first loop for the second."""
+        mesh: Mesh = self.program.mesh
+        stages = mesh.size(self.pipe.axis)
+        dim = Dim(self.pipe.dim, self.loop.dim.size * stages)
+        type_ = TensorType((dim, *var.value.type.dims), var.value.type.dtype)
+        splits = {**dict(var.placement.splits), self.pipe.dim: (self.pipe.axis,)}
+        placed = replace(var.placement, splits=tuple(sorted(splits.items())))
+        outer = replace(
+            var,
+            name=self.names.fresh(f"{var.name}_kept"),
+            value=replace(var.value, type=type_),
+            placement=placed,
+            local=placed.local(type_, mesh),
+            hint=f"{var.hint}_kept",
+        )
+        self.kept.append(Collected(var, outer, is_list=True))
+        self.new[var] = replace(var, name=self.names.fresh(var.name))
+        self.stacked.append(Stacked(outer, self.new[var]))
+
+    def _renamed(self, node: Node) -> Node:
+        if isinstance(node, Move):
+            return replace(node, source=self.new.get(node.source, node.source))
+        assert isinstance(node, Compute)
+        return replace(node, ins=tuple(self.new.get(v, v) for v in node.ins))
