@@ -311,7 +311,8 @@ class Walk:
         dying = deaths(node.body, kept_inside(node), entered(node, self.collected))
         self.dead = dict(zip(node.body, dying, strict=True))
         before, names = self.held.now, set(self.held.names) | set(self.held.lists)
-        later = [n for n, part in zip(node.body, node.parts, strict=True) if part > Part.LAST]
+        own = node.on(self.stage)
+        later = [n for n, part in zip(own.body, own.parts, strict=True) if part > Part.LAST]
         kept = {v.name for n in every(later) for v in (*n.reads, *n.makes)}
         forward = self._pass(node, tuple(p for p in Part if p <= Part.LAST), names | kept)
         held = self.held.now - before

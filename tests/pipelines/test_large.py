@@ -1,0 +1,56 @@
+"""A model of a trillion parameters on 3,072 devices: what is said of it before anything runs.
+
+Narayanan et al. 2021, "Efficient large-scale language model training on GPU clusters", table 1.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+
+from meshdsl.diagnostics import Source
+from meshdsl.pipeline import Compilation, Options
+from meshdsl.report.explain import explain
+from tests.project import ROOT
+
+PATH = ROOT / "examples" / "large" / "gpt_3072.mdsl"
+SEQ, MODEL, VOCAB, TP, STAGES, MICRO = 2048, 25600, 51200, 8, 64, 512
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Compilation:
+    """The training step in bf16."""
+    source = Source(str(PATH), PATH.read_text("utf-8"))
+    return Compilation(source, Options(layout="staged", dtype="bf16", reduce="deferred"))
+
+
+def test_bubble_and_what_is_in_flight(compiled: Compilation) -> None:
+    found = explain(compiled.device)["pipeline"]
+    # F = I = W: 63/575 for a backward pass in one, less where the stage before waits for I only.
+    assert Fraction(found["bubble"]) == Fraction(2 * 63, 3 * MICRO + 2 * 63)
+    assert found["in_flight"] == [STAGES - s for s in range(STAGES)]
+
+
+def test_memory_by_stage(compiled: Compilation) -> None:
+    report = explain(compiled.device)
+    layer = 12 * MODEL**2 // TP
+    outside = VOCAB // TP * MODEL + SEQ * MODEL
+    assert report["memory"]["params"] == 2 * (2 * layer + outside)
+    peaks = report["pipeline"]["peak"]
+    # A micro-batch in flight is the inputs of two layers.
+    kept = 2 * SEQ * MODEL * 2
+    assert {a - b for a, b in pairwise(peaks[1:-1])} == {kept}
+
+
+def test_a_message_of_each_micro_batch_and_direction(compiled: Compilation) -> None:
+    sends = [c for c in explain(compiled.device)["collectives"] if c["kind"] == "send"]
+    assert [c["count"] for c in sends] == [MICRO, MICRO]
+    assert {c["wire_bytes"] // c["count"] for c in sends} == {SEQ * MODEL * 2}
+
+
+def test_the_text_has_a_row_for_each_stage(compiled: Compilation) -> None:
+    lines = compiled.text.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("SCHEDULE = ("))
+    assert lines.index(")", start) == start + STAGES + 1
