@@ -158,6 +158,7 @@ KV = {"kv": 4, "group": 2}
 LARGE = {
     "transformer": SMALL,
     "search/gpt3": SMALL,
+    "large/gpt_3072": SMALL,
     "search/llama3": {**{d: n for d, n in SMALL.items() if d != "heads"}, **KV},
 }
 
