@@ -15,13 +15,18 @@ import runpy
 import sys
 import threading
 import time
-from types import FrameType
+import traceback
+from collections.abc import Iterable
+from types import CodeType, FrameType
 from typing import Any
 
 EVERY = 0.2
 """Seconds between two reports of a process."""
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+WAITING = ("Pending.wait", "Line.receive", "Line.send", "Line.close")
+"""The functions of the runtime that wait for other devices, in what is none of Python."""
+
 _FUNCTION = 1
 """The code flag of a function: its variables are its own."""
 
@@ -33,6 +38,36 @@ def device_in(frame: FrameType | None) -> FrameType | None:
         found = frame if frame.f_code.co_name == "device" else found
         frame = frame.f_back
     return found
+
+
+OF_DEVICE = frozenset(("device", "device.<locals>.forward", "device.<locals>.backward"))
+
+
+def is_of_device(code: CodeType) -> bool:
+    """Whether code is that of `device`, or of a pass of a pipeline inside it."""
+    return code.co_qualname in OF_DEVICE
+
+
+def place_in(stack: Iterable[tuple[FrameType, int]]) -> tuple[int | None, dict[str, int]]:
+    """The innermost line of `device`, or of a function inside it, and the counters around it.
+
+    A stack is frames and their lines, the outermost first.
+    """
+    line: int | None = None
+    counts: dict[str, int] = {}
+    file = ""
+    for frame, at in stack:
+        code = frame.f_code
+        begins = line is None and code.co_name == "device"
+        if begins or (code.co_filename == file and is_of_device(code)):
+            line, file = at, code.co_filename
+            counts |= counters(frame)
+    return line, counts
+
+
+def stand(frame: FrameType | None) -> tuple[int | None, dict[str, int]]:
+    """The line of `device` that a thread is in, and its counters."""
+    return place_in(reversed(list(traceback.walk_stack(frame)))) if frame else (None, {})
 
 
 def variables(frame: FrameType) -> dict[str, Any]:
@@ -66,11 +101,11 @@ def fingerprint(frame: FrameType | None) -> int:
 def collective_of(frame: FrameType | None) -> str:
     """The collective that a process waits in; empty if it does not wait."""
     waits, inner = "", None
-    while frame is not None and frame.f_code.co_name != "device":
+    while frame is not None and not is_of_device(frame.f_code):
         code = frame.f_code
         if code.co_filename.endswith("distributed_c10d.py"):
             waits = code.co_name
-        elif code.co_qualname == "Pending.wait" and inner is None:
+        elif code.co_qualname in WAITING and inner is None:
             waits = called(frame)
         inner, frame = frame, frame.f_back
     return called(inner) if frame is not None and inner is not None and waits else waits
@@ -115,16 +150,16 @@ def _tell(folder: str, ident: int) -> None:
     path = os.path.join(folder, report_of(os.environ["RANK"]))
     for beat in itertools.count():
         frame = sys._current_frames().get(ident)
-        device = device_in(frame)
+        line, _ = stand(frame)
         found = {
             "pid": os.getpid(),
             "beat": beat,
             "mark": fingerprint(frame),
-            "line": device.f_lineno if device else None,
+            "line": line,
             "collective": collective_of(frame),
             "outside": outside(frame, folder),
         }
-        del frame, device
+        del frame
         try:
             with open(f"{path}.new", "w", encoding="utf-8") as file:
                 json.dump(found, file)

@@ -5,23 +5,26 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 Device = Callable[..., dict[str, Any]]
 
 
-def followed(device: Device, look: Callable[[FrameType], None]) -> Device:
-    """`device`, where `look` is called before each line, and at the end."""
-    code = device.__code__
+def followed(device: Device, look: Callable[[FrameType, bool], None]) -> Device:
+    """`device`, where `look` is called before each line, and at the end.
+
+    So it is for the functions inside it: `look` is given which of them, and whether it ends.
+    """
+    codes = set(_functions(device.__code__))
 
     def enter(frame: FrameType, event: str, argument: Any) -> Any:
-        return line if frame.f_code is code else None
+        return line if frame.f_code in codes else None
 
     def line(frame: FrameType, event: str, argument: Any) -> Any:
-        look(frame)
+        look(frame, event == "return")
         return line
 
     def call(*arguments: Any) -> dict[str, Any]:
@@ -33,6 +36,14 @@ def followed(device: Device, look: Callable[[FrameType], None]) -> Device:
             sys.settrace(before)
 
     return call
+
+
+def _functions(code: CodeType) -> Iterator[CodeType]:
+    """The code of a function, and of those with a name inside it."""
+    yield code
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType) and not inner.co_name.startswith("<"):
+            yield from _functions(inner)
 
 
 class Timer:
@@ -49,12 +60,12 @@ class Timer:
         self._line: int | None = None
         self._began = 0
 
-    def _look(self, frame: FrameType) -> None:
+    def _look(self, frame: FrameType, over: bool) -> None:
         self.finish()
         now = time.monotonic_ns()
         if self._line is not None:
             self.timed.append((self._line, self._began, now))
-        self._line, self._began = frame.f_lineno, time.monotonic_ns()
+        self._line, self._began = None if over else frame.f_lineno, time.monotonic_ns()
 
     def write(self, folder: str, rank: int) -> None:
         """Write what one device has timed."""

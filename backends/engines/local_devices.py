@@ -9,13 +9,14 @@ import queue
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Any
 
-from meshdsl.backends.engines.at_work import counters, device_in, fingerprint, outside
+from meshdsl.backends.engines.at_work import fingerprint, outside, place_in, stand
 from meshdsl.backends.engines.failures import (
     CollectiveError,
     Failure,
@@ -252,17 +253,7 @@ class Late:
 
 def where(trace: TracebackType | None) -> tuple[int | None, dict[str, int]]:
     """The line of `device` that an error came from, and its loop counters there."""
-    while trace is not None:
-        if trace.tb_frame.f_code.co_name == "device":
-            return trace.tb_lineno, counters(trace.tb_frame)
-        trace = trace.tb_next
-    return None, {}
-
-
-def stand(frame: FrameType | None) -> tuple[int | None, dict[str, int]]:
-    """The line of `device` that a thread is in, and its counters."""
-    device = device_in(frame)
-    return (None, {}) if device is None else (device.f_lineno, counters(device))
+    return place_in(traceback.walk_tb(trace))
 
 
 def share_of_cores(devices: int) -> int:

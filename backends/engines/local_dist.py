@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
+from meshdsl.backends.engines.at_work import is_of_device
 from meshdsl.backends.engines.failures import CollectiveError
 from meshdsl.backends.runtime.values import group_members
 
@@ -541,8 +542,7 @@ class LocalDist:
 def _line(frame: FrameType | None) -> int:
     """The line of `device`, or of a function inside it, that a collective was called from."""
     while frame is not None:
-        inside = frame.f_code.co_qualname.partition(".")[0] == "device"
-        if inside and frame.f_code.co_filename == FILE:
+        if is_of_device(frame.f_code) and frame.f_code.co_filename == FILE:
             return frame.f_lineno
         frame = frame.f_back
     return 0

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from meshdsl.backends.engines.at_work import WAITING, place_in
 from meshdsl.backends.engines.follow import timer
 from meshdsl.backends.engines.in_process import (
     Program,
@@ -113,14 +115,11 @@ def _write(
 
 def describe_error(error: Exception) -> dict[str, Any]:
     """An error as data: its line of `device`, and the counters of the loops around it."""
-    line, loops, in_collective = None, {}, False
-    trace = error.__traceback__
+    trace, in_collective = error.__traceback__, False
+    line, loops = place_in(traceback.walk_tb(trace))
     while trace is not None:
         code = trace.tb_frame.f_code
-        if code.co_name == "device" and line is None:
-            line = trace.tb_lineno
-            loops = {k: v for k, v in trace.tb_frame.f_locals.items() if type(v) is int}
-        waits = code.co_qualname == "Pending.wait" and trace.tb_next is None
+        waits = code.co_qualname in WAITING and trace.tb_next is None
         in_collective |= waits or code.co_filename.endswith("distributed_c10d.py")
         trace = trace.tb_next
     found = {"kind": type(error).__name__, "message": str(error), "line": line, "loops": loops}

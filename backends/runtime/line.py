@@ -68,6 +68,7 @@ class Line:
         self.sent.append((work, value))
 
     def close(self) -> None:
-        """Wait until all that was sent has arrived."""
+        """Wait until all that was sent has arrived; nothing is left that has come."""
+        assert not self.coming, "values have come that nobody has read"
         while self.sent:
             self.sent.popleft()[0].wait()

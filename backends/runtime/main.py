@@ -58,8 +58,9 @@ def main(
     except KeyboardInterrupt:
         os._exit(130)
     except Exception as error:  # whatever it is, the user gets a sentence and the line
-        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.name == "device"]
-        at = f" on device {rank}, line {lines[0]} of {sys.argv[0]}" if lines else ""
+        own = ("device", "forward", "backward")  # the passes of a pipeline are inside of `device`
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.name in own]
+        at = f" on device {rank}, line {lines[-1]} of {sys.argv[0]}" if lines else ""
         time.sleep(5 if code == 2 and rank else 0)  # all refuse alike: device 0 ends the others
         print(f"error{at}: {error}", file=sys.stderr, flush=True)
         time.sleep(0.5)  # others may have failed too: let them tell it

@@ -27,12 +27,16 @@ INFINITE = re.compile(r"""float\(["']-?inf["']\)|\binf\b""")
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One statement of `device`: the variables it writes and reads, and whether it writes `inf`."""
+    """One statement of `device`: the variables it writes and reads, and whether it writes `inf`.
+
+    `received`: another device has made what it writes.
+    """
 
     line: int
     writes: tuple[str, ...]
     reads: frozenset[str]
     infinite: bool
+    received: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ def statements_of(text: str) -> dict[int, Statement]:
         tree = ast.parse(text)
     device = next(n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "device")
     return {
-        line: Statement(node.lineno, *_names(node), _is_infinite(node))
+        line: Statement(node.lineno, *_names(node), _is_infinite(node), _is_received(node))
         for node in _simple(device.body)
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
     }
@@ -81,6 +85,10 @@ def _names(node: ast.stmt) -> tuple[tuple[str, ...], frozenset[str]]:
     return writes if not isinstance(node, ast.Expr) else tuple(sorted(reads)), reads
 
 
+def _is_received(node: ast.stmt) -> bool:
+    return ast.unparse(node).endswith(".receive()")
+
+
 def _is_infinite(node: ast.stmt) -> bool:
     return bool(INFINITE.search(ast.unparse(node)))
 
@@ -96,11 +104,11 @@ class Watch:
         self.usual: set[int] = set()
         self.findings: list[Finding] = []
         self._kinds: dict[str, str] = {}
-        self._last: Statement | None = None
+        self._last: tuple[Statement | None, FrameType | None] = (None, None)
 
     def device(self, *arguments: Any) -> dict[str, torch.Tensor]:
         """Call `device`; afterwards `findings` are those of this call, in order."""
-        self.findings, self._kinds, self._last = [], {}, None
+        self.findings, self._kinds, self._last = [], {}, (None, None)
         return followed(self.program.device, self._line)(*arguments)
 
     def went_well(self) -> None:
@@ -111,10 +119,11 @@ class Watch:
         """The first finding of the last call that is not usual."""
         return next((f for f in self.findings if f.line not in self.usual), None)
 
-    def _line(self, frame: FrameType) -> None:
-        if self._last is not None:
-            self._look(self._last, frame.f_locals)
-        self._last = self.statements.get(frame.f_lineno)
+    def _line(self, frame: FrameType, over: bool) -> None:
+        last, where = self._last
+        if last is not None and where is frame:
+            self._look(last, frame.f_locals)
+        self._last = (None, None) if over else (self.statements.get(frame.f_lineno), frame)
 
     def _look(self, statement: Statement, variables: Mapping[str, Any]) -> None:
         """Compare the results of a statement with its operands."""
@@ -124,6 +133,8 @@ class Watch:
             self._kinds[name] = kind
             new = kind == "nan" and "nan" not in before
             new = new or (kind == "inf" and before <= {""} and not statement.infinite)
+            # Nor is what another device sent.
+            new = new and not statement.received
             # A parameter or a state that had it before this step is not this step's doing.
             if new and not statement.reads & {"params", "states"}:
                 loops = {k: v for k, v in variables.items() if type(v) is int}

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from meshdsl.backends.engines.at_work import called, collective_of, device_in
+from meshdsl.backends.engines.at_work import called, collective_of, is_of_device, stand
 from meshdsl.backends.engines.process import describe_error, leave
 from meshdsl.backends.engines.ranks import Ranks
 from meshdsl.backends.runtime.collectives import make_groups
@@ -100,7 +100,7 @@ def _described(error: Exception) -> dict[str, Any]:
         found["diagnostics"] = [to_json(d) for d in error.diagnostics]
     trace = error.__traceback__
     while trace is not None and found["in_collective"]:
-        if trace.tb_frame.f_code.co_name == "device" and trace.tb_next is not None:
+        if is_of_device(trace.tb_frame.f_code) and trace.tb_next is not None:
             found["collective"] = called(trace.tb_next.tb_frame)
         trace = trace.tb_next
     return found
@@ -108,8 +108,7 @@ def _described(error: Exception) -> dict[str, Any]:
 
 def _terminated(folder: Path, rank: int, frame: FrameType | None) -> NoReturn:
     """End on torchrun's signal: another process has failed. Report the activity of this one."""
-    device = device_in(frame)
-    line, collective = device.f_lineno if device else None, collective_of(frame)
+    (line, _), collective = stand(frame), collective_of(frame)
     found = {"kind": "Terminated", "message": "", "line": line, "collective": collective}
     leave(folder, rank, {"exit": 3, "loops": {}, "position": None, "in_collective": True, **found})
 
