@@ -119,6 +119,14 @@ def _table(pipe: Piped, stages: int, micro: int) -> Verified:
     if not actions <= {("F", True), ("B", True)}:
         message = f"`{pipe.use.name}` is not built yet: it has other actions than F and B of stages"
         fail("MD0335", message, pipe.use.span, help="take gpipe, one_f_one_b or eager")
+    later = {
+        "layers": len(set(pipe.use.layers)) > 1,
+        "recompute": pipe.use.recompute,
+        "reduce": pipe.use.reduce == "each",
+    }
+    for option in (name for name, asked in later.items() if asked):
+        message = f"the option `{option}` of a schedule is not built yet"
+        fail("MD0335", message, pipe.use.span, help="leave it out for now")
     return found
 
 

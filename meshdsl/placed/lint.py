@@ -128,9 +128,9 @@ def _no_rule(name: str, target: str, rule: Rule) -> Diagnostic:
 def lint_schedule(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
     """Report a schedule that does not fit the program or the mesh, or has nothing to do there.
 
-    Its micro-batches divide the dims that they cut (MD0534); without dims there are batches that
-    are accumulated (MD0535); its table can be made for the devices of the axis (MD0529, MD0536),
-    and `layers=` has a number for each stage (MD0538).
+    Of a training step its micro-batches divide the dims that they cut (MD0534); without dims there
+    are batches that are accumulated (MD0535); its table can be made for the devices of the axis
+    (MD0529, MD0536), and `layers=` has a number for each stage (MD0538). Whatever else is not cut.
     """
     use = layout.schedule
     if use is None:
@@ -140,11 +140,15 @@ def lint_schedule(program: Program, layout: Layout, diagnostics: Diagnostics) ->
     if not rules:
         diagnostics.add(_makes_no_pipeline(use, layout, sorted(known)))
         return
-    diagnostics.add(*_lint_cuts(use, program, layout))
+    if program.goal is None:
+        return
+    accumulated = program.goal.optimizer.accumulate
+    diagnostics.add(*_lint_cuts(use, program, layout, accumulated))
     piped = {r.dim: layout.mesh.size(*layout.mesh.known(r.axes)) for r in rules}
     for dim, devices in piped.items():
         if devices > 1 and not diagnostics.errors:
-            diagnostics.of(partial(_check_table, use, program, known[dim], devices))
+            micro = accumulated * (use.micro or 1)
+            diagnostics.of(partial(_check_table, use, known[dim], devices, micro))
 
 
 def _makes_no_pipeline(use: ScheduleUse, layout: Layout, dims: list[str]) -> Diagnostic:
@@ -154,7 +158,9 @@ def _makes_no_pipeline(use: ScheduleUse, layout: Layout, dims: list[str]) -> Dia
     return Diagnostic("MD0537", message, use.span, _severity(use.span), help=help)
 
 
-def _lint_cuts(use: ScheduleUse, program: Program, layout: Layout) -> Iterator[Diagnostic]:
+def _lint_cuts(
+    use: ScheduleUse, program: Program, layout: Layout, accumulated: int
+) -> Iterator[Diagnostic]:
     """What is wrong with the dims that a schedule cuts, and with their micro-batches."""
     sizes = {d.name: d.size for v in values_of(program) for d in v.type.dims}
     for dim in use.dims:
@@ -168,7 +174,7 @@ def _lint_cuts(use: ScheduleUse, program: Program, layout: Layout) -> Iterator[D
             place = layout.declared.get(("dim", dim))
             related = () if place is None else (place,)
             yield Diagnostic("MD0534", message, use.span, related=related, help=help)
-    if use.micro is None and program.goal is not None and program.goal.optimizer.accumulate == 1:
+    if use.micro is None and accumulated == 1:
         message = f"`{use.name}` does not say what its micro-batches are, and none are accumulated"
         help = f"cut a dim: `{use.name}[batch](8)`, or write `accumulate=8` to the optimizer"
         yield Diagnostic("MD0535", message, use.span, help=help)
@@ -187,10 +193,9 @@ def divisors(size: int) -> list[int]:
     return sorted({*small, *(size // n for n in small)})
 
 
-def _check_table(use: ScheduleUse, program: Program, layers: int, devices: int) -> None:
+def _check_table(use: ScheduleUse, layers: int, devices: int, micro: int) -> None:
     """Raise where there is no table for so many devices, or `layers=` is not of its stages."""
-    accumulated = program.goal.optimizer.accumulate if program.goal is not None else 1
-    stages = use.verified(devices, accumulated * (use.micro or 1)).schedule.stages
+    stages = use.verified(devices, micro).schedule.stages
     if use.layers and (len(use.layers) != stages or sum(use.layers) != layers):
         found = f"{len(use.layers)} stages with {sum(use.layers)} layers"
         message = f"`layers=` is of {found}; the pipeline has {stages} with {layers}"
