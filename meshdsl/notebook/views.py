@@ -323,14 +323,15 @@ def collectives(program: Program, report: Mapping[str, Any]) -> Collectives:
 
 
 def holding(var: Var, mesh: Mesh) -> Holding:
-    """The blocks of a tensor's version on the mesh."""
+    """The blocks of a tensor's version on the mesh; of all micro-batches together."""
     type_, p = var.value.type, var.placement
+    splits = {dim: mesh.known(axes) for dim, axes in p.splits}
     return Holding(
         var.value.name or var.name,
         str(type_.dtype),
         tuple(type_.names),
         tuple(type_.shape),
-        dict(p.splits),
+        {dim: axes for dim, axes in splits.items() if axes},
         p.partial,
         p.op or "sum",
         mesh,

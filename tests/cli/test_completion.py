@@ -36,7 +36,7 @@ COMPLETED = {
     f"explain {MLP} --layout ": MLP_LAYOUTS,
     f"explain --layout h| {MLP}": ["hybrid"],
     f"explain {LM} --layout z": ["zero1", "zero2", "zero3"],
-    f"run {LM} --mesh ": ["four", "square"],
+    f"run {LM} --mesh ": ["four", "square", "stages"],
     f"run {MLP} --program ": ["mlp"],
     f"explain {MLP} --schedule zb": ["zb_h1", "zb_h2", "zb_v"],
     f"check {MLP} --set ": ["batch=", "io=", "hidden="],
