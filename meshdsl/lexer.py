@@ -88,7 +88,7 @@ def vocabulary() -> Vocabulary:
     from meshdsl.ir.types import DTYPES
     from meshdsl.named.declarations import RESERVED_TENSORS
     from meshdsl.named.from_syntax import INITS
-    from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES
+    from meshdsl.named.optimizers import COMPRESSIONS, OPTIMIZERS, SCHEDULES
     from meshdsl.named.prelude import prelude
     from meshdsl.ops.opdef import load_all
     from meshdsl.syntax.tokens import DECLARATIONS, RESERVED, STATEMENTS
@@ -102,7 +102,7 @@ def vocabulary() -> Vocabulary:
         links=frozenset(written[name] for name in links),
         logic=frozenset(written[name] for name in _WORDS_IN_EXPRESSIONS),
         operators=frozenset({*called, *prelude().functions, "grad"}),
-        settings=frozenset({*INITS, *OPTIMIZERS, *SCHEDULES}),
+        settings=frozenset({*INITS, *OPTIMIZERS, *SCHEDULES, *COMPRESSIONS}),
         dtypes=frozenset(DTYPES),
         selectors=frozenset(RESERVED_TENSORS),
     )

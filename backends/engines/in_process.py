@@ -18,7 +18,15 @@ from meshdsl.backends.engines.local_devices import Devices, LocalRunError
 from meshdsl.backends.engines.local_dist import FILE, LocalDist, Sent
 from meshdsl.backends.engines.reference import block_values
 from meshdsl.backends.runtime.files import ArraysRefused, check_arrays
-from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Spec, local_part, spec_of
+from meshdsl.backends.runtime.values import (
+    NUMPY_DTYPES,
+    Array,
+    Spec,
+    has_sum,
+    is_first,
+    local_part,
+    spec_of,
+)
 from meshdsl.backends.torch.head import RUNTIME
 
 if TYPE_CHECKING:
@@ -59,6 +67,8 @@ class LocalRun:
         for specs, wholes, every, when in (outputs, updated):
             for name, spec in specs.items():
                 for rank, held in enumerate(every):
+                    if spec.parts:
+                        continue
                     block = wholes[name][local_part(spec, self.mesh, rank)]
                     if not np.array_equal(block, held[name], equal_nan=block.dtype.kind == "f"):
                         found.append(f"device {rank} holds other values of {name}{when}")
@@ -193,12 +203,22 @@ def local_tensors(
         blocks: dict[str, torch.Tensor] = {}
         for rank, held in zip(ranks, found, strict=True):
             part = local_part(spec, mesh, rank)
+            if not has_sum(spec, mesh, rank):
+                held[name] = _zeros(spec, part)
+                continue
             if str(part) in blocks:
                 held[name] = blocks[str(part)].clone()
                 continue
             block = as_tensor(block_values(name, spec, arrays, seed, part), spec)
             held[name] = blocks[str(part)] = block
     return found
+
+
+def _zeros(spec: Spec, part: tuple[slice, ...]) -> torch.Tensor:
+    """What a device begins with that has no part of a sum."""
+    import torch
+
+    return torch.zeros([p.stop - p.start for p in part], dtype=torch_dtype(spec.dtype))
 
 
 def as_tensor(values: Array, spec: Spec) -> torch.Tensor:
@@ -234,6 +254,8 @@ def assemble(
         part, block = local_part(spec, mesh, rank), outputs[name]
         shape = tuple(p.stop - p.start for p in part)
         assert block.shape == shape, f"device {rank} holds {block.shape} of {name}, not {shape}"
+        if spec.parts and str(part) in blocks and is_first(spec, mesh, rank):
+            block = blocks.pop(str(part))[1] + block
         blocks.setdefault(str(part), (part, block))
     whole = np.empty(tuple(spec.dims.values()), held[0][name].dtype)
     for part, block in blocks.values():

@@ -19,7 +19,7 @@ from meshdsl.backends.engines.in_process import load, torch_dtype
 from meshdsl.backends.engines.local_devices import Devices, Worker
 from meshdsl.backends.engines.local_dist import LocalDist
 from meshdsl.backends.runtime.files import ArraysRefused, check_arrays
-from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Spec, cast, local_part
+from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Spec, cast, has_sum, local_part
 
 if TYPE_CHECKING:
     import torch
@@ -110,7 +110,8 @@ class PersistentEngine:
             whole = as_tensor(arrays[name], specs[name], name)
             parts = [whole[part].contiguous() for part in cut.parts]
             for rank, index in enumerate(cut.block_of):
-                found[rank][name] = parts[index]
+                takes = has_sum(specs[name], self.program.MESH, rank)
+                found[rank][name] = parts[index] if takes else parts[index] * 0
         return found
 
     def _whole(self, name: str, cut: Cut, held: Sequence[dict[str, torch.Tensor]]) -> torch.Tensor:

@@ -26,7 +26,7 @@ class Spec(NamedTuple):
     Of several axes the outer one is first. `draw` is `("normal", std)`, `("uniform", a, b)`,
     `("zeros",)`, `("ones",)`, `("below", n)` for integers from 0 to n - 1, `("coin",)` for
     booleans, or `("seed",)` for the seed of the run; `key` names another tensor
-    whose values it begins with.
+    whose values it begins with. Along the axes of `parts` every device has a part of a sum.
     """
 
     dtype: str
@@ -34,16 +34,22 @@ class Spec(NamedTuple):
     split: dict[str, tuple[str, ...]]
     draw: tuple[Any, ...] | None = None
     key: str = ""
+    parts: tuple[str, ...] = ()
 
 
 def spec_of(text: str) -> Spec:
-    """The tensor written as `f32[vocab=512@tp, model=256] = normal(0.02)`, perhaps ` as key`."""
-    parts = re.fullmatch(r"(\w+)\[(.*?)\](?: = (\w+)\((.*?)\))?(?: as (.+))?", text)
+    """The tensor written as `f32[vocab=512@tp, model=256] = normal(0.02)`, perhaps ` as key`.
+
+    Behind the dims may stand the axes along which it is kept in parts: ` sum over data+pod`.
+    """
+    form = r"(\w+)\[(.*?)\](?: sum over (\S+))?(?: = (\w+)\((.*?)\))?(?: as (.+))?"
+    parts = re.fullmatch(form, text)
     assert parts, f"this is no tensor: {text}"
     found = re.findall(r"([^ ,=]+)=(\d+)@?([^ ,]*)", parts[2])
     split = {dim: tuple(axes.split("+")) for dim, _, axes in found if axes}
-    draw = (parts[3], *(float(x) for x in parts[4].split(", ") if x)) if parts[3] else None
-    return Spec(parts[1], {dim: int(n) for dim, n, _ in found}, split, draw, parts[5] or "")
+    draw = (parts[4], *(float(x) for x in parts[5].split(", ") if x)) if parts[4] else None
+    dims, over = {dim: int(n) for dim, n, _ in found}, tuple((parts[3] or "").split("+"))
+    return Spec(parts[1], dims, split, draw, parts[6] or "", over if parts[3] else ())
 
 
 def coordinates(mesh: dict[str, int], rank: int) -> dict[str, int]:
@@ -197,6 +203,19 @@ def local_part(spec: Spec, mesh: dict[str, int], rank: int) -> tuple[slice, ...]
         start, extent = block(size, ways, here)
         parts.append(slice(start, start + extent))
     return tuple(parts)
+
+
+def is_first(spec: Spec, mesh: dict[str, int], rank: int) -> bool:
+    """Whether a device has the first replica of its block of a tensor, or of its part of a sum."""
+    own = {*spec.parts, *(axis for axes in spec.split.values() for axis in axes)}
+    at = coordinates(mesh, rank)
+    return all(position == 0 for axis, position in at.items() if axis not in own)
+
+
+def has_sum(spec: Spec, mesh: dict[str, int], rank: int) -> bool:
+    """Whether a device, of those that keep parts of a sum, is the one that whole values go to."""
+    at = coordinates(mesh, rank)
+    return all(at[axis] == 0 for axis in spec.parts)
 
 
 def drawn_part(

@@ -197,7 +197,8 @@ def _spec(var: Var, draw: tuple[object, ...] | None, under: str | None = None) -
     """The text of a variable's `Spec`, the same for all devices."""
     type_, split = var.value.type, dict(var.placement.splits)
     dims = {dim.name: dim.size for dim in type_.dims}
-    return quoted(spec_text(Spec(str(type_.dtype), dims, split, draw, under or "")))
+    parts = var.placement.partial
+    return quoted(spec_text(Spec(str(type_.dtype), dims, split, draw, under or "", parts)))
 
 
 def spec_text(spec: Spec) -> str:
@@ -206,7 +207,8 @@ def spec_text(spec: Spec) -> str:
     dims = ", ".join(f"{dim}={size}{axes.get(dim, '')}" for dim, size in spec.dims.items())
     how, *numbers = spec.draw or ("",)
     drawn = f" = {how}({', '.join(map(repr, numbers))})" if how else ""
-    return f"{spec.dtype}[{dims}]{drawn}{f' as {spec.key}' if spec.key else ''}"
+    parts = f" sum over {'+'.join(spec.parts)}" if spec.parts else ""
+    return f"{spec.dtype}[{dims}]{parts}{drawn}{f' as {spec.key}' if spec.key else ''}"
 
 
 def _dict(items: Iterator[tuple[str, str]]) -> str:

@@ -34,7 +34,7 @@ from meshdsl.backends.runtime.files import (
     safetensors_parts,
     show_table,
 )
-from meshdsl.backends.runtime.values import Spec, coordinates, local_part
+from meshdsl.backends.runtime.values import Spec, coordinates, has_sum, is_first, local_part
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, counted, fail
 
 if TYPE_CHECKING:
@@ -417,23 +417,18 @@ def digest(path: Path) -> dict[str, Any]:
 
 def _table(spec: Spec) -> dict[str, Any]:
     """The manifest entry of a tensor; dims are a list, for their order counts."""
-    return {"dtype": spec.dtype, "dims": list(spec.dims.items()), "split": spec.split}
+    about = {"dtype": spec.dtype, "dims": list(spec.dims.items()), "split": spec.split}
+    return {**about, "parts": spec.parts} if spec.parts else about
 
 
 def _spec(entry: Mapping[str, Any]) -> Spec:
     """The tensor of a manifest entry, with its splits at the save."""
     split = {dim: tuple(axes) for dim, axes in entry["split"].items()}
-    return Spec(entry["dtype"], dict(entry["dims"]), split)
+    parts = tuple(entry.get("parts", ()))
+    return Spec(entry["dtype"], dict(entry["dims"]), split, parts=parts)
 
 
 # --- blocks --------------------------------------------------------------------------------------
-
-
-def is_first(spec: Spec, mesh: Mapping[str, int], rank: int) -> bool:
-    """Whether `rank` is the first replica of its block of a tensor."""
-    splitting = {axis for axes in spec.split.values() for axis in axes}
-    at = coordinates(dict(mesh), rank)
-    return all(position == 0 for axis, position in at.items() if axis not in splitting)
 
 
 def file_of(rank: int) -> str:
@@ -499,8 +494,14 @@ def read_blocks(
     arrays = functools.cache(functools.partial(_arrays, found.path))
 
     def block(rank: int, name: str) -> torch.Tensor:
-        part = local_part(specs[name], mesh, rank)
-        return _filled(specs[name], part, _stored(found, name), lambda rank: arrays(rank)[name])
+        spec, stored = specs[name], found.tensors[name]
+        part, held = local_part(spec, mesh, rank), [*_stored(found, name)]
+        read = functools.partial(_read, spec, part, lambda rank: arrays(rank)[name])
+        if not (stored.parts or spec.parts):
+            block, filled = read(held)
+            assert filled == block.numel(), f"{filled} of {block.numel()} elements"
+            return block
+        return read(_of_sum(spec, found, mesh, rank, name))[0]
 
     return {rank: {name: block(rank, name) for name in specs} for rank in ranks}
 
@@ -512,30 +513,30 @@ def _arrays(folder: Path, rank: int) -> dict[str, StoredArray]:
         return dict(read_safetensors(file, str(path)))
 
 
-def _filled(
-    spec: Spec,
-    part: Part,
-    stored: Iterable[tuple[int, Part]],
-    array: Callable[[int], StoredArray],
-) -> torch.Tensor:
-    """A block assembled from the stored ones; asserts that nothing is left out."""
+def _read(
+    spec: Spec, part: Part, array: Callable[[int], StoredArray], stored: Iterable[tuple[int, Part]]
+) -> tuple[torch.Tensor, int]:
+    """A block with the stored ones in it, added up where they overlap; the elements read."""
     import torch
 
     from meshdsl.backends.engines.in_process import torch_dtype
 
-    block = torch.empty(_sizes(part), dtype=torch_dtype(spec.dtype), device="cpu")
+    block = torch.zeros(_sizes(part), dtype=torch_dtype(spec.dtype), device="cpu")
     values = (block.view(torch.uint16) if spec.dtype == "bf16" else block).numpy()
     filled = 0
+    before: list[Part] = []
     for rank, other in stored:
         common = _common(part, other)
         if common is None:
             continue
         source = array(rank)
         assert (source.dtype, list(source.shape)) == (spec.dtype, _sizes(other)), source
-        values[_within(part, common)] = source.whole()[_within(other, common)]
+        here, there = _within(part, common), source.whole()[_within(other, common)]
+        overlaps = any(_common(common, one) for one in before)
+        values[here] = values[here] + there if overlaps else there
+        before.append(common)
         filled += math.prod(_sizes(common))
-    assert filled == block.numel(), f"{filled} of {block.numel()} elements"
-    return block
+    return block, filled
 
 
 def _stored(found: Found, name: str) -> Iterator[tuple[int, Part]]:
@@ -544,6 +545,23 @@ def _stored(found: Found, name: str) -> Iterator[tuple[int, Part]]:
     for rank in range(math.prod(found.mesh.values())):
         if is_first(spec, found.mesh, rank):
             yield rank, local_part(spec, found.mesh, rank)
+
+
+def _of_sum(
+    spec: Spec, found: Found, mesh: dict[str, int], rank: int, name: str
+) -> list[tuple[int, Part]]:
+    """The stored parts of a sum that a device takes over.
+
+    Kept on the same devices again, each has its own: so a run goes on just as it would have. Else
+    one device takes all, and others begin with zeros.
+    """
+    stored, held = found.tensors[name], [*_stored(found, name)]
+    if found.mesh == mesh and (stored.parts, stored.split) == (spec.parts, spec.split):
+        own = coordinates(mesh, rank)
+        axes = {*spec.parts, *(a for axes in spec.split.values() for a in axes)}
+        first = [r for r, _ in held if all(coordinates(mesh, r)[a] == own[a] for a in axes)]
+        return [(r, part) for r, part in held if r in first]
+    return held if has_sum(spec, mesh, rank) else []
 
 
 def _common(one: Part, other: Part) -> Part | None:

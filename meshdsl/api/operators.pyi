@@ -518,6 +518,7 @@ cosine: _Optimizer
 linear: _Optimizer
 linear_warmup: _Optimizer
 momentum: _Optimizer
+powersgd: _Optimizer
 sgd: _Optimizer
 
 __all__ = [
@@ -587,6 +588,7 @@ __all__ = [
     "ones",
     "pad",
     "pow",
+    "powersgd",
     "prod",
     "put",
     "relu",

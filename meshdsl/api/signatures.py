@@ -7,12 +7,16 @@ from typing import Any
 
 from meshdsl.ir.types import DType
 from meshdsl.named.from_syntax import INITS
-from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES
+from meshdsl.named.optimizers import COMPRESSIONS, OPTIMIZERS, SCHEDULES
 from meshdsl.ops.opdef import OpDef, load_all
 from meshdsl.syntax import ast
 
-RATES = (*OPTIMIZERS, *(name for name in SCHEDULES if name not in (*INITS, "constant")))
-"""The arguments of `md.minimize` and its options: optimizers, and learning-rate schedules."""
+RATES = (
+    *OPTIMIZERS,
+    *(name for name in SCHEDULES if name not in (*INITS, "constant")),
+    *COMPRESSIONS,
+)
+"""The arguments of `md.minimize` and its options: optimizers, schedules, compressions."""
 
 POSITIONAL = inspect.Parameter.POSITIONAL_ONLY
 OPTION = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from meshdsl.named.from_syntax import INITS
-from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES
+from meshdsl.named.optimizers import COMPRESSIONS, OPTIMIZERS, SCHEDULES
 from meshdsl.named.prelude import form as written
 from meshdsl.named.prelude import library, prelude
 from meshdsl.named.prelude import meaning as told
@@ -42,7 +42,7 @@ def form(name: str) -> str | None:
         return _call(record)
     if name in library():
         return written(library()[name])
-    for table in (OPTIMIZERS, SCHEDULES):
+    for table in (OPTIMIZERS, SCHEDULES, COMPRESSIONS):
         if name in table:
             options = [_option(n, o.default, o.shown) for n, o in table[name].items()]
             return f"{name}({', '.join(options)})"

@@ -17,7 +17,7 @@ from meshdsl.ir.types import DTYPES
 from meshdsl.lexer import vocabulary
 from meshdsl.named.declarations import RESERVED_TENSORS
 from meshdsl.named.from_syntax import INITS
-from meshdsl.named.optimizers import OPTIMIZERS, SCHEDULES
+from meshdsl.named.optimizers import COMPRESSIONS, OPTIMIZERS, SCHEDULES
 from meshdsl.ops.opdef import load_all
 from meshdsl.placed.expect import FIGURES, KINDS
 from meshdsl.placed.place import POLICIES
@@ -253,7 +253,7 @@ class _Offer:
             yield from self.symbols("dim")
         elif place.last == "WITH":
             yield from _calls(OPTIMIZERS, lsp.CompletionItemKind.Class)
-        elif inside.kind == "LPAR" and inside.before in {*OPTIMIZERS, *SCHEDULES}:
+        elif inside.kind == "LPAR" and inside.before in {*OPTIMIZERS, *SCHEDULES, *COMPRESSIONS}:
             yield from self._options(place)
         elif inside.kind == "LBRACE" and inside.has("PARAM") and inside.has("EQUAL"):
             yield from _calls(INITS, lsp.CompletionItemKind.Function)
@@ -267,9 +267,9 @@ class _Offer:
 
     def _options(self, place: Place) -> Iterator[lsp.CompletionItem]:
         name = place.inside.before
-        yield from _named({**OPTIMIZERS, **SCHEDULES}[name], name)
+        yield from _named({**OPTIMIZERS, **SCHEDULES, **COMPRESSIONS}[name], name)
         if name in OPTIMIZERS:
-            yield from _calls(SCHEDULES, lsp.CompletionItemKind.Function)
+            yield from _calls([*SCHEDULES, *COMPRESSIONS], lsp.CompletionItemKind.Function)
 
     def _expression(self, place: Place) -> Iterator[lsp.CompletionItem]:
         if place.last in ("_NL", "LBRACE"):

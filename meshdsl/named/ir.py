@@ -125,11 +125,14 @@ class Output:
 class State:
     """A tensor that an optimizer keeps from step to step.
 
-    It begins with zeros, or `copies` its parameter: the same initial values, in its own dtype.
+    It begins with zeros, or `copies` its parameter: the same initial values, in its own dtype. Of
+    one kept in `parts` only the sum over devices counts: it is partial where what is added to it
+    is.
     """
 
     value: Value
     copies: Value | None = None
+    parts: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

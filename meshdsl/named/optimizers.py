@@ -80,9 +80,17 @@ class UpdateEmitter(Protocol):
         """
 
     def state(
-        self, name: str, type: TensorType, follows: Value | None, copies: Value | None = None
+        self,
+        name: str,
+        type: TensorType,
+        follows: Value | None,
+        copies: Value | None = None,
+        parts: bool = False,
     ) -> Value:
-        """Declare a state that is kept from step to step; at first zeros, or a copy of `copies`."""
+        """Declare a state that is kept from step to step; at first zeros, or a copy of `copies`.
+
+        With `parts` only the sum of what devices keep counts (`State.parts`).
+        """
 
     def constant(self, number: int | float, dtype: DType) -> Value:
         """A number as a value without dims."""
@@ -136,6 +144,19 @@ def _fall(schedule: Schedule, do: Arithmetic, step: Value) -> Value:
     return do("add", do("mul", height, span / 2), schedule.final)
 
 
+# --- compression -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """`powersgd(2)`: gradients as products of factors of this rank."""
+
+    rank: int
+
+    def __str__(self) -> str:
+        return f"powersgd({self.rank})"
+
+
 # --- optimizers ------------------------------------------------------------
 
 if TYPE_CHECKING:
@@ -158,7 +179,7 @@ class Option:
     """
 
     default: Any
-    kind: Literal["number", "integer", "flag", "dtype", "rate"]
+    kind: Literal["number", "integer", "flag", "dtype", "rate", "compression"]
     range: str = ""
     holds: Callable[[Any], bool] = lambda value: True
     example: str = ""
@@ -195,6 +216,7 @@ def _optimizer(lr: float, **own: Option) -> Mapping[str, Option]:
         "clip": _positive(None, "1.0"),
         "accumulate": _count(1, 1),
         "compute": Option(None, "dtype", example='"bf16"'),
+        "compress": Option(None, "compression", example="powersgd(2)"),
         "seed": _count(0, 0),
     }
 
@@ -236,6 +258,10 @@ SCHEDULES: Mapping[str, Mapping[str, Option]] = {
 """Every schedule of the learning rate with its arguments, in order."""
 
 
+COMPRESSIONS: Mapping[str, Mapping[str, Option]] = {"powersgd": {"rank": _count(2, 1)}}
+"""Every compression of gradients with its arguments, in order."""
+
+
 @dataclass(frozen=True, slots=True)
 class Optimizer:
     """An optimizer with a value for every option that it has in `OPTIMIZERS`."""
@@ -269,6 +295,12 @@ class Optimizer:
     def compute(self) -> DType | None:
         """The dtype of the forward and backward pass; None for that of the program."""
         found: DType | None = self.options["compute"]
+        return found
+
+    @property
+    def compress(self) -> Compression | None:
+        """The compression of gradients; None where they are sent whole."""
+        found: Compression | None = self.options["compress"]
         return found
 
     @property
@@ -370,6 +402,8 @@ class _Reader:
 
     def _value(self, call: ast.Call, name: str, option: Option, node: ast.Expr) -> Any:
         """The value of one option; after an error, which is reported, perhaps of any type."""
+        if option.kind == "compression":
+            return self._compression(node)
         if option.kind == "rate" and isinstance(node, ast.Call) and not _is_folded(node):
             return self._schedule(node)
         try:
@@ -413,6 +447,23 @@ class _Reader:
             return Schedule("constant", values["peak"], warmup=values["warmup"])
         self._check_course(call, values)
         return Schedule("cosine" if name == "cosine" else "linear", **values)
+
+    def _compression(self, node: ast.Expr) -> Compression | None:
+        """The compression that a call such as `powersgd(2)` means, or its name alone."""
+        if isinstance(node, ast.Ref):
+            node = ast.Call(node.name, None, (), (), None, node.span)
+        name = node.function.text if isinstance(node, ast.Call) else ""
+        if not isinstance(node, ast.Call) or name not in COMPRESSIONS:
+            at = node.function if isinstance(node, ast.Call) else node
+            help = did_you_mean(name, list(COMPRESSIONS)) or "write `compress=powersgd(2)`"
+            fixes = spelled_right(at.span, name, list(COMPRESSIONS))
+            said = f"unknown compression `{name}`" if name else "this is no compression"
+            self.report("MD0280", said, at, help, fixes)
+            return None
+        before, self.failed = self.failed, False
+        values = self.options(node, COMPRESSIONS[name], positional=1)
+        failed, self.failed = self.failed, self.failed or before
+        return None if failed else Compression(**values)
 
     def _check_course(self, call: ast.Call, values: Mapping[str, Any]) -> None:
         """Report a schedule that does not warm up before it ends, or does not fall."""
@@ -465,6 +516,8 @@ def _form(call: ast.Call) -> str:
     name = call.function.text
     if name in OPTIMIZERS:
         return f"{name}(lr={OPTIMIZERS[name]['lr'].shown})"
+    if name in COMPRESSIONS:
+        return f"{name}({', '.join(o.shown for o in COMPRESSIONS[name].values())})"
     return f"{name}({', '.join(o.shown for o in SCHEDULES[name].values() if o.default is ...)})"
 
 

@@ -61,7 +61,7 @@ class _Named(ir.Parser[Value]):
             value = self.entry(scan, line, "state")
             scan.expect("=")
             if scan.accept("zeros"):
-                return State(value)
+                return State(value, parts=scan.accept("in", "parts"))
             scan.expect("a", "copy", "of")
             return State(value, self.scope[scan.next()])
 

@@ -45,6 +45,7 @@ class _Named(Printer[Value]):
             yield f"{INDENT}param  {self._param(param)}"
         for state in program.states:
             begins = f"a copy of {self.numbers[state.copies]}" if state.copies else "zeros"
+            begins += " in parts" if state.parts else ""
             yield f"{INDENT}state  {self.typed(state.value)} = {begins}"
         yield from self.nodes(program.body, 1)
         for output in program.outputs:

@@ -141,14 +141,19 @@ class _Emitter:
         return self.builder.emit(name, ins, attrs, self.span, scope, fields=fields)
 
     def state(
-        self, name: str, type: TensorType, follows: Value | None, copies: Value | None = None
+        self,
+        name: str,
+        type: TensorType,
+        follows: Value | None,
+        copies: Value | None = None,
+        parts: bool = False,
     ) -> Value:
         scope = self._scope(follows)
         while name in self.taken:
             name += "_"
         self.taken.add(name)
         value = self.builder.value(type, self.span, scope, name=name, role="state", follows=follows)
-        self.states.append(State(value, copies))
+        self.states.append(State(value, copies, parts))
         return value
 
     def constant(self, number: float, dtype: DType) -> Value:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from meshdsl.ir.types import F32, I32, DType, TensorType
+from meshdsl.named.compress import approximated
 from meshdsl.named.ir import Value
-from meshdsl.named.optimizers import Arithmetic, Optimizer, UpdateEmitter, emit_rate
+from meshdsl.named.optimizers import Arithmetic, Compression, Optimizer, UpdateEmitter, emit_rate
 
 CLIP_EPS = 1e-6
 """Added to the norm in gradient clipping, as `torch.nn.utils.clip_grad_norm_` does."""
@@ -38,12 +39,31 @@ def emit_update(
     it share the norm.
     """
     shared = _Shared(emitter, optimizer, tuple(zip(params, grads, strict=True)))
+    if optimizer.compress is not None:
+        shared.pairs = _compressed(shared, optimizer.compress, stacked or {})
     # Before the updates: they may overwrite the gradients.
     norm = shared.norm if measured else None
     for param, grad in shared.pairs:
-        own = set(param.type.names) - set((stacked or {}).get(param, ()))
-        _update_parameter(shared, param, grad, tuple(d for d in param.type.names if d in own))
+        _update_parameter(shared, param, grad, _own_dims(param, stacked or {}))
     return norm
+
+
+def _own_dims(param: Value, stacked: Mapping[Value, tuple[str, ...]]) -> tuple[str, ...]:
+    """The dims of a parameter without those of the loops around it."""
+    around = stacked.get(param, ())
+    return tuple(d for d in param.type.names if d not in around)
+
+
+def _compressed(
+    shared: _Shared, compression: Compression, stacked: Mapping[Value, tuple[str, ...]]
+) -> tuple[tuple[Value, Value], ...]:
+    """The parameters, and their gradients as factors give them, in the dtype of the update."""
+    grads = []
+    for param, grad in shared.pairs:
+        do = Arithmetic(shared.emitter, master_dtype(param), param)
+        grads.append((param, widened(do, grad), _own_dims(param, stacked)))
+    made = approximated(shared.emitter, compression, shared.done, grads)
+    return tuple((param, new) for (param, _, _), new in zip(grads, made, strict=True))
 
 
 def master_dtype(param: Value) -> DType:

@@ -202,8 +202,11 @@ class Placer:
         Where it is to be partial, all devices but one drop theirs.
         """
         asked = self._asked(value)
-        entered = self._enter(value, asked.reduced, 0)
-        if asked.partial:
+        stored = value in self.request.parts
+        entered = self._enter(value, asked if stored else asked.reduced, 0)
+        if stored:
+            self.state.partial_why[value] = why.KEPT
+        elif asked.partial:
             self.state.partial_why[value] = why.ANNOTATED
             made = self._version(value, asked, why.Ask("rule", "", value.span))
             self.state.versions[value] = [made]

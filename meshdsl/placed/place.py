@@ -6,17 +6,29 @@ leaves open; `from_named.Placer` carries out the decisions.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from meshdsl.diagnostics import DiagnosticError, Source, Span
+from meshdsl.ir import program as ir
 from meshdsl.named import ir as named
 from meshdsl.named.cse import cse
 from meshdsl.named.declarations import unknown
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.cache import Problem
 from meshdsl.placed.from_named import Placer, Walk, Watch
-from meshdsl.placed.ir import EVERY, Apply, Found, Program, Reshard, reduced_in, walk
+from meshdsl.placed.ir import (
+    EVERY,
+    Apply,
+    Found,
+    Node,
+    Program,
+    Reshard,
+    Tensor,
+    reduced_in,
+    walk,
+)
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.optimal import Plan, solve
 from meshdsl.placed.request import BlockRequest, Request
@@ -87,7 +99,7 @@ def place(
     what cannot be met, MD0907 for a split loop.
     """
     assert policy in POLICIES
-    request = _request(program, asked)
+    request = _with_parts(_request(program, asked))
     if policy != "optimal":
         return _walked(request, policy, watch)[0]
     found = _least(request, search)
@@ -107,6 +119,30 @@ def _request(program: named.Program, asked: Layout | Annotations) -> Request:
     if pipe is not None:
         program = with_leaving(program, pipe)
     return Request(with_loads(program, asked, pipe), asked, pipe=pipe)
+
+
+def _with_parts(request: Request) -> Request:
+    """The request with the placements of states kept in parts: those of what is added to them.
+
+    A walk with these states whole tells them; what is added has not been reduced where it is made.
+    """
+    states = {s.value for s in request.program.states if s.parts}
+    if not states:
+        return request
+    placed, _ = _walked(request, WALKS[-1])
+    made = {t.value: t.placement for node in ir.every(placed.body) for t in reversed(_made(node))}
+    parts = {}
+    for node, _ in walk(placed.body):
+        if isinstance(node, Apply) and node.name == "add":
+            for state, other in itertools.permutations(t.value for t in node.ins):
+                if state in states and state not in parts:
+                    parts[state] = made[other]
+    return replace(request, parts=parts)
+
+
+def _made(node: Node) -> tuple[Tensor, ...]:
+    """The versions in which a node makes values; a reshard makes none."""
+    return () if isinstance(node, Reshard) else tuple(node.makes)
 
 
 def _walked(

@@ -40,13 +40,15 @@ class Asked:
 class Request:
     """The placements that the rules of a layout request of the values of a program.
 
-    `left` are the placements in which a walk has left the outputs. `pipe` is the pipeline.
+    `left` are the placements in which a walk has left the outputs, `parts` those of states that are
+    stored partial (`State.parts`). `pipe` is the pipeline.
     """
 
     program: named.Program
     layout: Layout
     left: Mapping[Value, Placement] = field(default_factory=dict)
     pipe: Piped | None = None
+    parts: Mapping[Value, Placement] = field(default_factory=dict, kw_only=True)
 
     def on(self, program: named.Program, left: Mapping[Value, Placement] | None = None) -> Self:
         """The same request for a program that has been rewritten."""
@@ -72,7 +74,8 @@ class Request:
         """The placement requested of a value at its definition, and why; other axes are free."""
         found = self._asked.get(value)
         if found is None:
-            found = self._asked[value] = self._ask(value)
+            part = self.parts.get(value)
+            found = self._asked[value] = self._ask(value) if part is None else Asked(part, {})
         return found
 
     @cached_property
@@ -101,7 +104,7 @@ class Request:
 
     def stored(self, value: Value) -> Placement:
         """The placement a parameter or a state is stored in; one that is read in parts is whole."""
-        return self.ruled(value).reduced
+        return self.parts.get(value) or self.ruled(value).reduced
 
     def output(self, value: Value) -> Placement | None:
         """The placement a value is returned in; None where it is as it settles, reduced."""

@@ -50,6 +50,7 @@ def _runner_up(ask: Ask) -> str:
 
 
 CARRIED = ("it is carried partial through the loop",)
+KEPT = ("it is kept in parts, as what is added to it",)
 ANNOTATED = ("the `sbp` block says so",)
 
 

@@ -86,6 +86,7 @@ def explain(
         "reduce": source.policy,
         "proven": source.plan.proven if source.plan else None,
         "plan": _plan(source.plan),
+        **_compressed(source),
         "tensors": _tensors(source),
         "collectives": collectives,
         "totals": _totals(collectives, [n for n, _ in moves], program),
@@ -98,6 +99,13 @@ def explain(
             if d.severity == "warning"
         ],
     }
+
+
+def _compressed(program: placed.Program) -> dict[str, Any]:
+    """The compression of gradients, as it is written; nothing without one."""
+    goal = program.named.goal
+    found = None if goal is None or not program.updates else goal.optimizer.compress
+    return {} if found is None else {"compress": str(found)}
 
 
 def _plan(found: placed.Found | None) -> dict[str, Any] | None:
@@ -347,6 +355,15 @@ def sentence(report: Json) -> str:
         return f"{where}: nothing is sent."
     verb = "sends" if count == 1 else "send"
     return f"{where}: {counted(count, 'collective')} {verb} {human(sent)} per device."
+
+
+def compressed(report: Json) -> Iterator[Block]:
+    """How gradients are compressed, and what that means for their numbers."""
+    if "compress" in report:
+        yield line(
+            f"Gradients are compressed by {report['compress']}, which sees only their mean: under "
+            "any layout the numbers are those of one device."
+        )
 
 
 def planned(report: Json) -> Iterator[Block]:
@@ -627,6 +644,7 @@ def _sent_in_all(report: Json) -> Iterator[Block]:
         tables["by phase"] = phases
     yield from _amounts([(k, n, v) for k, t in tables.items() for n, v in t.items()], 9)
     yield from planned(report)
+    yield from compressed(report)
 
 
 def _headed(head: str, text: str) -> Item:

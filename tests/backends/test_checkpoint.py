@@ -110,6 +110,22 @@ def test_any_placement_reloads_under_any_other(tmp_path, before, after):
     reloaded(tmp_path, before, after, DIMS)
 
 
+def test_parts_of_a_sum_go_on_where_they_were_and_elsewhere_as_their_sum(tmp_path):
+    before, after = {"x": 2, "y": 2}, {"x": 4}
+    specs = {"e": Spec("f32", {"a": 4, "b": 3}, {"a": ("y",)}, parts=("x",))}
+    parts = [torch.randn(4, 3, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    blocks = {r: {"e": parts[r // 2][2 * (r % 2) : 2 * (r % 2) + 2]} for r in range(4)}
+    Checkpoints(str(tmp_path)).save(1, blocks, specs, META, Ranks(before))
+    found = found_in(tmp_path)
+    again = Checkpoints(str(tmp_path)).load(found, specs, before, range(4))
+    assert all(same(again[r]["e"], blocks[r]["e"]) for r in range(4))
+    for other in (Spec("f32", specs["e"].dims, {}, parts=("x",)), Spec("f32", specs["e"].dims, {})):
+        moved = Checkpoints(str(tmp_path)).load(found, {"e": other}, after, range(4))
+        held = [moved[r]["e"] for r in range(4)]
+        expected = [sum(parts), *[torch.zeros(4, 3) if other.parts else sum(parts)] * 3]
+        assert all(map(same, held, expected))
+
+
 @pytest.mark.parametrize("dims", [{"a": 5, "b": 7}, {"a": 3, "b": 1}], ids=str)
 @pytest.mark.parametrize(("before", "after"), [("4", "2x2"), ("2x2", "2x2x2"), ("2x2x2", "4")])
 def test_blocks_of_several_sizes_reload_under_any_other(tmp_path, before, after, dims):

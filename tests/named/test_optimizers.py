@@ -89,6 +89,10 @@ WRONG = [
     ("adam(lr=cosine(0, 10))", "MD0276", "0", "write `peak=3e-4`"),
     ("adam(lr=cosine(1.0, 0))", "MD0276", "0", "write `steps=1000`"),
     ("adam(lr=linear_warmup(1.0, 0))", "MD0276", "0", "write `warmup=100`"),
+    ("sgd(compress=powersdg(2))", "MD0280", "powersdg", "did you mean `powersgd`?"),
+    ("sgd(compress=topk(1))", "MD0280", "topk", "write `compress=powersgd(2)`"),
+    ("sgd(compress=2)", "MD0280", "2", "write `compress=powersgd(2)`"),
+    ("sgd(compress=powersgd(0))", "MD0276", "0", "write `rank=2`"),
     ("adam(lr=cosine(1.0, 10, 10))", "MD0276", "cosine(1.0, 10, 10)", "less than `steps`"),
     ("adam(lr=linear(1.0, 10, final=2))", "MD0276", "linear(1.0, 10, final=2)", "at most the"),
 ]
@@ -114,7 +118,7 @@ def test_everything_wrong_is_reported_at_once() -> None:
     assert codes == ["MD0272", "MD0271", "MD0276", "MD0276", "MD0275"]
 
 
-OF_TRAINING = [record for code, record in CODES.items() if code.startswith("MD027")]
+OF_TRAINING = [record for code, record in CODES.items() if code.startswith(("MD027", "MD028"))]
 
 
 @pytest.mark.parametrize("record", OF_TRAINING, ids=lambda record: record.code)

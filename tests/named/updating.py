@@ -78,7 +78,12 @@ class Engine:
         return outs
 
     def state(
-        self, name: str, type: TensorType, follows: Value | None, copies: Value | None = None
+        self,
+        name: str,
+        type: TensorType,
+        follows: Value | None,
+        copies: Value | None = None,
+        parts: bool = False,
     ) -> Value:
         value = Value(type, SPAN, name, role="state", follows=follows)
         if name not in self.kept:
