@@ -22,8 +22,8 @@ from meshdsl.backends.runtime.values import (
     NUMPY_DTYPES,
     Array,
     Spec,
+    first_replicas,
     has_sum,
-    is_first,
     local_part,
     spec_of,
 )
@@ -250,11 +250,12 @@ def assemble(
 ) -> Array:
     """The whole of output `name` from the blocks of the devices."""
     blocks: dict[str, tuple[tuple[slice, ...], Array]] = {}
+    firsts = first_replicas(spec, mesh) if spec.parts else []
     for rank, outputs in enumerate(held):
         part, block = local_part(spec, mesh, rank), outputs[name]
         shape = tuple(p.stop - p.start for p in part)
         assert block.shape == shape, f"device {rank} holds {block.shape} of {name}, not {shape}"
-        if spec.parts and str(part) in blocks and is_first(spec, mesh, rank):
+        if spec.parts and str(part) in blocks and rank in firsts:
             block = blocks.pop(str(part))[1] + block
         blocks.setdefault(str(part), (part, block))
     whole = np.empty(tuple(spec.dims.values()), held[0][name].dtype)

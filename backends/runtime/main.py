@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from meshdsl.backends.runtime.collectives import make_groups
-from meshdsl.backends.runtime.values import Spec, drawn_part, is_first, local_part, spec_of
+from meshdsl.backends.runtime.values import Spec, drawn_part, first_replicas, local_part, spec_of
 
 
 def main(
@@ -164,13 +164,9 @@ def write_whole(
         return
     with zipfile.ZipFile(f"{path}.part", "w") as archive:
         for name, spec in specs.items():
-            whole = np.zeros([*spec.dims.values()], held[0][name].dtype)
-            for rank, blocks in enumerate(held):
-                part = local_part(spec, mesh, rank)
-                if not spec.parts:
-                    whole[part] = blocks[name]
-                elif is_first(spec, mesh, rank):
-                    whole[part] += blocks[name]
+            whole = np.full([*spec.dims.values()], -0.0, held[0][name].dtype)
+            for rank in first_replicas(spec, mesh):
+                whole[local_part(spec, mesh, rank)] += held[rank][name]
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, whole, allow_pickle=False)
     os.replace(f"{path}.part", path)

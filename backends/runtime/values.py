@@ -40,16 +40,14 @@ class Spec(NamedTuple):
 def spec_of(text: str) -> Spec:
     """The tensor written as `f32[vocab=512@tp, model=256] = normal(0.02)`, perhaps ` as key`.
 
-    Behind the dims may stand the axes along which it is kept in parts: ` sum over data+pod`.
+    Behind the dims may stand the axes along which it is kept in parts: ` over pod data`.
     """
-    form = r"(\w+)\[(.*?)\](?: sum over (\S+))?(?: = (\w+)\((.*?)\))?(?: as (.+))?"
-    parts = re.fullmatch(form, text)
-    assert parts, f"this is no tensor: {text}"
-    found = re.findall(r"([^ ,=]+)=(\d+)@?([^ ,]*)", parts[2])
+    form = r"^(\w+)\[(.*?)\](?: over ([\w ]+?))?(?: = (\w+)\((.*?)\))?(?: as (.+))?$"
+    dtype, dims, parts, how, numbers, key = re.findall(form, text)[0]
+    found = re.findall(r"([^ ,=]+)=(\d+)@?([^ ,]*)", dims)
     split = {dim: tuple(axes.split("+")) for dim, _, axes in found if axes}
-    draw = (parts[4], *(float(x) for x in parts[5].split(", ") if x)) if parts[4] else None
-    dims, over = {dim: int(n) for dim, n, _ in found}, tuple((parts[3] or "").split("+"))
-    return Spec(parts[1], dims, split, draw, parts[6] or "", over if parts[3] else ())
+    draw = (how, *(float(x) for x in numbers.split(", ") if x)) if how else None
+    return Spec(dtype, {d: int(n) for d, n, _ in found}, split, draw, key, tuple(parts.split()))
 
 
 def coordinates(mesh: dict[str, int], rank: int) -> dict[str, int]:
@@ -205,11 +203,10 @@ def local_part(spec: Spec, mesh: dict[str, int], rank: int) -> tuple[slice, ...]
     return tuple(parts)
 
 
-def is_first(spec: Spec, mesh: dict[str, int], rank: int) -> bool:
-    """Whether a device has the first replica of its block of a tensor, or of its part of a sum."""
-    own = {*spec.parts, *(axis for axes in spec.split.values() for axis in axes)}
-    at = coordinates(mesh, rank)
-    return all(position == 0 for axis, position in at.items() if axis not in own)
+def first_replicas(spec: Spec, mesh: dict[str, int]) -> list[int]:
+    """The devices that have the first replica of a block of a tensor, or of a part of a sum."""
+    own = (*spec.parts, *(axis for axes in spec.split.values() for axis in axes))
+    return group_members(mesh, own)[0]
 
 
 def has_sum(spec: Spec, mesh: dict[str, int], rank: int) -> bool:

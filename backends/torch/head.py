@@ -207,7 +207,7 @@ def spec_text(spec: Spec) -> str:
     dims = ", ".join(f"{dim}={size}{axes.get(dim, '')}" for dim, size in spec.dims.items())
     how, *numbers = spec.draw or ("",)
     drawn = f" = {how}({', '.join(map(repr, numbers))})" if how else ""
-    parts = f" sum over {'+'.join(spec.parts)}" if spec.parts else ""
+    parts = f" over {' '.join(spec.parts)}" if spec.parts else ""
     return f"{spec.dtype}[{dims}]{parts}{drawn}{f' as {spec.key}' if spec.key else ''}"
 
 

@@ -34,7 +34,7 @@ from meshdsl.backends.runtime.files import (
     safetensors_parts,
     show_table,
 )
-from meshdsl.backends.runtime.values import Spec, coordinates, has_sum, is_first, local_part
+from meshdsl.backends.runtime.values import Spec, coordinates, first_replicas, has_sum, local_part
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, counted, fail
 
 if TYPE_CHECKING:
@@ -446,7 +446,7 @@ def write_blocks(
     found = {}
     for rank, held in blocks.items():
         parts = {name: _part(name, held[name], spec, mesh, rank) for name, spec in specs.items()}
-        mine = {name: part for name, part in parts.items() if is_first(specs[name], mesh, rank)}
+        mine = {n: part for n, part in parts.items() if rank in first_replicas(specs[n], mesh)}
         if mine:
             found[file_of(rank)] = write(folder / file_of(rank), _file(held, specs, mine))
     return found
@@ -542,9 +542,8 @@ def _read(
 def _stored(found: Found, name: str) -> Iterator[tuple[int, Part]]:
     """The devices whose files have the blocks of a tensor, and the part that each is."""
     spec = found.tensors[name]
-    for rank in range(math.prod(found.mesh.values())):
-        if is_first(spec, found.mesh, rank):
-            yield rank, local_part(spec, found.mesh, rank)
+    for rank in first_replicas(spec, found.mesh):
+        yield rank, local_part(spec, found.mesh, rank)
 
 
 def _of_sum(
