@@ -23,6 +23,7 @@ UNCOVERS = {
     ("syntax_semicolon", "MD0002"): "behind the semicolon, the size is missing too",
     ("syntax_seven_errors", "MD0002"): "behind the semicolon, the size is missing too",
     ("layout_settings", "MD0312"): "the setting, spelled right, is there already",
+    ("layout_settings", "MD0314"): "the setting, with a value that there is, is there already",
     ("many_mistakes_in_one", "MD0101"): "the dim, once declared, is not of that tensor",
     ("seven_mistakes", "MD0101"): "the dim, once declared, is not the one that is summed",
     ("views", "MD0101"): "the dim, once declared, is not of that tensor",
