@@ -18,7 +18,6 @@ from meshdsl.backends.walk import NOWHERE
 from meshdsl.device.ir import Compute, Loop, Move, Part, Pipeline, Var
 from meshdsl.device.liveness import given_up, is_constant, reads, sums
 from meshdsl.device.stages import read_in
-from meshdsl.ops.text import tuple_text
 
 FORWARD = tuple(part for part in Part if part < Part.EVERY_BACKWARD)
 BACKWARD = tuple(part for part in Part if part >= Part.EVERY_BACKWARD)
@@ -97,8 +96,7 @@ class Pipelines(Loops):
             name = self.variables.names.fresh(
                 f"{carry.inside.hint or carry.inside.value.label}_line"
             )
-            shape = tuple_text([str(n) for n in local.shape])
-            what = f"{node.dim.size}, {shape}, {local.dtype.torch}"
+            what = f"{node.dim.size}, {self.shape(carry.inside)}, {local.dtype.torch}"
             self.out.statement(f"{name} = Line({group}, {ends[0]}, {ends[1]}, {what})")
             found[carry.inside] = name
         return found

@@ -204,6 +204,9 @@ class _Cutting:
     def _row(self, node: Compute) -> Row:
         """The row along the axis of micro-batches: what is cut stays so, the rest is cut or not."""
         have = [self._component(v) for v in node.ins]
+        if have == [Partial("sum")] and _casts(node):
+            # Each addend is rounded, as where the optimizer accumulates.
+            return Row(tuple(have), tuple(have))
         wanted = [self._cut_dim(v) for v in node.outs]
         found = []
         for row in legal_rows(call_of(node)):
@@ -279,11 +282,7 @@ class _Cutting:
         pairs = list(zip(node.carries, carried, strict=True))
         inits = [self._read(c.init, part, node) for c, part in pairs]
         outside, self.made = self.made, []
-        # A carry has the name of its initial value where that is nothing else; and so a version.
-        names = [
-            init.name if c.inside.name == c.init.name else c.inside.name
-            for c, init in zip(node.carries, inits, strict=True)
-        ]
+        names = [self._carried(c, init) for c, init in zip(node.carries, inits, strict=True)]
         insides = [self._define(c.inside, p, n) for (c, p), n in zip(pairs, names, strict=True)]
         stacked = tuple(self._slice(s) for s in node.stacked)
         outer = dict(self.versions)
@@ -299,6 +298,16 @@ class _Cutting:
         carries = tuple(Carry(*vs) for vs in zip(inits, insides, ends, results, strict=True))
         collected = tuple(self._collected(c) for c in node.collected)
         return replace(node, carries=carries, stacked=stacked, body=body, collected=collected)
+
+    def _carried(self, carry: Carry[Var], init: Var) -> str:
+        """The name of a carry: that of its initial value, where that is nothing else.
+
+        One from before the first micro-batch is there for all of them.
+        """
+        if carry.inside.name != carry.init.name:
+            return carry.inside.name
+        outside = init is carry.init and init not in self.components
+        return self.names.fresh(init.name) if outside else init.name
 
     def _slice(self, item: Stacked[Var]) -> Stacked[Var]:
         outer = self.new.get(item.outer, item.outer)
@@ -380,6 +389,11 @@ class _Cutting:
             Related(self.cut.span, "cut here"),
             help="return sums and means of a training step",
         )
+
+
+def _casts(node: Compute) -> bool:
+    """Whether an operator is a cast of floats to floats."""
+    return node.name == "cast" and {v.type.dtype.kind for v in (*node.ins, *node.outs)} == {"float"}
 
 
 def _joined(one: Component, other: Component) -> Component:

@@ -330,6 +330,8 @@ class Walk:
         held, before = self.held, self.held.now
         most, line, held.most = held.most, held.line, 0
         outside = {name: block for name, block in held.names.items() if name in kept}
+        for block in outside.values():
+            block.holders += 1
         last = len(node.rows) - 1
         ends = {Part.FIRST: 0, Part.FIRST_BACKWARD: 0, Part.LAST: last, Part.LAST_BACKWARD: last}
         for part in parts:
@@ -340,6 +342,7 @@ class Walk:
         for name, block in outside.items():
             if held.names[name] is not block:  # a value received under the name of a slice
                 held.bind(name, block)
+            held.release(block)
         found, at = held.most - before, held.line
         held.most, held.line = most, line
         return found, at

@@ -26,11 +26,15 @@ LEAVING = (("leaves", "stages"),)
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """The dims that a schedule cuts into `micro` micro-batches; `axis` is what that is called."""
+    """The dims that a schedule cuts into `micro` micro-batches.
+
+    `axis` is what these are called, `name` that of the schedule.
+    """
 
     dims: tuple[str, ...]
     micro: int
     axis: str
+    name: str
     span: Span
 
 
@@ -92,6 +96,10 @@ def piped(program: Program, layout: Layout) -> Piped | None:
                         f"`params: {loop.dim.name} -> {axes[0]}`"
                     )
                     _refuse(message, rule.span, help)
+                if around and cut is not None:
+                    message = "a step is either cut into micro-batches or accumulates batches"
+                    help = f"write `with {cut.name}` alone, or leave `accumulate` out"
+                    _refuse(message, cut.span, help)
                 micro = cut.axis if cut else around[0]
                 found = Piped(loop.dim.name, axes[0], micro, rule.span, use, cut)
                 return _checked(program, loop, layout, found)
@@ -113,7 +121,7 @@ def _cut(use: ScheduleUse | None, loop: str, layout: Layout) -> Cut | None:
     axis = "micro"
     while axis in layout.mesh.names or axis == loop:
         axis += "_"
-    return Cut(use.dims, use.micro, axis, use.span)
+    return Cut(use.dims, use.micro, axis, use.name, use.span)
 
 
 def _checked(program: Program, first: Loop, layout: Layout, found: Piped) -> Piped:

@@ -261,7 +261,9 @@ def _part(node: Move, count: int, names: Mapping[str, str]) -> dict[str, Any]:
     A subexpression has its name in the emitted text, by `names`.
     """
     return {
-        "tensor": node.target.value.name or names[node.target.name],
+        # What is sent to another stage has no name there: it is what it was here.
+        "tensor": node.target.value.name
+        or names.get(node.target.name, names.get(node.source.name)),
         "file": node.span.file,
         "line": node.span.line,
         "phase": node.phase,

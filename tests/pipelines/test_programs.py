@@ -1,0 +1,281 @@
+"""Programs of many kinds in stages: several carries, penalties, dropout, inner loops, odd orders.
+
+Each is compared with the same step on one device, and one of them with torch's own gradients.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from meshdsl.backends.engines.in_process import LocalRun, run_local
+from meshdsl.backends.runtime.values import Array
+from meshdsl.diagnostics import DiagnosticError, Source
+from meshdsl.pipeline import Compilation, Options
+from meshdsl.placed.place import POLICIES
+from meshdsl.report.explain import explain
+
+PROGRAMS: dict[str, str] = {}
+PROGRAMS["two carries"] = """
+dim b = 8, m = 6, l = 4, o = m
+program p(x[b, m], t[b, m]) {
+  y = x * 2
+  aux = 0.0
+  repeat l {
+    param w[m, o]
+    param v[m]
+    h = tanh(einsum(x, w -> [b, o])[o -> m] + y * v)
+    y = y + 0.5 * h
+    aux = aux + mean(square(h))
+    x = h
+  }
+  loss = mean(square(x - t)) + 0.1 * aux
+  return loss
+  minimize loss with OPT
+  }
+"""
+PROGRAMS["batch last"] = """
+dim m = 6, b = 8, l = 4, o = m
+program p(x[m, b], t[m, b]) {
+  repeat l {
+    param w[o, m]
+    x = tanh(einsum(w, x -> [o, b])[o -> m])
+  }
+  loss = sum(square(x - t))
+  return loss
+  minimize loss with OPT
+  }
+"""
+PROGRAMS["penalty inside"] = """
+dim b = 8, m = 6, l = 4, o = m
+program p(x[b, m], t[b, m]) {
+  pen = 0.0
+  repeat l {
+    param w[m, o]
+    x = tanh(einsum(x, w -> [b, o])[o -> m])
+    pen = pen + sum(square(w))
+  }
+  loss = mean(square(x - t)) + 0.01 * pen
+  return loss, pen
+  minimize loss with OPT
+  }
+"""
+PROGRAMS["dropout"] = """
+dim b = 8, m = 6, l = 4, o = m
+program p(x[b, m], t[b, m]) {
+  repeat l {
+    param w[m, o]
+    x = tanh(einsum(dropout[b, m](x, 0.25), w -> [b, o])[o -> m])
+  }
+  loss = mean(square(dropout[b, m](x, 0.5) - t))
+  return loss
+  minimize loss with OPT
+  }
+"""
+PROGRAMS["merged"] = """
+dim b = 8, s = 3, n = b * s, m = 6, l = 4, o = m
+program p(x[b, s, m], t[b, s, m]) {
+  y = x[(b, s) -> n]
+  repeat l {
+    param w[m, o]
+    y = tanh(einsum(y, w -> [n, o])[o -> m])
+  }
+  z = y[n -> (b, s)]
+  loss = mean(square(z - t))
+  return loss
+  minimize loss with OPT
+  }
+"""
+PROGRAMS["iota"] = """
+dim b = 8, m = 6, l = 4, o = m
+program p(x[b, m], t[b, m]) {
+  r = cast(iota[b], f32) * 0.1
+  repeat l {
+    param w[m, o]
+    x = tanh(einsum(x, w -> [b, o])[o -> m] + r)
+  }
+  loss = mean(square(x - t) * cast(iota[b], f32))
+  return loss
+  minimize loss with OPT
+  }
+"""
+PROGRAMS["attention"] = """
+dim b = 8, s = 4, k = s, m = 6, h = 2, d = 3, l = 4
+program p(x[b, s, m], t[b, s, m]) {
+  param g[m] = ones()
+  repeat l {
+    param wq[m, h, d]
+    param wk[m, h, d]
+    param wv[m, h, d]
+    param wo[h, d, m]
+    z = rms_norm[m](x, g)
+    q = einsum(z, wq -> [b, h, s, d])
+    kk = einsum(z, wk -> [b, h, s, d])[s -> k]
+    v = einsum(z, wv -> [b, h, s, d])[s -> k]
+    a = softmax[k](where(iota[s] >= iota[k], einsum(q, kk -> [b, h, s, k]), -1e9))
+    x = x + einsum(einsum(a, v -> [b, h, s, d]), wo -> [b, s, m])
+  }
+  loss = mean(square(x - t))
+  most = max(abs(x))
+  return loss
+  minimize loss with OPT
+  }
+"""
+PROGRAMS["inner loop"] = """
+dim b = 8, m = 6, l = 4, j = 3, o = m
+program p(x[b, m], t[b, m]) {
+  repeat l {
+    param w[m, o]
+    repeat j {
+      param c[m] = ones()
+      x = tanh(x * c)
+  }
+    x = x + einsum(x, w -> [b, o])[o -> m]
+  }
+  loss = mean(square(x - t))
+  return loss
+  minimize loss with OPT
+  }
+"""
+PROGRAMS["frozen"] = """
+dim b = 8, m = 6, l = 4, o = m, v = 5
+program p(ids[b]: i32, t[b]: i32) {
+  param e[v, m]
+  param f[m, v]
+  x = e[v = ids]
+  base = stop_gradient(x)
+  repeat l {
+    param w[m, o]
+    x = tanh(einsum(x, w -> [b, o])[o -> m])
+  }
+  loss = mean(cross_entropy[v](einsum(x, f -> [b, v]), t))
+  hit = mean(where(argmax[v](einsum(x, f -> [b, v])) == t, 1.0, 0.0))
+  return loss, hit
+  minimize loss with OPT
+  }
+"""
+
+OPTIMIZERS = (
+    "momentum(lr=0.1)", "adamw(lr=0.01, clip=0.3)", "adafactor(lr=0.01)", "sgd(lr=0.1)",
+)  # fmt: skip
+MESHES = {
+    "pipe:2": "l -> pipe",
+    "pipe:4": "l -> pipe",
+    "d:2,pipe:2": "l -> pipe, b -> d",
+    "pipe:2,tp:2": "l -> pipe, m -> tp",
+    "d:2,pipe:2,tp:2": "l -> pipe, b -> d, m -> tp, state: m -> d",
+}
+SCHEDULES = ("gpipe[b](4)", "one_f_one_b[b](2)", "eager[b](4)", "one_f_one_b[b](4)")
+BY_ROWS = {"merged": {"d:2,pipe:2", "d:2,pipe:2,tp:2"}}
+"""Meshes on which blocks of a merged dim are not those of the inputs, which is refused (MD0331)."""
+
+
+def compiled(text: str, mesh: str, rules: str, use: str, policy: str = "optimal") -> Compilation:
+    """A program under one layout, which `use` may end with a schedule."""
+    source = Source("p.mdsl", f"{text}\nlayout chosen {{ {rules} }} {use}\n")
+    return Compilation(source, Options(mesh=mesh, layout="chosen", reduce=policy))
+
+
+def results(run: LocalRun) -> dict[str, Array]:
+    """What a step returns and updates."""
+    return {**run.outputs, **run.updated}
+
+
+def cases() -> list[tuple[str, str, str, str, str]]:
+    """Each program on each mesh; optimizers, schedules and policies take turns."""
+    found = []
+    pairs = itertools.product(enumerate(PROGRAMS), enumerate(MESHES))
+    for (i, name), (j, mesh) in pairs:
+        optimizer, schedule = OPTIMIZERS[(i + j) % 4], SCHEDULES[(i + 3 * j) % 4]
+        found.append((name, mesh, optimizer, schedule, POLICIES[(2 * i + j) % 4]))
+    return found
+
+
+@pytest.mark.parametrize(("name", "mesh", "optimizer", "schedule", "policy"), cases())
+def test_a_step_is_that_of_one_device(
+    name: str, mesh: str, optimizer: str, schedule: str, policy: str
+) -> None:
+    text = PROGRAMS[name].replace("OPT", optimizer)
+    piped = compiled(text, mesh, MESHES[mesh], f"with {schedule}", policy)
+    if mesh in BY_ROWS.get(name, ()):
+        with pytest.raises(DiagnosticError, match="MD0331"):
+            piped.checked()
+        return
+    run = run_local(piped.text, seed=4)
+    alone = results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
+    for key, array in results(run).items():
+        most = max(float(np.abs(alone[key]).max(initial=0)), 1e-30)
+        assert np.abs(array - alone[key]).max(initial=0) < 5e-5 * most, key
+    assert not run.disagreements()
+    sent = max(run.wire_bytes(rank) for rank in range(len(run.sent)))
+    assert sent == explain(piped.device)["totals"]["wire_bytes"]
+
+
+def test_gradients_are_those_of_torch() -> None:
+    """With `sgd(lr=1)` a parameter changes by its gradient."""
+    text = PROGRAMS["two carries"].replace("OPT", "sgd(lr=1.0)")
+    rng = np.random.default_rng(3)
+    shapes = {"x": (8, 6), "t": (8, 6), "w": (4, 6, 6), "v": (4, 6)}
+    given = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    x, t, w, v = (torch.tensor(given[n], requires_grad=n in "wv") for n in shapes)
+    y, aux = 2 * x, torch.zeros(())
+    for layer in range(4):
+        h = torch.tanh(x @ w[layer] + y * v[layer])
+        y, aux, x = y + 0.5 * h, aux + h.square().mean(), h
+    ((x - t).square().mean() + 0.1 * aux).backward()
+    narrow = {name: array.astype("f4") for name, array in given.items()}
+    inputs, params = ({n: narrow[n] for n in names} for names in ("xt", "wv"))
+    for mesh, rules in MESHES.items():
+        made = compiled(text, mesh, rules, "with one_f_one_b[b](4)")
+        updated = run_local(made.text, inputs, params).updated
+        for name, parameter in (("w", w), ("v", v)):
+            assert parameter.grad is not None
+            change = params[name] - updated[name]
+            np.testing.assert_allclose(change, parameter.grad, rtol=0, atol=1e-5)
+
+
+SIZES = {
+    "as many as samples": ("pipe:4", "l -> pipe", "one_f_one_b[b](8)"),
+    "one": ("pipe:2", "l -> pipe", "gpipe[b](1)"),
+    "fewer than stages": ("pipe:4", "l -> pipe", "one_f_one_b[b](2)"),
+    "parameters in parts": (
+        "d:2,pipe:2", "l -> pipe, b -> d, params: m -> d, grads: m -> d", "gpipe[b](4)",
+    ),
+    "sequences": ("pipe:2,tp:2", "l -> pipe, s -> tp", "gpipe[b](4)"),
+    "two axes": ("d:2,pipe:2,e:2", "l -> pipe, b -> (d, e)", "gpipe[b](2)"),
+    "uneven": ("pipe:2,tp:4", "l -> pipe, m -> tp", "gpipe[b](4)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SIZES)
+def test_sizes_and_splits(case: str) -> None:
+    mesh, rules, schedule = SIZES[case]
+    text = PROGRAMS["attention"].replace("OPT", "adamw(lr=0.01, clip=0.5)")
+    alone = results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
+    made = compiled(text, mesh, rules, f"with {schedule}")
+    for key, array in results(run_local(made.text, seed=4)).items():
+        most = max(float(np.abs(alone[key]).max(initial=0)), 1e-30)
+        assert np.abs(array - alone[key]).max(initial=0) < 5e-5 * most, key
+
+
+def test_a_table_of_its_own() -> None:
+    table = """
+schedule mine(stages=2, micro=4) {
+  0: F0 F1 F2 B0 F3 B1 B2 B3
+  1: F0 B0 F1 B1 F2 B2 F3 B3
+}
+"""
+    text = PROGRAMS["frozen"].replace("OPT", "adamw(lr=0.01, clip=0.5)")
+    alone = results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
+    made = compiled(text + table, "pipe:2", "l -> pipe", "with mine[b]")
+    for key, array in results(run_local(made.text, seed=4)).items():
+        np.testing.assert_allclose(array, alone[key], rtol=0, atol=1e-5)
+
+
+def test_a_step_is_cut_or_accumulates() -> None:
+    text = PROGRAMS["frozen"].replace("OPT", "adamw(lr=0.01, accumulate=2)")
+    with pytest.raises(DiagnosticError, match="MD0907"):
+        compiled(text, "pipe:2", "l -> pipe", "with gpipe[b](2)").checked()
