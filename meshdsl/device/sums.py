@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from meshdsl.device.ir import Collected, Compute, Loop, Move, Node, Program, Var
-from meshdsl.device.liveness import uses
+from meshdsl.device.liveness import LARGE, uses
 from meshdsl.device.names import Names, names_of
 from meshdsl.ir.program import Carry, Stacked, every
 from meshdsl.ops.opdef import Signature, lookup
@@ -82,7 +82,8 @@ class _Sums:
             rest = tuple(node for node in body if node is not add)
             return _swapped(rest, maker, self._in_slices(maker, made_, add, total, next_))
         onto = replace(add, ins=(total, part), outs=(next_,), onto=0)
-        if maker is None:
+        if maker is None or (isinstance(maker, Move) and part.local.bytes < LARGE):
+            # Collectives of small tensors may share a bucket, which an addition between them ends.
             return _swapped(body, add, onto)
         rest = tuple(node for node in body if node is not add)
         return _swapped(rest, maker, maker, onto)
