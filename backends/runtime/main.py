@@ -139,14 +139,13 @@ def local_value(
 
 
 def start(rank: int, world: int) -> torch.device:
-    """Join the other processes: over nccl when each has a GPU of its own, else over gloo."""
+    """Join the others (none without torchrun): over nccl if each has a GPU, else over gloo."""
     gpus, local = torch.cuda.device_count(), int(os.environ.get("LOCAL_RANK", "0"))
     on_gpu = gpus >= int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     where = torch.device("cuda", local) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(where)
         torch.set_default_device(where)
-    # One device may be started without torchrun.
     store = None if "MASTER_ADDR" in os.environ else dist.HashStore()  # type: ignore[attr-defined]
     about: Any = {"backend": "nccl", "device_id": where} if on_gpu else {"backend": "gloo"}
     dist.init_process_group(store=store, rank=rank, world_size=world, **about)

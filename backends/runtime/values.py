@@ -230,9 +230,8 @@ def drawn_part(
     if spec.draw[0] in ("zeros", "ones"):
         return np.full_like(values, spec.draw[0] == "ones")
     if spec.draw[0] == "seed":
-        return np.reshape(
-            [step_seed(seed, n) if shape else seed for n in range(values.size)], shape
-        )
+        seeds = [step_seed(seed, n) if shape else seed for n in range(values.size)]
+        return np.reshape(seeds, shape)
     digest = hashlib.blake2b(f"{seed}\0{spec.key or name}".encode(), digest_size=8).digest()
     key, flat = np.frombuffer(digest, "<u8").astype(np.uint64), values.reshape(-1)
     for start in range(0, flat.size, chunk):

@@ -198,8 +198,7 @@ class _Cutting:
         row = self._row(node)
         ins = tuple(self._read(v, need, node) for v, need in zip(node.ins, row.ins, strict=True))
         outs = tuple(self._define(v, part) for v, part in zip(node.outs, row.outs, strict=True))
-        made = replace(node, ins=ins, outs=outs)
-        self.made.append(replace(made, flops=flops(lookup(node.name), made.local)))
+        self.made.append(_counted(replace(node, ins=ins, outs=outs)))
 
     def _row(self, node: Compute) -> Row:
         """The row along the axis of micro-batches: what is cut stays so, the rest is cut or not."""
@@ -362,14 +361,14 @@ class _Cutting:
             self.made.append(self._cast(addend, wide, node))
             addend = wide
         attrs = (("dims", value.type.dims), ("dtype", dtype))
-        zeros = Compute("zeros", (), (init,), attrs, *about)
-        add = Compute("add", (inside, addend), (added,), (), *about, flops=local.elements)
+        zeros = _counted(Compute("zeros", (), (init,), attrs, *about))
+        add = _counted(Compute("add", (inside, addend), (added,), (), *about))
         self.made.append(add)
         return zeros, Carry(init, inside, added, replace(inside))
 
     def _cast(self, source: Var, target: Var, node: Compute) -> Compute:
         attrs = (("dtype", target.local.dtype),)
-        return Compute("cast", (source,), (target,), attrs, node.span, node.phase)
+        return _counted(Compute("cast", (source,), (target,), attrs, node.span, node.phase))
 
     def _refuse_output(self, var: Var, part: Split) -> NoReturn:
         fail(
@@ -389,6 +388,11 @@ class _Cutting:
             Related(self.cut.span, "cut here"),
             help="return sums and means of a training step",
         )
+
+
+def _counted(op: Compute) -> Compute:
+    """An operator with the FLOPs of its local blocks."""
+    return replace(op, flops=flops(lookup(op.name), op.local))
 
 
 def _casts(node: Compute) -> bool:

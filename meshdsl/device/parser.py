@@ -19,6 +19,8 @@ from meshdsl.device.ir import (
     Loop,
     Move,
     Node,
+    Part,
+    Pipeline,
     Program,
     Start,
     Var,
@@ -33,10 +35,14 @@ from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed import ir as placed
 from meshdsl.placed.choose import flops
 from meshdsl.placed.parser import parse_mesh, parse_placed_type, parse_step
+from meshdsl.schedule.table import parsed
+from meshdsl.schedule.verify import verify
 
 _HEAD = re.compile(r"program (\w+) on each of \d+ devices, mesh (.*)")
 _COUNTS = re.compile(r"  [\d,]+ (FLOP|B held, [\d,]+ B sent)$")
-_MOVE = re.compile(r"(\w+) = (\w+ .* over [\w, ]+): (.*)")
+_STAGE = re.compile(r"stage \d+: (.*)")
+_PART = re.compile(r"part ([A-Z_]+)")
+_MOVE = re.compile(r"(\w+) = (\w+ (?:.* )?over [\w, ]+): (.*)")
 
 
 def parse_program(text: str) -> Program:
@@ -54,6 +60,7 @@ class _Device(ir.Parser[Var]):
         self.title, self.mesh = found[1], parse_mesh(found[2])
         self.lists: set[Var] = set()
         self.works: dict[str, Collective] = {}
+        self.coordinates = {axis: axis for axis in self.mesh.names}
 
     def whole(self, size: int, axes: tuple[str, ...]) -> int:
         return size * self.mesh.size(*axes)
@@ -62,8 +69,7 @@ class _Device(ir.Parser[Var]):
         inputs, params, states, body, outputs, updates = self.sections()
         source = named.Program(self.title, (), (), (), (), self.top.span)
         before = placed.Program(source, self.mesh, "", "", (), (), (), (), (), {})
-        coordinates = {axis: axis for axis in self.mesh.names}
-        made = (inputs, params, body, outputs, coordinates, states, updates)
+        made = (inputs, params, body, outputs, self.coordinates, states, updates)
         return Program(before, self.mesh, *made, frozenset(self.lists))
 
     def entered(self, line: Line, role: str) -> Var:
@@ -173,8 +179,31 @@ class _Device(ir.Parser[Var]):
         stack = inside[scan.next()] if scan.accept("onto") else None
         return Collected(plain.inside, plain.outer, is_list, stack)
 
-    def make_loop(self, loop: generic.Loop[Var, Any], scan: Scanner, begun: Any) -> Loop:
+    def block(self, lines: list[Line]) -> tuple[Node, ...]:
+        """The nodes of a loop; those of a pipeline are below the lines of their parts."""
+        parts = [line for line in lines if _PART.fullmatch(line.text)]
+        if not parts:
+            return super().block(lines)
+        return self.nodes(statement for part in parts for statement in part.inner)
+
+    def make_loop(
+        self, loop: generic.Loop[Var, Any], scan: Scanner, begun: Any, line: Line
+    ) -> Loop:
         scan.expect("as")
         index = scan.next()
-        made: Loop = super().make_loop(loop, scan, begun)
-        return replace(made, index=index, ahead=begun)
+        axis = scan.next() if scan.accept("over") else None
+        made: Loop = super().make_loop(loop, scan, begun, line)
+        made = replace(made, index=index, ahead=begun)
+        if loop.dim.name in self.mesh.every:
+            self.coordinates[loop.dim.name] = index
+        return made if axis is None else _pipeline(made, axis, line)
+
+
+def _pipeline(loop: Loop, axis: str, line: Line) -> Pipeline:
+    """The loop as a pipeline, with the rows and the parts that are written below its line."""
+    rows = (_STAGE.fullmatch(below.text) for below in line.inner)
+    table = verify(parsed("\n".join(row[1] for row in rows if row)))
+    found = ((_PART.fullmatch(below.text), len(below.inner)) for below in line.inner)
+    parts = tuple(Part[part[1]] for part, size in found if part for _ in range(size))
+    about = {name: getattr(loop, name) for name in Loop.__dataclass_fields__}
+    return Pipeline(**about, axis=axis, parts=parts, table=table)

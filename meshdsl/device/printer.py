@@ -22,6 +22,7 @@ from meshdsl.device.ir import (
     Compute,
     Loop,
     Move,
+    Pipeline,
     Program,
     Start,
     Var,
@@ -31,6 +32,7 @@ from meshdsl.ir.printer import INDENT, Printer, phase_text
 from meshdsl.ir.program import Op
 from meshdsl.placed.printer import mesh_text, placed_type_text, step_text
 from meshdsl.placed.sbp import Mesh
+from meshdsl.schedule.table import row_text
 
 
 def print_program(program: Program) -> str:
@@ -80,7 +82,7 @@ class _Device(Printer[Var]):
         return not isinstance(node, Wait) and not (isinstance(node, Start) and node.ahead)
 
     def repeat(self, node: Loop) -> str:
-        return f" as {node.index}"
+        return f" as {node.index}{f' over {node.axis}' if isinstance(node, Pipeline) else ''}"
 
     def first(self, node: Loop, depth: int) -> Iterator[str]:
         for ahead in node.ahead:
@@ -90,6 +92,18 @@ class _Device(Printer[Var]):
                 source = f"{item.outer.name}[{node.dim.name}]"
                 yield f"{pad}slice {self.typed(item.inside)} = {source}"
             yield from (pad + line for line in self._collective(ahead.collective))
+
+    def block(self, node: Loop, depth: int) -> Iterator[str]:
+        """Of a pipeline the row of each stage, and the statements part by part."""
+        if not isinstance(node, Pipeline):
+            yield from super().block(node, depth)
+            return
+        pad = INDENT * depth
+        for stage, row in enumerate(node.rows):
+            yield f"{pad}stage {stage}: {row_text(stage, row)}"
+        for part in dict.fromkeys(node.parts):
+            yield f"{pad}part {part.name}"
+            yield from self.nodes(node.of(part), depth + 1)
 
     def collect(self, node: Loop, made: Collected) -> str:
         how = " as list" if made.is_list else ""

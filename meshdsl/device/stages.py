@@ -17,7 +17,7 @@ from meshdsl.device.liveness import is_constant, reads
 from meshdsl.device.names import Names, names_of
 from meshdsl.diagnostics import fail
 from meshdsl.ir.program import uses
-from meshdsl.placed.collectives import Step
+from meshdsl.placed.collectives import send
 from meshdsl.placed.sbp import Mesh
 from meshdsl.placed.stages import Piped
 from meshdsl.schedule.registry import generate
@@ -91,23 +91,22 @@ def _sends(
     body: tuple[Node, ...], parts: list[Part], pipe: Piped, mesh: Mesh, names: Names
 ) -> Iterator[tuple[Part, Move]]:
     """A message for each value that a loop carries from stage to stage, as the stage sends it."""
-    stages = mesh.size(pipe.axis)
     for node, part in zip(body, parts, strict=True):
         if part not in RESULTS:
             continue
         assert isinstance(node, Loop)
-        to, sent = SENDS[part]
+        to, behind = SENDS[part]
         for carry in node.carries:
             source = carry.result
             name = f"`{source.value.label}`" if source.value.name else "what is carried"
             target = replace(source, name=names.fresh(f"{source.name}_sent"))
-            step = Step("send", (pipe.axis,), source.placement, source.placement)
-            bytes_ = source.local.bytes
-            cluster = bytes_ * (stages - 1) * (mesh.devices // stages)
+            step = send(source.placement, pipe.axis)
+            counts = (step.payload, step.wire, step.cluster_wire)
+            held, sent, in_all = (count(source.type, mesh) for count in counts)
             why = f"the {to} stage goes on with {name} of a micro-batch"
             remedy = f"fewer stages of `{pipe.axis}`, or a split of what is sent"
-            made = (step, source, target, bytes_, bytes_, cluster, node.span, why, remedy)
-            yield sent, Move(*made, node.phase)
+            made = (step, source, target, held, sent, in_all, node.span, why, remedy)
+            yield behind, Move(*made, node.phase)
 
 
 def _table(pipe: Piped, stages: int, micro: int) -> Verified:

@@ -139,8 +139,8 @@ class Parser(Generic[V]):
         """The operator of the stage."""
         raise NotImplementedError
 
-    def make_loop(self, loop: Loop[V, Any], scan: Scanner, begun: Any) -> Any:
-        """The loop of the stage; `scan` is behind the dim, `begun` is from `first`."""
+    def make_loop(self, loop: Loop[V, Any], scan: Scanner, begun: Any, line: Line) -> Any:
+        """The loop of the stage, on `line`; `scan` is behind the dim, `begun` is from `first`."""
         reverse = scan.accept("from", "the", "last")
         parts = (loop.carries, loop.stacked, loop.body, loop.span, loop.collected)
         return self.LOOP(loop.dim, *parts, reverse, *self.phase(scan))
@@ -157,6 +157,10 @@ class Parser(Generic[V]):
     def first(self, lines: list[Line], outside: dict[str, V], dim: Dim) -> Any:
         """Read the stage's own lines at the beginning of a loop."""
         return None
+
+    def block(self, lines: list[Line]) -> tuple[Any, ...]:
+        """The nodes of a loop."""
+        return self.nodes(lines)
 
     def leaf(self, line: Line) -> Any:
         """Read a node that only this stage has, or return None."""
@@ -334,13 +338,14 @@ class Parser(Generic[V]):
         stacked = tuple(self.slice(part, outside, dim) for part in found["slice"])
         carried = dict(self._carry(part, outside) for part in found["carry"])
         begun = self.first(found["ahead"], outside, dim)
-        body = self.nodes(found[""])
+        body = self.block(found[""])
         inside, self.scope = self.scope, outside
         carries = tuple(self._next(carried, part, inside) for part in found["next"])
         if carried:
             raise ValueError(f"no `next` of {', '.join(carried)}")
         collected = tuple(self._collected(part, inside, dim) for part in found["collect"])
-        made = self.make_loop(Loop(dim, carries, stacked, body, line.span, collected), head, begun)
+        plain = Loop(dim, carries, stacked, body, line.span, collected)
+        made = self.make_loop(plain, head, begun, line)
         head.end()
         return made
 

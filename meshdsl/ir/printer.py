@@ -105,6 +105,10 @@ class Printer(Generic[V]):
         """The text of a value that a loop collects."""
         return f"collect {self.typed(made.outer)}[{node.dim.name}] = {self.name(made.inside)}"
 
+    def block(self, node: Any, depth: int) -> Iterator[str]:
+        """The lines of the statements of a loop."""
+        yield from self.nodes(node.body, depth)
+
     # --- common to all stages -----------------------------------------------------------------
 
     def typed(self, value: V) -> str:
@@ -131,7 +135,7 @@ class Printer(Generic[V]):
         outs = ", ".join(map(self.defined, op.outs))
         types = ", ".join(map(self.type, op.outs))
         tags = phase_text(op.phase, op.block)
-        return f"{outs} = {op.name}{ins}{attributes(op)}{tags} : {types}{self.after(op)}"
+        return f"{outs} = {op.name}{ins}{constants(op.attrs)}{tags} : {types}{self.after(op)}"
 
     def loop(self, node: Loop[V, Any], depth: int) -> Iterator[str]:
         """The lines of a loop."""
@@ -144,7 +148,7 @@ class Printer(Generic[V]):
         yield from self.first(node, depth + 1)
         for c in node.carries:
             yield f"{pad}carry {self.typed(c.inside)} = {self.name(c.init)}"
-        yield from self.nodes(node.body, depth + 1)
+        yield from self.block(node, depth + 1)
         for c in node.carries:
             ends = f"{self.name(c.inside)} = {self.name(c.next)}"
             yield f"{pad}next  {ends}; at the end {self.defined(c.result)}"
@@ -164,9 +168,9 @@ def type_text(type_: TensorType) -> str:
     return f"{type_.dtype}[{', '.join(f'{d.name} {d.size}' for d in type_.dims)}]"
 
 
-def attributes(op: Op[Any]) -> str:
+def constants(named: Iterable[tuple[str, Any]]) -> str:
     """` {dim=mem}`, or nothing."""
-    pairs = [f"{name}={_literal(value)}" for name, value in op.attrs]
+    pairs = [f"{name}={_literal(value)}" for name, value in named]
     return f" {{{', '.join(pairs)}}}" if pairs else ""
 
 

@@ -109,9 +109,14 @@ class Step:
         if self.kind == "halo":
             return sum(_halo_bytes(self, type_, mesh))
         if self.moves and self.is_uneven(type_, mesh):
-            return sum(sent * devices for sent, devices in _sent(self, type_, mesh))
-        if self.kind != "permute":
-            return self.wire(type_, mesh) * mesh.devices
+            found = sum(sent * devices for sent, devices in _sent(self, type_, mesh))
+        else:
+            found = self.wire(type_, mesh) * mesh.devices
+        if self.kind == "send":  # the stage at the end sends nothing
+            stages = mesh.size(*self.axes)
+            return found * (stages - 1) // stages
+        if self.kind != "permute" or self.is_uneven(type_, mesh):
+            return found
         part = {a: mesh.size(a) for a in self.axes}
         before, after = self.changed()
         ranks = range(mesh.size(*self.axes))
@@ -146,7 +151,7 @@ def _sent(step: Step, type_: TensorType, mesh: Mesh) -> tuple[tuple[int, int], .
     found = []
     for at in itertools.product(*(range(mesh.size(a)) for a in axes)):
         # Where the other axes split evenly, all their blocks are like the first.
-        here = dict.fromkeys(mesh.names, 0) | dict(zip(axes, at, strict=True))
+        here = dict.fromkeys(mesh.every, 0) | dict(zip(axes, at, strict=True))
         found.append((_sent_at(step, type_, mesh, here), alike))
     return tuple(found)
 
@@ -226,6 +231,11 @@ def permute(mesh: Mesh, p: Placement, splits: dict[str, tuple[str, ...]]) -> Ste
     old = dict(p.splits)
     moved = {a for d in old if old[d] != splits[d] for a in (*old[d], *splits[d])}
     return Step("permute", mesh.sorted(moved), p, after)
+
+
+def send(p: Placement, axis: str) -> Step:
+    """The same blocks on the stage behind along `axis`, or in a backward pass before."""
+    return Step("send", (axis,), p, p)
 
 
 def senders(step: Step, mesh: Mesh) -> list[tuple[int, int]]:

@@ -21,6 +21,10 @@ from meshdsl.placed import collectives as c
 from meshdsl.placed.ir import Apply, Loop, Parameter, Program, Reshard, Tensor
 from meshdsl.placed.reshard import Route
 from meshdsl.placed.sbp import Mesh, Placement, Window, placement
+from meshdsl.placed.stages import Cut, Piped
+from meshdsl.schedule.table import parsed
+from meshdsl.schedule.use import ScheduleUse
+from meshdsl.schedule.verify import verify
 
 _HEAD = re.compile(r"program (\w+), mesh (.*\)), layout (.*), reduce ([\w-]+)")
 _MESH = re.compile(r"(\S+) \((.*)\)")
@@ -32,11 +36,11 @@ def parse_program(text: str) -> Program:
 
 
 def parse_mesh(text: str) -> Mesh:
-    """`square (rows 2, cols 2)`."""
+    """`square (rows 2, cols 2)`; `line (pipe 4; micro 8)` with axes in time."""
     found = _MESH.fullmatch(text)
     assert found, f"no mesh: {text}"
-    pairs = (axis.split(" ") for axis in found[2].split(", "))
-    return Mesh(found[1], tuple((name, int(size)) for name, size in pairs))
+    pairs = ([axis.split(" ") for axis in part.split(", ")] for part in found[2].split("; "))
+    return Mesh(found[1], *(tuple((name, int(size)) for name, size in part) for part in pairs))
 
 
 def parse_placed_type(
@@ -78,22 +82,19 @@ def parse_step(scan: Scanner, mesh: Mesh, before: Placement) -> c.Step:
     while scan.peek() != "over":
         words.append(_split(scan) if kind == "permute" else scan.next())
     axes = _over(scan)
-    match kind:
-        case "all_gather":
-            return c.all_gather(mesh, before, words[0], axes)
-        case "all_reduce":
-            return c.all_reduce(mesh, before, axes)
-        case "reduce_scatter":
-            return c.reduce_scatter(mesh, before, words[1], axes)
-        case "all_to_all":
-            return c.all_to_all(mesh, before, words[0], words[2], axes)
-        case "permute":
-            return c.permute(mesh, before, dict(words[1:]))
-        case "slice":
-            return c.slice_(mesh, before, words[0], axes)
-        case "zero_fill":
-            return c.zero_fill(mesh, before, axes[0], words[0], (*words[1:], None)[0])
-    raise ValueError(f"`{kind}` is no step")
+    made: dict[str, Callable[[], c.Step]] = {
+        "all_gather": lambda: c.all_gather(mesh, before, words[0], axes),
+        "all_reduce": lambda: c.all_reduce(mesh, before, axes),
+        "reduce_scatter": lambda: c.reduce_scatter(mesh, before, words[1], axes),
+        "all_to_all": lambda: c.all_to_all(mesh, before, words[0], words[2], axes),
+        "permute": lambda: c.permute(mesh, before, dict(words[1:])),
+        "send": lambda: c.send(before, axes[0]),
+        "slice": lambda: c.slice_(mesh, before, words[0], axes),
+        "zero_fill": lambda: c.zero_fill(mesh, before, axes[0], words[0], (*words[1:], None)[0]),
+    }
+    if kind not in made:
+        raise ValueError(f"`{kind}` is no step")
+    return made[kind]()
 
 
 def _over(scan: Scanner) -> tuple[str, ...]:
@@ -124,6 +125,7 @@ class _Placed(ir.Parser[Tensor]):
         self.made: list[Tensor] = []
 
     def program(self) -> Program:
+        pipe = self._pipeline()
         inputs, params, states, body, outputs, updates = self.sections()
         learned = tuple(named.Param(t.value, named.Init("zeros"), 1, 1) for t in params)
         before = named.Program(
@@ -139,9 +141,38 @@ class _Placed(ir.Parser[Tensor]):
         made = Program(
             before, self.mesh, self.layout, self.policy, inputs,
             tuple(map(Parameter, learned, params)), body, outputs, tuple(self.made), {},
-            states, updates,
+            states, updates, pipe=pipe,
         )  # fmt: skip
         return replace(made, named=made.rewritten)
+
+    def _pipeline(self) -> Piped | None:
+        """`pipeline layers over pipe, micro`, whose line is consumed; or None."""
+        lines = self.top.inner
+        if not lines or not lines[0].text.startswith("pipeline "):
+            return None
+        line = lines.pop(0)
+        with self.reading(line) as scan:
+            scan.expect("pipeline")
+            dim = scan.next()
+            axis, micro = _over(scan)
+        use = self._use(line.inner[0]) if line.inner else None
+        cut = Cut(use.dims, use.micro, micro, use.name, use.span) if use and use.micro else None
+        return Piped(dim, axis, micro, line.span, use, cut)
+
+    def _use(self, line: Line) -> ScheduleUse:
+        """`with one_f_one_b of batch in 8 {chunks=2}`, and below it a row for each stage."""
+        dims, micro = [], None
+        with self.reading(line) as scan:
+            scan.expect("with")
+            name = scan.next()
+            if scan.accept("of"):
+                while not scan.accept("in"):
+                    dims.append(scan.next())
+                micro = int(scan.next())
+            options = dict(self.attributes(scan))
+        rows = "\n".join(row.text for row in line.inner)
+        table = verify(parsed(rows)) if rows else None
+        return ScheduleUse(name, tuple(dims), micro, line.span, options, table)
 
     # --- values and nodes ---------------------------------------------------------------------
 

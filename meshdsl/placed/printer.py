@@ -14,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
-from meshdsl.ir.printer import INDENT, Numbers, Printer, phase_text
+from meshdsl.ir.printer import INDENT, Numbers, Printer, constants, phase_text
 from meshdsl.ir.types import TensorType
 from meshdsl.named.printer import label
 from meshdsl.ops.opdef import Reads
 from meshdsl.placed.collectives import Step
 from meshdsl.placed.ir import Program, Reshard, Tensor
 from meshdsl.placed.sbp import Mesh, Placement, Window
+from meshdsl.placed.stages import Piped
 
 
 def print_program(program: Program) -> str:
@@ -29,8 +30,10 @@ def print_program(program: Program) -> str:
 
 
 def mesh_text(mesh: Mesh) -> str:
-    """`square (rows 2, cols 2)`."""
-    return f"{mesh.name} ({', '.join(f'{axis} {size}' for axis, size in mesh.axes)})"
+    """`square (rows 2, cols 2)`; `line (pipe 4; micro 8)` with axes in time."""
+    axes = (mesh.axes, mesh.moments) if mesh.moments else (mesh.axes,)
+    texts = (", ".join(f"{axis} {size}" for axis, size in part) for part in axes)
+    return f"{mesh.name} ({'; '.join(texts)})"
 
 
 def step_text(step: Step) -> str:
@@ -75,6 +78,18 @@ def _splits(p: Placement) -> str:
     return f"into {' '.join(f'{dim}{_axes(axes)}' for dim, axes in p.splits)}"
 
 
+def _pipeline(pipe: Piped) -> Iterator[str]:
+    """`pipeline layers over pipe, micro-batches micro`, and the schedule of the layout."""
+    yield f"pipeline {pipe.dim} over {pipe.axis}, {pipe.micro}"
+    use = pipe.use
+    if use is None:
+        return
+    of = f" of {' '.join(use.dims)} in {use.micro}" if pipe.cut else ""
+    yield f"{INDENT}with {use.name}{of}{constants(use.options.items())}"
+    if use.table is not None:
+        yield from (f"{2 * INDENT}{line}" for line in use.table.schedule.text.splitlines())
+
+
 class _Placed(Printer[Tensor]):
     def __init__(self) -> None:
         super().__init__()
@@ -83,6 +98,8 @@ class _Placed(Printer[Tensor]):
     def program(self, program: Program) -> Iterator[str]:
         head = f"program {program.named.name}, mesh {mesh_text(program.mesh)}"
         yield f"{head}, layout {program.layout}, reduce {program.policy}"
+        if program.pipe is not None:
+            yield from (INDENT + line for line in _pipeline(program.pipe))
         for tensor in program.inputs:
             yield f"{INDENT}input  {self.typed(tensor)}"
         for param in program.params:

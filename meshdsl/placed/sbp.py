@@ -42,6 +42,11 @@ class Mesh:
         return self._hash
 
     @property
+    def every(self) -> tuple[str, ...]:
+        """The axes, those in time too."""
+        return tuple(self._sizes)
+
+    @property
     def devices(self) -> int:
         """The number of devices."""
         return math.prod(size for _, size in self.axes)

@@ -14,9 +14,10 @@ import torch
 from meshdsl.backends.engines.in_process import LocalRun, run_local
 from meshdsl.backends.runtime.values import Array
 from meshdsl.diagnostics import DiagnosticError, Source
-from meshdsl.pipeline import Compilation, Options
+from meshdsl.pipeline import Compilation, Options, lower_placed
 from meshdsl.placed.place import POLICIES
 from meshdsl.report.explain import explain
+from tests.ir.test_text import read_again, statements
 
 PROGRAMS: dict[str, str] = {}
 PROGRAMS["two carries"] = """
@@ -261,18 +262,32 @@ def test_sizes_and_splits(case: str) -> None:
         assert np.abs(array - alone[key]).max(initial=0) < 5e-5 * most, key
 
 
-def test_a_table_of_its_own() -> None:
-    table = """
+TABLE = """
 schedule mine(stages=2, micro=4) {
   0: F0 F1 F2 B0 F3 B1 B2 B3
   1: F0 B0 F1 B1 F2 B2 F3 B3
 }
 """
+
+
+def test_a_table_of_its_own() -> None:
     text = PROGRAMS["frozen"].replace("OPT", "adamw(lr=0.01, clip=0.5)")
     alone = results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
-    made = compiled(text + table, "pipe:2", "l -> pipe", "with mine[b]")
+    made = compiled(text + TABLE, "pipe:2", "l -> pipe", "with mine[b]")
     for key, array in results(run_local(made.text, seed=4)).items():
         np.testing.assert_allclose(array, alone[key], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("use", ["with mine[b]", "with gpipe[b](2)", ""])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_text_is_read_back_and_lowered_alike(name: str, use: str) -> None:
+    """Stages, rows and parts are in the text; without a schedule the optimizer accumulates."""
+    optimizer = "momentum(lr=0.1)" if use else "momentum(lr=0.1, accumulate=4)"
+    text = PROGRAMS[name].replace("OPT", optimizer)
+    made = compiled(text + TABLE, "pipe:2,tp:2", "l -> pipe, m -> tp", use)
+    again = read_again("placed", made.placed)
+    assert statements(lower_placed(again)) == statements(made.device)
+    read_again("device", made.device)
 
 
 def test_a_step_is_cut_or_accumulates() -> None:

@@ -16,6 +16,8 @@ from tests.report.golden import WHOLE, Case, made
 @pytest.mark.parametrize("case", WHOLE, ids=str)
 def test_times_agree_with_each_other(case: Case) -> None:
     stages = made(case)
+    if stages.placed.pipe is not None:
+        pytest.skip("the time of a pipeline is not predicted yet (MD0336)")
     timing = Timing(load("a100-dgx"), stages.device.mesh)
     plain, report = explain(stages.device), explain(stages.device, (), timing)
     time = report.pop("time")
