@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from meshdsl.device import ir as device
-from meshdsl.device.from_placed import lower
 from meshdsl.diagnostics import Source
 from meshdsl.named.ir import walk as named_walk
 from meshdsl.pipeline import Compilation
@@ -43,6 +43,7 @@ from meshdsl.report.document import (
     line,
 )
 from meshdsl.report.explain import explain
+from meshdsl.report.stages import busiest
 
 Json = dict[str, Any]
 Place = tuple[str, int]
@@ -101,8 +102,7 @@ def column_as_json(column: Column) -> Json:
     for entry, tensor in zip(report["tensors"], column.made.placed.tensors, strict=True):
         entry["named"] = tensor.placement.show(tensor.value.type)
         entry["sbp"] = positional(entry)
-    plain = lower(column.made.placed)
-    routes = [_route(moves, n) for moves, n in _chains(plain)]
+    routes = [_route(moves, n) for moves, n in _chains(busiest(column.made.device))]
     annotations = count_annotations(column.wish, column.made)
     return {**report, **about, "annotations": annotations, "routes": routes}
 
@@ -166,15 +166,15 @@ def _component(tensor: Json, axis: str, mesh: Sequence[str]) -> str:
 # --- routes ----------------------------------------------------------------------------------
 
 
-def _chains(program: device.Program) -> list[tuple[list[device.Move], int]]:
+def _chains(body: tuple[device.Node, ...]) -> list[tuple[list[device.Move], int]]:
     """The steps of every reshard, local ones too, and how often they run.
 
     Steps of one reshard may be apart, and those of several in one bucket.
     """
     chains: list[tuple[list[device.Move], int]] = []
     ends: dict[device.Var, list[device.Move]] = {}
-    for node, count in device.walk(program.body):
-        for move in () if isinstance(node, device.Compute) else node.moves:
+    for node, count in device.walk(body):
+        for move in () if isinstance(node, device.Compute) else _shared(node):
             chain = ends.get(move.source, [])
             if not chain or not _continues(chain[-1], move):
                 chain = []
@@ -182,6 +182,17 @@ def _chains(program: device.Program) -> list[tuple[list[device.Move], int]]:
             chain.append(move)
             ends[move.target] = chain
     return chains
+
+
+def _shared(node: device.Collective) -> Iterator[device.Move]:
+    """The moves of a collective, of a bucket each with its share of what that sends, rounded."""
+    apart = sum(m.wire for m in node.moves)
+    upto = sent = 0
+    for move in node.moves:
+        upto += move.wire
+        share = node.wire * upto // max(apart, 1) - sent
+        sent += share
+        yield replace(move, wire=share)
 
 
 def _continues(before: device.Move, node: device.Move) -> bool:

@@ -44,7 +44,7 @@ from meshdsl.report.document import (
 )
 from meshdsl.report.holding import Holding
 from meshdsl.report.pictures import small_picture
-from meshdsl.report.stages import by_stage, piped, pipeline_sentence
+from meshdsl.report.stages import busiest, by_stage, piped, pipeline_sentence, sends_of
 from meshdsl.report.times import timed_in_all, timed_item, timed_sentence, times
 
 Json = dict[str, Any]
@@ -292,11 +292,7 @@ def _totals(
     """Sums of one device: of a pipeline, of the stage that sends most, or computes most."""
     entries = dict(zip(moves, collectives, strict=True))
     cluster = sum(c["cluster_wire_bytes"] for c in collectives if c["phase"] != "output")
-    each = [
-        [entries[n] for n, _ in walk(body) if isinstance(n, Move | Bucket) and n in entries]
-        for body in stages(program)
-    ]
-    collectives = max(each, key=lambda found: sum(e["wire_bytes"] for e in found))
+    collectives = [entries[n] for n, _ in sends_of(busiest(program))]
     by_kind: Counter[str] = Counter()
     by_axis: Counter[str] = Counter()
     by_phase: Counter[str] = Counter()

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
-from meshdsl.device.ir import Part, Pipeline, Program
+from meshdsl.device.ir import Bucket, Collective, Move, Node, Part, Pipeline, Program, stages, walk
 from meshdsl.device.memory import walks
 from meshdsl.report.document import Block, Gap, Grid, counted, human
 from meshdsl.schedule.times import Times, timed
@@ -44,6 +44,18 @@ def piped(program: Program) -> dict[str, Any]:
             "peak": [given + held.most for held in peaks],
         }
     }
+
+
+def busiest(program: Program) -> tuple[Node, ...]:
+    """What the stage does that sends most; without a pipeline what every device does."""
+    return max(stages(program), key=lambda body: sum(sent for _, sent in sends_of(body)))
+
+
+def sends_of(body: tuple[Node, ...]) -> Iterator[tuple[Collective, int]]:
+    """The collectives of a device that send, each with the bytes that it sends in all its runs."""
+    for node, count in walk(body):
+        if isinstance(node, Move | Bucket) and node.step.moves:
+            yield node, node.wire * count
 
 
 def pipeline_sentence(pipeline: Json) -> str:

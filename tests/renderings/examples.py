@@ -28,6 +28,17 @@ SIZES: dict[str, dict[str, int]] = {
     "digits": {"batch": 8, "pixels": 16, "hidden": 8},
     "encdec": {**_WIDE, "source": 4, "target": 4, "vocab": 8, "layers": 2},
     "lm": {**_BLOCK, "vocab": 8, "layers": 2},
+    "llama3": {
+        "batch": 4,
+        "seq": 4,
+        "model": 8,
+        "kv": 4,
+        "group": 2,
+        "key": 4,
+        "hidden": 8,
+        "vocab": 8,
+        "layers": 2,
+    },
     "matmul": {"rows": 8, "inner": 16, "cols": 8},
     "resnet": {"batch": 4, "c": 4, "c2": 4},
     "unet": {"n": 4, "h": 64, "w": 16, "a": 2},
@@ -36,6 +47,9 @@ SIZES: dict[str, dict[str, int]] = {
     "vit": {**_WIDE, "height": 4, "width": 4, "rows": 2, "columns": 2, "classes": 4, "layers": 2},
 }
 """Sizes that are small, and that every layout divides."""
+
+LARGEST = 1 << 20
+"""The most elements of a tensor: `SIZES` has smaller ones for an example with more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +113,8 @@ def accepted(found: Iterable[Case]) -> Iterator[tuple[Case, Compilation]]:
     for case in found:
         made = _compiled(case)
         if made is not None:
+            most = max(tensor.value.type.elements for tensor in made.placed.tensors)
+            assert most <= LARGEST, f"{case.name} has {most:,} elements: SIZES lacks it"
             yield case, made
 
 

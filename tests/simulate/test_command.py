@@ -13,6 +13,7 @@ import pytest
 
 from tests.cli.command import Cli, write
 from tests.project import ROOT
+from tests.report.golden import PIPELINE, source
 from tests.simulate.test_trace import checked
 
 TEXT = """\
@@ -86,6 +87,14 @@ def test_bad_options(options: str, program: str, cli: Cli) -> None:
     done = cli("simulate", "f.mdsl", *options.split())
     assert done.code == 2
     assert done.codes == [f"error[{BAD[options]}]"]
+
+
+def test_a_pipeline_is_not_predicted_yet(cli: Cli) -> None:
+    path = write(source(PIPELINE.example).text)
+    done = cli("simulate", path, "--layout", PIPELINE.layout, "--cluster", "h100")
+    assert done.code == 1
+    assert done.codes == ["error[MD0336]"]
+    assert "meshdsl schedule" in done.err
 
 
 # --- measured traces -----------------------------------------------------------------------------
