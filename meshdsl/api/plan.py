@@ -410,13 +410,17 @@ class Plan(Looks):
         return Cost.of(self._report)
 
     @told
-    def simulate(self, cluster: str | None = None, *, unroll: bool = False) -> Simulation:
+    def simulate(
+        self, cluster: str | None = None, *, unroll: bool = False, stage: int | None = None
+    ) -> Simulation:
         """The step in time on a cluster: by name, a `.toml` file, or else that of the mesh.
 
-        With `unroll`, all iterations of a loop are simulated, not only those that differ.
+        With `unroll`, all iterations of a loop are simulated, not only those that differ. Of a
+        pipeline it is the step of the devices of a `stage`, or of the one that ends last.
 
         Raises:
-            ProgramError: no cluster is named (MD0630) or the mesh does not fit it (MD032x).
+            ProgramError: no cluster is named (MD0630), the mesh does not fit it (MD032x), or there
+                is no such stage (MD0336).
         """
         from meshdsl.pipeline import timing_of
         from meshdsl.simulate.engine import needed, simulate
@@ -424,10 +428,11 @@ class Plan(Looks):
         made = self._made
         options = replace(made.options, cluster=cluster or made.options.cluster)
         try:
-            timing = timing_of(made.declarations, options, made.placed.mesh)
+            timing = needed(timing_of(made.declarations, options, made.placed.mesh))
+            timeline = simulate(made.device, timing, unroll, stage)
         except DiagnosticError as error:
             raise DiagnosticError(*(in_python(d, here()) for d in error.diagnostics)) from None
-        return Simulation(simulate(made.device, needed(timing), unroll), made.source)
+        return Simulation(timeline, made.source)
 
     @told
     def compare(

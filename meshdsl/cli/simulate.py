@@ -38,6 +38,9 @@ class Simulate(Placing, Force, Json):
     unroll: bool = flag(
         "--unroll", "Simulate all iterations of a loop, not only those that differ."
     )
+    stage: int | None = opt(
+        "--stage", "N", "The stage of a pipeline; else the one that ends last.", min=0
+    )
     top: int = opt("--top", "N", "The N dearest lines.", 8, min=1)
 
 
@@ -62,14 +65,14 @@ def command(file: File, given: Simulate) -> None:
 def _timeline(made: Compilation, given: Simulate) -> Timeline:
     from meshdsl.simulate.engine import needed, simulate
 
-    return simulate(made.device, needed(made.timing), given.unroll)
+    return simulate(made.device, needed(made.timing), given.unroll, given.stage)
 
 
 def _compare(made: Compilation, path: Path, given: Simulate) -> None:
     """Show a measured trace beside the simulated one of the same program."""
     from meshdsl.report.simulation import compared
     from meshdsl.report.terminal import print_document
-    from meshdsl.simulate.against import against, read_trace, refuse_other
+    from meshdsl.simulate.against import against, of_devices, read_trace, refuse_other
     from meshdsl.simulate.trace import simulated_trace
 
     trace = read_trace(path)
@@ -78,7 +81,8 @@ def _compare(made: Compilation, path: Path, given: Simulate) -> None:
     options = replace(made.options, evaluate=evaluate, measured=measured)
     made = made.under(options, Diagnostics())
     refuse_other(path, trace, made.device)
-    found = against(simulated_trace(_timeline(made, given)), trace)
+    timeline = _timeline(made, given)
+    found = against(simulated_trace(timeline), of_devices(trace, timeline))
     if given.json:
         common.print_json({"version": 1, **found})
     else:

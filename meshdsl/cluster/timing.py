@@ -28,6 +28,10 @@ from meshdsl.placed.sbp import Mesh
 Bound = Literal["compute", "memory", "launch", "network", "none"]
 
 
+POINT_TO_POINT = ("halo", "send")
+"""Steps whose bytes each go to one other device."""
+
+
 @dataclass(frozen=True, slots=True)
 class Time:
     """Seconds, what bounds them, and the mesh axes that are sent over."""
@@ -188,7 +192,7 @@ class Timing:
 
     def step(self, step: Step, type_: TensorType) -> Time:
         """The time of one step of a reshard."""
-        if step.kind == "halo":
+        if step.kind in POINT_TO_POINT:
             return self.collective("permute", step.axes, step.wire(type_, self.mesh))
         if step.moves:
             return self.collective(step.kind, step.axes, step.payload(type_, self.mesh))
@@ -261,7 +265,7 @@ class Timing:
         if isinstance(node, Bucket):
             return self.collective(node.step.kind, node.step.axes, node.payload)
         if isinstance(node, Move):
-            return self.step(node.step, node.source.type)
+            return self._move(node)
         if is_constant(node):
             return NOTHING
         ins, outs = (tuple([v.local for v in vs]) for vs in (node.ins, node.outs))
@@ -269,6 +273,15 @@ class Timing:
         if key not in self._known:
             self._known[key] = self.operator(lookup(node.name), node.local, node.flops)
         return self._known[key]
+
+    def _move(self, node: Move) -> Time:
+        step = node.step
+        if step.kind in POINT_TO_POINT:
+            return self.collective("permute", step.axes, node.wire)
+        if step.moves:
+            return self.collective(step.kind, step.axes, node.payload)
+        block = min(node.source.local.bytes, node.target.local.bytes)
+        return self._kernel(0.0, 2 * block, step.kernels)
 
 
 DENSE = 16

@@ -364,10 +364,12 @@ def stages(program: Program) -> tuple[tuple[Node, ...], ...]:
     if not found:
         return (program.body,)
     last = len(found[0].rows) - 1
-    return tuple(
-        tuple(node.on(stage) if isinstance(node, Pipeline) else node for node in program.body)
-        for stage in sorted({0, min(1, last), last})
-    )
+    return tuple(on_stage(program, stage) for stage in sorted({0, min(1, last), last}))
+
+
+def on_stage(program: Program, stage: int) -> tuple[Node, ...]:
+    """The statements of one stage of a pipeline."""
+    return tuple(node.on(stage) if isinstance(node, Pipeline) else node for node in program.body)
 
 
 def walk(nodes: tuple[Node, ...]) -> Iterator[tuple[Compute | Collective, int]]:

@@ -65,8 +65,6 @@ def explain(
     With a `timing` it has predicted times, too.
     """
     source = program.placed
-    if source.pipe is not None:
-        timing = None  # one device's time is not that of its stage: nothing is predicted
     moves = [(n, k) for n, k in walk(program.body) if isinstance(n, Move | Bucket) and n.step.moves]
     hidden = frozenset(n.collective for n in every(program.body) if isinstance(n, Wait))
     unnamed = any(m.target.value.name is None for n, _ in moves for m in n.moves)

@@ -30,7 +30,10 @@ TEXT_WIDTH = 44
 
 
 def simulation(timeline: Timeline) -> Json:
-    """The facts of a simulated step. Seconds and bytes are of one device: all are alike."""
+    """The facts of a simulated step. Seconds and bytes are of one device: all are alike.
+
+    Of a pipeline those of a stage are.
+    """
     program, cluster = timeline.program, timeline.timing.cluster
     placed = program.placed
     bytes_, at = timeline.peak
@@ -45,12 +48,26 @@ def simulation(timeline: Timeline) -> Json:
         "seconds": timeline.seconds,
         "compute": timeline.compute,
         "exposed": timeline.exposed,
+        **of_stage(timeline),
         "sending": timeline.sending,
         "mfu": timeline.mfu,
         "model_flops": sum(timeline.model_flops.values()),
         "peak": {"bytes": bytes_, "seconds": at, "limit": cluster.device.memory},
         "lines": sorted(_lines(timeline), key=lambda entry: -entry["seconds"]),
     }
+
+
+def of_stage(timeline: Timeline) -> Json:
+    """The stage that is simulated, and the share of all stages' time that is idle."""
+    if timeline.stage is None:
+        return {}
+    return {"stage": timeline.stage, "bubble": float(timeline.bubble)}
+
+
+def stage_text(facts: Json) -> str:
+    """`a device of stage 0; 29.5 % of the stages' time is idle`."""
+    idle = f"{100 * facts['bubble']:.3g} % of the stages' time is idle"
+    return f"a device of stage {facts['stage']}; {idle}"
 
 
 def _lines(timeline: Timeline) -> Iterator[Json]:
@@ -101,6 +118,8 @@ def _figures(facts: Json) -> Iterator[Block]:
         hidden = f"of {duration(sent)} of collectives"
         rows.append((f"exposed, {axes}", duration(bare), share(bare, whole), hidden))
     yield Grid("where the time goes", ("", "time", "share", ""), tuple(rows))
+    if "stage" in facts:
+        yield line(f"It is the step of {stage_text(facts)}.")
     needed = scaled(facts["model_flops"])
     yield line(f"Model FLOPs utilisation {100 * facts['mfu']:.3g} %: {needed} are needed a step.")
     peak = facts["peak"]

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshdsl.cluster.timing import Timing
-from meshdsl.device.ir import Program, walk
+from meshdsl.device.ir import Program, on_stage, walk
 from meshdsl.report.document import Item, Piece, duration
+from meshdsl.report.simulation import of_stage, stage_text
 from meshdsl.simulate.engine import simulate
 
 Json = dict[str, Any]
@@ -33,8 +34,9 @@ def times(program: Program, timing: Timing) -> Json:
     and `lines` have the sums of each line.
     """
     timeline = simulate(program, timing)
+    body = program.body if timeline.stage is None else on_stage(program, timeline.stage)
     lines: dict[tuple[str, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for node, trips in walk(program.body):
+    for node, trips in walk(body):
         time = timing.node(node)
         if time.seconds:
             lines[node.span.file, node.span.line][time.bound] += time.seconds * trips
@@ -43,6 +45,7 @@ def times(program: Program, timing: Timing) -> Json:
         "cluster": timing.cluster.name,
         "seconds": timeline.seconds,
         "compute": timeline.compute,
+        **of_stage(timeline),
         "waiting": sum(timeline.exposed.values()),
         "exposed": timeline.exposed,
         "sending": timeline.sending,
@@ -87,6 +90,8 @@ def timed_in_all(time: Json) -> Iterator[Item]:
     whole = f"{duration(time['compute'])} computing, {duration(time['waiting'])} waiting"
     text = f"{duration(time['seconds'])}: {whole}"
     yield Item((Piece(f"Predicted on {time['cluster']}: ", "strong"),), (Piece(text),))
+    if "stage" in time:
+        yield Item((Piece("  of "),), (Piece(stage_text(time)),))
     rows = [("by bound", BOUNDS[bound], seconds) for bound, seconds in time["by_bound"].items()]
     rows += [("sending", axes, seconds) for axes, seconds in time["sending"].items()]
     rows += [("waiting", axes, seconds) for axes, seconds in time["exposed"].items()]

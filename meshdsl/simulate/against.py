@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from meshdsl.device.ir import Program
 from meshdsl.diagnostics import fail
+from meshdsl.simulate.timeline import Timeline
 from meshdsl.simulate.trace import COMPUTE_THREAD
 
 Json = dict[str, Any]
@@ -113,6 +114,15 @@ def _said(value: object) -> str:
     if isinstance(value, Mapping):
         return ",".join(f"{axis}:{size}" for axis, size in value.items()) or "of one device"
     return f"`{value}`"
+
+
+def of_devices(trace: Json, timeline: Timeline) -> Json:
+    """What a trace says of the devices that a timeline is of: of a pipeline those of its stage."""
+    pipe, mesh = timeline.program.placed.pipe, timeline.program.mesh
+    if timeline.stage is None or pipe is None:
+        return trace
+    ranks = {n for n in range(mesh.devices) if mesh.coordinates(n)[pipe.axis] == timeline.stage}
+    return {**trace, "traceEvents": [e for e in trace["traceEvents"] if e.get("pid") in ranks]}
 
 
 def seconds_of(trace: Json) -> dict[Statement, float]:

@@ -14,27 +14,56 @@ from functools import cache
 
 from meshdsl.cluster.profile import names
 from meshdsl.cluster.timing import Time, Timing
-from meshdsl.device.ir import Bucket, Collective, Compute, Loop, Move, Program, Start, Var, Wait
+from meshdsl.device.ir import (
+    Bucket,
+    Collective,
+    Compute,
+    Loop,
+    Move,
+    Pipeline,
+    Program,
+    Start,
+    Var,
+    Wait,
+)
 from meshdsl.device.memory import Walk
 from meshdsl.diagnostics import fail
 from meshdsl.simulate.timeline import COMPUTE, PER_SECOND, Event, Folded, Timeline
 
 MILLION = 10**6
 
+PER_PASS = ("clock", "free", "busy", "events", "folded", "flows", "memory", "last", "arrived")
+"""The fields of a run that begin anew where a pass of a micro-batch is walked on its own."""
 
-def simulate(program: Program, timing: Timing, unroll: bool = False) -> Timeline:
+
+def simulate(
+    program: Program, timing: Timing, unroll: bool = False, stage: int | None = None
+) -> Timeline:
     """The timeline of one step of a device program on a cluster.
+
+    Of a pipeline it is that of the devices of a `stage`, or of the one that ends last.
 
     Iterations that begin like an earlier one are folded (`Folded`): the result is exactly that of
     `unroll`, which simulates each.
     """
-    if program.placed.pipe is not None:
-        message = "the time of a pipeline is not predicted yet"
-        help = "`meshdsl schedule` draws a schedule with times of your own"
-        fail("MD0336", message, program.placed.pipe.span, help=help)
-    run = _Run(program, timing, unroll)
+    pipe = next((node for node in program.body if isinstance(node, Pipeline)), None)
+    if pipe is not None:
+        from meshdsl.simulate.stages import simulate_stage
+
+        _refuse_stage(stage, len(pipe.rows))
+        return simulate_stage(program, timing, unroll, stage)
+    _refuse_stage(stage, 0)
+    run = Run(program, timing, unroll)
     run.walked()
     return run.timeline()
+
+
+def _refuse_stage(stage: int | None, stages: int) -> None:
+    """Raise MD0336 unless the stage is one of so many."""
+    if stage is not None and not 0 <= stage < stages:
+        message = f"there is no stage {stage}: the layout has {stages or 'none'}"
+        help = f"take one of 0 to {stages - 1}" if stages else "leave the stage out"
+        fail("MD0336", message, help=help)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,20 +89,26 @@ class _Begun:
     events: int
 
 
-class _Run(Walk):
+class Run(Walk):
     """One device at work; `clock` is the time up to which its compute stream is busy."""
 
-    def __init__(self, program: Program, timing: Timing, unroll: bool) -> None:
-        super().__init__(program)
+    def __init__(self, program: Program, timing: Timing, unroll: bool, stage: int = 0) -> None:
+        super().__init__(program, stage)
         self.timing, self.unroll = timing, unroll
         self.time_of = cache(timing.node)
         self.slowdown = max(MILLION, round(timing.cluster.device.overlap_slowdown * MILLION))
-        self.clock = 0
-        self.free = dict.fromkeys(program.mesh.names, 0)
-        # Collectives that are begun and perhaps not over, in order; those to be waited for by name.
-        self.busy: list[_Flight] = []
         self.flights: dict[str, _Flight] = {}
         self.begun: dict[Loop, dict[tuple[object, ...], _Begun]] = {}
+        # When all stages are there for a collective along the axis of a pipeline.
+        self.joined: dict[str, int] = {}
+        self._restart()
+
+    def _restart(self) -> None:
+        """Begin at 0, with all streams free (`PER_PASS`)."""
+        self.clock = 0
+        self.free = dict.fromkeys(self.program.mesh.names, 0)
+        # Collectives that are begun and perhaps not over, in order.
+        self.busy: list[_Flight] = []
         self.events: list[Event] = []
         self.folded: list[Folded] = []
         self.flows: list[tuple[int, int]] = []
@@ -157,7 +192,8 @@ class _Run(Walk):
         duration = ticks(time)
         if not duration:
             return _Flight(node, self.clock, self.clock, None)
-        start = max(self.clock, *(self.free[axis] for axis in axes))
+        others = (self.joined.get(axis, 0) for axis in axes)
+        start = max(self.clock, *(self.free[axis] for axis in axes), *others)
         flight = _Flight(node, start, start + duration, len(self.events))
         self.free.update(dict.fromkeys(axes, flight.end))
         self.busy.append(flight)
@@ -175,14 +211,22 @@ class _Run(Walk):
         while ahead[-1].start > self.clock:
             axes = set(ahead[-1].node.step.axes)
             before = (f for f in under_way if f.end == ahead[-1].start)
-            ahead.append(next(f for f in before if axes.intersection(f.node.step.axes)))
+            first = next((f for f in before if axes.intersection(f.node.step.axes)), None)
+            if first is None:  # the other stages are waited for
+                break
+            ahead.append(first)
         for each in reversed(ahead):
+            self._stand(each.node, each.start)
             if each is flight and flight.event is not None:
                 self.arrived.append(flight.event)
-            if each.end > self.clock:
-                bound = self.time_of(each.node).bound
-                self._event(Event(each.node, "wait", (COMPUTE,), self.clock, each.end, bound))
-                self.clock = each.end
+            self._stand(each.node, each.end)
+
+    def _stand(self, node: Collective, until: int) -> None:
+        """Let the compute stream stand still for a collective."""
+        if until > self.clock:
+            bound = self.time_of(node).bound
+            self._event(Event(node, "wait", (COMPUTE,), self.clock, until, bound))
+            self.clock = until
 
     def _event(self, event: Event) -> None:
         """Note an event of the compute stream."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Literal
 
@@ -21,6 +22,18 @@ PER_SECOND = 10**12
 
 COMPUTE = "compute"
 """The stream of operators and local steps; the other streams are the mesh axes."""
+
+
+def way_back(axis: str) -> str:
+    """The stream of messages to the stage before; those to the next one are on the axis."""
+    return f"{axis}, back"
+
+
+def streams_of(program: Program) -> tuple[str, ...]:
+    """The streams of a device: compute, then the mesh axes, of a pipeline's both directions."""
+    pipe = program.placed.pipe
+    back = () if pipe is None else (way_back(pipe.axis),)
+    return (COMPUTE, *program.mesh.names, *back)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,7 +79,8 @@ class Timeline:
     """One step of a device, from 0 to `ticks`.
 
     `memory` are samples (time, bytes): each holds until the next. `flows` are pairs of the numbers
-    of events, of which the first lets the second begin.
+    of events, of which the first lets the second begin. Of a pipeline it is one of a `stage`, and
+    `bubble` is the share of all stages' time between the first pass and the last that is idle.
     """
 
     program: Program
@@ -76,6 +90,8 @@ class Timeline:
     memory: tuple[tuple[int, int], ...]
     flows: tuple[tuple[int, int], ...]
     ticks: int
+    stage: int | None = None
+    bubble: Fraction = Fraction(0)
 
     @property
     def seconds(self) -> float:
@@ -84,8 +100,8 @@ class Timeline:
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """The streams of a device: compute, then the mesh axes."""
-        return (COMPUTE, *self.program.mesh.names)
+        """The streams of a device."""
+        return streams_of(self.program)
 
     def during(self, kind: str) -> Iterator[Event]:
         """The events of a kind."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from meshdsl.device.ir import Bucket, Collective, Compute, Program
-from meshdsl.simulate.timeline import PER_SECOND, Event, Folded, Timeline
+from meshdsl.simulate.timeline import PER_SECOND, Event, Folded, Timeline, streams_of
 from meshdsl.version import __version__
 
 Json = dict[str, Any]
@@ -47,6 +47,8 @@ def simulated_trace(timeline: Timeline) -> Json:
     """The trace of a simulation: one process, as all devices do the same."""
     program = timeline.program
     devices = f"device 0 to {program.mesh.devices - 1}" if program.mesh.devices > 1 else "device 0"
+    if timeline.stage is not None:
+        devices = f"the devices of stage {timeline.stage}"
     about = {"cluster": timeline.timing.cluster.name, "seconds": timeline.seconds}
     events = [
         *named_streams(program, 0, f"{program.placed.named.name}: {devices}, all alike"),
@@ -83,16 +85,17 @@ def named_streams(program: Program, pid: int, name: str) -> Iterator[Json]:
     """The names of a process and of its threads."""
     yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
     yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
-    for tid, stream in enumerate(("compute", *(f"axis {a}" for a in program.mesh.names))):
+    for tid, stream in enumerate(streams_of(program)):
         at = {"pid": pid, "tid": tid}
-        yield {"ph": "M", "name": "thread_name", **at, "args": {"name": stream}}
+        name = f"axis {stream}" if tid else stream
+        yield {"ph": "M", "name": "thread_name", **at, "args": {"name": name}}
         yield {"ph": "M", "name": "thread_sort_index", **at, "args": {"sort_index": tid}}
 
 
 def threads(program: Program, streams: Iterable[str]) -> Iterator[int]:
     """The threads of streams."""
-    numbers = {axis: tid for tid, axis in enumerate(program.mesh.names, 1)}
-    return (numbers.get(stream, COMPUTE_THREAD) for stream in streams)
+    every = streams_of(program)
+    return (every.index(stream) for stream in streams)
 
 
 def slices(

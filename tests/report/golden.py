@@ -71,7 +71,7 @@ def layouts(example: str) -> list[str]:
 
 EXAMPLES = [path.stem for path in matching("examples/*.mdsl")]
 PIPELINE = Case("lm", "pipeline")
-"""A pipeline: of its plans none is searched, and its time is not predicted yet (MD0336)."""
+"""A pipeline: of its plans none is searched."""
 CASES = [Case(example, layout) for example in EXAMPLES for layout in layouts(example)]
 
 _MOST = dict(

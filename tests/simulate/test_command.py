@@ -89,12 +89,22 @@ def test_bad_options(options: str, program: str, cli: Cli) -> None:
     assert done.codes == [f"error[{BAD[options]}]"]
 
 
-def test_a_pipeline_is_not_predicted_yet(cli: Cli) -> None:
+def test_a_pipeline_is_that_of_a_stage(cli: Cli) -> None:
     path = write(source(PIPELINE.example).text)
-    done = cli("simulate", path, "--layout", PIPELINE.layout, "--cluster", "h100")
+    where = ("simulate", path, "--layout", PIPELINE.layout, "--cluster", "h100")
+    assert "It is the step of a device of stage 0" in cli(*where).out
+    facts = json.loads(cli(*where, "--stage", "2", "--json", "--trace", "t.json").out)
+    assert facts["stage"] == 2
+    assert 0 < facts["bubble"] < 1
+    assert checked(json.loads(Path("t.json").read_text()))
+
+
+@pytest.mark.parametrize("layout", [PIPELINE.layout, "zero3"])
+def test_a_stage_that_there_is_not(layout: str, cli: Cli) -> None:
+    path = write(source(PIPELINE.example).text)
+    done = cli("simulate", path, "--layout", layout, "--cluster", "h100", "--stage", "3")
     assert done.code == 1
     assert done.codes == ["error[MD0336]"]
-    assert "meshdsl schedule" in done.err
 
 
 # --- measured traces -----------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from meshdsl.simulate.engine import simulate
 from meshdsl.simulate.measured import measured_trace
 from meshdsl.simulate.timeline import Timeline
 from meshdsl.simulate.trace import label, simulated_trace
-from tests.report.golden import PIPELINE, WHOLE, Case, made
+from tests.report.golden import WHOLE, Case, made
 from tests.simulate.flat import LAYOUTS, flat, layered
 
 Json = dict[str, Any]
@@ -87,7 +87,7 @@ def agrees(timeline: Timeline, found: dict[tuple[int, int], list[Json]]) -> None
         assert sent == pytest.approx(sum(s for axes, s in groups if axis in axes.split("+")))
 
 
-@pytest.mark.parametrize("case", [c for c in WHOLE if c != PIPELINE], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", WHOLE, ids=lambda case: case.name)
 def test_traces_of_examples(case: Case) -> None:
     program = made(case).device
     timeline = simulate(program, flat(program))

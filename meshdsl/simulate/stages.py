@@ -1,0 +1,173 @@
+"""A stage of a pipeline followed in time.
+
+All micro-batches are alike: a stage's forward and backward pass are walked once, and put where the
+schedule has them when every action begins as early as its row and its messages let it
+(`schedule/times.py`). A message leaves when the pass has made it; the backward pass goes on
+meanwhile with the gradients of its parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from meshdsl.cluster.timing import Timing
+from meshdsl.device.ir import Move, Part, Pipeline, Program
+from meshdsl.schedule.times import Timed, Times, timed
+from meshdsl.simulate.engine import PER_PASS, Run, ticks
+from meshdsl.simulate.timeline import Event, Folded, Timeline, way_back
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What a stage does for one micro-batch, from 0 on; `held` is the memory that it leaves.
+
+    Samples of `memory` are counted from what there was before; at `sent` the message can leave.
+    """
+
+    events: Sequence[Event]
+    folded: Sequence[Folded]
+    flows: Sequence[tuple[int, int]]
+    memory: Sequence[tuple[int, int]]
+    held: int
+    duration: int
+    sent: int
+
+
+def simulate_stage(
+    program: Program, timing: Timing, unroll: bool, stage: int | None = None
+) -> Timeline:
+    """The timeline of the devices of a stage; for None of the one that ends last."""
+    (pipe,) = (node for node in program.body if isinstance(node, Pipeline))
+    found = in_time(pipe, program, timing)
+    if stage is None:
+        ends = [row[-1].end for row in found.rows]
+        stage = ends.index(max(ends))
+    run = _Stage(program, timing, unroll, stage, found)
+    run.walked()
+    return replace(run.timeline(), stage=stage, bubble=found.bubble)
+
+
+def in_time(pipe: Pipeline, program: Program, timing: Timing) -> Timed:
+    """The schedule with predicted times of its passes, in ticks. Inner stages are alike."""
+    assert pipe.table is not None
+    last = len(pipe.rows) - 1
+    passes = {}
+    for stage in {0, min(1, last), last}:
+        run = _Stage(program, timing, False, stage)
+        run.walked()
+        passes[stage] = run.passes
+    each = [passes[n if n in passes else 1] for n in range(last + 1)]
+    longest = max(
+        sum(ticks(timing.node(move)) for move in _messages(pipe, forward))
+        for forward in (True, False)
+    )
+    times = Times(
+        forward=tuple(Fraction(one.duration) for one, _ in each),
+        inputs=tuple(Fraction(other.sent) for _, other in each),
+        weights=tuple(Fraction(other.duration - other.sent) for _, other in each),
+        send=(Fraction(longest),),
+    )
+    return timed(pipe.table, times)
+
+
+def _messages(pipe: Pipeline, forward: bool) -> tuple[Move, ...]:
+    """What a stage sends to the next one, or to the one before."""
+    found = pipe.of(Part.SENT if forward else Part.SENT_BACKWARD)
+    return tuple(node for node in found if isinstance(node, Move))
+
+
+class _Stage(Run):
+    """One device of a stage; without `found`, its passes are only measured."""
+
+    def __init__(
+        self,
+        program: Program,
+        timing: Timing,
+        unroll: bool,
+        stage: int,
+        found: Timed | None = None,
+    ) -> None:
+        super().__init__(program, timing, unroll, stage)
+        self.found = found
+        self.passes: list[Pass] = []
+        self.sent = 0
+
+    def _pipeline(self, node: Pipeline) -> None:
+        super()._pipeline(node)
+        if self.found is not None:
+            self._follow(node, self.found)
+
+    # --- a pass --------------------------------------------------------------------------------
+
+    def _pass(self, node: Pipeline, parts: Sequence[Part], kept: set[str]) -> tuple[int, int]:
+        """Walk a pass as if it began at 0, and take what it did out of the timeline."""
+        outside = {name: getattr(self, name) for name in PER_PASS}
+        self._restart()
+        before, self.held.high = self.held.now, self.held.now
+        found = super()._pass(node, parts, kept)
+        self._note(self.clock)
+        self.passes.append(
+            Pass(
+                self.events,
+                self.folded,
+                self.flows,
+                [(at, size - before) for at, size in self.memory],
+                self.held.now - before,
+                self.clock,
+                self.sent,
+            )
+        )
+        for name, value in outside.items():
+            setattr(self, name, value)
+        self.held.high = self.held.now
+        return found
+
+    def _part(self, node: Pipeline, part: Part) -> None:
+        super()._part(node, part)
+        if part <= Part.LAST or part is Part.LOOP_BACKWARD:
+            self.sent = self.clock
+
+    # --- the row ---------------------------------------------------------------------------------
+
+    def _follow(self, node: Pipeline, found: Timed) -> None:
+        """The passes of the row, with the gaps between them, and the messages beside them."""
+        begun, now = self.clock, self.held.now
+        streams = {True: node.axis, False: way_back(node.axis)}
+        free = dict.fromkeys(streams, begun)
+        last = len(node.rows) - 1
+        for slot in found.rows[self.stage]:
+            forward = slot.action.kind == "F"
+            done = self.passes[not forward]
+            at = begun + _whole(slot.start)
+            self._stand(_messages(node, forward)[0], at)
+            self._put(done, at, now)
+            now += done.held
+            self.clock = at + done.duration
+            if self.stage != (last if forward else 0):
+                ready = max(at + done.sent, free[forward])
+                free[forward] = self._send(_messages(node, forward), streams[forward], ready)
+        self.joined = {node.axis: begun + _whole(found.makespan)}
+
+    def _put(self, done: Pass, at: int, held: int) -> None:
+        """A pass that begins at a time, when so much memory is held."""
+        number = len(self.events)
+        moved = (replace(e, start=e.start + at, end=e.end + at) for e in done.events)
+        self.events.extend(moved)
+        self.flows.extend((one + number, other + number) for one, other in done.flows)
+        self.folded.extend(replace(f, start=f.start + at, end=f.end + at) for f in done.folded)
+        self.memory.extend((at + when, held + size) for when, size in done.memory)
+
+    def _send(self, messages: Sequence[Move], stream: str, at: int) -> int:
+        """Send messages one after the other; the time at which the last one is there."""
+        for message in messages:
+            if took := ticks(self.time_of(message)):
+                self.events.append(Event(message, "run", (stream,), at, at + took, "network"))
+                at += took
+        return at
+
+
+def _whole(time: Fraction) -> int:
+    assert time.denominator == 1, "a pass begins between two ticks"
+    return time.numerator
