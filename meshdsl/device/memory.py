@@ -146,7 +146,7 @@ class Walk:
     """One device at work, from the first statement to the last; `held` is its memory.
 
     Inputs, parameters and states are counted elsewhere: here they take no memory. A subclass
-    follows the statements in time (`simulate/engine.py`). Of a pipeline it is one of a `stage`.
+    follows the statements in time (`simulate/run.py`). Of a pipeline it is one of a `stage`.
     """
 
     def __init__(self, program: Program, stage: int = 0) -> None:

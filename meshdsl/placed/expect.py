@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 
 from meshdsl.diagnostics import Diagnostic, Diagnostics, did_you_mean, fail, spelled_right
@@ -15,7 +16,10 @@ from meshdsl.placed.lint import declared_names, values_of
 from meshdsl.placed.place import check_policy
 from meshdsl.syntax import ast
 
-FIGURES = ("wire_bytes", "cluster_wire_bytes", "collectives", "flops_per_device")
+TOTALS = ("wire_bytes", "cluster_wire_bytes", "collectives", "flops_per_device")
+FIGURES = (*TOTALS, "memory", "bubble", "in_flight")
+"""Of one device, of a pipeline of the stage with the most; `bubble` is a fraction, `3/11`."""
+LARGEST = 2**63 - 1
 KINDS = tuple(kind for kind, c in COLLECTIVES.items() if c.moves)
 
 
@@ -34,8 +38,7 @@ def lint_expect(
         if isinstance(entry, ast.ExpectPlacement):
             _lint_placement(entry, programs, declarations, found)
         else:
-            found.of(partial(check_figure, entry))
-            found.of(partial(expected_number, entry, declarations))
+            found.of(partial(check_figure, entry, declarations))
     diagnostics.add(*found)
 
 
@@ -101,10 +104,11 @@ def no_tensor(entry: ast.ExpectPlacement, labels: Iterable[str]) -> Diagnostic:
     return replace(found, message=message, span=entry.span, severity="warning")
 
 
-def check_figure(entry: ast.ExpectCount) -> None:
-    """Raise MD0402 for something that is not counted, or not by axis."""
+def check_figure(entry: ast.ExpectCount, declarations: Declarations) -> None:
+    """Raise MD0402 for something that is not counted, or not by axis; else what its number is."""
     what = entry.what.text
     if what in KINDS or (what in FIGURES and entry.axes is None):
+        expected_number(entry, declarations)
         return
     if what in FIGURES:
         help = f"write `{what}: N`, without `over`"
@@ -116,8 +120,12 @@ def check_figure(entry: ast.ExpectCount) -> None:
     fail("MD0402", message, entry.span, help=help, fixes=fixes)
 
 
-def expected_number(entry: ast.ExpectCount, declarations: Declarations) -> int:
-    """The number that is expected. Raises a diagnostic where it is none."""
-    if isinstance(entry.value, ast.Number) and entry.value.value == 0:
+def expected_number(entry: ast.ExpectCount, declarations: Declarations) -> int | Fraction:
+    """The number that is expected, a fraction of a bubble. Raises a diagnostic where it is none."""
+    value = entry.value
+    if isinstance(value, ast.Number) and value.value == 0:
         return 0
-    return declared_integer(entry.value, declarations, 2**63 - 1)
+    if entry.what.text == "bubble" and isinstance(value, ast.Binary) and value.op == "/":
+        parts = (declared_integer(v, declarations, LARGEST) for v in (value.left, value.right))
+        return Fraction(*parts)
+    return declared_integer(value, declarations, LARGEST)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -154,7 +155,7 @@ def _check_figure(
         actual = _figure(entry, report)
         if actual != wanted:
             over = f" over {', '.join(a.text for a in entry.axes)}" if entry.axes else ""
-            message = f"expected {entry.what.text}{over} {wanted:,}, and it is {actual:,}"
+            message = f"expected {entry.what.text}{over} {_said(wanted)}, and it is {_said(actual)}"
             help = "`meshdsl explain` shows each collective and why it is there"
             fixes = _expected(entry.value.span, str(actual))
             diagnostics.add(Diagnostic("MD0401", message, entry.span, help=help, fixes=fixes))
@@ -165,11 +166,23 @@ def _expected(span: Span, text: str) -> tuple[Fix, ...]:
     return (Fix(f"expect `{text}`", (Edit(span, text),), safe=False),)
 
 
-def _figure(entry: ast.ExpectCount, report: dict[str, Any]) -> int:
-    """The value of a figure in the report."""
+def _said(number: int | Fraction) -> str:
+    return f"{number:,}" if isinstance(number, int) else str(number)
+
+
+def _figure(entry: ast.ExpectCount, report: dict[str, Any]) -> int | Fraction:
+    """The value of a figure in the report; without a pipeline nothing is idle or in flight."""
     what = entry.what.text
     if what in KINDS:
-        return sum(c["count"] for c in report["collectives"] if _counts(entry, c))
+        return sum(int(c["count"]) for c in report["collectives"] if _counts(entry, c))
+    pipeline = report.get("pipeline", {"bubble": 0, "in_flight": [0]})
+    match what:
+        case "memory":
+            return int(report["memory"]["peak"])
+        case "bubble":
+            return Fraction(pipeline["bubble"])
+        case "in_flight":
+            return int(max(pipeline["in_flight"]))
     return int(report["totals"][what])
 
 

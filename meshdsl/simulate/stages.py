@@ -15,7 +15,7 @@ from fractions import Fraction
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.ir import Move, Part, Pipeline, Program
 from meshdsl.schedule.times import Timed, Times, timed
-from meshdsl.simulate.engine import PER_PASS, Run, ticks
+from meshdsl.simulate.run import PER_PASS, Run, ticks
 from meshdsl.simulate.timeline import Event, Folded, Timeline, way_back
 
 
