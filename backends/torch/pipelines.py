@@ -84,11 +84,7 @@ class Pipelines(Loops):
 
     def _lines(self, node: Pipeline, part: Part, loop: Loop) -> Lines:
         """Write a line for each carry of a loop on the stages; their names, by carry."""
-        at, last = self.at[node.axis], self.mesh.size(node.axis) - 1
-        before = f"{at} - 1 if {at} > 0 else None"
-        after = f"{at} + 1 if {at} < {last} else None"
-        forward = part is Part.LOOP
-        ends = (before, after) if forward else (after, before)
+        way = f'SCHEDULE, "{"F" if part is Part.LOOP else "B"}", {self.at[node.axis]}'
         found = {}
         for number, carry in enumerate(loop.carries):
             group = f"groups[{quoted(line_group(node.axis, part, number))}]"
@@ -96,8 +92,8 @@ class Pipelines(Loops):
             name = self.variables.names.fresh(
                 f"{carry.inside.hint or carry.inside.value.label}_line"
             )
-            what = f"{node.dim.size}, {self.shape(carry.inside)}, {local.dtype.torch}"
-            self.out.statement(f"{name} = Line({group}, {ends[0]}, {ends[1]}, {what})")
+            what = f"{self.shape(carry.inside)}, {local.dtype.torch}"
+            self.out.statement(f"{name} = Line({group}, {way}, {what})")
             found[carry.inside] = name
         return found
 
@@ -195,9 +191,11 @@ class Pipelines(Loops):
         else:
             self.out.add("else:")
         self.out.depth += 1
+        counter = self.variables.word(node.index)
         for carry in loop.carries:
             name = self.variables.of(carry.inside)
-            self.out.statement(f"{name} = {lines[carry.inside]}.receive()", typed(carry.inside))
+            received = f"{lines[carry.inside]}.receive({counter})"
+            self.out.statement(f"{name} = {received}", typed(carry.inside))
         self.out.depth -= 1
 
     def _iterate(self, loop: Loop) -> None:

@@ -86,7 +86,7 @@ def _names(node: ast.stmt) -> tuple[tuple[str, ...], frozenset[str]]:
 
 
 def _is_received(node: ast.stmt) -> bool:
-    return ast.unparse(node).endswith(".receive()")
+    return ".receive(" in ast.unparse(node)
 
 
 def _is_infinite(node: ast.stmt) -> bool:

@@ -1,0 +1,114 @@
+"""Random tables: every one that is verified gives the numbers of one device, the rest is refused.
+
+A valid table is the record of a random execution; others come from it by a random change. The text
+of a program is the same for all tables but for its rows, which are put in here.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import re
+
+import numpy as np
+import pytest
+
+from meshdsl.backends.engines.in_process import run_local
+from meshdsl.backends.runtime.values import Array
+from meshdsl.diagnostics import DiagnosticError
+from meshdsl.schedule.table import Action, of_rows, row_text
+from meshdsl.schedule.verify import verify
+from tests.pipelines.test_programs import PROGRAMS, compiled, results
+
+RUNS = int(os.environ.get("MESHDSL_CASES", "40"))
+ROWS = re.compile(r"^SCHEDULE = \(.*?^\)", re.DOTALL | re.MULTILINE)
+SIZES = ((2, 2), (2, 4), (2, 8), (4, 2), (4, 4), (4, 8))
+NAMES = ("two carries", "penalty inside")
+Rows = list[list[Action]]
+
+
+@functools.cache
+def emitted(name: str, stages: int, micro: int) -> tuple[str, dict[str, Array]]:
+    """The text for so many stages and micro-batches, and what one device makes of the program."""
+    text = PROGRAMS[name].replace("OPT", "momentum(lr=0.1)")
+    alone = results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
+    return compiled(text, f"pipe:{stages}", "l -> pipe", f"with gpipe[b]({micro})").text, alone
+
+
+def executed(stages: int, micro: int, random_: random.Random) -> Rows:
+    """The rows of a random execution: any action whose operands are there may be the next."""
+    rows: Rows = [[] for _ in range(stages)]
+    done: set[Action] = set()
+    todo = [Action(kind, m, s) for kind in ("F", "B") for m in range(micro) for s in range(stages)]
+    # Some tables keep to few micro-batches, others do all forward passes they can.
+    leaning = random_.uniform(0.05, 0.95)
+    while todo:
+        ready = [a for a in todo if before(a, stages) <= done]
+        kinds = {kind: [a for a in ready if a.kind == kind] for kind in ("F", "B")}
+        forward = kinds["F"] and (not kinds["B"] or random_.random() < leaning)
+        action = random_.choice(kinds["F" if forward else "B"])
+        rows[action.stage].append(action)
+        done.add(action)
+        todo.remove(action)
+    return rows
+
+
+def before(action: Action, stages: int) -> set[Action]:
+    """What has to be done before an action."""
+    kind, micro, stage = action
+    if kind == "F":
+        return {Action("F", micro, stage - 1)} if stage else set()
+    later = {Action("B", micro, stage + 1)} if stage < stages - 1 else set()
+    return {Action("F", micro, stage), *later}
+
+
+def run(name: str, rows: Rows) -> tuple[dict[str, Array], dict[str, Array]]:
+    """What the program returns and updates by a table, and on one device."""
+    text, alone = emitted(name, len(rows), sum(a.kind == "F" for a in rows[0]))
+    table = "".join(f'    "{row_text(stage, row)}",\n' for stage, row in enumerate(rows))
+    put, count = ROWS.subn(f"SCHEDULE = (\n{table})", text)
+    assert count == 1
+    return results(run_local(put, seed=4)), alone
+
+
+@pytest.mark.parametrize("seed", range(RUNS))
+def test_a_table_gives_the_numbers_of_one_device(seed: int) -> None:
+    random_ = random.Random(seed)
+    rows = executed(*SIZES[seed % len(SIZES)], random_)
+    found = verify(of_rows([tuple(row) for row in rows]))
+    assert found.schedule.devices == len(rows)
+    made, alone = run(NAMES[seed // len(SIZES) % len(NAMES)], rows)
+    for key, array in alone.items():
+        most = max(float(np.abs(array).max(initial=0)), 1e-30)
+        assert np.abs(made[key] - array).max(initial=0) < 2e-5 * most, key
+
+
+def changed(rows: Rows, random_: random.Random) -> Rows:
+    """Rows with an action moved, left out, done twice, or done for another micro-batch."""
+    row = random_.choice([row for row in rows if len(row) > 1])
+    at, to = random_.sample(range(len(row)), 2)
+    match random_.randrange(4):
+        case 0:
+            row.insert(to, row.pop(at))
+        case 1:
+            del row[at]
+        case 2:
+            row.insert(to, row[at])
+        case _:
+            row[at] = row[at]._replace(micro=row[to].micro)
+    return rows
+
+
+@pytest.mark.parametrize("seed", range(RUNS))
+def test_a_changed_table_is_refused_or_right(seed: int) -> None:
+    random_ = random.Random(1000 + seed)
+    rows = changed(executed(*SIZES[seed % len(SIZES)], random_), random_)
+    try:
+        verify(of_rows([tuple(row) for row in rows]))
+    except DiagnosticError:
+        return
+    made, alone = run("two carries", rows)
+    for key, array in alone.items():
+        most = max(float(np.abs(array).max(initial=0)), 1e-30)
+        assert np.abs(made[key] - array).max(initial=0) < 2e-5 * most, key
