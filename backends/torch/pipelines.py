@@ -192,6 +192,7 @@ class Pipelines(Loops):
             self.out.add("else:")
         self.out.depth += 1
         counter = self.variables.word(node.index)
+        self.out.place = f"{loop.span.file}:{loop.span.line}"
         for carry in loop.carries:
             name = self.variables.of(carry.inside)
             received = f"{lines[carry.inside]}.receive({counter})"
@@ -217,6 +218,7 @@ class Pipelines(Loops):
         self.out.depth += 1
         for move, line in zip(moves, lines.values(), strict=True):
             assert isinstance(move, Move)
+            self.out.place = f"{move.span.file}:{move.span.line}"
             self.variables.reach(move)
             self.out.statement(f"{line}.send({self._tensor(move.source)})")
         self.out.depth -= 1

@@ -41,6 +41,14 @@ def test_an_error_in_a_pass_has_its_line_and_device() -> None:
     assert (error.device, error.place) == (1, place_of(CUT["headed"], "cross_entropy[vocab]"))
 
 
+def test_messages_have_the_place_of_the_loop() -> None:
+    emitted = compiled("headed").emitted
+    lines = emitted.text.splitlines()
+    for word in (".receive(", ".send("):
+        places = {emitted.places[n] for n, line in enumerate(lines, 1) if f"_line{word}" in line}
+        assert places == {place_of(CUT["headed"], "repeat layers")}
+
+
 def test_a_table_that_deadlocks_is_told_as_one() -> None:
     emitted = compiled("mlp").emitted
     text = emitted.text.replace('"F0 F1 B0 B1",', '"F0 B0 F1 B1",').replace(
