@@ -59,7 +59,10 @@ class _Cutting:
         before, after, left = [], [], []
         self.versions.clear()
         for node in self.source.body:
-            if isinstance(node, Compute) and is_leaving(node) and node.ins[0] in inside:
+            if isinstance(node, Compute) and is_leaving(node):
+                assert node.ins[0] in inside, (
+                    "what is the same for all micro-batches leaves nothing"
+                )
                 left.append(node)
             elif node in inside:
                 self._node(node)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from meshdsl.device.halves import halves
-from meshdsl.device.ir import Compute, Loop, Move, Node, Part, Pipeline, Program, Var
+from meshdsl.device.ir import Bucket, Compute, Loop, Move, Node, Part, Pipeline, Program, Var
 from meshdsl.device.liveness import is_constant, reads
 from meshdsl.device.names import Names, names_of
 from meshdsl.diagnostics import fail
@@ -151,13 +151,26 @@ class _Parts:
         for node in reversed(self.loop.body):
             if self.parts[node] is None:
                 self.parts[node] = self._of_readers(node)
-                self.made.update(dict.fromkeys(node.makes, self.parts[node]))
+                self._made(node, self.parts[node])
         found = [part for node in self.loop.body if (part := self.parts[node]) is not None]
         assert len(found) == len(self.loop.body)
         for node, part in zip(self.loop.body, found, strict=True):
+            self._check_stages(node)
             for var in reads(node):
                 self._check(node, part, var)
         return found
+
+    def _check_stages(self, node: Node) -> None:
+        """Refuse what needs all stages at once, which are never at one micro-batch together."""
+        moves = node.moves if isinstance(node, Move | Bucket) else ()
+        whole = [m for m in moves if self.pipe.axis in m.step.axes]
+        stacks = [v for v in reads(node) if self.made.get(v) is Part.COLLECTED]
+        if whole or (stacks and not isinstance(node, Loop) and node.phase == "forward"):
+            value = whole[0].source if whole else stacks[0]
+            name = f"`{value.value.label}`" if value.value.name else "a value"
+            message = f"{name}, of which each stage has a part, is read behind the loop"
+            help = "hand it on from iteration to iteration, as what the loop carries"
+            fail("MD0330", message, node.span, help=help)
 
     def follow(self, node: Node) -> None:
         """Note the part of a statement by its operands; None where it depends on no stage."""
@@ -173,12 +186,18 @@ class _Parts:
         if found is not None and node.phase == "backward":
             found = BACKWARD.get(found, found)
         self.parts[node] = found
-        self.made.update((v, None if v.name in self.totals else found) for v in node.makes)
+        self._made(node, found)
+
+    def _made(self, node: Node, part: Part | None) -> None:
+        """Note where the values of a statement are; the sums of a step are on every stage."""
+        self.made.update((v, None if v.name in self.totals else part) for v in node.makes)
 
     def _of_readers(self, node: Node) -> Part:
         """The part of a statement that any stage can do: that of its readers."""
         if is_constant(node):
             return Part.EVERY
+        if any(v.name in self.totals for v in node.makes):
+            return Part.LAST  # what is the same on all stages is added once
         found = {self._read_in(r, v) for v in node.makes for r in self.readers.get(v, ())}
         stages = {part.stages for part in found}
         if not found:
@@ -240,8 +259,10 @@ def _sums_apart(loop: Loop, pipe: Piped, names: Names) -> tuple[Node, ...]:
         if len(found.vars) < 2:
             continue
         body = [n for n in body if n not in (node, *found.gone)] + found.new
-        for addend in found.vars:
-            made = node.outs[0] if addend is found.vars[-1] else replace(node.outs[0])
+        made_by = addends.parts.made
+        in_order = sorted(found.vars, key=lambda v: made_by.get(v) or Part.LAST)
+        for addend in in_order:
+            made = node.outs[0] if addend is in_order[-1] else replace(node.outs[0])
             body.append(replace(node, ins=(total, addend), outs=(made,)))
             total = made
     return tuple(body)

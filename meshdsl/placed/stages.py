@@ -158,14 +158,21 @@ def _loops(
 
 def with_leaving(program: Program, pipe: Piped) -> Program:
     """The program with a `leaving` for each value that leaves the loop over micro-batches."""
-    return _behind_passes(program) if pipe.cut else _behind_loop(program, pipe)
+    return _behind_passes(program, pipe.cut) if pipe.cut else _behind_loop(program, pipe)
 
 
-def _behind_passes(program: Program) -> Program:
-    """The program whose update, and whose outputs, read what leaves the passes of a batch."""
+def _behind_passes(program: Program, cut: Cut) -> Program:
+    """The program whose update, and whose outputs, read what leaves the passes of a batch.
+
+    What does not depend on the batch is made once, alike on all stages, and leaves nothing.
+    """
     passes = [n for n in program.body if n.phase != "update"]
     update = [n for n in program.body if n.phase == "update"]
-    made = {v: n for n in passes for v in n.makes}
+    inside: set[Value] = {v for v in program.inputs if _has(v, cut)}
+    for n in passes:
+        if any(v in inside or _has(v, cut) for v in (*_reads(n), *_makes(n))):
+            inside.update(n.makes)
+    made = {v: n for n in passes for v in n.makes if v in inside}
     read = [v for n in update for v in _reads(n)]
     read += [*(o.value for o in program.outputs), *(u.new for u in program.updates)]
     new = {v: replace(v) for v in dict.fromkeys(read) if v in made}
@@ -194,6 +201,16 @@ def _reads(node: Node) -> Iterator[Value]:
     if isinstance(node, Loop):
         yield from (v for n in node.body for v in _reads(n))
         yield from node.ends
+
+
+def _makes(node: Node) -> Iterator[Value]:
+    yield from node.makes
+    if isinstance(node, Loop):
+        yield from (v for n in node.body for v in _makes(n))
+
+
+def _has(value: Value, cut: Cut) -> bool:
+    return any(value.type.has(dim) for dim in cut.dims)
 
 
 def _behind_loop(program: Program, pipe: Piped) -> Program:

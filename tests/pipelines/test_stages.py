@@ -1,0 +1,108 @@
+"""Values of every origin behind a pipeline: of all stages, of one, of parameters alone, of stacks.
+
+Each program gives the numbers of one device, or is refused before it runs. What is the same on all
+stages must count once, and what only one stage has must not be taken for what all have.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from meshdsl.backends.engines.in_process import run_local
+from meshdsl.diagnostics import DiagnosticError
+from tests.pipelines.test_programs import compiled, results
+
+TEXT = """
+dim b = 8, m = 6, l = 4, o = m
+program p(x[b, m], t[b, m]) {
+  param s[m] = ones()
+  BEFORE
+  repeat l {
+    param w[m, o]
+    INSIDE
+    x = tanh(einsum(x, w -> [b, o])[o -> m])
+  }
+  loss = mean(square(x - t)) + 0.1 * sum(square(s - 0.5))
+  BEHIND
+  return loss, q
+  minimize loss with adamw(lr=0.01, clip=0.5)
+}
+"""
+STACK = ("", "h = x * 2")
+RIGHT = {
+    "of the input": ("q = mean(square(x))", "", ""),
+    "of the target": ("", "", "q = mean(square(t))"),
+    "of a parameter": ("q = sum(square(s))", "", ""),
+    "of a parameter that is read": ("q = sum(square(s))\n  x = x * s", "", ""),
+    "of a constant": ("q = 3.0 + 0.0 * sum(t)", "", ""),
+    "of the first stage": ("x = tanh(x)\n  q = mean(x)", "", ""),
+    "of the last stage": ("", "", "q = mean(x)"),
+    "of both": ("y = mean(x)", "", "q = mean(x) + y"),
+    "of both, in the loss": ("y = tanh(x)", "", "q = mean(x) + mean(y)\n  loss = loss + q"),
+    "of all stages": ("q = 0.0", "q = q + mean(square(x))", ""),
+    "of all stages, in the loss": ("q = 0.0", "q = q + mean(x * x)", "loss = loss + 0.1 * q"),
+    "of all parameters": ("q = 0.0", "q = q + sum(square(w))", "loss = loss + 0.1 * q"),
+    "a counter": ("param n[]: i32 = zeros()\n  n := n + 1\n  q = mean(x)", "", ""),
+    "an average of a parameter": (
+        "param e[m] = zeros()\n  e := 0.9 * e + 0.1 * s\n  x = x * s\n  q = mean(x)", "", "",
+    ),
+    "an average of the input": (
+        "param e[m] = zeros()\n  e := 0.9 * e + 0.1 * mean[b](x)\n  q = mean(x)", "", "",
+    ),
+    "an average of the last stage": (
+        "param e[m] = zeros()", "", "e := 0.9 * e + 0.1 * mean[b](x)\n  q = mean(x)",
+    ),
+    "a parameter in the loop": ("x = x * s", "x = x * s", "q = mean(x)"),
+    "a parameter on both ends": ("x = x * s", "", "x = x * s\n  q = mean(x)"),
+}  # fmt: skip
+REFUSED = {
+    "MD0330 a stack": (*STACK, "q = mean(square(h))"),
+    "MD0330 a stack in the loss": (*STACK, "q = mean(h)\n  loss = loss + mean(square(h))"),
+    "MD0330 a sum of a stack": (*STACK, "q = mean(square(sum[l](h)))"),
+    "MD0330 a maximum of a stack": (*STACK, "q = mean(max[l](h))"),
+    "MD0330 a stack and the last stage": (*STACK, "q = mean(x * sum[l](h))"),
+    "MD0330 a stack and an input": (*STACK, "q = mean(sum[l](h) + t)"),
+    "MD0330 a slice of a stack": (*STACK, "q = mean(h[l = 2])"),
+    "MD0330 a sum along a stack": (*STACK, "q = mean(square(cumsum[l](h)))"),
+    "MD0330 a parameter on three kinds of stages": (
+        "x = x * s",
+        "x = x * s",
+        "x = x * s\n  loss = loss + mean(x * x)\n  q = mean(x)",
+    ),
+    "MD0332 a root of a mean": ("", "", "q = sqrt(mean(x))"),
+    "MD0333 a maximum": ("", "", "q = max(x)"),
+    "MD0333 a product": ("", "", "q = prod(1.0 + 0.01 * x)"),
+}
+
+
+def written(parts: tuple[str, str, str]) -> str:
+    """The program with lines before the loop, inside of it and behind it."""
+    text = TEXT
+    for word, lines in zip(("BEFORE", "INSIDE", "BEHIND"), parts, strict=True):
+        text = text.replace(word, lines)
+    return text
+
+
+@pytest.mark.parametrize("use", ["one_f_one_b[b](4)", "gpipe[b](2)"])
+@pytest.mark.parametrize("mesh", ["pipe:2", "d:2,pipe:4"])
+@pytest.mark.parametrize("name", RIGHT)
+def test_it_counts_once(name: str, mesh: str, use: str) -> None:
+    text = written(RIGHT[name])
+    alone = results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
+    made = compiled(text, mesh, "l -> pipe, b -> d", f"with {use}")
+    run = run_local(made.text, seed=4)
+    for key, array in results(run).items():
+        most = max(float(np.abs(alone[key]).max(initial=0)), 1e-30)
+        assert np.abs(array - alone[key]).max(initial=0) < 5e-5 * most, key
+    assert not run.disagreements()
+
+
+@pytest.mark.parametrize("mesh", ["pipe:2", "d:2,pipe:4"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused(name: str, mesh: str) -> None:
+    text = written(REFUSED[name])
+    with pytest.raises(DiagnosticError) as caught:
+        compiled(text, mesh, "l -> pipe, b -> d", "with gpipe[b](2)").text  # noqa: B018
+    assert {d.code for d in caught.value.diagnostics} == {name.split(" ")[0]}
+    assert all(d.span and d.help for d in caught.value.diagnostics)
