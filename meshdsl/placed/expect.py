@@ -38,7 +38,8 @@ def lint_expect(
         if isinstance(entry, ast.ExpectPlacement):
             _lint_placement(entry, programs, declarations, found)
         else:
-            found.of(partial(check_figure, entry, declarations))
+            found.of(partial(check_figure, entry))
+            found.of(partial(expected_number, entry, declarations))
     diagnostics.add(*found)
 
 
@@ -104,11 +105,10 @@ def no_tensor(entry: ast.ExpectPlacement, labels: Iterable[str]) -> Diagnostic:
     return replace(found, message=message, span=entry.span, severity="warning")
 
 
-def check_figure(entry: ast.ExpectCount, declarations: Declarations) -> None:
-    """Raise MD0402 for something that is not counted, or not by axis; else what its number is."""
+def check_figure(entry: ast.ExpectCount) -> None:
+    """Raise MD0402 for something that is not counted, or not by axis."""
     what = entry.what.text
     if what in KINDS or (what in FIGURES and entry.axes is None):
-        expected_number(entry, declarations)
         return
     if what in FIGURES:
         help = f"write `{what}: N`, without `over`"
@@ -121,11 +121,15 @@ def check_figure(entry: ast.ExpectCount, declarations: Declarations) -> None:
 
 
 def expected_number(entry: ast.ExpectCount, declarations: Declarations) -> int | Fraction:
-    """The number that is expected, a fraction of a bubble. Raises a diagnostic where it is none."""
-    value = entry.value
+    """The number that is expected: a whole one, but of a `bubble` and of what nobody knows.
+
+    Raises a diagnostic where it is none.
+    """
+    value, what = entry.value, entry.what.text
+    whole = what in (*KINDS, *FIGURES) and what != "bubble"
     if isinstance(value, ast.Number) and value.value == 0:
         return 0
-    if entry.what.text == "bubble" and isinstance(value, ast.Binary) and value.op == "/":
+    if not whole and isinstance(value, ast.Binary) and value.op == "/":
         parts = (declared_integer(v, declarations, LARGEST) for v in (value.left, value.right))
         return Fraction(*parts)
     return declared_integer(value, declarations, LARGEST)
