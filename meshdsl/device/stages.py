@@ -182,11 +182,18 @@ class _Parts:
             self.parts[node] = part
             return
         after = [p for v in reads(node) if (p := self.made.get(v)) is not None]
+        if any(self._has_part(v) for v in (*reads(node), *node.makes)):
+            after.append(Part.EVERY_BACKWARD if node.phase == "backward" else Part.EVERY)
         found = max(after, default=None)
         if found is not None and node.phase == "backward":
             found = BACKWARD.get(found, found)
         self.parts[node] = found
         self._made(node, found)
+
+    def _has_part(self, var: Var) -> bool:
+        """Whether each stage has a part of its own of a value: of a stack, or of a sum."""
+        placed = var.placement
+        return self.pipe.axis in (*placed.partial, *(a for _, axes in placed.splits for a in axes))
 
     def _made(self, node: Node, part: Part | None) -> None:
         """Note where the values of a statement are; the sums of a step are on every stage."""

@@ -143,6 +143,15 @@ def _checked(program: Program, first: Loop, layout: Layout, found: Piped) -> Pip
         message = f"two loops over `{found.dim}` cannot both be on the stages of `{found.axis}`"
         other = Related(forward[1].span, "the second one")
         _refuse(message, forward[0].span, "give one of them another dim", other)
+    whole = (v for n in first.body for v in _makes(n) if v.type.has(found.dim))
+    for value in whole:
+        name = f"`{value.name}`" if value.name else "a value"
+        message = f"{name} has all of `{found.dim}` inside of the loop, whose stages have a part"
+        _refuse(
+            message,
+            value.span,
+            f"compute it before the loop, or with another dim than `{found.dim}`",
+        )
     return found
 
 

@@ -14,7 +14,7 @@ from meshdsl.diagnostics import DiagnosticError
 from tests.pipelines.test_programs import compiled, results
 
 TEXT = """
-dim b = 8, m = 6, l = 4, o = m
+dim b = 8, m = 6, l = 4, o = m, k = 3
 program p(x[b, m], t[b, m]) {
   param s[m] = ones()
   BEFORE
@@ -56,6 +56,18 @@ RIGHT = {
     "a parameter in the loop": ("x = x * s", "x = x * s", "q = mean(x)"),
     "a parameter on both ends": ("x = x * s", "", "x = x * s\n  q = mean(x)"),
 }  # fmt: skip
+INPUT = "z[l, b, m]"
+SLICED = {
+    "a sliced input": ("q = mean(x)", "x = x + z", ""),
+    "what is computed of it": ("u = tanh(z)\n  q = mean(square(u))", "x = x + u", ""),
+    "that and a parameter": ("u = tanh(z * s)\n  q = mean(square(u))", "x = x + u", ""),
+    "a parameter for all iterations": ("v = broadcast[l](s)\n  q = mean(x)", "x = x + v * z", ""),
+    "a product of parameters": (
+        "param y[l, m, k]\n  param f[k]\n  v = einsum(y, f -> [l, m])\n  q = mean(x)",
+        "x = x + v",
+        "",
+    ),
+}
 REFUSED = {
     "MD0330 a stack": (*STACK, "q = mean(square(h))"),
     "MD0330 a stack in the loss": (*STACK, "q = mean(h)\n  loss = loss + mean(square(h))"),
@@ -70,15 +82,28 @@ REFUSED = {
         "x = x * s",
         "x = x * s\n  loss = loss + mean(x * x)\n  q = mean(x)",
     ),
+    "MD0330 a mean along the loop": (
+        "param a[l]\n  v = a - mean[l](a)",
+        "x = x * v",
+        "q = mean(x)",
+    ),
+    "MD0907 all iterations in one": (
+        "",
+        "x = einsum(x, cast(iota[l], f32) -> [b, m])",
+        "q = mean(x)",
+    ),
     "MD0332 a root of a mean": ("", "", "q = sqrt(mean(x))"),
     "MD0333 a maximum": ("", "", "q = max(x)"),
     "MD0333 a product": ("", "", "q = prod(1.0 + 0.01 * x)"),
 }
 
 
+RIGHT |= SLICED
+
+
 def written(parts: tuple[str, str, str]) -> str:
     """The program with lines before the loop, inside of it and behind it."""
-    text = TEXT
+    text = TEXT.replace("t[b, m])", f"t[b, m], {INPUT})") if parts in SLICED.values() else TEXT
     for word, lines in zip(("BEFORE", "INSIDE", "BEHIND"), parts, strict=True):
         text = text.replace(word, lines)
     return text
