@@ -225,7 +225,9 @@ def _has(value: Value, cut: Cut) -> bool:
 def _behind_loop(program: Program, pipe: Piped) -> Program:
     body: list[Node] = []
     new: dict[Value, Value] = {}
+    made = {v: node for node in program.body for v in node.makes}
     for node in program.body:
+        _refuse_state(node, pipe, made)
         (node,) = substitute((node,), new)
         body.append(node)
         if isinstance(node, Loop) and node.dim.name == pipe.micro:
@@ -236,3 +238,16 @@ def _behind_loop(program: Program, pipe: Piped) -> Program:
                         Op("identity", (value,), (new[value],), LEAVING, value.span, node.phase)
                     )
     return _ending(program, tuple(body), new)
+
+
+def _refuse_state(node: Node, pipe: Piped, made: Mapping[Value, Node]) -> None:
+    """Refuse what each batch reads of the one before it: stages do them at different times."""
+    if not isinstance(node, Loop) or node.dim.name != pipe.micro:
+        return
+    for carry in node.carries:
+        begun = made.get(carry.init)
+        if not (isinstance(begun, Op) and begun.name == "zeros"):
+            message = f"each batch that is accumulated goes on with `{carry.inside.label}`"
+            schedule = f"with one_f_one_b[batch]({node.dim.size})"
+            help = f"leave `accumulate` out, and end the layout with `{schedule}`"
+            _refuse(message, carry.next.span, help)
