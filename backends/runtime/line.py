@@ -41,7 +41,8 @@ class Line:
         step, stages = 1 if kind == "F" else -1, range(len(schedule))
         self.source, self.target = stage - step, stage + step
         row = schedule[self.source] if self.source in stages else ""
-        self.order = deque(micro for action, micro in actions(row) if action == kind)
+        made = ("F",) if kind == "F" else ("B", "I")
+        self.order = deque(micro for action, micro in actions(row) if action in made)
         self.coming: deque[tuple[int, Any, torch.Tensor]] = deque()
         self.early: dict[int, torch.Tensor] = {}
         self.sent: deque[tuple[Any, torch.Tensor]] = deque()

@@ -58,7 +58,7 @@ def main(
     except KeyboardInterrupt:
         os._exit(130)
     except Exception as error:  # whatever it is, the user gets a sentence and the line
-        own = ("device", "forward", "backward")  # the passes of a pipeline are inside of `device`
+        own = ("device", "forward", "backward", "inputs", "weights")  # of a pipeline, its passes
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.name in own]
         at = f" on device {rank}, line {lines[-1]} of {sys.argv[0]}" if lines else ""
         time.sleep(5 if code == 2 and rank else 0)  # all refuse alike: device 0 ends the others

@@ -15,12 +15,10 @@ from meshdsl.backends.torch.head import line_group
 from meshdsl.backends.torch.loops import Loops
 from meshdsl.backends.torch.moves import typed
 from meshdsl.backends.walk import NOWHERE
-from meshdsl.device.ir import Compute, Loop, Move, Part, Pipeline, Var
+from meshdsl.device.ir import FORWARD, INPUTS, WEIGHTS, Compute, Loop, Move, Part, Pipeline, Var
 from meshdsl.device.liveness import given_up, is_constant, reads, sums
 from meshdsl.device.stages import read_in
 
-FORWARD = tuple(part for part in Part if part < Part.EVERY_BACKWARD)
-BACKWARD = tuple(part for part in Part if part >= Part.EVERY_BACKWARD)
 Lines = dict[Var, str]
 """The line of each value that a loop carries from stage to stage."""
 
@@ -56,18 +54,47 @@ class Pipelines(Loops):
         kept = self._kept(node)
         for stages in kept:
             self.out.statement(f"{KEEPERS[stages]} = {{}}")
+        halves = self._halves(node, kept) if "I" in node.passes else None
+        if halves:
+            self.out.statement("kept_weights = {}")
         with self._function("forward", node):
             self._forward_pass(node, lines[Part.LOOP], kept)
-        with self._function("backward", node):
-            self._backward_pass(node, lines[Part.LOOP_BACKWARD], kept)
-        self.out.add()
-        self.out.add(f"for action, {micro} in actions(SCHEDULE[{self.at[node.axis]}]):")
-        self.out.add(f'{INDENT}forward({micro}) if action == "F" else backward({micro})')
+        with self._function("backward" if halves is None else "inputs", node):
+            self._inputs_pass(node, lines[Part.LOOP_BACKWARD], kept)
+            if halves is None:
+                self._weights_pass(node, kept)
+            elif halves:
+                self.out.place = ""
+                names = ", ".join(self._names(halves))
+                self.out.statement(f"kept_weights[{micro}] = {names}")
+        if halves is not None:
+            with self._function("weights", node):
+                if halves:
+                    names = ", ".join(self._names(halves))
+                    self.out.statement(f"{names} = kept_weights.pop({micro})")
+                self._weights_pass(node, kept)
+        self._row(node, micro)
         for name in (*lines[Part.LOOP].values(), *lines[Part.LOOP_BACKWARD].values()):
             self.out.statement(f"{name}.close()")
         self.loops.pop()
         self.fresh = outside | sums(node)
         self.totals, self.shown = frozenset(), NOWHERE
+
+    def _row(self, node: Pipeline, micro: str) -> None:
+        """Write the loop over the actions of the stage."""
+        self.out.add()
+        self.out.add(f"for action, {micro} in actions(SCHEDULE[{self.at[node.axis]}]):")
+        if "B" in node.passes:
+            self.out.add(f'{INDENT}forward({micro}) if action == "F" else backward({micro})')
+            return
+        calls = {
+            'action == "F"': "forward",
+            'action in "BI"': "inputs",
+            'action in "BW"': "weights",
+        }
+        for test, name in calls.items():
+            self.out.add(f"{INDENT}if {test}:")
+            self.out.add(f"{2 * INDENT}{name}({micro})")
 
     @contextmanager
     def _function(self, name: str, node: Pipeline) -> Iterator[None]:
@@ -76,7 +103,10 @@ class Pipelines(Loops):
         self.out.add(f"def {name}({self.variables.word(node.index)}):")
         self.out.depth += 1
         self.shown = NOWHERE
+        begun = len(self.out.lines)
         yield
+        if self.out.only_comments(begun):
+            self.out.add("pass")
         self.out.depth -= 1
         self.shown = NOWHERE
 
@@ -119,7 +149,8 @@ class Pipelines(Loops):
                 self.nodes(nodes)
                 self._put(node, kept, "last")
 
-    def _backward_pass(self, node: Pipeline, lines: Lines, kept: Kept) -> None:
+    def _inputs_pass(self, node: Pipeline, lines: Lines, kept: Kept) -> None:
+        """Write what the stage before waits for, and what is done on the way to it."""
         last = self.mesh.size(node.axis) - 1
         self._slices(node, Part.EVERY_BACKWARD)
         self._taken(node, kept, "every")
@@ -131,6 +162,10 @@ class Pipelines(Loops):
             self.nodes(node.of(Part.LAST_BACKWARD))
         self._iterate(loop)
         self._send(node, Part.SENT_BACKWARD, lines, "> 0")
+
+    def _weights_pass(self, node: Pipeline, kept: Kept) -> None:
+        """Write the gradients of parameters, for which no stage waits."""
+        self._slices(node, Part.WEIGHTS)
         self.nodes(node.of(Part.WEIGHTS, Part.COLLECTED_BACKWARD))
         nodes = node.of(Part.FIRST_BACKWARD)
         if nodes or kept.get("first"):
@@ -166,7 +201,8 @@ class Pipelines(Loops):
             if var in reads(reader)
         }
         found = set()
-        for parts, every in ((FORWARD, Part.EVERY), (BACKWARD, Part.EVERY_BACKWARD)):
+        for parts in node.passes.values():
+            every = parts[0]
             here = read.intersection(parts)
             found |= {every} if any(p.stages == "every" for p in here) else here
         return found
@@ -227,7 +263,7 @@ class Pipelines(Loops):
 
     def _kept(self, node: Pipeline) -> Kept:
         """By stages, what backward passes read of forward passes."""
-        read = {v for n in node.of(*BACKWARD) for v in reads(n)}
+        read = {v for n in node.of(*INPUTS, *WEIGHTS) for v in reads(n)}
         found: Kept = {}
         for n, part in zip(node.body, node.parts, strict=True):
             if part not in FORWARD or is_constant(n):
@@ -238,6 +274,14 @@ class Pipelines(Loops):
                     stages = "last" if part is Part.LOOP and var in results else part.stages
                     found.setdefault(stages, []).append(var)
         return found
+
+    def _halves(self, node: Pipeline, kept: Kept) -> list[Var]:
+        """What the first half of a backward pass keeps for the second, which comes later."""
+        read = {v for n in node.of(*WEIGHTS) for v in reads(n)}
+        totals = {c.inside.name for c in node.carries}
+        made = [v for n in node.of(*INPUTS) if not is_constant(n) for v in n.makes]
+        found = [v for v in (*kept.get("every", ()), *made) if v in read]
+        return [v for v in found if v.name not in totals]
 
     def _names(self, kept: list[Var]) -> list[str]:
         return list(dict.fromkeys(self.variables.of(v) for v in kept))

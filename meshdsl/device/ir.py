@@ -285,6 +285,11 @@ class Part(IntEnum):
         return self in (Part.SENT, Part.SENT_BACKWARD)
 
 
+FORWARD = tuple(part for part in Part if part < Part.EVERY_BACKWARD)
+INPUTS = tuple(part for part in Part if Part.EVERY_BACKWARD <= part < Part.WEIGHTS)
+WEIGHTS = tuple(part for part in Part if part >= Part.WEIGHTS)
+"""The passes of a micro-batch: forward, and the halves of the backward one."""
+
 ENDS = frozenset((Part.FIRST, Part.LAST, Part.LAST_BACKWARD, Part.FIRST_BACKWARD))
 
 
@@ -321,6 +326,17 @@ class Pipeline(Loop):
         """What each stage does, in its order."""
         assert self.table is not None
         return self.table.schedule.rows
+
+    @property
+    def passes(self) -> dict[str, tuple[Part, ...]]:
+        """The parts of each pass by its action: those of B are in halves where the table has I."""
+        if any(action.kind == "I" for row in self.rows for action in row):
+            return {"F": FORWARD, "I": INPUTS, "W": WEIGHTS}
+        return {"F": FORWARD, "B": INPUTS + WEIGHTS}
+
+    def passes_of(self, kind: str) -> tuple[str, ...]:
+        """What a stage does for an action: B is both halves where there are halves."""
+        return (kind,) if kind in self.passes else ("I", "W")
 
     def loop(self, part: Part) -> Loop:
         """The loop whose iterations are on the stages, of the forward or the backward pass."""

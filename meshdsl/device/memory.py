@@ -310,20 +310,21 @@ class Walk:
             self._slice(item.outer, item.inside)
         dying = deaths(node.body, kept_inside(node), entered(node, self.collected))
         self.dead = dict(zip(node.body, dying, strict=True))
-        before, names = self.held.now, set(self.held.names) | set(self.held.lists)
-        own = node.on(self.stage)
-        later = [n for n, part in zip(own.body, own.parts, strict=True) if part > Part.LAST]
-        kept = {v.name for n in every(later) for v in (*n.reads, *n.makes)}
-        forward = self._pass(node, tuple(p for p in Part if p <= Part.LAST), names | kept)
-        held = self.held.now - before
-        backward = self._pass(node, tuple(p for p in Part if p > Part.LAST), names)
-        assert self.held.now == before, "a micro-batch leaves memory behind"
-        now = before
-        for action in node.rows[self.stage]:
-            most, line = forward if action.kind == "F" else backward
+        names, begun = set(self.held.names) | set(self.held.lists), self.held.now
+        own, passes = node.on(self.stage), {}
+        for kind, parts in node.passes.items():
+            later = [n for n, p in zip(own.body, own.parts, strict=True) if p > parts[-1]]
+            kept = {v.name for n in every(later) for v in (*n.reads, *n.makes)}
+            before = self.held.now
+            most, line = self._pass(node, parts, names | kept)
+            passes[kind] = most, line, self.held.now - before
+        assert self.held.now == begun, "a micro-batch leaves memory behind"
+        now = begun
+        for kind in (k for action in node.rows[self.stage] for k in node.passes_of(action.kind)):
+            most, line, held = passes[kind]
             if now + most > self.held.most:
                 self.held.most, self.held.line = now + most, line
-            now += held if action.kind == "F" else -held
+            now += held
 
     def _pass(self, node: Pipeline, parts: Sequence[Part], kept: set[str]) -> tuple[int, int]:
         """Walk a pass; the most memory that it takes beside what there was, and its line."""

@@ -115,9 +115,9 @@ def _table(pipe: Piped, stages: int, micro: int) -> Verified:
         return verify(generate("one_f_one_b", stages, micro))
     found = pipe.use.verified(stages, micro)
     actions = {(a.kind, a.stage == n) for n, row in enumerate(found.schedule.rows) for a in row}
-    if not actions <= {("F", True), ("B", True)}:
-        message = f"`{pipe.use.name}` is not built yet: it has other actions than F and B of stages"
-        fail("MD0335", message, pipe.use.span, help="take gpipe, one_f_one_b or eager")
+    if not actions <= {(kind, True) for kind in "FBIW"}:
+        message = f"`{pipe.use.name}` is not built yet: a device has several stages, or updates"
+        fail("MD0335", message, pipe.use.span, help="take gpipe, one_f_one_b, eager or zb_h1")
     later = {
         "layers": len(set(pipe.use.layers)) > 1,
         "recompute": pipe.use.recompute,

@@ -8,7 +8,7 @@ meanwhile with the gradients of its parameters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -64,12 +64,19 @@ def in_time(pipe: Pipeline, program: Program, timing: Timing) -> Timed:
         for forward in (True, False)
     )
     times = Times(
-        forward=tuple(Fraction(one.duration) for one, _ in each),
-        inputs=tuple(Fraction(other.sent) for _, other in each),
-        weights=tuple(Fraction(other.duration - other.sent) for _, other in each),
+        forward=tuple(Fraction(found["F"].duration) for found in each),
+        inputs=tuple(Fraction(inputs) for inputs, _ in map(_backward, each)),
+        weights=tuple(Fraction(weights) for _, weights in map(_backward, each)),
         send=(Fraction(longest),),
     )
     return timed(pipe.table, times)
+
+
+def _backward(passes: Mapping[str, Pass]) -> tuple[int, int]:
+    """How long the halves of a backward pass take; one in one sends in between."""
+    if "B" in passes:
+        return passes["B"].sent, passes["B"].duration - passes["B"].sent
+    return passes["I"].duration, passes["W"].duration
 
 
 def _messages(pipe: Pipeline, forward: bool) -> tuple[Move, ...]:
@@ -91,7 +98,7 @@ class _Stage(Run):
     ) -> None:
         super().__init__(program, timing, unroll, stage)
         self.found = found
-        self.passes: list[Pass] = []
+        self.passes: dict[str, Pass] = {}
         self.sent = 0
 
     def _pipeline(self, node: Pipeline) -> None:
@@ -108,16 +115,15 @@ class _Stage(Run):
         before, self.held.high = self.held.now, self.held.now
         found = super()._pass(node, parts, kept)
         self._note(self.clock)
-        self.passes.append(
-            Pass(
-                self.events,
-                self.folded,
-                self.flows,
-                [(at, size - before) for at, size in self.memory],
-                self.held.now - before,
-                self.clock,
-                self.sent,
-            )
+        kind = next(kind for kind, own in node.passes.items() if own == parts)
+        self.passes[kind] = Pass(
+            self.events,
+            self.folded,
+            self.flows,
+            [(at, size - before) for at, size in self.memory],
+            self.held.now - before,
+            self.clock,
+            self.sent,
         )
         for name, value in outside.items():
             setattr(self, name, value)
@@ -139,15 +145,18 @@ class _Stage(Run):
         last = len(node.rows) - 1
         for slot in found.rows[self.stage]:
             forward = slot.action.kind == "F"
-            done = self.passes[not forward]
-            at = begun + _whole(slot.start)
-            self._stand(_messages(node, forward)[0], at)
-            self._put(done, at, now)
-            now += done.held
-            self.clock = at + done.duration
-            if self.stage != (last if forward else 0):
-                ready = max(at + done.sent, free[forward])
-                free[forward] = self._send(_messages(node, forward), streams[forward], ready)
+            if slot.action.kind != "W":
+                self._stand(_messages(node, forward)[0], begun + _whole(slot.start))
+            self.clock = begun + _whole(slot.start)
+            for kind in node.passes_of(slot.action.kind):
+                done, at = self.passes[kind], self.clock
+                self._put(done, at, now)
+                now += done.held
+                self.clock = at + done.duration
+                if kind != "W" and self.stage != (last if forward else 0):
+                    ready = max(at + done.sent, free[forward])
+                    messages = _messages(node, forward)
+                    free[forward] = self._send(messages, streams[forward], ready)
         self.joined = {node.axis: begun + _whole(found.makespan)}
 
     def _put(self, done: Pass, at: int, held: int) -> None:

@@ -6,6 +6,7 @@ Each is compared with the same step on one device, and one of them with torch's 
 from __future__ import annotations
 
 import itertools
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -213,6 +214,30 @@ def test_a_step_is_that_of_one_device(
     assert not run.disagreements()
     sent = max(run.wire_bytes(rank) for rank in range(len(run.sent)))
     assert sent == explain(piped.device)["totals"]["wire_bytes"]
+
+
+HALVES = {"pipe:2": "zb_h1[b](4)", "pipe:4": "zb_h2[b](8)", "d:2,pipe:2,tp:2": "zb_h1[b](2)"}
+
+
+@pytest.mark.parametrize("mesh", HALVES)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_backward_passes_in_halves(name: str, mesh: str) -> None:
+    """What the second half needs is kept for it; no more is idle than the schedule says."""
+    text = PROGRAMS[name].replace("OPT", "adamw(lr=0.01, clip=0.3)")
+    made = compiled(text, mesh, MESHES[mesh], f"with {HALVES[mesh]}")
+    if mesh in BY_ROWS.get(name, ()):
+        with pytest.raises(DiagnosticError, match="MD0331"):
+            made.checked()
+        return
+    run = run_local(made.text, seed=4)
+    alone = results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
+    for key, array in results(run).items():
+        most = max(float(np.abs(alone[key]).max(initial=0)), 1e-30)
+        assert np.abs(array - alone[key]).max(initial=0) < 5e-5 * most, key
+    assert not run.disagreements()
+    stages, micro = made.device.mesh.size("pipe"), int(HALVES[mesh].split("(")[1][:-1])
+    bubble = Fraction(explain(made.device)["pipeline"]["bubble"])
+    assert bubble <= Fraction(stages - 1, 3 * micro + stages - 1)
 
 
 def test_gradients_are_those_of_torch() -> None:

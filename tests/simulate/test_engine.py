@@ -13,11 +13,13 @@ from meshdsl.cluster.profile import Level
 from meshdsl.cluster.timing import Time, Timing
 from meshdsl.device.ir import Collective, Compute, Move, Start, Wait
 from meshdsl.device.memory import memory
+from meshdsl.diagnostics import Diagnostics
 from meshdsl.ir.program import every
+from meshdsl.pipeline import Options, compile_source
 from meshdsl.report.explain import explain
 from meshdsl.simulate.engine import simulate
 from meshdsl.simulate.timeline import COMPUTE, PER_SECOND, Timeline
-from tests.report.golden import CASES, PIPELINE, Case, made
+from tests.report.golden import CASES, PIPELINE, Case, made, source
 from tests.simulate.flat import LAYOUTS, LINKS, flat, layered
 
 SLOW = replace(LINKS, bandwidth=1e6, alpha=0.0)
@@ -59,10 +61,12 @@ def consistent(timeline: Timeline) -> None:
     assert 0 < timeline.mfu < 1
 
 
+@pytest.mark.parametrize("schedule", ["one_f_one_b", "zb_h1", "gpipe"])
 @pytest.mark.parametrize("link", [LINKS, SLOW], ids=["fast links", "slow links"])
-def test_every_stage_of_a_pipeline(link: Level) -> None:
+def test_every_stage_of_a_pipeline(link: Level, schedule: str) -> None:
     """Memory is that of the report, and the last stages send in one direction alone."""
-    program = made(PIPELINE).device
+    options = Options(layout=PIPELINE.layout, schedule=f"{schedule}[batch](4)")
+    program = compile_source(source(PIPELINE.example), options, Diagnostics()).device
     timing = flat(program, link=link)
     peaks = explain(program)["pipeline"]["peak"]
     each = [simulate(program, timing, stage=stage) for stage in range(len(peaks))]
