@@ -71,13 +71,27 @@ def attention_grad(
         operands = (_dense(do), _dense(q), _dense(k), _dense(v), _dense(o), lse.contiguous())
         dq, dk, dv = kernel(*operands, 0.0, causal, attn_mask=bias, scale=scale)
     elif q.device.type != "cpu":
-        with torch.enable_grad():
-            q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-            made = _public(q, k, v, mask, causal, scale)
-            dq, dk, dv = torch.autograd.grad(made, (q, k, v), do)
+        dq, dk, dv = _by_autograd(do, q, k, v, mask, causal, scale)
     else:
         dq, dk, dv = _written_out(do, q, k, v, o, lse, _scores(q, k, mask, causal, scale), scale)
     return dq if sees is None else dq * sees, dk, dv
+
+
+def _by_autograd(
+    do: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    # Tensors of inference mode, in which programs run, record nothing: these are copies outside.
+    with torch.inference_mode(False), torch.enable_grad():
+        q, k, v = (x.clone().requires_grad_() for x in (q, k, v))
+        made = _public(q, k, v, mask if mask is None else mask.clone(), causal, scale)
+        dq, dk, dv = torch.autograd.grad(made, (q, k, v), do.clone())
+    return dq, dk, dv
 
 
 def _written_out(

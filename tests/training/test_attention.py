@@ -152,3 +152,26 @@ def test_an_operand_may_have_any_order(operand: int) -> None:
         )
         out = "".join(rng.permutation(list("bshk")))
         check(str(rng.choice(ORDERS)), out, MASKS[turn % 3], (q, k, v))
+
+
+@pytest.mark.parametrize("kind", ["whole", "causal", "masked"])
+def test_the_gradients_of_other_devices(kind: str) -> None:
+    """They come from autograd, in a program that runs in inference mode: not only on this one."""
+    shape, scale, causal = (2, 3, 4, 5), 0.4, kind == "causal"
+    generator = torch.Generator().manual_seed(3)
+    draw = functools.partial(torch.randn, dtype=torch.float64, generator=generator)
+    with torch.inference_mode():
+        q, k, v, do = (draw(shape) for _ in range(4))
+        drawn = (draw(2, 1, 4, 4) > -0.5) | torch.eye(4, dtype=torch.bool)
+        mask = drawn if kind == "masked" else None
+        scores = attention._scores(q, k, mask, causal, scale)
+        lse = torch.logsumexp(scores, -1)
+        o = torch.exp(scores - lse[..., None]) @ v
+        expected = attention._written_out(do, q, k, v, o, lse, scores, scale)
+        found = attention._by_autograd(do, q, k, v, mask, causal, scale)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+        do, q, k, v, o, lse = (x.to("meta") for x in (do, q, k, v, o, lse))
+        there = mask if mask is None else mask.to("meta")
+        made = attention.attention_grad(do, q, k, v, o, lse, there, causal, scale)
+    assert [(g.shape, g.device.type) for g in made] == [(q.shape, "meta")] * 3
