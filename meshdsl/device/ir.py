@@ -330,7 +330,7 @@ class Pipeline(Loop):
     @property
     def passes(self) -> dict[str, tuple[Part, ...]]:
         """The parts of each pass by its action: those of B are in halves where the table has I."""
-        if any(action.kind == "I" for row in self.rows for action in row):
+        if self.table is not None and self.table.schedule.halves:
             return {"F": FORWARD, "I": INPUTS, "W": WEIGHTS}
         return {"F": FORWARD, "B": INPUTS + WEIGHTS}
 

@@ -79,6 +79,11 @@ class Schedule:
         """Whether parameters are updated on the way: the schedule is asynchronous."""
         return any(action.kind == "U" for row in self.rows for action in row)
 
+    @cached_property
+    def halves(self) -> bool:
+        """Whether a backward pass is done in halves."""
+        return any(action.kind == "I" for row in self.rows for action in row)
+
     @property
     def text(self) -> str:
         """A line for each device, which `parsed` reads: `F0 F1 B0 …`."""

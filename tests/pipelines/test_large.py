@@ -5,8 +5,11 @@ Narayanan et al. 2021, "Efficient large-scale language model training on GPU clu
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -54,3 +57,23 @@ def test_the_text_has_a_row_for_each_stage(compiled: Compilation) -> None:
     lines = compiled.text.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("SCHEDULE = ("))
     assert lines.index(")", start) == start + STAGES + 1
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The text with as many micro-batches as stages: eight times as many would take as long."""
+    options = Options(
+        layout="staged", dtype="bf16", reduce="deferred", schedule="one_f_one_b[batch](64)"
+    )
+    path = tmp_path_factory.mktemp("large") / "gpt.py"
+    source = Source(str(PATH), PATH.read_text("utf-8"))
+    path.write_text(Compilation(source, options).text, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("stage", [0, 31, 63])
+def test_a_device_of_3072_takes_a_step(text: Path, stage: int) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("fake_rank.py")), str(text)]
+    done = subprocess.run([*command, str(stage * TP)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "{'loss': ()}"
