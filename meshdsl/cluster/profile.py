@@ -145,14 +145,17 @@ Check = Callable[[Any], Any]
 """The value of a field from that in the file; raises ValueError with what it should be."""
 
 
-def _number(least: float = 0.0, most: float = float("inf")) -> Check:
+MOST, LEAST = 1e30, 1e-30
+"""The greatest number of a profile, and the least above 0: what a machine could have."""
+
+
+def _number(least: float = 0.0, most: float = MOST) -> Check:
     def check(value: Any) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError("a number")
-        if not least <= value <= most or value == float("inf"):
-            raise ValueError(
-                f"a number from {least:g} to {most:g}" if most < float("inf") else "not negative"
-            )
+        if not least <= value <= most or 0 < value < LEAST:
+            below = f"a number from {least:g} to {most:g}"
+            raise ValueError(below if value >= 0 or least else "not negative")
         return float(value)
 
     return check

@@ -67,6 +67,10 @@ def solved(path: Path, asked: Asked) -> Json:
         span = Span(Source("--method", name), 0, len(name))
         help = did_you_mean(name, list(methods)) or f"there are {', '.join(methods)}"
         fail("MD0665", f"no method `{name}` for a graph of kind {kind}", span, help=help)
+    if asked.stages is not None and name != "grid":
+        span = Span(Source("--stages", str(asked.stages)), 0, len(str(asked.stages)))
+        help = "leave it out" if kind != "transformer" else "take `--method grid`, or leave it out"
+        fail("MD0665", f"`{name}` finds how many stages there are by itself", span, help=help)
     found = methods[name](top, asked)
     return {"version": 1, "graph": str(path), "kind": kind, "method": name, **found}
 
@@ -90,7 +94,7 @@ def _placement(solve: Callable[[CostGraph], Solution]) -> Callable[[Written, Ask
         except TooWide as error:
             message = f"the tables of an elimination would have {error.needed:,} entries or more"
             top.refuse(message, "MD0663", "take `--method ilp`, or `--method mcmc` for a sample")
-        if not best.picks:
+        if not best.found:
             _refuse_infeasible(top, graph, best)
         held = graph.bytes(best.picks) if graph.memory else None
         return {
@@ -111,11 +115,11 @@ def _placement(solve: Callable[[CostGraph], Solution]) -> Callable[[Written, Ask
 
 def _refuse_infeasible(top: Written, graph: CostGraph, best: Solution) -> NoReturn:
     """Say why there is no plan: a method that gave up, edges that forbid all, or the limit."""
-    if not best.proven:
+    if not best.proven and integer_program(replace(graph, limit=math.inf)).found:
         help = "take `--method elimination`, or a smaller graph"
         top.refuse(f"{best.method} found no plan within its limits", "MD0663", help)
     least = integer_program(least_memory(graph))
-    if not least.picks:
+    if not least.found:
         top.field("edges").refuse("every combination of choices is forbidden", "MD0664")
     message = f"no plan fits in {human(int(graph.limit))}: the least is {human(int(least.cost))}"
     named = ", ".join(f"{n} {choice}" for n, choice in graph.names(least.picks).items())

@@ -214,11 +214,12 @@ def _scope(found: Found) -> str:
     left = count.valid - count.evaluated - count.bounded
     words = [f"{count.evaluated:,} placed"]
     words += [f"{count.bounded:,} proven worse"] if count.bounded else []
-    words += [f"{left:,} not looked at"] if left else []
+    if left or count.cut:
+        words.append(f"{'others' if count.cut else f'{left:,}'} not looked at")
     of = "tensors" if count.level == "L3" else "functions and parameters"
     words += [f"{count.steps:,} with rules for {of}"] if count.steps else []
     mesh = str(problem.mesh).replace(",", ", ") or "one device"
-    layouts = counted(count.valid, "layout")
+    layouts = ("at least " if count.cut else "") + counted(count.valid, "layout")
     return (
         f"{problem.program.name} on {mesh}{cluster}: {layouts} ({count.level}), {', '.join(words)}"
     )

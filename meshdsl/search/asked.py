@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable
@@ -130,7 +131,10 @@ def amount(
         _refuse(option, text, example)
     number, prefix, binary = found.groups()
     base = 1024 if binary else 1000
-    return int(float(number) * base ** (" KMGTP".index(prefix) if prefix else 0))
+    amount = float(number) * base ** (" KMGTP".index(prefix) if prefix else 0)
+    if math.isinf(amount) or (per and amount < 1):
+        _refuse(option, text, example)
+    return int(amount)
 
 
 def _part(text: str | float) -> float:

@@ -14,7 +14,10 @@ def certified(found: Found) -> Found:
     problem = found.problem
     if not found.plans or not problem.certificate or problem.objective == "memory":
         return found
-    return replace(found, certificate=certificate(problem))
+    known = certificate(problem)
+    if known is not None:  # up to rounding it may be above what was reached
+        known = replace(known, least=min(known.least, problem.value(found.plans[0])))
+    return replace(found, certificate=known)
 
 
 def certificate(problem: Problem) -> Certificate | None:

@@ -21,10 +21,14 @@ from meshdsl.search.graph import (
     entries,
     finite_combinations,
     least_memory,
+    merged,
 )
 
 MOST_ENTRIES = 30_000_000
 """Entries of the tables of one elimination, in all."""
+
+FEW = 100_000
+"""Choices of all variables that are visited rather than eliminated."""
 
 MOST_COEFFICIENTS = 4_000_000
 """Coefficients of a 0-1 program."""
@@ -50,10 +54,10 @@ class TooWide(Exception):
 def branch_and_bound(graph: CostGraph, bounded: bool = True) -> Solution:
     """The least choice within the memory limit; every choice is visited unless `bounded`."""
     search = _Branches(graph, bounded)
-    search.descend(0, 0.0, 0.0)
+    search.descend(0, *search.constant)
     name = "branch and bound" if bounded else "exhaustive"
     picks = tuple(search.best_picks)
-    cost = graph.cost(picks) if picks else math.inf
+    cost = graph.cost(picks) if search.best < math.inf else math.inf
     return Solution(name, picks, cost, cost, True, search.visited)
 
 
@@ -66,6 +70,9 @@ class _Branches:
         self.held = _by_last(graph, graph.memory)
         self.rest = _least_of_rest(self.closed)
         self.held_rest = _least_of_rest(self.held)
+        self.constant = tuple(
+            sum(f.of(()) for f in fs if not f.scope) for fs in (graph.factors, graph.memory)
+        )
         self.picks: list[int] = [0] * len(graph.variables)
         self.best_picks: list[int] = []
         self.best = math.inf
@@ -74,7 +81,7 @@ class _Branches:
     def descend(self, at: int, cost: float, held: float) -> None:
         """Decide the variables from `at` on; `cost` and `held` are those of closed factors."""
         if at == len(self.picks):
-            if cost < self.best:
+            if cost < self.best and held <= self.graph.limit:
                 self.best, self.best_picks = cost, list(self.picks)
             return
         for choice in range(self.graph.sizes[at]):
@@ -90,10 +97,11 @@ class _Branches:
 
 
 def _by_last(graph: CostGraph, factors: tuple[Factor, ...]) -> list[list[Factor]]:
-    """The factors by the last variable they see: known once that is decided; constants at once."""
+    """The factors by the last variable they see: known once that is decided. None of constants."""
     found: list[list[Factor]] = [[] for _ in graph.variables]
     for factor in factors:
-        found[max(factor.scope, default=0)].append(factor)
+        if factor.scope:
+            found[max(factor.scope)].append(factor)
     return found
 
 
@@ -107,11 +115,26 @@ def _least_of_rest(closed: list[list[Factor]]) -> list[float]:
 
 # --- elimination ---------------------------------------------------------------------------------
 
+Order = tuple[tuple[int, ...], int]
+"""Variables in an order, and the entries of the tables that eliminating them in it makes."""
 
-def eliminate(graph: CostGraph) -> Solution:
-    """The least choice, without regard to memory. Raises TooWide."""
-    order, work = elimination_order(graph)
-    tables = list(graph.factors)
+
+def least(graph: CostGraph) -> Solution:
+    """The least choice within the memory limit: of few all are visited, others are eliminated.
+
+    Unproven where a price of memory does not lead to it. Raises TooWide.
+    """
+    few = entries(range(len(graph.sizes)), graph.sizes) <= FEW
+    return branch_and_bound(graph) if few else priced_memory(graph)
+
+
+def eliminate(graph: CostGraph, by: Order | None = None) -> Solution:
+    """The least choice, without regard to memory, in an order that is known or found.
+
+    Raises TooWide.
+    """
+    order, work = by or elimination_order(graph)
+    tables = list(merged(graph.factors))
     made: list[tuple[int, Factor]] = []
     for variable in order:
         seen = [t for t in tables if variable in t.scope]
@@ -131,7 +154,7 @@ def eliminate(graph: CostGraph) -> Solution:
     return Solution("elimination", tuple(picks), cost, cost, True, work)
 
 
-def elimination_order(graph: CostGraph) -> tuple[tuple[int, ...], int]:
+def elimination_order(graph: CostGraph) -> Order:
     """Variables in the order of fewest new neighbours, then smallest tables, then the graph's.
 
     With it the entries of all tables that are made in it. Raises TooWide where they are too many.
@@ -257,17 +280,19 @@ def priced_memory(graph: CostGraph) -> Solution:
     The best choice within the limit that a price finds, then improved by changing one variable at
     a time; the bound is the greatest that a price gives (Everett 1963). Raises TooWide.
     """
+    graph = replace(graph, factors=merged(graph.factors), memory=merged(graph.memory))
     free = eliminate(graph)
-    if not free.picks or graph.bytes(free.picks) <= graph.limit:
+    if not free.found or graph.bytes(free.picks) <= graph.limit:
         return replace(free, method="elimination")
-    least = eliminate(least_memory(graph))
-    if graph.bytes(least.picks) > graph.limit:
-        return Solution("elimination", (), math.inf, math.inf, True, free.work + least.work)
-    best, bound, work = least.picks, free.cost, free.work + least.work
-    low, high = 0.0, _highest_price(graph, free.picks, least.picks)
+    order = elimination_order(_with_price(graph, 0.0))
+    lightest = eliminate(least_memory(graph), order)
+    if graph.bytes(lightest.picks) > graph.limit:
+        return Solution("elimination", (), math.inf, math.inf, True, free.work + lightest.work)
+    best, bound, work = lightest.picks, free.cost, free.work + lightest.work
+    low, high = 0.0, _highest_price(graph, free.picks, lightest.picks)
     for _ in range(ROUNDS):
         price = (low + high) / 2
-        found = eliminate(_with_price(graph, price))
+        found = eliminate(_with_price(graph, price), order)
         work += found.work
         held = graph.bytes(found.picks)
         bound = max(bound, graph.cost(found.picks) + price * (held - graph.limit))

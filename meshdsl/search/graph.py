@@ -91,7 +91,7 @@ class Solution:
 
     No choice costs less than `bound`; `proven`: the bound was reached. `work` counts the steps of
     the method (nodes, table entries, proposals), which is how methods are compared, not by clocks.
-    `picks` is empty where nothing is within the limit.
+    `picks` is empty and the cost infinite where nothing is within the limit.
     """
 
     method: str
@@ -101,6 +101,11 @@ class Solution:
     proven: bool
     work: int
     note: str = ""
+
+    @property
+    def found(self) -> bool:
+        """Whether there is a choice: of no variables, the empty one."""
+        return math.isfinite(self.cost)
 
     @property
     def gap(self) -> float:
@@ -115,6 +120,15 @@ def added(factors: Sequence[Factor], scope: tuple[int, ...], sizes: Sequence[int
         shape = [sizes[i] if i in factor.scope else 1 for i in scope]
         found = found + factor.cost.reshape(shape)
     return found
+
+
+def merged(factors: Sequence[Factor]) -> tuple[Factor, ...]:
+    """One factor for each scope."""
+    found: dict[tuple[int, ...], Costs] = {}
+    for factor in factors:
+        before = found.get(factor.scope)
+        found[factor.scope] = factor.cost if before is None else before + factor.cost
+    return tuple(Factor(scope, cost) for scope, cost in found.items())
 
 
 def entries(scope: Sequence[int], sizes: Sequence[int]) -> int:

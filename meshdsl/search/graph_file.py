@@ -25,6 +25,9 @@ from meshdsl.search.stages import Layer, LayerGraph
 from meshdsl.search.transformer import Transformer
 from meshdsl.syntax.parse import read_source
 
+MOST = 1e100
+"""The greatest number of a graph: sums and products of such are numbers still."""
+
 KINDS = ("placement", "stages", "transformer", "devices")
 
 
@@ -77,9 +80,9 @@ class Written:
             return math.inf
         if isinstance(self.value, bool) or not isinstance(self.value, int | float):
             self.refuse("this should be a number" + (", or null" if infinite else ""))
-        if math.isnan(self.value) or self.value < 0:
-            help = "costs, times and sizes are 0 or more; null forbids a choice"
-            self.refuse(f"{self.value} is not a cost", "MD0662", help)
+        if not 0 <= self.value <= MOST:
+            help = f"costs, times and sizes are from 0 to {MOST:g}; null forbids a choice"
+            self.refuse(f"{self.value:.6g} is not a cost", "MD0662", help)
         return float(self.value)
 
 
@@ -90,6 +93,9 @@ def read_graph(path: Path) -> Written:
         value = json.loads(source.text)
     except json.JSONDecodeError as error:
         fail("MD0660", f"this is not JSON: {error.msg}", Span(source, error.pos, error.pos + 1))
+    except (RecursionError, ValueError):
+        message = "this is no graph: lists in lists without end, or a number of thousands of digits"
+        fail("MD0660", message, Span(source, 0, 1))
     top = Written(source, "", value)
     kind = top.field("kind")
     if kind.value not in KINDS:
@@ -104,11 +110,15 @@ def read_graph(path: Path) -> Written:
 def costs_of(top: Written) -> CostGraph:
     """The graph of `"kind": "placement"`."""
     nodes = top.field("nodes").items()
+    if not nodes:
+        top.field("nodes").refuse("there is no node")
     variables, factors, memory = [], [], []
     for i, node in enumerate(nodes):
         choices = tuple(c.text() for c in node.field("choices").items())
         if not choices:
             node.field("choices").refuse("there is nothing to choose from")
+        for name in (name for name, count in Counter(choices).items() if count > 1):
+            node.field("choices").refuse(f"there are two choices `{name}`")
         variables.append(Variable(node.field("name").text(), choices))
         sizes = [len(choices)]
         factors.append(Factor((i,), _table(node.field("cost"), sizes)))

@@ -9,8 +9,9 @@ without bounds.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NoReturn, TypeVar
 
 from meshdsl.diagnostics import DiagnosticError, fail
 from meshdsl.pipeline import lower_placed
@@ -30,6 +31,8 @@ The first by the tables; the others are left, and nothing is proven. `exhaustive
 FIRST = 4
 """The layouts that are placed to know a time that others have to stay below."""
 
+T = TypeVar("T")
+
 Placed = list[tuple[Rules, list[Plan]]]
 """Layouts of general rules, with their plans; none of one that was not placed to its end."""
 
@@ -42,7 +45,7 @@ class _Run:
     """One search: what was evaluated so far, and the best that fits.
 
     `ended` are layouts that are worse than the `first` values of all that fit, and the bytes that
-    they had sent when this was seen.
+    they had sent when this was seen. It is `cut` where the time is over before all are listed.
     """
 
     problem: Problem
@@ -57,6 +60,20 @@ class _Run:
     ended: dict[Rules, int] = field(default_factory=dict)
     first: list[float] = field(default_factory=list)
     refused: DiagnosticError | None = None
+    cut: bool = False
+
+    def in_time(self, items: Iterable[T]) -> Iterator[T]:
+        """The items that are asked for before the time is over; the first at least."""
+        for item in items:
+            yield item
+            if self.problem.expired():
+                self.cut = True
+                return
+
+    def ordered(self, layouts: Iterable[Rules], key: Callable[[Rules], float]) -> list[Rules]:
+        """Layouts by a key, as far as there is time to compute it."""
+        keyed = [(key(rules), number, rules) for number, rules in enumerate(self.in_time(layouts))]
+        return [rules for _, _, rules in sorted(keyed)]
 
     @property
     def reached(self) -> float:
@@ -231,19 +248,17 @@ class Layouts:
         least = problem.least_work
         tables, most = Tables(space), MOST if self.bounds else math.inf
         run = _Run(problem, tables, least * (1 + limits.replicated), most)
-        every = space.within(run.most_work)
-        divided = [rules for _, rules in every if _is_short(rules, problem)]
-        divided.sort(key=tables.sent)
+        divided = (r for _, r in space.within(run.most_work) if _is_short(r, problem))
         if problem.objective == "time":
             placed = self._by_time(run, space, divided)
         else:
-            placed = run.general(divided)
+            placed = run.general(run.ordered(divided, tables.sent))
         if limits.storage and problem.program.params:
             run.storage(placed, space)
         if not run.plans and not run.bounded:
             _refuse(run, placed, least)
         level = "L1" if limits.storage else "L0"
-        count = Count(level, run.valid, run.evaluated, run.bounded, space.symmetry)
+        count = Count(level, run.valid, run.evaluated, run.bounded, space.symmetry, cut=run.cut)
         plans = best_first(problem, run.plans)
         for plan in plans[:1]:
             lower_placed(plan.placed)  # verified: all were compared without
@@ -252,7 +267,7 @@ class Layouts:
             bound = min([problem.below, *map(problem.value, plans[:1])])
         return Found(problem, plans, tuple(run.plans), count, bound)
 
-    def _by_time(self, run: _Run, space: Space, divided: list[Rules]) -> Placed:
+    def _by_time(self, run: _Run, space: Space, divided: Iterator[Rules]) -> Placed:
         """Place the first layouts that divide the work, then all that could be faster than these.
 
         A layout cannot be faster than its operators are without any communication.
@@ -262,7 +277,7 @@ class Layouts:
         run.most_work = math.inf
         weigh = seconds(problem.timing)
         if self.bounds and space.least(weigh) * (1 - ROUNDING) > problem.below:
-            run.valid = run.bounded = sum(1 for _ in space.every())
+            run.valid = run.bounded = space.count
             return []
         weight = 1 / min(level.bandwidth for level in problem.timing.cluster.levels)
 
@@ -270,11 +285,12 @@ class Layouts:
             """About how long it takes: good layouts first, so that others end soon."""
             return problem.computing(rules) + run.tables.sent(rules) * weight
 
-        placed = run.general(sorted(divided, key=expected)[:FIRST])
+        placed = run.general(run.ordered(divided, expected)[:FIRST])
         first = {rules for rules, _ in placed}
         known = run.reached * (1 + ROUNDING) if self.bounds else math.inf
-        faster = sorted(space.within(known, weigh), key=lambda found: expected(found[1]))
-        for bound, rules in faster:
+        bounds = {rules: bound for bound, rules in run.in_time(space.within(known, weigh))}
+        for rules in run.ordered(bounds, expected):
+            bound = bounds[rules]
             if rules in first or not _is_short(rules, problem):
                 continue
             if self.bounds and bound * (1 - ROUNDING) > run.reached:
@@ -313,5 +329,5 @@ def _refuse(run: _Run, placed: Placed, least: float) -> NoReturn:
     message = f"no layout leaves a device at most {1 + asked:.2f} times the least work"
     if not every:
         fail("MD0641", message, help="a larger `--replicated`, or fewer rules by `--fix`")
-    found = math.ceil((min(every) / least - 1) * 100)
+    found = math.ceil((min(every) / least - 1) * 100) if least else 100
     fail("MD0641", message, help=f"`--replicated {found}%` is what the layouts placed reach")

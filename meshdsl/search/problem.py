@@ -166,6 +166,7 @@ class Count:
     `valid` divide the work; of these `evaluated` were placed by walks, others are `bounded`: proven
     no better. The rest was not looked at. `symmetry` exchanges of equal axes count once.
     `steps` are layouts with rules for functions and parameters, of which there are too many.
+    With `cut` the time was over before all were counted.
     """
 
     level: str
@@ -174,11 +175,13 @@ class Count:
     bounded: int
     symmetry: int
     steps: int = 0
+    cut: bool = False
 
     @property
     def is_whole(self) -> bool:
         """Whether every layout was evaluated or bounded."""
-        return self.evaluated + self.bounded == self.valid and not self.steps
+        looked_at = self.evaluated + self.bounded
+        return looked_at == self.valid and not self.steps and not self.cut
 
 
 @dataclass(frozen=True, slots=True)

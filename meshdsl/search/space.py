@@ -13,6 +13,7 @@ bound.
 from __future__ import annotations
 
 import functools
+import heapq
 import itertools
 import math
 import operator
@@ -28,13 +29,14 @@ from meshdsl.named import ir as named
 from meshdsl.named.cse import cse
 from meshdsl.named.expand import IN_BLOCKS, expand
 from meshdsl.named.ir import Value
-from meshdsl.ops.opdef import Factor, Signature
+from meshdsl.ops.opdef import Signature
 from meshdsl.placed.choose import flops
 from meshdsl.placed.lint import values_of
 from meshdsl.placed.request import loops
 from meshdsl.placed.rows import Call, call_of, whole_dims
 from meshdsl.placed.sbp import Mesh
 from meshdsl.search.plan import Rule, Rules
+from meshdsl.search.sending import ROUNDING
 
 Weigh = Callable[[Call, Signature], float]
 """The work of a call on one device, from its local types: FLOPs, or seconds."""
@@ -74,7 +76,7 @@ class _Dim:
 
 
 class Space:
-    """The valid layouts of a program on a mesh. `fixed` rules are in all of them.
+    """The valid layouts of a program on a mesh. `fixed` rules are in all of them, as `asked`.
 
     Axes are equal if they have one size and, where a cluster is given, lie in the same levels.
     Where rules for storage are `stored` beside these, seconds are the least with any of them.
@@ -91,15 +93,18 @@ class Space:
         self.stored = stored or any(rule.selector for rule in fixed)
         self.program, self.mesh, self.timing = program, mesh, timing
         self.axes = tuple(a for a, size in mesh.axes if size > 1)
-        self.fixed = {rule.dim: rule.axes for rule in fixed if not rule.selector}
+        self.asked = {rule.dim: rule.axes for rule in fixed if not rule.selector}
+        self.fixed = {d: tuple(a for a in axes if a in self.axes) for d, axes in self.asked.items()}
         self.narrower = tuple(rule for rule in fixed if rule.selector)
-        self.calls, self.updates = _calls(program)
+        self.calls, self.updates, self.related = _calls(program)
         self.dims = self._dims()
-        self._tables: dict[Weigh, list[_Table]] = {}
+        self._tables: dict[Weigh, list[_Tables]] = {}
 
     def _dims(self) -> tuple[_Dim, ...]:
         """The dims that may be split, those of most work first."""
-        sizes = {d.name: d.size for v in values_of(self.program) for d in v.type.dims}
+        every = {d.name: d.size for v in values_of(self.program) for d in v.type.dims}
+        # No rule can name a dim that the compiler has made up: its name has a dot.
+        sizes = {name: size for name, size in every.items() if "." not in name}
         own = {loop.dim.name for loop in loops(self.program)}
         touched: Counter[str] = Counter()
         for call, trips in self.calls.items():
@@ -158,20 +163,87 @@ class Space:
             found *= length
         return found
 
-    def tables(self, weigh: Weigh) -> list[_Table]:
-        """The least work of every call, filled as it is asked for."""
+    @functools.cached_property
+    def sharing(self) -> Counter[Call]:
+        """How many distinct calls become each of `on_parts`; none of what stands alone beside."""
+        parts = (part for call in self.calls if own_dims(call) for part in {*on_parts(call)})
+        found = Counter(parts)
+        for call in self.calls:
+            found.pop(call, None)
+        return found
+
+    def tables(self, weigh: Weigh) -> list[_Tables]:
+        """The least work of all calls with the same dims, filled as it is asked for."""
         if weigh not in self._tables:
-            self._tables[weigh] = [_Table(c, n, self, weigh) for c, n in self.calls.items()]
+            by_dims: dict[int, list[_Table]] = {}
+            for call, trips in self.calls.items():
+                table = _Table(call, trips, self, weigh)
+                by_dims.setdefault(table.mask, []).append(table)
+            self._tables[weigh] = [_Tables(mask, tables) for mask, tables in by_dims.items()]
         return self._tables[weigh]
+
+    # --- choices -------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def undecided(self) -> tuple[Open, Tied]:
+        """What is open before any dim is decided, and the equal axes."""
+        number = {axis: i for i, axis in enumerate(self.axes)}
+        open_ = (sum(1 << i for i, d in enumerate(self.dims) if a in d.axes) for a in self.axes)
+        return tuple(open_), tuple((number[a], number[b]) for a, b in self.exchanged)
+
+    def options(self, number: int, open_: Open, tied: Tied) -> Iterator[tuple[str, ...]]:
+        """The axes that may split a dim; those of a fixed rule are not chosen."""
+        dim, names = self.dims[number], self.axes
+        if dim.name in self.fixed:
+            yield dim.axes
+            return
+        free = [a for a, dims in zip(names, open_, strict=True) if dims >> number & 1]
+        for count in range(len(free) + 1):
+            for axes in itertools.combinations(free, count):
+                ahead = any(names[b] in axes and names[a] not in axes for a, b in tied)
+                if not ahead and self.divides(dim, axes):
+                    yield axes
+
+    def left(self, number: int, axes: tuple[str, ...], open_: Open) -> Open:
+        """What stays open once a dim is split over these axes alone."""
+        meets = self.dims[number].meets
+        pairs = zip(self.axes, open_, strict=True)
+        return tuple([o & ~meets if a in axes else o & ~(1 << number) for a, o in pairs])
+
+    def still(self, tied: Tied, axes: tuple[str, ...]) -> Tied:
+        """The axes that are equal still once a dim is split over some."""
+        names = self.axes
+        return tuple((a, b) for a, b in tied if (names[a] in axes) == (names[b] in axes))
 
     # --- layouts -------------------------------------------------------------------------------
 
     def least(self, weigh: Weigh = work) -> float:
-        """The least work that any layout leaves a device."""
-        search = _Descent(self, weigh, math.inf)
-        for found, _ in search.leaves():
-            search.limit = min(search.limit, math.nextafter(found, 0))
-        return math.nextafter(search.limit, math.inf)
+        """The least work that any layout leaves a device.
+
+        The best first by what is decided and the least of the rest; choices that leave the same
+        open are one, so that many dims of which few meet are no trouble.
+        """
+        tables, order = self.tables(weigh), self._order
+        live = self._live(tables)
+        changed = [[t for t in tables if t.mask & (self.dims[n].meets | 1 << n)] for n in order]
+        open_, tied = self.undecided
+        begun = sum(table.least(open_) for table in tables)
+        heap: list[tuple[float, int, int, Open, Tied]] = [(begun, 0, 0, open_, tied)]
+        known: dict[tuple[int, Open, Tied], float] = {}
+        numbers = itertools.count(1)
+        while True:
+            bound, depth, _, open_, tied = heapq.heappop(heap)
+            at = -depth
+            if at == len(order):
+                return sum(table.least(open_) for table in tables)
+            rest = bound - sum(table.least(open_) for table in changed[at])
+            for axes in self.options(order[at], open_, tied):
+                left, still = self.left(order[at], axes, open_), self.still(tied, axes)
+                below = rest + sum(table.least(left) for table in changed[at])
+                state = at, tuple([dims & live[at] for dims in left]), still
+                if below < known.get(state, math.inf):
+                    known[state] = below
+                    heapq.heappush(heap, (below, depth - 1, next(numbers), left, still))
 
     def within(self, limit: float, weigh: Weigh = work) -> Iterator[tuple[float, Rules]]:
         """The layouts whose work is not above a limit, with it; depth first."""
@@ -189,12 +261,45 @@ class Space:
         """Every valid layout."""
         return (rules for _, rules in self.within(math.inf))
 
+    @functools.cached_property
+    def count(self) -> int:
+        """The number of valid layouts: choices that leave the same open are counted together."""
+        order, live = self._order, self._live([])
+        found: Counter[tuple[Open, Tied]] = Counter({self.undecided: 1})
+        for number, later in zip(order, live, strict=True):
+            ways: Counter[tuple[Open, Tied]] = Counter()
+            for (open_, tied), times in found.items():
+                for axes in self.options(number, open_, tied):
+                    left = self.left(number, axes, open_)
+                    ways[tuple([dims & later for dims in left]), self.still(tied, axes)] += times
+            found = ways
+        return sum(found.values())
+
+    @functools.cached_property
+    def _order(self) -> tuple[int, ...]:
+        """The dims as calls meet them, so that few are open at a time; fixed ones first."""
+        order = dict.fromkeys(d for c in self.calls for t in (*c.ins, *c.outs) for d in t.names)
+        numbers = {dim.name: i for i, dim in enumerate(self.dims)}
+        dims = [*(numbers[name] for name in order if name in numbers), *range(len(numbers))]
+        return tuple(sorted(dict.fromkeys(dims), key=lambda i: self.dims[i].name not in self.fixed))
+
+    def _live(self, tables: Sequence[_Tables]) -> list[int]:
+        """Behind each dim of the order, those that are to be decided, or in a table with such."""
+        found, later = [], 0
+        for number in reversed(self._order):
+            found.append(
+                later
+                | functools.reduce(operator.or_, (t.mask for t in tables if t.mask & later), 0)
+            )
+            later |= 1 << number
+        return found[::-1]
+
     def rules(self, chosen: Sequence[tuple[str, ...]]) -> Rules:
         """The rules of a choice of axes per dim, in the order in which the program has the dims."""
         found = {dim.name: axes for dim, axes in zip(self.dims, chosen, strict=True)}
         order = dict.fromkeys(d for v in values_of(self.program) for d in v.type.names)
-        kept = [d for d in order if d in self.fixed or found.get(d)]
-        general = (Rule(d, found[d] if d in found else self.fixed[d]) for d in kept)
+        kept = [d for d in order if d in self.asked or found.get(d)]
+        general = (Rule(d, self.asked.get(d) or found.get(d, ())) for d in kept)
         return (*general, *self.narrower)
 
 
@@ -210,25 +315,55 @@ def space_of(
     return Space(program, mesh, fixed, timing, stored)
 
 
-def _calls(program: named.Program) -> tuple[dict[Call, int], dict[Call, int]]:
+def _calls(
+    program: named.Program,
+) -> tuple[dict[Call, int], dict[Call, int], frozenset[Call]]:
     """Every distinct call, and how often it runs, as far as a walk does not merge equal ones.
 
-    And how often for gradients and updates, which rules for storage may divide further.
+    And how often for gradients and updates, which rules for storage may divide further. And those
+    of which two have an operand in common, but not all.
     """
     found: Counter[Call] = Counter()
     updates: Counter[Call] = Counter()
+    operands: dict[Call, set[Value]] = {}
+    related = set[Call]()
     for node, trips in counted(cse(program, lambda one, other: True).body):
         if isinstance(node, named.Op):
-            found[call_of(node)] += trips
+            call, read = call_of(node), {*node.ins}
+            if read & operands.setdefault(call, set()):
+                related.add(call)
+            operands[call] |= read
+            found[call] += trips
             gradient = any(v.role == "grad" for v in node.outs)
-            updates[call_of(node)] += trips * (gradient or node.phase == "update")
-    return dict(found), dict(updates)
+            updates[call] += trips * (gradient or node.phase == "update")
+    return dict(found), dict(updates), frozenset(related)
 
 
 Open = tuple[int, ...]
 """For each axis the dims that it splits or may still split, as a bit set."""
 
 # --- work ----------------------------------------------------------------------------------------
+
+Ways = tuple[int, ...]
+"""How often each loop of a call is split."""
+
+_INS, _OUTS = operator.attrgetter("ins"), operator.attrgetter("outs")
+
+
+class _Tables:
+    """The least work of all calls with the same dims, by the dims that each axis may split."""
+
+    def __init__(self, mask: int, calls: list[_Table]) -> None:
+        self.mask, self.calls = mask, calls
+        self.known: dict[Open, float] = {}
+
+    def least(self, open_: Open) -> float:
+        """The least work where axis i may split the dims of the bit set `open_[i]`."""
+        key = tuple([dims & self.mask for dims in open_])
+        found = self.known.get(key)
+        if found is None:
+            found = self.known[key] = sum(call.least(key) for call in self.calls)
+        return found
 
 
 class _Table:
@@ -237,51 +372,83 @@ class _Table:
     def __init__(self, call: Call, trips: int, space: Space, weigh: Weigh) -> None:
         self.call, self.trips, self.weigh = call, trips, weigh
         self.updates = space.updates[call] if space.stored and weigh is not work else 0
-        self.timing = space.timing
+        self.timing, self.space = space.timing, space
         self.sizes = tuple(space.mesh.size(a) for a in space.axes)
         numbers = {dim.name: i for i, dim in enumerate(space.dims)}
-        self.loops = [
-            (_bits((*f.ins, *f.outs), numbers), f) for f in call.opdef.factors(call.signature).loops
-        ]
+        self.loops = call.opdef.factors(call.signature).loops
+        self.masks = [_bits((*loop.ins, *loop.outs), numbers) for loop in self.loops]
         self.own = _bits(own_dims(call), numbers)
-        self.mask = functools.reduce(operator.or_, (mask for mask, _ in self.loops), self.own)
+        self.mask = functools.reduce(operator.or_, self.masks, self.own)
         self.known: dict[Open, float] = {}
+        self.split: dict[Ways, float] = {}
 
     def least(self, open_: Open) -> float:
         """The least work where axis i may split the dims of the bit set `open_[i]`."""
-        key = tuple(dims & self.mask for dims in open_)
+        key = tuple([dims & self.mask for dims in open_])
         if key not in self.known:
-            options = [[f for mask, f in self.loops if mask & dims] + [None] for dims in key]
-            found = min(map(self._of, itertools.product(*options)))
+            found = min(map(self._of, self._ways(key)))
             if any(dims & self.own for dims in key):
-                found = min(found, self._expanded)
+                found = min(found, self._expanded(key))
             self.known[key] = self.trips * found
             if self.updates and self.timing is not None:
                 self.known[key] -= self.updates * (found - divided(found, self.timing))
         return self.known[key]
 
-    @functools.cached_property
-    def _expanded(self) -> float:
-        """The work where a dim is split that the operator needs whole.
+    def _expanded(self, open_: Open) -> float:
+        """The work where a dim is split that the operator needs whole; infinite if none may be.
 
         The operators that it becomes may be common to several composites, and are then done once:
-        so none of them is a bound of seconds. FLOPs count the products.
+        so none of them is a bound of seconds.
         """
-        calls = on_parts(self.call)
-        if not calls:
+        if not on_parts(self.call):
             return math.inf
         if self.weigh is not work:
             return 0.0
-        products = [call for call in calls if len(call.ins) > 1 and call.opdef.flops is not None]
-        return sum(work(call, call.signature) for call in products) / math.prod(self.sizes)
+        if self.call.name in IN_BLOCKS:
+            return self._in_blocks()
+        return sum(part.least(open_) / shared for part, shared in self._parts)
 
-    def _of(self, chosen: Sequence[Factor | None]) -> float:
-        """The work with one loop split by each axis, or none."""
-        pairs = [(f, n) for f, n in zip(chosen, self.sizes, strict=True) if f is not None]
-        call = self.call
-        ins = tuple(_local(t, [(f.ins[i], n) for f, n in pairs]) for i, t in enumerate(call.ins))
-        outs = tuple(_local(t, [(f.outs[i], n) for f, n in pairs]) for i, t in enumerate(call.outs))
-        return self.weigh(call, Signature(ins, outs, dict(call.attrs)))
+    def _in_blocks(self) -> float:
+        """The work on one block, where all axes split what the operator needs whole."""
+        call, every = self.call, math.prod(self.sizes)
+        split = [(dim, every) for dim in own_dims(call)]
+        ins, outs = (
+            tuple(_local(t, [(d, n) for d, n in split if t.has(d)]) for t in types)
+            for types in (call.ins, call.outs)
+        )
+        return work(call, Signature(ins, outs, dict(call.attrs)))
+
+    @functools.cached_property
+    def _parts(self) -> list[tuple[_Table, int]]:
+        """The operators that a composite becomes, and how many calls become the same one.
+
+        Of several results some may not be asked for, and what makes them is left out: there
+        products alone count. So they do where calls of the same operand may have parts in common.
+        """
+        calls = on_parts(self.call)
+        if len(self.call.outs) > 1 or self.call in self.space.related:
+            calls = tuple(c for c in calls if len(c.ins) > 1 and c.opdef.flops is not None)
+        known = self.space.sharing
+        return [(_Table(c, 1, self.space, work), known[c]) for c in calls if known[c]]
+
+    def _ways(self, open_: Open) -> set[Ways]:
+        """How often loops may be split, each axis by one loop or by none."""
+        found: set[Ways] = {(1,) * len(self.loops)}
+        for dims, size in zip(open_, self.sizes, strict=True):
+            may = [i for i, mask in enumerate(self.masks) if mask & dims]
+            found |= {(*w[:i], w[i] * size, *w[i + 1 :]) for w in found for i in may}
+        return found
+
+    def _of(self, ways: Ways) -> float:
+        """The work with loops split so often."""
+        if ways not in self.split:
+            call, split = self.call, [p for p in zip(self.loops, ways, strict=True) if p[1] > 1]
+            ins, outs = (
+                tuple(_local(t, [(dims(f)[i], n) for f, n in split]) for i, t in enumerate(types))
+                for types, dims in ((call.ins, _INS), (call.outs, _OUTS))
+            )
+            self.split[ways] = self.weigh(call, Signature(ins, outs, dict(call.attrs)))
+        return self.split[ways]
 
 
 def _bits(dims: Iterable[str | None], numbers: Mapping[str, int]) -> int:
@@ -319,60 +486,47 @@ def _local(type_: TensorType, split: Sequence[tuple[str | None, int]]) -> Tensor
 Tied = tuple[tuple[int, int], ...]
 """Pairs of equal axes that have split the same dims so far: the second may not go ahead."""
 
+Chosen = tuple[tuple[str, ...], ...]
+"""The axes of the first dims of a space."""
+
 
 class _Descent:
     """Depth first over the dims of a space; what is above the limit is left out."""
 
     def __init__(self, space: Space, weigh: Weigh, limit: float) -> None:
         self.space, self.limit = space, limit
-        self.chosen: list[tuple[str, ...]] = []
         self.tables = space.tables(weigh)
         self.numbers = {axis: i for i, axis in enumerate(space.axes)}
+        changed = [dim.meets | 1 << number for number, dim in enumerate(space.dims)]
+        self.changed = [[t for t in self.tables if t.mask & dims] for dims in changed]
 
-    def leaves(self) -> Iterator[tuple[float, tuple[tuple[str, ...], ...]]]:
+    def leaves(self) -> Iterator[tuple[float, Chosen]]:
         """The work and the axes of every dim, of each layout within the limit."""
-        masks = ((1 << i, dim) for i, dim in enumerate(self.space.dims))
-        by_axis = [0] * len(self.space.axes)
-        for mask, dim in masks:
-            for axis in dim.axes:
-                by_axis[self.numbers[axis]] |= mask
-        tied = tuple((self.numbers[a], self.numbers[b]) for a, b in self.space.exchanged)
-        yield from self._below((), tuple(by_axis), tied)
+        open_, tied = self.space.undecided
+        bound = sum(table.least(open_) for table in self.tables)
+        yield from self._below((), open_, tied, bound)
 
     def _below(
-        self, chosen: tuple[tuple[str, ...], ...], open_: Open, tied: Tied
-    ) -> Iterator[tuple[float, tuple[tuple[str, ...], ...]]]:
+        self, chosen: Chosen, open_: Open, tied: Tied, bound: float
+    ) -> Iterator[tuple[float, Chosen]]:
+        """The layouts that go on from what is chosen; none has less work than `bound`.
+
+        What does not change by a choice is not added up again: up to rounding, which the sum at
+        the end is free of.
+        """
         number = len(chosen)
         if number == len(self.space.dims):
-            yield sum(table.least(open_) for table in self.tables), chosen
+            found = sum(table.least(open_) for table in self.tables)
+            if found <= self.limit:
+                yield found, chosen
             return
+        changed = self.changed[number]
+        rest = bound - sum(table.least(open_) for table in changed)
         options = []
-        for axes in self._options(number, open_, tied):
-            left = self._left(number, axes, open_)
-            options.append((sum(table.least(left) for table in self.tables), axes, left))
-        for bound, axes, left in sorted(options, key=lambda o: (o[0], -len(o[1]))):
-            if bound <= self.limit:
-                yield from self._below((*chosen, axes), left, self._still(tied, axes))
-
-    def _options(self, number: int, open_: Open, tied: Tied) -> Iterator[tuple[str, ...]]:
-        """The axes that may split a dim; those of a fixed rule are not chosen."""
-        dim, names = self.space.dims[number], self.space.axes
-        if dim.name in self.space.fixed:
-            yield dim.axes
-            return
-        free = [a for a in dim.axes if open_[self.numbers[a]] >> number & 1]
-        for count in range(len(free) + 1):
-            for axes in itertools.combinations(free, count):
-                ahead = any(names[b] in axes and names[a] not in axes for a, b in tied)
-                if not ahead and self.space.divides(dim, axes):
-                    yield axes
-
-    def _left(self, number: int, axes: tuple[str, ...], open_: Open) -> Open:
-        """What stays open once a dim is split over these axes alone."""
-        meets, names = self.space.dims[number].meets, self.space.axes
-        pairs = zip(names, open_, strict=True)
-        return tuple(o & ~meets if a in axes else o & ~(1 << number) for a, o in pairs)
-
-    def _still(self, tied: Tied, axes: tuple[str, ...]) -> Tied:
-        names = self.space.axes
-        return tuple((a, b) for a, b in tied if (names[a] in axes) == (names[b] in axes))
+        for axes in self.space.options(number, open_, tied):
+            left = self.space.left(number, axes, open_)
+            options.append((rest + sum(table.least(left) for table in changed), axes, left))
+        for below, axes, left in sorted(options, key=lambda o: (o[0], -len(o[1]))):
+            if below * (1 - ROUNDING) <= self.limit:
+                still = self.space.still(tied, axes)
+                yield from self._below((*chosen, axes), left, still, below)

@@ -12,6 +12,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 
@@ -109,9 +110,8 @@ class Summed:
             graph = table_graph(space, problem.least_work * (1 + limits.replicated))
             best = self.search(graph, *self._starts(problem, space))
         except TooWide as error:
-            message = f"the tables of an elimination would have {error.needed:,} entries or more"
-            fail("MD0663", message, help="take `--method layouts`, or `--method ilp`")
-        if not best.picks:
+            refuse_width(error)
+        if not best.found:
             message = f"{best.method} found no layout within {1 + limits.replicated:.2f} times"
             fail("MD0641", f"{message} the least work", help="a larger `--replicated`")
         rules = self.rules(space, best)
@@ -135,6 +135,12 @@ class Summed:
         return space.rules([axes[k] for axes, k in zip(choices, best.picks, strict=True)])
 
 
+def refuse_width(error: TooWide) -> NoReturn:
+    """Raise MD0663."""
+    message = f"the tables of an elimination would have {error.needed:,} entries or more"
+    fail("MD0663", message, help="take `--method layouts`, or `--method ilp`")
+
+
 def placed(problem: Problem, space: Space, rules: Rules) -> Found:
     """One layout as the result of a method: nothing is proven.
 
@@ -146,8 +152,7 @@ def placed(problem: Problem, space: Space, rules: Rules) -> Found:
         work = min(plan.flops for plan in made) / problem.least_work
         message = f"what is least by the tables leaves a device {work:.2f} times the least work"
         fail("MD0641", message, help="take `--method layouts`, or a larger `--replicated`")
-    valid = sum(1 for _ in space.every())
-    count = Count("L0", valid, 1, 0, space.symmetry)
+    count = Count("L0", space.count, 1, 0, space.symmetry)
     return Found(problem, best_first(problem, plans), tuple(plans), count, 0)
 
 

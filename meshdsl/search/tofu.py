@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from meshdsl.diagnostics import fail
-from meshdsl.search.exact import branch_and_bound
+from meshdsl.search.exact import TooWide, least
 from meshdsl.search.graph import least_memory
 from meshdsl.search.problem import Found, Problem
 from meshdsl.search.space import Space
-from meshdsl.search.summed import Axes, placed, table_graph
+from meshdsl.search.summed import Axes, placed, refuse_width, table_graph
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,12 @@ def _step(problem: Problem, axis: str, taken: dict[str, Axes]) -> dict[str, Axes
     space = Space(problem.program, replace(mesh, axes=sizes), problem.limits.fixed)
     choices = [tuple(_choices(space, number, axis, taken)) for number in range(len(space.dims))]
     graph = table_graph(space, float("inf"), choices)
-    least = branch_and_bound(least_memory(graph))
-    limit = least.cost * (1 + problem.limits.replicated)
-    best = branch_and_bound(replace(graph, limit=limit))
-    if not best.picks:
+    try:
+        work = least(least_memory(graph)).cost
+        best = least(replace(graph, limit=work * (1 + problem.limits.replicated)))
+    except TooWide as error:
+        refuse_width(error)
+    if not best.found:
         help = "a larger `--replicated`, or fewer rules by `--fix`"
         fail("MD0641", f"no split over `{axis}` leaves the others as they are", help=help)
     dims = zip(space.dims, choices, best.picks, strict=True)

@@ -109,6 +109,8 @@ def test_every_field_is_checked() -> None:
         ("[device]", "[devise]", "`[device]` is missing"),
         ("[[levels]]", "[levels]", "this is no TOML"),
         ("alpha = 1e-6\n", "alpha = -1\n", "`alpha` should be not negative"),
+        ("alpha = 1e-6\n", "alpha = 5e-324\n", "`alpha` should be a number from 0 to 1e+30"),
+        ("f32 = 1e12", "f32 = 1e308", "should be a number from 0 to 1e+30"),
         ("mm_eff = 0.5", "mm_eff = 2", "`mm_eff` should be a number from 0.01 to 1"),
         ("mm_eff", "mm_ef", "no field `mm_ef`"),
         ("f32 = 1e12", "f23 = 1e12", "`flops` should be"),

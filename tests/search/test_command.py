@@ -118,6 +118,8 @@ REFUSED = {
     "--fix batch:z": ("MD0304", 2),
     "--fix bitch:x": ("MD0305", 2),
     "--fix io:x,hidden:x": ("MD0302", 1),
+    "--fix io:x,io:none": ("MD0303", 2),
+    "--fix io:none,io:x": ("MD0303", 2),
     "--expect": ("MD0601", 2),
     "--certificate --objective memory": ("MD0646", 2),
     "--memory 80GB/s": ("MD0601", 2),
@@ -137,6 +139,13 @@ def test_refused(options: str, cli: Cli) -> None:
     assert f"error[{code}]" in done.codes
     assert done.code == exit_code
     assert done.err.count("\nhelp: ") >= 1
+
+
+@pytest.mark.parametrize("amount", ["0GB/s", "0.1B/s", "9" * 400 + "B/s"])
+def test_a_link_has_a_speed(amount: str, cli: Cli) -> None:
+    graph = ROOT / "examples" / "search" / "pipedream_vgg16.json"
+    done = cli("search", "--graph", str(graph), "--devices", "4", "--bandwidth", amount)
+    assert (done.codes, done.code) == (["error[MD0601]"], 2)
 
 
 def test_the_output_is_the_same_for_any_hash_seed(tmp_path: Path) -> None:

@@ -84,6 +84,15 @@ def test_no_rule_can_be_left_out(name: str, mesh: Mesh) -> None:
 
 
 @each_case
+def test_layouts_are_counted_as_they_are_listed(name: str, mesh: Mesh) -> None:
+    for fixed in [(), (Rule(Space(named(name), mesh).dims[1].name, ("x",)),)]:
+        space = Space(named(name), mesh, fixed)
+        every = list(space.within(math.inf))
+        assert space.count == len(every)
+        assert space.least() == min(work for work, _ in every)
+
+
+@each_case
 def test_axes_of_one_size_are_exchanged(name: str, mesh: Mesh) -> None:
     every = set(Space(named(name), mesh).every())
     for one, other in Space(named(name), mesh).exchanged:
@@ -176,3 +185,54 @@ def test_nothing_divides_the_work_so_far() -> None:
     with pytest.raises(DiagnosticError) as error:
         METHOD.solve(asked)
     assert [d.code for d in error.value.diagnostics] == ["MD0641"]
+
+
+# --- composites, empty choices, time --------------------------------------------------------------
+
+COMPOSITES = ("softmax", "log_softmax", "rms_norm", "layer_norm", "logsumexp", "cumsum", "argmax")
+SHARED = ("softmax[c](x) + log_softmax[c](x)", "softmax[c](x) + softmax[c](2 * x)")
+
+
+@pytest.mark.parametrize("mesh", [LINE, UNEQUAL], ids=str)
+@pytest.mark.parametrize("text", [*(f"{name}[c](x)" for name in COMPOSITES), *SHARED])
+def test_a_composite_along_a_split_dim_counts_its_work(text: str, mesh: Mesh) -> None:
+    """No plan has less work than is known of its layout; the least is that of one, or nearly."""
+    if "norm[" in text:
+        text = text.replace("(x)", "(x, w, w)" if "layer" in text else "(x, w)")
+    source = f"dim b = 8, c = 64\nprogram one(x[b, c], w[c]) {{\n  y = {text}\n  return y\n}}\n"
+    made = Compilation(Source("one.mdsl", source), Options()).named
+    found = METHODS["exhaustive"].solve(Problem(made, mesh, limits=Limits(replicated=9.0)))
+    space, least = found.problem.space, found.problem.least_work
+    assert least > 0
+    assert all(plan.flops >= space.of(plan.rules) for plan in found.every)
+    assert min(plan.flops for plan in found.every) <= least * 1.15
+    assert METHOD.solve(Problem(made, mesh)).plans
+
+
+EMPTY = "dim a = 3, b = 5\nprogram none(x[a, b]) {\n  y = x * 2\n  return y\n}\n"
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_nothing_to_split(method: str) -> None:
+    """An axis larger than every dim leaves no choice, which is an answer."""
+    made = Compilation(Source("none.mdsl", EMPTY), Options()).named
+    found = METHODS[method].solve(Problem(made, Mesh("wide", (("x", 8),))))
+    assert [str(plan) for plan in found.plans[:1]] == ["nothing split"]
+
+
+@pytest.mark.parametrize("method", list(METHODS))
+def test_what_is_fixed_to_an_axis_of_one_device_stays(method: str) -> None:
+    mesh = Mesh("thin", (("x", 2), ("one", 1)))
+    fixed = (Rule("hidden", ("one",)),)
+    found = METHODS[method].solve(problem("net", mesh, fixed=fixed))
+    assert fixed[0] in found.plans[0].rules
+
+
+@pytest.mark.parametrize(("objective", "cluster"), [("bytes", ""), ("time", "h100")])
+def test_no_layout_is_listed_once_the_time_is_over(objective: str, cluster: str) -> None:
+    asked = problem("lm", SQUARE, objective, cluster, storage=False)
+    found = METHOD.solve(replace(asked, expired=lambda: True))
+    assert found.plans
+    assert found.count.cut
+    assert not found.proven
+    assert found.count.valid < asked.space.count

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from meshdsl.diagnostics import DiagnosticError
+from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.ir.types import F32, Dim, TensorType
+from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.reshard import route
 from meshdsl.placed.rows import Call, legal_rows
 from meshdsl.placed.sbp import WHOLE, Mesh, Partial, Split, placement
 from meshdsl.search.annealing import anneal
 from meshdsl.search.methods import METHODS
 from meshdsl.search.plan import Rule
+from meshdsl.search.problem import Problem
 from meshdsl.search.space import Space
 from meshdsl.search.summed import table_graph
 from meshdsl.search.tables import Tables
 
-from .problems import LINE, SQUARE, named, problem
+from .problems import LINE, SQUARE, UNEQUAL, named, problem
+from .resnets import wide_resnet
 
 CUBE = Mesh("cube", (("x", 2), ("y", 2), ("z", 2)))
 each_mesh = pytest.mark.parametrize("mesh", [LINE, SQUARE, CUBE], ids=lambda mesh: mesh.name)
@@ -70,3 +73,20 @@ def test_no_step_divides_the_work() -> None:
     asked = problem("net", LINE, fixed=(Rule("io", ()),), replicated=-0.5)
     with pytest.raises(DiagnosticError, match="MD0641"):
         METHODS["tofu"].solve(asked)
+
+
+def test_152_layers() -> None:
+    """Tofu's largest convolutional network (Wang, Huang and Li 2019, section 7), on 8 devices.
+
+    115 dims: there are more than 10^49 layouts, of which the tables are looked at dim by dim.
+    """
+    text = wide_resnet(152)
+    asked = Problem(Compilation(Source("wide.mdsl", text), Options()).named, UNEQUAL)
+    found = METHODS["tofu"].solve(asked)
+    assert found.count.valid > 10**49
+    (plan,) = found.plans[:1]
+    assert str(plan) == "batch -> (x, y)"
+    assert plan.flops <= 1.15 * asked.least_work
+    # All gradients are reduced: what data parallelism sends, and some numbers of the loss.
+    parameters = sum(p.tensor.type.bytes for p in plan.placed.params)
+    assert plan.sent == pytest.approx(2 * 7 / 8 * parameters, rel=1e-3)
