@@ -163,6 +163,12 @@ class Compilation:
         self.diagnostics.raise_errors()
         return found
 
+    @property
+    def asynchronous(self) -> bool:
+        """Whether stages update on the way: no device program does, the reference engine can."""
+        pipe = self.placed.pipe
+        return pipe is not None and pipe.use is not None and pipe.use.asynchronous
+
     @cached_property
     def timing(self) -> Timing | None:
         """The chosen cluster as its mesh sees it; None where none is named."""

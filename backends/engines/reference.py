@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from meshdsl.ops.opdef import NumpyCall, lookup
 Values = dict[Value, Array]
 Apply = Callable[[Op, tuple[Array, ...]], tuple[Array, ...]]
 """A function that applies an operator to the values of its operands."""
+Slices = dict[Value, dict[int, Array]]
+"""What a loop collects, by the index of the iteration."""
 
 
 def run_reference(
@@ -58,14 +61,21 @@ def evaluated(
     """All values outside of loops; `apply` replaces `applied`, which is exact."""
     values: Values = {v: widened(inputs[v.label], v.type) for v in program.inputs}
     values |= begun(program, params, states)
+    with computing():
+        run_nodes(program.body, values, apply or applied)
+    return values
+
+
+@contextmanager
+def computing() -> Iterator[None]:
+    """As torch computes: infinities and NaN without a warning. Raises RunError."""
     try:
-        with np.errstate(all="ignore"):  # as torch: infinities and NaN, no warning
-            run_nodes(program.body, values, apply or applied)
+        with np.errstate(all="ignore"):
+            yield
     except (IndexOutOfRange, DividedByZero) as error:
         code, message, details = as_error(Failure(0, type(error).__name__, str(error)), None)
         details |= {"place": error.place, "device": None}
         raise RunError(code, message, **details) from error
-    return values
 
 
 def begun(program: Program, params: Mapping[str, Array], states: Mapping[str, Array]) -> Values:
@@ -171,21 +181,46 @@ def applied(op: Op, ins: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def _repeat(loop: Loop, values: Values, apply: Apply) -> None:
-    for carry in loop.carries:
-        values[carry.inside] = values[carry.init]
-    made: dict[Value, dict[int, Array]] = {c.outer: {} for c in loop.collected}
-    indices = range(loop.dim.size)
+    def slice_of(outer: Value, index: int) -> Array:
+        found: Array = values[outer].take(index, outer.type.index(loop.dim.name))
+        return found
+
+    enter(loop, values)
+    made: Slices = {}
+    iterate(loop, range(loop.dim.size), values, apply, slice_of, made)
+    leave(loop, values)
+    for item in loop.collected:
+        values[item.outer] = np.stack([made[item.outer][i] for i in range(loop.dim.size)])
+
+
+def enter(loop: Loop, values: Values) -> None:
+    """Set what a loop carries to its first values."""
+    values.update((carry.inside, values[carry.init]) for carry in loop.carries)
+
+
+def iterate(
+    loop: Loop,
+    indices: range,
+    values: Values,
+    apply: Apply,
+    slice_of: Callable[[Value, int], Array],
+    made: Slices,
+) -> None:
+    """Run the iterations with these indices, from the last one of a loop that is reversed.
+
+    `slice_of` is the slice of a stack at an index; what the loop collects goes to `made`.
+    """
     for index in reversed(indices) if loop.reverse else indices:
         for stack in loop.stacked:
-            axis = stack.outer.type.index(loop.dim.name)
-            values[stack.inside] = values[stack.outer].take(index, axis)
+            values[stack.inside] = slice_of(stack.outer, index)
         run_nodes(loop.body, values, apply)
         for item in loop.collected:
-            made[item.outer][index] = values[item.inside]
+            made.setdefault(item.outer, {})[index] = values[item.inside]
         # All at once: a carried value may be the old value of another.
         carried = [values[carry.next] for carry in loop.carries]
         values.update(zip((c.inside for c in loop.carries), carried, strict=True))
-    for carry in loop.carries:
-        values[carry.result] = values[carry.inside]
-    for outer, slices in made.items():
-        values[outer] = np.stack([slices[index] for index in indices])
+
+
+def leave(loop: Loop, values: Values) -> None:
+    """Set the results of what a loop has carried through all of its iterations."""
+    values.update((carry.result, values[carry.inside]) for carry in loop.carries)

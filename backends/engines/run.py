@@ -15,6 +15,7 @@ from meshdsl.backends.runtime.values import Array, Spec
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, Span, fail
 from meshdsl.pipeline import Compilation
 from meshdsl.placed.ir import reduced_in
+from meshdsl.placed.workers import workers
 
 ENGINES = ("local", "torchrun", "reference")
 PROCESS_BYTES = 300 << 20
@@ -88,8 +89,19 @@ def verify(
 
 
 def reference_of(made: Compilation, given: Given) -> Reference:
-    """The reference for any run on the same values."""
+    """The reference for any run on the same values. Raises MD0709 for one of several workers."""
     return _reference(made, given, read_given(made, given)[0], reduced_in(made.placed))
+
+
+def check_reference(made: Compilation) -> None:
+    """Refuse the reference of a step in which several workers compress what they have (MD0709)."""
+    count = workers(made.placed)
+    if count > 1:
+        assert made.named.goal is not None
+        goal = made.named.goal
+        message = f"the reference has one worker, and `{goal.optimizer.compress}` here {count}"
+        help = "verify on a mesh of one device, or without `compress`"
+        fail("MD0709", message, goal.span, help=help)
 
 
 def _reference(
@@ -98,6 +110,7 @@ def _reference(
     arrays: tuple[Any, Any],
     reduced: frozenset[str] = frozenset(),
 ) -> Reference:
+    check_reference(made)
     named, (of_inputs, of_params) = made.named, _specs(made)
     sides = (
         (of_inputs, arrays[0]),

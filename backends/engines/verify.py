@@ -80,6 +80,12 @@ class Reference:
         self.tolerances = tolerances_of(program, reduced)
         self.tolerance = _tolerance(program, reduced)
 
+    def allowing(self, reduced: frozenset[str]) -> Reference:
+        """The same reference for a layout that adds up gradients in other dtypes."""
+        found = Reference(self.program, self.inputs, self.params, self.states, reduced)
+        found.__dict__.update(values=self.values, answer=self.answer)
+        return found
+
     @functools.cached_property
     def values(self) -> Values:
         """All values of the program outside of its loops."""

@@ -15,7 +15,18 @@ from meshdsl.backends.torch.head import line_group
 from meshdsl.backends.torch.loops import Loops
 from meshdsl.backends.torch.moves import typed
 from meshdsl.backends.walk import NOWHERE
-from meshdsl.device.ir import FORWARD, INPUTS, WEIGHTS, Compute, Loop, Move, Part, Pipeline, Var
+from meshdsl.device.ir import (
+    FORWARD,
+    INPUTS,
+    WEIGHTS,
+    Compute,
+    Loop,
+    Move,
+    Part,
+    Pipeline,
+    Program,
+    Var,
+)
 from meshdsl.device.liveness import given_up, is_constant, reads, sums
 from meshdsl.device.stages import read_in
 
@@ -29,8 +40,18 @@ KEEPERS = {"every": "kept", "first": "kept_first", "last": "kept_last"}
 """By stages, where they keep what a backward pass needs of its forward pass."""
 
 
+OWN_NAMES = frozenset(
+    ("forward", "backward", "inputs", "weights", "action", "kept_weights", *KEEPERS.values())
+)
+"""What is defined for a pipeline, under no name of the source."""
+
+
 class Pipelines(Loops):
     """Writes pipelines; a subclass writes their statements."""
+
+    def __init__(self, program: Program, taken: frozenset[str] = frozenset()) -> None:
+        piped = any(isinstance(node, Pipeline) for node in program.body)
+        super().__init__(program, taken | OWN_NAMES if piped else taken)
 
     # The identifiers of the sums that passes add to: they belong to the function around them.
     totals: frozenset[str] = frozenset()

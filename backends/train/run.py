@@ -7,12 +7,12 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from meshdsl.backends.engines.run import line_of
+from meshdsl.backends.engines.run import line_of, refuse_too_large
 from meshdsl.backends.train.job import RESUME, Ending, Job, Tell, Trouble
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, Source, fail
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from meshdsl.backends.train.local import Emitted
     from meshdsl.pipeline import Compilation
 
-ENGINES = ("local", "torchrun")
+ENGINES = ("local", "torchrun", "reference")
 
 
 def check_trainable(made: Compilation) -> None:
@@ -79,23 +79,49 @@ def own_folder(folder: str | None, resume: bool, force: bool) -> Iterator[None]:
         yield
 
 
-def prepared(made: Compilation, job: Job, seed: int | None) -> Job:
+@dataclass(frozen=True)
+class Plan:
+    """What an engine trains: the texts, and `made`, the compilation that they are the texts of.
+
+    The reference engine has one device, whatever is `asked` for.
+    """
+
+    asked: Compilation
+    made: Compilation
+    emitted: Emitted
+
+
+def planned(asked: Compilation, engine: str, evaluated: bool) -> Plan:
+    """What an engine trains, and evaluates if wanted. Raises MD0335, MD0337, MD0703 and MD0704."""
+    if engine != "reference":
+        refuse_too_large(asked, engine, None)
+        return Plan(asked, asked, emit_both(asked, evaluated))
+    from meshdsl.backends.train.reference import on_one_device, referred
+
+    one = on_one_device(asked)
+    return Plan(asked, one, referred(asked, one, evaluated))
+
+
+def prepared(plan: Plan, job: Job, seed: int | None) -> Job:
     """The job with the program's description for checkpoints, resumed where it is to be."""
     from meshdsl.device.memory import memory
 
+    made = plan.made
     goal = made.named.goal
     assert goal is not None, "the program is trainable"
-    rate, predicted = asdict(goal.optimizer.lr), memory(made.device)["peak"]
-    return replace(_resumed(job, seed), about=_about(made), rate=rate, predicted=predicted)
+    # The reference engine holds all values of a step at once.
+    predicted = memory(made.device)["peak"] if plan.asked is made else 0
+    rate = asdict(goal.optimizer.lr)
+    return replace(_resumed(job, seed), about=_about(plan), rate=rate, predicted=predicted)
 
 
-def _about(made: Compilation) -> dict[str, Any]:
+def _about(plan: Plan) -> dict[str, Any]:
     """A checkpoint's description of its program, and of the plan that devices follow."""
     from meshdsl.device.printer import fingerprint
     from meshdsl.placed.printer import mesh_text
     from meshdsl.version import __version__
 
-    placed, device = made.placed, made.device
+    placed, device = plan.asked.placed, plan.made.device
     said = {"layout": placed.layout, "mesh": mesh_text(placed.mesh), "meshdsl": __version__}
     return {"program": placed.named.name, **said, "plan": fingerprint(device)}
 
@@ -152,7 +178,7 @@ def _placed(error: RunError, source: Source | None) -> Diagnostic:
 
 
 def _engine(name: str) -> Callable[..., Ending]:
-    if name == "local":
+    if name in ("local", "reference"):
         from meshdsl.backends.train.local import train_local
 
         return train_local

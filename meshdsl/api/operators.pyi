@@ -518,8 +518,10 @@ cosine: _Optimizer
 linear: _Optimizer
 linear_warmup: _Optimizer
 momentum: _Optimizer
+onebit: _Optimizer
 powersgd: _Optimizer
 sgd: _Optimizer
+topk: _Optimizer
 
 __all__ = [
     "abs",
@@ -585,6 +587,7 @@ __all__ = [
     "neg",
     "normal",
     "one_hot",
+    "onebit",
     "ones",
     "pad",
     "pow",
@@ -616,6 +619,7 @@ __all__ = [
     "top_k",
     "top_k_gating",
     "top_k_routing",
+    "topk",
     "uniform",
     "upconv",
     "where",

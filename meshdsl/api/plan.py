@@ -137,12 +137,12 @@ class Plan(Looks):
     @property
     def mesh(self) -> dict[str, int]:
         """The axes of the mesh with their sizes."""
-        return dict(self._made.device.mesh.axes)
+        return dict(self._made.placed.mesh.axes)
 
     @property
     def devices(self) -> int:
         """The number of devices of the mesh."""
-        return self._made.device.mesh.devices
+        return self._made.placed.mesh.devices
 
     @property
     def code(self) -> Code:
@@ -505,7 +505,7 @@ def planned(program: Program, chosen: Mapping[str, Any], strict: bool, site: Sit
     """The plan of a program for the options `chosen`; `site` is the call."""
     made = program.compilation(*asked_of(program, chosen, site))
     try:
-        made.checked()
+        _checked(made)
     except DiagnosticError as error:
         raise DiagnosticError(*(in_python(d, site) for d in error.diagnostics)) from None
     _refuse_idle_rules(made.diagnostics, made.options.layout, program)
@@ -516,6 +516,12 @@ def planned(program: Program, chosen: Mapping[str, Any], strict: bool, site: Sit
     assert frame is not None, "a call comes from somewhere"
     warn(made.diagnostics, frame.f_code.co_filename, frame.f_lineno)
     return Plan(program, made)
+
+
+def _checked(made: Compilation) -> Compilation:
+    """The compilation as far as it goes: where stages update on the way, it ends in placements."""
+    made.checked("placed")
+    return made if made.asynchronous else made.checked()
 
 
 def asked_of(
@@ -581,7 +587,7 @@ def again(
     """The plan that was pickled, compiled anew without repeating its warnings."""
     known = program.declarations
     tables: dict[str, Any] = {t: {**getattr(known, t), **added[t]} for t in TABLES}
-    plan = Plan(program, program.compilation(replace(known, **tables), options).checked())
+    plan = Plan(program, _checked(program.compilation(replace(known, **tables), options)))
     if params is not None:
         plan.params = params
     return plan

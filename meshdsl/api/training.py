@@ -31,10 +31,10 @@ class Training(View):
     """The result of a training run; a notebook draws its curve.
 
     `losses` has one number per step of this run, and `grad_norms` the norm of the whole gradient
-    in each, before clipping; `values` are the last scalars the program
-    returned, `evaluated` their last averages over held-out batches. `seconds` is the time of all
-    steps, `amount` how many samples or tokens (`unit`) they took. `how` is `finished` or
-    `interrupted`.
+    in each, before clipping (none where stages update on the way); `values` are the last scalars
+    the program returned, `evaluated` their last averages over held-out batches. `seconds` is the
+    time of all steps, `amount` how many samples or tokens (`unit`) they took. `how` is `finished`
+    or `interrupted`.
     """
 
     losses: tuple[float, ...]
@@ -71,11 +71,9 @@ class Training(View):
 
 def train(plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any]) -> Training:
     """Train the step `made` of a plan, and set the plan's parameters to the trained ones."""
-    from meshdsl.backends.engines.run import refuse_too_large
     from meshdsl.backends.train.run import check_trainable, own_folder
 
     check_trainable(made)
-    refuse_too_large(made, asked["engine"], None)
     with (
         own_folder(asked["checkpoint"], asked["resume"], asked["force"]),
         tempfile.TemporaryDirectory(prefix="meshdsl-") as folder,
@@ -91,7 +89,7 @@ def _train(
     plan: Plan, made: Compilation, data: Any, asked: Mapping[str, Any], folder: Path
 ) -> Training:
     from meshdsl.backends.train.job import DataFiles, Job
-    from meshdsl.backends.train.run import accumulate_dim, emit_both, prepared, train
+    from meshdsl.backends.train.run import accumulate_dim, planned, prepared, train
 
     files = DataFiles(
         _stored(data, folder / _FILES["data"]),
@@ -117,22 +115,23 @@ def _train(
     notes = Diagnostics()
     loss = plan.loss
 
-    emitted = emit_both(made, evaluated=asked["eval_every"] > 0)
-    job = prepared(made, job, asked["seed"])
-    title = headline(made, asked["engine"])
+    chosen = planned(made, asked["engine"], evaluated=asked["eval_every"] > 0)
+    job = prepared(chosen, job, asked["seed"])
+    title = headline(chosen.made, asked["engine"])
     with progress(title, quiet=not asked["progress"], stderr=True) as show:
 
         def tell(event: Mapping[str, Any]) -> None:
             if event["kind"] == "step":
                 losses.append(float(event["values"][loss]))
-                norms.append(float(event["measured"]["grad_norm"]))
+                if "grad_norm" in event["measured"]:
+                    norms.append(float(event["measured"]["grad_norm"]))
             elif event["kind"] == "note":
                 event = {**event, "text": _by_argument(event["text"], str(folder))}
                 parts = {"severity": event["severity"], "help": event["help"]}
                 notes.add(Diagnostic(event["code"], event["text"], **parts))
             show(event)
 
-        ending = train(emitted, asked["engine"], job, tell, made.source)
+        ending = train(chosen.emitted, asked["engine"], job, tell, made.source)
     with np.load(out) as learned:
         plan.params = dict(learned)
     said = (ending.values, ending.evaluated, ending.step, ending.seconds, ending.amount)

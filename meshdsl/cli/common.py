@@ -26,7 +26,7 @@ from meshdsl.pipeline import Compilation, Options, compile_source
 
 COMMAND_CODES = ("MD0010", "MD05", "MD06")
 PROGRAM_CODES = (
-    *("MD0641", "MD0642"),
+    *("MD0641", "MD0642", "MD0664"),
     *(f"MD052{n}" for n in range(7)),
     *(f"MD053{n}" for n in range(3, 9)),
 )

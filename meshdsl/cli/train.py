@@ -36,7 +36,7 @@ class Train(Placing, Force, Json):
 
     data: Path = opt("--data", "F", "Samples: .npz, .safetensors, or a text.", ...)
     steps: int = opt("--steps", "N", "Train up to this step.", ..., min=1)
-    engine: str = opt("--engine", "E", "local or torchrun.", "local")
+    engine: str = opt("--engine", "E", "local, torchrun or reference.", "local")
     seed: int | None = opt("--seed", "S", "For initial values and the order (0).")
     batch: str | None = opt("--batch", "DIM", "The dim of samples (first of the first input).")
     tokens: str = opt("--tokens", "T", "A text is read as chars or bytes.", "chars")
@@ -146,16 +146,16 @@ def _check_outputs(job: Job, force: bool) -> None:
 
 def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Diagnostics) -> Ending:
     """Compile, train, and show the ending."""
-    from meshdsl.backends.engines.run import refuse_too_large
     from meshdsl.backends.train import run as train_run
     from meshdsl.report import running, training
 
-    made = common.compiled(file, chosen, diagnostics, "device")
-    train_run.check_trainable(made)
-    refuse_too_large(made, given.engine, None)
+    until = "placed" if given.engine == "reference" else "device"
+    asked = common.compiled(file, chosen, diagnostics, until)
+    train_run.check_trainable(asked)
+    plan = train_run.planned(asked, given.engine, evaluated=job.eval_every > 0)
+    made = plan.made
     data = replace(job.data, accumulate=train_run.accumulate_dim(made))
-    job = train_run.prepared(made, replace(job, data=data), given.seed)
-    emitted = train_run.emit_both(made, evaluated=job.eval_every > 0)
+    job = train_run.prepared(plan, replace(job, data=data), given.seed)
     with training.progress(running.headline(made, given.engine), quiet=given.json) as show:
 
         def tell(event: Event) -> None:
@@ -163,7 +163,7 @@ def _train(file: Path, chosen: Options, job: Job, given: Train, diagnostics: Dia
                 diagnostics.add(_note(event))
             show(event)
 
-        ending = train_run.train(emitted, given.engine, job, tell, made.source)
+        ending = train_run.train(plan.emitted, given.engine, job, tell, made.source)
     if ending.how == "interrupted":
         diagnostics.add(_interrupted(ending))
     written = given.trace is not None and traces.write_measured(given.trace, made, job.timed)

@@ -51,11 +51,16 @@ class _Cutting:
         # The versions of values made by slices and zeros, and the nodes that make them.
         self.versions: dict[tuple[Var, Component], Var] = {}
         self.made: list[Node] = []
+        # What is made of whole inputs, before the loop.
+        self.inside: set[Node | Var] = set()
+        self.makers = {v: node for node in program.body for v in node.makes}
+        self.of_batch: dict[Var, Var | None] = {}
+        self.ahead: list[Node] = []
 
     def program(self) -> Program:
         """The program, with what does not depend on the batch before the loop."""
         given = {v for v in self.source.inputs if self._cut_dim(v) is not None}
-        inside = self._inside(given)
+        inside = self.inside = self._inside(given)
         before, after, left = [], [], []
         self.versions.clear()
         for node in self.source.body:
@@ -71,7 +76,7 @@ class _Cutting:
             else:
                 before.append(node)
         loop, zeros, ends = self._loop(left)
-        body = (*before, *zeros, loop, *ends, *after)
+        body = (*before, *self.ahead, *zeros, loop, *ends, *after)
         return replace(
             self.source,
             body=body,
@@ -198,18 +203,57 @@ class _Cutting:
                 raise AssertionError(f"{node} comes after micro-batches are made")
 
     def _compute(self, node: Compute) -> None:
-        row = self._row(node)
-        ins = tuple(self._read(v, need, node) for v, need in zip(node.ins, row.ins, strict=True))
+        row, ins = self._row(node)
+        ins = tuple(self._read(v, need, node) for v, need in zip(ins, row.ins, strict=True))
         outs = tuple(self._define(v, part) for v, part in zip(node.outs, row.outs, strict=True))
         self.made.append(_counted(replace(node, ins=ins, outs=outs)))
 
-    def _row(self, node: Compute) -> Row:
-        """The row along the axis of micro-batches: what is cut stays so, the rest is cut or not."""
-        have = [self._component(v) for v in node.ins]
+    def _row(self, node: Compute) -> tuple[Row, tuple[Var, ...]]:
+        """The row along the axis of micro-batches, and the operands.
+
+        What is cut stays so, the rest is cut or not. Where that leads to no row, operands that
+        only inputs make are made of the whole batch.
+        """
+        found = self._best_row(node, node.ins)
+        if found is not None:
+            return found, node.ins
+        whole = [None if self._component(v) == B else self._whole(v) for v in node.ins]
+        for i in reversed(range(len(whole))):
+            ins = (*node.ins[:i], whole[i] or node.ins[i], *node.ins[i + 1 :])
+            if (found := self._best_row(node, ins)) is not None:
+                return found, ins
+        self._refuse(node, [self._component(v) for v in node.ins])
+
+    def _whole(self, var: Var) -> Var | None:
+        """A value of the whole batch, made before the loop; None of what stages make."""
+        if var in self.source.inputs or var not in self.inside:
+            return var
+        if var not in self.of_batch:
+            self.of_batch[var] = self._made_whole(var)
+        return self.of_batch[var]
+
+    def _made_whole(self, var: Var) -> Var | None:
+        maker = self.makers.get(var)
+        if not isinstance(maker, Compute | Move) or len(maker.makes) > 1:
+            return None
+        ins = [self._whole(v) for v in maker.reads]
+        found = tuple(v for v in ins if v is not None)
+        if len(found) < len(ins):
+            return None
+        made = replace(var, name=self.names.fresh(var.name))
+        if isinstance(maker, Move):
+            self.ahead.append(replace(maker, source=found[0], target=made))
+        else:
+            self.ahead.append(replace(maker, ins=found, outs=(made,)))
+        return made
+
+    def _best_row(self, node: Compute, ins: tuple[Var, ...]) -> Row | None:
+        have = [self._component(v) for v in ins]
         if have == [Partial("sum")] and _casts(node):
             # Each addend is rounded, as where the optimizer accumulates.
             return Row(tuple(have), tuple(have))
-        wanted = [self._cut_dim(v) for v in node.outs]
+        # One micro-batch is the whole batch.
+        wanted = [self._cut_dim(v) if self.cut.micro > 1 else None for v in node.outs]
         found = []
         for row in legal_rows(call_of(node)):
             pairs = list(zip(have, row.ins, strict=True))
@@ -223,9 +267,7 @@ class _Cutting:
             )
             new = any(isinstance(c, Partial) for c in row.outs) and all(h == B for h in have)
             found.append(((-cut, new, made), row))
-        if not found:
-            self._refuse(node, have)
-        return min(found, key=lambda item: item[0])[1]
+        return min(found, key=lambda item: item[0], default=(None, None))[1]
 
     def _refuse(self, node: Compute, have: list[Component]) -> NoReturn:
         """MD0332: an operator needs something of all micro-batches at once."""
@@ -331,9 +373,9 @@ class _Cutting:
             (var,) = node.ins
             part = self._component(var)
             if isinstance(part, Split):
-                self._refuse_output(var, part)
+                self._refuse_output(node, part)
             if isinstance(part, Partial) and part.op != "sum":
-                self._refuse_extreme(var, part)
+                self._refuse_extreme(node, part)
             addend = self._read(var, Partial("sum"), node)
             begun, carry = self._sum(addend, var, node)
             zeros.append(begun)
@@ -373,23 +415,31 @@ class _Cutting:
         attrs = (("dtype", target.local.dtype),)
         return _counted(Compute("cast", (source,), (target,), attrs, node.span, node.phase))
 
-    def _refuse_output(self, var: Var, part: Split) -> NoReturn:
+    def _left(self, node: Compute) -> str:
+        """What leaves the loop, by its name, and where it goes."""
+        (var,), out = node.ins, node.outs[0]
+        name = f"`{var.value.label}`" if var.value.name else f"what `{var.hint}` yields"
+        if any(n.phase == "update" and out in reads(n) for n in self.source.body):
+            return f"{name} is read by the update"
+        return f"{name} is returned"
+
+    def _refuse_output(self, node: Compute, part: Split) -> NoReturn:
         fail(
             "MD0333",
-            f"`{var.value.label}` is returned with `{part.dim}`, which is cut into "
+            f"{self._left(node)} with `{part.dim}`, which is cut into "
             f"{self.cut.micro} micro-batches",
-            var.value.span,
+            node.ins[0].value.span,
             Related(self.cut.span, "cut here"),
-            help=f"return a number: its mean over `{part.dim}`, for example",
+            help=f"take a number: its mean over `{part.dim}`, for example",
         )
 
-    def _refuse_extreme(self, var: Var, part: Partial) -> NoReturn:
+    def _refuse_extreme(self, node: Compute, part: Partial) -> NoReturn:
         fail(
             "MD0333",
-            f"`{var.value.label}` is returned, the {part.op} over micro-batches",
-            var.value.span,
+            f"{self._left(node)}, the {part.op} over micro-batches",
+            node.ins[0].value.span,
             Related(self.cut.span, "cut here"),
-            help="return sums and means of a training step",
+            help="take sums and means of a training step",
         )
 
 

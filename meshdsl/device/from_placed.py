@@ -314,11 +314,10 @@ def _written_into(
     """
     reads = ir.uses(program.body)
     reads.update(t for _, t in (*program.outputs, *program.updates))
+    makers = {made: node for node in ir.every(program.body) for made in node.makes}
 
-    def found(
-        nodes: tuple[placed.Node, ...], old: placed.Tensor, new: placed.Tensor
-    ) -> Pairs | None:
-        maker = next((node for node in nodes if new in node.makes), None)
+    def found(old: placed.Tensor, new: placed.Tensor) -> Pairs | None:
+        maker = makers.get(new)
         if reads[old] != 1 or old.placement != new.placement:
             return None
         match maker:
@@ -329,14 +328,14 @@ def _written_into(
                 inside = {c.outer: c.inside for c in maker.collected}.get(new)
                 before = {s.outer: s.inside for s in maker.stacked}.get(old)
                 if inside is not None and before is not None:
-                    inner = found(maker.body, before, inside)
+                    inner = found(before, inside)
                     return None if inner is None else (*inner, (new, old))
         return None
 
     params = {p.tensor for p in program.params}
     for old, new in program.updates:
         if old in params:
-            yield from found(program.body, old, new) or ()
+            yield from found(old, new) or ()
 
 
 def _makes(node: placed.Node) -> tuple[placed.Tensor, ...]:

@@ -8,6 +8,7 @@ of them apart: what leaves the loop is partial over the stages.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
@@ -60,7 +61,9 @@ def _pipeline(node: Loop, pipe: Piped, program: Program, lists: set[Var]) -> Pip
     stages = program.mesh.size(pipe.axis)
     table = _table(pipe, stages, node.dim.size)
     names = Names(names_of(program))
+    _check_sums(node)
     body = _sums_apart(node, pipe, names)
+    _check_loops(node, pipe)
     parts = _Parts(replace(node, body=body), pipe).of_all()
     sends = _sends(body, parts, pipe, program.mesh, names)
     pairs = sorted([*zip(parts, body, strict=True), *sends], key=lambda pair: pair[0])
@@ -68,6 +71,35 @@ def _pipeline(node: Loop, pipe: Piped, program: Program, lists: set[Var]) -> Pip
     fields = {name: getattr(node, name) for name in Loop.__dataclass_fields__}
     fields["body"] = tuple(n for _, n in pairs)
     return Pipeline(**fields, axis=pipe.axis, parts=tuple(p for p, _ in pairs), table=table)
+
+
+def _check_loops(micro: Loop, pipe: Piped) -> None:
+    """Refuse a step whose micro-batches do not go once through the stages, and once back."""
+    found = Counter(n.phase for n in micro.body if isinstance(n, Loop) and pipe.cuts(n))
+    if found == {"forward": 1, "backward": 1}:
+        return
+    if not found["forward"]:
+        message = f"the loop over `{pipe.dim}` reads nothing of a micro-batch"
+        help = f"store it so, without a pipeline: `params: {pipe.dim} -> {pipe.axis}`"
+    elif not found["backward"]:
+        message = f"no gradient of a micro-batch goes back through the loop over `{pipe.dim}`"
+        help = f"store it so, without a pipeline: `params: {pipe.dim} -> {pipe.axis}`"
+    else:
+        message = f"a micro-batch goes through the loop over `{pipe.dim}` twice"
+        help = "write `recompute` inside of the loop, and no `grad` of what it makes"
+    fail("MD0907", message, pipe.span, help=help)
+
+
+def _check_sums(loop: Loop) -> None:
+    """Refuse what is carried from one micro-batch to the next other than by adding to it.
+
+    Passes of several micro-batches are under way at once; each adds to a sum where that lies.
+    """
+    for carry in loop.carries:
+        if carry.next.name != carry.inside.name:
+            message = f"`{carry.inside.value.label}` is not added up in place over micro-batches"
+            help = "leave the rule out that places it otherwise than what is added to it"
+            fail("MD0330", message, carry.next.value.span, help=help)
 
 
 def _in_halves(
@@ -114,9 +146,12 @@ def _table(pipe: Piped, stages: int, micro: int) -> Verified:
     if pipe.use is None:
         return verify(generate("one_f_one_b", stages, micro))
     found = pipe.use.verified(stages, micro)
-    actions = {(a.kind, a.stage == n) for n, row in enumerate(found.schedule.rows) for a in row}
-    if not actions <= {(kind, True) for kind in "FBIW"}:
-        message = f"`{pipe.use.name}` is not built yet: a device has several stages, or updates"
+    if found.schedule.updates:
+        message = f"stages update on the way under `{pipe.use.name}`, which no device does yet"
+        help = "`meshdsl train --engine reference` trains by its table; or take `one_f_one_b`"
+        fail("MD0335", message, pipe.use.span, help=help)
+    if any(a.stage != n for n, row in enumerate(found.schedule.rows) for a in row):
+        message = f"`{pipe.use.name}` is not built yet: a device has several stages"
         fail("MD0335", message, pipe.use.span, help="take gpipe, one_f_one_b, eager or zb_h1")
     later = {
         "layers": len(set(pipe.use.layers)) > 1,
@@ -167,7 +202,8 @@ class _Parts:
         stacks = [v for v in reads(node) if self.made.get(v) is Part.COLLECTED]
         if whole or (stacks and not isinstance(node, Loop) and node.phase == "forward"):
             value = whole[0].source if whole else stacks[0]
-            name = f"`{value.value.label}`" if value.value.name else "a value"
+            known = bool(value.value.name)
+            name = f"`{value.value.label}`" if known else f"what `{value.hint}` yields"
             message = f"{name}, of which each stage has a part, is read behind the loop"
             help = "hand it on from iteration to iteration, as what the loop carries"
             fail("MD0330", message, node.span, help=help)
@@ -227,10 +263,11 @@ class _Parts:
             return
         if made.stages in ("every", part.stages) or (part in STARTS and made.stages == "every"):
             return
-        name = f"`{var.value.label}`" if var.value.name else "a value"
+        name = f"`{var.value.label}`" if var.value.name else f"what `{var.hint}` yields"
+        readers = "all stages" if part.stages == "every" else f"the {part.stages} one"
         fail(
             "MD0330",
-            f"{name} of the {made.stages} stage is read on the {part.stages} one",
+            f"{name} on the {made.stages} stage is read on {readers}",
             node.span,
             help="leave the loop's dim whole, or compute the value inside of the loop",
         )
@@ -315,7 +352,18 @@ class _Addends:
                     moves = [self._moved(maker, v) for v in inner.vars]
                     new = [*inner.new, *moves]
                     return _Found([m.target for m in moves], [maker, *inner.gone], new)
+            case Compute(name="cast") if maker.ins[0].type.dtype.kind == "float":
+                # To be sent in fewer bits, each addend is rounded.
+                inner = self.of(maker.ins[0])
+                if len(inner.vars) > 1:
+                    casts = [self._cast(maker, v) for v in inner.vars]
+                    new = [*inner.new, *casts]
+                    return _Found([c.outs[0] for c in casts], [maker, *inner.gone], new)
         return _Found([var])
+
+    def _cast(self, cast: Compute, source: Var) -> Compute:
+        target = replace(cast.outs[0], name=self.names.fresh(cast.outs[0].name))
+        return replace(cast, ins=(source,), outs=(target,))
 
     def _moved(self, move: Move, source: Var) -> Move:
         target = replace(move.target, name=self.names.fresh(move.target.name))

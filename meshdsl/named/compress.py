@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from meshdsl.ir.types import I32, Dim, TensorType
 from meshdsl.named.ir import Value
-from meshdsl.named.optimizers import Arithmetic, Compression, UpdateEmitter
+from meshdsl.named.optimizers import Arithmetic, Compression, UpdateEmitter, master_dtype, widened
 
 LOST = 1e-10
 """The part of a column's square below which what orthogonalisation leaves of it is rounding."""
@@ -53,12 +53,12 @@ def approximated(
     slice is a matrix of its own. `done` counts the steps before this one. All parameters go
     together through the stages of a step, so that their factors go into one bucket.
     """
-    matrices = []
+    matrices, rank = [], compression.options["rank"]
     for param, grad, own in grads:
-        cut = halves([d for d in param.type.dims if d.name in own], compression.rank)
-        do = Arithmetic(emitter, grad.type.dtype, param)
+        cut = halves([d for d in param.type.dims if d.name in own], rank)
+        do = Arithmetic(emitter, master_dtype(param), param)
         if cut is not None:
-            matrices.append(_Matrix(emitter, compression.rank, done, param, do, *cut, grad))
+            matrices.append(_Matrix(emitter, rank, done, param, do, *cut, widened(do, grad)))
     before = [m.factors() for m in matrices]
     for matrix in matrices:
         matrix.with_error()

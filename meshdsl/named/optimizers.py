@@ -26,7 +26,7 @@ from meshdsl.diagnostics import (
     fail,
     spelled_right,
 )
-from meshdsl.ir.types import DTYPES, DType, TensorType
+from meshdsl.ir.types import DTYPES, F32, DType, TensorType
 from meshdsl.named.builder import Operand, Scope, kind_of, need_tensor
 from meshdsl.named.ir import Goal, Op, Value
 from meshdsl.named.loops import without_returns
@@ -72,11 +72,11 @@ class UpdateEmitter(Protocol):
     """Writes an update at the end of a training step."""
 
     def emit(
-        self, name: str, *ins: Value, follows: Value | None, **attrs: Any
+        self, name: str, *ins: Value, follows: Value | None, role: str = "state", **attrs: Any
     ) -> tuple[Value, ...]:
         """Apply operator `name` in phase `update`.
 
-        The results have the role `state` and follow the parameter `follows`; None: no parameter.
+        The results have the `role` and follow the parameter `follows`; None: no parameter.
         """
 
     def state(
@@ -106,16 +106,31 @@ class Arithmetic:
     emitter: UpdateEmitter
     dtype: DType
     follows: Value | None = None
+    role: str = "state"
 
     def __call__(self, name: str, *operands: Value | float, **attrs: Any) -> Value:
         """The result of operator `name`."""
-        ins = (x if isinstance(x, Value) else self.number(x) for x in operands)
-        (out,) = self.emitter.emit(name, *ins, follows=self.follows, **attrs)
+        (out,) = self.all(name, *operands, **attrs)
         return out
+
+    def all(self, name: str, *operands: Value | float, **attrs: Any) -> tuple[Value, ...]:
+        """All results of operator `name`."""
+        ins = (x if isinstance(x, Value) else self.number(x) for x in operands)
+        return self.emitter.emit(name, *ins, follows=self.follows, role=self.role, **attrs)
 
     def number(self, number: float) -> Value:
         """A constant."""
         return self.emitter.constant(number, self.dtype)
+
+
+def master_dtype(param: Value) -> DType:
+    """The dtype in which a parameter is updated: its own, but at least f32."""
+    return param.type.dtype if param.type.dtype.bytes >= F32.bytes else F32
+
+
+def widened(do: Arithmetic, grad: Value) -> Value:
+    """A gradient in the dtype of `do`."""
+    return grad if grad.type.dtype == do.dtype else do("cast", grad, dtype=do.dtype)
 
 
 def emit_rate(schedule: Schedule, do: Arithmetic, step: Value) -> Value:
@@ -149,12 +164,14 @@ def _fall(schedule: Schedule, do: Arithmetic, step: Value) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class Compression:
-    """`powersgd(2)`: gradients as products of factors of this rank."""
+    """How gradients are compressed: one of `COMPRESSIONS`, with a value for each argument."""
 
-    rank: int
+    name: str
+    options: Mapping[str, Any]
 
     def __str__(self) -> str:
-        return f"powersgd({self.rank})"
+        given = ", ".join(map(str, self.options.values()))
+        return f"{self.name}({given})" if given else self.name
 
 
 # --- optimizers ------------------------------------------------------------
@@ -258,7 +275,11 @@ SCHEDULES: Mapping[str, Mapping[str, Option]] = {
 """Every schedule of the learning rate with its arguments, in order."""
 
 
-COMPRESSIONS: Mapping[str, Mapping[str, Option]] = {"powersgd": {"rank": _count(2, 1)}}
+COMPRESSIONS: Mapping[str, Mapping[str, Option]] = {
+    "powersgd": {"rank": _count(2, 1)},
+    "topk": {"fraction": Option(0.01, "number", "above 0 and at most 1", lambda x: 0 < x <= 1)},
+    "onebit": {},
+}
 """Every compression of gradients with its arguments, in order."""
 
 
@@ -455,15 +476,16 @@ class _Reader:
         name = node.function.text if isinstance(node, ast.Call) else ""
         if not isinstance(node, ast.Call) or name not in COMPRESSIONS:
             at = node.function if isinstance(node, ast.Call) else node
-            help = did_you_mean(name, list(COMPRESSIONS)) or "write `compress=powersgd(2)`"
+            help = did_you_mean(name, list(COMPRESSIONS)) or f"there are {_listed(COMPRESSIONS)}"
             fixes = spelled_right(at.span, name, list(COMPRESSIONS))
             said = f"unknown compression `{name}`" if name else "this is no compression"
             self.report("MD0280", said, at, help, fixes)
             return None
         before, self.failed = self.failed, False
-        values = self.options(node, COMPRESSIONS[name], positional=1)
+        known = COMPRESSIONS[name]
+        values = self.options(node, known, positional=len(known))
         failed, self.failed = self.failed, self.failed or before
-        return None if failed else Compression(**values)
+        return None if failed else Compression(name, values)
 
     def _check_course(self, call: ast.Call, values: Mapping[str, Any]) -> None:
         """Report a schedule that does not warm up before it ends, or does not fall."""

@@ -134,10 +134,10 @@ class _Emitter:
     updates: list[Update] = field(default_factory=list)
 
     def emit(
-        self, name: str, *ins: Value, follows: Value | None, **attrs: Any
+        self, name: str, *ins: Value, follows: Value | None, role: str = "state", **attrs: Any
     ) -> tuple[Value, ...]:
         scope = self._scope(follows)
-        fields = {"role": "state", "follows": follows}
+        fields = {"role": role, "follows": follows}
         return self.builder.emit(name, ins, attrs, self.span, scope, fields=fields)
 
     def state(

@@ -10,11 +10,21 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from meshdsl.ir.types import F32, I32, DType, TensorType
+from meshdsl.ir.types import I32, DType, TensorType
 from meshdsl.named.compress import approximated
 from meshdsl.named.ir import Value
-from meshdsl.named.optimizers import Arithmetic, Compression, Optimizer, UpdateEmitter, emit_rate
+from meshdsl.named.optimizers import (
+    Arithmetic,
+    Compression,
+    Optimizer,
+    UpdateEmitter,
+    emit_rate,
+    master_dtype,
+    widened,
+)
+from meshdsl.named.workers import PER_WORKER
 
 CLIP_EPS = 1e-6
 """Added to the norm in gradient clipping, as `torch.nn.utils.clip_grad_norm_` does."""
@@ -57,18 +67,13 @@ def _own_dims(param: Value, stacked: Mapping[Value, tuple[str, ...]]) -> tuple[s
 def _compressed(
     shared: _Shared, compression: Compression, stacked: Mapping[Value, tuple[str, ...]]
 ) -> tuple[tuple[Value, Value], ...]:
-    """The parameters, and their gradients as factors give them, in the dtype of the update."""
-    grads = []
-    for param, grad in shared.pairs:
-        do = Arithmetic(shared.emitter, master_dtype(param), param)
-        grads.append((param, widened(do, grad), _own_dims(param, stacked)))
-    made = approximated(shared.emitter, compression, shared.done, grads)
+    """The parameters, and their gradients as they are sent."""
+    grads = [(param, grad, _own_dims(param, stacked)) for param, grad in shared.pairs]
+    made = _COMPRESSIONS[compression.name](shared.emitter, compression, shared.done, grads)
     return tuple((param, new) for (param, _, _), new in zip(grads, made, strict=True))
 
 
-def master_dtype(param: Value) -> DType:
-    """The dtype in which a parameter is updated: its own, but at least f32."""
-    return param.type.dtype if param.type.dtype.bytes >= F32.bytes else F32
+_COMPRESSIONS = {"powersgd": approximated, **PER_WORKER}
 
 
 # --- scalars -----------------------------------------------------------------------------------
@@ -141,11 +146,6 @@ class _Shared:
         return total
 
 
-def widened(do: Arithmetic, grad: Value) -> Value:
-    """A gradient in the dtype of `do`."""
-    return grad if grad.type.dtype == do.dtype else do("cast", grad, dtype=do.dtype)
-
-
 # --- one parameter -----------------------------------------------------------------------------
 
 
@@ -184,7 +184,7 @@ class _Parameter:
         """A state `PARAM.name` of the type of `w`, less the dims `without`."""
         return _state(self.shared, self.param, name, self.w.type.without(*without))
 
-    def fused(self, name: str, *operands: Value, states: Sequence[Value], **attrs: object) -> Value:
+    def fused(self, name: str, *operands: Value, states: Sequence[Value], **attrs: Any) -> Value:
         """Emit an update operator, which yields the new `states` too; the new `w`."""
         new, *kept = self.shared.emitter.emit(name, *operands, follows=self.param, **attrs)
         for old, value in zip(states, kept, strict=True):

@@ -24,6 +24,7 @@ from meshdsl.named import ir as named
 from meshdsl.named.cse import SAME_NUMBERS
 from meshdsl.named.expand import IN_BLOCKS, Expansion, expand
 from meshdsl.named.ir import Value
+from meshdsl.named.workers import is_parts
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed import why
 from meshdsl.placed.choose import Choice, Chooser, Want, cheapest
@@ -333,6 +334,9 @@ class Placer:
         if is_leaving(node):
             self._leaving(node)
             return
+        if is_parts(node):
+            self._parts(node)
+            return
         for op in self._rewritten(node):
             self._apply(op)
 
@@ -358,6 +362,16 @@ class Placer:
         self.causes[op.out] = self.causes.get(op.ins[0], {})
         self.state.partial_why[op.out] = self.state.partial_why.get(op.ins[0], why.CARRIED)
         made = self._enter(op.out, placed, len(self.state.blocks) - 1)
+        self._emit(Apply.of(op, (source,), (made,)))
+
+    def _parts(self, op: named.Op) -> None:
+        """The parts of a sum as blocks, each of which stays where it is."""
+        want, own = self._asked(op.out), op.attr("dim").name
+        around = {dim: axes for dim, axes in want.splits if dim != own}
+        need = placement(self.mesh, around, want.axes_of(own), "sum")
+        ask = why.Ask("operand", why.operator(op), op.span, phase=op.phase)
+        source = self._version(op.ins[0], need, ask)
+        made = self._enter(op.out, want, len(self.state.blocks) - 1)
         self._emit(Apply.of(op, (source,), (made,)))
 
     def _rewritten(self, op: named.Op) -> tuple[named.Op, ...]:
@@ -449,8 +463,30 @@ class Placer:
         outs = tuple([self._enter(v, p, depth) for v, p in zip(op.outs, best.yields, strict=True)])
         self._emit(Apply.of(op, ins, outs))
         for value, made, target in zip(op.outs, best.yields, best.targets, strict=True):
+            target = self._off_stages(target, op)
             if made != target:
                 self._settle(value, target, self._ask_result(value, op, instead))
+
+    def _off_stages(self, target: Placement, op: named.Op) -> Placement:
+        """A placement of what parameters alone make, added up where stages have parts of these.
+
+        Micro-batches cannot: they are never on all stages at once.
+        """
+        pipe = self.request.pipe
+        if pipe is None or pipe.axis not in target.partial or op not in self._of_parameters:
+            return target
+        partial = [axis for axis in target.partial if axis != pipe.axis]
+        return placement(self.mesh, dict(target.splits), partial, target.op if partial else None)
+
+    @functools.cached_property
+    def _of_parameters(self) -> frozenset[named.Op]:
+        """The operators of the forward pass that read parameters alone, and numbers."""
+        known, found = {p.value for p in self.source.params}, set[named.Op]()
+        for op in self.source.body:
+            if isinstance(op, named.Op) and op.phase == "forward" and known.issuperset(op.ins):
+                found.add(op)
+                known.update(op.outs)
+        return frozenset(found)
 
     def _chooser(self, op: named.Op) -> Chooser:
         """The chooser of `op`, with the versions of its operands and the demands on its results."""
@@ -625,9 +661,17 @@ class Placer:
         return pipe is not None and pipe.cuts(node)
 
     def _staged(self, item: ir.Stacked[Value], loop: str, depth: int) -> Stacked[Tensor]:
-        """A stack of which each stage has a block, and a slice of that."""
-        outer = self.state.settled[item.outer]
-        assert outer.placement.axes_of(loop), f"{item.outer.label} is whole on every stage"
+        """A stack of which each stage has a block, and a slice of that.
+
+        Where rules for storage place it otherwise, it is moved before the first micro-batch.
+        """
+        pipe = self.request.pipe
+        assert pipe is not None
+        here = self.state.settled[item.outer].placement
+        splits = {d: tuple(a for a in axes if a != pipe.axis) for d, axes in here.splits}
+        need = placement(self.mesh, {**splits, loop: (pipe.axis,)}, here.partial, here.op)
+        ask = why.Ask("rule", "", pipe.span)
+        outer = self._version(item.outer, need, ask)
         inside = self._enter(item.inside, outer.placement.without_dim(loop), depth)
         self.causes[item.inside] = self.causes.get(item.outer, {})
         return Stacked(outer, inside)

@@ -590,6 +590,15 @@ def _rules_of_text(text: str) -> Iterable[Rule]:
             fail("MD0601", f"`{axis}` is no axis of a mesh", span, help=help)
         axes = () if axis == "none" else (axis,)
         before = found[dim].axes if dim in found else ()
+        if dim in found and not (axes and before):
+            message = f"two rules for `{dim}`: it is split, and whole"
+            fail(
+                "MD0303",
+                message,
+                span,
+                Related(found[dim].span, "the other rule"),
+                help="keep one of them",
+            )
         if axis in before:
             message, help = f"`{dim}` is split over one axis twice", "name each axis once"
             fail("MD0302", message, span, help=help)

@@ -6,7 +6,7 @@ import bisect
 import itertools
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 from functools import partial
 
 from meshdsl.diagnostics import (
@@ -60,7 +60,7 @@ def lint(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
                 diagnostics.add(_selects_nothing(rule, values))
         elif not _selects_any(rule, values) and not _selects_summed(rule, program, layout):
             diagnostics.add(_selects_nothing(rule, values))
-    _lint_blocks(values, layout, diagnostics)
+    _lint_blocks(program, values, layout, diagnostics)
     lint_schedule(program, layout, diagnostics)
     diagnostics.add(*_lint_windows(program, layout))
     # The backward pass copies the pins of a tensor.
@@ -71,13 +71,20 @@ def lint(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
                 diagnostics.add(_no_axis(rule, axis, layout))
 
 
-def _lint_blocks(values: tuple[Value, ...], layout: Layout, diagnostics: Diagnostics) -> None:
-    """Report splits after which devices have nothing of a dim (MD0301), or too many blocks."""
+def _lint_blocks(
+    program: Program, values: tuple[Value, ...], layout: Layout, diagnostics: Diagnostics
+) -> None:
+    """Report splits after which devices have nothing of a dim (MD0301), or too many blocks.
+
+    Stages of a pipeline have as many iterations each, or there is none: that is MD0334.
+    """
+    loop_dims = {loop.dim.name for loop in loops(program)} if program.goal else set[str]()
     sizes = {d.name: d.size for v in values for d in v.type.dims}
     pins = dict.fromkeys(pin for value in values for pin in value.pins)
     bound: tuple[Rule | Pin, ...] = (*layout.rules, *pins)
     for rule in bound:
-        if rule.dim in sizes:
+        is_piped = isinstance(rule, Rule) and not rule.selector and rule.dim in loop_dims
+        if rule.dim in sizes and not is_piped:
             diagnostics.add(*layout.uneven(rule.dim, sizes[rule.dim], rule.axes, rule.span))
 
 
@@ -143,7 +150,7 @@ def lint_schedule(program: Program, layout: Layout, diagnostics: Diagnostics) ->
     if program.goal is None:
         return
     accumulated = program.goal.optimizer.accumulate
-    diagnostics.add(*_lint_cuts(use, program, layout, accumulated))
+    diagnostics.add(*_lint_cuts(use, program, layout, accumulated, {r.dim for r in rules}))
     piped = {r.dim: layout.mesh.size(*layout.mesh.known(r.axes)) for r in rules}
     for dim, devices in piped.items():
         if devices > 1 and not diagnostics.errors:
@@ -159,15 +166,22 @@ def _makes_no_pipeline(use: ScheduleUse, layout: Layout, dims: list[str]) -> Dia
 
 
 def _lint_cuts(
-    use: ScheduleUse, program: Program, layout: Layout, accumulated: int
+    use: ScheduleUse, program: Program, layout: Layout, accumulated: int, piped: Set[str]
 ) -> Iterator[Diagnostic]:
-    """What is wrong with the dims that a schedule cuts, and with their micro-batches."""
+    """What is wrong with the dims that a schedule cuts, and with their micro-batches.
+
+    `piped` are the dims on the stages.
+    """
     sizes = {d.name: d.size for v in values_of(program) for d in v.type.dims}
     for dim in use.dims:
         if dim not in sizes:
             message = f"no tensor of the program has the dim `{dim}`; the schedule cuts nothing"
             help = did_you_mean(dim, sorted(sizes)) or "name a dim of the inputs"
             yield Diagnostic("MD0537", message, use.span, _severity(use.span), help=help)
+        elif dim in piped:
+            message = f"`{dim}` is on the stages: it cannot be cut into micro-batches as well"
+            help = "name a dim of the inputs, such as that of the samples"
+            yield Diagnostic("MD0534", message, use.span, help=help)
         elif use.micro is not None and sizes[dim] % use.micro:
             message = f"`{dim}` of size {sizes[dim]} is not cut into {use.micro} equal parts"
             help = f"numbers that divide it: {_near_divisors(sizes[dim], use.micro)}"

@@ -15,6 +15,7 @@ from meshdsl.ir import program as ir
 from meshdsl.named import ir as named
 from meshdsl.named.cse import cse
 from meshdsl.named.declarations import unknown
+from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.cache import Problem
 from meshdsl.placed.from_named import Placer, Walk, Watch
@@ -36,6 +37,7 @@ from meshdsl.placed.reshard import MESSAGE_BYTES, Price
 from meshdsl.placed.sbp_block import Annotations
 from meshdsl.placed.stages import piped, stored, with_leaving
 from meshdsl.placed.storage import with_loads
+from meshdsl.placed.workers import check_parts, is_per_worker, with_workers
 from meshdsl.syntax import ast
 
 WALKS = ("immediate", "mesh-tf", "deferred")
@@ -99,10 +101,10 @@ def place(
     what cannot be met, MD0907 for a split loop.
     """
     assert policy in POLICIES
-    request = _with_parts(_request(program, asked))
+    request = with_workers(_with_parts(_request(program, asked)))
     if policy != "optimal":
-        return _walked(request, policy, watch)[0]
-    found = _least(request, search)
+        return check_parts(_walked(request, policy, watch)[0])
+    found = check_parts(_least(request, search))
     # The search counts every tensor in its own dtype.
     if found.plan is not None and reduced_in(found):
         found = replace(found, plan=replace(found.plan, least=False))
@@ -113,7 +115,7 @@ def _request(program: named.Program, asked: Layout | Annotations) -> Request:
     if isinstance(asked, Annotations):
         layout = Layout(asked.name, (), asked.mesh)
         return BlockRequest(program, layout, annotations=asked)
-    if not any(node.phase == "backward" for node in program.body):
+    if not any(node.phase == "update" for node in program.body):
         asked = stored(program, asked)
     pipe = piped(program, asked)
     if pipe is not None:
@@ -125,16 +127,23 @@ def _with_parts(request: Request) -> Request:
     """The request with the placements of states kept in parts: those of what is added to them.
 
     A walk with these states whole tells them; what is added has not been reduced where it is made.
+    Where workers add what they have (`named/workers.py`), it is that of which they have `parts`.
     """
     states = {s.value for s in request.program.states if s.parts}
     if not states:
         return request
     placed, _ = _walked(request, WALKS[-1])
     made = {t.value: t.placement for node in ir.every(placed.body) for t in reversed(_made(node))}
-    parts = {}
+    parts, owned = {}, dict[Value, Value]()
     for node, _ in walk(placed.body):
-        if isinstance(node, Apply) and node.name == "add":
-            for state, other in itertools.permutations(t.value for t in node.ins):
+        if not isinstance(node, Apply):
+            continue
+        if node.name == "parts" or (node.name == "cast" and node.ins[0].value in owned):
+            source = node.ins[0].value
+            owned[node.outs[0].value] = owned.get(source, source)
+        elif node.name == "add":
+            pair = [owned.get(t.value, t.value) for t in node.ins]
+            for state, other in itertools.permutations(pair):
                 if state in states and state not in parts:
                     parts[state] = made[other]
     return replace(request, parts=parts)
@@ -174,6 +183,8 @@ def _least(request: Request, search: Search) -> Program:
     last, known = _walked(request, WALKS[-1])
     if price.clock is None and not cost(last, price)[0]:
         return replace(last, policy="optimal", plan=search.found(EVERY, least=True))
+    if is_per_worker(request.program):  # others would reduce what workers compress
+        return replace(last, policy="optimal", plan=search.found("no other policy"))
     planned = None if request.pipe else _planned(request, known, last, search)
     if planned is not None and _is_proven(planned) and cost(planned, price) <= cost(last, price):
         return planned

@@ -84,11 +84,34 @@ class Request:
 
     def _ask(self, value: Value) -> Asked:
         found = self.layout.demand(value, value in self.returned)
+        if value in self._sums:
+            found = self.layout.demand(replace(value, role="grad"))
         # Values that are bound alike share their binding; it is kept, so no other one has its id.
         if id(found) not in self._by_binding:
             causes = {d: (str(r), r.span) for d, r in found.causes.items() if found.splits.get(d)}
             self._by_binding[id(found)] = found, Asked(found.placement(self.mesh), causes)
         return self._by_binding[id(found)][1]
+
+    @cached_property
+    def _sums(self) -> frozenset[Value]:
+        """The sums of gradients over batches that a rule for `grads` asks to be split."""
+        found: set[Value] = set()
+        batches = (loop for loop in loops(self.program) if loop.phase == "forward")
+        for carry in (c for loop in batches for c in loop.carries):
+            of = carry.inside.follows
+            if of is None or of.role != "param" or carry.inside.role != "activation":
+                continue
+            if self._is_summed_so(replace(carry.inside, role="grad")):
+                found.update((carry.init, carry.inside, carry.next, carry.result))
+        return frozenset(found)
+
+    def _is_summed_so(self, grad: Value) -> bool:
+        """Whether a rule for `grads` binds a sum; each stage adds to its own block at least."""
+        if not self.layout.is_stored(grad, False):
+            return False
+        if self.pipe is None or not grad.type.has(self.pipe.dim):
+            return True
+        return self.pipe.axis in self.layout.demand(grad).splits.get(self.pipe.dim, ())
 
     @cached_property
     def _by_binding(self) -> dict[int, tuple[Binding, Asked]]:

@@ -20,6 +20,9 @@ from meshdsl.named.ir import Loop, Node, Op, Program, Value
 from meshdsl.placed.layout import STORAGE, Layout
 from meshdsl.schedule.use import ScheduleUse
 
+_STORED = (("params",), ("state",))
+"""The rules for what is kept from step to step, which the axis of the stages may split further."""
+
 LEAVING = (("leaves", "stages"),)
 """The attribute of an `identity` whose operand each stage has a part of."""
 
@@ -64,7 +67,7 @@ def is_leaving(op: ir.Op[Any]) -> bool:
 
 
 def stored(program: Program, layout: Layout) -> Layout:
-    """The layout for a program without a backward pass: stages only store their iterations.
+    """The layout for a program that is no training step: stages only store their iterations.
 
     Each iteration gathers its own parameters, and every stage does all of them.
     """
@@ -87,6 +90,11 @@ def piped(program: Program, layout: Layout) -> Piped | None:
             if rule.dim == loop.dim.name and axes and rule.selector[:1] not in STORAGE:
                 if len(axes) > 1 or rule.selector:
                     _refuse(f"`{rule}` is no pipeline", rule.span, "write `layers -> pipe`")
+                accumulates = bool(program.goal and program.goal.optimizer.accumulate > 1)
+                if len(around) > accumulates:
+                    message = f"the loop over `{loop.dim.name}` is inside of another loop"
+                    help = f"split the dim of that one: `{around[-1]} -> {axes[0]}`"
+                    _refuse(message, rule.span, help)
                 use = layout.schedule
                 cut = _cut(use, loop.dim.name, layout)
                 if not around and cut is None:
@@ -143,6 +151,7 @@ def _checked(program: Program, first: Loop, layout: Layout, found: Piped) -> Pip
         message = f"two loops over `{found.dim}` cannot both be on the stages of `{found.axis}`"
         other = Related(forward[1].span, "the second one")
         _refuse(message, forward[0].span, "give one of them another dim", other)
+    _check_axis(program, layout, found)
     whole = (v for n in first.body for v in _makes(n) if v.type.has(found.dim))
     for value in whole:
         name = f"`{value.name}`" if value.name else "a value"
@@ -153,6 +162,20 @@ def _checked(program: Program, first: Loop, layout: Layout, found: Piped) -> Pip
             f"compute it before the loop, or with another dim than `{found.dim}`",
         )
     return found
+
+
+def _check_axis(program: Program, layout: Layout, found: Piped) -> None:
+    """Refuse another split over the axis of the stages: of an operator, one stage has it all."""
+    stored = (p.value for p in program.params)
+    values = (*program.inputs, *stored, *(v for n in program.body for v in _makes(n)))
+    known = {dim for v in values for dim in v.type.names}
+    asked = [(r.dim, r.axes, r.span) for r in layout.rules if r.selector not in _STORED]
+    asked += [(pin.dim, pin.axes, pin.span) for v in values for pin in v.pins]
+    for dim, axes, span in asked:
+        if found.axis in axes and dim in known - {found.dim}:
+            message = f"`{dim}` cannot be split over the stages of `{found.axis}`"
+            related = Related(found.span, "each operator of the loop is on one of them")
+            _refuse(message, span, f"split `{dim}` over another axis", related)
 
 
 def _loops(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshdsl.ir.verify import Verifier
+from meshdsl.named.workers import is_parts
 from meshdsl.placed.choose import is_legal
 from meshdsl.placed.ir import Apply, Loop, Program, Reshard, Tensor
 from meshdsl.placed.rows import call_of
@@ -47,7 +48,7 @@ class _Placed(Verifier[Tensor]):
         if isinstance(node, Reshard):
             _check_route(node)
             return
-        if is_leaving(node):
+        if is_leaving(node) or is_parts(node):
             return
         ins, outs = (tuple(t.placement for t in ts) for ts in (node.ins, node.outs))
         found = is_legal(call_of(node), ins, outs, self.mesh)

@@ -12,7 +12,17 @@ from functools import partial
 from typing import Any
 
 from meshdsl.analysis import Analysis, analyse, chosen_layouts, of_another_layout
-from meshdsl.diagnostics import Diagnostic, Diagnostics, Edit, Fix, Related, Source, Span, counted
+from meshdsl.diagnostics import (
+    Diagnostic,
+    DiagnosticError,
+    Diagnostics,
+    Edit,
+    Fix,
+    Related,
+    Source,
+    Span,
+    counted,
+)
 from meshdsl.named import ir as named
 from meshdsl.named.declarations import Declarations
 from meshdsl.pipeline import DEFAULT_POLICY, Options, lower_placed, place_named
@@ -48,14 +58,12 @@ def placement_checks(found: Analysis, options: Options) -> Iterator[Diagnostics]
     Every program is placed under the chosen layout, then under each of the others, which are noted
     where they cannot be used. Expectations follow if nothing is wrong.
     """
-    if options.reduce == "optimal":
-        options = replace(options, reduce="deferred")
     programs = [program for program in found.named.values() if program is not None]
     wrong = False
     for chosen, name in chosen_layouts(found.declarations, options):
         own, told = Diagnostics(), Diagnostics()
         for program in programs:
-            own.of(partial(place_named, program, found.declarations, chosen, Diagnostics()))
+            own.of(partial(_place, program, found.declarations, chosen))
         told.add(*(of_another_layout(name, d, options) if name else d for d in own))
         wrong = wrong or bool(told.errors)
         yield told
@@ -63,6 +71,24 @@ def placement_checks(found: Analysis, options: Options) -> Iterator[Diagnostics]
         held = Diagnostics()
         held.of(partial(check_expect, expect, programs, found.declarations, held))
         yield held
+
+
+def _place(program: named.Program, declarations: Declarations, options: Options) -> None:
+    """Place a program, which may be refused; the stages of a pipeline may be too.
+
+    What is refused with a plan that is not searched for is so only if it is with the asked one. No
+    device program updates on the way; such a table is carried out by the reference engine.
+    """
+    policy = "deferred" if options.reduce == "optimal" else options.reduce
+    result = place_named(program, declarations, replace(options, reduce=policy), Diagnostics())
+    if result.pipe is None or (result.pipe.use and result.pipe.use.asynchronous):
+        return
+    try:
+        lower_placed(result)
+    except DiagnosticError:
+        if policy == options.reduce:
+            raise
+        lower_placed(place_named(program, declarations, options, Diagnostics()))
 
 
 # --- expectations ----------------------------------------------------------------------------

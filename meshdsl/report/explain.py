@@ -22,6 +22,7 @@ from meshdsl.named.ir import Op, Value
 from meshdsl.placed import ir as placed
 from meshdsl.placed.collectives import COLLECTIVES
 from meshdsl.placed.sbp import Mesh, Placement
+from meshdsl.placed.workers import workers
 from meshdsl.report.document import (
     Block,
     Document,
@@ -44,7 +45,14 @@ from meshdsl.report.document import (
 )
 from meshdsl.report.holding import Holding
 from meshdsl.report.pictures import small_picture
-from meshdsl.report.stages import busiest, by_stage, piped, pipeline_sentence, sends_of
+from meshdsl.report.stages import (
+    busiest,
+    by_stage,
+    of_one_stage,
+    piped,
+    pipeline_sentence,
+    sends_of,
+)
 from meshdsl.report.times import timed_in_all, timed_item, timed_sentence, times
 
 Json = dict[str, Any]
@@ -69,7 +77,10 @@ def explain(
     hidden = frozenset(n.collective for n in every(program.body) if isinstance(n, Wait))
     unnamed = any(m.target.value.name is None for n, _ in moves for m in n.moves)
     names = identifiers(program) if unnamed else {}
-    collectives = [_collective(n, k, program.mesh, n in hidden, names) for n, k in moves]
+    alone = of_one_stage(program)
+    collectives = [
+        _collective(n, k, program.mesh, n in hidden, names, alone.get(n, 1)) for n, k in moves
+    ]
     if timing is not None:
         for entry, (node, count) in zip(collectives, moves, strict=True):
             entry["seconds"] = timing.node(node).seconds * count
@@ -100,10 +111,15 @@ def explain(
 
 
 def _compressed(program: placed.Program) -> dict[str, Any]:
-    """The compression of gradients, as it is written; nothing without one."""
+    """The compression of gradients, as it is written; nothing without one.
+
+    Where each worker compresses what it has, also their number.
+    """
     goal = program.named.goal
     found = None if goal is None or not program.updates else goal.optimizer.compress
-    return {} if found is None else {"compress": str(found)}
+    if found is None:
+        return {}
+    return {"compress": str(found)} | ({"workers": n} if (n := workers(program)) else {})
 
 
 def _plan(found: placed.Found | None) -> dict[str, Any] | None:
@@ -223,9 +239,17 @@ def _role(value: Value, program: placed.Program) -> str:
 
 
 def _collective(
-    node: Collective, count: int, mesh: Mesh, overlapped: bool, names: Mapping[str, str]
+    node: Collective,
+    count: int,
+    mesh: Mesh,
+    overlapped: bool,
+    names: Mapping[str, str],
+    stages: int = 1,
 ) -> dict[str, Any]:
-    """One executed collective; the tensors of a bucket are in `parts`."""
+    """One executed collective; the tensors of a bucket are in `parts`.
+
+    Of a pipeline one of so many `stages` executes it, or each.
+    """
     parts = [_part(move, count, names) for move in node.moves]
     said = {key: _said(parts, key) for key in ("tensor", "from", "to", "why", "remedy")}
     uneven = any(m.step.is_uneven(m.source.type, mesh) for m in node.moves)
@@ -242,7 +266,7 @@ def _collective(
         "overlapped": overlapped,
         "payload_bytes": node.payload,
         "wire_bytes": node.wire * count,
-        "cluster_wire_bytes": node.cluster * count,
+        "cluster_wire_bytes": node.cluster * count // stages,
         "formula": COLLECTIVES[node.step.kind].formula,
         **({"uneven": True} if uneven else {}),
         "from": said["from"],
@@ -355,10 +379,19 @@ def sentence(report: Json) -> str:
 
 def compressed(report: Json) -> Iterator[Block]:
     """How gradients are compressed, and what that means for their numbers."""
-    if "compress" in report:
+    if "compress" not in report:
+        return
+    told = f"Gradients are compressed by {report['compress']}"
+    if "workers" in report:
+        by = counted(report["workers"], "worker")
         yield line(
-            f"Gradients are compressed by {report['compress']}, which sees only their mean: under "
-            "any layout the numbers are those of one device."
+            f"{told}, by each of {by} for itself: with another number of them, or another "
+            "split of the batch, the numbers are others."
+        )
+    else:
+        yield line(
+            f"{told}, which sees only their mean: under any layout the numbers are those of "
+            "one device."
         )
 
 

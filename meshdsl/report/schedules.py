@@ -254,30 +254,30 @@ def _ruler(makespan: Fraction, scale: Fraction, cell: int) -> str:
 # --- a picture -----------------------------------------------------------------------------------
 
 
-def schedule_picture(timed: Timed) -> Markup:
-    """The rows of the devices one below the other; the time runs to the right.
+def schedule_picture(timed: Timed, row: str = "device", ends: str = "") -> Markup:
+    """The rows of the devices one below the other; the time runs to the right, to `ends`.
 
-    Later stages of a device are drawn lighter.
+    Later stages of a device are drawn lighter. `row` is what a row is called.
     """
-    slots = [slot for row in timed.rows for slot in row if slot.end > slot.start]
-    shortest = float(min((s.end - s.start for s in slots), default=Fraction(1)))
+    drawn = [slot for slots in timed.rows for slot in slots if slot.end > slot.start]
+    shortest = float(min((s.end - s.start for s in drawn), default=Fraction(1)))
     whole = float(timed.makespan) or 1.0
-    label = max((width_of(str(s.action.micro), 10) for s in slots), default=0.0)
+    label = max((width_of(str(s.action.micro), 10) for s in drawn), default=0.0)
     width = min(max(NARROWEST, whole / shortest * (label + 6)), WIDEST)
-    titles = [f"device {n}" for n in range(len(timed.rows))]
+    titles = [f"{row} {n}" for n in range(len(timed.rows))]
     left, top = max(map(width_of, titles)) + 10, 26.0
     parts = [_legend(timed)]
-    for number, (row, title) in enumerate(zip(timed.rows, titles, strict=True)):
+    for number, (slots, title) in enumerate(zip(timed.rows, titles, strict=True)):
         y = top + number * LANE
         parts.append(words(0, y + 16, title))
         held = timed.verified.held[number]
         parts += [
             _slot(slot, left, y, width / whole, held.index(slot.action.stage) / len(held))
-            for slot in row
+            for slot in slots
             if slot.end > slot.start
         ]
     below = top + len(titles) * LANE
-    ends = str(timed.makespan)
+    ends = ends or str(timed.makespan)
     parts.append(words(left, below + 9, "0", **SMALL))
     parts.append(words(left + width - width_of(ends, 11), below + 9, ends, **SMALL))
     return card(left + width + 4, below + 12, *parts)

@@ -58,10 +58,17 @@ def simulation(timeline: Timeline) -> Json:
 
 
 def of_stage(timeline: Timeline) -> Json:
-    """The stage that is simulated, and the share of all stages' time that is idle."""
+    """The stage that is simulated, the share of all stages' time that is idle, and their passes.
+
+    Of these it has the seconds of each stage, `send` those of a message from stage to stage.
+    """
     if timeline.stage is None:
         return {}
-    return {"stage": timeline.stage, "bubble": float(timeline.bubble)}
+    assert timeline.passes is not None
+    times = timeline.passes.times
+    each = {"F": times.forward, "I": times.inputs, "W": times.weights, "send": times.send}
+    seconds = {name: [float(t) / PER_SECOND for t in found] for name, found in each.items()}
+    return {"stage": timeline.stage, "bubble": timeline.bubble, "passes": seconds}
 
 
 def stage_text(facts: Json) -> str:

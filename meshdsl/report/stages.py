@@ -4,14 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
-from meshdsl.device.ir import Bucket, Collective, Move, Node, Part, Pipeline, Program, stages, walk
+from meshdsl.device.ir import (
+    ENDS,
+    Bucket,
+    Collective,
+    Compute,
+    Move,
+    Node,
+    Part,
+    Pipeline,
+    Program,
+    stages,
+    walk,
+)
 from meshdsl.device.memory import walks
-from meshdsl.report.document import Block, Gap, Grid, counted, human
+from meshdsl.report.document import Block, Gap, Grid, Picture, counted, duration, human
+from meshdsl.report.schedules import schedule_picture
+from meshdsl.schedule.table import parsed
 from meshdsl.schedule.times import Times, timed
+from meshdsl.schedule.verify import verify
 
 Json = dict[str, Any]
+
+MOST_ACTIONS = 1024
+"""Actions of a schedule whose rows are in the report, and are drawn."""
 
 MOST_STAGES = 12
 """Stages that are listed; of more, the first and the last ones."""
@@ -29,6 +48,8 @@ def piped(program: Program) -> dict[str, Any]:
     table = found.table
     assert table is not None
     schedule = table.schedule
+    early = Part.WEIGHTS in found.parts
+    small = sum(map(len, schedule.rows)) <= MOST_ACTIONS
     stored = (*program.params, *program.states, *program.inputs)
     given = sum(v.local.bytes for v in stored)
     peaks = [walk.walked() for walk in walks(program)]
@@ -39,7 +60,9 @@ def piped(program: Program) -> dict[str, Any]:
             "schedule": schedule.name,
             "stages": schedule.stages,
             "micro_batches": schedule.micro,
-            "bubble": str(timed(table, Times(early=Part.WEIGHTS in found.parts)).bubble),
+            "rows": schedule.text.splitlines() if small else None,
+            "early": early,
+            "bubble": str(timed(table, Times(early=early)).bubble),
             "in_flight": flying,
             "peak": [given + held.most for held in peaks],
         }
@@ -49,6 +72,12 @@ def piped(program: Program) -> dict[str, Any]:
 def busiest(program: Program) -> tuple[Node, ...]:
     """What the stage does that sends most; without a pipeline what every device does."""
     return max(stages(program), key=lambda body: sum(sent for _, sent in sends_of(body)))
+
+
+def of_one_stage(program: Program) -> dict[Compute | Collective, int]:
+    """What the first or the last stage of a pipeline alone does, with the number of stages."""
+    piped = (node for node in program.body if isinstance(node, Pipeline))
+    return {found: len(node.rows) for node in piped for found, _ in walk(node.of(*ENDS))}
 
 
 def sends_of(body: tuple[Node, ...]) -> Iterator[tuple[Collective, int]]:
@@ -72,6 +101,8 @@ def by_stage(report: Json) -> Iterator[Block]:
     pipeline = report.get("pipeline")
     if pipeline is None:
         return
+    if pipeline["rows"] is not None:
+        yield _picture(pipeline, report.get("time"))
     rows = [
         (str(stage), str(flying), human(peak))
         for stage, (flying, peak) in enumerate(
@@ -83,3 +114,18 @@ def by_stage(report: Json) -> Iterator[Block]:
         rows = [*rows[:half], ("…", "", ""), *rows[-half:]]
     yield Gap()
     yield Grid("by stage", ("stage", "in flight", "held"), tuple(rows))
+
+
+def _picture(pipeline: Json, time: Json | None) -> Picture:
+    """The passes of each stage: as long as is predicted, without a cluster each half alike."""
+    table = verify(parsed("\n".join(pipeline["rows"])))
+    times = Times(early=pipeline["early"])
+    if time is not None:
+        each = (tuple(map(Fraction, time["passes"][name])) for name in ("F", "I", "W", "send"))
+        forward, inputs, weights, send = each
+        times = Times(forward, inputs, weights, send=send)
+    found = timed(table, times)
+    ends = "" if time is None else duration(float(found.makespan))
+    idle = f"{100 * float(found.bubble):.3g} % of the stages' time is idle"
+    words = f"{pipeline['schedule']} on {pipeline['stages']} stages: {idle}"
+    return Picture(partial(schedule_picture, found, "stage", ends), words, extra=True)

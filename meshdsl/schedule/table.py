@@ -31,6 +31,9 @@ WEIGHTS: tuple[Weights, ...] = get_args(Weights)
 - `corrected`: a forward pass reads the latest one, its backward pass an estimate of that.
 """
 
+ANNEAL = 10_000
+"""After how many updates the steps of `corrected` are whole, where nothing else is said."""
+
 MOST_PARTS = 1 << 18
 """The most pairs of a stage and a micro-batch; 64 stages and 512 micro-batches are 32,768."""
 

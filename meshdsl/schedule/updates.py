@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from meshdsl.schedule.one_stage import Step, alternating
 from meshdsl.schedule.registry import Rows, needs, schedule
+from meshdsl.schedule.table import ANNEAL
 
 
 @schedule("Gaunt et al. 2017, AMPNet; its messages in the order of 1F1B")
@@ -41,10 +42,11 @@ def two_bw(devices: int, micro: int, batch: int = 0) -> Rows:
 
 
 @schedule("Yang et al. 2021, PipeMare", weights="corrected")
-def pipemare(devices: int, micro: int) -> Rows:
+def pipemare(devices: int, micro: int, anneal: int = ANNEAL) -> Rows:
     """AMPNet whose backward passes read an estimate of what their forward pass read.
 
     The estimate is the newest version, less the version's distance times an average of updates.
+    Steps of a stage are divided by its staleness, less and less so in the first `anneal` updates.
     """
     return _updating(devices, micro, 1)
 

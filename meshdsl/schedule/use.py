@@ -8,7 +8,8 @@ from functools import lru_cache
 from typing import Literal, cast
 
 from meshdsl.diagnostics import DiagnosticError, Span, fail
-from meshdsl.schedule.registry import generate
+from meshdsl.schedule.registry import generate, schedules
+from meshdsl.schedule.table import ANNEAL
 from meshdsl.schedule.verify import Verified, verify
 
 Option = int | str | tuple[int, ...]
@@ -37,6 +38,18 @@ class ScheduleUse:
     def layers(self) -> tuple[int, ...]:
         """How many iterations of the loop each stage has; empty where they are as many on all."""
         return cast(tuple[int, ...], self.options.get("layers", ()))
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether parameters are updated on the way."""
+        if self.table is not None:
+            return self.table.schedule.updates
+        return schedules()[self.name].asynchronous
+
+    @property
+    def anneal(self) -> int:
+        """After how many updates the steps of `corrected` are whole."""
+        return cast(int, self.options.get("anneal", ANNEAL))
 
     @property
     def recompute(self) -> bool:

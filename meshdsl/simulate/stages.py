@@ -46,7 +46,7 @@ def simulate_stage(
         stage = ends.index(max(ends))
     run = _Stage(program, timing, unroll, stage, found)
     run.walked()
-    return replace(run.timeline(), stage=stage, bubble=found.bubble)
+    return replace(run.timeline(), stage=stage, passes=found)
 
 
 def in_time(pipe: Pipeline, program: Program, timing: Timing) -> Timed:

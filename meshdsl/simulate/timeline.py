@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from typing import Literal
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.ir import Collective, Compute, Loop, Program
+from meshdsl.schedule.times import Timed
 from meshdsl.simulate.model import model_flops
 
 PER_SECOND = 10**12
@@ -79,8 +79,8 @@ class Timeline:
     """One step of a device, from 0 to `ticks`.
 
     `memory` are samples (time, bytes): each holds until the next. `flows` are pairs of the numbers
-    of events, of which the first lets the second begin. Of a pipeline it is one of a `stage`, and
-    `bubble` is the share of all stages' time between the first pass and the last that is idle.
+    of events, of which the first lets the second begin. Of a pipeline it is one of a `stage`,
+    and `passes` are those of all stages, in ticks from the first one on.
     """
 
     program: Program
@@ -91,7 +91,12 @@ class Timeline:
     flows: tuple[tuple[int, int], ...]
     ticks: int
     stage: int | None = None
-    bubble: Fraction = Fraction(0)
+    passes: Timed | None = None
+
+    @property
+    def bubble(self) -> float:
+        """The share of all stages' time between the first pass and the last that is idle."""
+        return 0.0 if self.passes is None else float(self.passes.bubble)
 
     @property
     def seconds(self) -> float:

@@ -46,6 +46,7 @@ layout fsdp { batch -> a, params: model -> a }
 layout hybrid { batch -> a, heads -> b, hidden -> b, params: model -> a }
 layout sequence { seq -> a }
 layout wide { heads -> (a, b), hidden -> (a, b) }
+layout staged { layers -> a, batch -> b } with one_f_one_b[batch](2)
 
 def attention(x[batch, seq, model]) -> [batch, seq, model] {
   param wq[model, heads, key]
@@ -197,12 +198,13 @@ def _cases() -> list[Case]:
     for text, math in ((MLP, mlp), (BLOCK, block), (ALIAS, alias), (SCALARS, scalars)):
         names = [line.split()[1] for line in text.splitlines() if line.startswith("layout")]
         # The search for the optimum takes long for `wide`.
-        names = [name for name in names if name != "wide"]
+        names = [name for name in names if name not in ("wide", "staged")]
         found += [(text, math, name, axes) for name in names for axes in meshes[name]]
     cases = [Case(*case) for case in found]
     others = ("immediate", "mesh-tf", "deferred")
     cases += [Case(MLP, mlp, "both", square, policy) for policy in others]
-    return [*cases, Case(BLOCK, block, "wide", square, "deferred")]
+    one_more = (("wide", "deferred"), ("staged", "optimal"))
+    return [*cases, *(Case(BLOCK, block, name, square, policy) for name, policy in one_more)]
 
 
 CASES = _cases()

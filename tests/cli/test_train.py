@@ -121,6 +121,56 @@ def test_double_precision_is_trained_in_double_precision(points: str, cli: Cli) 
     np.testing.assert_allclose(curve("many"), curve("one"), rtol=1e-9, atol=1e-12)
 
 
+# --- the reference engine ------------------------------------------------------------------------
+
+STAGED = """\
+dim batch = 16, io = 8, out = io, layers = 4
+mesh four = { pipe: 4 }
+layout late { layers -> pipe } with pipedream[batch](8)
+program p(x[batch, io]) {
+  repeat layers {
+    param w[io, out]
+    x = tanh(einsum(x, w -> [batch, out]))[out -> io]
+  }
+  loss = mean(square(x - 0.5))
+  return loss
+  minimize loss with adam(lr=0.01)
+}
+"""
+REFERENCE = ("--engine", "reference")
+
+
+def test_the_reference_learns_as_devices_do(points: str, cli: Cli) -> None:
+    given = ("--steps", "12", "--eval-every", "5", "--dtype", "f64", *LAYOUTS["square"])
+    train(cli, "--log", "devices", *given)
+    printed = train(cli, "--log", "reference", *given, *REFERENCE)
+    assert "one device, numpy float64" in printed
+    for one, other in zip(logged("devices"), logged("reference"), strict=True):
+        for name in set(one) - {"seconds", "samples_per_s", "memory"}:
+            assert other[name] == pytest.approx(one[name], rel=1e-9), name
+
+
+@pytest.mark.usefixtures("points")
+def test_stages_that_update_on_the_way_are_trained_and_resumed(cli: Cli) -> None:
+    write(STAGED)
+    train(cli, "--steps", "6", "--log", "whole", "--eval-every", "2", *REFERENCE)
+    kept = ("--log", "parts", "--checkpoint", "ck", "--eval-every", "2", *REFERENCE)
+    train(cli, "--steps", "2", *kept)
+    train(cli, "--steps", "6", "--resume", *kept)
+    measured = {"seconds", "samples_per_s", "memory"}
+    whole, parts = (
+        [{k: v for k, v in record.items() if k not in measured} for record in logged(name)]
+        for name in ("whole", "parts")
+    )
+    assert whole == parts
+    assert "grad_norm" not in whole[0]
+    assert whole[-1]["loss"] < whole[0]["loss"]
+    assert "error[MD0335]" in train(cli, "--steps", "1", code=1)
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
 @pytest.mark.usefixtures("forked_ranks")
 def test_processes_learn_as_threads_do(points: str, cli: Cli) -> None:
     given = ("--steps", "12", "--eval-every", "5", *LAYOUTS["zero3"])

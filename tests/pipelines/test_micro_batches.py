@@ -9,9 +9,13 @@ import pytest
 
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.runtime.values import Array
+from meshdsl.cluster.profile import load
+from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options
+from meshdsl.report.document import Picture
 from meshdsl.report.explain import explain
+from meshdsl.report.stages import by_stage
 from tests.pipelines.test_numbers import PROGRAMS
 
 SUMMED = """
@@ -102,3 +106,18 @@ def test_the_report_has_the_laws_of_the_schedule(stages: int, micro: int) -> Non
     assert flying["one_f_one_b"] == [min(micro, stages - s) for s in range(stages)]
     peaks = {name: report["memory"]["peak"] for name, report in reports.items()}
     assert peaks["one_f_one_b"] <= peaks["gpipe"]
+
+
+def test_the_picture_has_a_row_for_each_stage() -> None:
+    """Of equal passes, or with a cluster of those that are predicted; large tables have none."""
+    text = CUT["mlp"].replace("OPTIMIZER", OPTIMIZER)
+    text += "\nlayout chosen { layers -> pipe } with zb_h1[batch](4)\n"
+    made = Compilation(Source("net.mdsl", text), Options(mesh="pipe:2", layout="chosen"))
+    timing = Timing(load("h100"), made.device.mesh)
+    for report in (explain(made.device), explain(made.device, (), timing)):
+        (picture,) = [block for block in by_stage(report) if isinstance(block, Picture)]
+        drawn = str(picture.draw())
+        assert [f"stage {n}" in drawn for n in range(3)] == [True, True, False]
+        assert "µs" in drawn if "time" in report else "µs" not in drawn
+        report["pipeline"]["rows"] = None
+        assert not any(isinstance(block, Picture) for block in by_stage(report))

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from meshdsl.backends.engines.in_process import run_local
-from meshdsl.diagnostics import DiagnosticError
+from meshdsl.diagnostics import DiagnosticError, Diagnostics
+from meshdsl.report.check import check_source
 from tests.pipelines.test_programs import compiled, results
 
 TEXT = """
@@ -52,6 +53,12 @@ RIGHT = {
     ),
     "an average of the last stage": (
         "param e[m] = zeros()", "", "e := 0.9 * e + 0.1 * mean[b](x)\n  q = mean(x)",
+    ),
+    "a penalty behind the loop": (
+        "", "", "loss = loss + 0.01 * sum(square(w)) + sqrt(sum(w * w))\n  q = mean(x)",
+    ),
+    "weights of the samples": (
+        "", "", "n = mean[m](t * t)\n  q = sum(x * n) / (sum(n) + 1.0)\n  loss = loss + q",
     ),
     "a parameter in the loop": ("x = x * s", "x = x * s", "q = mean(x)"),
     "a parameter on both ends": ("x = x * s", "", "x = x * s\n  q = mean(x)"),
@@ -104,7 +111,8 @@ RIGHT |= SLICED
 NOT_ACCUMULATED = {
     "a counter": "MD0907", "an average of a parameter": "MD0907",
     "an average of the input": "MD0907", "an average of the last stage": "MD0907",
-    "that and a parameter": "MD0330", "a parameter for all iterations": "MD0330",
+    "that and a parameter": "MD0330", "a penalty behind the loop": "MD0330",
+    "a parameter for all iterations": "MD0330",
 }  # fmt: skip
 """What is refused where the optimizer accumulates: state from batch to batch, sums of stacks."""
 
@@ -145,3 +153,12 @@ def test_it_is_refused(name: str, mesh: str) -> None:
         compiled(text, mesh, "l -> pipe, b -> d", "with gpipe[b](2)").text  # noqa: B018
     assert {d.code for d in caught.value.diagnostics} == {name.split(" ")[0]}
     assert all(d.span and d.help for d in caught.value.diagnostics)
+
+
+@pytest.mark.parametrize("name", RIGHT | REFUSED)
+def test_check_refuses_what_compiling_does(name: str) -> None:
+    made = compiled(written((RIGHT | REFUSED)[name]), "pipe:2", "l -> pipe", "with gpipe[b](2)")
+    found = Diagnostics()
+    check_source(made.source, made.options, found)
+    refused = {name.split(" ")[0]} if name in REFUSED else set()
+    assert {d.code for d in found.errors} == refused

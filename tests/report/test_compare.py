@@ -182,7 +182,9 @@ def test_same_exactly_when_placements_routes_and_bytes_agree(example: str) -> No
         seen.add(found)
     # On a training step no two layouts or policies do the same.
     trained = ("alexnet", "dlrm", "encdec", "lm", "moe", "nmt", "resnet", "unet", "vit")
-    assert seen == ({False} if example in trained else {True, False})
+    # Of the one layout of stages, which send nothing else, all policies do the same.
+    alike = {"digits_async": {True}} | {name: {False} for name in trained}
+    assert seen == alike.get(example, {True, False})
 
 
 def test_a_row_differs_where_its_entries_do() -> None:

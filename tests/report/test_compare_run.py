@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from meshdsl.diagnostics import DiagnosticError
+from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Options
 from meshdsl.report.columns import Column, measure, raise_if_none_works
 from meshdsl.report.compare import measured
@@ -143,3 +143,26 @@ def test_a_program_shown_twice_is_executed_once() -> None:
     said = text(tuple(measured({"run": run})))
     assert "B: the program of A, not executed again." in said
     assert "A and C: equal, bit for bit." in said
+
+
+NARROW = """
+dim batch = 12, model = 4
+mesh two = { data: 2 }
+layout plain { batch -> data }
+layout narrow { batch -> data, grads: reduce = bf16 }
+program net(x[batch, model], target[batch, model]) {
+  param w[model]
+  loss = mean(square(x * w - target))
+  return loss
+  minimize loss with sgd(lr=0.1)
+}
+"""
+
+
+def test_gradients_added_up_in_fewer_bits_are_equal_up_to_that() -> None:
+    columns = columns_of(Source("net.mdsl", NARROW), Options(), "plain,narrow")
+    run = measure(columns, 0)
+    allowed = [entry["reference"]["tolerance"] for entry in run["runs"]]
+    assert [entry["reference"]["ok"] for entry in run["runs"]] == [True, True]
+    assert allowed[0] < 1e-4 < allowed[1] == run["between"][0]["tolerance"]
+    assert run["between"][0]["ok"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from meshdsl.backends.draws import draws
 from meshdsl.backends.engines.in_process import (
@@ -51,12 +52,15 @@ class Compiled:
     emitted: ProgramText
     report: dict[str, Any]
 
-    def step(self, inputs: Mapping[str, Any], kept: Mapping[str, Any]) -> Step:
+    def step(
+        self, inputs: Mapping[str, Any], kept: Mapping[str, Any], before: Held | None = None
+    ) -> Step:
         """One step; `kept` are parameters and states, drawn or begun where they are missing.
 
-        Raises AssertionError unless devices sent just the bytes that were predicted.
+        With the blocks of the step `before`, every device goes on with its own. Raises
+        AssertionError unless devices sent just the bytes that were predicted.
         """
-        found = on_devices(self.emitted, inputs, kept)
+        found = on_devices(self.emitted, inputs, kept, before)
         assert found.run.disagreements() == []
         check_bytes(self.report, found.run)
         return found
@@ -68,7 +72,12 @@ def compiled_step(case: Case, dtype: str | None = "f64") -> Compiled:
     return Compiled(made.named, made.emitted, explain(made.device))
 
 
-def on_devices(emitted: ProgramText, inputs: Mapping[str, Any], kept: Mapping[str, Any]) -> Step:
+def on_devices(
+    emitted: ProgramText,
+    inputs: Mapping[str, Any],
+    kept: Mapping[str, Any],
+    before: Held | None = None,
+) -> Step:
     """Run every device of an emitted text once, as `run_local` does, and keep all local blocks."""
     program = load(emitted.text)
     states = getattr(program, "STATES", None)
@@ -78,6 +87,9 @@ def on_devices(emitted: ProgramText, inputs: Mapping[str, Any], kept: Mapping[st
     given = local_tensors(program.MESH, program.INPUTS, inputs, 0, ranks)
     params = local_tensors(program.MESH, program.PARAMS, kept, 0, ranks)
     begun = local_tensors(program.MESH, states or {}, kept, 0, ranks)
+    for rank, blocks in enumerate(before or ()):
+        for own in (params[rank], begun[rank]):
+            own.update({name: torch.from_numpy(blocks[name].copy()) for name in own})
 
     def call(rank: int) -> Any:
         values = (given[rank], params[rank], *((begun[rank],) if states is not None else ()))

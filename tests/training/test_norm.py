@@ -14,7 +14,7 @@ import meshdsl as md
 from meshdsl.api.program import read
 from meshdsl.backends.engines.in_process import load, run_local
 from meshdsl.backends.train.job import DataFiles, Job
-from meshdsl.backends.train.run import emit_both, prepared, train
+from meshdsl.backends.train.run import planned, prepared, train
 from meshdsl.diagnostics import Source
 
 TEXT = """
@@ -98,7 +98,8 @@ def test_an_output_keeps_the_name_that_the_program_gives_it(tmp_path: Path) -> N
     np.savez(tmp_path / "data.npz", **{n: a[0].astype(np.float32) for n, a in INPUTS.items()})
     made = program("sgd(0.1)", "loss, lr, grad_norm").compile("grid", "both")._made.measured
     job = Job(DataFiles(str(tmp_path / "data.npz")), 1, log=str(tmp_path / "log"))
-    ending = train(emit_both(made, False), "local", prepared(made, job, 0), lambda event: None)
+    plan = planned(made, "local", evaluated=False)
+    ending = train(plan.emitted, "local", prepared(plan, job, 0), lambda event: None)
     (record,) = map(json.loads, (tmp_path / "log").read_text().splitlines())
     assert set(ending.values) == {"loss", "lr", "grad_norm"}
     assert {name: record[name] for name in ending.values} == ending.values

@@ -1,0 +1,331 @@
+"""A training step of one micro-batch, taken apart: what each stage of a pipeline does of it.
+
+Stage s has its block of the iterations of one `repeat`. What comes before the loop is on the first
+stage, what comes behind it on the last one, and gradients are where their tensors are. Updates on
+the way need more than that: a stage updates alone, whenever the table says so. So each parameter
+is read on one stage, and is updated from what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+from typing import Any, NoReturn
+
+from meshdsl.diagnostics import Span, fail
+from meshdsl.ir.program import substitute
+from meshdsl.ir.types import Dim
+from meshdsl.named.ir import Loop, Node, Op, Program, Update, Value
+from meshdsl.placed.stages import Piped
+
+HELP = "take a schedule without updates on the way: `one_f_one_b`"
+
+
+class Section(Enum):
+    """The nodes outside of the loop, by where they come; before the loop is on the first stage."""
+
+    BEFORE = "before the loop"
+    BEHIND = "behind the loop"
+    GRADIENT_BEHIND = "gradients of what is behind the loop"
+    GRADIENT_BEFORE = "gradients of what is before the loop"
+
+    @property
+    def is_first(self) -> bool:
+        """Whether its nodes are on the first stage, not on the last one."""
+        return self in (Section.BEFORE, Section.GRADIENT_BEFORE)
+
+
+@dataclass(frozen=True)
+class StageUpdate:
+    """The update of one stage, on values of its block.
+
+    `block` maps what the program calls a value to what the nodes call it.
+    """
+
+    nodes: tuple[Node, ...]
+    updates: tuple[Update, ...]
+    block: Mapping[Value, Value]
+    gradients: tuple[Value, ...]
+
+
+class StageParts:
+    """The parts of a training step of one micro-batch. Raises MD0330, MD0334, MD0337 and MD0907.
+
+    `stages` is the number of blocks of the loop's iterations.
+    """
+
+    def __init__(self, program: Program, pipe: Piped, stages: int) -> None:
+        self.program, self.pipe, self.stages = program, pipe, stages
+        self._check_optimizer()
+        self.loop, self.gradient_loop = self._loops()
+        if self.loop.dim.size % stages:
+            message = f"`{pipe.dim}` does not divide over the {stages} stages of the table"
+            fail("MD0334", message, pipe.span, help="take as many iterations on each stage")
+        self.trained = {u.old for u in program.updates if u.old.role == "param"}
+        self.sections = self._sections()
+        self._check_collected()
+        self.stacked = {
+            s.outer for s in (*self.loop.stacked, *self.gradient_loop.stacked)
+        } & self.trained
+        self.owners = {param: self._owner(param) for param in self.trained - self.stacked}
+
+    # --- what is computed where ------------------------------------------------------------------
+
+    @property
+    def indices(self) -> int:
+        """The iterations of a stage."""
+        return self.loop.dim.size // self.stages
+
+    def block(self, stage: int) -> range:
+        """The iterations of a stage."""
+        return range(stage * self.indices, (stage + 1) * self.indices)
+
+    def stage_of(self, section: Section) -> int:
+        """The stage of a section."""
+        return 0 if section.is_first else self.stages - 1
+
+    def nodes(self, section: Section) -> tuple[Node, ...]:
+        """The nodes of a section, in order."""
+        return tuple(n for n, found in self.sections.items() if found is section)
+
+    @cached_property
+    def of_weights(self) -> Mapping[Section, tuple[Node, ...]]:
+        """The nodes of the forward pass, by section, that parameters alone determine."""
+        known = {v: v in self.trained for v in (p.value for p in self.program.params)}
+        found = set(_of_weights([*self.sections], known))
+        return {
+            section: tuple(n for n in self.nodes(section) if n in found)
+            for section in (Section.BEFORE, Section.BEHIND)
+        }
+
+    @cached_property
+    def loop_of_weights(self) -> Loop:
+        """The loop with those nodes alone that the parameters of an iteration determine."""
+        known = {s.inside: True for s in self.loop.stacked if s.outer in self.stacked}
+        nodes = tuple(_of_weights(self.loop.body, known))
+        made = {*known, *(v for n in nodes for v in n.makes)}
+        collected = tuple(c for c in self.loop.collected if c.inside in made)
+        stacked = tuple(s for s in self.loop.stacked if s.inside in known)
+        return replace(self.loop, body=nodes, carries=(), stacked=stacked, collected=collected)
+
+    def _loops(self) -> tuple[Loop, Loop]:
+        """The loop on the stages, and that of its gradients."""
+        found = [n for n in self.program.body if isinstance(n, Loop) and self.pipe.cuts(n)]
+        forward, backward = (
+            [n for n in found if n.phase == phase] for phase in ("forward", "backward")
+        )
+        if len(forward) != 1 or len(backward) != 1:
+            message = (
+                f"a micro-batch goes not once through the loop over `{self.pipe.dim}` and back"
+            )
+            help = "write `recompute` inside of the loop, and no `grad` of what it makes"
+            fail("MD0907", message, self.pipe.span, help=help)
+        return forward[0], backward[0]
+
+    def _sections(self) -> dict[Node, Section]:
+        """The section of every node of the forward and backward pass outside of the loop."""
+        loops = (self.loop, self.gradient_loop)
+        nodes = [n for n in self.program.body if n.phase != "update" and n not in loops]
+        behind, ahead = set(self.loop.makes), set(self.gradient_loop.makes)
+        found: dict[Node, Section | None] = {}
+        for node in nodes:
+            found[node] = None
+            if node.phase == "backward" and ahead.intersection(free(node)):
+                found[node] = Section.GRADIENT_BEFORE
+                ahead.update(node.makes)
+            elif behind.intersection(free(node)):
+                late = node.phase == "backward"
+                found[node] = Section.GRADIENT_BEHIND if late else Section.BEHIND
+                behind.update(node.makes)
+        readers: dict[Value, list[Node]] = {}
+        for node in (*nodes, *loops):
+            for value in free(node):
+                readers.setdefault(value, []).append(node)
+        for node in reversed(nodes):
+            read_by = [r for v in node.makes for r in readers.get(v, ())]
+            sections = {found.get(r) for r in read_by if r not in loops}
+            found[node] = found[node] or self._by_readers(node, read_by, sections)
+        return {node: section for node, section in found.items() if section is not None}
+
+    def _by_readers(
+        self, node: Node, read_by: Sequence[Node], sections: set[Section | None]
+    ) -> Section:
+        """The section of a node that depends on no loop: that of its first reader."""
+        only_late = sections == {Section.GRADIENT_BEFORE} and len(read_by) > 0
+        if node.phase == "backward":
+            only_late &= self.gradient_loop not in read_by
+            return Section.GRADIENT_BEFORE if only_late else Section.GRADIENT_BEHIND
+        early = self.loop in read_by or Section.BEFORE in sections
+        only_late &= self.gradient_loop not in read_by
+        return Section.BEFORE if early or only_late else Section.BEHIND
+
+    # --- what is updated where -------------------------------------------------------------------
+
+    def update(self, stage: int) -> StageUpdate:
+        """The update of a stage: of its block of what the loop stacks, and of what is on it."""
+        here = tuple(u for u in self.program.updates if self._is_here(u.old, stage))
+        nodes = self._needed([u.new for u in here])
+        made = {v for n in nodes for v in n.makes}
+        read = dict.fromkeys(v for n in nodes for v in free(n) if v not in made)
+        kept = {p.value for p in self.program.params} | {s.value for s in self.program.states}
+        gradients = tuple(v for v in read if v not in kept)
+        for value in read:
+            self._check_here(value, stage, value in kept)
+        every = (*read, *(u.old for u in here), *(v for n in nodes for v in n.makes))
+        block = {v: self._of_block(v) for v in dict.fromkeys(every)}
+        renamed = tuple(self._with_block(n) for n in substitute(nodes, block))
+        updates = tuple(Update(u.old, block[u.new]) for u in here)
+        return StageUpdate(renamed, updates, block, gradients)
+
+    def is_block(self, value: Value) -> bool:
+        """Whether each stage has a block of a parameter, a state or a gradient."""
+        of = value.source
+        return of in self.stacked and value.type.has(self.loop.dim.name)
+
+    def _is_here(self, value: Value, stage: int) -> bool:
+        """Whether a parameter or a state is on a stage; what follows no parameter is on each."""
+        of = value.source
+        return of not in self.trained or of in self.stacked or self.owners[of] == stage
+
+    def _needed(self, wanted: Iterable[Value]) -> tuple[Node, ...]:
+        """The nodes of the update that make the wanted values."""
+        needed, found = set(wanted), []
+        for node in reversed([n for n in self.program.body if n.phase == "update"]):
+            if needed.intersection(node.makes):
+                self._check_separate(node)
+                needed.update(free(node))
+                found.append(node)
+        return tuple(reversed(found))
+
+    def _of_block(self, value: Value) -> Value:
+        """The value as a stage has it: a block of what has the loop's dim."""
+        if not value.type.has(self.loop.dim.name):
+            return value
+        return replace(value, type=self._smaller(value.type))
+
+    def _with_block(self, node: Node) -> Node:
+        """An operator whose attributes speak of the block."""
+        assert isinstance(node, Op), "an update has no loops"
+        return replace(node, attrs=tuple((key, self._smaller(v)) for key, v in node.attrs))
+
+    def _smaller(self, said: Any) -> Any:
+        """A type, dims or an attribute, with the block's size for the loop's dim."""
+        match said:
+            case Dim() if said == self.loop.dim:
+                return Dim(said.name, self.indices)
+            case tuple():
+                return tuple(map(self._smaller, said))
+        if hasattr(said, "dims"):
+            return replace(said, dims=self._smaller(said.dims))
+        return said
+
+    # --- what is refused -------------------------------------------------------------------------
+
+    def _check_optimizer(self) -> None:
+        """Refuse options that speak of all stages at once, and what the program assigns."""
+        goal = self.program.goal
+        assert goal is not None, "a training step has a goal"
+        for option, why in (
+            ("clip", "the norm of all gradients"),
+            ("compress", "factors of gradients that are made at one time"),
+        ):
+            if goal.optimizer.options[option] is not None:
+                message = f"`{option}` needs {why}, and stages update at different times"
+                _refuse(message, goal.span, f"leave `{option}` out, or {HELP}")
+        params = [p.value for p in self.program.params]
+        assigned = [u for u in self.program.updates if u.old in params and _is_assigned(u, self)]
+        for update in assigned:
+            message = f"`{update.old.label}` is assigned, and passes read it at different times"
+            _refuse(message, update.old.span, HELP)
+
+    def _check_collected(self) -> None:
+        """Refuse a read, outside of the loops, of what they collect from all stages."""
+        whole = {c.outer for c in (*self.loop.collected, *self.gradient_loop.collected)}
+        for node in self.sections:
+            for value in whole.intersection(free(node)):
+                known = f"`{value.label}`" if value.name else "what the loop collects"
+                message = f"{known}, of which each stage has a part, is read behind the loop"
+                help = "hand it on from iteration to iteration, as what the loop carries"
+                fail("MD0330", message, node.span, help=help)
+
+    def _owner(self, param: Value) -> int:
+        """The stage that a parameter is read on, outside of the loop's stacks."""
+        loops = (self.loop, self.gradient_loop)
+        if any(param in free(n) for n in loops):
+            message = f"`{param.label}` is read by every stage, and each would update it by itself"
+            _refuse(message, param.span, f"declare it inside of the loop, or {HELP}")
+        found = {self.stage_of(s) for n, s in self.sections.items() if param in free(n)}
+        if len(found) > 1:
+            first, last = min(found), max(found)
+            message = f"`{param.label}` is read on stages {first} and {last}, which update it apart"
+            _refuse(message, param.span, f"give each a parameter of its own, or {HELP}")
+        return found.pop() if found else 0
+
+    def _check_separate(self, node: Node) -> None:
+        """Refuse an update that reads all blocks to make something whole."""
+        dim = self.loop.dim.name
+        if isinstance(node, Loop) or (
+            any(v.type.has(dim) for v in free(node))
+            and not all(v.type.has(dim) for v in node.makes)
+        ):
+            message = "an update needs all iterations of the loop, which stages update apart"
+            _refuse(message, node.span, HELP)
+
+    def _check_here(self, value: Value, stage: int, kept: bool) -> None:
+        """Refuse an update that reads what another stage has."""
+        if kept and self._is_here(value, stage):
+            return
+        collected = any(value is c.outer for c in self.gradient_loop.collected)
+        if not kept and (collected or self.gradient_stage(value) == stage):
+            return
+        message = f"stage {stage} needs `{value.label}` of another stage to update"
+        _refuse(message, value.span, HELP)
+
+    def gradient_stage(self, value: Value) -> int | None:
+        """The stage that makes a gradient outside of the loop."""
+        for node, section in self.sections.items():
+            if value in node.makes:
+                return self.stage_of(section)
+        return 0 if value in self.gradient_loop.makes else None
+
+
+def _is_assigned(update: Update, parts: StageParts) -> bool:
+    """Whether a parameter's new value is made by the program, not by the optimizer."""
+    made = {v for n in parts.program.body if n.phase == "update" for v in n.makes}
+    return update.new not in made
+
+
+def _refuse(message: str, span: Span, help: str) -> NoReturn:
+    fail("MD0337", message, span, help=help)
+
+
+def free(node: Node) -> tuple[Value, ...]:
+    """The values from outside that a node reads, those of a loop's body included."""
+    return tuple(dict.fromkeys(_free(node)))
+
+
+def _free(node: Node) -> Iterator[Value]:
+    yield from node.reads
+    if isinstance(node, Loop):
+        inside = {*node.enters, *(v for n in node.body for v in n.makes)}
+        yield from (v for n in node.body for v in _free(n) if v not in inside)
+        yield from (v for v in node.ends if v not in inside)
+
+
+def _of_weights(nodes: Sequence[Node], known: dict[Value, bool]) -> Iterator[Node]:
+    """The nodes that read parameters and constants alone, and at least one parameter.
+
+    `known` says of parameters whether they are trained; constants are added to it.
+    """
+    for node in nodes:
+        read = free(node)
+        if node.phase == "forward" and all(v in known for v in read):
+            of_weights = any(known[v] for v in read)
+            known.update(dict.fromkeys(node.makes, of_weights))
+            if of_weights:
+                yield node
+
+
+__all__ = ["Section", "StageParts", "StageUpdate", "free"]

@@ -1,0 +1,272 @@
+"""Compressions of what each worker has by itself: top-k and one bit, with error feedback.
+
+A worker is a device with its own part of a gradient. Their parts are blocks of a dim `workers`
+(`parts`), and all else is operators on these, so that what is sent is placed, counted and shown
+like everything else. The program is written for one worker; `for_workers` makes it that of many,
+once a layout has said where gradients are partial. What a worker does not send is added to its
+next gradient: of this error it keeps its own part (`State.parts`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from meshdsl.ir import program as ir
+from meshdsl.ir.types import I32, Dim, TensorType
+from meshdsl.named.ir import Op, Program, Value
+from meshdsl.named.optimizers import Arithmetic, Compression, UpdateEmitter, master_dtype, widened
+from meshdsl.ops.parts import BITS
+
+Gradients = Sequence[tuple[Value, Value, tuple[str, ...]]]
+"""Parameters, their gradients and the dims that are compressed: each slice along others by itself.
+
+What has none of these is one number, and sent whole.
+"""
+
+
+def top_k(
+    emitter: UpdateEmitter, compression: Compression, done: Value, grads: Gradients
+) -> list[Value]:
+    """The gradients as sums of the largest elements of each worker.
+
+    After Lin et al. 2018 (Deep Gradient Compression), without its momentum correction. Of each
+    tensor k = ⌈fraction · elements⌉ are sent, those of the greatest magnitude, of equals the first.
+    """
+    fraction = compression.options["fraction"]
+    return [_Tensor(emitter, *g).top_k(fraction) if g[2] else g[1] for g in grads]
+
+
+def one_bit(
+    emitter: UpdateEmitter, compression: Compression, done: Value, grads: Gradients
+) -> list[Value]:
+    """The gradients as signs, each tensor with one scale, added up by blocks and sent as signs.
+
+    The two phases of 1-bit Adam (Tang et al. 2021), for gradients; the scale is the mean
+    magnitude (Karimireddy et al. 2019). Zero counts as positive.
+    """
+    return [_Tensor(emitter, *g).one_bit() if g[2] else g[1] for g in grads]
+
+
+def kept(fraction: float, elements: int) -> int:
+    """How many of the elements of a tensor are sent: a fraction, as it is written, rounded up."""
+    return math.ceil(Fraction(repr(fraction)) * elements)
+
+
+def words_of(elements: int) -> int:
+    """The words of i32 that the signs of so many elements take."""
+    return -(-elements // BITS)
+
+
+@dataclass(frozen=True)
+class Dims:
+    """The dims of a parameter's compression; a user's name cannot contain a dot.
+
+    `workers` are split, and `every` of them are gathered; `words` of signs are gathered, and in
+    `blocks` split over the workers, each of which adds up its own.
+    """
+
+    param: str
+    elements: int = 0
+    count: int = 1
+
+    def named(self, name: str, size: int) -> Dim:
+        """A dim of this parameter."""
+        return Dim(f"{self.param}.{name}", size)
+
+    @cached_property
+    def workers(self) -> Dim:
+        """The workers, each with its own block."""
+        return self.named("workers", self.count)
+
+    @cached_property
+    def every(self) -> Dim:
+        """All workers on every device."""
+        return self.named("all_workers", self.count)
+
+    @cached_property
+    def flat(self) -> Dim:
+        """All elements of a tensor."""
+        return self.named("flat", self.elements)
+
+    @cached_property
+    def words(self) -> Dim:
+        """The words of all signs."""
+        return self.named("words", words_of(self.elements))
+
+    @cached_property
+    def blocks(self) -> Dim:
+        """The words of all signs, split over the workers."""
+        return self.named("blocks", words_of(self.elements))
+
+    @cached_property
+    def padded(self) -> Dim:
+        """The signs in all words."""
+        return self.named("padded", words_of(self.elements) * BITS)
+
+    @cached_property
+    def bits(self) -> Dim:
+        """The signs in a word."""
+        return self.named("bits", BITS)
+
+
+class _Tensor:
+    """The compression of one parameter's gradient, along its dims `own`."""
+
+    def __init__(
+        self, emitter: UpdateEmitter, param: Value, grad: Value, own: tuple[str, ...]
+    ) -> None:
+        self.emitter, self.param, self.grad = emitter, param, grad
+        # Rules for states are not for what is done to gradients.
+        self.do = Arithmetic(emitter, master_dtype(param), param, role="grad")
+        self.own = tuple(d for d in param.type.dims if d.name in own)
+        self.around = tuple(d for d in param.type.dims if d.name not in own)
+        self.dims = Dims(str(param.name), math.prod(d.size for d in self.own))
+
+    def top_k(self, fraction: float) -> Value:
+        """The sum of what workers send; the rest is kept."""
+        do, dims, mine = self.do, self.dims, self._mine()
+        top = dims.named("top", kept(fraction, dims.flat.size))
+        places = {"source": (dims.flat,), "target": (top,)}
+        _, index = do.all("top_k", do("abs", mine), **places)
+        values = do("gather", mine, index, dim=dims.flat)
+        sent = do("scatter_add", values, index, dim=dims.flat, dims=mine.type.dims)
+        self._keep(do("sub", mine, sent))
+        return self._shaped(do("scatter_parts", self._all(values), self._all(index), dim=dims.flat))
+
+    def one_bit(self) -> Value:
+        """What the signs of the blocks stand for; both errors are kept."""
+        do, dims, mine = self.do, self.dims, self._mine()
+        scale = do("mean", do("abs", mine), dims=(dims.flat,))
+        words = do("pack_signs", self._in_words(mine), dim=dims.bits)
+        self._keep(do("sub", mine, self._signed(words, scale)))
+        pairs = ((dims.workers, dims.every), (dims.words, dims.blocks))
+        blocks = self._signs(do("rename", words, pairs=pairs))
+        total = do("einsum", self._all(scale), blocks, dims=(*self.around, dims.blocks, dims.bits))
+        return self._shaped(self._again(total))
+
+    def _again(self, total: Value) -> Value:
+        """The signs of a sum that is split in blocks, with a scale for each of them."""
+        do, dims = self.do, self.dims
+        error = self.emitter.state(f"{self.param.name}.server_error", total.type, self.param)
+        inside, own = self._inside(), (dims.blocks, dims.bits)
+        whole = do("mul", do("add", total, error), inside)
+        magnitude = do("parts", do("sum", do("abs", whole), dims=own), dim=dims.workers)
+        size = do("parts", do("sum", inside, dims=own), dim=dims.workers)
+        scales = self._all(do("div", magnitude, do("maximum", size, 1.0)))
+        words = do("pack_signs", whole, dim=dims.bits)
+        sent = do("mul", self._signs(words), self._by_block(scales, dims.blocks))
+        self.emitter.update(error, do("mul", do("sub", whole, sent), inside))
+        words = do("rename", words, pairs=((dims.blocks, dims.words),))
+        return self._signed(words, self._by_block(scales, dims.words))
+
+    # --- pieces ----------------------------------------------------------------------------------
+
+    def _mine(self) -> Value:
+        """What each worker has to send, in one dim: its gradient and its error.
+
+        A part is widened once it is the worker's own: of a sum only the whole may be rounded.
+        """
+        do, dims = self.do, self.dims
+        type_ = TensorType(self.param.type.dims, do.dtype)
+        name = f"{self.param.name}.error"
+        self.error = self.emitter.state(name, type_, self.param, parts=True)
+        own, error = (do("parts", v, dim=dims.workers) for v in (self.grad, self.error))
+        each = do("add", widened(do, own), error)
+        each = do("merge", each, dims=self.own, into=dims.flat)
+        return do("transpose", each, dims=(dims.workers, *self.around, dims.flat))
+
+    def _keep(self, rest: Value) -> None:
+        """Keep of each worker what it has not sent."""
+        own = self.do("sum", rest, dims=(self.dims.workers,))
+        self.emitter.update(self.error, self._shaped(own))
+
+    def _all(self, value: Value) -> Value:
+        """What all workers have sent."""
+        return self.do("rename", value, pairs=((self.dims.workers, self.dims.every),))
+
+    def _shaped(self, value: Value) -> Value:
+        """A value in one dim with those of the parameter."""
+        value = self.do("split", value, dim=self.dims.flat, into=self.own)
+        return self.do("transpose", value, dims=self.param.type.dims)
+
+    def _in_words(self, value: Value) -> Value:
+        """A value in one dim as words and bits, with zeros behind the last element."""
+        do, dims = self.do, self.dims
+        ends = {"before": 0, "after": dims.padded.size - dims.flat.size, "value": 0}
+        value = do("pad", value, source=(dims.flat,), target=(dims.padded,), **ends)
+        return do("split", value, dim=dims.padded, into=(dims.words, dims.bits))
+
+    def _signs(self, words: Value) -> Value:
+        return self.do("unpack_signs", words, dim=self.dims.bits, dtype=self.do.dtype)
+
+    def _signed(self, words: Value, scale: Value) -> Value:
+        """What signs stand for, in one dim."""
+        do, dims = self.do, self.dims
+        value = do("mul", self._signs(words), scale)
+        value = do("merge", value, dims=(dims.words, dims.bits), into=dims.padded)
+        part = {"start": 0, "stop": dims.flat.size, "target": dims.flat}
+        return do("slice", value, dim=dims.padded, **part)
+
+    def _by_block(self, scales: Value, dim: Dim) -> Value:
+        """The scale of the block that each word is in."""
+        index = replace(self.do, dtype=I32)("block_index", dim=dim, ways=(1,))
+        return self.do("gather", scales, index, dim=self.dims.every)
+
+    def _inside(self) -> Value:
+        """1 where a bit stands for an element, 0 behind the last."""
+        count, dims = replace(self.do, dtype=I32), self.dims
+        number = count("mul", count("iota", dim=dims.blocks), BITS)
+        number = count("add", number, count("iota", dim=dims.bits))
+        return self.do("cast", count("lt", number, dims.flat.size), dtype=self.do.dtype)
+
+
+PER_WORKER = {"topk": top_k, "onebit": one_bit}
+"""The compressions whose numbers depend on the number of workers."""
+
+# --- of many workers ---------------------------------------------------------------------------
+
+
+def is_parts(op: ir.Op[Any]) -> bool:
+    """Whether an operator takes the parts that several workers have of a sum."""
+    return op.name == "parts" and op.attr("dim").size > 1
+
+
+def for_workers(program: Program, ways: Mapping[str, tuple[int, ...]]) -> Program:
+    """The program in which each parameter, by its name, has so many workers.
+
+    They are given as the sizes of the mesh axes that they are on, the outer first.
+    """
+    sized: dict[str, Dim] = {}
+    blocks: dict[str, tuple[int, ...]] = {}
+    for param, sizes in ways.items():
+        dims = Dims(param, count=math.prod(sizes))
+        sized |= {d.name: d for d in (dims.workers, dims.every)}
+        blocks |= {d.name: sizes for d in (dims.words, dims.blocks)}
+    new: dict[Value, Value] = {}
+
+    def resized(item: object) -> object:
+        if isinstance(item, tuple):
+            return tuple(resized(i) for i in item)
+        return sized.get(item.name, item) if isinstance(item, Dim) else item
+
+    def one(op: Op) -> Op:
+        for value in op.outs:
+            dims = tuple(sized.get(d.name, d) for d in value.type.dims)
+            if dims != value.type.dims:
+                new[value] = replace(value, type=replace(value.type, dims=dims))
+        ins, outs = (tuple(new.get(v, v) for v in vs) for vs in (op.ins, op.outs))
+        attrs = tuple((name, resized(item)) for name, item in op.attrs)
+        if op.name == "block_index":
+            attrs = (("dim", op.attr("dim")), ("ways", blocks[op.attr("dim").name]))
+        return replace(op, ins=ins, outs=outs, attrs=attrs)
+
+    body = tuple(
+        one(node) if isinstance(node, Op) and node.phase == "update" else node
+        for node in program.body
+    )
+    return replace(program, body=body)

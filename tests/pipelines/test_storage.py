@@ -1,0 +1,179 @@
+"""Parameters, gradients and states stored in other parts than their stages have them.
+
+Each program does the step of one device, with the bytes that are predicted for each of them and for
+all. What a pipeline cannot do is refused, with its place.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from meshdsl.backends.engines.in_process import run_local
+from meshdsl.diagnostics import DiagnosticError
+from meshdsl.placed.place import POLICIES
+from meshdsl.report.explain import explain
+from tests.pipelines.test_programs import compiled, results
+
+TEXT = """
+dim b = 6, m = 4, h = H, l = 4, o = m
+program p(x[b, m], t[b, m]) {
+  param s[m] = ones()
+  y = mean(square(s))
+  x = x * (tanh(y) + s)
+  repeat l {
+    param w[m, h]
+    param c[h]
+    param v[h, o]
+    x = x + einsum(tanh(einsum(x, w -> [b, h]) + c), v -> [b, o])[o -> m]
+  }
+  loss = mean(square(x - t))
+  return loss
+  minimize loss with OPT
+}
+"""
+RULES = {
+    "ZeRO 1": "state: h -> d",
+    "ZeRO 2": "state: h -> d, grads: h -> d",
+    "ZeRO 3": "state: h -> d, grads: h -> d, params: h -> d",
+    "ZeRO 2 by layers": "state: l -> (pipe, d), grads: l -> (pipe, d)",
+    "ZeRO 3 by layers": "state: l -> (pipe, d), grads: l -> (pipe, d), params: l -> (pipe, d)",
+    "parameters whole": "params: l -> none",
+    "all whole": "params: l -> none, grads: l -> none, state: l -> none",
+    "parameters over data": "params: l -> d",
+    "parameters over the stages by another dim": "params: m -> pipe, state: m -> pipe",
+    "tensor": "h -> d",
+    "tensor and ZeRO": "h -> d, state: m -> d, grads: m -> d",
+}
+OPTIMIZERS = ("sgd(lr=0.1", "adamw(lr=0.01, clip=0.3", "adafactor(lr=0.01, clip=0.3")
+USES = (
+    "with one_f_one_b[b](3)",
+    "with zb_h1[b](3)",
+    "with gpipe[b](1)",
+    "with gpipe",
+    "with zb_h2",
+)
+
+
+def cases() -> list[tuple[str, int, str, str, str]]:
+    """Rules x sizes x schedules; without dims the optimizer accumulates. Others take turns."""
+    found = []
+    for i, name in enumerate(RULES):
+        for j, use in enumerate(USES):
+            optimizer = OPTIMIZERS[(i + j) % 3] + ("" if "[" in use else ", accumulate=3") + ")"
+            found.append((name, (8, 5)[(i + j) % 2], optimizer, use, POLICIES[(i + 2 * j) % 4]))
+    return found
+
+
+@pytest.mark.parametrize(("name", "hidden", "optimizer", "use", "policy"), cases())
+def test_a_step_is_that_of_one_device(
+    name: str, hidden: int, optimizer: str, use: str, policy: str
+) -> None:
+    text = TEXT.replace("OPT", optimizer).replace("H,", f"{hidden},")
+    piped = compiled(text, "d:2,pipe:2", f"l -> pipe, {RULES[name]}", use, policy)
+    run = run_local(piped.text, seed=4)
+    alone = results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
+    for key, array in results(run).items():
+        most = max(float(np.abs(alone[key]).max(initial=0)), 1e-30)
+        assert np.abs(array - alone[key]).max(initial=0) < 5e-5 * most, key
+    assert not run.disagreements()
+    sent = [run.wire_bytes(rank) for rank in range(len(run.sent))]
+    told = explain(piped.device)["totals"]
+    assert sum(sent) == told["cluster_wire_bytes"]
+    # Of uneven blocks, what the device with the largest sends, one exchange apart from the other.
+    assert max(sent) == told["wire_bytes"] or (hidden % 2 and max(sent) < told["wire_bytes"])
+
+
+NAMES = ("forward", "backward", "inputs", "weights", "kept", "kept_first", "kept_last", "action")
+
+
+@pytest.mark.parametrize("schedule", ["one_f_one_b", "zb_h1"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_of_the_text_may_be_one_of_the_program(name: str, schedule: str) -> None:
+    text = TEXT.replace("OPT", "sgd(lr=0.1)").replace("H,", "4,")
+    for old in ("w", "x", "y"):
+        made = re.sub(rf"\b{old}\b", name, text)
+        alone = results(run_local(compiled(made, "pipe:1", "l -> pipe", "").text, seed=4))
+        piped = compiled(made, "pipe:2", "l -> pipe", f"with {schedule}[b](3)")
+        for key, array in results(run_local(piped.text, seed=4)).items():
+            np.testing.assert_allclose(array, alone[key], rtol=0, atol=1e-5)
+
+
+REFUSED = {
+    "b -> pipe": ("MD0907", "`b` cannot be split over the stages"),
+    "grads: m -> pipe": ("MD0907", "`m` cannot be split over the stages"),
+    "w: h -> pipe": ("MD0907", "`h` cannot be split over the stages"),
+}
+
+
+@pytest.mark.parametrize("rule", REFUSED)
+def test_another_dim_over_the_axis_of_the_stages(rule: str) -> None:
+    code, message = REFUSED[rule]
+    text = TEXT.replace("OPT", "sgd(lr=0.1)").replace("H,", "4,")
+    with pytest.raises(DiagnosticError, match=message) as caught:
+        compiled(text, "d:2,pipe:2", f"l -> pipe, {rule}", "with gpipe[b](3)").checked()
+    (found,) = (d for d in caught.value.diagnostics if d.severity == "error")
+    assert found.code == code
+    assert found.span is not None
+    assert found.span.text == rule
+
+
+ONCE = {
+    "no gradient of a micro-batch": ("mean(square(x - t))", "mean(square(t * s))\n  z = mean(x)"),
+    "reads nothing of a micro-batch": ("x = x * (tanh(y) + s)", "x = broadcast[b](s)"),
+    "goes through the loop over `l` twice": ("repeat l {", "recompute { repeat l {"),
+}
+
+
+@pytest.mark.parametrize("message", ONCE)
+def test_a_micro_batch_goes_once_through_the_stages_and_back(message: str) -> None:
+    text = TEXT.replace("OPT", "sgd(lr=0.1)").replace("H,", "4,").replace(*ONCE[message])
+    if "broadcast" in text:
+        text = text.replace("b = 6,", "b = 6, b2 = 2,").replace("broadcast[b]", "broadcast[b2]")
+        text = re.sub(r"\[b, ([ho])\]", r"[b2, \1]", text).replace("x - t)", "mean[b2](x) - t)")
+    if "recompute" in text:
+        text = text.replace("[o -> m]\n  }", "[o -> m]\n  } }")
+    if "z = " in text:
+        text = text.replace("return loss", "return loss, z")
+    with pytest.raises(DiagnosticError, match=message) as caught:
+        compiled(text, "pipe:2", "l -> pipe", "with gpipe[b](3)").checked()
+    assert {d.code for d in caught.value.diagnostics} == {"MD0907"}
+
+
+def test_the_loop_itself_is_not_cut() -> None:
+    text = TEXT.replace("OPT", "sgd(lr=0.1)").replace("H,", "4,")
+    with pytest.raises(DiagnosticError, match="`l` is on the stages") as caught:
+        compiled(text, "pipe:2", "l -> pipe", "with gpipe[l](2)").checked()
+    assert {d.code for d in caught.value.diagnostics} == {"MD0534"}
+
+
+def test_one_micro_batch_is_the_whole_batch() -> None:
+    """What needs all of a batch, and what is returned with its dim, is there."""
+    text = TEXT.replace("OPT", "sgd(lr=0.1)").replace("H,", "4,")
+    text = text.replace("= mean(square(x - t))", "= sqrt(mean(square(x - t)))")
+    alone = results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
+    piped = compiled(text, "pipe:2", "l -> pipe", "with gpipe[b](1)")
+    for key, array in results(run_local(piped.text, seed=4)).items():
+        np.testing.assert_allclose(array, alone[key], rtol=0, atol=1e-5)
+    with pytest.raises(DiagnosticError, match="MD0332"):
+        compiled(text, "pipe:2", "l -> pipe", "with gpipe[b](2)").checked()
+
+
+LEAVES = {
+    "`z` is returned with `b`": ("return loss", "return loss, z"),
+    "`z` is read by the update with `b`": ("return loss", "seen := z\n  return loss"),
+    "what `max` yields is returned, the max over micro-batches": ("return loss", "return max(z)"),
+}
+
+
+@pytest.mark.parametrize("message", LEAVES)
+def test_what_no_sum_over_micro_batches_is_says_where_it_goes(message: str) -> None:
+    text = TEXT.replace("OPT", "sgd(lr=0.1)").replace("H,", "4,")
+    text = text.replace("  loss =", "  z = mean[m](x)\n  loss =").replace(*LEAVES[message])
+    if ":=" in text:
+        text = text.replace("  param s", "  param seen[b] = zeros()\n  param s")
+    with pytest.raises(DiagnosticError, match=message) as caught:
+        compiled(text, "pipe:2", "l -> pipe", "with gpipe[b](3)").checked()
+    assert {d.code for d in caught.value.diagnostics} == {"MD0333"}
