@@ -40,7 +40,8 @@ def device_in(frame: FrameType | None) -> FrameType | None:
     return found
 
 
-OF_DEVICE = frozenset(("device", "device.<locals>.forward", "device.<locals>.backward"))
+_PASSES = ("forward", "backward", "inputs", "weights")
+OF_DEVICE = frozenset(("device", *(f"device.<locals>.{name}" for name in _PASSES)))
 
 
 def is_of_device(code: CodeType) -> bool:

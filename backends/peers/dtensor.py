@@ -71,6 +71,11 @@ def check_index(ids, dim, size, place, *_):
         raise IndexError(f"{place}: an index of {dim} is not in 0 ... {size - 1}")
     return ids
 ''',
+    "squared_norm": '''
+def squared_norm(x):
+    """The sum of the squares of all elements."""
+    return torch.square(x).sum()
+''',
     "check_divisor": '''
 def check_divisor(divisor, place):
     """The divisor, after a look at what this device has of it."""

@@ -83,6 +83,16 @@ def _flow_gelu(call: Call) -> str:
     return f"{name}({call.args[0]})"
 
 
+def _jax_einsum(call: Call) -> str | None:
+    """Of one tensor, the sum over its last dims: JAX may place a transposed one otherwise."""
+    if len(call.ins) > 1:
+        return call.write("jnp.einsum({letters}, {operands}, {where})")
+    gone = [n for n in call.ins[0].names if not call.out.has(n)]
+    positions = tuple_text(range(len(call.out.dims), len(call.ins[0].dims)))
+    x = call.ordered(0, (*call.out.names, *gone))
+    return call.write(f"jax.lax.reduce_sum({x}, {positions}, {{where}})")
+
+
 def _jax_gather(call: Call) -> str:
     table, dim = call.ins[0].names, call.attrs["dim"].name
     if any(call.ins[1].has(n) for n in table):
@@ -287,7 +297,7 @@ TABLE: dict[str, Text | tuple[Text | None, Text | None]] = {
     "identity": "{0}",
     "where": "{lib}.where({tensors})",
     "cast": ("{tensor}.astype({dtype})", "{tensor}.to({dtype})"),
-    "einsum": ("jnp.einsum({letters}, {operands}, {where})", _flow_einsum),
+    "einsum": (_jax_einsum, _flow_einsum),
     "iota": "{lib}.arange({count}, dtype={dtype}, {where})",
     "zeros": "{lib}.zeros({shape}, dtype={dtype}, {where})",
     "ones": "{lib}.ones({shape}, dtype={dtype}, {where})",

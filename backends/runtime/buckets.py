@@ -14,6 +14,7 @@ import torch.distributed as dist
 from meshdsl.backends.runtime.collectives import (
     Pending,
     all_gather_start,
+    all_reduce,
     all_reduce_start,
     reduce_scatter_start,
 )
@@ -23,7 +24,11 @@ Tensors = Sequence[torch.Tensor]
 
 def all_reduce_bucket(xs: Tensors, group: Any, op: str) -> list[torch.Tensor]:
     """The sum (max, min, prod) over the group of each tensor; all have one dtype."""
-    return all_reduce_bucket_start(xs, group, op).wait()  # type: ignore[no-any-return]
+    # Two calls of torch, however many tensors: threads hand on Python's lock at each of them.
+    flat = torch._utils._flatten_dense_tensors(xs)  # type: ignore[no-untyped-call]
+    total = all_reduce(flat, group, op)
+    parts = torch._utils._unflatten_dense_tensors(total, xs)  # type: ignore[no-untyped-call]
+    return [p if p.numel() else p.view(x.shape) for p, x in zip(parts, xs, strict=True)]
 
 
 def all_reduce_bucket_start(xs: Tensors, group: Any, op: str) -> Pending:
@@ -46,7 +51,7 @@ def reduce_scatter_bucket(
 def reduce_scatter_bucket_start(xs: Tensors, dims: Sequence[int], group: Any, op: str) -> Pending:
     """Begin a `reduce_scatter_bucket`."""
     size = dist.get_world_size(group)
-    outer = [x.movedim(dim, 0) for x, dim in zip(xs, dims, strict=True)]
+    outer = [x.movedim(dim, 0) if dim else x for x, dim in zip(xs, dims, strict=True)]
     # A row for each device, with its block of every tensor.
     rows = torch.cat([x.reshape(size, -1) for x in outer], 1)
     shapes = [(x.shape[0] // size, *x.shape[1:]) for x in outer]
@@ -62,7 +67,7 @@ def all_gather_bucket(xs: Tensors, dims: Sequence[int], group: Any) -> list[torc
 def all_gather_bucket_start(xs: Tensors, dims: Sequence[int], group: Any) -> Pending:
     """Begin an `all_gather_bucket`."""
     size = dist.get_world_size(group)
-    outer = [x.movedim(dim, 0) for x, dim in zip(xs, dims, strict=True)]
+    outer = [x.movedim(dim, 0) if dim else x for x, dim in zip(xs, dims, strict=True)]
     started = all_gather_start(torch.cat([x.reshape(1, -1) for x in outer], 1), 0, group)
     shapes = [(x.shape[0] * size, *x.shape[1:]) for x in outer]
     sizes = [x.numel() for x in xs]
@@ -70,7 +75,7 @@ def all_gather_bucket_start(xs: Tensors, dims: Sequence[int], group: Any) -> Pen
     def finish() -> list[torch.Tensor]:
         parts = started.finish().split(sizes, 1)
         return [
-            part.reshape(shape).movedim(0, dim)
+            part.reshape(shape).movedim(0, dim) if dim else part.reshape(shape)
             for part, shape, dim in zip(parts, shapes, dims, strict=True)
         ]
 

@@ -308,7 +308,7 @@ def _taken_over(program: placed.Program) -> Iterator[tuple[placed.Tensor, placed
 def _written_into(
     program: placed.Program,
 ) -> Iterator[tuple[placed.Tensor, placed.Tensor]]:
-    """Pairs of a new value and the parameter that `:=` makes it, in whose memory it is written.
+    """Pairs of a new value and the parameter or state that it replaces, written in its memory.
 
     The operator that makes it has to have a text for that, and alone reads the old value.
     """
@@ -332,10 +332,8 @@ def _written_into(
                     return None if inner is None else (*inner, (new, old))
         return None
 
-    params = {p.tensor for p in program.params}
     for old, new in program.updates:
-        if old in params:
-            yield from found(old, new) or ()
+        yield from found(old, new) or ()
 
 
 def _makes(node: placed.Node) -> tuple[placed.Tensor, ...]:

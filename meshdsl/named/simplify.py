@@ -17,7 +17,7 @@ def simplify(program: Program, spoken: Collection[str] | None = ()) -> Program:
     Attention becomes one operator where no layout speaks of what that leaves out: the names
     `spoken`. With None, it never does.
     """
-    program = contract_products(program)
+    program = contract_squares(contract_products(program))
     if spoken is not None:
         program = fuse_attention(program, uses_of(program), spoken)
     # A sum that has moved out of a loop may have met its product there.
@@ -97,6 +97,40 @@ def _count(nodes: tuple[Node, ...], uses: Counter[Value]) -> None:
         uses.update(v for c in node.carries for v in (c.init, c.next))
         uses.update(c.inside for c in node.collected)
         _count(node.body, uses)
+
+
+# --- sum(x^2) is one reduction ------------------------------------------------------------------
+
+_OF_SQUARES = {"sum": "squared_norm", "mean": "mean_square"}
+"""What a reduction over all dims is called, of squares that nothing else reads."""
+
+
+def contract_squares(program: Program) -> Program:
+    """Replace the sum or mean of all squares by a reduction that does not store them.
+
+    That is how losses are written and norms of gradients are taken. In a narrow dtype each square
+    is rounded, and stays.
+    """
+    uses = uses_of(program)
+
+    def block(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        made = {v: node for node in nodes if isinstance(node, Op) for v in node.outs}
+        return tuple(
+            replace(n, body=block(n.body)) if isinstance(n, Loop) else _of_squares(n, made, uses)
+            for n in nodes
+        )
+
+    return replace(program, body=block(program.body))
+
+
+def _of_squares(op: Op, made: dict[Value, Op], uses: Counter[Value]) -> Op:
+    if op.name not in _OF_SQUARES or op.out.type.dims:
+        return op
+    square = made.get(op.ins[0])
+    plain = op.ins[0].name is None and not op.ins[0].pins and uses[op.ins[0]] == 1
+    if square is None or square.name != "square" or not plain or op.out.type.dtype.bytes < 4:
+        return op
+    return replace(op, name=_OF_SQUARES[op.name], ins=square.ins)
 
 
 # --- einsum(a -> …) of every dim is a transpose -------------------------------------------------

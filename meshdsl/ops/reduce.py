@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from meshdsl.ir.types import BOOL, F32, I32, TensorType
+from meshdsl.ir.types import BOOL, F32, F64, I32, TensorType
 from meshdsl.named.ir import Value
 from meshdsl.ops.build import (
     BATCH,
@@ -40,6 +40,7 @@ from meshdsl.ops.opdef import (
     ReduceOp,
     Sample,
     Signature,
+    Spelling,
     Surface,
     TorchCall,
     register,
@@ -273,6 +274,73 @@ reduction(
     true_rows=swapped(_OUTER, "P(min) -> P(min)"),
     meaning="Whether every element along the dims in brackets, or at all, is true.",
 )  # fmt: skip
+
+# --- sums of squares -------------------------------------------------------------------------
+
+
+def _squares(name: str, meaning: str, elsewhere: Mapping[str, Spelling], *, mean: bool) -> None:
+    """Register the sum of the squares of all elements, or their mean; `named/simplify.py` has it.
+
+    A program says `sum(square(x))`: the squares are never stored.
+    """
+
+    def count(call: NumpyCall | TorchCall | Backward) -> int:
+        return math.prod(d.size for d in call.attrs["dims"]) if mean else 1
+
+    def text(call: TorchCall) -> str:
+        total = f"{call.use('squared_norm')}({call.tensor(0)})"
+        return f"{total} / {count(call)}" if mean else total
+
+    def factors(sig: Signature) -> Factors:
+        return Factors(tuple(loop(sig, d.name, "sum") for d in sig.ins[0].dims))
+
+    def gradient(call: Backward) -> Mapping[int, Value]:
+        slope = call.emit("mul", call.grad, 2.0 / count(call))
+        return {0: call.emit("mul", call.operand(0), slope)}
+
+    shape = tensor(SEQ, BATCH, HIDDEN)
+    register(
+        OpDef(
+            name,
+            Surface("view", (1, 1)),
+            dropped(name, "float"),
+            factors,
+            lambda call, x: np.asarray(np.square(x).sum() / count(call), dtype=x.dtype),
+            text,
+            (
+                sample(shape, dims=shape.dims),
+                sample(tensor(HIDDEN, SEQ, dtype=F64), dims=(HIDDEN, SEQ)),
+            ),
+            exact=not mean,
+            flops=lambda sig: 2 * sig.ins[0].elements,
+            gradient=gradient,
+            precision="f32",
+            spelled=elsewhere,
+            meaning=meaning,
+        )
+    )
+
+
+_squares(
+    "squared_norm",
+    "The sum of the squares of all elements.",
+    {
+        "dtensor": Spelling(becomes=True),
+        "jax": Spelling("jax.lax.reduce_sum(jnp.square({x}), {positions}, {where})", becomes=True),
+        "oneflow": Spelling("flow.sum(flow.square({x}), {dims})", becomes=True),
+    },
+    mean=False,
+)
+_squares(
+    "mean_square",
+    "The mean of the squares of all elements.",
+    {
+        "dtensor": Spelling(becomes=True),
+        "jax": Spelling("jnp.mean(jnp.square({x}), {dims})"),
+        "oneflow": Spelling("flow.sum(flow.square({x}), {dims}) / {count}", becomes=True),
+    },
+    mean=True,
+)
 
 # --- operators that keep the dims ---------------------------------------------------------------
 

@@ -53,11 +53,13 @@ def update(
     meaning: str,
     flops: int,
     true_rows: Mapping[str, str],
+    short: Callable[[TorchCall], str | None] = lambda call: None,
 ) -> OpDef:
     """Register an update of the `operands`; those called `w`, `m` and `v` get a new value each.
 
     `numpy` takes the attributes and the aligned arrays. The torch text calls the support function
-    `{name without _update}_` on the operands and attributes. `flops` counts per element.
+    `{name without _update}_` on the operands and attributes, or is `short` where that has one.
+    `flops` counts per element.
     """
     new = tuple(i for i, o in enumerate(operands) if o in ("w", "m", "v"))
 
@@ -66,6 +68,7 @@ def update(
         aligned = [align(a, t, dims) for a, t in zip(arrays, call.ins, strict=True)]
         return numpy(call.attrs, *aligned)
 
+    text = _text(name.removesuffix("update"), new)
     return register(
         OpDef(
             name,
@@ -73,7 +76,7 @@ def update(
             _infer(name, operands, new),
             plain(),
             run if len(new) > 1 else lambda call, *arrays: run(call, *arrays)[0],
-            _text(f"{name.removesuffix('update')}", new),
+            lambda call: short(call) or text(call),
             samples,
             exact=False,
             flops=lambda sig: flops * sig.ins[0].elements,
@@ -167,6 +170,18 @@ def _sgd(attrs: Attrs, w: Array, g: Array, lr: Array, scale: Array) -> tuple[Arr
     return (np.asarray(w - lr * (scale * g + attrs["weight_decay"] * w)),)
 
 
+def _plain_sgd(call: TorchCall) -> str | None:
+    """One call of torch, where the gradient is neither scaled nor widened, and nothing decays."""
+    w, g = call.ins[:2]
+    scale = call.args[3] if call.is_constant(3) else ""
+    if scale != "1.0" or call.attrs["weight_decay"] or w.dtype != g.dtype or call.is_constant(1):
+        return None
+    along = call.aligned(1, w.dims)
+    if call.is_constant(2):
+        return f"{call.tensor(0)}.sub_({along}, alpha={call.args[2]})"
+    return f"{call.tensor(0)}.addcmul_({along}, {call.aligned(2, w.dims)}, value=-1)"
+
+
 def _momentum(
     attrs: Attrs, w: Array, g: Array, v: Array, lr: Array, scale: Array
 ) -> tuple[Array, ...]:
@@ -192,6 +207,7 @@ update(
         "P, B, B, P -> P",
         *_extremes("P({0}), B, B, B -> P({0})", "B, P({0}), B, B -> P({1})"),
     ),
+    short=_plain_sgd,
     meaning="A step of gradient descent: the new parameter.",
 )
 update(

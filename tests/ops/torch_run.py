@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import itertools
+import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from meshdsl.backends.runtime import (
-    attention,
-    empty,
-    indices,
-    parts,
-    positions,
-    random,
-    random_blocks,
-    ranking,
-    sliding,
-    softmax,
-    updates,
-)
+from meshdsl.backends import runtime
 from meshdsl.backends.torch.call import TorchText
 from meshdsl.ir.types import F32, F64, DType, TensorType
 from meshdsl.ops.opdef import NumpyCall, OpDef, Sample, Signature
@@ -40,20 +30,8 @@ TORCH = {
 
 SUPPORT = {
     name: found
-    for module in (
-        attention,
-        empty,
-        indices,
-        positions,
-        random,
-        random_blocks,
-        parts,
-        ranking,
-        sliding,
-        softmax,
-        updates,
-    )
-    for name, found in vars(module).items()
+    for info in pkgutil.iter_modules(runtime.__path__, f"{runtime.__name__}.")
+    for name, found in vars(importlib.import_module(info.name)).items()
 }
 """The support functions that operators use."""
 
