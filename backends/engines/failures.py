@@ -7,11 +7,11 @@ order is reported, so that it is the same in every engine and at every run.
 from __future__ import annotations
 
 import ast
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from meshdsl.backends.runtime.files import PARSING
 from meshdsl.diagnostics import Diagnostic
 
 _HELP = {
@@ -82,10 +82,6 @@ class Loop:
     first: int
     last: int
     counter: str
-
-
-PARSING = threading.Lock()
-"""Lock around parsing a text: CPython 3.11 cannot do it in two threads at once."""
 
 
 def loops_of(text: str) -> tuple[Loop, ...]:

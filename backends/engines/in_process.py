@@ -21,10 +21,12 @@ from meshdsl.backends.runtime.files import ArraysRefused, check_arrays
 from meshdsl.backends.runtime.values import (
     NUMPY_DTYPES,
     Array,
+    Part,
     Spec,
     first_replicas,
     has_sum,
     local_part,
+    shape_of,
     spec_of,
 )
 from meshdsl.backends.torch.head import RUNTIME
@@ -214,11 +216,11 @@ def local_tensors(
     return found
 
 
-def _zeros(spec: Spec, part: tuple[slice, ...]) -> torch.Tensor:
+def _zeros(spec: Spec, part: Part) -> torch.Tensor:
     """What a device begins with that has no part of a sum."""
     import torch
 
-    return torch.zeros([p.stop - p.start for p in part], dtype=torch_dtype(spec.dtype))
+    return torch.zeros(shape_of(part), dtype=torch_dtype(spec.dtype))
 
 
 def as_tensor(values: Array, spec: Spec) -> torch.Tensor:
@@ -249,11 +251,11 @@ def assemble(
     name: str, spec: Spec, mesh: dict[str, int], held: tuple[dict[str, Array], ...]
 ) -> Array:
     """The whole of output `name` from the blocks of the devices."""
-    blocks: dict[str, tuple[tuple[slice, ...], Array]] = {}
+    blocks: dict[str, tuple[Part, Array]] = {}
     firsts = first_replicas(spec, mesh) if spec.parts else []
     for rank, outputs in enumerate(held):
         part, block = local_part(spec, mesh, rank), outputs[name]
-        shape = tuple(p.stop - p.start for p in part)
+        shape = tuple(shape_of(part))
         assert block.shape == shape, f"device {rank} holds {block.shape} of {name}, not {shape}"
         if spec.parts and str(part) in blocks and rank in firsts:
             block = blocks.pop(str(part))[1] + block

@@ -19,7 +19,15 @@ from meshdsl.backends.engines.in_process import load, torch_dtype
 from meshdsl.backends.engines.local_devices import Devices, Worker
 from meshdsl.backends.engines.local_dist import LocalDist
 from meshdsl.backends.runtime.files import ArraysRefused, check_arrays
-from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Spec, cast, has_sum, local_part
+from meshdsl.backends.runtime.values import (
+    NUMPY_DTYPES,
+    Array,
+    Part,
+    Spec,
+    cast,
+    has_sum,
+    local_part,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +42,7 @@ Blocks = list[dict[str, "torch.Tensor"]]
 class Cut:
     """The sharding of a tensor: its distinct blocks, and which one each device has."""
 
-    parts: tuple[tuple[slice, ...], ...]
+    parts: tuple[Part, ...]
     block_of: tuple[int, ...]
 
     @classmethod

@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from meshdsl.backends.runtime.values import Spec, group_members, local_part
+from meshdsl.backends.runtime.values import Part, Spec, group_members, local_part, shape_of
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +117,7 @@ class Ranks:
 
     # --- tensors -------------------------------------------------------------------------------
 
-    def part(self, spec: Spec) -> tuple[slice, ...]:
+    def part(self, spec: Spec) -> Part:
         """The part of a tensor that is this device's local block."""
         return local_part(spec, self.mesh, self.rank)
 
@@ -133,11 +133,11 @@ class Ranks:
         whole = block.new_empty(tuple(spec.dims.values()))
         parts = [local_part(spec, self.mesh, rank) for rank in self.members(axes)]
         # Blocks may differ in size; they are sent as large as the largest.
-        largest = [max(_shape(p)[i] for p in parts) for i in range(block.dim())]
+        largest = [max(shape_of(p)[i] for p in parts) for i in range(block.dim())]
         padded = block.new_zeros(largest)
         padded[tuple(slice(n) for n in block.shape)] = block
         for part, found in zip(parts, self._gather(padded, group), strict=True):
-            whole[part] = found[tuple(slice(n) for n in _shape(part))]
+            whole[part] = found[tuple(slice(n) for n in shape_of(part))]
         return whole
 
     def whole_on_first(self, spec: Spec, block: torch.Tensor) -> torch.Tensor | None:
@@ -157,7 +157,7 @@ class Ranks:
         whole = torch.empty([*spec.dims.values()], dtype=block.dtype, device="cpu")
         whole[parts[0]] = block.cpu()
         for sender in senders[1:]:
-            found = block.new_empty(_shape(parts[sender]))
+            found = block.new_empty(shape_of(parts[sender]))
             if found.numel():
                 self.dist.recv(_numbers(found), sender)
             whole[parts[sender]] = found.cpu()
@@ -169,11 +169,6 @@ class Ranks:
         gather = getattr(self.dist, "all_gather_single", None) or self.dist.all_gather_into_tensor
         gather(_numbers(found), _numbers(block.contiguous()), group=group)
         return found
-
-
-def _shape(part: tuple[slice, ...]) -> tuple[int, ...]:
-    """The shape of a block."""
-    return tuple(p.stop - p.start for p in part)
 
 
 def _numbers(tensor: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 
 from meshdsl.backends.engines.failures import Failure, RunError, as_error
 from meshdsl.backends.runtime.indices import DividedByZero, IndexOutOfRange
-from meshdsl.backends.runtime.values import Array, Spec, cast, draw_part, local_part
+from meshdsl.backends.runtime.values import Array, Part, Spec, cast, draw_part, local_part
 from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import Loop, Node, Op, Program, State, Value
 from meshdsl.ops.opdef import NumpyCall, lookup
@@ -136,9 +136,7 @@ def made_up(
     }
 
 
-def block_values(
-    name: str, spec: Spec, arrays: Mapping[str, Any], seed: int, part: tuple[slice, ...]
-) -> Array:
+def block_values(name: str, spec: Spec, arrays: Mapping[str, Any], seed: int, part: Part) -> Array:
     """One block of a tensor: of the given array, or drawn. Raises RunError."""
     key = spec.key or name
     if key not in arrays:

@@ -21,7 +21,7 @@ from meshdsl.backends.module.compile import Compiler, compiler
 from meshdsl.backends.module.mesh import MeshRanks, check_same
 from meshdsl.backends.module.step import Step
 from meshdsl.backends.module.tensors import block, drawn, local_input, refuse_names
-from meshdsl.backends.runtime.values import Spec, step_seed
+from meshdsl.backends.runtime.values import Spec, shape_of, step_seed
 from meshdsl.diagnostics import fail
 
 if TYPE_CHECKING:
@@ -208,8 +208,7 @@ class _Runtime:
         self.text = first.text
         self.inputs: dict[str, Spec] = first.program.INPUTS
         self.shapes = {
-            name: tuple(part.stop - part.start for part in ranks.part(spec))
-            for name, spec in self.inputs.items()
+            name: tuple(shape_of(ranks.part(spec))) for name, spec in self.inputs.items()
         }
         self.params: dict[str, Spec] = first.program.PARAMS
         self.outputs: dict[str, Spec] = {

@@ -243,8 +243,7 @@ def as_received(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def reduce_op(op: str, x: torch.Tensor) -> Any:
     """Torch's name of a reduction; of truth values the sum is `or` and the product `and`."""
-    if x.dtype == torch.bool:
-        op = {"sum": "max", "prod": "min"}.get(op, op)
+    op = {"sum": "max", "prod": "min"}.get(op, op) if x.dtype == torch.bool else op
     return getattr(dist.ReduceOp, {"prod": "PRODUCT"}.get(op, op.upper()))
 
 

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import stat
+import threading
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +18,9 @@ from typing import IO, Any
 import numpy as np
 
 from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Spec
+
+PARSING = threading.Lock()
+"""Lock around parsing a text, as that of a .npy header: CPython 3.11 fails in two threads."""
 
 SAFETENSORS_DTYPES = {
     **{"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2", "BOOL": "|u1"},
@@ -161,7 +165,8 @@ def read_npy_header(file: IO[bytes], label: str) -> tuple[tuple[int, ...], bool,
     try:
         version = np.lib.format.read_magic(file)
         old, new = np.lib.format.read_array_header_1_0, np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = old(file) if version == (1, 0) else new(file)
+        with PARSING:
+            shape, fortran, dtype = old(file) if version == (1, 0) else new(file)
     except ValueError as error:
         raise Refused(f"{label} is damaged: {error}") from None
     if dtype.hasobject:

@@ -6,13 +6,11 @@ import numpy as np
 
 
 class IndexOutOfRange(IndexError):
-    """A `value` that is no index of a dim of `size`, at a global `position` by dim."""
+    """What is no index of a dim, at a global `position` by dim."""
 
-    def __init__(
-        self, message: str, place: str, position: dict[str, int], value: int, size: int
-    ) -> None:
+    def __init__(self, message: str, place: str, position: dict[str, int]) -> None:
         super().__init__(message)
-        self.place, self.position, self.value, self.size = place, position, value, size
+        self.place, self.position = place, position
 
 
 def check_index(
@@ -33,9 +31,8 @@ def check_index(
         first = [int(at) for at in np.argwhere(np.asarray(bad))[0]]
         position = {d: o + at for d, o, at in zip(dims, offsets, first, strict=True)}
         at = f" at [{', '.join(f'{d}={at}' for d, at in position.items())}]" if dims else ""
-        value = int(index[(*first,)])
-        wrong = f"index {value}{at} is out of range for dim `{dim}` of size {size}"
-        raise IndexOutOfRange(f"MD0801 {place}: {wrong}", place, position, value, size)
+        wrong = f"index {int(index[(*first,)])}{at} is out of range for dim `{dim}` of size {size}"
+        raise IndexOutOfRange(f"MD0801 {place}: {wrong}", place, position)
     return index
 
 

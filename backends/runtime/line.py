@@ -14,17 +14,31 @@ import torch
 import torch.distributed as dist
 
 
-def actions(row: str) -> Iterator[tuple[str, int]]:
-    """The actions of a row: `F0 F1 B0` as (F, 0), (F, 1), (B, 0)."""
+def actions(row: str, device: int) -> Iterator[tuple[str, int, int]]:
+    """The actions of a row: kind, micro-batch and stage, without `@` that of the device.
+
+    `F0 F1@4 B0` on device 1 are (F, 0, 1), (F, 1, 4), (B, 0, 1).
+    """
     for text in row.split():
-        yield text[0], int(text[1:])
+        micro, _, stage = text[1:].partition("@")
+        yield text[0], int(micro), int(stage or device)
+
+
+def stages_of(row: str, device: int) -> list[int]:
+    """The stages of a device, as their iterations lie in what it stores."""
+    return sorted({stage for _, _, stage in actions(row, device)})
+
+
+At = tuple[int, int]
+"""A micro-batch and a stage."""
 
 
 class Line:
     """One kind of value on its way from stage to stage, forwards (`F`) or backwards (`B`).
 
-    It comes in the order in which the stage before has its passes in the `schedule`, and may be
-    read in another one: what comes early is kept. `room` values are asked for ahead.
+    It comes in the order in which the device of the stage before has its passes in the `schedule`,
+    and may be read in another one: what comes early is kept. Of each device `room` values are asked
+    for ahead. What goes `back`, against the order of the devices, has another group.
     """
 
     def __init__(
@@ -32,49 +46,67 @@ class Line:
         group: Any,
         schedule: Sequence[str],
         kind: str,
-        stage: int,
+        device: int,
         shape: tuple[int, ...],
         dtype: torch.dtype,
+        back: Any = None,
         room: int = 2,
     ) -> None:
-        self.group, self.shape, self.dtype = group, shape, dtype
-        step, stages = 1 if kind == "F" else -1, range(len(schedule))
-        self.source, self.target = stage - step, stage + step
-        row = schedule[self.source] if self.source in stages else ""
-        made = ("F",) if kind == "F" else ("B", "I")
-        self.order = deque(micro for action, micro in actions(row) if action in made)
-        self.coming: deque[tuple[int, Any, torch.Tensor]] = deque()
-        self.early: dict[int, torch.Tensor] = {}
+        self.group, self.back, self.shape, self.dtype = group, back, shape, dtype
+        self.device, self.step = device, 1 if kind == "F" else -1
+        kinds = ("F",) if kind == "F" else ("B", "I")
+        rows = [[*actions(row, number)] for number, row in enumerate(schedule)]
+        made = [[(m, stage) for action, m, stage in row if action in kinds] for row in rows]
+        self.home = {part: number for number, row in enumerate(made) for part in row}
+        # From each device what it makes for this one, in that order.
+        after = [[(micro, stage + self.step) for micro, stage in row] for row in made]
+        self.order = [deque(p for p in row if self.home.get(p) == device) for row in after]
+        self.coming: list[deque[tuple[At, Any, torch.Tensor]]] = [deque() for _ in made]
+        self.early: dict[At, torch.Tensor] = {}
         self.sent: deque[tuple[Any, torch.Tensor]] = deque()
-        for _ in range(room):
-            self.ask()
+        for source in range(len(made)):
+            for _ in range(room if source != device else 0):
+                self.ask(source)
 
-    def ask(self) -> None:
-        """Ask for the next value, in memory of its own: the receiver keeps it."""
-        if self.order:
+    def between(self, source: int, target: int) -> Any:
+        """The group of messages from a device to another."""
+        return self.group if (target > source) == (self.step > 0) else self.back
+
+    def ask(self, source: int) -> None:
+        """Ask a device for the next value, in memory of its own: the receiver keeps it."""
+        if self.order[source]:
             value = torch.empty(self.shape, dtype=self.dtype)
-            work = dist.irecv(value, group=self.group, group_src=self.source)
-            self.coming.append((self.order.popleft(), work, value))
+            group = self.between(source, self.device)
+            work = dist.irecv(value, group=group, group_src=source)
+            self.coming[source].append((self.order[source].popleft(), work, value))
 
-    def receive(self, micro: int) -> torch.Tensor:
-        """The value of a micro-batch, once it has come."""
-        while micro not in self.early:
-            number, work, self.early[number] = self.coming.popleft()
-            self.ask()
+    def receive(self, micro: int, stage: int) -> torch.Tensor:
+        """What a stage goes on with of a micro-batch, once it has come."""
+        source = self.home[micro, stage - self.step]
+        while (micro, stage) not in self.early:
+            part, work, self.early[part] = self.coming[source].popleft()
+            self.ask(source)
             work.wait()
-        return self.early.pop(micro)
+        return self.early.pop((micro, stage))
 
-    def send(self, value: torch.Tensor) -> None:
-        """Begin to send a value, which stays as it is until it has arrived."""
+    def send(self, value: torch.Tensor, micro: int, stage: int) -> None:
+        """Begin to send what a stage has made, which stays as it is until it has arrived.
+
+        A stage on the same device gets a copy.
+        """
+        target = self.home[part := (micro, stage + self.step)]
+        if target == self.device:
+            self.early[part] = value.clone()
+            return
         while self.sent and self.sent[0][0].is_completed():
             self.sent.popleft()[0].wait()
         value = value.contiguous()
-        work = dist.isend(value, group=self.group, group_dst=self.target)
+        work = dist.isend(value, group=self.between(self.device, target), group_dst=target)
         self.sent.append((work, value))
 
     def close(self) -> None:
         """Wait until all that was sent has arrived; nothing is left that has come."""
-        assert not self.coming, "values are to come that nobody has read"
+        assert not any(self.coming), "values are to come that nobody has read"
         assert not self.early, "values have come that nobody has read"
         while self.sent:
             self.sent.popleft()[0].wait()

@@ -27,6 +27,7 @@ class Spec(NamedTuple):
     `("zeros",)`, `("ones",)`, `("below", n)` for integers from 0 to n - 1, `("coin",)` for
     booleans, or `("seed",)` for the seed of the run; `key` names another tensor
     whose values it begins with. Along the axes of `parts` every device has a part of a sum.
+    `order` says of a dim in which order its equal blocks lie before it is split.
     """
 
     dtype: str
@@ -35,27 +36,32 @@ class Spec(NamedTuple):
     draw: tuple[Any, ...] | None = None
     key: str = ""
     parts: tuple[str, ...] = ()
+    order: dict[str, tuple[int, ...]] | None = None
+
+
+Part = tuple[slice | list[int], ...]
+"""What a device has of each dim of a tensor: a block, or the indices of what lies in one."""
 
 
 def spec_of(text: str) -> Spec:
     """The tensor written as `f32[vocab=512@tp, model=256] = normal(0.02)`, perhaps ` as key`.
 
-    Behind the dims may stand the axes along which it is kept in parts: ` over pod data`.
+    Behind the dims may stand the axes along which it is kept in parts: ` over pod data`, behind a
+    size the order of blocks: `layers=8:0.2.1.3@pipe`.
     """
     form = r"^(\w+)\[(.*?)\](?: over ([\w ]+?))?(?: = (\w+)\((.*?)\))?(?: as (.+))?$"
     dtype, dims, parts, how, numbers, key = re.findall(form, text)[0]
-    found = re.findall(r"([^ ,=]+)=(\d+)@?([^ ,]*)", dims)
-    split = {dim: tuple(axes.split("+")) for dim, _, axes in found if axes}
+    found = re.findall(r"([^ ,=]+)=(\d+):?([\d.]*)@?([^ ,]*)", dims)
+    sizes = {dim: int(size) for dim, size, _, _ in found}
+    split = {dim: tuple(axes.split("+")) for dim, _, _, axes in found if axes}
+    order = {dim: tuple(map(int, at.split("."))) for dim, _, at, _ in found if at} or None
     draw = (how, *(float(x) for x in numbers.split(", ") if x)) if how else None
-    return Spec(dtype, {d: int(n) for d, n, _ in found}, split, draw, key, tuple(parts.split()))
+    return Spec(dtype, sizes, split, draw, key, tuple(parts.split()), order)
 
 
 def coordinates(mesh: dict[str, int], rank: int) -> dict[str, int]:
     """Where device `rank` stands on every axis (row-major: the last axis varies fastest)."""
-    found = {}
-    for axis, size in reversed(mesh.items()):
-        rank, found[axis] = divmod(rank, size)
-    return found
+    return dict(zip(mesh, map(int, np.unravel_index(rank, tuple(mesh.values()))), strict=True))
 
 
 def source_rank(
@@ -95,8 +101,8 @@ def group_members(mesh: dict[str, int], axes: tuple[str, ...]) -> list[list[int]
     ranks = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
     varying = [position for position, axis in enumerate(mesh) if axis in axes]
     size = math.prod(mesh[axis] for axis in axes)
-    rows = np.moveaxis(ranks, varying, range(-len(varying), 0)).reshape(-1, size)
-    return [[int(rank) for rank in row] for row in rows]
+    found = np.moveaxis(ranks, varying, range(-len(varying), 0)).reshape(-1, size).tolist()
+    return found
 
 
 def block(size: int, ways: tuple[int, ...], at: tuple[int, ...]) -> tuple[int, int]:
@@ -192,21 +198,27 @@ def window_start(
     return blocks_and_windows(mesh, axes, [rank], sizes, reads, within)[1][0][0]
 
 
-def local_part(spec: Spec, mesh: dict[str, int], rank: int) -> tuple[slice, ...]:
-    """The slice of each dim that device `rank` holds."""
-    at, parts = coordinates(mesh, rank), []
+def local_part(spec: Spec, mesh: dict[str, int], rank: int) -> Part:
+    """What device `rank` holds of each dim."""
+    at, parts = coordinates(mesh, rank), list[slice | list[int]]()
     for dim, size in spec.dims.items():
-        axes = spec.split.get(dim, ())
-        ways, here = (tuple(of[a] for a in axes) for of in (mesh, at))
+        ways, here = (tuple(of[a] for a in spec.split.get(dim, ())) for of in (mesh, at))
         start, extent = block(size, ways, here)
         parts.append(slice(start, start + extent))
+        if order := (spec.order or {}).get(dim):
+            blocks = np.arange(size).reshape(len(order), -1)[list(order)]
+            parts[-1] = blocks.reshape(-1)[start : start + extent].tolist()
     return tuple(parts)
+
+
+def shape_of(part: Part) -> list[int]:
+    """The sizes of a block."""
+    return [p.stop - p.start if isinstance(p, slice) else len(p) for p in part]
 
 
 def first_replicas(spec: Spec, mesh: dict[str, int]) -> list[int]:
     """The devices that have the first replica of a block of a tensor, or of a part of a sum."""
-    own = (*spec.parts, *(axis for axes in spec.split.values() for axis in axes))
-    return group_members(mesh, own)[0]
+    return group_members(mesh, (*spec.parts, *(a for axes in spec.split.values() for a in axes)))[0]
 
 
 def has_sum(spec: Spec, mesh: dict[str, int], rank: int) -> bool:
@@ -215,9 +227,7 @@ def has_sum(spec: Spec, mesh: dict[str, int], rank: int) -> bool:
     return all(at[axis] == 0 for axis in spec.parts)
 
 
-def drawn_part(
-    spec: Spec, name: str, seed: int, part: tuple[slice, ...], chunk: int = 1 << 15
-) -> Array:
+def drawn_part(spec: Spec, name: str, seed: int, part: Part, chunk: int = 1 << 15) -> Array:
     """Made-up values of one block of a tensor: of the seed, the name and the index in all of it.
 
     So they are the same under every split. Those of bf16 are float32, and not rounded. `chunk`
@@ -225,7 +235,8 @@ def drawn_part(
     """
     assert spec.draw is not None, f"{name} cannot be made up"
     kinds = {"f64": "f8", "f16": "f2", "i64": "i8", "i32": "i4", "bool": "?"}  # others are float32
-    shape = [p.stop - p.start for p in part]
+    own = [np.arange(size)[p] for size, p in zip(spec.dims.values(), part, strict=True)]
+    shape = [len(index) for index in own]
     values = np.empty(shape, kinds.get(spec.dtype, "f4"))
     if spec.draw[0] in ("zeros", "ones"):
         return np.full_like(values, spec.draw[0] == "ones")
@@ -237,7 +248,7 @@ def drawn_part(
     for start in range(0, flat.size, chunk):
         # Always a full chunk, so that every element goes through the same loop of numpy.
         at = np.unravel_index(np.arange(start, start + chunk) % flat.size, [1, *shape])
-        here = tuple(a + p for a, p in zip(at, [0, *(p.start for p in part)], strict=True))
+        here = (at[0], *(index[a] for index, a in zip(own, at[1:], strict=True)))
         index = np.ravel_multi_index(here, [1, *spec.dims.values()])
         flat[start : start + chunk] = drawn(spec.draw, key, index)[: flat.size - start]
     return values
@@ -275,9 +286,7 @@ def splitmix64(key: Array, counter: Array) -> Array:
     return np.asarray(bits ^ (bits >> np.uint64(31)))
 
 
-def draw_part(
-    spec: Spec, name: str, seed: int, part: tuple[slice, ...], chunk: int = 1 << 15
-) -> Array:
+def draw_part(spec: Spec, name: str, seed: int, part: Part, chunk: int = 1 << 15) -> Array:
     """The same values as numpy has them: those of bf16 in float32, rounded."""
     values = drawn_part(spec, name, seed, part, chunk)
     return round_to_bf16(values) if spec.dtype == "bf16" else values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
 from meshdsl.backends.runtime.values import Spec
@@ -15,6 +16,7 @@ from meshdsl.schedule.table import row_text
 from meshdsl.version import __version__
 
 Draws = Mapping[Value, tuple[object, ...]]
+Order = Mapping[str, tuple[int, ...]]
 PROVIDED = ("import numpy as np", "import torch", "import torch.distributed as dist")
 RUNTIME = f"# {' the runtime: functions that the program calls ':-^98}"
 """The line between the program and the functions it calls."""
@@ -22,11 +24,12 @@ RUNTIME = f"# {' the runtime: functions that the program calls ':-^98}"
 
 def head(program: Program, draws: Draws, imports: Iterable[str], bare: bool = False) -> list[str]:
     """The lines above the function `device`, the two blank ones before it included."""
+    order = program.placed.order
     tables = [
-        *_table("INPUTS", [(v.value.label, v) for v in program.inputs], draws),
-        *_table("PARAMS", [(p.value.name or "", p) for p in program.params], draws),
+        *_table("INPUTS", [(v.value.label, v) for v in program.inputs], draws, order),
+        *_table("PARAMS", [(p.value.name or "", p) for p in program.params], draws, order),
         *_states(program, draws),
-        *_table("OUTPUTS", list(program.outputs), {}),
+        *_table("OUTPUTS", list(program.outputs), {}, order),
         *_loss(program),
         *_assigned(program),
         *_schedule(program),
@@ -42,7 +45,7 @@ def module_head(
     named: Mapping[str, list[tuple[str, Var]]],
 ) -> list[str]:
     """The lines above the functions of a module; `named` are its tables of variables."""
-    tables = [line for name, items in named.items() for line in _table(name, items, draws)]
+    tables = [line for name, items in named.items() for line in _table(name, items, draws, {})]
     source = program.placed
     about = [
         f"# {inert(source.named.span.file)}, program {source.named.name}: its forward and backward "
@@ -109,19 +112,29 @@ def _groups(program: Program) -> list[tuple[str, ...]]:
     """The sets of mesh axes that collectives run over."""
     steps = {node.step for node, _ in walk(program.body) if isinstance(node, Move | Bucket)}
     lines = [
-        (line_group(node.axis, part, number),)
+        (line_group(node.axis, part, number, back),)
         for node in program.body
         if isinstance(node, Pipeline)
         for part in (Part.LOOP, Part.LOOP_BACKWARD)
         for number in range(len(node.loop(part).carries))
+        for back in ((False, True) if goes_back(node) else (False,))
     ]
     return sorted({step.axes for step in steps if step.moves and step.kind != "send"}) + lines
 
 
-def line_group(axis: str, part: Part, number: int) -> str:
-    """The name of the process group of a line, which has one of its own."""
+def line_group(axis: str, part: Part, number: int, back: bool = False) -> str:
+    """The name of the process group of a line, which has one of its own.
+
+    Where devices have several stages, some of it goes `back` to a device before the stage's own.
+    """
     direction = "backward" if part is Part.LOOP_BACKWARD else "forward"
-    return f"{axis}:{direction}" + (f":{number}" if number else "")
+    return f"{axis}:{direction}" + (f":{number}" if number else "") + (":back" if back else "")
+
+
+def goes_back(node: Pipeline) -> bool:
+    """Whether a stage is on a device before that of the stage before it."""
+    homes = [node.known.device_of[0, stage] for stage in range(node.last + 1)]
+    return any(one > other for one, other in itertools.pairwise(homes))
 
 
 def _states(program: Program, draws: Draws) -> list[str]:
@@ -134,7 +147,9 @@ def _states(program: Program, draws: Draws) -> list[str]:
         copied = copies[var.value]
         draw = ("zeros",) if copied is None else draws.get(copied)
         rows.append((var.value.name or "", var, draw, copied.name if copied else None))
-    return _rows("STATES", [(key, _spec(var, draw, under)) for key, var, draw, under in rows])
+    order = program.placed.order
+    texts = [(key, _spec(var, draw, order, under)) for key, var, draw, under in rows]
+    return _rows("STATES", texts)
 
 
 def _loss(program: Program) -> list[str]:
@@ -172,9 +187,9 @@ def _schedule(program: Program) -> list[str]:
 # --- tables ------------------------------------------------------------------------------------
 
 
-def _table(name: str, items: list[tuple[str, Var]], draws: Draws) -> list[str]:
+def _table(name: str, items: list[tuple[str, Var]], draws: Draws, order: Order) -> list[str]:
     """A dict of `Spec`s of variables."""
-    return _rows(name, [(key, _spec(var, draws.get(var.value))) for key, var in items])
+    return _rows(name, [(key, _spec(var, draws.get(var.value), order)) for key, var in items])
 
 
 def _rows(name: str, items: list[tuple[str, str]]) -> list[str]:
@@ -193,18 +208,20 @@ def _row(line: str) -> list[str]:
     return [f'{first}"', f'{INDENT}"{equals}{rest}']
 
 
-def _spec(var: Var, draw: tuple[object, ...] | None, under: str | None = None) -> str:
+def _spec(var: Var, draw: tuple[object, ...] | None, order: Order, under: str | None = None) -> str:
     """The text of a variable's `Spec`, the same for all devices."""
     type_, split = var.value.type, dict(var.placement.splits)
     dims = {dim.name: dim.size for dim in type_.dims}
-    parts = var.placement.partial
-    return quoted(spec_text(Spec(str(type_.dtype), dims, split, draw, under or "", parts)))
+    parts, own = var.placement.partial, {d: at for d, at in order.items() if d in dims}
+    return quoted(spec_text(Spec(str(type_.dtype), dims, split, draw, under or "", parts, own)))
 
 
 def spec_text(spec: Spec) -> str:
     """`f32[vocab=512@tp, model=256] = normal(0.02)`, which `spec_of` of the runtime reads."""
     axes = {dim: f"@{'+'.join(axes)}" for dim, axes in spec.split.items()}
-    dims = ", ".join(f"{dim}={size}{axes.get(dim, '')}" for dim, size in spec.dims.items())
+    order = {dim: f":{'.'.join(map(str, at))}" for dim, at in (spec.order or {}).items()}
+    each = (f"{d}={n}{order.get(d, '')}{axes.get(d, '')}" for d, n in spec.dims.items())
+    dims = ", ".join(each)
     how, *numbers = spec.draw or ("",)
     drawn = f" = {how}({', '.join(map(repr, numbers))})" if how else ""
     parts = f" over {' '.join(spec.parts)}" if spec.parts else ""

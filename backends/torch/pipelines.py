@@ -1,8 +1,9 @@
-"""The text of a pipeline: a function for each pass of a micro-batch, and the order of its stage.
+"""The text of a pipeline: a function for each pass of a micro-batch, and the order of its device.
 
-The text is one for all stages: what only the first or the last of them does stands below an `if`.
+The text is one for all devices: what only the first or the last stage does stands below an `if`.
 Passes are nested functions, so the variables of a micro-batch end with a call; what its backward
-pass needs of its forward pass is in `kept` meanwhile.
+pass needs of its forward pass is in `kept` meanwhile. A stage is known by its device, or where one
+has several, named in each call.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from meshdsl.backends.torch.format import INDENT, quoted
-from meshdsl.backends.torch.head import line_group
+from meshdsl.backends.torch.head import goes_back, line_group
 from meshdsl.backends.torch.loops import Loops
 from meshdsl.backends.torch.moves import typed
 from meshdsl.backends.walk import NOWHERE
@@ -25,10 +26,12 @@ from meshdsl.device.ir import (
     Part,
     Pipeline,
     Program,
+    Rows,
     Var,
 )
-from meshdsl.device.liveness import given_up, is_constant, reads, sums
+from meshdsl.device.liveness import given_up, is_constant, reads, sums, totals
 from meshdsl.device.stages import read_in
+from meshdsl.placed.stages import Piped
 
 Lines = dict[Var, str]
 """The line of each value that a loop carries from stage to stage."""
@@ -41,7 +44,7 @@ KEEPERS = {"every": "kept", "first": "kept_first", "last": "kept_last"}
 
 
 OWN_NAMES = frozenset(
-    ("forward", "backward", "inputs", "weights", "action", "kept_weights", *KEEPERS.values())
+    (*"forward backward inputs weights action kept_weights stage stages".split(), *KEEPERS.values())
 )
 """What is defined for a pipeline, under no name of the source."""
 
@@ -55,6 +58,8 @@ class Pipelines(Loops):
 
     # The identifiers of the sums that passes add to: they belong to the function around them.
     totals: frozenset[str] = frozenset()
+    # The word for the stage of a pass, and the arguments of a pass.
+    stage, arguments = "", ""
 
     def loop(self, node: Loop) -> None:
         """Write a loop."""
@@ -66,13 +71,19 @@ class Pipelines(Loops):
     def _pipeline(self, node: Pipeline) -> None:
         self.used.update(("Line", "actions"))
         micro = self.variables.word(node.index, "micro")
+        device, several = self.at[node.axis], bool(self.program.placed.order)
+        self.stage = "stage" if several else device
+        self.arguments = f"{micro}, stage" if several else micro
         self.enter(node)
         outside, self.fresh = self.fresh, set()
-        self.totals = frozenset(self.name(c.inside) for c in node.carries)
+        self.totals = frozenset(self.name(v) for v in _summed(node))
         self.loops.append(node)
         loops = {Part.LOOP: node.loop(Part.LOOP), Part.LOOP_BACKWARD: node.loop(Part.LOOP_BACKWARD)}
         lines = {part: self._lines(node, part, loop) for part, loop in loops.items()}
         kept = self._kept(node)
+        if several:
+            self.used.add("stages_of")
+            self.out.statement(f"stages = stages_of(SCHEDULE[{device}], {device})")
         for stages in kept:
             self.out.statement(f"{KEEPERS[stages]} = {{}}")
         halves = self._halves(node, kept) if "I" in node.passes else None
@@ -87,12 +98,12 @@ class Pipelines(Loops):
             elif halves:
                 self.out.place = ""
                 names = ", ".join(self._names(halves))
-                self.out.statement(f"kept_weights[{micro}] = {names}")
+                self.out.statement(f"kept_weights[{self.arguments}] = {names}")
         if halves is not None:
             with self._function("weights", node):
                 if halves:
                     names = ", ".join(self._names(halves))
-                    self.out.statement(f"{names} = kept_weights.pop({micro})")
+                    self.out.statement(f"{names} = kept_weights.pop({self._key()})")
                 self._weights_pass(node, kept)
         self._row(node, micro)
         for name in (*lines[Part.LOOP].values(), *lines[Part.LOOP_BACKWARD].values()):
@@ -101,12 +112,18 @@ class Pipelines(Loops):
         self.fresh = outside | sums(node)
         self.totals, self.shown = frozenset(), NOWHERE
 
+    def _key(self) -> str:
+        """The key of what is kept for a pass, between parentheses."""
+        return f"({self.arguments})" if "," in self.arguments else self.arguments
+
     def _row(self, node: Pipeline, micro: str) -> None:
-        """Write the loop over the actions of the stage."""
+        """Write the loop over the actions of the device."""
+        device, given = self.at[node.axis], self.arguments
+        stage = "stage" if "," in given else "_"
         self.out.add()
-        self.out.add(f"for action, {micro} in actions(SCHEDULE[{self.at[node.axis]}]):")
+        self.out.add(f"for action, {micro}, {stage} in actions(SCHEDULE[{device}], {device}):")
         if "B" in node.passes:
-            self.out.add(f'{INDENT}forward({micro}) if action == "F" else backward({micro})')
+            self.out.add(f'{INDENT}forward({given}) if action == "F" else backward({given})')
             return
         calls = {
             'action == "F"': "forward",
@@ -115,13 +132,13 @@ class Pipelines(Loops):
         }
         for test, name in calls.items():
             self.out.add(f"{INDENT}if {test}:")
-            self.out.add(f"{2 * INDENT}{name}({micro})")
+            self.out.add(f"{2 * INDENT}{name}({given})")
 
     @contextmanager
     def _function(self, name: str, node: Pipeline) -> Iterator[None]:
         self.out.place = ""
         self.out.add()
-        self.out.add(f"def {name}({self.variables.word(node.index)}):")
+        self.out.add(f"def {name}({self.arguments}):")
         self.out.depth += 1
         self.shown = NOWHERE
         begun = len(self.out.lines)
@@ -136,22 +153,25 @@ class Pipelines(Loops):
     def _lines(self, node: Pipeline, part: Part, loop: Loop) -> Lines:
         """Write a line for each carry of a loop on the stages; their names, by carry."""
         way = f'SCHEDULE, "{"F" if part is Part.LOOP else "B"}", {self.at[node.axis]}'
+        back = ""
         found = {}
         for number, carry in enumerate(loop.carries):
             group = f"groups[{quoted(line_group(node.axis, part, number))}]"
+            if goes_back(node):
+                back = f", groups[{quoted(line_group(node.axis, part, number, back=True))}]"
             local = carry.inside.local
             name = self.variables.names.fresh(
                 f"{carry.inside.hint or carry.inside.value.label}_line"
             )
             what = f"{self.shape(carry.inside)}, {local.dtype.torch}"
-            self.out.statement(f"{name} = Line({group}, {way}, {what})")
+            self.out.statement(f"{name} = Line({group}, {way}, {what}{back})")
             found[carry.inside] = name
         return found
 
     # --- passes ----------------------------------------------------------------------------------
 
     def _forward_pass(self, node: Pipeline, lines: Lines, kept: Kept) -> None:
-        last = self.mesh.size(node.axis) - 1
+        last = node.last
         self._slices(node, Part.EVERY)
         self.nodes(node.of(Part.EVERY))
         loop = node.loop(Part.LOOP)
@@ -172,7 +192,7 @@ class Pipelines(Loops):
 
     def _inputs_pass(self, node: Pipeline, lines: Lines, kept: Kept) -> None:
         """Write what the stage before waits for, and what is done on the way to it."""
-        last = self.mesh.size(node.axis) - 1
+        last = node.last
         self._slices(node, Part.EVERY_BACKWARD)
         self._taken(node, kept, "every")
         self.nodes(node.of(Part.EVERY_BACKWARD))
@@ -198,7 +218,7 @@ class Pipelines(Loops):
     @contextmanager
     def _only(self, node: Pipeline, stage: int) -> Iterator[None]:
         self.out.place = ""
-        self.out.add(f"if {self.at[node.axis]} == {stage}:")
+        self.out.add(f"if {self.stage} == {stage}:")
         self.out.depth += 1
         self.shown = NOWHERE
         begun = len(self.out.lines)
@@ -209,10 +229,39 @@ class Pipelines(Loops):
         self.shown = NOWHERE
 
     def _slices(self, node: Pipeline, part: Part) -> None:
-        """Write the slices of inputs that a part reads, and no part before it in its function."""
+        """Write the slices of inputs that a part reads, and no part before it in its function.
+
+        And the rows of stacks that a stage has.
+        """
+        chunk = ""
         for item in node.stacked:
-            if part in self._first_reads(node, item.inside):
+            if part not in self._first_reads(node, item.inside):
+                continue
+            if not isinstance(item, Rows):
                 self.stacked(item.outer, item.inside, node)
+                continue
+            if not chunk:
+                chunk = self._chunk()
+            self._rows(item, chunk)
+
+    def _chunk(self) -> str:
+        """Write which of the device's stages a pass is of; the word for it."""
+        *_, axis = self._pipe.axes(self.mesh)
+        self.out.place = ""
+        self.out.statement(f"{self.at[axis]} = stages.index(stage)")
+        return self.at[axis]
+
+    def _rows(self, item: Rows, chunk: str) -> None:
+        dim, local = self._pipe.dim, item.inside.local
+        size = local.size(dim)
+        first = chunk if size == 1 else f"{chunk} * {size}"
+        rows = f"{self.variables.of(item.outer)}.narrow({local.index(dim)}, {first}, {size})"
+        self._let(item.inside, rows)
+
+    @property
+    def _pipe(self) -> Piped:
+        assert self.program.placed.pipe is not None
+        return self.program.placed.pipe
 
     def _first_reads(self, node: Pipeline, var: Var) -> set[Part]:
         """The parts in which a slice is written: one of each pass, or several of other stages."""
@@ -221,6 +270,9 @@ class Pipelines(Loops):
             for reader, part in zip(node.body, node.parts, strict=True)
             if var in reads(reader)
         }
+        for rows in node.stacked:
+            if isinstance(rows, Rows) and rows.outer is var:
+                read |= self._first_reads(node, rows.inside)
         found = set()
         for parts in node.passes.values():
             every = parts[0]
@@ -244,15 +296,15 @@ class Pipelines(Loops):
             nothing = self.out.only_comments(inside)
         if nothing:
             del self.out.lines[start:]
-            self.out.add(f"if {self.at[node.axis]} != {stage}:")
+            self.out.add(f"if {self.stage} != {stage}:")
         else:
             self.out.add("else:")
         self.out.depth += 1
-        counter = self.variables.word(node.index)
+        given = f"{self.variables.word(node.index)}, {self.stage}"
         self.out.place = f"{loop.span.file}:{loop.span.line}"
         for carry in loop.carries:
             name = self.variables.of(carry.inside)
-            received = f"{lines[carry.inside]}.receive({counter})"
+            received = f"{lines[carry.inside]}.receive({given})"
             self.out.statement(f"{name} = {received}", typed(carry.inside))
         self.out.depth -= 1
 
@@ -271,13 +323,14 @@ class Pipelines(Loops):
         for move in moves:
             assert isinstance(move, Move)
             self.out.comment(f"send, {move.wire:,} B: {move.why}")
-        self.out.add(f"if {self.at[node.axis]} {test}:")
+        self.out.add(f"if {self.stage} {test}:")
         self.out.depth += 1
+        given = f"{self.variables.word(node.index)}, {self.stage}"
         for move, line in zip(moves, lines.values(), strict=True):
             assert isinstance(move, Move)
             self.out.place = f"{move.span.file}:{move.span.line}"
             self.variables.reach(move)
-            self.out.statement(f"{line}.send({self._tensor(move.source)})")
+            self.out.statement(f"{line}.send({self._tensor(move.source)}, {given})")
         self.out.depth -= 1
 
     # --- what is kept ----------------------------------------------------------------------------
@@ -291,7 +344,7 @@ class Pipelines(Loops):
                 continue
             results = {c.result for c in n.carries} if isinstance(n, Loop) else set()
             for var in n.makes:
-                if var in read and var.name not in {c.inside.name for c in node.carries}:
+                if var in read and var.name not in totals(node):
                     stages = "last" if part is Part.LOOP and var in results else part.stages
                     found.setdefault(stages, []).append(var)
         return found
@@ -299,10 +352,9 @@ class Pipelines(Loops):
     def _halves(self, node: Pipeline, kept: Kept) -> list[Var]:
         """What the first half of a backward pass keeps for the second, which comes later."""
         read = {v for n in node.of(*WEIGHTS) for v in reads(n)}
-        totals = {c.inside.name for c in node.carries}
         made = [v for n in node.of(*INPUTS) if not is_constant(n) for v in n.makes]
         found = [v for v in (*kept.get("every", ()), *made) if v in read]
-        return [v for v in found if v.name not in totals]
+        return [v for v in found if v.name not in totals(node)]
 
     def _names(self, kept: list[Var]) -> list[str]:
         return list(dict.fromkeys(self.variables.of(v) for v in kept))
@@ -310,14 +362,14 @@ class Pipelines(Loops):
     def _put(self, node: Pipeline, kept: Kept, stages: str) -> None:
         if kept.get(stages):
             self.out.place = ""
-            counter, names = self.variables.word(node.index), self._names(kept[stages])
-            self.out.statement(f"{KEEPERS[stages]}[{counter}] = {', '.join(names)}")
+            names = ", ".join(self._names(kept[stages]))
+            self.out.statement(f"{KEEPERS[stages]}[{self.arguments}] = {names}")
 
     def _taken(self, node: Pipeline, kept: Kept, stages: str) -> None:
         if kept.get(stages):
             self.out.place = ""
-            counter, names = self.variables.word(node.index), self._names(kept[stages])
-            self.out.statement(f"{', '.join(names)} = {KEEPERS[stages]}.pop({counter})")
+            names = ", ".join(self._names(kept[stages]))
+            self.out.statement(f"{names} = {KEEPERS[stages]}.pop({self._key()})")
 
     # --- statements ------------------------------------------------------------------------------
 
@@ -329,3 +381,9 @@ class Pipelines(Loops):
             self.variables.assign(node.outs[0])
         else:
             super()._write_onto(node)
+
+
+def _summed(node: Pipeline) -> Iterator[Var]:
+    """The sums that passes add to, and their rows."""
+    yield from (c.inside for c in node.carries)
+    yield from (s.inside for s in node.stacked if s.inside.name in totals(node))

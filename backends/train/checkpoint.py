@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -34,7 +35,15 @@ from meshdsl.backends.runtime.files import (
     safetensors_parts,
     show_table,
 )
-from meshdsl.backends.runtime.values import Spec, coordinates, first_replicas, has_sum, local_part
+from meshdsl.backends.runtime.values import (
+    Part,
+    Spec,
+    coordinates,
+    first_replicas,
+    has_sum,
+    local_part,
+    shape_of,
+)
 from meshdsl.diagnostics import Diagnostic, DiagnosticError, counted, fail
 
 if TYPE_CHECKING:
@@ -43,7 +52,8 @@ if TYPE_CHECKING:
 Blocks: TypeAlias = "Mapping[int, Mapping[str, torch.Tensor]]"
 """The tensors of each device of this process: by rank, then by name."""
 
-Part = tuple[slice, ...]
+Piece = tuple[slice, ...]
+"""A part of a tensor without gaps."""
 """A block as a part of the whole tensor: a slice of each dim."""
 
 KEEP = 3
@@ -418,22 +428,27 @@ def digest(path: Path) -> dict[str, Any]:
 def _table(spec: Spec) -> dict[str, Any]:
     """The manifest entry of a tensor; dims are a list, for their order counts."""
     about = {"dtype": spec.dtype, "dims": list(spec.dims.items()), "split": spec.split}
-    return {**about, "parts": spec.parts} if spec.parts else about
+    seldom = {"parts": spec.parts, "order": spec.order}
+    return {**about, **{key: value for key, value in seldom.items() if value}}
 
 
 def _spec(entry: Mapping[str, Any]) -> Spec:
     """The tensor of a manifest entry, with its splits at the save."""
     split = {dim: tuple(axes) for dim, axes in entry["split"].items()}
     parts = tuple(entry.get("parts", ()))
-    return Spec(entry["dtype"], dict(entry["dims"]), split, parts=parts)
+    order = {dim: tuple(at) for dim, at in entry.get("order", {}).items()} or None
+    return Spec(entry["dtype"], dict(entry["dims"]), split, parts=parts, order=order)
 
 
 # --- blocks --------------------------------------------------------------------------------------
 
 
-def file_of(rank: int) -> str:
-    """The file of the blocks whose first replica is on device `rank`."""
-    return f"device-{rank}.safetensors"
+def file_of(rank: int, piece: int = 0) -> str:
+    """The file of the blocks whose first replica is on device `rank`.
+
+    Of blocks with gaps it has the first piece, and one file more each of the next.
+    """
+    return f"device-{rank}{f'-{piece}' if piece else ''}.safetensors"
 
 
 def write_blocks(
@@ -446,10 +461,39 @@ def write_blocks(
     found = {}
     for rank, held in blocks.items():
         parts = {name: _part(name, held[name], spec, mesh, rank) for name, spec in specs.items()}
-        mine = {n: part for n, part in parts.items() if rank in first_replicas(specs[n], mesh)}
-        if mine:
-            found[file_of(rank)] = write(folder / file_of(rank), _file(held, specs, mine))
+        first = (name for name in parts if rank in first_replicas(specs[name], mesh))
+        every = [(name, *piece) for name in first for piece in enumerate(pieces(parts[name]))]
+        for number in sorted({number for _, number, _ in every}):
+            mine = {name: piece for name, n, piece in every if n == number}
+            file = file_of(rank, number)
+            found[file] = write(folder / file, _file(held, specs, mine))
     return found
+
+
+def pieces(part: Part) -> list[tuple[Piece, Piece]]:
+    """The pieces of a part without gaps: of the whole tensor, and of the block that it is."""
+    whole = tuple(slice(0, size) for size in shape_of(part))
+    for dim, own in enumerate(part):
+        if isinstance(own, list):
+            ends = [i for i in range(1, len(own)) if own[i] != own[i - 1] + 1]
+            runs = itertools.pairwise([0, *ends, len(own)])
+            return [
+                (
+                    (
+                        *_slices(part[:dim]),
+                        slice(own[a], own[b - 1] + 1),
+                        *_slices(part[dim + 1 :]),
+                    ),
+                    (*whole[:dim], slice(a, b), *whole[dim + 1 :]),
+                )
+                for a, b in runs
+            ]
+    return [(_slices(part), whole)]
+
+
+def _slices(part: Part) -> Piece:
+    """A part that has no gaps."""
+    return tuple(p for p in part if isinstance(p, slice))
 
 
 def _part(name: str, block: torch.Tensor, spec: Spec, mesh: dict[str, int], rank: int) -> Part:
@@ -457,25 +501,22 @@ def _part(name: str, block: torch.Tensor, spec: Spec, mesh: dict[str, int], rank
     from meshdsl.backends.engines.in_process import torch_dtype
 
     part = local_part(spec, mesh, rank)
-    expected = (torch_dtype(spec.dtype), _sizes(part))
+    expected = (torch_dtype(spec.dtype), shape_of(part))
     shown = f"device {rank} holds {block.dtype}{list(block.shape)} of {name}"
     assert (block.dtype, list(block.shape)) == expected, f"{shown}, not {expected}"
     return part
 
 
-def _sizes(part: Part) -> list[int]:
-    """The shape of a block."""
-    return [p.stop - p.start for p in part]
-
-
 def _file(
-    held: Mapping[str, torch.Tensor], specs: Mapping[str, Spec], parts: Mapping[str, Part]
+    held: Mapping[str, torch.Tensor],
+    specs: Mapping[str, Spec],
+    mine: Mapping[str, tuple[Piece, Piece]],
 ) -> Iterator[Any]:
-    """A .safetensors file of blocks, with the positions from which torch assembles the whole."""
-    shapes = {name: (specs[name].dtype, _sizes(part)) for name, part in parts.items()}
-    places = {name: {"saved_offsets": [p.start for p in part]} for name, part in parts.items()}
+    """A .safetensors file of pieces, with the positions from which torch assembles the whole."""
+    shapes = {name: (specs[name].dtype, shape_of(part)) for name, (part, _) in mine.items()}
+    places = {name: {"saved_offsets": [p.start for p in part]} for name, (part, _) in mine.items()}
     about = {"format": "pt", "DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(places)}
-    return safetensors_parts(shapes, lambda name: bytes_of(held[name]), about)
+    return safetensors_parts(shapes, lambda name: bytes_of(held[name][mine[name][1]]), about)
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
@@ -496,7 +537,7 @@ def read_blocks(
     def block(rank: int, name: str) -> torch.Tensor:
         spec, stored = specs[name], found.tensors[name]
         part, held = local_part(spec, mesh, rank), [*_stored(found, name)]
-        read = functools.partial(_read, spec, part, lambda rank: arrays(rank)[name])
+        read = functools.partial(_read, spec, part, lambda file: arrays(file)[name])
         if not (stored.parts or spec.parts):
             block, filled = read(held)
             assert filled == block.numel(), f"{filled} of {block.numel()} elements"
@@ -506,72 +547,78 @@ def read_blocks(
     return {rank: {name: block(rank, name) for name in specs} for rank in ranks}
 
 
-def _arrays(folder: Path, rank: int) -> dict[str, StoredArray]:
-    """The blocks in the file of a device."""
-    path = folder / file_of(rank)
-    with open(path, "rb", opener=regular) as file:
-        return dict(read_safetensors(file, str(path)))
+def _arrays(folder: Path, file: str) -> dict[str, StoredArray]:
+    """The blocks in a file."""
+    path = folder / file
+    with open(path, "rb", opener=regular) as opened:
+        return dict(read_safetensors(opened, str(path)))
+
+
+Stored = tuple[int, str, Piece]
+"""A device, the file that has a piece of its block, and the piece."""
 
 
 def _read(
-    spec: Spec, part: Part, array: Callable[[int], StoredArray], stored: Iterable[tuple[int, Part]]
+    spec: Spec, part: Part, array: Callable[[str], StoredArray], stored: Iterable[Stored]
 ) -> tuple[torch.Tensor, int]:
     """A block with the stored ones in it, added up where they overlap; the elements read."""
     import torch
 
     from meshdsl.backends.engines.in_process import torch_dtype
 
-    block = torch.zeros(_sizes(part), dtype=torch_dtype(spec.dtype), device="cpu")
+    block = torch.zeros(shape_of(part), dtype=torch_dtype(spec.dtype), device="cpu")
     values = (block.view(torch.uint16) if spec.dtype == "bf16" else block).numpy()
     filled = 0
-    before: list[Part] = []
-    for rank, other in stored:
-        common = _common(part, other)
+    before: list[Piece] = []
+    for (_, file, other), (own, inside) in itertools.product(stored, pieces(part)):
+        common = _common(own, other)
         if common is None:
             continue
-        source = array(rank)
-        assert (source.dtype, list(source.shape)) == (spec.dtype, _sizes(other)), source
-        here, there = _within(part, common), source.whole()[_within(other, common)]
+        source = array(file)
+        assert (source.dtype, list(source.shape)) == (spec.dtype, shape_of(other)), source
+        # An index with dots yields no number, but a view of it.
+        here = values[(*inside, ...)][(*_within(own, common), ...)]  # type: ignore[arg-type]
+        there = source.whole()[_within(other, common)]
         overlaps = any(_common(common, one) for one in before)
-        values[here] = values[here] + there if overlaps else there
+        here[...] = here + there if overlaps else there
         before.append(common)
-        filled += math.prod(_sizes(common))
+        filled += math.prod(shape_of(common))
     return block, filled
 
 
-def _stored(found: Found, name: str) -> Iterator[tuple[int, Part]]:
-    """The devices whose files have the blocks of a tensor, and the part that each is."""
+def _stored(found: Found, name: str) -> Iterator[Stored]:
+    """The devices whose files have the blocks of a tensor, and the pieces that they are."""
     spec = found.tensors[name]
     for rank in first_replicas(spec, found.mesh):
-        yield rank, local_part(spec, found.mesh, rank)
+        for number, (piece, _) in enumerate(pieces(local_part(spec, found.mesh, rank))):
+            yield rank, file_of(rank, number), piece
 
 
-def _of_sum(
-    spec: Spec, found: Found, mesh: dict[str, int], rank: int, name: str
-) -> list[tuple[int, Part]]:
+def _of_sum(spec: Spec, found: Found, mesh: dict[str, int], rank: int, name: str) -> list[Stored]:
     """The stored parts of a sum that a device takes over.
 
     Kept on the same devices again, each has its own: so a run goes on just as it would have. Else
     one device takes all, and others begin with zeros.
     """
     stored, held = found.tensors[name], [*_stored(found, name)]
-    if found.mesh == mesh and (stored.parts, stored.split) == (spec.parts, spec.split):
+    same = (stored.parts, stored.split, stored.order) == (spec.parts, spec.split, spec.order)
+    if found.mesh == mesh and same:
         own = coordinates(mesh, rank)
         axes = {*spec.parts, *(a for axes in spec.split.values() for a in axes)}
-        first = [r for r, _ in held if all(coordinates(mesh, r)[a] == own[a] for a in axes)]
-        return [(r, part) for r, part in held if r in first]
+        first = [r for r, *_ in held if all(coordinates(mesh, r)[a] == own[a] for a in axes)]
+        return [entry for entry in held if entry[0] in first]
     return held if has_sum(spec, mesh, rank) else []
 
 
-def _common(one: Part, other: Part) -> Part | None:
-    """The intersection of two parts of a tensor, or None."""
+def _common(one: Piece, other: Piece) -> Piece | None:
+    """The intersection of two pieces of a tensor, or None."""
     pairs = zip(one, other, strict=True)
     found = tuple(slice(max(a.start, b.start), min(a.stop, b.stop)) for a, b in pairs)
     return None if any(p.start >= p.stop for p in found) else found
 
 
-def _within(part: Part, smaller: Part) -> Part:
-    """The indices of a smaller part, relative to the beginning of `part`."""
+def _within(part: Piece, smaller: Piece) -> Piece:
+    """The indices of a smaller piece, relative to the beginning of `part`."""
     pairs = zip(part, smaller, strict=True)
     return tuple(slice(s.start - p.start, s.stop - p.start) for p, s in pairs)
 

@@ -21,14 +21,21 @@ from meshdsl.backends.runtime.files import (
     read_arrays,
     regular,
 )
-from meshdsl.backends.runtime.values import NUMPY_DTYPES, Array, Spec, cast, drawn, unit_interval
+from meshdsl.backends.runtime.values import (
+    NUMPY_DTYPES,
+    Array,
+    Part,
+    Spec,
+    cast,
+    drawn,
+    unit_interval,
+)
 from meshdsl.backends.train.job import DataFiles
 from meshdsl.diagnostics import Diagnostic, counted, did_you_mean, fail
 
 # --- samples and batches ------------------------------------------------------------------------
 
 
-Part = tuple[slice, ...]
 NAMED = "arrays are named like the inputs, with any number of samples along the batch"
 ROUNDED = "`--dtype f64` computes with all digits"
 
@@ -128,9 +135,14 @@ class Arrays:
             if name not in self._opened:
                 self._opened[name] = self.arrays[name].whole()
         which = tuple(
-            rows if dim == self.batch else block for dim, block in zip(spec.dims, part, strict=True)
+            rows if dim == self.batch else block if isinstance(block, slice) else slice(None)
+            for dim, block in zip(spec.dims, part, strict=True)
         )
-        return cast(from_stored(self._opened[name][which], self.arrays[name].dtype), spec.dtype)
+        found = self._opened[name][which]
+        for at, block in enumerate(part):
+            # Two lists of indices in one bracket would be pairs.
+            found = np.take(found, block, at) if isinstance(block, list) else found
+        return cast(from_stored(found, self.arrays[name].dtype), spec.dtype)
 
 
 @dataclass(frozen=True)
@@ -150,12 +162,8 @@ class Batches:
         """The values of `part` of input `name` in step `step` (from 0)."""
         if self.several not in spec.dims:
             return self._one(name, spec, step, 0, part)
-        one = one_batch(spec, self.several)
-        blocks = [
-            self._one(name, one, step, number, part[1:])
-            for number in range(part[0].start, part[0].stop)
-        ]
-        return np.stack(blocks)
+        one, mine = one_batch(spec, self.several), np.arange(spec.dims[self.several])[part[0]]
+        return np.stack([self._one(name, one, step, number, part[1:]) for number in mine])
 
     def _one(self, name: str, spec: Spec, step: int, number: int, part: Part) -> Array:
         """The block of batch `number` of a step."""
@@ -163,7 +171,7 @@ class Batches:
         if batch in spec.dims:
             first = number * spec.dims[batch]
             mine = part[list(spec.dims).index(batch)]
-            rows = self.order.rows(step)[first + mine.start : first + mine.stop]
+            rows = self.order.rows(step)[first : first + spec.dims[batch]][mine]
         return self.reader.read(name, spec, rows, part)
 
 
@@ -324,7 +332,7 @@ class Windows:
 
     def read(self, name: str, spec: Spec, rows: Array, part: Part) -> Array:
         """The block `part` of input `name`, of the windows that begin at `rows`."""
-        columns = np.arange(part[1].start, part[1].stop) + self.names.index(name)
+        columns = np.arange([*spec.dims.values()][1])[part[1]] + self.names.index(name)
         found: Array = self.ids[rows[:, None] + columns].astype(NUMPY_DTYPES[spec.dtype])
         return found
 

@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from meshdsl.backends.engines.failures import PARSING, Failure, first_failure
+from meshdsl.backends.engines.failures import Failure, first_failure
 from meshdsl.backends.engines.follow import followed
+from meshdsl.backends.runtime.files import PARSING
 from meshdsl.backends.train.job import Trouble
 
 if TYPE_CHECKING:

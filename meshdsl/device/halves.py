@@ -104,10 +104,9 @@ class _Fission:
     def _keep(self, var: Var) -> None:
         """Keep a value of each iteration of the first loop for the second."""
         mesh: Mesh = self.program.mesh
-        stages = mesh.size(self.pipe.axis)
-        dim = Dim(self.pipe.dim, self.loop.dim.size * stages)
+        dim = Dim(self.pipe.dim, self.loop.dim.size * self.pipe.stages(mesh))
         type_ = TensorType((dim, *var.value.type.dims), var.value.type.dtype)
-        splits = {**dict(var.placement.splits), self.pipe.dim: (self.pipe.axis,)}
+        splits = {**dict(var.placement.splits), self.pipe.dim: self.pipe.axes(mesh)}
         placed = replace(var.placement, splits=tuple(sorted(splits.items())))
         outer = replace(
             var,

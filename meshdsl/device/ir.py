@@ -225,6 +225,11 @@ class Collected(ir.Collected[Var]):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Rows(Stacked[Var]):
+    """Of a stack, or of a sum that is stacked, the rows that the stage of a pass has."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Loop(ir.Loop[Var, "Node"]):
     """`repeat dim`; `index` is the loop variable.
 
@@ -248,7 +253,9 @@ class Loop(ir.Loop[Var, "Node"]):
     @property
     def reads(self) -> tuple[Var, ...]:
         """Stacks, and initial values of carries; the body reads more."""
-        return (*(c.init for c in self.carries), *(s.outer for s in self.slices))
+        own = {*(c.inside for c in self.carries), *(s.inside for s in self.stacked)}
+        stacks = (s.outer for s in self.slices if s.outer not in own)
+        return (*(c.init for c in self.carries), *stacks)
 
 
 class Part(IntEnum):
@@ -295,37 +302,56 @@ ENDS = frozenset((Part.FIRST, Part.LAST, Part.LAST_BACKWARD, Part.FIRST_BACKWARD
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pipeline(Loop):
-    """The loop over micro-batches of a pipeline: stage `axis=k` does its part of each.
+    """The loop over micro-batches of a pipeline: each stage does its part of each.
 
-    `parts` are those of the statements of the body, which stand in their order; `table` says in
-    which order a stage does forward and backward passes.
+    `parts` are those of the statements of the body, which stand in their order; `table` says which
+    stages device `axis=k` has, and in which order it does forward and backward passes. `stages`
+    are those that are looked at; empty: those of any device.
     """
 
     axis: str = ""
     parts: tuple[Part, ...] = ()
     table: Verified | None = None
+    stages: tuple[int, ...] = ()
 
     def of(self, *parts: Part) -> tuple[Node, ...]:
         """The statements of some parts."""
         return tuple(n for n, part in zip(self.body, self.parts, strict=True) if part in parts)
 
-    def on(self, stage: int) -> Pipeline:
-        """What one stage does: the parts of all, those of its end, what it sends to another."""
-        ends: dict[int, set[Part]] = {
-            0: {Part.FIRST, Part.FIRST_BACKWARD},
-            len(self.rows) - 1: {Part.LAST, Part.LAST_BACKWARD},
-        }
-        without = {part for end, parts in ends.items() for part in parts if end != stage}
-        without |= {Part.SENT} if stage == len(self.rows) - 1 else set()
-        without |= set() if stage else {Part.SENT_BACKWARD}
-        made = [(n, p) for n, p in zip(self.body, self.parts, strict=True) if p not in without]
-        return replace(self, body=tuple(n for n, _ in made), parts=tuple(p for _, p in made))
+    @property
+    def known(self) -> Verified:
+        """The table."""
+        assert self.table is not None
+        return self.table
+
+    @property
+    def last(self) -> int:
+        """The last stage."""
+        return self.known.schedule.stages - 1
+
+    def does(self, part: Part, stage: int) -> bool:
+        """Whether a stage does a part: what all do, what its end does, what leaves its device."""
+        behind = {Part.SENT: stage + 1, Part.SENT_BACKWARD: stage - 1}.get(part)
+        if behind is not None:
+            device_of = self.known.device_of
+            return 0 <= behind <= self.last and device_of[0, stage] != device_of[0, behind]
+        return stage == {"first": 0, "last": self.last}.get(part.stages, stage)
+
+    def times(self, part: Part) -> int:
+        """How often a part is done for each micro-batch; of all devices, as often as one does."""
+        each = (self.stages,) if self.stages else self.known.held
+        return max(sum(self.does(part, stage) for stage in stages) for stages in each)
+
+    def on(self, *stages: int) -> Pipeline:
+        """What is done on some stages."""
+        own = replace(self, stages=stages)
+        made = [(n, p) for n, p in zip(self.body, self.parts, strict=True) if own.times(p)]
+        return replace(own, body=tuple(n for n, _ in made), parts=tuple(p for _, p in made))
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """What each stage does, in its order."""
-        assert self.table is not None
-        return self.table.schedule.rows
+        """What each device does, in its order."""
+        return self.known.schedule.rows
 
     @property
     def passes(self) -> dict[str, tuple[Part, ...]]:
@@ -374,27 +400,38 @@ class Program:
     lists: frozenset[Var] = frozenset()
 
 
-def stages(program: Program) -> tuple[tuple[Node, ...], ...]:
-    """The statements of one stage of a pipeline for each that differs from others; else all."""
-    found = [node for node in program.body if isinstance(node, Pipeline)]
-    if not found:
+def devices(program: Program) -> tuple[tuple[Node, ...], ...]:
+    """The statements of one device of a pipeline for each that differs from others; else all."""
+    found = next((node for node in program.body if isinstance(node, Pipeline)), None)
+    if found is None:
         return (program.body,)
-    last = len(found[0].rows) - 1
-    return tuple(on_stage(program, stage) for stage in sorted({0, min(1, last), last}))
+    alike: dict[tuple[int, ...], int] = {}
+    for device, held in enumerate(found.known.held):
+        own = found.on(*held)
+        alike.setdefault(tuple(own.times(part) for part in Part), device)
+    return tuple(on_device(program, device) for device in alike.values())
 
 
-def on_stage(program: Program, stage: int) -> tuple[Node, ...]:
-    """The statements of one stage of a pipeline."""
-    return tuple(node.on(stage) if isinstance(node, Pipeline) else node for node in program.body)
+def on_device(program: Program, device: int) -> tuple[Node, ...]:
+    """The statements of one device along the axis of a pipeline."""
+    return tuple(
+        node.on(*node.known.held[device]) if isinstance(node, Pipeline) else node
+        for node in program.body
+    )
 
 
-def walk(nodes: tuple[Node, ...]) -> Iterator[tuple[Compute | Collective, int]]:
-    """Every operator and collective in order, with how often it runs.
+def walk(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[Compute | Collective, int]]:
+    """Every operator and collective in order, with how often a device does it.
 
     A collective that is issued ahead counts at its `Wait`.
     """
-    for node, trips in ir.counted(nodes):
+    for node in nodes:
         match node:
+            case Pipeline():
+                for inner, part in zip(node.body, node.parts, strict=True):
+                    yield from walk((inner,), trips * node.dim.size * node.times(part))
+            case Loop():
+                yield from walk(node.body, trips * node.dim.size)
             case Wait():
                 yield node.collective, trips
             case Compute() | Move() | Bucket():

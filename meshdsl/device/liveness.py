@@ -16,6 +16,7 @@ from meshdsl.device.ir import (
     Move,
     Node,
     Program,
+    Rows,
     Start,
     Var,
     Wait,
@@ -64,8 +65,16 @@ def given_up(node: Loop, dead: tuple[Var, ...]) -> tuple[Var, ...]:
 
 def sums(node: Loop) -> frozenset[Var]:
     """The sums that a loop adds up in place, in memory of their own."""
-    carried = (c for c in node.carries if c.next is not c.inside)
+    rows = {s.outer for s in node.stacked if isinstance(s, Rows)}
+    carried = (c for c in node.carries if c.next is not c.inside or c.inside in rows)
     return frozenset(c.result for c in carried if c.next.name == c.inside.name == c.init.name)
+
+
+def totals(node: Loop) -> frozenset[str]:
+    """The names of the sums that a loop over micro-batches carries, and of the rows of them."""
+    carried = {c.inside: c.inside.name for c in node.carries}
+    rows = (s.inside.name for s in node.stacked if isinstance(s, Rows) and s.outer in carried)
+    return frozenset((*carried.values(), *rows))
 
 
 def left_over(node: Loop, collected: frozenset[Var]) -> tuple[Var, ...]:

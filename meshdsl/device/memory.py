@@ -68,10 +68,10 @@ def memory(program: Program) -> dict[str, int]:
 
 
 def walks(program: Program) -> Iterator[Walk]:
-    """A walk for each stage of a pipeline, all of whose devices are alike; else one."""
+    """A walk for each device along the axis of a pipeline; without one all are alike."""
     pipes = [node for node in program.body if isinstance(node, Pipeline)]
-    for stage in range(program.mesh.size(pipes[0].axis) if pipes else 1):
-        yield Walk(program, stage)
+    for device in range(program.mesh.size(pipes[0].axis) if pipes else 1):
+        yield Walk(program, device)
 
 
 def gradients(program: Program) -> frozenset[Var]:
@@ -146,11 +146,14 @@ class Walk:
     """One device at work, from the first statement to the last; `held` is its memory.
 
     Inputs, parameters and states are counted elsewhere: here they take no memory. A subclass
-    follows the statements in time (`simulate/run.py`). Of a pipeline it is one of a `stage`.
+    follows the statements in time (`simulate/run.py`). `device` is its coordinate on the axis of a
+    pipeline.
     """
 
-    def __init__(self, program: Program, stage: int = 0) -> None:
-        self.program, self.stage = program, stage
+    def __init__(self, program: Program, device: int = 0) -> None:
+        self.program, self.device = program, device
+        # The stage of a pass, while it is walked.
+        self.stage = 0
         self.held = Held(line=program.placed.named.span.line)
         self.shown = shown_by(program) | dict(_Reuse(program).found())
         self.used_up, self.collected = used_up(program), collected(program)
@@ -304,27 +307,34 @@ class Walk:
     # --- pipelines -----------------------------------------------------------------------------
 
     def _pipeline(self, node: Pipeline) -> None:
-        """Walk the passes of one micro-batch, then the row of the stage: all passes are alike."""
+        """Walk the passes of one micro-batch, then the row of the device: all passes are alike."""
         self._begin(node)
         for item in node.stacked:
             self._slice(item.outer, item.inside)
         dying = deaths(node.body, kept_inside(node), entered(node, self.collected))
         self.dead = dict(zip(node.body, dying, strict=True))
+        now = self.held.now
+        passes = {stage: self._passes(node, stage) for stage in node.known.held[self.device]}
+        for action in node.rows[self.device]:
+            for kind in node.passes_of(action.kind):
+                most, line, held = passes[action.stage][kind]
+                if now + most > self.held.most:
+                    self.held.most, self.held.line = now + most, line
+                now += held
+
+    def _passes(self, node: Pipeline, stage: int) -> dict[str, tuple[int, int, int]]:
+        """Walk the passes of a stage; the most memory of each, its line, and what it leaves."""
+        self.stage = stage
         names, begun = set(self.held.names) | set(self.held.lists), self.held.now
-        own, passes = node.on(self.stage), {}
+        own, found = node.on(stage), {}
         for kind, parts in node.passes.items():
             later = [n for n, p in zip(own.body, own.parts, strict=True) if p > parts[-1]]
             kept = {v.name for n in every(later) for v in (*n.reads, *n.makes)}
             before = self.held.now
             most, line = self._pass(node, parts, names | kept)
-            passes[kind] = most, line, self.held.now - before
+            found[kind] = most, line, self.held.now - before
         assert self.held.now == begun, "a micro-batch leaves memory behind"
-        now = begun
-        for kind in (k for action in node.rows[self.stage] for k in node.passes_of(action.kind)):
-            most, line, held = passes[kind]
-            if now + most > self.held.most:
-                self.held.most, self.held.line = now + most, line
-            now += held
+        return found
 
     def _pass(self, node: Pipeline, parts: Sequence[Part], kept: set[str]) -> tuple[int, int]:
         """Walk a pass; the most memory that it takes beside what there was, and its line."""
@@ -333,10 +343,8 @@ class Walk:
         outside = {name: block for name, block in held.names.items() if name in kept}
         for block in outside.values():
             block.holders += 1
-        last = len(node.rows) - 1
-        ends = {Part.FIRST: 0, Part.FIRST_BACKWARD: 0, Part.LAST: last, Part.LAST_BACKWARD: last}
         for part in parts:
-            if ends.get(part, self.stage) == self.stage and not part.sends:
+            if node.does(part, self.stage) and not part.sends:
                 self._part(node, part)
         for name in [n for n in (*held.names, *held.lists) if n not in kept]:
             held.drop(name)
@@ -350,7 +358,7 @@ class Walk:
 
     def _part(self, node: Pipeline, part: Part) -> None:
         """Walk a part of a pass; what a loop carries is received where it does not begin."""
-        begins = {Part.LOOP: 0, Part.LOOP_BACKWARD: len(node.rows) - 1}
+        begins = {Part.LOOP: 0, Part.LOOP_BACKWARD: node.last}
         if begins.get(part, self.stage) != self.stage:
             loop = node.loop(part)
             for carry in loop.carries:

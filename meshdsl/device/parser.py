@@ -22,6 +22,7 @@ from meshdsl.device.ir import (
     Part,
     Pipeline,
     Program,
+    Rows,
     Start,
     Var,
     Wait,
@@ -59,6 +60,7 @@ class _Device(ir.Parser[Var]):
         assert found, "no head of a device program"
         self.title, self.mesh = found[1], parse_mesh(found[2])
         self.lists: set[Var] = set()
+        self.rows: list[Rows] = []
         self.works: dict[str, Collective] = {}
         self.coordinates = {axis: axis for axis in self.mesh.names}
 
@@ -184,7 +186,16 @@ class _Device(ir.Parser[Var]):
         parts = [line for line in lines if _PART.fullmatch(line.text)]
         if not parts:
             return super().block(lines)
+        self.rows = [self._rows(line) for line in lines if line.text.startswith("rows ")]
         return self.nodes(statement for part in parts for statement in part.inner)
+
+    def _rows(self, line: Line) -> Rows:
+        """`rows w_rows : f32[layers@(pipe, chunk) 1] = w_stack`."""
+        with self.reading(line) as scan:
+            scan.expect("rows")
+            inside = self.typed(scan, line)
+            scan.expect("=")
+            return Rows(self.scope[scan.next()], inside)
 
     def make_loop(
         self, loop: generic.Loop[Var, Any], scan: Scanner, begun: Any, line: Line
@@ -196,7 +207,9 @@ class _Device(ir.Parser[Var]):
         made = replace(made, index=index, ahead=begun)
         if loop.dim.name in self.mesh.every:
             self.coordinates[loop.dim.name] = index
-        return made if axis is None else _pipeline(made, axis, line)
+        if axis is None:
+            return made
+        return _pipeline(replace(made, stacked=(*made.stacked, *self.rows)), axis, line)
 
 
 def _pipeline(loop: Loop, axis: str, line: Line) -> Pipeline:

@@ -13,7 +13,7 @@ The size of a dim whose blocks differ is that of the largest: `batch@rows 3 of 5
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from meshdsl.device.ir import (
     Bucket,
@@ -24,12 +24,13 @@ from meshdsl.device.ir import (
     Move,
     Pipeline,
     Program,
+    Rows,
     Start,
     Var,
     Wait,
 )
 from meshdsl.ir.printer import INDENT, Printer, phase_text
-from meshdsl.ir.program import Op
+from meshdsl.ir.program import Op, Stacked
 from meshdsl.placed.printer import mesh_text, placed_type_text, step_text
 from meshdsl.placed.sbp import Mesh
 from meshdsl.schedule.table import row_text
@@ -93,14 +94,20 @@ class _Device(Printer[Var]):
                 yield f"{pad}slice {self.typed(item.inside)} = {source}"
             yield from (pad + line for line in self._collective(ahead.collective))
 
+    def sliced(self, node: Loop) -> Iterable[Stacked[Var]]:  # type: ignore[override]
+        return (item for item in node.stacked if not isinstance(item, Rows))
+
     def block(self, node: Loop, depth: int) -> Iterator[str]:
-        """Of a pipeline the row of each stage, and the statements part by part."""
+        """Of a pipeline the row of each device, the rows of stages, and the statements by part."""
         if not isinstance(node, Pipeline):
             yield from super().block(node, depth)
             return
         pad = INDENT * depth
         for stage, row in enumerate(node.rows):
             yield f"{pad}stage {stage}: {row_text(stage, row)}"
+        for item in node.stacked:
+            if isinstance(item, Rows):
+                yield f"{pad}rows {self.typed(item.inside)} = {item.outer.name}"
         for part in dict.fromkeys(node.parts):
             yield f"{pad}part {part.name}"
             yield from self.nodes(node.of(part), depth + 1)

@@ -8,19 +8,21 @@ of them apart: what leaves the loop is partial over the stages.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from meshdsl.device.chunks import in_chunks
 from meshdsl.device.halves import halves
 from meshdsl.device.ir import Bucket, Compute, Loop, Move, Node, Part, Pipeline, Program, Var
-from meshdsl.device.liveness import is_constant, reads
+from meshdsl.device.liveness import is_constant, reads, totals
 from meshdsl.device.names import Names, names_of
 from meshdsl.diagnostics import fail
 from meshdsl.ir.program import uses
 from meshdsl.placed.collectives import send
 from meshdsl.placed.sbp import Mesh
-from meshdsl.placed.stages import Piped
+from meshdsl.placed.stages import Piped, not_built
 from meshdsl.schedule.registry import generate
 from meshdsl.schedule.verify import Verified, verify
 
@@ -48,24 +50,26 @@ def pipelined(program: Program) -> Program:
     pipe = program.placed.pipe
     if pipe is None:
         return program
-    body = []
+    body = list(program.body)
+    (at,) = (i for i, n in enumerate(body) if isinstance(n, Loop) and n.dim.name == pipe.micro)
+    loop = body[at]
+    assert isinstance(loop, Loop)
+    names = Names(names_of(program))
+    table = _table(pipe, program.mesh, loop.dim.size)
+    program, loop = in_chunks(program, loop, pipe, names)
     lists = set(program.lists)
-    for node in program.body:
-        if isinstance(node, Loop) and node.dim.name == pipe.micro:
-            node = _pipeline(node, pipe, program, lists)
-        body.append(node)
+    body[at] = _pipeline(loop, pipe, program, table, names, lists)
     return replace(program, body=tuple(body), lists=frozenset(lists))
 
 
-def _pipeline(node: Loop, pipe: Piped, program: Program, lists: set[Var]) -> Pipeline:
-    stages = program.mesh.size(pipe.axis)
-    table = _table(pipe, stages, node.dim.size)
-    names = Names(names_of(program))
+def _pipeline(
+    node: Loop, pipe: Piped, program: Program, table: Verified, names: Names, lists: set[Var]
+) -> Pipeline:
     _check_sums(node)
     body = _sums_apart(node, pipe, names)
     _check_loops(node, pipe)
     parts = _Parts(replace(node, body=body), pipe).of_all()
-    sends = _sends(body, parts, pipe, program.mesh, names)
+    sends = _sends(body, parts, pipe, program.mesh, table, names)
     pairs = sorted([*zip(parts, body, strict=True), *sends], key=lambda pair: pair[0])
     pairs = sorted(_in_halves(pairs, program, pipe, names, lists), key=lambda pair: pair[0])
     fields = {name: getattr(node, name) for name in Loop.__dataclass_fields__}
@@ -120,9 +124,16 @@ def _in_halves(
 
 
 def _sends(
-    body: tuple[Node, ...], parts: list[Part], pipe: Piped, mesh: Mesh, names: Names
+    body: tuple[Node, ...],
+    parts: list[Part],
+    pipe: Piped,
+    mesh: Mesh,
+    table: Verified,
+    names: Names,
 ) -> Iterator[tuple[Part, Move]]:
     """A message for each value that a loop carries from stage to stage, as the stage sends it."""
+    homes = [table.device_of[0, stage] for stage in range(table.schedule.stages)]
+    crossings = sum(one != other for one, other in itertools.pairwise(homes))
     for node, part in zip(body, parts, strict=True):
         if part not in RESULTS:
             continue
@@ -133,26 +144,27 @@ def _sends(
             name = f"`{source.value.label}`" if source.value.name else "what is carried"
             target = replace(source, name=names.fresh(f"{source.name}_sent"))
             step = send(source.placement, pipe.axis)
-            counts = (step.payload, step.wire, step.cluster_wire)
-            held, sent, in_all = (count(source.type, mesh) for count in counts)
+            held, sent = step.payload(source.type, mesh), step.wire(source.type, mesh)
+            in_all = sent * crossings * (mesh.devices // mesh.size(pipe.axis))
             why = f"the {to} stage goes on with {name} of a micro-batch"
             remedy = f"fewer stages of `{pipe.axis}`, or a split of what is sent"
             made = (step, source, target, held, sent, in_all, node.span, why, remedy)
             yield behind, Move(*made, node.phase)
 
 
-def _table(pipe: Piped, stages: int, micro: int) -> Verified:
+def _table(pipe: Piped, mesh: Mesh, micro: int) -> Verified:
     """The schedule of the layout; without one, 1F1B. Raises MD0335."""
+    devices = mesh.size(pipe.axis)
     if pipe.use is None:
-        return verify(generate("one_f_one_b", stages, micro))
-    found = pipe.use.verified(stages, micro)
+        return verify(generate("one_f_one_b", devices, micro))
+    found = pipe.use.verified(devices, micro)
     if found.schedule.updates:
         message = f"stages update on the way under `{pipe.use.name}`, which no device does yet"
         help = "`meshdsl train --engine reference` trains by its table; or take `one_f_one_b`"
         fail("MD0335", message, pipe.use.span, help=help)
-    if any(a.stage != n for n, row in enumerate(found.schedule.rows) for a in row):
-        message = f"`{pipe.use.name}` is not built yet: a device has several stages"
-        fail("MD0335", message, pipe.use.span, help="take gpipe, one_f_one_b, eager or zb_h1")
+    if missing := not_built(found):
+        message = f"`{pipe.use.name}` is not built yet: {missing}"
+        fail("MD0335", message, pipe.use.span, help="take one_f_one_b, interleaved or zb_v")
     later = {
         "layers": len(set(pipe.use.layers)) > 1,
         "recompute": pipe.use.recompute,
@@ -172,7 +184,7 @@ class _Parts:
         self.parts: dict[Node, Part | None] = {}
         # What a value has been made by; of a loop on the stages, what reads it. The sums of a step
         # are on every stage.
-        self.totals = {c.inside.name for c in loop.carries}
+        self.totals = totals(loop)
         self.made: dict[Var, Part | None] = dict.fromkeys(loop.enters)
         self.readers: dict[Var, list[Node]] = {}
         for node in loop.body:

@@ -24,7 +24,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from meshdsl.diagnostics import Span
-from meshdsl.ir.program import Loop, Op
+from meshdsl.ir.program import Loop, Op, Stacked
 from meshdsl.ir.types import Dim, DType, TensorType
 from meshdsl.render import safe
 
@@ -137,13 +137,17 @@ class Printer(Generic[V]):
         tags = phase_text(op.phase, op.block)
         return f"{outs} = {op.name}{ins}{constants(op.attrs)}{tags} : {types}{self.after(op)}"
 
+    def sliced(self, node: Loop[V, Any]) -> Iterable[Stacked[V]]:
+        """The stacks that a loop takes slices of."""
+        return node.stacked
+
     def loop(self, node: Loop[V, Any], depth: int) -> Iterator[str]:
         """The lines of a loop."""
         pad, dim = INDENT * (depth + 1), node.dim
         backwards = " from the last" if node.reverse else ""
         head = f"repeat {dim.name} {dim.size}{self.repeat(node)}{backwards}"
         yield f"{INDENT * depth}{head}{phase_text(node.phase, node.block)}"
-        for item in node.stacked:
+        for item in self.sliced(node):
             yield f"{pad}slice {self.typed(item.inside)} = {self.name(item.outer)}[{dim.name}]"
         yield from self.first(node, depth + 1)
         for c in node.carries:

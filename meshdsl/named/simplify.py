@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 
+from meshdsl.ir.types import F32, F64
 from meshdsl.named.attention import fuse_attention
 from meshdsl.named.ir import Loop, Node, Op, Program, Value
 from meshdsl.ops.opdef import lookup
@@ -128,7 +129,8 @@ def _of_squares(op: Op, made: dict[Value, Op], uses: Counter[Value]) -> Op:
         return op
     square = made.get(op.ins[0])
     plain = op.ins[0].name is None and not op.ins[0].pins and uses[op.ins[0]] == 1
-    if square is None or square.name != "square" or not plain or op.out.type.dtype.bytes < 4:
+    wide = op.out.type.dtype in (F32, F64)
+    if square is None or square.name != "square" or not (plain and wide):
         return op
     return replace(op, name=_OF_SQUARES[op.name], ins=square.ins)
 

@@ -107,6 +107,41 @@ register(
     )
 )
 
+# --- iota in another order -------------------------------------------------------------------
+
+
+def _in_order(attrs: Attrs) -> Array:
+    """The indices along a dim whose equal blocks lie in an order."""
+    blocks = np.split(np.arange(attrs["dim"].size, dtype=np.int32), len(attrs["order"]))
+    return np.concatenate([blocks[number] for number in attrs["order"]])
+
+
+def _index_numpy(call: NumpyCall) -> Array:
+    dim = call.attrs["dim"].name
+    return _in_order(call.attrs)[call.offset(dim) :][: call.extent(dim)]
+
+
+def _index_text(call: TorchCall) -> str:
+    dim = call.attrs["dim"].name
+    every = f"torch.tensor({_in_order(call.attrs).tolist()}, dtype=torch.int32)"
+    if not call.is_split(dim):
+        return every
+    return f"{every}.narrow(0, {call.offset(dim)}, {call.extent(dim)})"
+
+
+register(
+    OpDef(
+        "stage_index",
+        Surface("view", (0, 0)),
+        _iota_infer,
+        plain(),
+        _index_numpy,
+        _index_text,
+        (sample(dim=HIDDEN, order=(0, 2, 1, 3)), sample(dim=SEQ, order=(1, 0))),
+        meaning="The indices along a dim whose equal blocks lie in another order, as i32.",
+    )
+)
+
 # --- zeros and ones --------------------------------------------------------------------------
 
 
@@ -139,6 +174,7 @@ def _filled(name: str, value: int, *, meaning: str) -> None:
                 sample(dims=(SEQ, BATCH, HIDDEN), dtype=I64),
                 sample(dims=(SEQ,), dtype=BOOL),
             ),
+            unordered=True,
             meaning=meaning,
         )
     )

@@ -396,6 +396,8 @@ class OpDef:
              narrow one (products).
     lazy:  a sum over a mesh axis that is still to be reduced passes through it in Mesh-TensorFlow
              (`LazyAllreduceSum`), where both operands wait for the same one.
+    unordered: along a dim that a loop has everywhere, elements may lie in any order, in operands
+             and results alike: no element's index counts.
     relocates: the result has elements of operand 0, or zeros; a view does so anyway.
     spelled: by system (`dtensor`, `jax`, `oneflow`), the text of an operator that is not in the
              table of `backends/peers/spellings.py`.
@@ -429,6 +431,7 @@ class OpDef:
     fold: Callable[..., float] | None = None
     precision: Literal["widest", "f32", "compute"] = "widest"
     lazy: bool = False
+    unordered: bool = False
     relocates: bool = False
     spelled: Mapping[str, Spelling] = field(default_factory=dict)
     meaning: str = ""

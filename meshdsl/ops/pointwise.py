@@ -97,6 +97,7 @@ def pointwise(
             fold=fold,
             precision=precision,
             lazy=lazy,
+            unordered=True,
             spelled=spelled,
             meaning=meaning,
         )

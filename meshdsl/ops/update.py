@@ -83,6 +83,7 @@ def update(
             true_rows=true_rows,
             overwrites=new,
             scratch=_scratch(operands.index("scale")),
+            unordered=True,
             meaning=meaning,
         )
     )

@@ -85,6 +85,7 @@ def view(
             legal=legal,
             gradient=gradient,
             lazy=lazy,
+            unordered=True,
             meaning=meaning,
         )
     )

@@ -152,6 +152,12 @@ class Program:
     pipe: Piped | None = None
 
     @property
+    def order(self) -> dict[str, tuple[int, ...]]:
+        """By dim, in which order its equal blocks lie in every tensor: of a pipeline's loop."""
+        pipe = self.pipe
+        return {} if pipe is None or not pipe.order else {pipe.dim: pipe.order}
+
+    @property
     def rewritten(self) -> names.Program:
         """The named program with the operators rewritten by placement: expanded, in pairs."""
         return replace(self.named, body=_named_nodes(self.body))

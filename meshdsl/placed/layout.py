@@ -301,7 +301,9 @@ def _way_free(value: Value, rule: Rule) -> str:
     if value.name:
         return f"free it for this tensor: `{value.label}: {rule.dim} -> none`"
     text = " ".join(value.span.text.split())
-    shown = text if len(text) <= LONGEST_SHOWN else "…"
+    # An item of a view, `[c = ids]`, is no expression of its own.
+    is_item = "->" in text or re.match(r"\w+ *=(?!=)", text)
+    shown = "…" if is_item or len(text) > LONGEST_SHOWN else text
     words = set(re.findall(r"\w+", re.sub(r"#.*", "", value.span.source.text)))
     names = itertools.chain(["part"], (f"part{i}" for i in itertools.count(2)))
     name = next(n for n in names if n not in words)

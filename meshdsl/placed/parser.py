@@ -155,9 +155,13 @@ class _Placed(ir.Parser[Tensor]):
             scan.expect("pipeline")
             dim = scan.next()
             axis, micro = _over(scan)
+            order = list[int]()
+            scan.accept("stages")
+            while scan.peek():
+                order.append(int(scan.next()))
         use = self._use(line.inner[0]) if line.inner else None
         cut = Cut(use.dims, use.micro, micro, use.name, use.span) if use and use.micro else None
-        return Piped(dim, axis, micro, line.span, use, cut)
+        return Piped(dim, axis, micro, line.span, use, cut, tuple(order))
 
     def _use(self, line: Line) -> ScheduleUse:
         """`with one_f_one_b of batch in 8 {chunks=2}`, and below it a row for each stage."""

@@ -35,6 +35,7 @@ from meshdsl.placed.optimal import Plan, solve
 from meshdsl.placed.request import BlockRequest, Request
 from meshdsl.placed.reshard import MESSAGE_BYTES, Price
 from meshdsl.placed.sbp_block import Annotations
+from meshdsl.placed.stage_order import in_stage_order
 from meshdsl.placed.stages import piped, stored, with_leaving
 from meshdsl.placed.storage import with_loads
 from meshdsl.placed.workers import check_parts, is_per_worker, with_workers
@@ -119,7 +120,7 @@ def _request(program: named.Program, asked: Layout | Annotations) -> Request:
         asked = stored(program, asked)
     pipe = piped(program, asked)
     if pipe is not None:
-        program = with_leaving(program, pipe)
+        program = with_leaving(in_stage_order(program, pipe), pipe)
     return Request(with_loads(program, asked, pipe), asked, pipe=pipe)
 
 

@@ -80,7 +80,8 @@ def _splits(p: Placement) -> str:
 
 def _pipeline(pipe: Piped) -> Iterator[str]:
     """`pipeline layers over pipe, micro-batches micro`, and the schedule of the layout."""
-    yield f"pipeline {pipe.dim} over {pipe.axis}, {pipe.micro}"
+    order = f" stages {' '.join(map(str, pipe.order))}" if pipe.order else ""
+    yield f"pipeline {pipe.dim} over {pipe.axis}, {pipe.micro}{order}"
     use = pipe.use
     if use is None:
         return

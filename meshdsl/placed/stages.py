@@ -13,12 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from meshdsl.diagnostics import Related, Span, fail
+from meshdsl.diagnostics import Related, Span, counted, fail
 from meshdsl.ir import program as ir
 from meshdsl.ir.program import substitute
 from meshdsl.named.ir import Loop, Node, Op, Program, Value
 from meshdsl.placed.layout import STORAGE, Layout
+from meshdsl.placed.sbp import Mesh
 from meshdsl.schedule.use import ScheduleUse
+from meshdsl.schedule.verify import Verified
 
 _STORED = (("params",), ("state",))
 """The rules for what is kept from step to step, which the axis of the stages may split further."""
@@ -46,7 +48,8 @@ class Piped:
     """The dim of the loop, the axis that its blocks are on, and the rule.
 
     `micro` is the dim of the loop over micro-batches, which has the loop in it: that of the
-    optimizer's `accumulate`, or of a `cut`. `use` is the schedule of the layout.
+    optimizer's `accumulate`, or of a `cut`. `use` is the schedule of the layout. `order` has the
+    stages device by device, where a device has others than that of its own number.
     """
 
     dim: str
@@ -55,6 +58,20 @@ class Piped:
     span: Span
     use: ScheduleUse | None = None
     cut: Cut | None = None
+    order: tuple[int, ...] = ()
+
+    def stages(self, mesh: Mesh) -> int:
+        """The number of stages; a device may have several."""
+        return len(self.order) or mesh.size(self.axis)
+
+    def axes(self, mesh: Mesh) -> tuple[str, ...]:
+        """The axes that the stages are on: of several on a device, also that of them in time."""
+        if self.stages(mesh) == mesh.size(self.axis):
+            return (self.axis,)
+        name = "chunk"
+        while name in mesh.names or name in (self.micro, self.dim):
+            name += "_"
+        return self.axis, name
 
     def cuts(self, loop: ir.Loop[Any, Any]) -> bool:
         """Whether the iterations of a loop are on the stages."""
@@ -89,7 +106,8 @@ def piped(program: Program, layout: Layout) -> Piped | None:
             axes = tuple(a for a in layout.mesh.known(rule.axes) if layout.mesh.size(a) > 1)
             if rule.dim == loop.dim.name and axes and rule.selector[:1] not in STORAGE:
                 if len(axes) > 1 or rule.selector:
-                    _refuse(f"`{rule}` is no pipeline", rule.span, "write `layers -> pipe`")
+                    help = f"write `{rule.dim} -> {axes[0]}`"
+                    _refuse(f"`{rule}` is no pipeline", rule.span, help)
                 accumulates = bool(program.goal and program.goal.optimizer.accumulate > 1)
                 if len(around) > accumulates:
                     message = f"the loop over `{loop.dim.name}` is inside of another loop"
@@ -110,12 +128,34 @@ def piped(program: Program, layout: Layout) -> Piped | None:
                     _refuse(message, cut.span, help)
                 micro = cut.axis if cut else around[0]
                 found = Piped(loop.dim.name, axes[0], micro, rule.span, use, cut)
-                return _checked(program, loop, layout, found)
+                return _checked(program, loop, layout, _ordered(found, program, layout))
         for pin in (p for s in loop.stacked for p in s.outer.pins if p.dim == loop.dim.name):
             if layout.mesh.size(*layout.mesh.known(pin.axes)) > 1:
                 message = f"`@` cannot split the `repeat` dim `{loop.dim.name}`"
                 _refuse(message, pin.span, "leave the `@` out, and write a rule in the layout")
     return None
+
+
+def _ordered(pipe: Piped, program: Program, layout: Layout) -> Piped:
+    """The pipeline with the stages of each device, where a device program can have them."""
+    use, goal = pipe.use, program.goal
+    if use is None:
+        return pipe
+    assert pipe.cut or goal, "without a cut, the optimizer accumulates"
+    micro = pipe.cut.micro if pipe.cut else goal.optimizer.accumulate if goal else None
+    table = use.verified(layout.mesh.size(pipe.axis), micro)
+    order = tuple(stage for stages in table.held for stage in stages)
+    if not_built(table) or order == tuple(range(table.schedule.devices)):
+        return pipe
+    return replace(pipe, order=order)
+
+
+def not_built(table: Verified) -> str:
+    """What is not built yet of a table's stages; empty where all is."""
+    held = table.held
+    if sum(map(len, held)) > table.schedule.stages:
+        return "a stage is on several devices"
+    return "devices have unequally many stages" if len({*map(len, held)}) > 1 else ""
 
 
 def _refuse(message: str, span: Span, help: str, *related: Related) -> None:
@@ -132,17 +172,25 @@ def _cut(use: ScheduleUse | None, loop: str, layout: Layout) -> Cut | None:
     return Cut(use.dims, use.micro, axis, use.name, use.span)
 
 
+def _above(sizes: list[int], stages: int) -> list[int]:
+    """The next number of stages that divides, if there is one."""
+    return [n for n in sizes if n > stages][:1]
+
+
 def _checked(program: Program, first: Loop, layout: Layout, found: Piped) -> Piped:
     """The pipeline, unless several loops would be on the stages at once, or blocks differ."""
-    stages = layout.mesh.size(found.axis)
+    stages = found.stages(layout.mesh)
     if first.dim.size % stages:
+        devices = layout.mesh.size(found.axis) if found.order else 1
         sizes = [n for n in range(1, first.dim.size + 1) if first.dim.size % n == 0]
-        near = (max(n for n in sizes if n < stages), *[n for n in sizes if n > stages][:1])
+        sizes = [n for n in sizes if n % devices == 0] or [1]
+        near = (max((n for n in sizes if n < stages), default=1), *_above(sizes, stages))
         message = (
             f"`{found.dim}` of size {first.dim.size} does not divide over {stages} stages of "
             f"`{found.axis}`"
         )
-        help = f"take {' or '.join(map(str, near))} stages"
+        some = counted(near[-1], "stage").split(" ", 1)[1]
+        help = f"take {' or '.join(map(str, near))} {some}{' in all' if found.order else ''}"
         fail("MD0334", message, found.span, help=help)
     forward = [
         loop for loop, _ in _loops(program.body, ()) if found.cuts(loop) and loop.phase == "forward"

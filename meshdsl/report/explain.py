@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from itertools import product
 from typing import Any
 
-from meshdsl.backends.runtime.values import Spec, local_part
+from meshdsl.backends.runtime.values import Spec, local_part, shape_of
 from meshdsl.backends.torch.text import identifiers
 from meshdsl.cluster.timing import Timing
-from meshdsl.device.ir import Bucket, Collective, Compute, Move, Program, Wait, stages, walk
+from meshdsl.device.ir import Bucket, Collective, Compute, Move, Program, Wait, devices, walk
 from meshdsl.device.memory import memory
 from meshdsl.diagnostics import Diagnostic, Source
 from meshdsl.ir.program import every
@@ -48,10 +49,10 @@ from meshdsl.report.pictures import small_picture
 from meshdsl.report.stages import (
     busiest,
     by_stage,
-    of_one_stage,
     piped,
     pipeline_sentence,
     sends_of,
+    shares,
 )
 from meshdsl.report.times import timed_in_all, timed_item, timed_sentence, times
 
@@ -77,9 +78,10 @@ def explain(
     hidden = frozenset(n.collective for n in every(program.body) if isinstance(n, Wait))
     unnamed = any(m.target.value.name is None for n, _ in moves for m in n.moves)
     names = identifiers(program) if unnamed else {}
-    alone = of_one_stage(program)
+    share = shares(program)
     collectives = [
-        _collective(n, k, program.mesh, n in hidden, names, alone.get(n, 1)) for n, k in moves
+        _collective(n, k, program.mesh, n in hidden, names, share.get(n, Fraction(1)))
+        for n, k in moves
     ]
     if timing is not None:
         for entry, (node, count) in zip(collectives, moves, strict=True):
@@ -230,7 +232,7 @@ def _local_shapes(tensor: placed.Tensor, mesh: Mesh) -> list[list[int]]:
     dims, split = {d.name: d.size for d in type_.dims}, dict(p.splits)
     spec, axes = Spec(str(type_.dtype), dims, split), dict(mesh.axes)
     parts = (local_part(spec, axes, rank) for rank in range(mesh.devices))
-    return [[part.stop - part.start for part in each] for each in parts]
+    return [shape_of(part) for part in parts]
 
 
 def _role(value: Value, program: placed.Program) -> str:
@@ -244,11 +246,11 @@ def _collective(
     mesh: Mesh,
     overlapped: bool,
     names: Mapping[str, str],
-    stages: int = 1,
+    share: Fraction,
 ) -> dict[str, Any]:
     """One executed collective; the tensors of a bucket are in `parts`.
 
-    Of a pipeline one of so many `stages` executes it, or each.
+    Of a pipeline a `share` of the devices executes it.
     """
     parts = [_part(move, count, names) for move in node.moves]
     said = {key: _said(parts, key) for key in ("tensor", "from", "to", "why", "remedy")}
@@ -266,7 +268,7 @@ def _collective(
         "overlapped": overlapped,
         "payload_bytes": node.payload,
         "wire_bytes": node.wire * count,
-        "cluster_wire_bytes": node.cluster * count // stages,
+        "cluster_wire_bytes": int(node.cluster * count * share),
         "formula": COLLECTIVES[node.step.kind].formula,
         **({"uneven": True} if uneven else {}),
         "from": said["from"],
@@ -314,7 +316,11 @@ def _totals(
     """Sums of one device: of a pipeline, of the stage that sends most, or computes most."""
     entries = dict(zip(moves, collectives, strict=True))
     cluster = sum(c["cluster_wire_bytes"] for c in collectives if c["phase"] != "output")
-    collectives = [entries[n] for n, _ in sends_of(busiest(program))]
+    # Another device may do one of them more often.
+    collectives = [
+        entries[n] | {"count": count, "wire_bytes": sent}
+        for n, count, sent in sends_of(busiest(program))
+    ]
     by_kind: Counter[str] = Counter()
     by_axis: Counter[str] = Counter()
     by_phase: Counter[str] = Counter()
@@ -325,7 +331,7 @@ def _totals(
     counted = [c for c in collectives if c["phase"] != "output"]
     computed = (
         sum(n.flops * k for n, k in walk(body) if isinstance(n, Compute))
-        for body in stages(program)
+        for body in devices(program)
     )
     return {
         "wire_bytes": sum(c["wire_bytes"] for c in counted),

@@ -17,7 +17,7 @@ from meshdsl.device.ir import (
     Part,
     Pipeline,
     Program,
-    stages,
+    devices,
     walk,
 )
 from meshdsl.device.memory import walks
@@ -53,7 +53,6 @@ def piped(program: Program) -> dict[str, Any]:
     stored = (*program.params, *program.states, *program.inputs)
     given = sum(v.local.bytes for v in stored)
     peaks = [walk.walked() for walk in walks(program)]
-    flying = [max(peak.values(), default=0) for peak in table.stage_peaks]
     return {
         "pipeline": {
             "axis": found.axis,
@@ -63,28 +62,37 @@ def piped(program: Program) -> dict[str, Any]:
             "rows": schedule.text.splitlines() if small else None,
             "early": early,
             "bubble": str(timed(table, Times(early=early)).bubble),
-            "in_flight": flying,
+            "in_flight": list(table.peaks),
             "peak": [given + held.most for held in peaks],
         }
     }
 
 
 def busiest(program: Program) -> tuple[Node, ...]:
-    """What the stage does that sends most; without a pipeline what every device does."""
-    return max(stages(program), key=lambda body: sum(sent for _, sent in sends_of(body)))
+    """What the device does that sends most; without a pipeline what every device does."""
+    return max(devices(program), key=lambda body: sum(sent for *_, sent in sends_of(body)))
 
 
-def of_one_stage(program: Program) -> dict[Compute | Collective, int]:
-    """What the first or the last stage of a pipeline alone does, with the number of stages."""
-    piped = (node for node in program.body if isinstance(node, Pipeline))
-    return {found: len(node.rows) for node in piped for found, _ in walk(node.of(*ENDS))}
+def shares(program: Program) -> dict[Compute | Collective, Fraction]:
+    """Of what not all devices along the axis of a pipeline do alike, the share that all do.
+
+    The first or the last stage alone does a part on one of them. What is sent from stage to stage
+    has been counted for all of them.
+    """
+    found: dict[Compute | Collective, Fraction] = {}
+    for pipe in (node for node in program.body if isinstance(node, Pipeline)):
+        for node, part in zip(pipe.body, pipe.parts, strict=True):
+            if part in ENDS or part.sends:
+                share = Fraction(1, len(pipe.rows) if part in ENDS else pipe.times(part))
+                found.update((inner, share) for inner, _ in walk((node,)))
+    return found
 
 
-def sends_of(body: tuple[Node, ...]) -> Iterator[tuple[Collective, int]]:
-    """The collectives of a device that send, each with the bytes that it sends in all its runs."""
+def sends_of(body: tuple[Node, ...]) -> Iterator[tuple[Collective, int, int]]:
+    """The collectives of a device that send: how often each runs, and all the bytes it sends."""
     for node, count in walk(body):
         if isinstance(node, Move | Bucket) and node.step.moves:
-            yield node, node.wire * count
+            yield node, count, node.wire * count
 
 
 def pipeline_sentence(pipeline: Json) -> str:
@@ -97,23 +105,24 @@ def pipeline_sentence(pipeline: Json) -> str:
 
 
 def by_stage(report: Json) -> Iterator[Block]:
-    """A line for each stage: micro-batches in flight, and memory."""
+    """A line for each stage: micro-batches in flight, and memory; for each device with several."""
     pipeline = report.get("pipeline")
     if pipeline is None:
         return
     if pipeline["rows"] is not None:
         yield _picture(pipeline, report.get("time"))
     rows = [
-        (str(stage), str(flying), human(peak))
-        for stage, (flying, peak) in enumerate(
+        (str(number), str(flying), human(peak))
+        for number, (flying, peak) in enumerate(
             zip(pipeline["in_flight"], pipeline["peak"], strict=True)
         )
     ]
+    each = "stage" if pipeline["stages"] == len(rows) else "device"
     if len(rows) > MOST_STAGES:
         half = MOST_STAGES // 2
         rows = [*rows[:half], ("…", "", ""), *rows[-half:]]
     yield Gap()
-    yield Grid("by stage", ("stage", "in flight", "held"), tuple(rows))
+    yield Grid(f"by {each}", (each, "in flight", "held"), tuple(rows))
 
 
 def _picture(pipeline: Json, time: Json | None) -> Picture:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshdsl.cluster.timing import Timing
-from meshdsl.device.ir import Program, on_stage, walk
+from meshdsl.device.ir import Program, on_device, walk
 from meshdsl.report.document import Item, Piece, duration
 from meshdsl.report.simulation import of_stage, stage_text
 from meshdsl.simulate.engine import simulate
@@ -34,7 +34,7 @@ def times(program: Program, timing: Timing) -> Json:
     and `lines` have the sums of each line.
     """
     timeline = simulate(program, timing)
-    body = program.body if timeline.stage is None else on_stage(program, timeline.stage)
+    body = program.body if timeline.stage is None else on_device(program, timeline.stage)
     lines: dict[tuple[str, int], dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for node, trips in walk(body):
         time = timing.node(node)

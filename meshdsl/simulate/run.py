@@ -59,8 +59,8 @@ class _Begun:
 class Run(Walk):
     """One device at work; `clock` is the time up to which its compute stream is busy."""
 
-    def __init__(self, program: Program, timing: Timing, unroll: bool, stage: int = 0) -> None:
-        super().__init__(program, stage)
+    def __init__(self, program: Program, timing: Timing, unroll: bool, device: int = 0) -> None:
+        super().__init__(program, device)
         self.timing, self.unroll = timing, unroll
         self.time_of = cache(timing.node)
         self.slowdown = max(MILLION, round(timing.cluster.device.overlap_slowdown * MILLION))

@@ -38,7 +38,10 @@ class Pass:
 def simulate_stage(
     program: Program, timing: Timing, unroll: bool, stage: int | None = None
 ) -> Timeline:
-    """The timeline of the devices of a stage; for None of the one that ends last."""
+    """The timeline of the devices of a stage; for None of those that end last.
+
+    A device with several stages is named by its own number.
+    """
     (pipe,) = (node for node in program.body if isinstance(node, Pipeline))
     found = in_time(pipe, program, timing)
     if stage is None:
@@ -51,13 +54,12 @@ def simulate_stage(
 
 def in_time(pipe: Pipeline, program: Program, timing: Timing) -> Timed:
     """The schedule with predicted times of its passes, in ticks. Inner stages are alike."""
-    assert pipe.table is not None
-    last = len(pipe.rows) - 1
+    last = pipe.last
     passes = {}
     for stage in {0, min(1, last), last}:
-        run = _Stage(program, timing, False, stage)
+        run = _Stage(program, timing, False, pipe.known.device_of[0, stage])
         run.walked()
-        passes[stage] = run.passes
+        passes[stage] = run.passes[stage]
     each = [passes[n if n in passes else 1] for n in range(last + 1)]
     longest = max(
         sum(ticks(timing.node(move)) for move in _messages(pipe, forward))
@@ -69,7 +71,7 @@ def in_time(pipe: Pipeline, program: Program, timing: Timing) -> Timed:
         weights=tuple(Fraction(weights) for _, weights in map(_backward, each)),
         send=(Fraction(longest),),
     )
-    return timed(pipe.table, times)
+    return timed(pipe.known, times)
 
 
 def _backward(passes: Mapping[str, Pass]) -> tuple[int, int]:
@@ -86,19 +88,19 @@ def _messages(pipe: Pipeline, forward: bool) -> tuple[Move, ...]:
 
 
 class _Stage(Run):
-    """One device of a stage; without `found`, its passes are only measured."""
+    """One device of a pipeline; without `found`, the passes of its stages are only measured."""
 
     def __init__(
         self,
         program: Program,
         timing: Timing,
         unroll: bool,
-        stage: int,
+        device: int,
         found: Timed | None = None,
     ) -> None:
-        super().__init__(program, timing, unroll, stage)
+        super().__init__(program, timing, unroll, device)
         self.found = found
-        self.passes: dict[str, Pass] = {}
+        self.passes: dict[int, dict[str, Pass]] = {}
         self.sent = 0
 
     def _pipeline(self, node: Pipeline) -> None:
@@ -116,7 +118,7 @@ class _Stage(Run):
         found = super()._pass(node, parts, kept)
         self._note(self.clock)
         kind = next(kind for kind, own in node.passes.items() if own == parts)
-        self.passes[kind] = Pass(
+        self.passes.setdefault(self.stage, {})[kind] = Pass(
             self.events,
             self.folded,
             self.flows,
@@ -142,18 +144,18 @@ class _Stage(Run):
         begun, now = self.clock, self.held.now
         streams = {True: node.axis, False: way_back(node.axis)}
         free = dict.fromkeys(streams, begun)
-        last = len(node.rows) - 1
-        for slot in found.rows[self.stage]:
-            forward = slot.action.kind == "F"
+        for slot in found.rows[self.device]:
+            forward, stage = slot.action.kind == "F", slot.action.stage
+            leaves = node.does(Part.SENT if forward else Part.SENT_BACKWARD, stage)
             if slot.action.kind != "W":
                 self._stand(_messages(node, forward)[0], begun + _whole(slot.start))
             self.clock = begun + _whole(slot.start)
             for kind in node.passes_of(slot.action.kind):
-                done, at = self.passes[kind], self.clock
+                done, at = self.passes[stage][kind], self.clock
                 self._put(done, at, now)
                 now += done.held
                 self.clock = at + done.duration
-                if kind != "W" and self.stage != (last if forward else 0):
+                if kind != "W" and leaves:
                     ready = max(at + done.sent, free[forward])
                     messages = _messages(node, forward)
                     free[forward] = self._send(messages, streams[forward], ready)

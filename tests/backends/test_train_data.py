@@ -257,7 +257,8 @@ def test_windows_of_a_text(case, tokens, tmp_path):
             for name, spec in specs.items():
                 block = data.training.block(name, spec, step, part)
                 shift = name == "targets"
-                texts = [TEXT[s + shift :][:6][part[1]] for s in starts]
+                windows = [np.array([*TEXT[s + shift :][:6]]) for s in starts]
+                texts = ["".join(window[part[1]]) for window in windows]
                 assert ["".join(letters[n] for n in row) for row in block] == texts
 
 

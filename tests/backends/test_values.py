@@ -49,9 +49,10 @@ def test_any_slice_has_the_values_of_the_whole(dtype, how):
         ({"x": 2, "y": 3, "z": 2}, {"b": ("z", "x"), "a": ("y",)}),
     ],
 )
-def test_shards_over_meshes_tile_the_whole(mesh, split):
+@pytest.mark.parametrize("order", [None, {"a": (2, 0, 1)}, {"b": (0, 3, 1, 4, 2, 5)}])
+def test_shards_over_meshes_tile_the_whole(mesh, split, order):
     plain = Spec("f32", {"a": 12, "b": 12}, {}, ("normal", 1.0))
-    spec = plain._replace(split=split)
+    spec = plain._replace(split=split, order=order)
     full, ranks = whole(plain), range(int(np.prod(list(mesh.values()))))
     covered = np.zeros(full.shape, bool)
     for rank in ranks:
@@ -63,11 +64,10 @@ def test_shards_over_meshes_tile_the_whole(mesh, split):
 
 def test_the_first_axis_of_a_split_is_the_outer_one():
     mesh = {"x": 2, "y": 3}
-    starts = [
-        local_part(Spec("f32", {"a": 6}, {"a": axes}), mesh, 1)[0].start
-        for axes in (("x", "y"), ("y", "x"))
+    parts = [
+        local_part(Spec("f32", {"a": 6}, {"a": axes}), mesh, 1) for axes in (("x", "y"), ("y", "x"))
     ]
-    assert starts == [1, 2]  # rank 1 is x=0, y=1
+    assert parts == [(slice(1, 2),), (slice(2, 3),)]  # rank 1 is x=0, y=1
 
 
 def test_values_are_frozen():

@@ -47,7 +47,7 @@ def test_numpy_and_torch_say_the_same(name: str, value: int, batch: int, seq: in
     with pytest.raises(IndexOutOfRange, match=re.escape(message)):
         evaluate(opdef, call(sig), operands)
     assert numpy.value.position == {"batch": batch, "seq": seq}
-    assert (numpy.value.value, numpy.value.size, numpy.value.place) == (value, 8, "test.mdsl:1")
+    assert numpy.value.place == "test.mdsl:1"
 
 
 def test_positions_are_global() -> None:

@@ -16,6 +16,10 @@ from tests.ranks import Forks
 CASES = {
     "one_f_one_b": ("headed", "pipe:4", "layers -> pipe", "one_f_one_b[batch](8)"),
     "gpipe and tp": ("tied", "pipe:2,tp:2", "layers -> pipe, model -> tp", "gpipe[batch](4)"),
+    "interleaved": ("headed", "pipe:2", "layers -> pipe", "interleaved[batch](4)"),
+    "V and data": (
+        "summed", "data:2,pipe:2", "layers -> pipe, batch -> data", "zb_v[batch](4)",
+    ),
     "eager and data": (
         "summed", "data:2,pipe:2", "layers -> pipe, batch -> data", "eager[batch](4)",
     ),

@@ -240,6 +240,31 @@ def test_backward_passes_in_halves(name: str, mesh: str) -> None:
     assert bubble <= Fraction(stages - 1, 3 * micro + stages - 1)
 
 
+CHUNKS = {
+    "pipe:2": ("interleaved[b](4)", "breadth_first[b](2)", "zb_v[b](4)", "dualpipe_v[b](4)"),
+    "d:2,pipe:2": ("zb_v[b](2)", "interleaved[b](4)"),
+    "pipe:2,tp:2": ("dualpipe_v[b](8)", "breadth_first[b](4)"),
+    "d:2,pipe:2,tp:2": ("interleaved[b](2)", "zb_v[b](4)"),
+}
+
+
+def chunked() -> list[tuple[str, str, str, str, str]]:
+    """Each program on each mesh, with two stages a device; the others take turns."""
+    found = []
+    for (i, name), (j, mesh) in itertools.product(enumerate(PROGRAMS), enumerate(CHUNKS)):
+        schedules = CHUNKS[mesh]
+        schedule = schedules[(i + j) % len(schedules)]
+        found.append((name, mesh, OPTIMIZERS[(i + j) % 4], schedule, POLICIES[(i + 2 * j) % 4]))
+    return found
+
+
+@pytest.mark.parametrize(("name", "mesh", "optimizer", "schedule", "policy"), chunked())
+def test_several_stages_on_a_device(
+    name: str, mesh: str, optimizer: str, schedule: str, policy: str
+) -> None:
+    test_a_step_is_that_of_one_device(name, mesh, optimizer, schedule, policy)
+
+
 def test_gradients_are_those_of_torch() -> None:
     """With `sgd(lr=1)` a parameter changes by its gradient."""
     text = PROGRAMS["two carries"].replace("OPT", "sgd(lr=1.0)")
@@ -254,8 +279,10 @@ def test_gradients_are_those_of_torch() -> None:
     ((x - t).square().mean() + 0.1 * aux).backward()
     narrow = {name: array.astype("f4") for name, array in given.items()}
     inputs, params = ({n: narrow[n] for n in names} for names in ("xt", "wv"))
-    for mesh, rules in MESHES.items():
-        made = compiled(text, mesh, rules, "with one_f_one_b[b](4)")
+    uses = [(mesh, "one_f_one_b[b](4)") for mesh in MESHES]
+    uses += [(mesh, schedule) for mesh, schedules in CHUNKS.items() for schedule in schedules]
+    for mesh, schedule in uses:
+        made = compiled(text, mesh, MESHES[mesh], f"with {schedule}")
         updated = run_local(made.text, inputs, params).updated
         for name, parameter in (("w", w), ("v", v)):
             assert parameter.grad is not None
@@ -303,7 +330,7 @@ def test_a_table_of_its_own() -> None:
         np.testing.assert_allclose(array, alone[key], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("use", ["with mine[b]", "with gpipe[b](2)", ""])
+@pytest.mark.parametrize("use", ["with mine[b]", "with zb_v[b](2)", ""])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_text_is_read_back_and_lowered_alike(name: str, use: str) -> None:
     """Stages, rows and parts are in the text; without a schedule the optimizer accumulates."""

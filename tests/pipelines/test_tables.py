@@ -37,9 +37,19 @@ def emitted(name: str, schedule: str, stages: int, micro: int) -> tuple[str, dic
     return made.text, alone
 
 
-def executed(stages: int, micro: int, random_: random.Random, halves: bool = False) -> Rows:
-    """The rows of a random execution: any action whose operands are there may be the next."""
-    rows: Rows = [[] for _ in range(stages)]
+def executed(
+    stages: int,
+    micro: int,
+    random_: random.Random,
+    halves: bool = False,
+    homes: list[int] | None = None,
+) -> Rows:
+    """The rows of a random execution: any action whose operands are there may be the next.
+
+    `homes` are the devices of the stages; without them each has its own.
+    """
+    homes = homes or [*range(stages)]
+    rows: Rows = [[] for _ in {*homes}]
     done: set[Action] = set()
     parts = [(m, s) for m in range(micro) for s in range(stages)]
     todo = [Action("F", *part) for part in parts]
@@ -54,7 +64,7 @@ def executed(stages: int, micro: int, random_: random.Random, halves: bool = Fal
         backward = [a for a in ready if a.kind != "F"]
         first = forward and (not backward or random_.random() < leaning)
         action = random_.choice(forward if first else backward)
-        rows[action.stage].append(action)
+        rows[homes[action.stage]].append(action)
         done.add(action)
         todo.remove(action)
     return rows
@@ -120,6 +130,29 @@ def test_a_changed_table_is_refused_or_right(seed: int) -> None:
     except DiagnosticError:
         return
     made, alone = run("two carries", rows)
+    for key, array in alone.items():
+        most = max(float(np.abs(array).max(initial=0)), 1e-30)
+        assert np.abs(made[key] - array).max(initial=0) < 2e-5 * most, key
+
+
+SEVERAL = ((2, 4, 2), (2, 4, 4), (4, 4, 3), (1, 4, 2), (2, 2, 4))
+"""Devices, stages and micro-batches; stages are dealt out at random, to each device as many."""
+
+
+@pytest.mark.parametrize("seed", range(RUNS))
+def test_stages_may_be_dealt_out_in_any_way(seed: int) -> None:
+    random_ = random.Random(2000 + seed)
+    devices, stages, micro = SEVERAL[seed % len(SEVERAL)]
+    homes = [device for device in range(devices) for _ in range(stages // devices)]
+    random_.shuffle(homes)
+    rows = executed(stages, micro, random_, bool(seed % 2), homes)
+    table = "\n".join(f"  {n}: {row_text(n, row)}" for n, row in enumerate(rows))
+    table = f"schedule mine(stages={stages}, micro={micro}) {{\n{table}\n}}\n"
+    text = PROGRAMS[NAMES[seed // len(SEVERAL) % len(NAMES)]].replace("OPT", "momentum(lr=0.1)")
+    text = text.replace("b = 8", f"b = {4 * micro}")
+    alone = results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
+    mesh, rules = ("pipe:1", "l -> pipe") if devices == 1 else (f"pipe:{devices}", "l -> pipe")
+    made = results(run_local(compiled(text + table, mesh, rules, "with mine[b]").text, seed=4))
     for key, array in alone.items():
         most = max(float(np.abs(array).max(initial=0)), 1e-30)
         assert np.abs(made[key] - array).max(initial=0) < 2e-5 * most, key

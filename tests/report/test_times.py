@@ -6,7 +6,7 @@ import pytest
 
 from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
-from meshdsl.device.ir import on_stage
+from meshdsl.device.ir import on_device
 from meshdsl.report.document import duration
 from meshdsl.report.explain import explain, explanation
 from meshdsl.report.html import html
@@ -24,8 +24,8 @@ def test_times_agree_with_each_other(case: Case) -> None:
     sent = [c.pop("seconds") for c in report["collectives"]]
     assert report == plain
     if "stage" in time:  # what its devices send, of what all stages do
-        own = {id(node) for node, _ in sends_of(on_stage(stages.device, time["stage"]))}
-        every = [node for node, _ in sends_of(stages.device.body)]
+        own = {id(node) for node, *_ in sends_of(on_device(stages.device, time["stage"]))}
+        every = [node for node, *_ in sends_of(stages.device.body)]
         sent = [s for node, s in zip(every, sent, strict=True) if id(node) in own]
     assert time["seconds"] == pytest.approx(time["compute"] + time["waiting"])
     assert sum(time["sending"].values()) == pytest.approx(sum(sent), abs=1e-9)

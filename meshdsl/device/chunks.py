@@ -1,0 +1,146 @@
+"""Several stages on a device: a pass is of one of them, and of its rows of what the device has.
+
+The stages of a device are points in time, as micro-batches are (`cut.py`): along an axis inside of
+that of the devices, every tensor with the dim of the loop is split. Of what is stored, and of the
+sums of a step, a pass reads and writes the rows of its stage.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NoReturn
+
+from meshdsl.device.ir import Collected, Compute, Loop, Move, Node, Program, Rows, Var
+from meshdsl.device.names import Names
+from meshdsl.diagnostics import fail
+from meshdsl.ir.program import Carry, Stacked, every
+from meshdsl.ops.opdef import lookup
+from meshdsl.placed.choose import flops
+from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.stages import Piped
+
+
+def in_chunks(program: Program, loop: Loop, pipe: Piped, names: Names) -> tuple[Program, Loop]:
+    """The loop over micro-batches in rows of stages, and the program with their axis."""
+    axes = pipe.axes(program.mesh)
+    if len(axes) == 1:
+        return program, loop
+    count = pipe.stages(program.mesh) // program.mesh.size(pipe.axis)
+    mesh = replace(program.mesh, moments=(*program.mesh.moments, (axes[1], count)))
+    cutting = _Chunks(mesh, loop, pipe, axes, names)
+    made = cutting.loop()
+    program = replace(
+        program,
+        mesh=mesh,
+        coordinates={**program.coordinates, axes[1]: names.fresh(axes[1])},
+        lists=frozenset(cutting.new.get(v, v) for v in program.lists),
+    )
+    return program, made
+
+
+class _Chunks:
+    def __init__(
+        self, mesh: Mesh, loop: Loop, pipe: Piped, axes: tuple[str, ...], names: Names
+    ) -> None:
+        self.mesh, self.micro, self.pipe, self.axes, self.names = mesh, loop, pipe, axes, names
+        self.totals = {c.inside.name: c.inside for c in loop.carries}
+        self.own = {v for node in every(loop.body) for v in node.makes}
+        self.new: dict[Var, Var] = {}
+        self.rows: dict[Var, Var] = {}
+
+    def loop(self) -> Loop:
+        """The loop over micro-batches."""
+        body = tuple(map(self._node, self.micro.body))
+        carries = tuple(
+            replace(c, next=c.inside) if c.inside in self.rows else c for c in self.micro.carries
+        )
+        rows = tuple(Rows(outer, inside) for outer, inside in self.rows.items())
+        stacked = (*self.micro.stacked, *rows)
+        return replace(self.micro, body=body, carries=carries, stacked=stacked)
+
+    # --- variables -------------------------------------------------------------------------------
+
+    def _of(self, var: Var) -> Var:
+        """What a pass has for a variable: itself, that of its stage, or the rows of its stage."""
+        if self.pipe.axis not in var.placement.axes_of(self.pipe.dim):
+            return var
+        if var in self.new:
+            return self.new[var]
+        total = self.totals.get(var.name)
+        if total is not None and total is not var:
+            self.new[var] = replace(self._rows(total), value=var.value)
+        elif var in self.own:
+            self.new[var] = self._split(var)
+        else:
+            self.new[var] = self._rows(var)
+        return self.new[var]
+
+    def _rows(self, outer: Var) -> Var:
+        """The rows of a stack from outside; the versions of a sum have one name."""
+        if outer not in self.rows:
+            name = self.names.fresh(f"{outer.name.removesuffix('_stack')}_rows")
+            hint = f"{outer.hint.removesuffix('_stack')}_rows"
+            self.rows[outer] = replace(self._split(outer), name=name, hint=hint)
+        return self.rows[outer]
+
+    def _split(self, var: Var) -> Var:
+        splits = dict(var.placement.splits)
+        if splits[self.pipe.dim] != (self.pipe.axis,):
+            self._refuse(var, splits[self.pipe.dim])
+        splits[self.pipe.dim] = self.axes
+        placed = replace(var.placement, splits=tuple(sorted(splits.items())))
+        return replace(var, placement=placed, local=placed.local(var.value.type, self.mesh))
+
+    def _refuse(self, var: Var, axes: tuple[str, ...]) -> NoReturn:
+        """Blocks of the iterations of a device are not those of the iterations of a stage."""
+        further = " and ".join(f"`{axis}`" for axis in axes if axis != self.pipe.axis)
+        use = self.pipe.use
+        assert use is not None, "a schedule has several stages on a device"
+        fail(
+            "MD0335",
+            f"`{self.pipe.dim}` of `{var.value.label}` is split over {further} too, which is not "
+            f"built yet for several stages on a device, as `{use.name}` has them",
+            use.span,
+            help="let the rule split another dim, or take a schedule of one stage a device",
+        )
+
+    # --- nodes -----------------------------------------------------------------------------------
+
+    def _node(self, node: Node) -> Node:
+        match node:
+            case Compute():
+                ins, outs = (tuple(map(self._of, vs)) for vs in (node.ins, node.outs))
+                made = replace(node, ins=ins, outs=outs)
+                return replace(made, flops=flops(lookup(made.name), made.local))
+            case Move():
+                return self._move(node)
+            case Loop():
+                return self._inner(node)
+        raise AssertionError(f"{node} comes after stages are")
+
+    def _move(self, node: Move) -> Move:
+        source, target = self._of(node.source), self._of(node.target)
+        if (source, target) == (node.source, node.target):
+            return node
+        step = replace(node.step, before=source.placement, after=target.placement)
+        type_ = source.value.type
+        counts = (step.payload, step.wire, step.cluster_wire)
+        payload, wire, cluster = (count(type_, self.mesh) for count in counts)
+        made = replace(node, step=step, source=source, target=target)
+        return replace(made, payload=payload, wire=wire, cluster=cluster)
+
+    def _inner(self, node: Loop) -> Loop:
+        of = self._of
+        return replace(
+            node,
+            carries=tuple(
+                Carry(of(c.init), of(c.inside), of(c.next), of(c.result)) for c in node.carries
+            ),
+            stacked=tuple(Stacked(of(s.outer), of(s.inside)) for s in node.stacked),
+            body=tuple(map(self._node, node.body)),
+            collected=tuple(self._collected(c) for c in node.collected),
+        )
+
+    def _collected(self, made: Collected) -> Collected:
+        stack = made.stack and self._of(made.stack)
+        return replace(made, inside=self._of(made.inside), outer=self._of(made.outer), stack=stack)

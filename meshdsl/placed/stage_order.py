@@ -1,0 +1,73 @@
+"""Several stages on a device: iterations are stored in the order of the stages that have them.
+
+A device has one block of the loop's dim, as of any dim: the iterations of its stages, one stage
+after the other (Narayanan et al. 2021: interleaved stages). In every tensor of the program that
+has the dim, its elements lie so; `Spec.order` tells whoever reads or writes whole arrays. To an
+operator for which no element's index counts this is all the same, others are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from meshdsl.diagnostics import Related, fail
+from meshdsl.named.ir import Loop, Node, Op, Program, Value
+from meshdsl.ops.opdef import Factor, Signature, lookup
+from meshdsl.placed.stages import Piped
+
+
+def in_stage_order(program: Program, pipe: Piped) -> Program:
+    """The program whose tensors have the dim of the loop in the order of the stages.
+
+    Raises MD0338 for an operator outside of the loop that needs it in its own order.
+    """
+    if not pipe.order:
+        return program
+    return replace(program, body=tuple(_in_order(program.body, pipe)))
+
+
+def _in_order(nodes: tuple[Node, ...], pipe: Piped) -> Iterator[Node]:
+    for node in nodes:
+        if isinstance(node, Loop):
+            yield replace(node, body=tuple(_in_order(node.body, pipe)))
+        elif node.name == "iota" and node.attr("dim").name == pipe.dim:
+            attrs = (("dim", node.attr("dim")), ("order", pipe.order))
+            yield replace(node, name="stage_index", attrs=attrs)
+        else:
+            _check(node, pipe)
+            yield node
+
+
+def _check(op: Op, pipe: Piped) -> None:
+    """Refuse an operator that would see another element at an index of the loop's dim."""
+    having = [v for v in (*op.ins, *op.outs) if v.type.has(pipe.dim)]
+    if not having:
+        return
+    record = lookup(op.name)
+    sig = Signature(tuple(v.type for v in op.ins), tuple(v.type for v in op.outs), dict(op.attrs))
+    loops = [f for f in record.factors(sig).loops if pipe.dim in (*f.ins, *f.outs)]
+    if record.unordered and len(loops) == 1 and _is_alike(loops[0], op, pipe.dim):
+        return
+    named = next((v for v in (*op.outs, *having) if v.name), None)
+    what = f"`{op.name}`" + (f" (for `{named.label}`)" if named is not None else "")
+    schedule = f"`{pipe.use.name}`" if pipe.use is not None else "this schedule"
+    fail(
+        "MD0338",
+        f"{what} needs `{pipe.dim}` in its order, and under {schedule} a device has iterations "
+        "that are not neighbours",
+        op.span,
+        Related(pipe.span, "they are on the stages by this rule"),
+        help="take a schedule of one stage a device, such as one_f_one_b; or do it inside of the "
+        "loop, iteration by iteration",
+    )
+
+
+def _is_alike(loop: Factor, op: Op, dim: str) -> bool:
+    """Whether a loop goes through a dim alike in all tensors that have it."""
+
+    def of(values: tuple[Value, ...], names: tuple[str | None, ...]) -> bool:
+        pairs = zip(values, names, strict=True)
+        return all(name == (dim if v.type.has(dim) else None) for v, name in pairs)
+
+    return of(op.ins, loop.ins) and of(op.outs, loop.outs) and not any(loop.reads)
