@@ -111,9 +111,11 @@ register(
 
 
 def _in_order(attrs: Attrs) -> Array:
-    """The indices along a dim whose equal blocks lie in an order."""
-    blocks = np.split(np.arange(attrs["dim"].size, dtype=np.int32), len(attrs["order"]))
-    return np.concatenate([blocks[number] for number in attrs["order"]])
+    """The indices along a dim whose blocks lie in an order. All but the last are of one size."""
+    size, order = attrs["dim"].size, attrs["order"]
+    block = -(-size // len(order))
+    every = np.arange(size, dtype=np.int32)
+    return np.concatenate([every[number * block : (number + 1) * block] for number in order])
 
 
 def _index_numpy(call: NumpyCall) -> Array:

@@ -302,7 +302,7 @@ def _way_free(value: Value, rule: Rule) -> str:
         return f"free it for this tensor: `{value.label}: {rule.dim} -> none`"
     text = " ".join(value.span.text.split())
     # An item of a view, `[c = ids]`, is no expression of its own.
-    is_item = "->" in text or re.match(r"\w+ *=(?!=)", text)
+    is_item = "->" in _outside_brackets(text) or re.match(r"\w+ *=(?!=)", text)
     shown = "…" if is_item or len(text) > LONGEST_SHOWN else text
     words = set(re.findall(r"\w+", re.sub(r"#.*", "", value.span.source.text)))
     names = itertools.chain(["part"], (f"part{i}" for i in itertools.count(2)))
@@ -311,6 +311,12 @@ def _way_free(value: Value, rule: Rule) -> str:
         f"name it and free it: `{name} = {shown}` on a line before, `{name}` here, and in the "
         f"layout `{name}: {rule.dim} -> none`"
     )
+
+
+def _outside_brackets(text: str) -> str:
+    while (shorter := re.sub(r"\([^()]*\)|\[[^\[\]]*\]", "", text)) != text:
+        text = shorter
+    return text
 
 
 LONGEST_SHOWN = 60

@@ -320,6 +320,9 @@ OTHERS = "constant attention attention_lse attention_grad"
 OF_WORKERS = "parts scatter_parts pack_signs unpack_signs block_index"
 """What gradients are compressed with, by each device for itself."""
 
+OF_STAGES = "stage_index"
+"""What tensors in the order of stages are read with: renderings have no stages."""
+
 UNSAID = {"jax": "", "oneflow": "top_k sort put logaddexp"}
 """Operators that a system does not say, or nobody has written there."""
 
@@ -329,7 +332,8 @@ def test_what_is_refused(system: str) -> None:
     refused = {name for name in load_all() if spelling(name, system).text is None}
     inner = set(GRADIENTS_AND_UPDATES[system].split())
     drawn = {name for name, record in load_all().items() if record.surface.seeded}
-    others = {*OTHERS.split(), *SLIDING.split(), *OF_WORKERS.split(), *UNSAID[system].split()}
+    others = {*OTHERS.split(), *SLIDING.split(), *OF_WORKERS.split(), OF_STAGES}
+    others |= {*UNSAID[system].split()}
     assert refused == inner | others | drawn
     assert all(lookup(name).surface.items == "view" for name in inner)
 
