@@ -38,10 +38,6 @@ class Spec(NamedTuple):
     parts: tuple[str, ...] = ()
     order: dict[str, tuple[int, ...]] | None = None
 
-    def whole(self) -> "Spec":
-        """The tensor as one device has it that has all of it, in its own order."""
-        return self._replace(split={}, order=None)
-
 
 Part = tuple[slice | list[int], ...]
 """What a device has of each dim of a tensor: a block, or the indices of what lies in one."""

@@ -177,7 +177,8 @@ class Pipelines(Loops):
         loop = node.loop(Part.LOOP)
         with self._entered(node, loop, 0, lines):
             self._slices(node, Part.FIRST)
-            self.nodes(node.of(Part.FIRST))
+            own = (n for n in node.of(Part.FIRST) if node.received.isdisjoint(n.makes))
+            self.nodes(tuple(own))
             self._put(node, kept, "first")
         self._iterate(loop)
         self.nodes(node.of(Part.COLLECTED))
@@ -193,14 +194,15 @@ class Pipelines(Loops):
     def _inputs_pass(self, node: Pipeline, lines: Lines, kept: Kept) -> None:
         """Write what the stage before waits for, and what is done on the way to it."""
         last = node.last
-        self._slices(node, Part.EVERY_BACKWARD)
+        self._slices(node, Part.EVERY_AGAIN)
         self._taken(node, kept, "every")
-        self.nodes(node.of(Part.EVERY_BACKWARD))
+        again = (Part.EVERY_AGAIN, Part.LOOP_AGAIN, Part.COLLECTED_AGAIN)
+        self.nodes(node.of(*again, Part.EVERY_BACKWARD))
         loop = node.loop(Part.LOOP_BACKWARD)
         with self._entered(node, loop, last, lines):
-            self._slices(node, Part.LAST_BACKWARD)
+            self._slices(node, Part.LAST_AGAIN, Part.LAST_BACKWARD)
             self._taken(node, kept, "last")
-            self.nodes(node.of(Part.LAST_BACKWARD))
+            self.nodes(node.of(Part.LAST_AGAIN, Part.LAST_BACKWARD))
         self._iterate(loop)
         self._send(node, Part.SENT_BACKWARD, lines, "> 0")
 
@@ -208,10 +210,10 @@ class Pipelines(Loops):
         """Write the gradients of parameters, for which no stage waits."""
         self._slices(node, Part.WEIGHTS)
         self.nodes(node.of(Part.WEIGHTS, Part.COLLECTED_BACKWARD))
-        nodes = node.of(Part.FIRST_BACKWARD)
+        nodes = node.of(Part.FIRST_AGAIN, Part.FIRST_BACKWARD)
         if nodes or kept.get("first"):
             with self._only(node, 0):
-                self._slices(node, Part.FIRST_BACKWARD)
+                self._slices(node, Part.FIRST_AGAIN, Part.FIRST_BACKWARD)
                 self._taken(node, kept, "first")
                 self.nodes(nodes)
 
@@ -228,14 +230,14 @@ class Pipelines(Loops):
         self.out.depth -= 1
         self.shown = NOWHERE
 
-    def _slices(self, node: Pipeline, part: Part) -> None:
-        """Write the slices of inputs that a part reads, and no part before it in its function.
+    def _slices(self, node: Pipeline, *parts: Part) -> None:
+        """Write the slices of inputs that parts read, and no part before them in their function.
 
         And the rows of stacks that a stage has.
         """
         chunk = ""
         for item in node.stacked:
-            if part not in self._first_reads(node, item.inside):
+            if self._first_reads(node, item.inside).isdisjoint(parts):
                 continue
             if not isinstance(item, Rows):
                 self.stacked(item.outer, item.inside, node)
@@ -282,16 +284,24 @@ class Pipelines(Loops):
 
     @contextmanager
     def _entered(self, node: Pipeline, loop: Loop, stage: int, lines: Lines) -> Iterator[None]:
-        """Write what the loop begins with: made on one stage, received on the others."""
+        """Write what the loop begins with: made on one stage, received on the others.
+
+        What is kept of it for the backward pass has a name of its own.
+        """
         start = len(self.out.lines)
+        begun = {v: n for n in node.of(Part.FIRST) for v in n.makes if v in node.received}
+        kept = [c for c in loop.carries if c.init in begun]
         with self._only(node, stage):
             inside = len(self.out.lines)
             yield
             self.variables.reach(loop)
             for carry in loop.carries:
-                text = self._tensor(carry.init)
-                if self.variables.assign(carry.inside) != text:
-                    self._let(carry.inside, text)
+                target, source = carry.inside, carry.init
+                if carry in kept:
+                    target, (source,) = carry.init, begun[carry.init].reads
+                text = self._tensor(source)
+                if self.variables.assign(target) != text:
+                    self._let(target, text)
             self._let_go(given_up(loop, self.dead[loop]))
             nothing = self.out.only_comments(inside)
         if nothing:
@@ -303,10 +313,12 @@ class Pipelines(Loops):
         given = f"{self.variables.word(node.index)}, {self.stage}"
         self.out.place = f"{loop.span.file}:{loop.span.line}"
         for carry in loop.carries:
-            name = self.variables.of(carry.inside)
+            name = self.variables.of(carry.init if carry in kept else carry.inside)
             received = f"{lines[carry.inside]}.receive({given})"
             self.out.statement(f"{name} = {received}", typed(carry.inside))
         self.out.depth -= 1
+        for carry in kept:
+            self._let(carry.inside, self._tensor(carry.init))
 
     def _iterate(self, loop: Loop) -> None:
         if self.headed(loop):
@@ -346,6 +358,7 @@ class Pipelines(Loops):
             for var in n.makes:
                 if var in read and var.name not in totals(node):
                     stages = "last" if part is Part.LOOP and var in results else part.stages
+                    stages = "every" if var in node.received else stages
                     found.setdefault(stages, []).append(var)
         return found
 

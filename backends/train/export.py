@@ -86,12 +86,17 @@ def _stored(found: Found, specs: Mapping[str, Spec] | None) -> Whole:
     chosen = {n: t for n, t in found.tensors.items() if specs is None or n in specs}
     if specs is not None:
         check_same(replace(found, tensors=chosen), specs)
-    whole = {name: spec.whole() for name, spec in chosen.items()}
+    whole = {name: _undivided(spec) for name, spec in chosen.items()}
 
     def tensor(name: str) -> torch.Tensor:
         return read_blocks(found, {name: whole[name]}, {}, (0,))[0][name]
 
     return Whole(whole, tensor)
+
+
+def _undivided(spec: Spec) -> Spec:
+    """A tensor as a device has it that has all of it, its blocks in their own order."""
+    return spec._replace(split={}, order=None)
 
 
 def _held(
@@ -151,7 +156,7 @@ def as_params(path: str | None, names: Iterable[str]) -> Iterator[str | None]:
     found = checkpoint_at(path)
     stored = {n: m if (m := f"{n}.master") in found.tensors else n for n in names}
     chosen = {n: found.tensors[s] for n, s in stored.items() if s in found.tensors}
-    whole = {name: spec.whole() for name, spec in chosen.items()}
+    whole = {name: _undivided(spec) for name, spec in chosen.items()}
 
     def tensor(name: str) -> torch.Tensor:
         only = {stored[name]: whole[name]}

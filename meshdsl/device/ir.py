@@ -264,7 +264,8 @@ class Part(IntEnum):
     Those of `LOOP` are the stage's own iterations. What `EVERY` stage does has the operands on each
     of them: inputs, parameters, what the loop collects. Those of `FIRST` and `LAST` are the first
     and the last stage's. `SENT` is what another stage goes on with, `WEIGHTS` the half of the
-    stage's iterations for which none waits. Up to `LAST` it is the forward pass.
+    stage's iterations for which none waits. Up to `LAST` it is the forward pass; `AGAIN` is what
+    the backward pass computes of it a second time (`recompute.py`).
     """
 
     EVERY = 0
@@ -273,13 +274,18 @@ class Part(IntEnum):
     SENT = 3
     COLLECTED = 4
     LAST = 5
-    EVERY_BACKWARD = 6
-    LAST_BACKWARD = 7
-    LOOP_BACKWARD = 8
-    SENT_BACKWARD = 9
-    WEIGHTS = 10
-    COLLECTED_BACKWARD = 11
-    FIRST_BACKWARD = 12
+    EVERY_AGAIN = 6
+    LOOP_AGAIN = 7
+    COLLECTED_AGAIN = 8
+    EVERY_BACKWARD = 9
+    LAST_AGAIN = 10
+    LAST_BACKWARD = 11
+    LOOP_BACKWARD = 12
+    SENT_BACKWARD = 13
+    WEIGHTS = 14
+    COLLECTED_BACKWARD = 15
+    FIRST_AGAIN = 16
+    FIRST_BACKWARD = 17
 
     @property
     def stages(self) -> str:
@@ -292,12 +298,12 @@ class Part(IntEnum):
         return self in (Part.SENT, Part.SENT_BACKWARD)
 
 
-FORWARD = tuple(part for part in Part if part < Part.EVERY_BACKWARD)
-INPUTS = tuple(part for part in Part if Part.EVERY_BACKWARD <= part < Part.WEIGHTS)
+FORWARD = tuple(part for part in Part if part <= Part.LAST)
+INPUTS = tuple(part for part in Part if Part.LAST < part < Part.WEIGHTS)
 WEIGHTS = tuple(part for part in Part if part >= Part.WEIGHTS)
 """The passes of a micro-batch: forward, and the halves of the backward one."""
 
-ENDS = frozenset((Part.FIRST, Part.LAST, Part.LAST_BACKWARD, Part.FIRST_BACKWARD))
+ENDS = frozenset(part for part in Part if part.name.startswith(("FIRST", "LAST")))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -363,6 +369,13 @@ class Pipeline(Loop):
     def passes_of(self, kind: str) -> tuple[str, ...]:
         """What a stage does for an action: B is both halves where there are halves."""
         return (kind,) if kind in self.passes else ("I", "W")
+
+    @property
+    def received(self) -> frozenset[Var]:
+        """What a stage keeps of a micro-batch, where it computes the rest again."""
+        if Part.LOOP_AGAIN not in self.parts:
+            return frozenset()
+        return frozenset(c.init for c in self.loop(Part.LOOP).carries)
 
     def loop(self, part: Part) -> Loop:
         """The loop whose iterations are on the stages, of the forward or the backward pass."""

@@ -18,6 +18,7 @@ from meshdsl.device.halves import halves
 from meshdsl.device.ir import Bucket, Compute, Loop, Move, Node, Part, Pipeline, Program, Var
 from meshdsl.device.liveness import is_constant, reads, totals
 from meshdsl.device.names import Names, names_of
+from meshdsl.device.recompute import recomputed
 from meshdsl.diagnostics import fail
 from meshdsl.ir.program import uses
 from meshdsl.placed.collectives import send
@@ -71,6 +72,9 @@ def _pipeline(
     parts = _Parts(replace(node, body=body), pipe).of_all()
     sends = _sends(body, parts, pipe, program.mesh, table, names)
     pairs = sorted([*zip(parts, body, strict=True), *sends], key=lambda pair: pair[0])
+    if pipe.use is not None and pipe.use.recompute:
+        pairs = recomputed(pairs, totals(node), names, lists)
+        program = replace(program, lists=frozenset(lists))
     pairs = sorted(_in_halves(pairs, program, pipe, names, lists), key=lambda pair: pair[0])
     fields = {name: getattr(node, name) for name in Loop.__dataclass_fields__}
     fields["body"] = tuple(n for _, n in pairs)
@@ -165,11 +169,7 @@ def _table(pipe: Piped, mesh: Mesh, micro: int) -> Verified:
     if missing := not_built(found):
         message = f"`{pipe.use.name}` is not built yet: {missing}"
         fail("MD0335", message, pipe.use.span, help="take one_f_one_b, interleaved or zb_v")
-    later = {
-        "layers": len(set(pipe.use.layers)) > 1,
-        "recompute": pipe.use.recompute,
-        "reduce": pipe.use.reduce == "each",
-    }
+    later = {"layers": len(set(pipe.use.layers)) > 1, "reduce": pipe.use.reduce == "each"}
     for option in (name for name, asked in later.items() if asked):
         message = f"the option `{option}` of a schedule is not built yet"
         fail("MD0335", message, pipe.use.span, help="leave it out for now")
