@@ -247,6 +247,7 @@ class Program:
         devices: int | None = None,
         certificate: bool = False,
         start: str | None = None,
+        pipeline: str | None = None,
         method: str = "layouts",
         dtype: str | None = None,
     ) -> Searched:
@@ -261,7 +262,8 @@ class Program:
         is reduced where it appears. After `budget` seconds the best so far is returned. With
         `devices`, every mesh of so many with the axes of `mesh` is searched. A `certificate` bounds
         all per-tensor plans; by time there is one in any case. `start` is a layout, by name or as
-        text, to begin from.
+        text, to begin from. `pipeline` is an axis on which the stages of a pipeline may be: layouts
+        with one are searched, too.
 
         Raises:
             ProgramError: no such mesh, cluster or method; nothing fits into the memory (MD0642).
@@ -269,7 +271,8 @@ class Program:
         from meshdsl.api.searched import searched
 
         limits = (memory, replicated, fix, max_rules, storage, selectors, partial, per_tensor)
-        asked = Asked(objective, cluster, *limits, front, budget, devices, certificate, start)
+        about = (front, budget, devices, certificate, start, pipeline)
+        asked = Asked(objective, cluster, *limits, *about)
         return searched(self, mesh, dtype, asked, method, here())
 
 

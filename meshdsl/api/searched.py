@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from meshdsl.api.errors import told
+from meshdsl.api.layouts import layout
 from meshdsl.api.places import Site, here
 from meshdsl.api.plan import Plan, asked_of, in_python, planned
 from meshdsl.diagnostics import DiagnosticError, Source, did_you_mean, fail
@@ -16,6 +17,7 @@ from meshdsl.report.search import block_of, shown
 from meshdsl.report.search import searched as facts
 from meshdsl.search.asked import Asked
 from meshdsl.search.methods import METHODS
+from meshdsl.search.plan import Plan as Planned
 from meshdsl.search.problem import Found
 from meshdsl.search.shapes import solve
 from meshdsl.search.unmet import refuse_limit
@@ -82,10 +84,16 @@ class Searched(View):
         made = []
         for plan in self._found.plans:
             chosen: dict[str, Any] = {"mesh": str(plan.mesh) or None, "sbp": None, "dtype": None}
-            chosen |= {"layout": [*map(str, plan.rules)] or "", "reduce": plan.policy}
+            chosen |= {"layout": _layout(plan), "reduce": plan.policy}
             chosen |= PLAIN
             made.append(planned(self.program, chosen, False, here()))
         return tuple(made)
+
+
+def _layout(plan: Planned) -> Any:
+    """The rules of a plan, with the schedule of its pipeline."""
+    rules = [*map(str, plan.rules)]
+    return layout(rules, schedule=str(plan.schedule)) if plan.schedule else rules or ""
 
 
 def searched(

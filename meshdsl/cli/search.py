@@ -48,6 +48,7 @@ class Objective:
     fix: str | None = opt("--fix", "batch:data", "Rules that are kept.")
     devices: int | None = opt("--devices", "N", "So many devices: every mesh shape.", min=1)
     start: str | None = opt("--from", "LAYOUT", "A layout to begin from, and to compare with.")
+    pipeline: str | None = opt("--pipeline", "AXIS", "Stages of a pipeline on this axis, too.")
     max_rules: int | None = opt("--max-rules", "N", "The most rules.", min=0)
     no_storage: bool = flag("--no-storage", "No rules for params, grads and state.")
     selectors: bool = flag("--selectors", "Rules for functions and parameters, too, by steps.")
@@ -151,6 +152,7 @@ def asked(given: SearchLayouts) -> Asked:
         devices=given.devices,
         certificate=given.certificate,
         start=given.start,
+        pipeline=given.pipeline,
     )
 
 

@@ -349,7 +349,8 @@ class Walk:
         for name in [n for n in (*held.names, *held.lists) if n not in kept]:
             held.drop(name)
         for name, block in outside.items():
-            if held.names[name] is not block:  # a value received under the name of a slice
+            # A value came under the name of a slice, or rows are gone, which each pass takes anew.
+            if held.names.get(name) is not block:
                 held.bind(name, block)
             held.release(block)
         found, at = held.most - before, held.line

@@ -55,6 +55,7 @@ def searched(found: Found, file: str, method: str) -> Json:
             "bounded": count.bounded,
             "symmetry": count.symmetry,
             "steps": count.steps,
+            "pipelines": count.pipelines,
         },
         "plans": [_plan(plan, found) for plan in found.plans],
         **({"front": [_plan(p, found) for p in _front(found)]} if problem.front else {}),
@@ -112,6 +113,7 @@ def _plan(plan: Plan, found: Found) -> Json:
     pairs = zip(rules, plan.rules, strict=True)
     return {
         "rules": [{**told, "saves": saved.get(rule, {})} for told, rule in pairs],
+        "schedule": str(plan.schedule) if plan.schedule else None,
         "reduce": plan.policy,
         "step_seconds": plan.seconds if plan.timing else None,
         "wire_bytes": plan.sent,
@@ -218,6 +220,7 @@ def _scope(found: Found) -> str:
         words.append(f"{'others' if count.cut else f'{left:,}'} not looked at")
     of = "tensors" if count.level == "L3" else "functions and parameters"
     words += [f"{count.steps:,} with rules for {of}"] if count.steps else []
+    words += [f"{counted(count.pipelines, 'pipeline')} placed"] if count.pipelines else []
     mesh = str(problem.mesh).replace(",", ", ") or "one device"
     layouts = ("at least " if count.cut else "") + counted(count.valid, "layout")
     return (
@@ -228,6 +231,8 @@ def _scope(found: Found) -> str:
 def _proof(found: Found) -> str:
     if found.proven:
         return "and no other layout of this space is better"
+    if found.count.pipelines:
+        return "not proven: pipelines are tried by steps"
     if found.count.steps and not found.problem.expired():
         return "and no single rule more or less is better"
     return "not proven: not all were looked at"

@@ -34,6 +34,13 @@ class ScheduleUse:
     options: Mapping[str, Option] = field(default_factory=dict)
     table: Verified | None = None
 
+    def __str__(self) -> str:
+        """What stands behind `with`; options as they are written."""
+        micro = [] if self.micro is None or self.table else [str(self.micro)]
+        words = ", ".join([*micro, *(f"{key}={_said(v)}" for key, v in self.options.items())])
+        dims = f"[{', '.join(self.dims)}]" if self.dims else ""
+        return f"{self.name}{dims}" + (f"({words})" if words else "")
+
     @property
     def layers(self) -> tuple[int, ...]:
         """How many iterations of the loop each stage has; empty where they are as many on all."""
@@ -87,6 +94,10 @@ class ScheduleUse:
             message = f"schedule `{self.name}` is of {found.micro} micro-batches, not of {micro}"
             fail("MD0536", message, self.span, help=f"cut the batch into {found.micro}")
         return table
+
+
+def _said(option: Option) -> str:
+    return f'"{" ".join(map(str, option))}"' if isinstance(option, tuple) else str(option)
 
 
 @lru_cache(maxsize=8)

@@ -18,6 +18,7 @@ from meshdsl.placed.sbp import Mesh
 from meshdsl.search.plan import Rule, Rules
 from meshdsl.search.problem import OBJECTIVES, REPLICATED, Limits, Problem
 from meshdsl.search.shapes import shapes, timed
+from meshdsl.search.staged import check
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Asked:
     devices: int | None = None
     certificate: bool = False
     start: str | None = None
+    pipeline: str | None = None
 
     def problems(self, made: Compilation) -> tuple[Problem, ...]:
         """The problem on the mesh of a program's options, or on each shape of it of `devices`.
@@ -54,6 +56,7 @@ class Asked:
         if not meshes:
             message = f"{self.devices} devices need a mesh, and the program has none"
             fail("MD0645", message, help="name the axes: `--mesh data:1,model:1`")
+        self._check_pipeline(made, mesh, meshes)
         options = replace(made.options, cluster=self.cluster)
         expired = _expired(self.budget)
         found = timed(meshes, lambda mesh: timing_of(made.declarations, options, mesh))
@@ -71,6 +74,7 @@ class Asked:
             selectors=self.selectors or self.per_tensor,
             partial=self.partial,
             tensors=self.per_tensor,
+            pipeline=self.pipeline,
         )
         objective = self._objective(timing)
         about = (objective, limits, timing, self.front)
@@ -83,6 +87,20 @@ class Asked:
             fail("MD0646", "no bound of memory is known over per-tensor plans", help=help)
         start = self._rules(made, mesh, "--from", self.start) if self.start else None
         return Problem(made.named, mesh, *about, expired, certificate=certificate, start=start)
+
+    def _check_pipeline(self, made: Compilation, mesh: Mesh, meshes: list[Mesh]) -> None:
+        """Raise MD0647 where there can be no pipeline over the axis that is named, if one is."""
+        if self.pipeline is None:
+            return
+        if self.pipeline not in mesh.names:
+            known = list(mesh.names)
+            help = did_you_mean(self.pipeline, known) or f"there are {', '.join(known) or 'none'}"
+            message = f"`--pipeline {self.pipeline}`: the mesh has no such axis"
+            fail("MD0647", message, help=help)
+        if self.start is not None:
+            help = "leave one of them out"
+            fail("MD0601", "`--pipeline` looks for stages, `--from` begins without", help=help)
+        check(made.named, self.pipeline, meshes)
 
     def _objective(self, timing: Timing | None) -> str:
         objective = self.objective or ("bytes" if timing is None else "time")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from meshdsl.cluster.timing import Timing
-from meshdsl.device.ir import Bucket, Compute, Move
+from meshdsl.device.ir import Bucket, Compute, Move, devices
 from meshdsl.device.ir import Program as DeviceProgram
 from meshdsl.device.ir import walk as walk_device
 from meshdsl.device.memory import memory
@@ -18,6 +18,7 @@ from meshdsl.placed import ir as placed
 from meshdsl.placed import layout as layouts
 from meshdsl.placed.place import place
 from meshdsl.placed.sbp import Mesh
+from meshdsl.schedule.use import ScheduleUse
 from meshdsl.search.sending import ROUNDING, Beyond, Sent
 from meshdsl.simulate.engine import simulate
 
@@ -52,16 +53,16 @@ class Rule:
 Rules = tuple[Rule, ...]
 
 
-def layout_of(rules: Rules, mesh: Mesh) -> layouts.Layout:
-    """Rules as a layout."""
-    return layouts.Layout(NAME, tuple(rule.placed for rule in rules), mesh)
+def layout_of(rules: Rules, mesh: Mesh, schedule: ScheduleUse | None = None) -> layouts.Layout:
+    """Rules as a layout, with the schedule of its pipeline."""
+    return layouts.Layout(NAME, tuple(rule.placed for rule in rules), mesh, schedule=schedule)
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
     """`program` on `mesh` under `rules`, placed by the walk `policy`. Figures are per device.
 
-    `timing` is the cluster that its seconds are those of.
+    `timing` is the cluster that its seconds are those of, `schedule` that of a pipeline.
     """
 
     program: named.Program
@@ -69,14 +70,16 @@ class Plan:
     rules: Rules
     policy: str
     timing: Timing | None = None
+    schedule: ScheduleUse | None = None
 
     def __str__(self) -> str:
-        return ", ".join(map(str, self.rules)) or "nothing split"
+        used = f" with {self.schedule}" if self.schedule else ""
+        return (", ".join(map(str, self.rules)) or "nothing split") + used
 
     @property
     def layout(self) -> layouts.Layout:
         """The rules as a layout."""
-        return layout_of(self.rules, self.mesh)
+        return layout_of(self.rules, self.mesh, self.schedule)
 
     @cached_property
     def placed(self) -> placed.Program:
@@ -129,13 +132,20 @@ class Plan:
 
     @cached_property
     def sent(self) -> int:
-        """Bytes sent in a step: the `wire_bytes` of `explain`."""
-        nodes = walk_device(self.device.body)
-        return sum(n.wire * k for n, k in nodes if isinstance(n, Move | Bucket))
+        """Bytes sent in a step: the `wire_bytes` of `explain`, of the device that sends most."""
+        return max(
+            sum(n.wire * k for n, k in walk_device(body) if isinstance(n, Move | Bucket))
+            for body in devices(self.device)
+        )
 
     @cached_property
     def flops(self) -> int:
-        """Floating-point operations of a step."""
+        """Floating-point operations of a step, of the stage that has most."""
+        if self.placed.pipe is not None:
+            return max(
+                sum(n.flops * k for n, k in walk_device(body) if isinstance(n, Compute))
+                for body in devices(self.device)
+            )
         operators = (
             (n, k) for n, k in placed.walk(self.placed.body) if not isinstance(n, _RESHARD)
         )

@@ -15,6 +15,7 @@ from typing import Protocol
 from meshdsl.cluster.timing import Timing
 from meshdsl.named import ir as named
 from meshdsl.placed.sbp import Mesh
+from meshdsl.schedule.use import ScheduleUse
 from meshdsl.search.plan import AT_ONCE, POLICIES, Plan, Rules
 from meshdsl.search.space import Space, seconds, space_of
 from meshdsl.syntax.symbols import ROLES
@@ -40,6 +41,7 @@ class Limits:
     `params`, `grads` and `state` are searched too (space L1, else L0). `selectors`: whether rules
     for functions and parameters are, by steps (L2). `partial`: whether sums may flow on in parts;
     else they are reduced where they appear. `tensors`: rules for all tensors with a name (L3).
+    `pipeline`: the axis that stages of a pipeline may be on.
     """
 
     memory: int | None = None
@@ -50,6 +52,7 @@ class Limits:
     selectors: bool = False
     partial: bool = True
     tensors: bool = False
+    pipeline: str | None = None
 
 
 def _never() -> bool:
@@ -114,9 +117,9 @@ class Problem:
             return plan.seconds
         return plan.sent if self.objective == "bytes" else plan.peak
 
-    def plan(self, rules: Rules, policy: str) -> Plan:
-        """Rules placed by a walk."""
-        return Plan(self.program, self.mesh, rules, policy, self.timing)
+    def plan(self, rules: Rules, policy: str, schedule: ScheduleUse | None = None) -> Plan:
+        """Rules placed by a walk, in a pipeline if there is a schedule."""
+        return Plan(self.program, self.mesh, rules, policy, self.timing, schedule)
 
     def at_least(self, plan: Plan) -> float:
         """A lower bound of `value` that is known from the placed program alone."""
@@ -166,7 +169,7 @@ class Count:
     `valid` divide the work; of these `evaluated` were placed by walks, others are `bounded`: proven
     no better. The rest was not looked at. `symmetry` exchanges of equal axes count once.
     `steps` are layouts with rules for functions and parameters, of which there are too many.
-    With `cut` the time was over before all were counted.
+    `pipelines` were placed beside them. With `cut` the time was over before all were counted.
     """
 
     level: str
@@ -176,12 +179,13 @@ class Count:
     symmetry: int
     steps: int = 0
     cut: bool = False
+    pipelines: int = 0
 
     @property
     def is_whole(self) -> bool:
         """Whether every layout was evaluated or bounded."""
         looked_at = self.evaluated + self.bounded
-        return looked_at == self.valid and not self.steps and not self.cut
+        return looked_at == self.valid and not (self.steps or self.cut or self.pipelines)
 
 
 @dataclass(frozen=True, slots=True)

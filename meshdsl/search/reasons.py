@@ -39,8 +39,10 @@ def reasons(found: Found, plan: Plan) -> tuple[Reason, ...]:
 def without(found: Found, plan: Plan, rule: Rule) -> Plan | None:
     """The better walk of a plan less one rule, whatever the limits."""
     kept = tuple(other for other in plan.rules if other is not rule)
-    known = {(p.rules, p.policy): p for p in found.every}
-    made = [known.get((kept, p)) or found.problem.plan(kept, p) for p in found.problem.policies]
+    use = plan.schedule
+    known = {(p.rules, p.policy): p for p in found.every if p.schedule == use}
+    policies = found.problem.policies if use is None else (plan.policy,)
+    made = [known.get((kept, p)) or found.problem.plan(kept, p, use) for p in policies]
     try:
         return min(made, key=found.problem.key)
     except DiagnosticError:

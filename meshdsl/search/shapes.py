@@ -15,6 +15,7 @@ from meshdsl.search.certificate import certified
 from meshdsl.search.problem import Found, Method, Problem
 from meshdsl.search.selectors import by_steps, less
 from meshdsl.search.space import seconds
+from meshdsl.search.staged import with_pipelines
 from meshdsl.search.start import begun
 
 
@@ -61,13 +62,14 @@ def solve(problems: Sequence[Problem], method: Method) -> Found:
     """
     with _uncollected():
         if len(problems) == 1:
-            return _finished(method.solve(problems[0]))
+            return with_pipelines(_finished(method.solve(problems[0])), method)
         least = min(map(_least_work, problems))
         found, refused = [], list[DiagnosticError]()
         below = math.inf
         for problem in sorted(problems, key=_least_value):
             try:
-                found.append(method.solve(replace(problem, least=least, below=below)))
+                problem = replace(problem, least=least, below=below)
+                found.append(with_pipelines(method.solve(problem), method))
             except DiagnosticError as error:
                 refused.append(error)
                 continue

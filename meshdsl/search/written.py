@@ -25,7 +25,8 @@ def block(name: str, head: str, plan: Plan, told: dict[str, str]) -> str:
     """The layout block of a plan; `told` has the comment behind each rule, `head` that of all."""
     said = ((str(rule), told.get(str(rule))) for rule in plan.rules)
     lines = [f"  {rule}  # {why}" if why else f"  {rule}" for rule, why in said]
-    text = "\n".join([f"layout {name} {{  # {head}", *lines, "}"])
+    used = f" with {plan.schedule}" if plan.schedule else ""
+    text = "\n".join([f"layout {name} {{  # {head}", *lines, f"}}{used}"])
     return format_source(Source("searched", text))
 
 

@@ -66,7 +66,7 @@ def test_what_was_received_is_all_that_is_kept(name: str) -> None:
 
 
 WIDE = """
-dim b = 64, m = 128, h = 512, l = 8, o = m
+dim b = 64, m = 256, h = 1024, l = 8, o = m
 program p(x[b, m], t[b, m]) {
   repeat l {
     param w[m, h]
@@ -85,7 +85,11 @@ def wide(use: str) -> Compilation:
     return compiled(WIDE, "pipe:2", "l -> pipe", use)
 
 
-@pytest.mark.parametrize("use", ["with gpipe[b](8)", again("gpipe[b](8)"), again("zb_h1[b](8)")])
+ONCE = [f"with {use}" for use in ("gpipe[b](8)", "interleaved[b](8)", "zb_v[b](4)")]
+TWICE = [again(use) for use in ("gpipe[b](8)", "zb_h1[b](8)", "interleaved[b](8)")]
+
+
+@pytest.mark.parametrize("use", ONCE + TWICE)
 def test_the_memory_that_is_reported_is_what_torch_allocates(use: str) -> None:
     made = wide(use)
     peak, *_ = explain(made.device)["pipeline"]["peak"]
@@ -95,7 +99,7 @@ def test_the_memory_that_is_reported_is_what_torch_allocates(use: str) -> None:
 
 def test_a_micro_batch_takes_the_memory_of_what_was_received() -> None:
     """The first stage shows its inputs, the second one has what was sent to it."""
-    received = 8 * 128 * 4
+    received = 8 * 256 * 4
     peaks = {}
     for micro in (4, 8):
         text = WIDE.replace("b = 64", f"b = {8 * micro}")

@@ -1,0 +1,235 @@
+"""Pipelines: the layouts of the other axes, in stages under schedules of the language.
+
+The user names the axis of the stages. On the mesh without it the best layouts are searched as ever.
+Each of them with the loop's dim over the axis is a pipeline under a schedule and in a number of
+micro-batches, placed and timed as any program is: with idle time, messages, and what is done twice.
+Layout and number of micro-batches are chosen by one schedule, then the schedule for these. (What to
+choose among is that of Narayanan et al. 2021 and Zheng et al. 2022.)
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from meshdsl.diagnostics import DiagnosticError, Source, Span, fail
+from meshdsl.ir.program import Loop
+from meshdsl.ir.types import Dim
+from meshdsl.named import ir as named
+from meshdsl.placed.sbp import Mesh
+from meshdsl.schedule.use import ScheduleUse
+from meshdsl.search.layouts import SHOWN
+from meshdsl.search.plan import Plan, Rule, Rules
+from meshdsl.search.problem import Found, Key, Method, Problem
+
+STARTS = 3
+"""The layouts of the other axes that are put in stages, for each split of the batch."""
+
+FIRST = "one_f_one_b"
+"""The schedule by which layout and micro-batches are chosen."""
+
+OTHERS = ("zb_h1", "interleaved", "zb_v", "gpipe")
+"""The schedules that are tried beside it."""
+
+MICRO = (4, 2, 1, 8)
+"""Numbers of micro-batches, as multiples of the stages; by the first of them layouts are compared.
+
+With four times as many as stages a fifth of the time is idle, with eight times a tenth.
+"""
+
+MOST = 2
+"""The layouts that are compared with other numbers of micro-batches."""
+
+Tried = tuple[Rules, ScheduleUse]
+"""Rules for the other axes, and a schedule."""
+
+
+def with_pipelines(found: Found, method: Method) -> Found:
+    """The result with the pipelines over the axis that the problem names, if it names one."""
+    problem = found.problem
+    axis = problem.limits.pipeline
+    if axis is None or problem.mesh.size(axis) == 1:
+        return found
+    loop = _loop(problem)
+    if loop is None:
+        return found
+    run = _Run(problem, Rule(loop.name, (axis,)))
+    run.search(list(_layouts(problem, axis, method)))
+    count = replace(found.count, pipelines=len(run.made))
+    fitting = sorted(filter(problem.fits, run.made), key=problem.key)
+    plans = sorted((*found.plans, *fitting), key=problem.key)
+    # The best pipeline is shown, however many others come before it.
+    shown = (*plans[:SHOWN], *(p for p in fitting[:1] if p not in plans[:SHOWN]))
+    return replace(found, plans=shown, every=(*found.every, *run.made), count=count)
+
+
+def check(program: named.Program, axis: str, meshes: Sequence[Mesh]) -> None:
+    """Raise MD0647 where a program has no stages on this axis of any of the meshes."""
+    if program.goal is None:
+        message = f"`{program.name}` is no training step: it runs in no pipeline"
+        fail("MD0647", message, program.span, help="search without `--pipeline`")
+    dims = list(_loops(program))
+    if not dims:
+        message = f"`{program.name}` has no `repeat`, whose iterations would be on `{axis}`"
+        fail("MD0647", message, program.span, help="write equal layers as `repeat layers { … }`")
+    sizes = [mesh.size(axis) for mesh in meshes]
+    if not any(dim.size % n == 0 for dim in dims for n in sizes):
+        dim = max(dims, key=lambda dim: dim.size)
+        message = f"`{dim.name}` of size {dim.size} does not divide over `{axis}` of {sizes[0]}"
+        fail(
+            "MD0647", message, help="take another size of the axis, or search without `--pipeline`"
+        )
+
+
+def _loops(program: named.Program) -> Iterator[Dim]:
+    """The dims of the loops that a pipeline may cut."""
+    within = program.body
+    accumulates = program.goal is not None and program.goal.optimizer.accumulate > 1
+    if accumulates:
+        within = tuple(n for loop in within if isinstance(loop, Loop) for n in loop.body)
+    for node in within:
+        if isinstance(node, Loop) and node.phase == "forward":
+            yield node.dim
+
+
+def _loop(problem: Problem) -> Dim | None:
+    """The dim whose iterations are on the stages: of several the one with the most, if any do."""
+    stages = problem.mesh.size(problem.limits.pipeline or "")
+    dims = [dim for dim in _loops(problem.program) if dim.size % stages == 0]
+    return max(dims, key=lambda dim: dim.size, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """General rules for the other axes, and rules for storage that go with them."""
+
+    rules: Rules
+    stored: tuple[Rules, ...]
+
+
+def _layouts(problem: Problem, axis: str, method: Method) -> Iterator[_Layout]:
+    """The best layouts of the other axes for each split of the batch.
+
+    How far a batch can be split depends on the number of micro-batches; what is best beside a
+    split does not, for sums of gradients are sent once. What a layout takes without stages, of
+    memory or of time for what stages store, decides nothing here.
+    """
+    axes = tuple((name, 1 if name == axis else size) for name, size in problem.mesh.axes)
+    limits = replace(problem.limits, memory=None, pipeline=None)
+    others = replace(problem, mesh=replace(problem.mesh, axes=axes), front=True, certificate=False)
+    others = replace(others, start=None, least=None, below=math.inf)
+    loops = {dim.name for dim in _loops(problem.program)}
+    for fixed in _splits(problem, axis):
+        try:
+            done = method.solve(replace(others, limits=replace(limits, fixed=fixed)))
+        except DiagnosticError:
+            continue
+        found: dict[Rules, dict[Rules, None]] = {}
+        for plan in sorted(done.every, key=problem.key):
+            kept = tuple(r for r in plan.rules if r.axes and r.dim not in loops)
+            general = tuple(rule for rule in kept if not rule.selector)
+            found.setdefault(general, {})[tuple(r for r in kept if r.selector)] = None
+        yield from (_Layout(rules, tuple(found[rules])) for rules in list(found)[:STARTS])
+
+
+def _splits(problem: Problem, axis: str) -> Iterator[Rules]:
+    """The rules that are kept, with each way to split the batch over some of the other axes."""
+    kept = tuple(rule for rule in problem.limits.fixed if axis not in rule.axes)
+    batch = _batch(problem)
+    if batch is None or any(r.dim == batch.name and not r.selector for r in kept):
+        yield kept
+        return
+    others = [name for name, size in problem.mesh.axes if name != axis and size > 1]
+    for count in range(len(others) + 1):
+        for over in itertools.combinations(others, count):
+            if batch.size % problem.mesh.size(*over) == 0:
+                yield (*kept, Rule(batch.name, over))
+
+
+def _batch(problem: Problem) -> Dim | None:
+    """The dim of the samples: the first of the first input that no parameter has."""
+    learned = {name for param in problem.program.params for name in param.value.type.names}
+    dims = (dim for value in problem.program.inputs for dim in value.type.dims)
+    return next((dim for dim in dims if dim.name not in learned), None)
+
+
+@dataclass(slots=True)
+class _Run:
+    """One search; `made` are the pipelines that were placed, `cut` the rule of the stages."""
+
+    problem: Problem
+    cut: Rule
+    made: list[Plan] = field(default_factory=list)
+
+    def search(self, layouts: list[_Layout]) -> None:
+        """Choose layouts, then among micro-batches, what is stored how, and schedules."""
+        by_layout = ((x.rules, use) for x in layouts for use in self._cuts(x.rules)[:1])
+        known = {x.rules: x.stored for x in layouts}
+        self._try(by_layout)
+        first = [self._general(plan) for plan in sorted(self.made, key=self._key)[:MOST]]
+        self._try((rules, use) for rules in first for use in self._cuts(rules)[1:])
+        if not self.made:
+            return
+        for change in (self._stored, self._scheduled):
+            best = min(self.made, key=self._key)
+            self._try(change(best, known))
+
+    def _stored(self, plan: Plan, known: Mapping[Rules, tuple[Rules, ...]]) -> Iterator[Tried]:
+        """A pipeline with rules for what is stored, and with the same computed again."""
+        use, general = plan.schedule, self._general(plan)
+        assert use is not None
+        again = replace(use, options={"recompute": "stage"})
+        for rules in ((), *known[general]):
+            yield (*general, *rules), use
+            if self.problem.limits.memory is not None:
+                yield (*general, *rules), again
+
+    def _scheduled(self, plan: Plan, known: Mapping[Rules, tuple[Rules, ...]]) -> Iterator[Tried]:
+        """A pipeline under other schedules."""
+        del known
+        assert plan.schedule is not None
+        rules = tuple(rule for rule in plan.rules if rule != self.cut)
+        return ((rules, replace(plan.schedule, name=name)) for name in OTHERS)
+
+    def _general(self, plan: Plan) -> Rules:
+        return tuple(r for r in plan.rules if not r.selector and r != self.cut)
+
+    def _key(self, plan: Plan) -> tuple[bool, float, Key]:
+        fits = self.problem.fits(plan)
+        return not fits, 0.0 if fits else plan.peak, self.problem.key(plan)
+
+    def _try(self, tried: Iterable[Tried]) -> None:
+        """Place layouts in stages, as far as they can be and there is time."""
+        limits = self.problem.limits
+        known = {(plan.rules, str(plan.schedule)) for plan in self.made}
+        for others, use in tried:
+            rules = (self.cut, *others)
+            long = limits.rules is not None and len(rules) > limits.rules
+            if long or (rules, str(use)) in known or not {*limits.fixed} <= {*rules}:
+                continue
+            if self.problem.expired() and self.made:
+                return
+            plan = self.problem.plan(rules, self.problem.policies[0], use)
+            try:
+                if plan.placed.pipe is not None:
+                    self.problem.key(plan)
+                    self.made.append(plan)
+            except DiagnosticError:
+                continue
+
+    def _cuts(self, rules: Rules) -> list[ScheduleUse]:
+        """The numbers of micro-batches that a batch may be cut into, if it does not accumulate."""
+        program, axis = self.problem.program, self.cut.axes[0]
+        assert program.goal is not None
+        span = Span(Source("--pipeline", axis), 0, len(axis))
+        if program.goal.optimizer.accumulate > 1:
+            return [ScheduleUse(FIRST, (), None, span)]
+        batch = _batch(self.problem)
+        if batch is None:
+            return []
+        ways = self.problem.mesh.size(*(a for r in rules if r.dim == batch.name for a in r.axes))
+        numbers = (times * self.problem.mesh.size(axis) for times in MICRO)
+        fitting = (n for n in numbers if batch.size % (n * ways) == 0)
+        return [ScheduleUse(FIRST, (batch.name,), n, span) for n in fitting]

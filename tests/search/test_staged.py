@@ -1,0 +1,190 @@
+"""Layouts with a pipeline: found, written, compiled again, and never worse than those without."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import meshdsl as md
+from meshdsl.cluster.profile import load
+from meshdsl.cluster.timing import Timing
+from meshdsl.diagnostics import Source
+from meshdsl.pipeline import Compilation, Options
+from meshdsl.report.explain import explain
+from meshdsl.report.search import block_of
+from meshdsl.search.asked import Asked
+from meshdsl.search.methods import METHODS
+from meshdsl.search.problem import Found
+from meshdsl.search.shapes import solve
+from meshdsl.simulate.engine import simulate
+from tests.cli.command import Cli
+from tests.pipelines.test_programs import PROGRAMS
+
+pytest_plugins = ["tests.cli.conftest"]
+
+TEXT = """
+dim batch = 64, io = 512, hidden = 2048, layers = 8, out = io
+mesh some = { data: 2, pipe: 2, tp: 2 }
+program net(x[batch, io], t[batch, io]) {
+  repeat layers {
+    param w[io, hidden]
+    param v[hidden, out]
+    x = x + einsum(tanh(einsum(x, w -> [batch, hidden])), v -> [batch, out])[out -> io]
+  }
+  loss = mean(square(x - t))
+  return loss
+  minimize loss with adamw(lr=0.01)
+}
+"""
+MESH = "pipe:4,tp:2"
+
+
+@cache
+def found_in(
+    text: str, mesh: str, memory: int | None = None, pipeline: str | None = "pipe"
+) -> Found:
+    """What is found on a mesh of H100s."""
+    made = Compilation(Source("net.mdsl", text), Options(mesh=mesh))
+    asked = Asked(cluster="h100", memory=memory, pipeline=pipeline)
+    return solve(asked.problems(made), METHODS["layouts"])
+
+
+@pytest.mark.parametrize("mesh", ["pipe:2", "data:2,pipe:2", "pipe:4,tp:2"])
+def test_what_is_printed_is_what_was_found(mesh: str) -> None:
+    """Each pipeline, as text: it sends, holds and takes what the search says."""
+    found = found_in(TEXT, mesh)
+    piped = [plan for plan in found.plans if plan.schedule is not None]
+    assert piped
+    for plan in piped:
+        text = f"{TEXT}\n{block_of(found, plan, 'again')}"
+        options = Options(mesh=mesh, layout="again", reduce=plan.policy)
+        made = Compilation(Source("net.mdsl", text), options)
+        assert made.checked() is not None
+        report = explain(made.device)
+        assert report["totals"]["wire_bytes"] == plan.sent
+        assert report["memory"]["peak"] == plan.peak
+        assert report["totals"]["flops_per_device"] == plan.flops
+        timing = Timing(load("h100"), made.device.mesh)
+        assert simulate(made.device, timing).seconds == pytest.approx(plan.seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["two carries", "frozen", "batch last"])
+def test_never_worse_than_without(name: str) -> None:
+    text = PROGRAMS[name].replace("OPT", "adamw(lr=0.01)")
+    with_stages = found_in(text, "d:2,pipe:2")
+    without = found_in(text, "d:2,pipe:2", pipeline=None)
+    key = without.problem.key
+    assert key(with_stages.plans[0]) <= key(without.plans[0])
+    assert with_stages.count.pipelines > 0
+    assert not with_stages.proven
+
+
+def test_memory_that_only_stages_keep_to() -> None:
+    """Below what any layout without stages takes, one with them is found, and fits."""
+    limit = between(MESH)
+    found = found_in(TEXT, MESH, limit)
+    assert found.plans
+    assert all(p.schedule is not None and p.peak <= limit for p in found.plans)
+    assert not found_in(TEXT, MESH, limit, None).plans
+
+
+def between(mesh: str) -> int:
+    """Bytes of memory that pipelines keep to, and no other layout."""
+    least = min(plan.peak for plan in found_in(TEXT, mesh, pipeline=None).every)
+    staged = min(p.peak for p in found_in(TEXT, mesh).every if p.schedule is not None)
+    assert staged < least
+    return (staged + least) // 2
+
+
+def test_reasons_are_those_of_the_pipeline() -> None:
+    """A rule that is left out is left out of the same pipeline."""
+    found = found_in(TEXT, "data:2,pipe:2")
+    plan = next(plan for plan in found.plans if plan.schedule is not None)
+    block = block_of(found, plan)
+    assert block.rstrip().endswith(f"}} with {plan.schedule}")
+    assert "layers -> pipe" in block
+    assert all("  # " in line for line in block.splitlines()[:-1])
+
+
+def test_an_optimizer_that_accumulates_has_its_micro_batches() -> None:
+    text = TEXT.replace("adamw(lr=0.01)", "adamw(lr=0.01, accumulate=4)")
+    found = found_in(text, "data:2,pipe:2")
+    uses = {str(p.schedule) for p in found.every if p.schedule is not None}
+    assert "one_f_one_b" in uses
+    assert not any("[" in use for use in uses)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "net.mdsl"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+def test_in_a_file_and_as_json(file: Path, cli: Cli) -> None:
+    memory = ("--memory", f"{between(MESH)}B")
+    common = (file, "--mesh", MESH, "--cluster", "h100", "--pipeline", "pipe")
+    facts = json.loads(cli("search", *common, "--json", *memory).out)
+    assert facts["space"]["pipelines"] > 0
+    assert facts["plans"][0]["schedule"].startswith(("one_f_one_b", "zb", "interleaved", "gpipe"))
+    assert cli("search", *common, *memory, "--write", "best", "--expect").code == 0
+    checked = cli("check", file)
+    assert (checked.code, checked.err) == (0, "")
+    assert f"with {facts['plans'][0]['schedule']}" in file.read_text(encoding="utf-8")
+
+
+def test_every_shape_of_a_mesh(file: Path, cli: Cli) -> None:
+    """Where the axis has one device, or a number that does not divide, there are no stages."""
+    options = ("--devices", "4", "--cluster", "h100", "--pipeline", "pipe")
+    told = cli("search", file, "--mesh", "data:1,pipe:1", *options)
+    assert told.code == 0
+    assert "other meshes" in told.out
+
+
+REFUSED = {
+    "--pipeline pip": ("MD0647", "the mesh has no such axis", "did you mean `pipe`?"),
+    "--pipeline pipe --from batch:data": ("MD0601", "`--from` begins without", "leave one"),
+    "--pipeline pipe --mesh pipe:3": ("MD0647", "does not divide over `pipe` of 3", "another size"),
+}
+
+
+@pytest.mark.parametrize("options", REFUSED)
+def test_refused(options: str, file: Path, cli: Cli) -> None:
+    done = cli("search", file, "--cluster", "h100", *options.split())
+    code, message, help = REFUSED[options]
+    assert done.codes == [f"error[{code}]"]
+    assert message in done.err
+    assert help in done.err
+
+
+WITHOUT = {
+    "no loop": (
+        "repeat layers {\n    param w[io, hidden]\n    param v[hidden, out]",
+        "no `repeat`",
+    ),
+    "no step": ("minimize loss with adamw(lr=0.01)", "no training step"),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT)
+def test_programs_without_stages(case: str, file: Path, cli: Cli) -> None:
+    old, message = WITHOUT[case]
+    text = TEXT.replace(old, old.replace("repeat layers {\n", "") if "repeat" in old else "")
+    text = text.replace("  }\n  loss", "  loss") if "repeat" in old else text
+    file.write_text(text, encoding="utf-8")
+    done = cli("search", file, "--cluster", "h100", "--pipeline", "pipe")
+    assert done.codes == ["error[MD0647]"]
+    assert message in done.err
+
+
+def test_in_python(file: Path) -> None:
+    """A plan is compiled with its schedule."""
+    mesh, limit = {"pipe": 4, "tp": 2}, between(MESH)
+    found = md.load(file).search(mesh, cluster="h100", pipeline="pipe", memory=limit)
+    first = found[0]
+    assert f"with {found.json['plans'][0]['schedule']}" in found.layout
+    assert "SCHEDULE = (" in first.code
+    assert first.cost().wire_bytes == found.json["plans"][0]["wire_bytes"]
