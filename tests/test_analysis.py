@@ -29,6 +29,7 @@ EXAMPLES = [*matching("examples/*.mdsl"), *matching("examples/sbp/*.mdsl")]
 ROUNDS = 12
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_every_misspelt_name_is_reported_once(path: Path) -> None:
     source = Source(path.name, path.read_text(encoding="utf-8"))

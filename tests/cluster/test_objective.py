@@ -28,6 +28,7 @@ def _nanoseconds(made: Compilation) -> int:
     return cost(made.placed, Price(clock=made.timing))[0]
 
 
+@pytest.mark.some_of(3)
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_no_plan_of_least_bytes_takes_less_time(case: Case, cluster: str) -> None:

@@ -67,6 +67,7 @@ def test_all_that_was_sent_still_is(case: tuple[str, str]) -> None:
     assert now["collectives"] < before["collectives"]
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize("small", [buckets.SMALL, 0], ids=["buckets", "alone"])
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_numbers_to_the_bit(

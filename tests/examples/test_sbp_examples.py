@@ -67,6 +67,7 @@ def test_expectations_hold_and_the_form_is_canonical(name: str) -> None:
 CASES = [(n, b, p) for n in FILES for b in blocks(n) for p in POLICIES]
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize(("name", "block", "policy"), CASES)
 def test_it_runs_as_predicted(name: str, block: str, policy: str) -> None:
     checked = run_case(replace(chosen(name, block, policy), dims=SMALL.get(name, {})))

@@ -49,6 +49,7 @@ def read_again(stage: str, program: Any) -> Any:
     return again
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.parametrize("stage", STAGES)
 def test_examples(stage: str, case: Case) -> None:

@@ -116,6 +116,7 @@ def test_the_written_text_means_the_same_at_every_size(name: str) -> None:
     assert compiled > 1
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.mdsl")), ids=lambda p: p.stem)
 def test_examples_at_other_sizes(path: Path) -> None:
     text = path.read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ class Notebook:
 
     def __init__(self, shell: InteractiveShell) -> None:
         self.shell = shell
+        gc.freeze()  # else a reset looks for garbage in all that thousands of tests have made
         shell.reset()
         load_ipython_extension(shell)
 

@@ -47,6 +47,7 @@ def shown(view: Any) -> str:
 
 
 @pytest.mark.filterwarnings("ignore::meshdsl.ProgramWarning")
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_every_display_of_every_example(example: str) -> None:
     seen = 0

@@ -54,6 +54,7 @@ MESHES = {
 }
 
 
+@pytest.mark.some_of(3)
 @pytest.mark.parametrize(
     "schedule", ["gpipe[batch](4)", "one_f_one_b[batch](2)", "eager[batch](4)"]
 )

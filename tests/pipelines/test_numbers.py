@@ -122,6 +122,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.some_of(3)
 @pytest.mark.parametrize("policy", ["optimal", "immediate", "deferred"])
 @pytest.mark.parametrize("mesh", LAYOUTS)
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -258,6 +258,7 @@ def chunked() -> list[tuple[str, str, str, str, str]]:
     return found
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize(("name", "mesh", "optimizer", "schedule", "policy"), chunked())
 def test_several_stages_on_a_device(
     name: str, mesh: str, optimizer: str, schedule: str, policy: str

@@ -39,6 +39,7 @@ def again(schedule: str) -> str:
     return f"with {schedule[:-1]}, recompute=stage)"
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize(("name", "mesh", "optimizer", "schedule"), cases())
 def test_the_numbers_are_the_same_bits(name: str, mesh: str, optimizer: str, schedule: str) -> None:
     text = PROGRAMS[name].replace("OPT", optimizer)

@@ -125,6 +125,7 @@ def written(parts: tuple[str, str, str]) -> str:
     return text
 
 
+@pytest.mark.some_of(4)
 @pytest.mark.parametrize("use", ["with one_f_one_b[b](4)", "with gpipe[b](2)", ""])
 @pytest.mark.parametrize("mesh", ["pipe:2", "d:2,pipe:4"])
 @pytest.mark.parametrize("name", RIGHT)

@@ -71,6 +71,7 @@ def cases() -> list[tuple[str, int, str, str, str]]:
     return found
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize(("name", "hidden", "optimizer", "use", "policy"), cases())
 def test_a_step_is_that_of_one_device(
     name: str, hidden: int, optimizer: str, use: str, policy: str
@@ -97,6 +98,7 @@ def test_a_step_is_that_of_one_device(
 NAMES = ("forward", "backward", "inputs", "weights", "kept", "kept_first", "kept_last", "action")
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize("schedule", ["one_f_one_b", "zb_h1"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_of_the_text_may_be_one_of_the_program(name: str, schedule: str) -> None:

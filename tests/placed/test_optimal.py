@@ -79,6 +79,7 @@ def least(text: str, mesh: str) -> int:
     return min(found)
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_no_annotation_sends_less(name: str, mesh: str) -> None:

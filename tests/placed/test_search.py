@@ -50,6 +50,7 @@ def moved(found: dict[str, Any], *phases: str) -> list[tuple[str, str]]:
 # --- what is counted ------------------------------------------------------------------------------
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize(("path", "layout"), layouts(), ids=lambda x: getattr(x, "stem", x))
 def test_a_plan_costs_what_it_predicts(
     path: Path, layout: str, monkeypatch: pytest.MonkeyPatch

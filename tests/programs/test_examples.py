@@ -120,6 +120,7 @@ def with_layouts(text: str, every: list[str]) -> tuple[str, list[str]]:
     return f"{text.rstrip()}\n\n{declared}", [names.get(rule, rule) for rule in every]
 
 
+@pytest.mark.some_of(3)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "x".join(map(str, s)))
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
 def test_every_layout_gives_the_answer_of_one_device(path: Path, shape: tuple[int, ...]) -> None:

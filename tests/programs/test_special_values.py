@@ -107,6 +107,7 @@ def wrong(
     return bad
 
 
+@pytest.mark.some_of(3)
 @pytest.mark.parametrize(
     ("dims", "mesh", "rules", "dtype"),
     [*((*where, "f32") for where in LAYOUTS), *((*where, dtype) for dtype, where in FEW)],
@@ -119,6 +120,7 @@ def test_every_split_yields_what_one_device_does(
     assert not wrong(made, lambda x: run(parts, x), lambda x: run(alone, x), dtype)
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize(("mesh", "rules"), [("x:2", "along -> x"), ("x:2,y:2", "along -> (y, x)")])
 def test_extremes_pass_unreduced_only_where_that_changes_nothing(mesh: str, rules: str) -> None:
     made = every_monotone_operator(DTYPES["f32"], Dim("along", 4))

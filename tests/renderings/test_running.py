@@ -226,7 +226,7 @@ def reshards(job: Job) -> int:
     return sum(k * len(step.axes) for step, k in steps if step.moves)
 
 
-SOME = [(2, "immediate", 8), (4, "deferred", 13)]
+SOME = [(2, "immediate", 17), (4, "deferred", 29)]
 """Devices, a policy, and every how many-th program is run: with MESHDSL_CASES all are."""
 
 

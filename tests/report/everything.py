@@ -1,7 +1,7 @@
 """Every example under everything it declares, compiled and explained: as JSON on the output.
 
-Run as a program in a folder with `examples` in it: `python -m tests.report.everything FIRST STEP`
-takes the cases `[FIRST::STEP]`, in that order.
+Run as a program in a folder with `examples` in it: `python -m tests.report.everything EVERY FIRST
+STEP` takes of every EVERY-th case those at `[FIRST::STEP]`, in that order.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def described(path: str, options: Options) -> dict[str, str]:
 
 def main() -> None:
     """Compile the requested part, and print the results."""
-    first, step = map(int, sys.argv[1:])
-    chosen = list(choices())[first::step]
+    every, first, step = map(int, sys.argv[1:])
+    chosen = list(choices())[::every][first::step]
     found = {f"{path} {o.layout or o.sbp}": described(path, o) for path, o in chosen}
     json.dump(found, sys.stdout, sort_keys=True)
 

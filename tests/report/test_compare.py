@@ -31,6 +31,7 @@ EXTRA = {"named", "sbp"}
 # --- what a column says ----------------------------------------------------------------------
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_a_column_says_what_explain_says(example: str) -> None:
     columns = every_layout(example)["columns"]
@@ -172,6 +173,7 @@ def _columns_of(example: str, *asked: tuple[str, str]) -> list[Column]:
     ]
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_same_exactly_when_placements_routes_and_bytes_agree(example: str) -> None:
     seen = set()

@@ -33,6 +33,7 @@ __all__ = ["cli"]
 # --- on a terminal ---------------------------------------------------------------------------
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_no_line_is_wider_than_the_screen(example: str, width: int) -> None:

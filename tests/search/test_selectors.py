@@ -73,6 +73,7 @@ def _can_be_followed(plan: Plan) -> bool:
         return False
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize(("objective", "cluster"), [("bytes", ""), ("time", "h100")])
 @pytest.mark.parametrize(("name", "mesh"), [("net", LINE), ("net", SQUARE), ("lookup", LINE)])
 def test_rules_for_every_tensor_are_never_worse(
@@ -100,6 +101,7 @@ def test_no_more_rules_than_asked() -> None:
         assert all(len(plan.rules) <= most for plan in found.plans)
 
 
+@pytest.mark.some_of(3)
 @pytest.mark.parametrize(("objective", "cluster"), [("bytes", ""), ("time", "h100")])
 @pytest.mark.parametrize("tight", [False, True], ids=["free", "tight"])
 @pytest.mark.parametrize(("name", "mesh"), [*CASES, ("dlrm", LINE)])

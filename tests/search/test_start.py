@@ -35,6 +35,7 @@ def begin(start: str, objective: str, cluster: str, mesh: Mesh = SQUARE) -> Prob
     return Problem(asked.program, mesh, objective, asked.limits, asked.timing, start=STARTS[start])
 
 
+@pytest.mark.some_of(3)
 @pytest.mark.parametrize("method", ["layouts", "tofu", "mcmc"])
 @pytest.mark.parametrize(("objective", "cluster"), [("bytes", ""), ("time", "h100")])
 @pytest.mark.parametrize("start", STARTS)

@@ -71,6 +71,7 @@ def placed(text: str, options: Options) -> str:
     return print_program(made.placed)
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize("path", matching("examples/*.mdsl"), ids=lambda path: path.stem)
 def test_examples_under_other_names(path: Path) -> None:
     text = path.read_text()

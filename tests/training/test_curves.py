@@ -53,6 +53,7 @@ def alone(dtype: str, text: Path) -> Array:
     return losses("data_parallel", "data:1", dtype, text)
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize("dtype", CLOSE)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_losses_are_those_of_one_device(layout: str, dtype: str, text: Path) -> None:

@@ -66,6 +66,7 @@ def test_gradients_are_finite_differences(name: str) -> None:
     assert slope == pytest.approx((loss(1) - loss(-1)) / (2 * step), rel=1e-5, abs=1e-7)
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize(("name", "layout", "policy"), CASES)
 def test_every_layout_gives_the_gradients_of_one_device(
     name: str, layout: str, policy: str

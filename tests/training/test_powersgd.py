@@ -108,6 +108,7 @@ def test_the_steps_are_those_of_the_paper(rank: int) -> None:
             np.testing.assert_allclose(kept[name], wanted, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.some_of(3)
 @pytest.mark.parametrize("policy", ["deferred", "immediate", "optimal"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_layout_has_the_numbers_of_one_device(layout: str, policy: str) -> None:

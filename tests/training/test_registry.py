@@ -41,6 +41,7 @@ def test_a_step_subtracts_the_gradient(name: str) -> None:
         check(built, "d:1", "", "deferred")
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_a_step_of_split_operands_does(name: str) -> None:
     number = OPERATORS.index(name)
@@ -50,6 +51,7 @@ def test_a_step_of_split_operands_does(name: str) -> None:
             check(built, "d:2", f"{dim}:d", POLICIES[number % len(POLICIES)])
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_a_step_by_gradients_of_gradients_does(name: str) -> None:
     for built in programs_of(name, most=1, ways=(AGAIN,)):
