@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from meshdsl.diagnostics import DiagnosticError, Source, Span, fail
@@ -55,8 +55,9 @@ def with_pipelines(found: Found, method: Method) -> Found:
     loop = _loop(problem)
     if loop is None:
         return found
-    run = _Run(problem, Rule(loop.name, (axis,)))
-    run.search(list(_layouts(problem, axis, method)))
+    layouts = {found.rules: found.stored for found in _layouts(problem, axis, method)}
+    run = _Run(problem, Rule(loop.name, (axis,)), layouts)
+    run.search()
     count = replace(found.count, pipelines=len(run.made))
     fitting = sorted(filter(problem.fits, run.made), key=problem.key)
     plans = sorted((*found.plans, *fitting), key=problem.key)
@@ -149,7 +150,7 @@ def _splits(problem: Problem, axis: str) -> Iterator[Rules]:
 
 
 def _batch(problem: Problem) -> Dim | None:
-    """The dim of the samples: the first of the first input that no parameter has."""
+    """The dim of the samples: the first of the inputs that no parameter has."""
     learned = {name for param in problem.program.params for name in param.value.type.names}
     dims = (dim for value in problem.program.inputs for dim in value.type.dims)
     return next((dim for dim in dims if dim.name not in learned), None)
@@ -157,38 +158,36 @@ def _batch(problem: Problem) -> Dim | None:
 
 @dataclass(slots=True)
 class _Run:
-    """One search; `made` are the pipelines that were placed, `cut` the rule of the stages."""
+    """One search among the layouts of the other axes, each with rules for storage that go with it.
+
+    `cut` is the rule of the stages, `made` are the pipelines that were placed.
+    """
 
     problem: Problem
     cut: Rule
+    layouts: dict[Rules, tuple[Rules, ...]]
     made: list[Plan] = field(default_factory=list)
 
-    def search(self, layouts: list[_Layout]) -> None:
+    def search(self) -> None:
         """Choose layouts, then among micro-batches, what is stored how, and schedules."""
-        by_layout = ((x.rules, use) for x in layouts for use in self._cuts(x.rules)[:1])
-        known = {x.rules: x.stored for x in layouts}
-        self._try(by_layout)
+        self._try((rules, use) for rules in self.layouts for use in self._cuts(rules)[:1])
         first = [self._general(plan) for plan in sorted(self.made, key=self._key)[:MOST]]
         self._try((rules, use) for rules in first for use in self._cuts(rules)[1:])
-        if not self.made:
-            return
-        for change in (self._stored, self._scheduled):
-            best = min(self.made, key=self._key)
-            self._try(change(best, known))
+        for changed in (self._stored, self._scheduled) if self.made else ():
+            self._try(changed(min(self.made, key=self._key)))
 
-    def _stored(self, plan: Plan, known: Mapping[Rules, tuple[Rules, ...]]) -> Iterator[Tried]:
+    def _stored(self, plan: Plan) -> Iterator[Tried]:
         """A pipeline with rules for what is stored, and with the same computed again."""
         use, general = plan.schedule, self._general(plan)
         assert use is not None
         again = replace(use, options={"recompute": "stage"})
-        for rules in ((), *known[general]):
+        for rules in ((), *self.layouts[general]):
             yield (*general, *rules), use
             if self.problem.limits.memory is not None:
                 yield (*general, *rules), again
 
-    def _scheduled(self, plan: Plan, known: Mapping[Rules, tuple[Rules, ...]]) -> Iterator[Tried]:
+    def _scheduled(self, plan: Plan) -> Iterator[Tried]:
         """A pipeline under other schedules."""
-        del known
         assert plan.schedule is not None
         rules = tuple(rule for rule in plan.rules if rule != self.cut)
         return ((rules, replace(plan.schedule, name=name)) for name in OTHERS)

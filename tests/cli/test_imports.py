@@ -63,6 +63,7 @@ ENVIRONMENTS = {
 }
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize("command", COMMANDS)
 def test_nothing_heavy_is_imported(command: str, tmp_path: Path) -> None:
     own = {"PYTHONPATH": str(ROOT), "PATH": "", "MESHDSL_CACHE": str(tmp_path)}

@@ -68,6 +68,7 @@ def case(request: pytest.FixtureRequest) -> tuple[Problem, Found]:
     return problem, found
 
 
+@pytest.mark.some_of(2)
 def test_methods_agree(case: tuple[Problem, Found]) -> None:
     problem, found = case
     every = METHODS["exhaustive"].solve(problem)
@@ -100,6 +101,7 @@ def test_bounds_are_bounds(case: tuple[Problem, Found]) -> None:
             assert plan.seconds >= plan.computing * (1 - ROUNDING)
 
 
+@pytest.mark.some_of(2)
 def test_no_rule_can_be_left_out(case: tuple[Problem, Found]) -> None:
     problem, found = case
     found = less(found)

@@ -189,6 +189,7 @@ a stage is not compared: its logical meshes alternate without a reason in the co
 """
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize("case", ALPA, ids=[case[0] for case in ALPA])
 def test_published_pipelines_of_alpa(case: Case) -> None:
     size, devices, layers, channels, wider, batch, micros, stages, fewest, above = case

@@ -35,6 +35,7 @@ def check(built: Built, mesh: str, rules: str, policy: str) -> None:
         assert error <= MOST, f"operand {name} of {term} is off by {error:.1e}\n{emitted.text}"
 
 
+@pytest.mark.some_of(2)
 @pytest.mark.parametrize("name", OPERATORS)
 def test_a_step_subtracts_the_gradient(name: str) -> None:
     for built in programs_of(name, most=6):
