@@ -4,7 +4,8 @@
 
 - Sleeps as work: the rows of a schedule are carried out by the functions that every emitted program
   has, with sleeps for passes. Printed is the time from the first action to the last one, as a
-  multiple of what `schedule/times.py` says: what messages and waiting add.
+  multiple of what `schedule/times.py` says: what messages and waiting add; and, for one, what it
+  gains that the gradient of a stage's input is sent before those of its weights are computed.
 - A language model of four layers, as `examples/lm.mdsl` but with a head of its own, on two
   processes: the emitted program by 1F1B, interleaved and ZB-H1, and the same model in
   `torch.distributed.pipelining`. They take turns; printed are medians, and ratios to ours by 1F1B
@@ -70,7 +71,11 @@ MICRO, RATE, KEY = 8, 0.1, 32
 OURS = {"1F1B": "one_f_one_b", "interleaved": "interleaved", "ZB-H1": "zb_h1"}
 THEIRS = {"torch 1F1B": 1, "torch interleaved": 2}
 """Torch's schedules, and how many stages a process has."""
-SLEPT = (("one_f_one_b", 2), ("one_f_one_b", 4), ("interleaved", 2), ("interleaved", 4))
+SLEPT = (
+    ("one_f_one_b", 2, True), ("one_f_one_b", 4, True), ("one_f_one_b", 4, False),
+    ("interleaved", 2, True), ("interleaved", 4, True),
+)  # fmt: skip
+"""Schedules, processes, and whether a backward pass sends before its second half."""
 UNIT = 0.01
 """Seconds of a forward pass, and of either half of a backward pass, as sleeps."""
 CHECKED = 3
@@ -87,7 +92,7 @@ def emitted(schedule: str) -> str:
 
 
 def worker(pipe: Connection, rank: int, world: int, store: str) -> None:
-    """Be one process: `("make", name, what)`, `("steps", name, count)`, `("sleep", rows)`, None."""
+    """Be one process, that makes, takes steps, or sleeps, as it is asked, until it is asked None."""
     import torch
     import torch.distributed as dist
 
@@ -105,8 +110,8 @@ def worker(pipe: Connection, rank: int, world: int, store: str) -> None:
                 started = time.perf_counter()
                 found = [variants[name]() for _ in range(count)]
                 pipe.send((time.perf_counter() - started, found))
-            case "sleep", rows:
-                pipe.send(slept(rows, rank))
+            case "sleep", rows, early:
+                pipe.send(slept(rows, rank, early))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -138,7 +143,6 @@ def theirs(chunks: int, rank: int) -> Callable[[], Any]:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
     from benchmarks.pipelines_torch import Part
-    from benchmarks.training_worker import tensors
     from meshdsl.backends.engines.in_process import load
 
     whole = load(emitted("one_f_one_b"))
@@ -160,7 +164,6 @@ def theirs(chunks: int, rank: int) -> Callable[[], Any]:
         else ScheduleInterleaved1F1B(stages, MICRO, loss)
     )
     params = [p for part in parts for p in part.parameters()]
-    _ = tensors
 
     def step() -> float:
         losses: list[torch.Tensor] = []
@@ -172,13 +175,16 @@ def theirs(chunks: int, rank: int) -> Callable[[], Any]:
                 assert p.grad is not None
                 p.sub_(p.grad, alpha=RATE)
                 p.grad = None
-        return float(torch.stack(losses).mean()) if last else 0.0
+        return float(torch.stack(losses).detach().mean()) if last else 0.0
 
     return step
 
 
-def slept(rows: tuple[str, ...], rank: int) -> float:
-    """Carry a row out with sleeps for passes; the seconds that it took."""
+def slept(rows: tuple[str, ...], rank: int, early: bool) -> float:
+    """Carry a row out with sleeps for passes; the seconds that it took.
+
+    A backward pass sends as soon as its first half is done, or, if not `early`, behind both.
+    """
     import torch
     import torch.distributed as dist
 
@@ -199,9 +205,9 @@ def slept(rows: tuple[str, ...], rank: int) -> float:
             _ = forward.send(value, micro, stage) if stage < last else None
             continue
         _ = backward.receive(micro, stage) if stage < last else None
-        time.sleep(UNIT)
+        time.sleep(UNIT if early else 2 * UNIT)
         _ = backward.send(value, micro, stage) if stage else None
-        time.sleep(UNIT)
+        time.sleep(UNIT if early else 0)
     ended = time.perf_counter() - started
     forward.close(), backward.close()
     return ended
@@ -246,16 +252,17 @@ def texts_of(table: Verified) -> tuple[str, ...]:
 def sleeps(rounds: int, folder: str) -> None:
     """Print the table of schedules with sleeps as work."""
     print(f"\nSleeps of {1000 * UNIT:.0f} ms as work, {MICRO} micro-batches\n")
-    print(
-        "| schedule | processes | the schedule's time | measured | ratio |\n|---|---|---|---|---|"
-    )
-    teams = {count: Team(count, folder) for count in sorted({n for _, n in SLEPT})}
-    for name, count in SLEPT:
+    print("| schedule | processes | gradients are sent | its time | measured | ratio |")
+    print("|---|---|---|---|---|---|")
+    teams = {count: Team(count, folder) for count in sorted({n for _, n, _ in SLEPT})}
+    for name, count, early in SLEPT:
         table = verify(generate(name, count, MICRO))
-        whole = timed(table, Times()).makespan * Fraction(UNIT)
-        taken = [max(teams[count].ask("sleep", texts_of(table))) for _ in range(rounds)]
-        found = statistics.median(taken)
-        print(f"| {name} | {count} | {float(whole):.3f} s | {found:.3f} s | {found / whole:.3f} |")
+        whole = float(timed(table, Times(early=early)).makespan * Fraction(UNIT))
+        asked = "sleep", texts_of(table), early
+        found = statistics.median(max(teams[count].ask(*asked)) for _ in range(rounds))
+        sent = "between the halves" if early else "behind both"
+        cells = f"{name} | {count} | {sent} | {whole:.3f} s | {found:.3f} s | {found / whole:.3f}"
+        print(f"| {cells} |")
     for team in teams.values():
         team.stop()
 
