@@ -92,7 +92,7 @@ def emitted(schedule: str) -> str:
 
 
 def worker(pipe: Connection, rank: int, world: int, store: str) -> None:
-    """Be one process, that makes, takes steps, or sleeps, as it is asked, until it is asked None."""
+    """Be one process: make, take steps, or sleep, as is asked, until None is."""
     import torch
     import torch.distributed as dist
 
