@@ -61,6 +61,7 @@ def piped(program: Program) -> dict[str, Any]:
             "micro_batches": schedule.micro,
             "rows": schedule.text.splitlines() if small else None,
             "early": early,
+            **({"recompute": "stage"} if Part.LOOP_AGAIN in found.parts else {}),
             "bubble": str(timed(table, Times(early=early)).bubble),
             "in_flight": list(table.peaks),
             "peak": [given + held.most for held in peaks],
@@ -101,7 +102,8 @@ def pipeline_sentence(pipeline: Json) -> str:
     batches = f"{micro} micro-batch{'es' if micro > 1 else ''}"
     share = f"{100 * float(Fraction(pipeline['bubble'])):.3g} %"
     idle = f"{pipeline['bubble']} ({share}) of the devices' time is idle"
-    return f"{pipeline['schedule']} over {pipeline['axis']}: {stages}, {batches}; {idle}."
+    again = ", computed again for their backward passes" if "recompute" in pipeline else ""
+    return f"{pipeline['schedule']} over {pipeline['axis']}: {stages}, {batches}{again}; {idle}."
 
 
 def by_stage(report: Json) -> Iterator[Block]:

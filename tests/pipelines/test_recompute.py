@@ -12,6 +12,7 @@ from meshdsl.backends.engines.in_process import run_local
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.pipeline import Compilation, lower_placed
 from meshdsl.report.explain import explain
+from meshdsl.report.stages import pipeline_sentence
 from tests.device.alone import allocated, first_device
 from tests.ir.test_text import read_again, statements
 from tests.pipelines.test_programs import BY_ROWS, MESHES, OPTIMIZERS, PROGRAMS, compiled, results
@@ -122,3 +123,13 @@ def test_other_values_are_refused(option: str) -> None:
     with pytest.raises(DiagnosticError) as caught:
         wide(f"with gpipe[b](8, {option})").checked()
     assert {d.code for d in caught.value.diagnostics} == {REFUSED[option]}
+
+
+def test_the_report_says_so() -> None:
+    once, twice = (sentence(wide(use)) for use in (ONCE[0], TWICE[0]))
+    assert "8 micro-batches; 1/" in once
+    assert "8 micro-batches, computed again for their backward passes; 1/" in twice
+
+
+def sentence(made: Compilation) -> str:
+    return pipeline_sentence(explain(made.device)["pipeline"])
