@@ -267,10 +267,11 @@ class Pipelines(Loops):
 
     def _first_reads(self, node: Pipeline, var: Var) -> set[Part]:
         """The parts in which a slice is written: one of each pass, or several of other stages."""
+        sums = totals(node)  # what is added to rows has their name, and is added to again
         read = {
             read_in(reader, part, var)
             for reader, part in zip(node.body, node.parts, strict=True)
-            if var in reads(reader)
+            if any(v is var or v.name == var.name in sums for v in reads(reader))
         }
         for rows in node.stacked:
             if isinstance(rows, Rows) and rows.outer is var:

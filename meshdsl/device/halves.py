@@ -60,15 +60,19 @@ class _Fission:
         self.new: dict[Var, Var] = {}
         self.stacked: list[Stacked[Var]] = []
         self.kept: list[Collected] = []
+        self.numbers: list[Compute] = []
 
     def halves(self) -> Halves:
         """Both loops."""
         made = {v for n in self.first if not is_constant(n) for v in n.makes}
         made |= {c.inside for c in self.loop.carries}
+        numbers = {v: n for n in self.first if is_constant(n) for v in n.makes}
         ends = [c.inside for c in self.loop.collected if c.inside in self.slices]
         for var in dict.fromkeys([v for n in self.later for v in reads(n)] + ends):
             if var in made:
                 self._keep(var)
+            elif var in numbers:
+                self._again(numbers[var])
             elif var in self.slices:
                 self._slice(var)
         own = {v for n in self.later for v in n.makes} | {s.inside for s in self.stacked}
@@ -83,12 +87,19 @@ class _Fission:
         weights = replace(
             loop,
             carries=(),
-            body=tuple(map(self._renamed, self.later)),
+            body=(*self.numbers, *map(self._renamed, self.later)),
             stacked=tuple(self.stacked),
             collected=tuple(collected),
             index=index,
         )
         return Halves(inputs, weights, frozenset(c.outer for c in self.kept))
+
+    def _again(self, node: Node) -> None:
+        """A number of the first loop, made in the second one, too."""
+        assert isinstance(node, Compute)
+        (var,) = node.outs
+        self.new[var] = replace(var, name=self.names.fresh(var.name))
+        self.numbers.append(replace(node, outs=(self.new[var],)))
 
     def _slice(self, var: Var) -> None:
         """A slice of a stack in the second loop; of a list that both take from, a copy of it."""

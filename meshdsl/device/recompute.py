@@ -40,7 +40,11 @@ def recomputed(
     forward = [(part, node) for part, node in pairs if part in FORWARD]
     backward = [(part, node) for part, node in pairs if part not in FORWARD]
     kept = {c.init for c in _iterations(forward).carries}
-    own = [(part, n) for part, n in forward if not (is_constant(n) or kept & {*n.makes})]
+
+    def is_made_once(node: Node) -> bool:
+        return is_constant(node) or bool(kept & {*node.makes}) or _adds(node, totals)
+
+    own = [(part, node) for part, node in forward if not is_made_once(node)]
     again = list(_needed(own, _read_by(backward)))
     new = {
         v: replace(v, name=name)

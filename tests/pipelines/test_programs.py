@@ -159,6 +159,46 @@ program p(ids[b]: i32, t[b]: i32) {
   minimize loss with OPT
   }
 """
+PROGRAMS["penalties outside"] = """
+dim b = 8, m = 6, l = 4, o = m
+program p(x[b, m], t[b, m]) {
+  param v[m]
+  x = x * v
+  repeat l {
+    param w[m]
+    x = tanh(x * w)
+  }
+  loss = mean(square(x - t)) + 0.1 * sum(square(w)) + 0.1 * sum(square(v))
+  return loss
+  minimize loss with OPT
+  }
+"""
+PROGRAMS["numbers of both halves"] = """
+dim b = 8, m = 6, l = 4, o = m
+program p(x[b, m], t[b, m]) {
+  repeat l {
+    recompute {
+      param w[m, o]
+      x = einsum(where(x > 0.1, x * 0.5, sin(x)), w -> [b, o])[o -> m]
+    }
+  }
+  loss = mean(square(x - t))
+  return loss
+  minimize loss with OPT
+  }
+"""
+PROGRAMS["rolled"] = """
+dim b = 8, m = 6, l = 4, o = m
+program p(x[b, m], t[b, m]) {
+  repeat l {
+    param w[m]
+    x = tanh(roll[m](x, by=1) * w)
+  }
+  loss = mean(square(x - t))
+  return loss
+  minimize loss with OPT
+  }
+"""
 
 OPTIMIZERS = (
     "momentum(lr=0.1)", "adamw(lr=0.01, clip=0.3)", "adafactor(lr=0.01)", "sgd(lr=0.1)",
@@ -173,6 +213,10 @@ MESHES = {
 SCHEDULES = ("gpipe[b](4)", "one_f_one_b[b](2)", "eager[b](4)", "one_f_one_b[b](4)")
 BY_ROWS = {"merged": {"d:2,pipe:2", "d:2,pipe:2,tp:2"}}
 """Meshes on which blocks of a merged dim are not those of the inputs, which is refused (MD0331)."""
+
+
+BY_BATCH = ("penalties outside",)
+"""Programs that are not built where the optimizer accumulates: a penalty of every batch."""
 
 
 def compiled(text: str, mesh: str, rules: str, use: str, policy: str = "optimal") -> Compilation:
@@ -338,6 +382,10 @@ def test_text_is_read_back_and_lowered_alike(name: str, use: str) -> None:
     optimizer = "momentum(lr=0.1)" if use else "momentum(lr=0.1, accumulate=4)"
     text = PROGRAMS[name].replace("OPT", optimizer)
     made = compiled(text + TABLE, "pipe:2,tp:2", "l -> pipe, m -> tp", use)
+    if name in BY_BATCH and not use:
+        with pytest.raises(DiagnosticError, match="MD0330"):
+            made.checked()
+        return
     again = read_again("placed", made.placed)
     assert statements(lower_placed(again)) == statements(made.device)
     read_again("device", made.device)
