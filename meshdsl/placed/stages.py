@@ -217,7 +217,9 @@ def _check_axis(program: Program, layout: Layout, found: Piped) -> None:
     stored = (p.value for p in program.params)
     values = (*program.inputs, *stored, *(v for n in program.body for v in _makes(n)))
     known = {dim for v in values for dim in v.type.names}
-    asked = [(r.dim, r.axes, r.span) for r in layout.rules if r.selector not in _STORED]
+    # Where gradients have rules, they are stored as parameters are beside these.
+    free = _STORED[1:] if any(r.selector == ("grads",) for r in layout.rules) else _STORED
+    asked = [(r.dim, r.axes, r.span) for r in layout.rules if r.selector not in free]
     asked += [(pin.dim, pin.axes, pin.span) for v in values for pin in v.pins]
     for dim, axes, span in asked:
         if found.axis in axes and dim in known - {found.dim}:

@@ -115,6 +115,7 @@ REFUSED = {
     "b -> pipe": ("MD0907", "`b` cannot be split over the stages"),
     "grads: m -> pipe": ("MD0907", "`m` cannot be split over the stages"),
     "w: h -> pipe": ("MD0907", "`h` cannot be split over the stages"),
+    "params: m -> pipe, grads: h -> d": ("MD0907", "`m` cannot be split over the stages"),
 }
 
 
@@ -127,7 +128,7 @@ def test_another_dim_over_the_axis_of_the_stages(rule: str) -> None:
     (found,) = (d for d in caught.value.diagnostics if d.severity == "error")
     assert found.code == code
     assert found.span is not None
-    assert found.span.text == rule
+    assert found.span.text == rule.partition(",")[0]
 
 
 ONCE = {
