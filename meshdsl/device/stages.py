@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from meshdsl.device.chunks import in_chunks
@@ -21,6 +21,7 @@ from meshdsl.device.names import Names, names_of
 from meshdsl.device.recompute import recomputed
 from meshdsl.diagnostics import fail
 from meshdsl.ir.program import uses
+from meshdsl.ir.types import TensorType
 from meshdsl.placed.collectives import send
 from meshdsl.placed.sbp import Mesh
 from meshdsl.placed.stages import Piped, not_built
@@ -315,8 +316,7 @@ def _sums_apart(loop: Loop, pipe: Piped, names: Names) -> tuple[Node, ...]:
         if len(found.vars) < 2:
             continue
         body = [n for n in body if n not in (node, *found.gone)] + found.new
-        made_by = addends.parts.made
-        in_order = sorted(found.vars, key=lambda v: made_by.get(v) or Part.LAST)
+        in_order = sorted(found.vars, key=lambda v: found.part(v, addends.parts.made))
         for addend in in_order:
             made = node.outs[0] if addend is in_order[-1] else replace(node.outs[0])
             body.append(replace(node, ins=(total, addend), outs=(made,)))
@@ -331,6 +331,13 @@ class _Found:
     vars: list[Var]
     gone: list[Node] = field(default_factory=list)
     new: list[Node] = field(default_factory=list)
+
+    def part(self, var: Var, made: Mapping[Var, Part | None]) -> Part:
+        """The part in which an addend is made: a new node stands where its operand is made."""
+        for node in self.new:
+            if var in node.makes:
+                return self.part(next(iter(reads(node))), made)
+        return made.get(var) or Part.LAST
 
 
 class _Addends:
@@ -374,9 +381,18 @@ class _Addends:
         return _Found([var])
 
     def _cast(self, cast: Compute, source: Var) -> Compute:
-        target = replace(cast.outs[0], name=self.names.fresh(cast.outs[0].name))
-        return replace(cast, ins=(source,), outs=(target,))
+        return replace(cast, ins=(source,), outs=(self._of(cast.outs[0], source),))
 
     def _moved(self, move: Move, source: Var) -> Move:
-        target = replace(move.target, name=self.names.fresh(move.target.name))
-        return replace(move, source=source, target=target)
+        return replace(move, source=source, target=self._of(move.target, source))
+
+    def _of(self, var: Var, source: Var) -> Var:
+        """What is made of one addend in place of all: with the dims of that, in its order."""
+        sizes = {dim.name: dim for dim in var.local.dims}
+        dtype, dims = var.local.dtype, source.value.type.dims
+        return replace(
+            var,
+            name=self.names.fresh(var.name),
+            value=replace(var.value, type=TensorType(dims, dtype)),
+            local=TensorType(tuple(sizes[dim.name] for dim in dims), dtype),
+        )

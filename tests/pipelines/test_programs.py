@@ -173,6 +173,33 @@ program p(x[b, m], t[b, m]) {
   minimize loss with OPT
   }
 """
+PROGRAMS["penalty in another order"] = """
+dim b = 8, m = 6, l = 4, o = m, s = 3
+program p(x[b, m, s], t[b, m, s]) {
+  repeat l {
+    param w[m, o]
+    x = tanh(einsum(x, w -> [b, o, s])[o -> m])
+  }
+  param v[s, m]
+  loss = mean(square(x + v - t)) + 0.1 * sum(square(v))
+  return loss
+  minimize loss with OPT
+  }
+"""
+PROGRAMS["read before and inside"] = """
+dim b = 8, m = 6, l = 4, o = m
+program p(x[b, m], t[m, b]) {
+  param v[m]
+  penalty = sum(square(v)) * 0.01
+  repeat l {
+    param w[m]
+    x = x * w * tanh(v)
+  }
+  loss = mean(square(x - t)) + penalty
+  return loss
+  minimize loss with OPT
+  }
+"""
 PROGRAMS["numbers of both halves"] = """
 dim b = 8, m = 6, l = 4, o = m
 program p(x[b, m], t[b, m]) {
@@ -354,6 +381,17 @@ def test_sizes_and_splits(case: str) -> None:
     text = PROGRAMS["attention"].replace("OPT", "adamw(lr=0.01, clip=0.5)")
     alone = results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
     made = compiled(text, mesh, rules, f"with {schedule}")
+    for key, array in results(run_local(made.text, seed=4)).items():
+        most = max(float(np.abs(alone[key]).max(initial=0)), 1e-30)
+        assert np.abs(array - alone[key]).max(initial=0) < 5e-5 * most, key
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_one_micro_batch(name: str) -> None:
+    """Nothing of it is split, and what does not depend on the batch looks alike."""
+    text = PROGRAMS[name].replace("OPT", "sgd(lr=0.1)")
+    alone = results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
+    made = compiled(text, "pipe:2", "l -> pipe", "with gpipe[b](1)")
     for key, array in results(run_local(made.text, seed=4)).items():
         most = max(float(np.abs(alone[key]).max(initial=0)), 1e-30)
         assert np.abs(array - alone[key]).max(initial=0) < 5e-5 * most, key
