@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NoReturn
 
-from meshdsl.device.ir import Collected, Compute, Loop, Move, Node, Program, Rows, Var
+from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Rows, Var, with_vars
 from meshdsl.device.names import Names
 from meshdsl.diagnostics import fail
-from meshdsl.ir.program import Carry, Stacked, every
+from meshdsl.ir.program import every
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.choose import flops
 from meshdsl.placed.sbp import Mesh
@@ -109,13 +109,15 @@ class _Chunks:
     def _node(self, node: Node) -> Node:
         match node:
             case Compute():
-                ins, outs = (tuple(map(self._of, vs)) for vs in (node.ins, node.outs))
-                made = replace(node, ins=ins, outs=outs)
+                made = with_vars(node, self._of)
+                assert isinstance(made, Compute)
                 return replace(made, flops=flops(lookup(made.name), made.local))
             case Move():
                 return self._move(node)
             case Loop():
-                return self._inner(node)
+                made = with_vars(replace(node, body=()), self._of)
+                assert isinstance(made, Loop)
+                return replace(made, body=tuple(map(self._node, node.body)))
         raise AssertionError(f"{node} comes after stages are")
 
     def _move(self, node: Move) -> Move:
@@ -128,19 +130,3 @@ class _Chunks:
         payload, wire, cluster = (count(type_, self.mesh) for count in counts)
         made = replace(node, step=step, source=source, target=target)
         return replace(made, payload=payload, wire=wire, cluster=cluster)
-
-    def _inner(self, node: Loop) -> Loop:
-        of = self._of
-        return replace(
-            node,
-            carries=tuple(
-                Carry(of(c.init), of(c.inside), of(c.next), of(c.result)) for c in node.carries
-            ),
-            stacked=tuple(Stacked(of(s.outer), of(s.inside)) for s in node.stacked),
-            body=tuple(map(self._node, node.body)),
-            collected=tuple(self._collected(c) for c in node.collected),
-        )
-
-    def _collected(self, made: Collected) -> Collected:
-        stack = made.stack and self._of(made.stack)
-        return replace(made, inside=self._of(made.inside), outer=self._of(made.outer), stack=stack)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from meshdsl.device.ir import Collected, Compute, Loop, Move, Node, Program, Var
+from meshdsl.device.ir import Collected, Compute, Loop, Move, Node, Program, Var, with_vars
 from meshdsl.device.liveness import is_constant, reads
 from meshdsl.device.names import Names
 from meshdsl.ir.program import Stacked
@@ -132,7 +132,4 @@ class _Fission:
         self.stacked.append(Stacked(outer, self.new[var]))
 
     def _renamed(self, node: Node) -> Node:
-        if isinstance(node, Move):
-            return replace(node, source=self.new.get(node.source, node.source))
-        assert isinstance(node, Compute)
-        return replace(node, ins=tuple(self.new.get(v, v) for v in node.ins))
+        return with_vars(node, lambda var: self.new.get(var, var))

@@ -413,6 +413,31 @@ class Program:
     lists: frozenset[Var] = frozenset()
 
 
+def with_vars(node: Node, of: Callable[[Var], Var]) -> Node:
+    """An operator, a collective or a loop with other variables, those of its body included."""
+    match node:
+        case Compute():
+            return replace(node, ins=tuple(map(of, node.ins)), outs=tuple(map(of, node.outs)))
+        case Move():
+            return replace(node, source=of(node.source), target=of(node.target))
+        case Loop() if not node.ahead:
+            ends = ((of(c.init), of(c.inside), of(c.next), of(c.result)) for c in node.carries)
+            lists = (
+                (c, of(c.inside), of(c.outer), c.stack and of(c.stack)) for c in node.collected
+            )
+            return replace(
+                node,
+                carries=tuple(ir.Carry(*variables) for variables in ends),
+                stacked=tuple(Stacked(of(s.outer), of(s.inside)) for s in node.stacked),
+                collected=tuple(
+                    replace(c, inside=inside, outer=outer, stack=stack)
+                    for c, inside, outer, stack in lists
+                ),
+                body=tuple(with_vars(n, of) for n in node.body),
+            )
+    raise AssertionError(f"{node} is issued ahead, or in a bucket: that comes later")
+
+
 def devices(program: Program) -> tuple[tuple[Node, ...], ...]:
     """The statements of one device of a pipeline for each that differs from others; else all."""
     found = next((node for node in program.body if isinstance(node, Pipeline)), None)

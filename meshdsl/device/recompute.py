@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from meshdsl.device.ir import FORWARD, Collected, Compute, Loop, Move, Node, Part, Var
+from meshdsl.device.ir import FORWARD, Collected, Compute, Loop, Move, Node, Part, Var, with_vars
 from meshdsl.device.liveness import is_constant, reads
 from meshdsl.device.names import Names
-from meshdsl.ir.program import Carry, Stacked, every
+from meshdsl.ir.program import Carry, every
 
 AGAIN = {
     Part.EVERY: Part.EVERY_AGAIN,
@@ -186,37 +186,15 @@ def _fresh(variables: Iterable[Var], names: Names) -> Iterator[tuple[Var, str]]:
 
 def _again(node: Node, new: dict[Var, Var], names: Names) -> Node:
     """A statement of the forward pass as one of the backward pass."""
-    made = replace(_with(node, new), phase="backward")
+    made = _with(node, new)
+    assert isinstance(made, Compute | Move | Loop), f"{made} of a pass"
+    made = replace(made, phase="backward")
     if not isinstance(made, Loop):
         return made
     body = tuple(_again(n, {}, names) for n in made.body)
     return replace(made, body=body, index=names.fresh(made.index))
 
 
-def _with(node: Node, new: dict[Var, Var]) -> Compute | Move | Loop:
+def _with(node: Node, new: dict[Var, Var]) -> Node:
     """A statement with other variables."""
-
-    def of(var: Var) -> Var:
-        return new.get(var, var)
-
-    match node:
-        case Compute():
-            return replace(node, ins=tuple(map(of, node.ins)), outs=tuple(map(of, node.outs)))
-        case Move():
-            return replace(node, source=of(node.source), target=of(node.target))
-        case Loop():
-            return replace(
-                node,
-                carries=tuple(
-                    Carry(of(c.init), of(c.inside), of(c.next), of(c.result)) for c in node.carries
-                ),
-                stacked=tuple(Stacked(of(s.outer), of(s.inside)) for s in node.stacked),
-                collected=tuple(
-                    replace(
-                        c, inside=of(c.inside), outer=of(c.outer), stack=c.stack and of(c.stack)
-                    )
-                    for c in node.collected
-                ),
-                body=tuple(_with(n, new) for n in node.body),
-            )
-    raise AssertionError(f"{node} comes after stages are")
+    return with_vars(node, lambda var: new.get(var, var))

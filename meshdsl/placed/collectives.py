@@ -285,13 +285,13 @@ def _rows_sent(step: Step, mesh: Mesh) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _halo_bytes(step: Step, type_: TensorType, mesh: Mesh) -> tuple[int, ...]:
-    """The bytes that each device sends in a halo."""
+    """The bytes that each device sends in a halo; of an axis in time, at its beginning."""
     sent, before = _rows_sent(step, mesh), step.before
     held = {d.name: before.held(d.name, d.size, mesh) for d in type_.dims}
     held[step.window.dim] = tuple((0, rows) for rows in sent)
-    found = []
+    found, begin = [], {axis: 0 for axis, _ in mesh.moments}
     for rank in range(mesh.devices):
-        at = mesh.coordinates(rank)
+        at = mesh.coordinates(rank) | begin
         parts = (blocks[before.number(d, mesh, at)] for d, blocks in held.items())
         found.append(math.prod(stop - start for start, stop in parts) * type_.dtype.bytes)
     return tuple(found)

@@ -217,10 +217,10 @@ class Placement:
         return tuple(window.reads.window(o0, o1, size) for o0, o1 in blocks)
 
     def number(self, dim: str, mesh: Mesh, at: Mapping[str, int]) -> int:
-        """Which block of `dim` the device at these coordinates has; in time, at the beginning."""
+        """Which block of `dim` the device at these coordinates has."""
         found = 0
         for axis in self.axes_of(dim):
-            found = found * mesh.size(axis) + at.get(axis, 0)
+            found = found * mesh.size(axis) + at[axis]
         return found
 
     @property

@@ -15,6 +15,7 @@ from meshdsl.pipeline import Compilation, timing_of
 from meshdsl.placed.layout import resolve_layout, resolve_mesh
 from meshdsl.placed.lint import lint, lint_demands
 from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.stages import piped
 from meshdsl.search.plan import Rule, Rules
 from meshdsl.search.problem import OBJECTIVES, REPLICATED, Limits, Problem
 from meshdsl.search.shapes import shapes, timed
@@ -123,10 +124,16 @@ class Asked:
         if ":" in asked:
             moved = (replace(r, span=Span(text, r.span.start, r.span.end)) for r in layout.rules)
             layout = replace(layout, rules=tuple(moved))
+        if layout.schedule is not None:
+            help = "name a layout without a schedule; `--pipeline AXIS` searches for stages"
+            fail("MD0601", f"`{option} {asked}`: the layout is that of a pipeline", help=help)
         found = Diagnostics()
         lint(made.named, layout, found)
         lint_demands(made.named, layout, found)
         found.raise_errors()
+        if made.named.goal is not None:  # stages are asked for by `--pipeline` alone
+            free = tuple(r for r in layout.rules if r.axes != (self.pipeline,))
+            piped(made.named, replace(layout, rules=free))
         return tuple(Rule(r.dim, r.axes, r.selector) for r in layout.rules)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from meshdsl.cluster.timing import Timing
-from meshdsl.device.ir import Bucket, Compute, Move, devices
+from meshdsl.device.ir import Bucket, Collective, Compute, Move, devices
 from meshdsl.device.ir import Program as DeviceProgram
 from meshdsl.device.ir import walk as walk_device
 from meshdsl.device.memory import memory
@@ -77,6 +78,11 @@ class Plan:
         return (", ".join(map(str, self.rules)) or "nothing split") + used
 
     @property
+    def asked(self) -> tuple[Rules, str]:
+        """What is placed, whatever the walk: the rules, and the schedule as text."""
+        return self.rules, str(self.schedule or "")
+
+    @property
     def layout(self) -> layouts.Layout:
         """The rules as a layout."""
         return layout_of(self.rules, self.mesh, self.schedule)
@@ -113,7 +119,7 @@ class Plan:
     @cached_property
     def sent_at_least(self) -> int:
         """A lower bound of `sent` that needs no device program: buckets round up less often."""
-        return self._sent.bytes
+        return 0 if self.placed.pipe is not None else self._sent.bytes
 
     def seconds_at_least(self, computing: float) -> float:
         """A lower bound of `seconds` that needs no device program.
@@ -133,19 +139,18 @@ class Plan:
     @cached_property
     def sent(self) -> int:
         """Bytes sent in a step: the `wire_bytes` of `explain`, of the device that sends most."""
-        return max(
-            sum(n.wire * k for n, k in walk_device(body) if isinstance(n, Move | Bucket))
-            for body in devices(self.device)
-        )
+        return self._most(lambda node: node.wire if isinstance(node, Move | Bucket) else 0)
+
+    def _most(self, count: Callable[[Compute | Collective], int]) -> int:
+        """What the nodes of a device come to in all: of the device that has most."""
+        every = (walk_device(body) for body in devices(self.device))
+        return max(sum(count(node) * times for node, times in nodes) for nodes in every)
 
     @cached_property
     def flops(self) -> int:
         """Floating-point operations of a step, of the stage that has most."""
         if self.placed.pipe is not None:
-            return max(
-                sum(n.flops * k for n, k in walk_device(body) if isinstance(n, Compute))
-                for body in devices(self.device)
-            )
+            return self._most(lambda node: node.flops if isinstance(node, Compute) else 0)
         operators = (
             (n, k) for n, k in placed.walk(self.placed.body) if not isinstance(n, _RESHARD)
         )

@@ -121,6 +121,11 @@ class Problem:
         """Rules placed by a walk, in a pipeline if there is a schedule."""
         return Plan(self.program, self.mesh, rules, policy, self.timing, schedule)
 
+    def plans(self, rules: Rules, schedule: ScheduleUse | None = None) -> list[Plan]:
+        """Rules placed by each walk; a pipeline by the first alone."""
+        policies = self.policies if schedule is None else self.policies[:1]
+        return [self.plan(rules, policy, schedule) for policy in policies]
+
     def at_least(self, plan: Plan) -> float:
         """A lower bound of `value` that is known from the placed program alone."""
         if self.objective == "time":

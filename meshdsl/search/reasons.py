@@ -39,10 +39,9 @@ def reasons(found: Found, plan: Plan) -> tuple[Reason, ...]:
 def without(found: Found, plan: Plan, rule: Rule) -> Plan | None:
     """The better walk of a plan less one rule, whatever the limits."""
     kept = tuple(other for other in plan.rules if other is not rule)
-    use = plan.schedule
-    known = {(p.rules, p.policy): p for p in found.every if p.schedule == use}
-    policies = found.problem.policies if use is None else (plan.policy,)
-    made = [known.get((kept, p)) or found.problem.plan(kept, p, use) for p in policies]
+    known = {(p.asked, p.policy): p for p in found.every}
+    plans = found.problem.plans(kept, plan.schedule)
+    made = [known.get((p.asked, p.policy), p) for p in plans]
     try:
         return min(made, key=found.problem.key)
     except DiagnosticError:

@@ -80,7 +80,7 @@ def onwards(found: Found, plan: Plan) -> Found:
 
 def _with(found: Found, best: list[Plan], run: _Steps) -> Found:
     """The result with other plans at its head, and all that were placed for them."""
-    plans = {p.rules: p for p in sorted((*best, *found.plans), key=found.problem.key)}
+    plans = {p.asked: p for p in sorted((*best, *found.plans), key=found.problem.key)}
     return replace(found, plans=tuple(plans.values()), every=(*found.every, *run.made))
 
 
@@ -94,7 +94,7 @@ class _Steps:
 
     problem: Problem
     options: list[Rule]
-    known: dict[Rules, Plan | None] = field(default_factory=dict)
+    known: dict[tuple[Rules, str], Plan | None] = field(default_factory=dict)
     made: list[Plan] = field(default_factory=list)
 
     def descend(self, plan: Plan) -> Plan:
@@ -122,16 +122,19 @@ class _Steps:
                 yield (*kept, rule)
 
     def placed(self, rules: Rules, than: Plan) -> Plan | None:
-        """The better walk of some rules; None where they cannot be followed or send too much."""
-        if rules not in self.known:
-            self.known[rules] = self._placed(rules, than)
-        return self.known[rules]
+        """The better walk of some rules, in stages as `than` is.
+
+        None where they cannot be followed or send too much.
+        """
+        key = replace(than, rules=rules).asked
+        if key not in self.known:
+            self.known[key] = self._placed(rules, than)
+        return self.known[key]
 
     def _placed(self, rules: Rules, than: Plan) -> Plan | None:
         problem, best = self.problem, None
         try:
-            for policy in problem.policies:
-                plan = problem.plan(rules, policy)
+            for plan in problem.plans(rules, than.schedule):
                 if not problem.divides(plan):
                     continue
                 self.made.append(plan)

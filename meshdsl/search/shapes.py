@@ -15,7 +15,7 @@ from meshdsl.search.certificate import certified
 from meshdsl.search.problem import Found, Method, Problem
 from meshdsl.search.selectors import by_steps, less
 from meshdsl.search.space import seconds
-from meshdsl.search.staged import with_pipelines
+from meshdsl.search.staged import searched
 from meshdsl.search.start import begun
 
 
@@ -62,14 +62,14 @@ def solve(problems: Sequence[Problem], method: Method) -> Found:
     """
     with _uncollected():
         if len(problems) == 1:
-            return with_pipelines(_finished(method.solve(problems[0])), method)
+            return _finished(searched(problems[0], method))
         least = min(map(_least_work, problems))
         found, refused = [], list[DiagnosticError]()
         below = math.inf
         for problem in sorted(problems, key=_least_value):
             try:
                 problem = replace(problem, least=least, below=below)
-                found.append(with_pipelines(method.solve(problem), method))
+                found.append(searched(problem, method))
             except DiagnosticError as error:
                 refused.append(error)
                 continue

@@ -22,7 +22,7 @@ from meshdsl.placed.sbp import Mesh
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.search.layouts import SHOWN
 from meshdsl.search.plan import Plan, Rule, Rules
-from meshdsl.search.problem import Found, Key, Method, Problem
+from meshdsl.search.problem import Count, Found, Key, Method, Problem
 
 STARTS = 3
 """The layouts of the other axes that are put in stages, for each split of the batch."""
@@ -35,6 +35,7 @@ OTHERS = ("zb_h1", "interleaved", "zb_v", "gpipe")
 
 MICRO = (4, 2, 1, 8)
 """Numbers of micro-batches, as multiples of the stages; by the first of them layouts are compared.
+Of those that the batch can be cut into, the nearest are taken.
 
 With four times as many as stages a fifth of the time is idle, with eight times a tenth.
 """
@@ -46,17 +47,22 @@ Tried = tuple[Rules, ScheduleUse]
 """Rules for the other axes, and a schedule."""
 
 
-def with_pipelines(found: Found, method: Method) -> Found:
-    """The result with the pipelines over the axis that the problem names, if it names one."""
-    problem = found.problem
+def searched(problem: Problem, method: Method) -> Found:
+    """What a method finds, and pipelines over the axis that the problem names, if it names one.
+
+    Where the rule of the stages is to be kept, pipelines alone.
+    """
     axis = problem.limits.pipeline
-    if axis is None or problem.mesh.size(axis) == 1:
-        return found
-    loop = _loop(problem)
-    if loop is None:
-        return found
+    loop = _loop(problem) if axis is not None and problem.mesh.size(axis) > 1 else None
+    if axis is None or loop is None:
+        return method.solve(problem)
+    cut = Rule(loop.name, (axis,))
+    if cut in problem.limits.fixed:
+        found = Found(problem, (), (), Count("L1", 0, 0, 0, 1), 0.0)
+    else:
+        found = method.solve(problem)
     layouts = {found.rules: found.stored for found in _layouts(problem, axis, method)}
-    run = _Run(problem, Rule(loop.name, (axis,)), layouts)
+    run = _Run(problem, cut, layouts)
     run.search()
     count = replace(found.count, pipelines=len(run.made))
     fitting = sorted(filter(problem.fits, run.made), key=problem.key)
@@ -202,15 +208,15 @@ class _Run:
     def _try(self, tried: Iterable[Tried]) -> None:
         """Place layouts in stages, as far as they can be and there is time."""
         limits = self.problem.limits
-        known = {(plan.rules, str(plan.schedule)) for plan in self.made}
+        known = {plan.asked for plan in self.made}
         for others, use in tried:
             rules = (self.cut, *others)
+            (plan,) = self.problem.plans(rules, use)
             long = limits.rules is not None and len(rules) > limits.rules
-            if long or (rules, str(use)) in known or not {*limits.fixed} <= {*rules}:
+            if long or plan.asked in known or not {*limits.fixed} <= {*rules}:
                 continue
             if self.problem.expired() and self.made:
                 return
-            plan = self.problem.plan(rules, self.problem.policies[0], use)
             try:
                 if plan.placed.pipe is not None:
                     self.problem.key(plan)
@@ -229,6 +235,8 @@ class _Run:
         if batch is None:
             return []
         ways = self.problem.mesh.size(*(a for r in rules if r.dim == batch.name for a in r.axes))
-        numbers = (times * self.problem.mesh.size(axis) for times in MICRO)
-        fitting = (n for n in numbers if batch.size % (n * ways) == 0)
-        return [ScheduleUse(FIRST, (batch.name,), n, span) for n in fitting]
+        wanted = [times * self.problem.mesh.size(axis) for times in MICRO]
+        most = min(batch.size, 2 * max(wanted))
+        fitting = [n for n in range(1, most + 1) if batch.size % (n * ways) == 0]
+        nearest = (min(fitting, key=lambda n: abs(math.log(n / w))) for w in wanted if fitting)
+        return [ScheduleUse(FIRST, (batch.name,), n, span) for n in dict.fromkeys(nearest)]

@@ -79,4 +79,4 @@ def _changed(found: Found, plan: Plan, before: Rule | None, after: Rule | None) 
 
 
 def _better(problem: Problem, rules: Rules) -> Plan:
-    return min((problem.plan(rules, policy) for policy in problem.policies), key=problem.key)
+    return min(problem.plans(rules), key=problem.key)

@@ -18,6 +18,7 @@ from meshdsl.report.search import block_of
 from meshdsl.search.asked import Asked
 from meshdsl.search.methods import METHODS
 from meshdsl.search.problem import Found
+from meshdsl.search.reasons import reasons
 from meshdsl.search.shapes import solve
 from meshdsl.simulate.engine import simulate
 from tests.cli.command import Cli
@@ -28,6 +29,7 @@ pytest_plugins = ["tests.cli.conftest"]
 TEXT = """
 dim batch = 64, io = 512, hidden = 2048, layers = 8, out = io
 mesh some = { data: 2, pipe: 2, tp: 2 }
+layout staged { layers -> pipe } with gpipe[batch](4)
 program net(x[batch, io], t[batch, io]) {
   repeat layers {
     param w[io, hidden]
@@ -144,7 +146,52 @@ def test_every_shape_of_a_mesh(file: Path, cli: Cli) -> None:
     assert "other meshes" in told.out
 
 
+def test_a_batch_that_stages_do_not_divide_is_cut_all_the_same() -> None:
+    """The numbers of micro-batches nearest to multiples of the stages are taken."""
+    text = TEXT.replace("layers = 8", "layers = 6").replace("batch = 64", "batch = 32")
+    found = found_in(text, "pipe:3")
+    numbers = {p.schedule.micro for p in found.every if p.schedule is not None}
+    assert numbers == {4, 8, 16, 32}
+
+
+@pytest.mark.parametrize("fix", ["layers:pipe", "layers:pipe,batch:data"])
+def test_stages_that_are_asked_for(fix: str, file: Path, cli: Cli) -> None:
+    """Then there are pipelines alone."""
+    options = ("--mesh", "data:2,pipe:2", "--cluster", "h100", "--pipeline", "pipe", "--fix", fix)
+    facts = json.loads(cli("search", file, *options, "--json").out)
+    assert facts["plans"]
+    for plan in facts["plans"]:
+        rules = {f"{r['dim']}:{','.join(r['axes'])}" for r in plan["rules"] if not r["selector"]}
+        assert plan["schedule"] is not None
+        assert rules >= set(fix.split(","))
+
+
+def test_no_rule_of_a_pipeline_does_harm() -> None:
+    """Less a rule, in stages all the same, none is better: also on the best of several meshes."""
+    made = Compilation(Source("net.mdsl", TEXT), Options(mesh="data:1,pipe:1"))
+    limit = between(MESH)
+    asked = Asked(cluster="h100", memory=2 * limit, pipeline="pipe", devices=4)
+    for found in (found_in(TEXT, MESH, limit), solve(asked.problems(made), METHODS["layouts"])):
+        best = found.plans[0]
+        for reason in reasons(found, best):
+            if reason.without is not None and found.problem.fits(reason.without):
+                assert found.problem.key(reason.without) >= found.problem.key(best)
+
+
+def test_fewest_bytes() -> None:
+    """Without a cluster, too, what is printed is what was found."""
+    made = Compilation(Source("net.mdsl", TEXT), Options(mesh="data:2,pipe:2"))
+    found = solve(Asked(pipeline="pipe").problems(made), METHODS["layouts"])
+    plan = next(plan for plan in found.plans if plan.schedule is not None)
+    text = f"{TEXT}\n{block_of(found, plan, 'again')}"
+    options = Options(mesh="data:2,pipe:2", layout="again", reduce=plan.policy)
+    report = explain(Compilation(Source("net.mdsl", text), options).device)
+    assert report["totals"]["wire_bytes"] == plan.sent
+
+
 REFUSED = {
+    "--fix layers:data": ("MD0907", "needs micro-batches", "with one_f_one_b"),
+    "--from staged": ("MD0601", "is that of a pipeline", "--pipeline AXIS"),
     "--pipeline pip": ("MD0647", "the mesh has no such axis", "did you mean `pipe`?"),
     "--pipeline pipe --from batch:data": ("MD0601", "`--from` begins without", "leave one"),
     "--pipeline pipe --mesh pipe:3": ("MD0647", "does not divide over `pipe` of 3", "another size"),
