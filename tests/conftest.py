@@ -36,16 +36,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if "MESHDSL_CASES" in os.environ or any("::" in arg for arg in config.args):
         return
-    found = [(item, mark) for item in items if (mark := item.get_closest_marker("some_of"))]
-    left = {item for item, mark in found if zlib.crc32(item.nodeid.encode()) % mark.args[0]}
-    # One of each test is run in any case.
-    first = {item.nodeid.partition("[")[0]: item for item, _ in reversed(found)}
-    kept = {
-        name for item, _ in found if item not in left for name in [item.nodeid.partition("[")[0]]
-    }
-    left -= {item for name, item in first.items() if name not in kept}
-    config.hook.pytest_deselected(items=sorted(left, key=lambda item: item.nodeid))
-    items[:] = [item for item in items if item not in left]
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    kept: set[pytest.Item] = set()
+    for cases in tests.values():
+        mark = cases[0].get_closest_marker("some_of")
+        every = mark.args[0] if mark else 1
+        some = [item for item in cases if zlib.crc32(item.nodeid.encode()) % every == 0]
+        kept.update(some or cases[:1])
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 def pytest_collection_finish() -> None:

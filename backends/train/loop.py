@@ -181,6 +181,9 @@ class Trainer:
         outputs: dict[str, torch.Tensor] = device(
             rank, self.groups, batch, held.params, held.states
         )
+        # What is gathered may lie otherwise than what is loaded: products would round otherwise.
+        for table in (held.params, held.states):
+            table.update({name: tensor.contiguous() for name, tensor in table.items()})
         return outputs
 
     def _is_timed(self) -> bool:

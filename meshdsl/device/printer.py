@@ -94,7 +94,7 @@ class _Device(Printer[Var]):
                 yield f"{pad}slice {self.typed(item.inside)} = {source}"
             yield from (pad + line for line in self._collective(ahead.collective))
 
-    def sliced(self, node: Loop) -> Iterable[Stacked[Var]]:  # type: ignore[override]
+    def sliced(self, node: ir.Loop[Var, Any]) -> Iterable[Stacked[Var]]:
         return (item for item in node.stacked if not isinstance(item, Rows))
 
     def block(self, node: Loop, depth: int) -> Iterator[str]:

@@ -219,6 +219,11 @@ class _Parts:
             name = f"`{value.value.label}`" if known else f"what `{value.hint}` yields"
             message = f"{name}, of which each stage has a part, is read behind the loop"
             help = "hand it on from iteration to iteration, as what the loop carries"
+            if self.pipe.cut is None:  # else what depends on no sample is computed before them
+                name = self.pipe.use.name if self.pipe.use else "one_f_one_b"
+                help = (
+                    f"cut the batch, `with {name}[batch](8)`, in place of `accumulate`; or {help}"
+                )
             fail("MD0330", message, node.span, help=help)
 
     def follow(self, node: Node) -> None:

@@ -17,7 +17,7 @@ from meshdsl.diagnostics import Related, Span, counted, fail
 from meshdsl.ir import program as ir
 from meshdsl.ir.program import substitute
 from meshdsl.named.ir import Loop, Node, Op, Program, Value
-from meshdsl.placed.layout import STORAGE, Layout
+from meshdsl.placed.layout import STORAGE, Layout, Rule
 from meshdsl.placed.sbp import Mesh
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.schedule.verify import Verified
@@ -129,11 +129,21 @@ def piped(program: Program, layout: Layout) -> Piped | None:
                 micro = cut.axis if cut else around[0]
                 found = Piped(loop.dim.name, axes[0], micro, rule.span, use, cut)
                 return _checked(program, loop, layout, _ordered(found, program, layout))
+            _refuse_one_stage(layout.schedule, rule, loop)
         for pin in (p for s in loop.stacked for p in s.outer.pins if p.dim == loop.dim.name):
             if layout.mesh.size(*layout.mesh.known(pin.axes)) > 1:
                 message = f"`@` cannot split the `repeat` dim `{loop.dim.name}`"
                 _refuse(message, pin.span, "leave the `@` out, and write a rule in the layout")
     return None
+
+
+def _refuse_one_stage(use: ScheduleUse | None, rule: Rule, loop: Loop) -> None:
+    """Raise MD0335 for updates on the way where all stages are one: these are ordinary steps."""
+    stages = rule.dim == loop.dim.name and rule.axes and not rule.selector
+    if stages and use is not None and use.asynchronous:
+        message = f"`{use.name}` updates stages on the way, and `{rule}` makes one stage of all"
+        help = "give the axis more devices; or leave the schedule out, and take smaller batches"
+        fail("MD0335", message, use.span, Related(rule.span, "the rule"), help=help)
 
 
 def _ordered(pipe: Piped, program: Program, layout: Layout) -> Piped:

@@ -139,7 +139,7 @@ class Asked:
 
 # --- numbers -------------------------------------------------------------------------------------
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([KMGTP])(i?))?B?")
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kKMGTP])(i?))?B?")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?) ?%")
 _TIME = re.compile(r"(\d+(?:\.\d+)?) ?(ms|s|min|)")
 _SECONDS = {"ms": 1e-3, "s": 1.0, "": 1.0, "min": 60.0}
@@ -156,7 +156,7 @@ def amount(
         _refuse(option, text, example)
     number, prefix, binary = found.groups()
     base = 1024 if binary else 1000
-    amount = float(number) * base ** (" KMGTP".index(prefix) if prefix else 0)
+    amount = float(number) * base ** (" KMGTP".index(prefix.upper()) if prefix else 0)
     if math.isinf(amount) or (per and amount < 1):
         _refuse(option, text, example)
     return int(amount)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-import numpy as np
 import pytest
 
 from meshdsl.backends.engines.in_process import run_local
@@ -17,6 +16,7 @@ from meshdsl.report.document import Picture
 from meshdsl.report.explain import explain
 from meshdsl.report.stages import by_stage
 from tests.pipelines.test_numbers import PROGRAMS
+from tests.pipelines.test_programs import hold_to
 
 SUMMED = """
 dim batch = 8, model = 6, layers = 4, out = model
@@ -64,9 +64,7 @@ def test_the_numbers_of_the_whole_batch(name: str, mesh: str, schedule: str) -> 
     text = CUT[name].replace("OPTIMIZER", OPTIMIZER)
     alone = step(text, "pipe:1", "layers -> pipe", "with gpipe[batch](1)")
     piped = step(text, mesh, MESHES[mesh], f"with {schedule}")
-    for key, array in alone.items():
-        most = max(float(np.abs(array).max(initial=0)), 1e-30)
-        assert np.abs(piped[key] - array).max(initial=0) < 2e-5 * most, key
+    hold_to(piped, alone, 2e-5)
 
 
 NORMED = SUMMED.replace("out -> model])", "out -> model])\n    x = x - mean[batch](x)")
@@ -87,6 +85,18 @@ def test_refused_before_it_runs(text: str, schedule: str, code: str) -> None:
     with pytest.raises(DiagnosticError) as caught:
         step(text.replace("OPTIMIZER", OPTIMIZER), "pipe:2", "layers -> pipe", f"with {schedule}")
     assert [d.code for d in caught.value.diagnostics] == [code]
+
+
+def test_updates_on_the_way_of_one_stage_are_refused() -> None:
+    """They would be ordinary steps, as many as there are micro-batches; nothing is left out."""
+    with pytest.raises(DiagnosticError, match="makes one stage of all") as caught:
+        step(
+            SUMMED.replace("OPTIMIZER", OPTIMIZER),
+            "pipe:1",
+            "layers -> pipe",
+            "with pipedream[batch](4)",
+        )
+    assert [d.code for d in caught.value.diagnostics] == ["MD0335"]
 
 
 @pytest.mark.parametrize("stages", [2, 4])

@@ -257,6 +257,19 @@ def results(run: LocalRun) -> dict[str, Array]:
     return {**run.outputs, **run.updated}
 
 
+def on_one_device(text: str) -> dict[str, Array]:
+    """What a step of a program returns and updates without a pipeline."""
+    return results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
+
+
+def hold_to(found: dict[str, Array], alone: dict[str, Array], part: float = 5e-5) -> None:
+    """Each array differs from that of one device by less than a part of its largest element."""
+    assert found.keys() == alone.keys()
+    for key, array in alone.items():
+        most = max(float(np.abs(array).max(initial=0)), 1e-30)
+        assert np.abs(found[key] - array).max(initial=0) < part * most, key
+
+
 def cases() -> list[tuple[str, str, str, str, str]]:
     """Each program on each mesh; optimizers, schedules and policies take turns."""
     found = []
@@ -278,10 +291,8 @@ def test_a_step_is_that_of_one_device(
             piped.checked()
         return
     run = run_local(piped.text, seed=4)
-    alone = results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
-    for key, array in results(run).items():
-        most = max(float(np.abs(alone[key]).max(initial=0)), 1e-30)
-        assert np.abs(array - alone[key]).max(initial=0) < 5e-5 * most, key
+    alone = on_one_device(text)
+    hold_to(results(run), alone)
     assert not run.disagreements()
     sent = max(run.wire_bytes(rank) for rank in range(len(run.sent)))
     assert sent == explain(piped.device)["totals"]["wire_bytes"]
@@ -301,10 +312,8 @@ def test_backward_passes_in_halves(name: str, mesh: str) -> None:
             made.checked()
         return
     run = run_local(made.text, seed=4)
-    alone = results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
-    for key, array in results(run).items():
-        most = max(float(np.abs(alone[key]).max(initial=0)), 1e-30)
-        assert np.abs(array - alone[key]).max(initial=0) < 5e-5 * most, key
+    alone = on_one_device(text)
+    hold_to(results(run), alone)
     assert not run.disagreements()
     stages, micro = made.device.mesh.size("pipe"), int(HALVES[mesh].split("(")[1][:-1])
     bubble = Fraction(explain(made.device)["pipeline"]["bubble"])
@@ -379,22 +388,18 @@ SIZES = {
 def test_sizes_and_splits(case: str) -> None:
     mesh, rules, schedule = SIZES[case]
     text = PROGRAMS["attention"].replace("OPT", "adamw(lr=0.01, clip=0.5)")
-    alone = results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
+    alone = on_one_device(text)
     made = compiled(text, mesh, rules, f"with {schedule}")
-    for key, array in results(run_local(made.text, seed=4)).items():
-        most = max(float(np.abs(alone[key]).max(initial=0)), 1e-30)
-        assert np.abs(array - alone[key]).max(initial=0) < 5e-5 * most, key
+    hold_to(results(run_local(made.text, seed=4)), alone)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_one_micro_batch(name: str) -> None:
     """Nothing of it is split, and what does not depend on the batch looks alike."""
     text = PROGRAMS[name].replace("OPT", "sgd(lr=0.1)")
-    alone = results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
+    alone = on_one_device(text)
     made = compiled(text, "pipe:2", "l -> pipe", "with gpipe[b](1)")
-    for key, array in results(run_local(made.text, seed=4)).items():
-        most = max(float(np.abs(alone[key]).max(initial=0)), 1e-30)
-        assert np.abs(array - alone[key]).max(initial=0) < 5e-5 * most, key
+    hold_to(results(run_local(made.text, seed=4)), alone)
 
 
 TABLE = """
@@ -407,7 +412,7 @@ schedule mine(stages=2, micro=4) {
 
 def test_a_table_of_its_own() -> None:
     text = PROGRAMS["frozen"].replace("OPT", "adamw(lr=0.01, clip=0.5)")
-    alone = results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
+    alone = on_one_device(text)
     made = compiled(text + TABLE, "pipe:2", "l -> pipe", "with mine[b]")
     for key, array in results(run_local(made.text, seed=4)).items():
         np.testing.assert_allclose(array, alone[key], rtol=0, atol=1e-5)

@@ -6,13 +6,12 @@ stages must count once, and what only one stage has must not be taken for what a
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.diagnostics import DiagnosticError, Diagnostics
 from meshdsl.report.check import check_source
-from tests.pipelines.test_programs import compiled, results
+from tests.pipelines.test_programs import compiled, hold_to, on_one_device, results
 
 TEXT = """
 dim b = 8, m = 6, l = 4, o = m, k = 3
@@ -133,16 +132,14 @@ def test_it_counts_once(name: str, mesh: str, use: str) -> None:
     text = written(RIGHT[name])
     if not use:  # batches that the optimizer accumulates are the micro-batches
         text = text.replace("clip=0.5", "clip=0.5, accumulate=4")
-    alone = results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
+    alone = on_one_device(text)
     made = compiled(text, mesh, "l -> pipe, b -> d", use)
     if not use and name in NOT_ACCUMULATED:
         with pytest.raises(DiagnosticError, match=NOT_ACCUMULATED[name]):
             made.text  # noqa: B018
         return
     run = run_local(made.text, seed=4)
-    for key, array in results(run).items():
-        most = max(float(np.abs(alone[key]).max(initial=0)), 1e-30)
-        assert np.abs(array - alone[key]).max(initial=0) < 5e-5 * most, key
+    hold_to(results(run), alone)
     assert not run.disagreements()
 
 

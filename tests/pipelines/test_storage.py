@@ -15,7 +15,7 @@ from meshdsl.backends.engines.in_process import run_local
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.placed.place import POLICIES
 from meshdsl.report.explain import explain
-from tests.pipelines.test_programs import compiled, results
+from tests.pipelines.test_programs import compiled, hold_to, on_one_device, results
 
 TEXT = """
 dim b = 6, m = 4, h = H, l = 4, o = m
@@ -83,10 +83,8 @@ def test_a_step_is_that_of_one_device(
             piped.checked()
         return
     run = run_local(piped.text, seed=4)
-    alone = results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
-    for key, array in results(run).items():
-        most = max(float(np.abs(alone[key]).max(initial=0)), 1e-30)
-        assert np.abs(array - alone[key]).max(initial=0) < 5e-5 * most, key
+    alone = on_one_device(text)
+    hold_to(results(run), alone)
     assert not run.disagreements()
     sent = [run.wire_bytes(rank) for rank in range(len(run.sent))]
     told = explain(piped.device)["totals"]
@@ -105,7 +103,7 @@ def test_a_name_of_the_text_may_be_one_of_the_program(name: str, schedule: str) 
     text = TEXT.replace("OPT", "sgd(lr=0.1)").replace("H,", "4,")
     for old in ("w", "x", "y"):
         made = re.sub(rf"\b{old}\b", name, text)
-        alone = results(run_local(compiled(made, "pipe:1", "l -> pipe", "").text, seed=4))
+        alone = on_one_device(made)
         piped = compiled(made, "pipe:2", "l -> pipe", f"with {schedule}[b](3)")
         for key, array in results(run_local(piped.text, seed=4)).items():
             np.testing.assert_allclose(array, alone[key], rtol=0, atol=1e-5)
@@ -164,7 +162,7 @@ def test_one_micro_batch_is_the_whole_batch() -> None:
     """What needs all of a batch, and what is returned with its dim, is there."""
     text = TEXT.replace("OPT", "sgd(lr=0.1)").replace("H,", "4,")
     text = text.replace("= mean(square(x - t))", "= sqrt(mean(square(x - t)))")
-    alone = results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
+    alone = on_one_device(text)
     piped = compiled(text, "pipe:2", "l -> pipe", "with gpipe[b](1)")
     for key, array in results(run_local(piped.text, seed=4)).items():
         np.testing.assert_allclose(array, alone[key], rtol=0, atol=1e-5)

@@ -11,7 +11,6 @@ import os
 import random
 import re
 
-import numpy as np
 import pytest
 
 from meshdsl.backends.engines.in_process import run_local
@@ -19,7 +18,7 @@ from meshdsl.backends.runtime.values import Array
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.schedule.table import Action, of_rows, row_text
 from meshdsl.schedule.verify import verify
-from tests.pipelines.test_programs import PROGRAMS, compiled, results
+from tests.pipelines.test_programs import PROGRAMS, compiled, hold_to, on_one_device, results
 
 RUNS = int(os.environ.get("MESHDSL_CASES", "40"))
 ROWS = re.compile(r"^SCHEDULE = \(.*?^\)", re.DOTALL | re.MULTILINE)
@@ -32,7 +31,7 @@ Rows = list[list[Action]]
 def emitted(name: str, schedule: str, stages: int, micro: int) -> tuple[str, dict[str, Array]]:
     """The text for so many stages and micro-batches, and what one device makes of the program."""
     text = PROGRAMS[name].replace("OPT", "momentum(lr=0.1)")
-    alone = results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
+    alone = on_one_device(text)
     made = compiled(text, f"pipe:{stages}", "l -> pipe", f"with {schedule}[b]({micro})")
     return made.text, alone
 
@@ -99,9 +98,7 @@ def test_a_table_gives_the_numbers_of_one_device(seed: int) -> None:
     found = verify(of_rows([tuple(row) for row in rows]))
     assert found.schedule.devices == len(rows)
     made, alone = run(NAMES[seed // len(SIZES) % len(NAMES)], rows)
-    for key, array in alone.items():
-        most = max(float(np.abs(array).max(initial=0)), 1e-30)
-        assert np.abs(made[key] - array).max(initial=0) < 2e-5 * most, key
+    hold_to(made, alone, 2e-5)
 
 
 def changed(rows: Rows, random_: random.Random) -> Rows:
@@ -130,9 +127,7 @@ def test_a_changed_table_is_refused_or_right(seed: int) -> None:
     except DiagnosticError:
         return
     made, alone = run("two carries", rows)
-    for key, array in alone.items():
-        most = max(float(np.abs(array).max(initial=0)), 1e-30)
-        assert np.abs(made[key] - array).max(initial=0) < 2e-5 * most, key
+    hold_to(made, alone, 2e-5)
 
 
 SEVERAL = ((2, 4, 2), (2, 4, 4), (4, 4, 3), (1, 4, 2), (2, 2, 4))
@@ -150,9 +145,7 @@ def test_stages_may_be_dealt_out_in_any_way(seed: int) -> None:
     table = f"schedule mine(stages={stages}, micro={micro}) {{\n{table}\n}}\n"
     text = PROGRAMS[NAMES[seed // len(SEVERAL) % len(NAMES)]].replace("OPT", "momentum(lr=0.1)")
     text = text.replace("b = 8", f"b = {4 * micro}")
-    alone = results(run_local(compiled(text, "pipe:1", "l -> pipe", "").text, seed=4))
+    alone = on_one_device(text)
     mesh, rules = ("pipe:1", "l -> pipe") if devices == 1 else (f"pipe:{devices}", "l -> pipe")
     made = results(run_local(compiled(text + table, mesh, rules, "with mine[b]").text, seed=4))
-    for key, array in alone.items():
-        most = max(float(np.abs(array).max(initial=0)), 1e-30)
-        assert np.abs(made[key] - array).max(initial=0) < 2e-5 * most, key
+    hold_to(made, alone, 2e-5)
