@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from meshdsl.device.ir import (
     Bucket,
@@ -29,6 +30,7 @@ from meshdsl.device.ir import (
     Var,
     Wait,
 )
+from meshdsl.ir import program as ir
 from meshdsl.ir.printer import INDENT, Printer, phase_text
 from meshdsl.ir.program import Op, Stacked
 from meshdsl.placed.printer import mesh_text, placed_type_text, step_text
