@@ -130,6 +130,11 @@ class Plan:
             return 0.0
         return replace(self._sent, computing=computing).seconds * (1 - ROUNDING)
 
+    @property
+    def kept_at_least(self) -> float:
+        """Seconds of the step that no rules for storage change, at least."""
+        return self._sent.kept.seconds
+
     @cached_property
     def _sent(self) -> Sent:
         found = Sent(self.mesh, self.timing)
@@ -161,28 +166,6 @@ class Plan:
         """Predicted seconds of a step, simulated."""
         assert self.timing is not None, "no cluster is named"
         return simulate(self.device, self.timing).seconds
-
-    @cached_property
-    def computing(self) -> float:
-        """Seconds of all operators, one after another; `seconds` are never less."""
-        nodes = ((n, k) for n, k in walk_device(self.device.body) if isinstance(n, Compute))
-        return sum(self._seconds(node) * k for node, k in nodes)
-
-    @cached_property
-    def updating(self) -> float:
-        """Seconds that gradients and updates would take less, were each done on one device."""
-        assert self.timing is not None
-        launch, share = self.timing.cluster.device.launch, 1 - 1 / self.mesh.devices
-        computed = ((n, k) for n, k in walk_device(self.device.body) if isinstance(n, Compute))
-        return share * sum(
-            max(0.0, self._seconds(node) - launch) * times
-            for node, times in computed
-            if node.phase == "update" or any(v.value.role == "grad" for v in node.outs)
-        )
-
-    def _seconds(self, node: Compute) -> float:
-        assert self.timing is not None, "no cluster is named"
-        return self.timing.node(node).seconds
 
     @cached_property
     def memory(self) -> dict[str, int]:

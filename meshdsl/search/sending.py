@@ -4,8 +4,12 @@ In bytes that is a sum. In time an axis sends one collective at a time, so that 
 least as long as an axis is busy. And it takes as long as its operators and, of each collective over
 one axis, what operators cannot hide: a collective is under way between the operator that makes its
 source and the first that reads its result, so no more is hidden than is computed between them
-(`device/overlap.py`). Gathers of parameters, which are issued earlier, and collectives so small
-that buckets may take them count nothing.
+(`device/overlap.py`). Gathers of parameters, which are issued earlier, count nothing, nor do
+operators that the device program may not have. Of collectives so small that one bucket may take
+them (`device/buckets.py`) one counts: of those after what reads its result, the next one.
+
+Rules for storage change where parameters are loaded from, the gradients of these and the update.
+What other operators compute, and wait for, is `kept` whatever such rules there are.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from meshdsl.cluster.timing import Timing
-from meshdsl.device.buckets import SMALL
+from meshdsl.device.buckets import KINDS, SMALL
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.collectives import Step
@@ -30,32 +34,75 @@ ROUNDING = 1e-6
 STORED = ("param", "state", "input")
 """The roles of tensors that are there before a step, also where they are read."""
 
+LEFT_OUT = ("constant", "cast", "zeros", "identity")
+"""Operators that in-place sums (`device/sums.py`) and loads from storage may be without."""
+
 Busy = tuple[tuple[str, float], ...]
+Kind = tuple[str, tuple[str, ...]]
+Timed = tuple[Kind, Busy, bool]
+"""A collective: its kind and axes, the seconds it occupies each axis, whether it may be one of a
+bucket."""
 
 
 class Beyond(Exception):
-    """A walk sends more than a limit: by then so many `bytes`."""
+    """A walk sends more than a limit: by then so many `bytes`.
 
-    def __init__(self, bytes: int) -> None:
+    By then it has taken so many seconds that rules for storage cannot change: `kept`.
+    """
+
+    def __init__(self, bytes: int, kept: float) -> None:
         super().__init__()
-        self.bytes = bytes
+        self.bytes, self.kept = bytes, kept
+
+
+def divided(taken: float, timing: Timing) -> float:
+    """The least seconds of what takes so long for an update where rules for storage divide it."""
+    launch = timing.cluster.device.launch
+    return taken - (1 - 1 / timing.mesh.devices) * max(0.0, taken - launch)
 
 
 @dataclass(slots=True)
 class _Block:
-    """A block so far: seconds computed, when tensors were made, and what is to be waited for."""
+    """A block so far: seconds computed, when tensors were made, and what is to be waited for.
+
+    A tensor is made at a time, and behind so many nodes. `sums` are additions, with their node and
+    how often they are done: a loop does those in place that it carries. `full` is the number of
+    nodes behind which a collective that may be in a bucket is in another than those that counted.
+    """
 
     clock: float = 0.0
-    made: dict[Tensor, float] = field(default_factory=dict)
-    waiting: dict[Tensor, tuple[float, Busy, int]] = field(default_factory=dict)
+    passed: int = 0
+    made: dict[Tensor, tuple[float, int]] = field(default_factory=dict)
+    waiting: dict[Tensor, tuple[tuple[float, int], tuple[Timed, ...], int]] = field(
+        default_factory=dict
+    )
+    full: dict[Kind, int] = field(default_factory=dict)
+    sums: list[tuple[Apply, float, int]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Part:
+    """Seconds of operators, and of each axis those that these wait for it."""
+
+    computed: float = 0.0
+    exposed: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        return self.computed + self.waited
+
+    @property
+    def waited(self) -> float:
+        return max(self.exposed.values(), default=0.0)
 
 
 @dataclass(slots=True)
 class Sent:
     """What a walk sends: bytes, and with a cluster the seconds that each axis is busy, and exposed.
 
-    `computing` is what operators take at least, `products` what those with products do. Beyond
-    `most` bytes, or seconds where a cluster is named, it ends the walk.
+    `computing` is what operators take at least, `whole` what those so far do, `kept` the part that
+    no rules for storage change. Beyond `most` bytes, or seconds where a cluster is named, it ends
+    the walk.
     """
 
     mesh: Mesh
@@ -63,17 +110,16 @@ class Sent:
     computing: float = 0.0
     most: float = math.inf
     bytes: int = 0
-    products: float = 0.0
     busy: dict[str, float] = field(default_factory=dict)
-    exposed: dict[str, float] = field(default_factory=dict)
+    whole: _Part = field(default_factory=_Part)
+    kept: _Part = field(default_factory=_Part)
     blocks: list[_Block] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
         """What a step takes at least."""
-        computed = max(self.computing, self.products)
-        exposed = max(self.exposed.values(), default=0.0)
-        return max(computed + exposed, max(self.busy.values(), default=0.0))
+        computed = max(self.computing, self.whole.computed)
+        return max(computed + self.whole.waited, max(self.busy.values(), default=0.0))
 
     def passes(self, node: Node, depth: int, times: int) -> None:
         """A node at the end of a block; of a loop, after those of its body."""
@@ -83,7 +129,7 @@ class Sent:
         if self.timing is not None:
             self._timed(node, depth, times, self.timing)
         elif self.bytes > self.most:
-            raise Beyond(self.bytes)
+            raise Beyond(self.bytes, self.kept.seconds)
 
     def replay(self, nodes: Iterable[Node], depth: int = 0, times: int = 1) -> None:
         """Nodes of a block, with the bodies of loops."""
@@ -102,43 +148,71 @@ class Sent:
             inner = self.blocks.pop() if len(self.blocks) > depth + 1 else _Block()
             self._read(node.reads)
             block.clock += inner.clock * node.dim.size
+            carried = {carry.next for carry in node.carries}
+            for add, seconds, adds in inner.sums:
+                if carried.isdisjoint(add.outs):
+                    self._computes(add, seconds, adds, timing)
+            self._check()
         elif isinstance(node, Apply):
-            self._read(node.ins)
+            self._read(node.ins, kept=not _is_divided(node))
             seconds = _seconds(timing, node)
             block.clock += seconds
-            # What in-place sums leave out are casts and additions.
-            if lookup(node.name).flops is not None:
-                self.products += seconds * times
+            if depth and node.name == "add":
+                block.sums.append((node, seconds, times))
+            elif node.name not in LEFT_OUT:
+                self._computes(node, seconds, times, timing)
                 self._check()
         else:
             self._read((node.source,))
             self._sends(node, block, times, timing)
-        block.made.update(dict.fromkeys(node.makes, block.clock))
+        block.passed += 1
+        block.made.update(dict.fromkeys(node.makes, (block.clock, block.passed)))
+
+    def _computes(self, node: Apply, seconds: float, times: int, timing: Timing) -> None:
+        self.whole.computed += seconds * times
+        least = divided(seconds, timing) if _is_divided(node) else seconds
+        self.kept.computed += least * times
 
     def _sends(self, node: Reshard, block: _Block, times: int, timing: Timing) -> None:
         source = node.source
-        busy = _busy(timing, node.route, source.type)
-        for axis, seconds in busy:
-            self.busy[axis] = self.busy.get(axis, 0.0) + seconds * times
-        if busy and source.value.role not in STORED:
-            block.waiting[node.target] = block.made.get(source, 0.0), busy, times
-        if busy:
+        sent = _sent(timing, node.route, source.type)
+        for _, busy, bucketed in sent:
+            for axis, seconds in () if bucketed else busy:
+                self.busy[axis] = self.busy.get(axis, 0.0) + seconds * times
+        if sent and source.value.role not in STORED:
+            block.waiting[node.target] = block.made.get(source, (0.0, 0)), sent, times
+        if sent:
             self._check()
 
     def _check(self) -> None:
         if self.seconds * (1 - ROUNDING) > self.most:
-            raise Beyond(self.bytes)
+            raise Beyond(self.bytes, self.kept.seconds)
 
-    def _read(self, tensors: Iterable[Tensor]) -> None:
+    def _read(self, tensors: Iterable[Tensor], kept: bool = False) -> None:
         """Tensors are waited for, those of blocks around this one before the loop."""
+        parts = (self.whole, self.kept) if kept else (self.whole,)
         for tensor in tensors:
             for block in self.blocks:
                 if tensor in block.waiting:
-                    since, busy, times = block.waiting.pop(tensor)
-                    hidden = block.clock - since
-                    for axis, seconds in busy:
-                        left = max(0.0, seconds - hidden) * times
-                        self.exposed[axis] = self.exposed.get(axis, 0.0) + left
+                    (since, behind), sent, times = block.waiting.pop(tensor)
+                    for kind, busy, bucketed in sent:
+                        if bucketed and behind < block.full.get(kind, 0):
+                            continue
+                        if bucketed:
+                            block.full[kind] = block.passed + 1
+                        self._waits(busy, block.clock - since, times, parts)
+
+    def _waits(self, busy: Busy, hidden: float, times: int, parts: tuple[_Part, ...]) -> None:
+        """A collective is waited for, of which operators may hide so many seconds."""
+        for axis, seconds in busy:
+            left = max(0.0, seconds - hidden) * times
+            for part in parts:
+                part.exposed[axis] = part.exposed.get(axis, 0.0) + left
+
+
+def _is_divided(node: Apply) -> bool:
+    """Whether rules for storage may divide an operator: for the update, or making a gradient."""
+    return node.phase == "update" or any(t.value.role == "grad" for t in node.outs)
 
 
 def _seconds(timing: Timing, node: Apply) -> float:
@@ -171,16 +245,18 @@ def _known(timing: Timing) -> dict[object, float]:
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _busy(timing: Timing, route: Route, type_: TensorType) -> Busy:
-    """The seconds that a route occupies each axis, less collectives that buckets may take."""
-    found: dict[str, float] = {}
+def _sent(timing: Timing, route: Route, type_: TensorType) -> tuple[Timed, ...]:
+    """The collectives of a route, each as if alone."""
+    found = []
     for step in route.steps:
-        if step.moves and _is_alone(step, type_, timing.mesh):
-            for axis in step.axes:
-                found[axis] = found.get(axis, 0.0) + timing.step(step, type_).seconds
-    return tuple(found.items())
+        if step.moves:
+            seconds = timing.step(step, type_).seconds
+            busy = tuple((axis, seconds) for axis in step.axes)
+            found.append(((step.kind, step.axes), busy, _is_bucketed(step, type_, timing.mesh)))
+    return tuple(found)
 
 
-def _is_alone(step: Step, type_: TensorType, mesh: Mesh) -> bool:
-    """Whether a collective is too large for a bucket, in which it would take less."""
-    return any(p.local(type_, mesh).bytes >= SMALL for p in (step.before, step.after))
+def _is_bucketed(step: Step, type_: TensorType, mesh: Mesh) -> bool:
+    """Whether a bucket may take a collective, which is so small that it takes less in one."""
+    small = all(p.local(type_, mesh).bytes < SMALL for p in (step.before, step.after))
+    return small and step.kind in KINDS and not step.is_uneven(type_, mesh)

@@ -36,7 +36,7 @@ from meshdsl.placed.request import loops
 from meshdsl.placed.rows import Call, call_of, whole_dims
 from meshdsl.placed.sbp import Mesh
 from meshdsl.search.plan import Rule, Rules
-from meshdsl.search.sending import ROUNDING
+from meshdsl.search.sending import ROUNDING, divided
 
 Weigh = Callable[[Call, Signature], float]
 """The work of a call on one device, from its local types: FLOPs, or seconds."""
@@ -57,12 +57,6 @@ def seconds(timing: Timing) -> Weigh:
         return timing.operator(call.opdef, local, flops(call.opdef, local)).seconds
 
     return weigh
-
-
-def divided(taken: float, timing: Timing) -> float:
-    """The least seconds of what takes so long for an update where rules for storage divide it."""
-    launch = timing.cluster.device.launch
-    return taken - (1 - 1 / timing.mesh.devices) * max(0.0, taken - launch)
 
 
 @dataclass(frozen=True, slots=True)
