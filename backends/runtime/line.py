@@ -38,7 +38,8 @@ class Line:
 
     It comes in the order in which the device of the stage before has its passes in the `schedule`,
     and may be read in another one: what comes early is kept. Of each device `room` values are asked
-    for ahead. What goes `back`, against the order of the devices, has another group.
+    for ahead. What goes `back`, against the order of the devices, has another group. A value of one
+    stage that goes on to one other has these for its `ends`.
     """
 
     def __init__(
@@ -51,13 +52,18 @@ class Line:
         dtype: torch.dtype,
         back: Any = None,
         room: int = 2,
+        ends: tuple[int, int] | None = None,
     ) -> None:
         self.group, self.back, self.shape, self.dtype = group, back, shape, dtype
         self.device, self.step = device, 1 if kind == "F" else -1
+        if ends is not None:
+            self.step = ends[1] - ends[0]
         kinds = ("F",) if kind == "F" else ("B", "I")
         rows = [[*actions(row, number)] for number, row in enumerate(schedule)]
         made = [[(m, stage) for action, m, stage in row if action in kinds] for row in rows]
         self.home = {part: number for number, row in enumerate(made) for part in row}
+        if ends is not None:
+            made = [[part for part in row if part[1] == ends[0]] for row in made]
         # From each device what it makes for this one, in that order.
         after = [[(micro, stage + self.step) for micro, stage in row] for row in made]
         self.order = [deque(p for p in row if self.home.get(p) == device) for row in after]
@@ -70,7 +76,8 @@ class Line:
 
     def between(self, source: int, target: int) -> Any:
         """The group of messages from a device to another."""
-        return self.group if (target > source) == (self.step > 0) else self.back
+        forward = self.back is None or (target > source) == (self.step > 0)
+        return self.group if forward else self.back
 
     def ask(self, source: int) -> None:
         """Ask a device for the next value, in memory of its own: the receiver keeps it."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.torch.format import INDENT, WIDTH, quoted, statement
-from meshdsl.device.ir import Bucket, Move, Part, Pipeline, Program, Var, walk
+from meshdsl.device.ir import Bucket, Ends, Move, Part, Pipeline, Program, Var, walk
 from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import Value
 from meshdsl.named.training import loss_name
@@ -111,15 +112,39 @@ def _spaced(parts: list[str]) -> Iterator[str]:
 def _groups(program: Program) -> list[tuple[str, ...]]:
     """The sets of mesh axes that collectives run over."""
     steps = {node.step for node, _ in walk(program.body) if isinstance(node, Move | Bucket)}
+    pipes = [node for node in program.body if isinstance(node, Pipeline)]
+    cut = dict.fromkeys(group for node in pipes if node.homes for *_, group in messages(node))
     lines = [
         (line_group(node.axis, part, number, back),)
-        for node in program.body
-        if isinstance(node, Pipeline)
+        for node in pipes
+        if not node.homes
         for part in (Part.LOOP, Part.LOOP_BACKWARD)
         for number in range(len(node.loop(part).carries))
         for back in ((False, True) if goes_back(node) else (False,))
     ]
-    return sorted({step.axes for step in steps if step.moves and step.kind != "send"}) + lines
+    return sorted({step.axes for step in steps if step.moves and step.kind != "send"}) + [
+        *lines,
+        *((group,) for group in cut),
+    ]
+
+
+def messages(node: Pipeline) -> Iterator[tuple[Move, Ends, str]]:
+    """The messages of a network that is cut: their stages, and the group of the line of each.
+
+    Between two devices each has a group of its own; other devices may use it as well.
+    """
+    taken: Counter[tuple[str, int, int]] = Counter()
+    device_of = node.known.device_of
+    for move, part, ends in node.places:
+        if not (part.sends and isinstance(move, Move)):
+            continue
+        source, target = (device_of[0, stage] for stage in ends)
+        is_forward = part is Part.SENT
+        back = (target > source) != is_forward and source != target
+        kind = Part.LOOP if is_forward else Part.LOOP_BACKWARD
+        number = taken[line_group(node.axis, kind, 0, back), source, target]
+        taken[line_group(node.axis, kind, 0, back), source, target] += 1
+        yield move, ends, line_group(node.axis, kind, number, back)
 
 
 def line_group(axis: str, part: Part, number: int, back: bool = False) -> str:

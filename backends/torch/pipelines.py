@@ -11,21 +11,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from meshdsl.backends.torch.format import INDENT, quoted
+from meshdsl.backends.torch.cuts import CutNetworks
+from meshdsl.backends.torch.format import quoted
 from meshdsl.backends.torch.head import goes_back, line_group
-from meshdsl.backends.torch.loops import Loops
 from meshdsl.backends.torch.moves import typed
+from meshdsl.backends.torch.passes import KEEPERS
 from meshdsl.backends.walk import NOWHERE
 from meshdsl.device.ir import (
     FORWARD,
     INPUTS,
     WEIGHTS,
-    Compute,
     Loop,
     Move,
     Part,
     Pipeline,
-    Program,
     Rows,
     Var,
 )
@@ -39,45 +38,23 @@ Lines = dict[Var, str]
 Kept = dict[str, list[Var]]
 """By stages, what backward passes read of forward passes."""
 
-KEEPERS = {"every": "kept", "first": "kept_first", "last": "kept_last"}
-"""By stages, where they keep what a backward pass needs of its forward pass."""
 
-
-OWN_NAMES = frozenset(
-    (*"forward backward inputs weights action kept_weights stage stages".split(), *KEEPERS.values())
-)
-"""What is defined for a pipeline, under no name of the source."""
-
-
-class Pipelines(Loops):
+class Pipelines(CutNetworks):
     """Writes pipelines; a subclass writes their statements."""
-
-    def __init__(self, program: Program, taken: frozenset[str] = frozenset()) -> None:
-        piped = any(isinstance(node, Pipeline) for node in program.body)
-        super().__init__(program, taken | OWN_NAMES if piped else taken)
-
-    # The identifiers of the sums that passes add to: they belong to the function around them.
-    totals: frozenset[str] = frozenset()
-    # The word for the stage of a pass, and the arguments of a pass.
-    stage, arguments = "", ""
 
     def loop(self, node: Loop) -> None:
         """Write a loop."""
-        if isinstance(node, Pipeline):
+        if isinstance(node, Pipeline) and node.homes:
+            self.cut_network(node)
+        elif isinstance(node, Pipeline):
             self._pipeline(node)
         else:
             super().loop(node)
 
     def _pipeline(self, node: Pipeline) -> None:
-        self.used.update(("Line", "actions"))
-        micro = self.variables.word(node.index, "micro")
         device, several = self.at[node.axis], bool(self.program.placed.order)
-        self.stage = "stage" if several else device
-        self.arguments = f"{micro}, stage" if several else micro
-        self.enter(node)
+        micro = self.begin(node, several)
         outside, self.fresh = self.fresh, set()
-        self.totals = frozenset(self.name(v) for v in _summed(node))
-        self.loops.append(node)
         loops = {Part.LOOP: node.loop(Part.LOOP), Part.LOOP_BACKWARD: node.loop(Part.LOOP_BACKWARD)}
         lines = {part: self._lines(node, part, loop) for part, loop in loops.items()}
         kept = self._kept(node)
@@ -111,42 +88,6 @@ class Pipelines(Loops):
         self.loops.pop()
         self.fresh = outside | sums(node)
         self.totals, self.shown = frozenset(), NOWHERE
-
-    def _key(self) -> str:
-        """The key of what is kept for a pass, between parentheses."""
-        return f"({self.arguments})" if "," in self.arguments else self.arguments
-
-    def _row(self, node: Pipeline, micro: str) -> None:
-        """Write the loop over the actions of the device."""
-        device, given = self.at[node.axis], self.arguments
-        stage = "stage" if "," in given else "_"
-        self.out.add()
-        self.out.add(f"for action, {micro}, {stage} in actions(SCHEDULE[{device}], {device}):")
-        if "B" in node.passes:
-            self.out.add(f'{INDENT}forward({given}) if action == "F" else backward({given})')
-            return
-        calls = {
-            'action == "F"': "forward",
-            'action in "BI"': "inputs",
-            'action in "BW"': "weights",
-        }
-        for test, name in calls.items():
-            self.out.add(f"{INDENT}if {test}:")
-            self.out.add(f"{2 * INDENT}{name}({given})")
-
-    @contextmanager
-    def _function(self, name: str, node: Pipeline) -> Iterator[None]:
-        self.out.place = ""
-        self.out.add()
-        self.out.add(f"def {name}({self.arguments}):")
-        self.out.depth += 1
-        self.shown = NOWHERE
-        begun = len(self.out.lines)
-        yield
-        if self.out.only_comments(begun):
-            self.out.add("pass")
-        self.out.depth -= 1
-        self.shown = NOWHERE
 
     # --- lines -----------------------------------------------------------------------------------
 
@@ -370,34 +311,8 @@ class Pipelines(Loops):
         found = [v for v in (*kept.get("every", ()), *made) if v in read]
         return [v for v in found if v.name not in totals(node)]
 
-    def _names(self, kept: list[Var]) -> list[str]:
-        return list(dict.fromkeys(self.variables.of(v) for v in kept))
-
     def _put(self, node: Pipeline, kept: Kept, stages: str) -> None:
-        if kept.get(stages):
-            self.out.place = ""
-            names = ", ".join(self._names(kept[stages]))
-            self.out.statement(f"{KEEPERS[stages]}[{self.arguments}] = {names}")
+        self._put_in(KEEPERS[stages], kept.get(stages, []))
 
     def _taken(self, node: Pipeline, kept: Kept, stages: str) -> None:
-        if kept.get(stages):
-            self.out.place = ""
-            names = ", ".join(self._names(kept[stages]))
-            self.out.statement(f"{names} = {KEEPERS[stages]}.pop({self._key()})")
-
-    # --- statements ------------------------------------------------------------------------------
-
-    def _write_onto(self, node: Compute) -> None:
-        """Write an operator in the memory of its operand; a pass assigns no sum of the step."""
-        name = self.name(node.outs[0])
-        if name in self.totals and self.name(node.ins[0]) == name:
-            self.out.statement(self._text_onto(node))
-            self.variables.assign(node.outs[0])
-        else:
-            super()._write_onto(node)
-
-
-def _summed(node: Pipeline) -> Iterator[Var]:
-    """The sums that passes add to, and their rows."""
-    yield from (c.inside for c in node.carries)
-    yield from (s.inside for s in node.stacked if s.inside.name in totals(node))
+        self._taken_from(KEEPERS[stages], kept.get(stages, []))

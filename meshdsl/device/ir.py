@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import groupby, repeat
 
 from meshdsl.diagnostics import Span
 from meshdsl.ir import program as ir
@@ -266,6 +267,9 @@ class Part(IntEnum):
     and the last stage's. `SENT` is what another stage goes on with, `WEIGHTS` the half of the
     stage's iterations for which none waits. Up to `LAST` it is the forward pass; `AGAIN` is what
     the backward pass computes of it a second time (`recompute.py`).
+
+    Where rules cut a network into stages, the statements of each stage are in `LOOP`,
+    `LOOP_BACKWARD` and `WEIGHTS`, and what it sends behind them.
     """
 
     EVERY = 0
@@ -303,6 +307,9 @@ INPUTS = tuple(part for part in Part if Part.LAST < part < Part.WEIGHTS)
 WEIGHTS = tuple(part for part in Part if part >= Part.WEIGHTS)
 """The passes of a micro-batch: forward, and the halves of the backward one."""
 
+Ends = tuple[int, ...]
+"""The stage of a statement, or the two of a message; empty where the part says which."""
+
 ENDS = frozenset(part for part in Part if part.name.startswith(("FIRST", "LAST")))
 
 
@@ -312,17 +319,28 @@ class Pipeline(Loop):
 
     `parts` are those of the statements of the body, which stand in their order; `table` says which
     stages device `axis=k` has, and in which order it does forward and backward passes. `stages`
-    are those that are looked at; empty: those of any device.
+    are those that are looked at; empty: those of any device. Where rules cut a network, `homes` has
+    the stages of each statement, which then stand stage by stage.
     """
 
     axis: str = ""
     parts: tuple[Part, ...] = ()
     table: Verified | None = None
     stages: tuple[int, ...] = ()
+    homes: tuple[Ends, ...] = ()
 
-    def of(self, *parts: Part) -> tuple[Node, ...]:
-        """The statements of some parts."""
-        return tuple(n for n, part in zip(self.body, self.parts, strict=True) if part in parts)
+    def of(self, *parts: Part, stage: int | None = None) -> tuple[Node, ...]:
+        """The statements of some parts; of a network that is cut, those of one stage."""
+        return tuple(
+            node
+            for node, part, ends in self.places
+            if part in parts and (stage is None or not ends or ends[0] == stage)
+        )
+
+    @property
+    def places(self) -> Iterator[tuple[Node, Part, Ends]]:
+        """Every statement, with its part, and of a network that is cut its stages."""
+        yield from zip(self.body, self.parts, self.homes or repeat(()))
 
     @property
     def known(self) -> Verified:
@@ -335,24 +353,44 @@ class Pipeline(Loop):
         """The last stage."""
         return self.known.schedule.stages - 1
 
-    def does(self, part: Part, stage: int) -> bool:
-        """Whether a stage does a part: what all do, what its end does, what leaves its device."""
+    def does(self, part: Part, stage: int, ends: Ends = ()) -> bool:
+        """Whether a stage does a part: what all do, what its end does, what leaves its device.
+
+        Of a network that is cut, `ends` are the stages of a statement.
+        """
         behind = {Part.SENT: stage + 1, Part.SENT_BACKWARD: stage - 1}.get(part)
+        if ends:
+            if stage != ends[0]:
+                return False
+            behind = ends[1] if part.sends else None
         if behind is not None:
             device_of = self.known.device_of
             return 0 <= behind <= self.last and device_of[0, stage] != device_of[0, behind]
-        return stage == {"first": 0, "last": self.last}.get(part.stages, stage)
+        return bool(ends) or stage == {"first": 0, "last": self.last}.get(part.stages, stage)
 
-    def times(self, part: Part) -> int:
+    def times(self, part: Part, ends: Ends = ()) -> int:
         """How often a part is done for each micro-batch; of all devices, as often as one does."""
         each = (self.stages,) if self.stages else self.known.held
-        return max(sum(self.does(part, stage) for stage in stages) for stages in each)
+        return max(sum(self.does(part, stage, ends) for stage in stages) for stages in each)
 
     def on(self, *stages: int) -> Pipeline:
         """What is done on some stages."""
         own = replace(self, stages=stages)
-        made = [(n, p) for n, p in zip(self.body, self.parts, strict=True) if own.times(p)]
-        return replace(own, body=tuple(n for n, _ in made), parts=tuple(p for _, p in made))
+        made = [(n, p, e) for n, p, e in self.places if own.times(p, e)]
+        homes = tuple(ends for *_, ends in made) if self.homes else ()
+        body, parts = tuple(n for n, *_ in made), tuple(p for _, p, _ in made)
+        return replace(own, body=body, parts=parts, homes=homes)
+
+    def arriving(self, stage: int, forward: bool) -> tuple[Move, ...]:
+        """The messages to a stage of a network that is cut, which its pass begins with."""
+        part = Part.SENT if forward else Part.SENT_BACKWARD
+        found = (n for n, p, ends in self.places if p is part and ends[1:] == (stage,))
+        return tuple(n for n in found if isinstance(n, Move))
+
+    def leaving(self, stage: int, forward: bool) -> tuple[Move, ...]:
+        """What a stage sends in a pass, in that order."""
+        part = Part.SENT if forward else Part.SENT_BACKWARD
+        return tuple(n for n in self.of(part, stage=stage) if isinstance(n, Move))
 
     @property
     def rows(self) -> tuple[Row, ...]:
@@ -384,10 +422,12 @@ class Pipeline(Loop):
         return found
 
     def mapped(self, block: Callable[[tuple[Node, ...]], tuple[Node, ...]]) -> Pipeline:
-        """The pipeline with another block for that of each part."""
-        made = [(node, part) for part in Part for node in block(self.of(part))]
-        body, parts = zip(*made, strict=True)
-        return replace(self, body=body, parts=parts)
+        """The pipeline with another block for that of each part, and each stage."""
+        made = []
+        for (part, ends), group in groupby(self.places, lambda place: place[1:]):
+            made += [(node, part, ends) for node in block(tuple(node for node, *_ in group))]
+        body, parts, stages = zip(*made, strict=True)
+        return replace(self, body=body, parts=parts, homes=stages if self.homes else ())
 
 
 Node = Compute | Move | Bucket | Start | Wait | Loop
@@ -446,7 +486,8 @@ def devices(program: Program) -> tuple[tuple[Node, ...], ...]:
     alike: dict[tuple[int, ...], int] = {}
     for device, held in enumerate(found.known.held):
         own = found.on(*held)
-        alike.setdefault(tuple(own.times(part) for part in Part), device)
+        key = (device,) if found.homes else tuple(own.times(part) for part in Part)
+        alike.setdefault(key, device)
     return tuple(on_device(program, device) for device in alike.values())
 
 
@@ -466,8 +507,8 @@ def walk(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[Compute | Co
     for node in nodes:
         match node:
             case Pipeline():
-                for inner, part in zip(node.body, node.parts, strict=True):
-                    yield from walk((inner,), trips * node.dim.size * node.times(part))
+                for inner, part, ends in node.places:
+                    yield from walk((inner,), trips * node.dim.size * node.times(part, ends))
             case Loop():
                 yield from walk(node.body, trips * node.dim.size)
             case Wait():

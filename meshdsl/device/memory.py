@@ -360,13 +360,21 @@ class Walk:
     def _part(self, node: Pipeline, part: Part) -> None:
         """Walk a part of a pass; what a loop carries is received where it does not begin."""
         begins = {Part.LOOP: 0, Part.LOOP_BACKWARD: node.last}
-        if begins.get(part, self.stage) != self.stage:
+        if not node.homes and begins.get(part, self.stage) != self.stage:
             loop = node.loop(part)
             for carry in loop.carries:
                 received = self.held.take(carry.inside.local.bytes, loop.span.line)
                 self.held.bind(carry.init.name, received)
-        nodes = node.of(part)
+        if node.homes and part in (Part.LOOP, Part.LOOP_BACKWARD):
+            self._arrived(node, part is Part.LOOP)
+        nodes = node.of(part, stage=self.stage)
         self._nodes(nodes, tuple(self.dead[n] for n in nodes))
+
+    def _arrived(self, node: Pipeline, forward: bool) -> None:
+        """Take the memory of the messages that a pass begins with."""
+        for move in node.arriving(self.stage, forward):
+            received = self.held.take(move.target.local.bytes, move.span.line)
+            self.held.bind(move.target.name, received)
 
     def _slice(self, stack: Var, inside: Var) -> None:
         blocks = self.held.lists.get(stack.name)

@@ -42,7 +42,7 @@ from meshdsl.schedule.verify import verify
 _HEAD = re.compile(r"program (\w+) on each of \d+ devices, mesh (.*)")
 _COUNTS = re.compile(r"  [\d,]+ (FLOP|B held, [\d,]+ B sent)$")
 _STAGE = re.compile(r"stage \d+: (.*)")
-_PART = re.compile(r"part ([A-Z_]+)")
+_PART = re.compile(r"part ([A-Z_]+)(?: of (\d+(?: to \d+)?))?")
 _MOVE = re.compile(r"(\w+) = (\w+ (?:.* )?over [\w, ]+): (.*)")
 
 
@@ -217,6 +217,11 @@ def _pipeline(loop: Loop, axis: str, line: Line) -> Pipeline:
     rows = (_STAGE.fullmatch(below.text) for below in line.inner)
     table = verify(parsed("\n".join(row[1] for row in rows if row)))
     found = ((_PART.fullmatch(below.text), len(below.inner)) for below in line.inner)
-    parts = tuple(Part[part[1]] for part, size in found if part for _ in range(size))
+    each = [part for part, size in found if part for _ in range(size)]
+    parts = tuple(Part[part[1]] for part in each)
+    homes = tuple(
+        tuple(map(int, (part[2] or "").split(" to "))) if part[2] else () for part in each
+    )
     about = {name: getattr(loop, name) for name in Loop.__dataclass_fields__}
-    return Pipeline(**about, axis=axis, parts=parts, table=table)
+    homes = homes if any(homes) else ()
+    return Pipeline(**about, axis=axis, parts=parts, table=table, homes=homes)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from itertools import groupby
 from typing import Any
 
 from meshdsl.device.ir import (
@@ -110,9 +111,10 @@ class _Device(Printer[Var]):
         for item in node.stacked:
             if isinstance(item, Rows):
                 yield f"{pad}rows {self.typed(item.inside)} = {item.outer.name}"
-        for part in dict.fromkeys(node.parts):
-            yield f"{pad}part {part.name}"
-            yield from self.nodes(node.of(part), depth + 1)
+        for (part, ends), group in groupby(node.places, lambda place: place[1:]):
+            stages = f" of {' to '.join(map(str, ends))}" if ends else ""
+            yield f"{pad}part {part.name}{stages}"
+            yield from self.nodes(tuple(n for n, *_ in group), depth + 1)
 
     def collect(self, node: Loop, made: Collected) -> str:
         how = " as list" if made.is_list else ""

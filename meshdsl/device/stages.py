@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from meshdsl.device.chunks import in_chunks
+from meshdsl.device.cuts import Cuts, Positions
 from meshdsl.device.halves import halves
 from meshdsl.device.ir import Bucket, Compute, Loop, Move, Node, Part, Pipeline, Program, Var
 from meshdsl.device.liveness import is_constant, reads, totals
@@ -69,17 +70,30 @@ def _pipeline(
 ) -> Pipeline:
     _check_sums(node)
     body = _sums_apart(node, pipe, names)
+    fields = {name: getattr(node, name) for name in Loop.__dataclass_fields__}
+    if pipe.count:
+        cuts = Cuts(replace(node, body=body), pipe, program.mesh, table, names)
+        nodes, parts, homes = zip(*cuts.placed(), strict=True)
+        return Pipeline(
+            **{**fields, "body": nodes}, axis=pipe.axis, parts=parts, table=table, homes=homes
+        )
+    pairs = _of_loop(replace(node, body=body), pipe, program, table, names, lists)
+    fields["body"] = tuple(n for _, n in pairs)
+    return Pipeline(**fields, axis=pipe.axis, parts=tuple(p for p, _ in pairs), table=table)
+
+
+def _of_loop(
+    node: Loop, pipe: Piped, program: Program, table: Verified, names: Names, lists: set[Var]
+) -> list[tuple[Part, Node]]:
+    """The statements of a pipeline whose stages are iterations of a loop, part by part."""
     _check_loops(node, pipe)
-    parts = _Parts(replace(node, body=body), pipe).of_all()
-    sends = _sends(body, parts, pipe, program.mesh, table, names)
-    pairs = sorted([*zip(parts, body, strict=True), *sends], key=lambda pair: pair[0])
+    parts = _Parts(node, pipe).of_all()
+    sends = _sends(node.body, parts, pipe, program.mesh, table, names)
+    pairs = sorted([*zip(parts, node.body, strict=True), *sends], key=lambda pair: pair[0])
     if pipe.use is not None and pipe.use.recompute:
         pairs = recomputed(pairs, totals(node), names, lists)
         program = replace(program, lists=frozenset(lists))
-    pairs = sorted(_in_halves(pairs, program, pipe, names, lists), key=lambda pair: pair[0])
-    fields = {name: getattr(node, name) for name in Loop.__dataclass_fields__}
-    fields["body"] = tuple(n for _, n in pairs)
-    return Pipeline(**fields, axis=pipe.axis, parts=tuple(p for p, _ in pairs), table=table)
+    return sorted(_in_halves(pairs, program, pipe, names, lists), key=lambda pair: pair[0])
 
 
 def _check_loops(micro: Loop, pipe: Piped) -> None:
@@ -179,6 +193,9 @@ def _table(pipe: Piped, mesh: Mesh, micro: int) -> Verified:
 
 class _Parts:
     """The part of each statement of an iteration."""
+
+    joint = Part.LAST
+    """The part that adds what is the same on all stages to a sum."""
 
     def __init__(self, loop: Loop, pipe: Piped) -> None:
         self.loop, self.pipe = loop, pipe
@@ -321,7 +338,7 @@ def _sums_apart(loop: Loop, pipe: Piped, names: Names) -> tuple[Node, ...]:
         if len(found.vars) < 2:
             continue
         body = [n for n in body if n not in (node, *found.gone)] + found.new
-        in_order = sorted(found.vars, key=lambda v: found.part(v, addends.parts.made))
+        in_order = sorted(found.vars, key=lambda v: found.part(v, addends.parts))
         for addend in in_order:
             made = node.outs[0] if addend is in_order[-1] else replace(node.outs[0])
             body.append(replace(node, ins=(total, addend), outs=(made,)))
@@ -337,19 +354,21 @@ class _Found:
     gone: list[Node] = field(default_factory=list)
     new: list[Node] = field(default_factory=list)
 
-    def part(self, var: Var, made: Mapping[Var, Part | None]) -> Part:
+    def part(self, var: Var, parts: _Parts | Positions) -> int:
         """The part in which an addend is made: a new node stands where its operand is made."""
         for node in self.new:
             if var in node.makes:
-                return self.part(next(iter(reads(node))), made)
-        return made.get(var) or Part.LAST
+                return self.part(next(iter(reads(node))), parts)
+        found = parts.made.get(var)
+        return parts.joint if found is None else found
 
 
 class _Addends:
     """The values that additions of an iteration join, stage by stage."""
 
     def __init__(self, loop: Loop, pipe: Piped, names: Names) -> None:
-        self.names, self.parts = names, _Parts(loop, pipe)
+        self.names = names
+        self.parts: _Parts | Positions = (Positions if pipe.count else _Parts)(loop, pipe)
         for node in loop.body:
             self.parts.follow(node)
         self.reads = uses(loop.body)

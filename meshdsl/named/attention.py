@@ -159,6 +159,7 @@ def _keeps_all(out: Value, p: Value, v: Value, mem: Dim) -> bool:
 def spoken_names(declared: Declarations) -> frozenset[str]:
     """The names of tensors that a layout, an `sbp` block or an expectation of a file speaks of."""
     paths = [rule.selector for layout in declared.layouts.values() for rule in layout.rules]
+    paths += [s.selector for layout in declared.layouts.values() for s in layout.settings]
     for block in declared.sbps.values():
         paths += [path for entry in block.entries for path in (entry.tensor, entry.at)]
     for expected in declared.expects:

@@ -32,7 +32,7 @@ from meshdsl.named.ir import Op, Value
 from meshdsl.placed.rows import call_of, legal_rows
 from meshdsl.placed.sbp import Mesh, Placement, placement
 from meshdsl.placed.schedules import used, used_of_text
-from meshdsl.placed.settings import Setting, settings_of
+from meshdsl.placed.settings import Setting, StageRule, settings_of, stage_rules_of
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_entry
@@ -106,7 +106,7 @@ class Layout:
     """A resolved layout on a mesh.
 
     `declared` has the places where `("dim", name)` and `("axis", name)` are declared. `schedule` is
-    that of a pipeline, where the layout names one.
+    that of a pipeline, where the layout names one; `cuts` are the stages that it gives by name.
     """
 
     name: str
@@ -115,6 +115,7 @@ class Layout:
     declared: Mapping[tuple[str, str], Related] = field(default_factory=dict)
     schedule: ScheduleUse | None = None
     settings: tuple[Setting, ...] = ()
+    cuts: tuple[StageRule, ...] = ()
     _bound: dict[tuple[Value, bool], Binding] = field(
         init=False, default_factory=dict, compare=False, repr=False
     )
@@ -561,7 +562,8 @@ def _rules_and_schedule(
         rules = collect_rules(node, declarations, diagnostics)
         settings = collect_settings(node, declarations, diagnostics)
         schedule = collect_schedule(node, declarations, diagnostics)
-        return Layout(layout, rules, mesh, places, schedule, settings)
+        cuts = stage_rules_of(_chain(node, declarations, Diagnostics()), diagnostics)
+        return Layout(layout, rules, mesh, places, schedule, settings, cuts)
     if ":" in layout:
         return Layout(layout, tuple(_rules_of_text(layout)), mesh, places)
     span = Span(Source("--layout", layout), 0, len(layout))

@@ -27,6 +27,7 @@ from meshdsl.named.prelude import prelude
 from meshdsl.placed.layout import STORAGE, TENSOR, Layout, Rule, selects
 from meshdsl.placed.request import loops
 from meshdsl.placed.sbp_block import Annotations, check_component, means
+from meshdsl.placed.settings import StageRule
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_entry, word_in
@@ -61,6 +62,7 @@ def lint(program: Program, layout: Layout, diagnostics: Diagnostics) -> None:
         elif not _selects_any(rule, values) and not _selects_summed(rule, program, layout):
             diagnostics.add(_selects_nothing(rule, values))
     _lint_blocks(program, values, layout, diagnostics)
+    _lint_stages(program, values, layout, diagnostics)
     lint_schedule(program, layout, diagnostics)
     diagnostics.add(*_lint_windows(program, layout))
     # The backward pass copies the pins of a tensor.
@@ -144,6 +146,9 @@ def lint_schedule(program: Program, layout: Layout, diagnostics: Diagnostics) ->
         return
     known = {n.dim.name: n.dim.size for n in loops(program)}
     rules = [r for r in layout.rules if r.dim in known and r.selector[:1] not in STORAGE]
+    if cuts := _cuts_of(program, layout):
+        _lint_cut_network(program, layout, use, cuts, diagnostics)
+        return
     if not rules:
         diagnostics.add(_makes_no_pipeline(use, layout, sorted(known)))
         return
@@ -158,10 +163,55 @@ def lint_schedule(program: Program, layout: Layout, diagnostics: Diagnostics) ->
             diagnostics.of(partial(_check_table, use, known[dim], devices, micro))
 
 
+def _cuts_of(program: Program, layout: Layout) -> list[StageRule]:
+    """The rules that give stages to something in a program."""
+    values = tuple(values_of(program))
+    return [r for r in layout.cuts if any(selects(r.selector, v) is not None for v in values)]
+
+
+def _lint_cut_network(
+    program: Program,
+    layout: Layout,
+    use: ScheduleUse,
+    cuts: list[StageRule],
+    diagnostics: Diagnostics,
+) -> None:
+    if program.goal is None:
+        return
+    accumulated = program.goal.optimizer.accumulate
+    diagnostics.add(*_lint_cuts(use, program, layout, accumulated, set()))
+    devices = layout.mesh.size_or_one(cuts[0].axis)
+    if devices > 1 and not diagnostics.errors:
+        diagnostics.of(partial(_check_table, use, 0, devices, accumulated * (use.micro or 1)))
+
+
+def _lint_stages(
+    program: Program, values: tuple[Value, ...], layout: Layout, diagnostics: Diagnostics
+) -> None:
+    """Report stages given on an axis that there is not, or to what there is not.
+
+    Rules of a layout may be meant for another program of the file: then none of them selects.
+    """
+    some = _cuts_of(program, layout)
+    for rule in layout.cuts:
+        if rule.axis not in layout.mesh.names:
+            diagnostics.add(_no_axis(rule, rule.axis, layout))
+        if rule in some:
+            continue
+        name = ".".join(rule.selector)
+        known = {v.label for v in values if v.name and v.role == "activation"}
+        known |= {f for v in values for f in v.functions}
+        help = did_you_mean(rule.selector[-1], sorted(known)) or "name a tensor, or a function"
+        fixes = _spelled(rule.span, rule.selector[-1], sorted(known)) or _removed(rule.span)
+        message = f"`{name}` names no tensor or function of the program; `{rule}` does nothing"
+        severity: Severity = "error" if some else "warning"
+        diagnostics.add(Diagnostic("MD0306", message, rule.span, severity, help=help, fixes=fixes))
+
+
 def _makes_no_pipeline(use: ScheduleUse, layout: Layout, dims: list[str]) -> Diagnostic:
     loop = f"the dim of a loop, `{dims[0]} -> pipe`" if dims else "the dim of a `repeat`"
     message = f"no rule of layout `{layout.name}` makes a pipeline; its schedule does nothing"
-    help = f"add a rule for {loop}, or leave the schedule out"
+    help = f"add a rule for {loop}, or a stage by name, `NAME: pipe = 1`; or leave the schedule out"
     return Diagnostic("MD0537", message, use.span, _severity(use.span), help=help)
 
 
@@ -248,6 +298,9 @@ def lint_names(layout: Layout, declarations: Declarations, diagnostics: Diagnost
             diagnostics.add(_no_dim(rule, set(declarations.dims), layout))
         if rule.selector and _declared(rule.selector[0]) not in names.union(ROLES):
             diagnostics.add(_no_tensor(".".join(rule.selector), rule, sorted(names)))
+    for stage in layout.cuts:
+        if stage.axis not in layout.mesh.names:
+            diagnostics.add(_no_axis(stage, stage.axis, layout))
 
 
 def declared_names(declarations: Declarations) -> set[str]:
@@ -266,7 +319,7 @@ def _declared(name: str) -> str:
 _NAMING = ast.Target | ast.TensorParam | ast.Function
 
 
-def _no_axis(rule: Rule, axis: str, layout: Layout) -> Diagnostic:
+def _no_axis(rule: Rule | StageRule, axis: str, layout: Layout) -> Diagnostic:
     known = list(layout.mesh.names)
     help = did_you_mean(axis, known) or f"the mesh has {', '.join(known) or 'no axes'}"
     message = f"mesh `{layout.mesh.name}` has no axis `{axis}`; the rule does nothing there"

@@ -123,9 +123,10 @@ class _Placed(ir.Parser[Tensor]):
         self.title, self.layout, self.policy = found[1], found[3], found[4]
         self.mesh = parse_mesh(found[2])
         self.made: list[Tensor] = []
+        self.numbered: dict[str, Tensor] = {}
 
     def program(self) -> Program:
-        pipe = self._pipeline()
+        pipe, on_stages = self._pipeline(), self._on_stages()
         inputs, params, states, body, outputs, updates = self.sections()
         learned = tuple(named.Param(t.value, named.Init("zeros"), 1, 1) for t in params)
         before = named.Program(
@@ -141,7 +142,7 @@ class _Placed(ir.Parser[Tensor]):
         made = Program(
             before, self.mesh, self.layout, self.policy, inputs,
             tuple(map(Parameter, learned, params)), body, outputs, tuple(self.made), {},
-            states, updates, pipe=pipe,
+            states, updates, pipe=pipe and replace(pipe, homes=self._homes(on_stages)),
         )  # fmt: skip
         return replace(made, named=made.rewritten)
 
@@ -153,7 +154,10 @@ class _Placed(ir.Parser[Tensor]):
         line = lines.pop(0)
         with self.reading(line) as scan:
             scan.expect("pipeline")
-            dim = scan.next()
+            dim, count = scan.next(), 0
+            if dim == "in":
+                dim, count = "", int(scan.next())
+                scan.expect("stages")
             axis, micro = _over(scan)
             order = list[int]()
             scan.accept("stages")
@@ -161,7 +165,17 @@ class _Placed(ir.Parser[Tensor]):
                 order.append(int(scan.next()))
         use = self._use(line.inner[0]) if line.inner else None
         cut = Cut(use.dims, use.micro, micro, use.name, use.span) if use and use.micro else None
-        return Piped(dim, axis, micro, line.span, use, cut, tuple(order))
+        return Piped(dim, axis, micro, line.span, use, cut, tuple(order), count)
+
+    def _on_stages(self) -> list[tuple[int, list[str]]]:
+        """The lines `on stage 1: %5 %6`, which are consumed."""
+        found = [line for line in self.top.inner if line.text.startswith("on stage ")]
+        self.top.inner[:] = [line for line in self.top.inner if line not in found]
+        each = (line.text.removeprefix("on stage ").split(": ") for line in found)
+        return [(int(stage), numbers.split(" ")) for stage, numbers in each]
+
+    def _homes(self, found: list[tuple[int, list[str]]]) -> dict[named.Value, int]:
+        return {self.numbered[n].value: stage for stage, numbers in found for n in numbers}
 
     def _use(self, line: Line) -> ScheduleUse:
         """`with one_f_one_b of batch in 8 {chunks=2}`, and below it a row for each stage."""
@@ -192,7 +206,7 @@ class _Placed(ir.Parser[Tensor]):
             if fields.get("loaded"):
                 value = replace(value, role="param", follows=value)
             self.made.append(Tensor(fields.get("value", value), fields["placement"]))
-            self.scope[number] = self.made[-1]
+            self.scope[number] = self.numbered[number] = self.made[-1]
             return self.made[-1]
 
         return make

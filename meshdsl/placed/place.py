@@ -18,6 +18,7 @@ from meshdsl.named.declarations import unknown
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.cache import Problem
+from meshdsl.placed.cuts import cut_apart, with_homes
 from meshdsl.placed.from_named import Placer, Walk, Watch
 from meshdsl.placed.ir import (
     EVERY,
@@ -104,21 +105,29 @@ def place(
     assert policy in POLICIES
     request = with_workers(_with_parts(_request(program, asked)))
     if policy != "optimal":
-        return check_parts(_walked(request, policy, watch)[0])
-    found = check_parts(_least(request, search))
+        return _in_stages(check_parts(_walked(request, policy, watch)[0]))
+    found = _in_stages(check_parts(_least(request, search)))
     # The search counts every tensor in its own dtype.
     if found.plan is not None and reduced_in(found):
         found = replace(found, plan=replace(found.plan, least=False))
     return found
 
 
+def _in_stages(program: Program) -> Program:
+    """The program with the stages of its values, where rules cut it into stages."""
+    pipe = program.pipe
+    return program if pipe is None else replace(program, pipe=with_homes(program.rewritten, pipe))
+
+
 def _request(program: named.Program, asked: Layout | Annotations) -> Request:
     if isinstance(asked, Annotations):
         layout = Layout(asked.name, (), asked.mesh)
         return BlockRequest(program, layout, annotations=asked)
-    if not any(node.phase == "update" for node in program.body):
+    trains = any(node.phase == "update" for node in program.body)
+    if not trains:
         asked = stored(program, asked)
     pipe = piped(program, asked)
+    pipe = (cut_apart(program, asked, pipe) if trains else None) or pipe
     if pipe is not None:
         program = with_leaving(in_stage_order(program, pipe), pipe)
     return Request(with_loads(program, asked, pipe), asked, pipe=pipe)

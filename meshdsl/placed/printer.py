@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 
 from meshdsl.ir.printer import INDENT, Numbers, Printer, constants, phase_text
+from meshdsl.ir.program import every
 from meshdsl.ir.types import TensorType
 from meshdsl.named.printer import label
 from meshdsl.ops.opdef import Reads
@@ -81,7 +82,8 @@ def _splits(p: Placement) -> str:
 def _pipeline(pipe: Piped) -> Iterator[str]:
     """`pipeline layers over pipe, micro-batches micro`, and the schedule of the layout."""
     order = f" stages {' '.join(map(str, pipe.order))}" if pipe.order else ""
-    yield f"pipeline {pipe.dim} over {pipe.axis}, {pipe.micro}{order}"
+    of = f"in {pipe.count} stages" if pipe.count else pipe.dim
+    yield f"pipeline {of} over {pipe.axis}, {pipe.micro}{order}"
     use = pipe.use
     if use is None:
         return
@@ -112,6 +114,18 @@ class _Placed(Printer[Tensor]):
             yield f"{INDENT}return {name} = {self.numbers[tensor]}"
         for old, new in program.updates:
             yield f"{INDENT}update {self.numbers[old]} = {self.numbers[new]}"
+        yield from self._homes(program)
+
+    def _homes(self, program: Program) -> Iterator[str]:
+        """`on stage 1: %5 %6`, of a network that rules cut into stages."""
+        homes = {} if program.pipe is None else program.pipe.homes
+        made = (t for n in every(program.body) if not isinstance(n, Reshard) for t in n.makes)
+        found: dict[int, list[str]] = {}
+        for tensor in dict.fromkeys(made):
+            if tensor.value in homes:
+                found.setdefault(homes[tensor.value], []).append(self.numbers[tensor])
+        for stage, numbers in sorted(found.items()):
+            yield f"{INDENT}on stage {stage}: {' '.join(numbers)}"
 
     def name(self, value: Tensor) -> str:
         return self.numbers[value]

@@ -1,7 +1,7 @@
 """Settings of layouts: how what a selector names is handled, not where it lies.
 
 `grads: reduce = bf16` is the dtype in which parts of gradients are added up. `SETTINGS` is the
-table of all of them.
+table of all of them. A number of an axis, `conv3: pipe = 1`, is a stage of a pipeline (`cuts.py`).
 """
 
 from __future__ import annotations
@@ -44,6 +44,45 @@ class Setting:
         return f"{self.selector}: {self.name} = {self.value}"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class StageRule:
+    """`conv3: pipe = 1`: from what the selector names on, the program is on that stage of `axis`.
+
+    Compared by identity.
+    """
+
+    selector: tuple[str, ...]
+    axis: str
+    stage: int
+    span: Span
+
+    def __str__(self) -> str:
+        return f"{'.'.join(self.selector)}: {self.axis} = {self.stage}"
+
+
+def stage_rules_of(nodes: Iterable[ast.Layout], diagnostics: Diagnostics) -> tuple[StageRule, ...]:
+    """The stages that layouts give, each of which extends the one before; later ones displace."""
+    found: dict[tuple[tuple[str, ...], str], StageRule] = {}
+    for node in nodes:
+        own: dict[tuple[tuple[str, ...], str], StageRule] = {}
+        for written in filter(_is_stage, node.settings):
+            assert isinstance(written.value, ast.Number)
+            selector = tuple(part.text for part in written.selector)
+            rule = StageRule(selector, written.name.text, int(written.value.value), written.span)
+            first = own.setdefault((selector, rule.axis), rule)
+            if first is not rule:
+                diagnostics.add(_twice(first, rule))
+        found.update(own)
+    return tuple(found.values())
+
+
+def _is_stage(node: ast.Setting) -> bool:
+    """Whether a setting is the number of a stage: nothing that is set is a whole number."""
+    return isinstance(node.value, ast.Number) and (
+        isinstance(node.value.value, int) and node.name.text not in NAMES
+    )
+
+
 def settings_of(nodes: Iterable[ast.Layout], diagnostics: Diagnostics) -> tuple[Setting, ...]:
     """The settings of layouts, each of which extends the one before; later ones displace.
 
@@ -52,7 +91,7 @@ def settings_of(nodes: Iterable[ast.Layout], diagnostics: Diagnostics) -> tuple[
     found: dict[tuple[str, str], Setting] = {}
     for node in nodes:
         own: dict[tuple[str, str], Setting] = {}
-        for written in node.settings:
+        for written in (n for n in node.settings if not _is_stage(n)):
             setting = _setting(written, diagnostics)
             if setting is None:
                 continue
@@ -79,7 +118,8 @@ def _wrong_name(node: ast.Setting) -> Diagnostic | None:
     if name in NAMES:
         return None
     every = ", ".join(f"`{text}`" for text in _forms())
-    help = did_you_mean(name, NAMES) or f"there are {every}; a dim is split by `->`"
+    stage = f"`{node.selector[-1].text}: {name} = 1` is a stage of a pipeline"
+    help = did_you_mean(name, NAMES) or f"there are {every}; a dim is split by `->`; {stage}"
     fixes = spelled_right(node.name.span, name, NAMES)
     message = f"layouts have no setting `{name}`"
     return Diagnostic("MD0312", message, node.name.span, help=help, fixes=fixes)
@@ -110,9 +150,9 @@ def _wrong_value(node: ast.Setting, selector: str) -> Diagnostic | None:
     return Diagnostic("MD0314", message, value.span, help=f"write {said}", fixes=fixes)
 
 
-def _twice(first: Setting, setting: Setting) -> Diagnostic:
+def _twice(first: Setting | StageRule, setting: Setting | StageRule) -> Diagnostic:
     remove = Fix("remove this one", (Edit(without_entry(setting.span), ""),), safe=False)
-    message = f"`{setting.selector}: {setting.name}` is given twice"
+    message = f"`{str(setting).partition(' = ')[0]}` is given twice"
     where = (Related(first.span, "the other one"),)
     found = Diagnostic("MD0315", message, setting.span, related=where, help="keep one of them")
     return replace(found, fixes=(remove,))

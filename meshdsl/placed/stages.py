@@ -10,7 +10,7 @@ zeros where none of its operators adds to it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshdsl.diagnostics import Related, Span, counted, fail
@@ -19,6 +19,7 @@ from meshdsl.ir.program import substitute
 from meshdsl.named.ir import Loop, Node, Op, Program, Value
 from meshdsl.placed.layout import STORAGE, Layout, Rule
 from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.settings import StageRule
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.schedule.verify import Verified
 
@@ -50,6 +51,9 @@ class Piped:
     `micro` is the dim of the loop over micro-batches, which has the loop in it: that of the
     optimizer's `accumulate`, or of a `cut`. `use` is the schedule of the layout. `order` has the
     stages device by device, where a device has others than that of its own number.
+
+    Where `rules` cut a network into `count` stages (`cuts.py`) there is no loop, and `dim` is
+    empty; `homes` are then the stages of the values of a placed program.
     """
 
     dim: str
@@ -59,14 +63,17 @@ class Piped:
     use: ScheduleUse | None = None
     cut: Cut | None = None
     order: tuple[int, ...] = ()
+    count: int = 0
+    rules: tuple[StageRule, ...] = ()
+    homes: Mapping[Value, int] = field(default_factory=dict, compare=False)
 
     def stages(self, mesh: Mesh) -> int:
         """The number of stages; a device may have several."""
-        return len(self.order) or mesh.size(self.axis)
+        return self.count or len(self.order) or mesh.size(self.axis)
 
     def axes(self, mesh: Mesh) -> tuple[str, ...]:
         """The axes that the stages are on: of several on a device, also that of them in time."""
-        if self.stages(mesh) == mesh.size(self.axis):
+        if self.count or self.stages(mesh) == mesh.size(self.axis):
             return (self.axis,)
         name = "chunk"
         while name in mesh.names or name in (self.micro, self.dim):
@@ -114,7 +121,7 @@ def piped(program: Program, layout: Layout) -> Piped | None:
                     help = f"split the dim of that one: `{around[-1]} -> {axes[0]}`"
                     _refuse(message, rule.span, help)
                 use = layout.schedule
-                cut = _cut(use, loop.dim.name, layout)
+                cut = cut_of(use, loop.dim.name, layout)
                 if not around and cut is None:
                     message = f"splitting the `repeat` dim `{loop.dim.name}` needs micro-batches"
                     help = (
@@ -172,8 +179,8 @@ def _refuse(message: str, span: Span, help: str, *related: Related) -> None:
     fail("MD0907", message, span, *related, help=help)
 
 
-def _cut(use: ScheduleUse | None, loop: str, layout: Layout) -> Cut | None:
-    """The cut into micro-batches that a schedule asks for."""
+def cut_of(use: ScheduleUse | None, loop: str, layout: Layout) -> Cut | None:
+    """The cut into micro-batches that a schedule asks for; its axis is not called as the loop."""
     if use is None or not use.dims or use.micro is None:
         return None
     axis = "micro"
@@ -209,8 +216,8 @@ def _checked(program: Program, first: Loop, layout: Layout, found: Piped) -> Pip
         message = f"two loops over `{found.dim}` cannot both be on the stages of `{found.axis}`"
         other = Related(forward[1].span, "the second one")
         _refuse(message, forward[0].span, "give one of them another dim", other)
-    _check_axis(program, layout, found)
-    whole = (v for n in first.body for v in _makes(n) if v.type.has(found.dim))
+    check_axis(program, layout, found)
+    whole = (v for n in first.body for v in makes_of(n) if v.type.has(found.dim))
     for value in whole:
         name = f"`{value.name}`" if value.name else "a value"
         message = f"{name} has all of `{found.dim}` inside of the loop, whose stages have a part"
@@ -222,10 +229,10 @@ def _checked(program: Program, first: Loop, layout: Layout, found: Piped) -> Pip
     return found
 
 
-def _check_axis(program: Program, layout: Layout, found: Piped) -> None:
+def check_axis(program: Program, layout: Layout, found: Piped) -> None:
     """Refuse another split over the axis of the stages: of an operator, one stage has it all."""
     stored = (p.value for p in program.params)
-    values = (*program.inputs, *stored, *(v for n in program.body for v in _makes(n)))
+    values = (*program.inputs, *stored, *(v for n in program.body for v in makes_of(n)))
     known = {dim for v in values for dim in v.type.names}
     # Where gradients have rules, they are stored as parameters are beside these.
     free = _STORED[1:] if any(r.selector == ("grads",) for r in layout.rules) else _STORED
@@ -234,7 +241,8 @@ def _check_axis(program: Program, layout: Layout, found: Piped) -> None:
     for dim, axes, span in asked:
         if found.axis in axes and dim in known - {found.dim}:
             message = f"`{dim}` cannot be split over the stages of `{found.axis}`"
-            related = Related(found.span, "each operator of the loop is on one of them")
+            what = "each operator" if found.count else "each operator of the loop"
+            related = Related(found.span, f"{what} is on one of them")
             _refuse(message, span, f"split `{dim}` over another axis", related)
 
 
@@ -262,10 +270,10 @@ def _behind_passes(program: Program, cut: Cut) -> Program:
     update = [n for n in program.body if n.phase == "update"]
     inside: set[Value] = {v for v in program.inputs if _has(v, cut)}
     for n in passes:
-        if any(v in inside or _has(v, cut) for v in (*_reads(n), *_makes(n))):
+        if any(v in inside or _has(v, cut) for v in (*reads_of(n), *makes_of(n))):
             inside.update(n.makes)
     made = {v: n for n in passes for v in n.makes if v in inside}
-    read = [v for n in update for v in _reads(n)]
+    read = [v for n in update for v in reads_of(n)]
     read += [*(o.value for o in program.outputs), *(u.new for u in program.updates)]
     new = {v: replace(v) for v in dict.fromkeys(read) if v in made}
     leaving = [
@@ -288,17 +296,19 @@ def _ending(program: Program, body: tuple[Node, ...], new: Mapping[Value, Value]
     )
 
 
-def _reads(node: Node) -> Iterator[Value]:
+def reads_of(node: Node) -> Iterator[Value]:
+    """The values that a node reads, and the nodes inside of it."""
     yield from node.reads
     if isinstance(node, Loop):
-        yield from (v for n in node.body for v in _reads(n))
+        yield from (v for n in node.body for v in reads_of(n))
         yield from node.ends
 
 
-def _makes(node: Node) -> Iterator[Value]:
+def makes_of(node: Node) -> Iterator[Value]:
+    """The values that a node makes, and the nodes inside of it."""
     yield from node.makes
     if isinstance(node, Loop):
-        yield from (v for n in node.body for v in _makes(n))
+        yield from (v for n in node.body for v in makes_of(n))
 
 
 def _has(value: Value, cut: Cut) -> bool:

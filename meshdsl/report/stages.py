@@ -82,9 +82,10 @@ def shares(program: Program) -> dict[Compute | Collective, Fraction]:
     """
     found: dict[Compute | Collective, Fraction] = {}
     for pipe in (node for node in program.body if isinstance(node, Pipeline)):
-        for node, part in zip(pipe.body, pipe.parts, strict=True):
-            if part in ENDS or part.sends:
-                share = Fraction(1, len(pipe.rows) if part in ENDS else pipe.times(part))
+        for node, part, ends in pipe.places:
+            alone = part in ENDS or (ends and not part.sends)
+            if alone or part.sends:
+                share = Fraction(1, len(pipe.rows) if alone else max(1, pipe.times(part, ends)))
                 found.update((inner, share) for inner, _ in walk((node,)))
     return found
 

@@ -56,14 +56,15 @@ def in_time(pipe: Pipeline, program: Program, timing: Timing) -> Timed:
     """The schedule with predicted times of its passes, in ticks. Inner stages are alike."""
     last = pipe.last
     passes = {}
-    for stage in {0, min(1, last), last}:
+    for stage in range(last + 1) if pipe.homes else {0, min(1, last), last}:
         run = _Stage(program, timing, False, pipe.known.device_of[0, stage])
         run.walked()
         passes[stage] = run.passes[stage]
     each = [passes[n if n in passes else 1] for n in range(last + 1)]
     longest = max(
-        sum(ticks(timing.node(move)) for move in _messages(pipe, forward))
+        sum(ticks(timing.node(move)) for move in _messages(pipe, forward, stage))
         for forward in (True, False)
+        for stage in range(last + 1)
     )
     times = Times(
         forward=tuple(Fraction(found["F"].duration) for found in each),
@@ -81,8 +82,10 @@ def _backward(passes: Mapping[str, Pass]) -> tuple[int, int]:
     return passes["I"].duration, passes["W"].duration
 
 
-def _messages(pipe: Pipeline, forward: bool) -> tuple[Move, ...]:
-    """What a stage sends to the next one, or to the one before."""
+def _messages(pipe: Pipeline, forward: bool, stage: int) -> tuple[Move, ...]:
+    """What a stage sends to the next one, or to the one before; of a cut network to any."""
+    if pipe.homes:
+        return pipe.leaving(stage, forward)
     found = pipe.of(Part.SENT if forward else Part.SENT_BACKWARD)
     return tuple(node for node in found if isinstance(node, Move))
 
@@ -146,9 +149,12 @@ class _Stage(Run):
         free = dict.fromkeys(streams, begun)
         for slot in found.rows[self.device]:
             forward, stage = slot.action.kind == "F", slot.action.stage
-            leaves = node.does(Part.SENT if forward else Part.SENT_BACKWARD, stage)
-            if slot.action.kind != "W":
-                self._stand(_messages(node, forward)[0], begun + _whole(slot.start))
+            messages = _messages(node, forward, stage)
+            leaves = bool(node.homes) or node.does(
+                Part.SENT if forward else Part.SENT_BACKWARD, stage
+            )
+            if slot.action.kind != "W" and (awaited := self._awaited(node, forward, stage)):
+                self._stand(awaited, begun + _whole(slot.start))
             self.clock = begun + _whole(slot.start)
             for kind in node.passes_of(slot.action.kind):
                 done, at = self.passes[stage][kind], self.clock
@@ -157,9 +163,13 @@ class _Stage(Run):
                 self.clock = at + done.duration
                 if kind != "W" and leaves:
                     ready = max(at + done.sent, free[forward])
-                    messages = _messages(node, forward)
                     free[forward] = self._send(messages, streams[forward], ready)
         self.joined = {node.axis: begun + _whole(found.makespan)}
+
+    def _awaited(self, node: Pipeline, forward: bool, stage: int) -> Move | None:
+        """The message that a pass of a stage waits for, if it begins with one."""
+        found = node.arriving(stage, forward) if node.homes else _messages(node, forward, stage)
+        return next(iter(found), None)
 
     def _put(self, done: Pass, at: int, held: int) -> None:
         """A pass that begins at a time, when so much memory is held."""

@@ -1,0 +1,118 @@
+"""Passes of a pipeline in the text: nested functions, and the loop over the actions of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from meshdsl.backends.torch.format import INDENT
+from meshdsl.backends.torch.loops import Loops
+from meshdsl.backends.walk import NOWHERE
+from meshdsl.device.ir import Compute, Pipeline, Program, Var
+from meshdsl.device.liveness import totals
+
+KEEPERS = {"every": "kept", "first": "kept_first", "last": "kept_last"}
+"""By stages, where they keep what a backward pass needs of its forward pass."""
+
+
+OWN_NAMES = frozenset(
+    (*"forward backward inputs weights action kept_weights stage stages".split(), *KEEPERS.values())
+)
+"""What is defined for a pipeline, under no name of the source."""
+
+
+class Passes(Loops):
+    """Writes the functions of passes; a subclass writes what is in them."""
+
+    def __init__(self, program: Program, taken: frozenset[str] = frozenset()) -> None:
+        piped = any(isinstance(node, Pipeline) for node in program.body)
+        super().__init__(program, taken | OWN_NAMES if piped else taken)
+
+    # The identifiers of the sums that passes add to: they belong to the function around them.
+    totals: frozenset[str] = frozenset()
+    # The word for the stage of a pass, and the arguments of a pass.
+    stage, arguments = "", ""
+
+    def begin(self, node: Pipeline, several: bool) -> str:
+        """Write what is before the passes; where a device has `several` stages, a pass names its.
+
+        The word for a micro-batch.
+        """
+        self.used.update(("Line", "actions"))
+        micro = self.variables.word(node.index, "micro")
+        self.stage = "stage" if several else self.at[node.axis]
+        self.arguments = f"{micro}, stage" if several else micro
+        self.enter(node)
+        self.totals = frozenset(self.name(v) for v in _summed(node))
+        self.loops.append(node)
+        return micro
+
+    def _key(self) -> str:
+        """The key of what is kept for a pass, between parentheses."""
+        return f"({self.arguments})" if "," in self.arguments else self.arguments
+
+    def _row(self, node: Pipeline, micro: str) -> None:
+        """Write the loop over the actions of the device."""
+        device, given = self.at[node.axis], self.arguments
+        stage = "stage" if "," in given else "_"
+        self.out.add()
+        self.out.add(f"for action, {micro}, {stage} in actions(SCHEDULE[{device}], {device}):")
+        if "B" in node.passes:
+            self.out.add(f'{INDENT}forward({given}) if action == "F" else backward({given})')
+            return
+        calls = {
+            'action == "F"': "forward",
+            'action in "BI"': "inputs",
+            'action in "BW"': "weights",
+        }
+        for test, name in calls.items():
+            self.out.add(f"{INDENT}if {test}:")
+            self.out.add(f"{2 * INDENT}{name}({given})")
+
+    @contextmanager
+    def _function(self, name: str, node: Pipeline) -> Iterator[None]:
+        self.out.place = ""
+        self.out.add()
+        self.out.add(f"def {name}({self.arguments}):")
+        self.out.depth += 1
+        self.shown = NOWHERE
+        begun = len(self.out.lines)
+        yield
+        if self.out.only_comments(begun):
+            self.out.add("pass")
+        self.out.depth -= 1
+        self.shown = NOWHERE
+
+    # --- what is kept ----------------------------------------------------------------------------
+
+    def _names(self, kept: list[Var]) -> list[str]:
+        return list(dict.fromkeys(self.variables.of(v) for v in kept))
+
+    def _put_in(self, keeper: str, kept: list[Var]) -> None:
+        if kept:
+            self.out.place = ""
+            names = ", ".join(self._names(kept))
+            self.out.statement(f"{keeper}[{self.arguments}] = {names}")
+
+    def _taken_from(self, keeper: str, kept: list[Var]) -> None:
+        if kept:
+            self.out.place = ""
+            names = ", ".join(self._names(kept))
+            self.out.statement(f"{names} = {keeper}.pop({self._key()})")
+
+    # --- statements ------------------------------------------------------------------------------
+
+    def _write_onto(self, node: Compute) -> None:
+        """Write an operator in the memory of its operand; a pass assigns no sum of the step."""
+        name = self.name(node.outs[0])
+        if name in self.totals and self.name(node.ins[0]) == name:
+            self.out.statement(self._text_onto(node))
+            self.variables.assign(node.outs[0])
+        else:
+            super()._write_onto(node)
+
+
+def _summed(node: Pipeline) -> Iterator[Var]:
+    """The sums that passes add to, and their rows."""
+    yield from (c.inside for c in node.carries)
+    yield from (s.inside for s in node.stacked if s.inside.name in totals(node))

@@ -1,0 +1,242 @@
+"""A network in stages by rules: the stage of each statement of a micro-batch, and the messages.
+
+Values of the program know their stages (`placed/cuts.py`); what else there is, moves and sums, is
+where its operands are. What any stage can make is made on each that reads it. A value that another
+stage reads is sent there, also over stages in between: they have been passed by then. The backward
+pass of a stage first makes what others wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from meshdsl.device.ir import Ends, Loop, Move, Node, Part, Var, with_vars
+from meshdsl.device.liveness import is_constant, reads, totals
+from meshdsl.device.names import Names
+from meshdsl.ir.program import every
+from meshdsl.placed.collectives import send
+from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.stages import Piped
+from meshdsl.schedule.verify import Verified
+
+Placed = tuple[Node, Part, Ends]
+
+FREE = -1
+"""In place of a position: any stage can do it."""
+
+
+class Positions:
+    """How far a micro-batch is where a statement is done: forward over the stages, and back.
+
+    That is s on stage s in the forward pass, 2D - 1 - s in the backward pass; `made` has that of
+    each value, None of those which are everywhere.
+    """
+
+    def __init__(self, loop: Loop, pipe: Piped) -> None:
+        self.loop, self.pipe, self.last = loop, pipe, pipe.count - 1
+        self.totals = totals(loop)
+        self.made: dict[Var, int | None] = dict.fromkeys(loop.enters)
+        self.positions: dict[Node, int] = {}
+        # Where what is the same on all stages is added to a sum.
+        self.joint = self.last + 1
+
+    def of_all(self) -> dict[Node, int]:
+        """The position of each statement; FREE of those that any stage can do."""
+        for node in self.loop.body:
+            self.follow(node)
+        return self.positions
+
+    def follow(self, node: Node) -> None:
+        """Note the position of a statement."""
+        at = self.positions[node] = self._of(node)
+        found = None if at == FREE else at
+        self.made.update((v, None if v.name in self.totals else found) for v in node.makes)
+
+    def stage(self, position: int) -> int:
+        """The stage of a position."""
+        return min(position, 2 * self.last + 1 - position)
+
+    def backward(self, stage: int) -> int:
+        """The position of a stage in the backward pass."""
+        return 2 * self.last + 1 - stage
+
+    def _of(self, node: Node) -> int:
+        if is_constant(node):
+            return FREE
+        before = [p for v in reads(node) if (p := self.made.get(v)) is not None]
+        homes = self.pipe.homes
+        # Of a sum of the step each stage has its own.
+        own = [v for v in node.makes if v.name not in self.totals]
+        known = [homes[v.value] for v in own if v.value in homes]
+        earliest = max(before, default=FREE)
+        if node.phase != "backward":
+            return max(known[0] if known else FREE, earliest)
+        if known:
+            return max(self.backward(known[0]), earliest)
+        if earliest == FREE or earliest > self.last:
+            return earliest
+        return self.backward(self.stage(earliest))
+
+
+class Cuts:
+    """The statements of an iteration stage by stage, with what the stages send."""
+
+    def __init__(self, loop: Loop, pipe: Piped, mesh: Mesh, table: Verified, names: Names) -> None:
+        self.loop, self.pipe, self.mesh = loop, pipe, mesh
+        self.table, self.names = table, names
+        self.found = Positions(loop, pipe)
+        self.at = self.found.of_all()
+        self.totals = self.found.totals
+
+    def placed(self) -> list[Placed]:
+        """All statements, in an order in which each has its operands."""
+        nodes = self._copied()
+        self._nearer(nodes)
+        made, sends = self._sent(nodes)
+        return self._in_order(made, sends)
+
+    # --- what any stage can do -------------------------------------------------------------------
+
+    def _copied(self) -> list[Node]:
+        """The statements, with one on each stage that reads it of what any stage can do."""
+        read: dict[Var, set[int]] = {}
+        found: list[Node] = []
+        new: dict[tuple[Var, int], Var] = {}
+        for node in reversed(self.loop.body):
+            at = self.at[node]
+            if at != FREE or is_constant(node):
+                self._read_at(node, read, at)
+                found.append(node)
+                continue
+            stages = {self.found.stage(p) for v in node.makes for p in read.get(v, ())}
+            stages = stages or {self.found.last}
+            # In the forward pass where that reads it: the backward pass keeps it.
+            first = {
+                s: min(
+                    (p for v in node.makes for p in read.get(v, ()) if self.found.stage(p) == s),
+                    default=self.found.backward(s) if node.phase == "backward" else s,
+                )
+                for s in stages
+            }
+            if any(v.name in self.totals for v in node.makes):
+                first = {self.found.last: self.found.joint}
+            for stage, position in sorted(first.items()):
+                copy = node if len(first) == 1 else self._copy(node, stage, new)
+                self.at[copy] = position
+                self._read_at(copy, read, position)
+                found.append(copy)
+        stages_of = {n: self.found.stage(self.at[n]) for n in found if self.at[n] != FREE}
+        return [self._with(n, stages_of.get(n), new) for n in reversed(found)]
+
+    def _read_at(self, node: Node, read: dict[Var, set[int]], position: int) -> None:
+        for var in () if position == FREE else reads(node):
+            read.setdefault(var, set()).add(position)
+
+    def _copy(self, node: Node, stage: int, new: dict[tuple[Var, int], Var]) -> Node:
+        mapping: dict[Var, Var] = {}
+        names: dict[str, str] = {}
+        inner = (v for n in every((node,)) for v in (*n.makes, *_enters(n)))
+        for var in inner:
+            names.setdefault(var.name, self.names.fresh(var.name))
+            mapping[var] = replace(var, name=names[var.name])
+        new.update(((v, stage), mapping[v]) for v in node.makes)
+        copy = with_vars(node, lambda v: mapping.get(v, v))
+        return replace(copy, index=self.names.fresh(copy.index)) if isinstance(copy, Loop) else copy
+
+    def _with(self, node: Node, stage: int | None, new: Mapping[tuple[Var, int], Var]) -> Node:
+        if stage is None or all((v, stage) not in new for v in reads(node)):
+            return node
+        made = with_vars(node, lambda v: new.get((v, stage), v))
+        self.at[made] = self.at[node]
+        return made
+
+    # --- messages --------------------------------------------------------------------------------
+
+    def _nearer(self, nodes: list[Node]) -> None:
+        """Let collectives be done where their result is read, where less is sent to there then."""
+        readers: dict[Var, set[int]] = {}
+        for node in reversed(nodes):
+            if isinstance(node, Move) and node.step.moves:
+                there = readers.get(node.target, set())
+                if node.source.local.bytes < node.target.local.bytes and len(there) == 1:
+                    self.at[node] = max(self.at[node], *there)
+            for var in reads(node):
+                readers.setdefault(var, set()).add(self.at[node])
+
+    def _sent(self, nodes: list[Node]) -> tuple[list[Node], list[tuple[Move, int, Ends]]]:
+        """The statements that read what has been sent to them, and the messages.
+
+        Those have the position at which they are sent.
+        """
+        made = {v: self.at[n] for n in nodes if self.at[n] != FREE for v in n.makes}
+        made = {v: at for v, at in made.items() if v.name not in self.totals}
+        sends: dict[tuple[Var, int], tuple[Move, int, Ends]] = {}
+        found: list[Node] = []
+        for node in nodes:
+            at = self.at[node]
+            here = self.found.stage(at) if at != FREE else None
+            away = [v for v in dict.fromkeys(reads(node)) if self._is_away(made.get(v), here)]
+            for var in away:
+                assert here is not None
+                key = var, here
+                position, late = made[var], at > self.found.last
+                early = position <= self.found.last
+                if early and late and here < self.found.stage(position):
+                    position = self.found.backward(self.found.stage(position))
+                if key not in sends:
+                    sends[key] = self._message(var, self.found.stage(made[var]), here, position)
+            if not away:
+                found.append(node)
+                continue
+            new = {v: sends[v, here][0].target for v in away if here is not None}
+            found.append(with_vars(node, lambda v, new=new: new.get(v, v)))  # type: ignore[misc]
+            self.at[found[-1]] = at
+        return found, list(sends.values())
+
+    def _is_away(self, made: int | None, here: int | None) -> bool:
+        return made is not None and here is not None and self.found.stage(made) != here
+
+    def _message(self, var: Var, source: int, target: int, position: int) -> tuple[Move, int, Ends]:
+        name = f"`{var.value.label}`" if var.value.name else f"what `{var.hint}` yields"
+        arrived = replace(var, name=self.names.fresh(f"{var.name}_in"))
+        step = send(var.placement, self.pipe.axis)
+        held, sent = step.payload(var.type, self.mesh), step.wire(var.type, self.mesh)
+        homes = self.table.device_of
+        apart = homes[0, source] != homes[0, target]
+        in_all = sent * apart * (self.mesh.devices // self.mesh.size(self.pipe.axis))
+        why = f"stage {target} goes on with {name} of a micro-batch"
+        remedy = f"another cut of `{self.pipe.axis}`, or a split of what is sent"
+        phase = "forward" if position <= self.found.last else "backward"
+        span = var.value.span
+        move = Move(step, var, arrived, held, sent, in_all, span, why, remedy, phase)
+        return move, position, (source, target)
+
+    # --- order -----------------------------------------------------------------------------------
+
+    def _in_order(self, nodes: list[Node], sends: list[tuple[Move, int, Ends]]) -> list[Placed]:
+        """Forward passes, first halves of backward passes, second halves; each stage by stage."""
+        wanted = {move.source for move, *_ in sends}
+        for node in reversed(nodes):
+            if not wanted.isdisjoint(node.makes):
+                wanted.update(reads(node))
+        found: list[tuple[tuple[int, int, int], Placed]] = []
+        for node in nodes:
+            at = self.at[node]
+            if at == FREE:
+                found.append(((0, 0, 0), (node, Part.EVERY, ())))
+            elif at <= self.found.last:
+                found.append(((1, at, 0), (node, Part.LOOP, (at,))))
+            else:
+                early = not wanted.isdisjoint(node.makes)
+                part = Part.LOOP_BACKWARD if early else Part.WEIGHTS
+                found.append(((3 - early, at, 0), (node, part, (self.found.stage(at),))))
+        for move, at, ends in sends:
+            forward = at <= self.found.last
+            part = Part.SENT if forward else Part.SENT_BACKWARD
+            found.append(((1 if forward else 2, at, 1), (move, part, ends)))
+        return [placed for _, placed in sorted(found, key=lambda item: item[0])]
+
+
+def _enters(node: Node) -> Iterator[Var]:
+    yield from node.enters if isinstance(node, Loop) else ()

@@ -1,0 +1,338 @@
+"""A network without a loop in stages: `conv3: pipe = 1` is on stage 1, and so is what comes of it.
+
+An operator is on the stage that a rule gives it, else on the latest of its operands; what is made
+of inputs and parameters begins on stage 0, what is made of inputs alone is where it is read. So no
+stage reads what a later one makes. An operator of the backward pass is on the stage of the operator
+whose gradient it is: it has its place in the source.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import NoReturn
+
+from meshdsl.diagnostics import Related, Span, counted, fail
+from meshdsl.named.ir import Loop, Node, Op, Program, Value
+from meshdsl.placed.layout import FUNCTION, TENSOR, Layout, selects
+from meshdsl.placed.settings import StageRule
+from meshdsl.placed.stages import (
+    Piped,
+    check_axis,
+    cut_of,
+    is_leaving,
+    makes_of,
+    reads_of,
+)
+
+
+def active_cuts(layout: Layout) -> tuple[StageRule, ...]:
+    """The stages that rules of a layout give on axes with several devices."""
+    return tuple(r for r in layout.cuts if layout.mesh.size_or_one(r.axis) > 1)
+
+
+def cut_apart(program: Program, layout: Layout, looped: Piped | None) -> Piped | None:
+    """The pipeline of a training step that rules cut into stages, if they do.
+
+    `looped` is that of a loop. Raises MD0339 and MD0340 for stages that there are not, or that
+    would run backwards, MD0907 for what cannot be a pipeline.
+    """
+    rules = active_cuts(layout)
+    if not rules or all(node.phase != "backward" for node in _every(program.body)):
+        return None
+    first = rules[0]
+    if looped is not None:
+        message = f"`{first}`: the stages are those of the loop over `{looped.dim}`"
+        help = f"leave this rule out, or `{looped.dim} -> {looped.axis}`"
+        fail("MD0339", message, first.span, Related(looped.span, "by this rule"), help=help)
+    other = next((r for r in rules if r.axis != first.axis), None)
+    if other is not None:
+        message = f"a network is cut into stages of one axis, not of `{first.axis}` and others"
+        help = f"give all of them `{first.axis}`, or one of the axes one device"
+        fail("MD0339", message, other.span, Related(first.span, "another axis"), help=help)
+    found = _pipe(program, layout, first, rules)
+    check_axis(program, layout, found)
+    _Stages(program, found, layout).check()
+    return found
+
+
+def with_homes(program: Program, pipe: Piped) -> Piped:
+    """The pipeline with the stages of all values of its passes, where rules cut the network."""
+    if not pipe.count:
+        return pipe
+    return replace(pipe, homes=_Stages(program, pipe).of_all())
+
+
+def _pipe(
+    program: Program, layout: Layout, first: StageRule, rules: tuple[StageRule, ...]
+) -> Piped:
+    """The pipeline, with as many stages as the table of its schedule has."""
+    use, goal = layout.schedule, program.goal
+    accumulated = goal.optimizer.accumulate if goal else 1
+    cut = cut_of(use, "", layout)
+    if cut is None and accumulated == 1:
+        message = f"`{first}` needs micro-batches"
+        fail("MD0907", message, first.span, help="end the layout with `with one_f_one_b[batch](8)`")
+    if cut is not None and accumulated > 1:
+        message = "a step is either cut into micro-batches or accumulates batches"
+        help = f"write `with {cut.name}` alone, or leave `accumulate` out"
+        fail("MD0907", message, cut.span, help=help)
+    loop = None if cut else _batches(program)
+    micro = cut.axis if cut else loop.dim.name if loop else ""
+    count = layout.mesh.size(first.axis)
+    if use is not None:
+        count = use.verified(count, cut.micro if cut else accumulated).schedule.stages
+    return Piped("", first.axis, micro, first.span, use, cut, count=count, rules=rules)
+
+
+def _batches(program: Program) -> Loop | None:
+    """The loop over the batches that the optimizer accumulates."""
+    loops = (n for n in program.body if isinstance(n, Loop))
+    return next((n for n in loops if any(m.phase == "backward" for m in n.body)), None)
+
+
+def _every(nodes: Iterable[Node]) -> Iterator[Node]:
+    for node in nodes:
+        yield node
+        if isinstance(node, Loop):
+            yield from _every(node.body)
+
+
+Place = tuple[int, int, int]
+
+
+def _place(span: Span) -> Place:
+    return id(span.source), span.start, span.end
+
+
+class _Stages:
+    """The stages of the values of a training step; one that any stage can make has none."""
+
+    def __init__(self, program: Program, pipe: Piped, layout: Layout | None = None) -> None:
+        self.program, self.pipe, self.layout = program, pipe, layout
+        loop = None if pipe.cut else _batches(program)
+        nodes: tuple[Node, ...] = loop.body if loop else program.body
+        self.nodes = [n for n in nodes if n.phase != "update" and not _leaves(n)]
+        self.forward = [n for n in self.nodes if n.phase == "forward"]
+        self.makers = {v: n for n in self.forward for v in makes_of(n)}
+        slices = {s.outer: s.inside for s in loop.stacked} if loop else {}
+        self.batch = {slices.get(v, v) for v in program.inputs}
+        # What depends on parameters; a batch and parameters make what begins on stage 0.
+        self.learned = {p.value for p in program.params}
+        self.stages: dict[Value, int] = {}
+        self.causes: dict[Value, StageRule] = {}
+        self.places: dict[Place, set[int]] = defaultdict(set)
+        self.ruled = self._ruled()
+
+    def of_all(self) -> Mapping[Value, int]:
+        """The stage of each value that is on one."""
+        for node in self.forward:
+            self._forward(node)
+        _Backward(self).follow([n for n in self.nodes if n.phase == "backward"])
+        return self.stages
+
+    def check(self) -> None:
+        """Raise MD0339 for a stage without operators, and one that there is not."""
+        for rule in self.pipe.rules:
+            if rule.stage >= self.pipe.count:
+                message = f"`{rule}`: the stages of `{rule.axis}` are 0 to {self.pipe.count - 1}"
+                fail("MD0339", message, rule.span, help="take one of them, or more devices")
+            if all(found is not rule for found in self.ruled.values()):
+                self._selects_none(rule)
+        for node in self.forward:
+            self._forward(node)
+        there = set(self.stages.values())
+        for stage in range(self.pipe.count):
+            if stage not in there:
+                self._empty(stage)
+
+    def _selects_none(self, rule: StageRule) -> NoReturn:
+        name = ".".join(rule.selector)
+        given = [*self.program.inputs, *(p.value for p in self.program.params)]
+        found = next((v for v in given if selects(rule.selector, v) == TENSOR), None)
+        message = f"`{name}` names nothing that a micro-batch makes"
+        help = "name a result of an operator, or a function"
+        if found is not None:
+            kind = "a parameter" if found.role == "param" else "an input"
+            message = f"`{name}` is {kind}, which is read wherever it is needed"
+            help = "name what is made of it"
+        fail("MD0339", message, rule.span, help=help)
+
+    def _empty(self, stage: int) -> NoReturn:
+        axis, count = self.pipe.axis, counted(self.pipe.count, "stage")
+        message = f"stage {stage} of `{axis}` has no operator of its own"
+        rule = next((r for r in self.pipe.rules if r.stage == stage), self.pipe.rules[0])
+        others = [r for r in self.pipe.rules if r is not rule]
+        related = tuple(Related(r.span, "another stage begins here") for r in others)
+        help = f"a rule says where it begins: `NAME: {axis} = {stage}`; there are {count}"
+        if stage == 0:
+            help = "name a tensor behind the first operators, so that these stay on stage 0"
+        fail("MD0339", message, rule.span, *related, help=help)
+
+    # --- rules -----------------------------------------------------------------------------------
+
+    def _ruled(self) -> dict[Node, StageRule]:
+        """The rule of each node of the forward pass that one selects; the narrowest."""
+        found: dict[Node, tuple[int, StageRule]] = {}
+        for rule in self.pipe.rules:
+            for node, level in self._selected(rule).items():
+                old = found.get(node)
+                if old is None or level > old[0]:
+                    found[node] = level, rule
+                elif level == old[0] and old[1].stage != rule.stage:
+                    message = f"two stages for one operator: `{old[1]}` and `{rule}`"
+                    other = Related(old[1].span, "the other rule")
+                    fail("MD0303", message, rule.span, other, help="keep one of them")
+        return {node: rule for node, (_, rule) in found.items()}
+
+    def _selected(self, rule: StageRule) -> dict[Node, int]:
+        """The nodes that a rule selects: those of a function, or of the statement of a tensor."""
+        found: dict[Node, int] = {}
+        for node in self.forward:
+            for value in makes_of(node):
+                level = selects(rule.selector, value)
+                if level == FUNCTION:
+                    found.setdefault(node, FUNCTION)
+                elif level == TENSOR:
+                    found.update(dict.fromkeys(self._statement(node, value), TENSOR))
+        return found
+
+    def _statement(self, node: Node, target: Value) -> set[Node]:
+        """What a statement consists of that assigns to `target`, with the calls in it."""
+        scope = tuple((target.name or "").split(".")[:-1])
+        found, left = {node}, [node]
+        if len(target.path) > len(scope):
+            left += self._call(target, scope)
+        while left:
+            node = left.pop()
+            found.add(node)
+            for value in reads_of(node):
+                maker = self.makers.get(value)
+                if maker is None or maker in found or value.path[: len(scope)] != scope:
+                    continue
+                if value.name is not None and tuple(value.name.split(".")[:-1]) == scope:
+                    continue  # a statement before
+                left.append(maker)
+                if len(value.path) > len(scope):
+                    left += [n for n in self._call(value, scope) if n not in found]
+        return found
+
+    def _call(self, value: Value, scope: tuple[str, ...]) -> list[Node]:
+        """The nodes of the call inside of a scope that has made a value."""
+        call = value.path[: len(scope) + 1]
+        return [n for n in self.forward if any(v.path[: len(call)] == call for v in n.makes)]
+
+    # --- the forward pass ------------------------------------------------------------------------
+
+    def _forward(self, node: Node) -> None:
+        reads = list(reads_of(node))
+        makes = list(makes_of(node))
+        if not self.learned.isdisjoint(reads):
+            self.learned.update(makes)
+        if self.batch.isdisjoint(reads):
+            return
+        self.batch.update(makes)
+        before = [v for v in reads if v in self.stages]
+        latest = max(before, key=self.stages.__getitem__, default=None)
+        rule = self.ruled.get(node)
+        if rule is not None:
+            if latest is not None and self.stages[latest] > rule.stage:
+                self._backwards(node, rule, latest)
+            stage, cause = rule.stage, rule
+        elif latest is not None:
+            stage, found = self.stages[latest], self.causes.get(latest)
+            self._put(node, stage, found)
+            return
+        elif not self.learned.isdisjoint(reads):
+            stage, cause = 0, None
+        else:
+            return
+        self._put(node, stage, cause)
+
+    def _put(self, node: Node, stage: int, cause: StageRule | None) -> None:
+        for value in makes_of(node):
+            self.stages[value] = stage
+            self.places[_place(value.span)].add(stage)
+            if cause is not None:
+                self.causes[value] = cause
+        self.places[_place(node.span)].add(stage)
+
+    def _backwards(self, node: Node, rule: StageRule, operand: Value) -> NoReturn:
+        name = f"`{operand.label}`" if operand.name else "an operand"
+        stage = self.stages[operand]
+        message = f"`{rule}` is behind stage {stage}: it reads {name} of that"
+        cause = self.causes.get(operand)
+        related = () if cause is None else (Related(cause.span, f"from here on stage {stage}"),)
+        help = f"stages never run backwards: write `{self.pipe.axis} = {stage}` or a later one"
+        fail("MD0340", message, rule.span, *related, Related(node.span, "here"), help=help)
+
+
+def _leaves(node: Node) -> bool:
+    return isinstance(node, Op) and is_leaving(node)
+
+
+# --- the backward pass -------------------------------------------------------------------------
+
+
+class _Backward:
+    """The stages of the backward pass: each operator's is that of the one it is the gradient of.
+
+    A cotangent goes from later stages to earlier ones. What else the backward pass makes, of
+    values of the forward pass alone, is on the latest stage that reads it.
+    """
+
+    def __init__(self, forward: _Stages) -> None:
+        self.of = forward
+        self.stages, self.places = forward.stages, forward.places
+        self.makers: dict[Value, Node] = dict(forward.makers)
+        self.made: set[Value] = set()
+        self.cotangents: set[Value] = set()
+
+    def follow(self, nodes: list[Node]) -> None:
+        """Note the stages of the values of all nodes."""
+        placed: dict[Node, int] = {}
+        for node in nodes:
+            reads = list(reads_of(node))
+            if not self.of.batch.isdisjoint(reads):
+                self.of.batch.update(makes_of(node))
+                self._note(node, reads, placed)
+            self.made.update(makes_of(node))
+            self.makers.update(dict.fromkeys(makes_of(node), node))
+        late: dict[Value, int] = {}
+        for node in reversed(nodes):
+            reads = list(reads_of(node))
+            if self.of.batch.isdisjoint(reads):
+                continue
+            readers = [late[v] for v in node.makes if v in late]
+            stage = max((*readers, placed.get(node, -1)))
+            if stage < 0:
+                continue
+            self.stages.update(dict.fromkeys(makes_of(node), stage))
+            for value in reads:
+                if value in self.made:
+                    late[value] = max(late.get(value, 0), stage)
+
+    def _note(self, node: Node, reads: list[Value], placed: dict[Node, int]) -> None:
+        """Note the stage of a cotangent: of its place in the source, no later than its operands'."""
+        before = [self.stages[v] for v in reads if v in self.cotangents and v in self.stages]
+        if not before and not any(v.follows and not self._copies(v, node) for v in node.makes):
+            return
+        self.cotangents.update(makes_of(node))
+        bound = min(before, default=self.of.pipe.count - 1)
+        spans = [node.span, *(v.span for v in node.makes)]
+        there = {stage for span in spans for stage in self.places.get(_place(span), ())}
+        stage = max((s for s in there if s <= bound), default=bound)
+        placed[node] = stage
+        self.stages.update(dict.fromkeys(makes_of(node), stage))
+
+    def _copies(self, value: Value, node: Node) -> bool:
+        """Whether a value is that of the forward pass which it follows, computed once more."""
+        source = value.follows
+        maker = self.makers.get(source) if source is not None else None
+        if isinstance(node, Loop) or isinstance(maker, Loop):
+            return isinstance(node, Loop) and isinstance(maker, Loop) and not node.reverse
+        if maker is None or (maker.name, maker.attrs) != (node.name, node.attrs):
+            return False
+        pairs = zip(node.ins, maker.ins, strict=False)
+        return all(a is b or a.follows is b.source for a, b in pairs)
