@@ -122,10 +122,8 @@ def _groups(program: Program) -> list[tuple[str, ...]]:
         for number in range(len(node.loop(part).carries))
         for back in ((False, True) if goes_back(node) else (False,))
     ]
-    return sorted({step.axes for step in steps if step.moves and step.kind != "send"}) + [
-        *lines,
-        *((group,) for group in cut),
-    ]
+    axes = sorted({step.axes for step in steps if step.moves and step.kind != "send"})
+    return [*axes, *lines, *((group,) for group in cut)]
 
 
 def messages(node: Pipeline) -> Iterator[tuple[Move, Ends, str]]:

@@ -141,7 +141,7 @@ class Cuts:
             names.setdefault(var.name, self.names.fresh(var.name))
             mapping[var] = replace(var, name=names[var.name])
         new.update(((v, stage), mapping[v]) for v in node.makes)
-        copy = with_vars(node, lambda v: mapping.get(v, v))
+        copy = _replaced(node, mapping)
         return replace(copy, index=self.names.fresh(copy.index)) if isinstance(copy, Loop) else copy
 
     def _with(self, node: Node, stage: int | None, new: Mapping[tuple[Var, int], Var]) -> Node:
@@ -173,8 +173,11 @@ class Cuts:
         made = {v: at for v, at in made.items() if v.name not in self.totals}
         sends: dict[tuple[Var, int], tuple[Move, int, Ends]] = {}
         found: list[Node] = []
+        renamed: dict[Var, Var] = {}
         for node in nodes:
             at = self.at[node]
+            if not renamed.keys().isdisjoint(reads(node)):
+                node = _replaced(node, renamed)
             here = self.found.stage(at) if at != FREE else None
             away = [v for v in dict.fromkeys(reads(node)) if self._is_away(made.get(v), here)]
             for var in away:
@@ -190,8 +193,13 @@ class Cuts:
                 found.append(node)
                 continue
             new = {v: sends[v, here][0].target for v in away if here is not None}
-            found.append(with_vars(node, lambda v, new=new: new.get(v, v)))  # type: ignore[misc]
-            self.at[found[-1]] = at
+            if isinstance(node, Loop):
+                carried = _carried_over(node, new)
+                made.update((carried[v], made[v]) for v in carried.keys() & made.keys())
+                renamed |= carried
+                new |= carried
+            found.append(_replaced(node, new))
+        self.at.update(zip(found, [self.at[n] for n in nodes], strict=True))
         return found, list(sends.values())
 
     def _is_away(self, made: int | None, here: int | None) -> bool:
@@ -236,6 +244,21 @@ class Cuts:
             part = Part.SENT if forward else Part.SENT_BACKWARD
             found.append(((1 if forward else 2, at, 1), (move, part, ends)))
         return [placed for _, placed in sorted(found, key=lambda item: item[0])]
+
+
+def _replaced(node: Node, new: Mapping[Var, Var]) -> Node:
+    return with_vars(node, lambda v: new.get(v, v))
+
+
+def _carried_over(loop: Loop, new: Mapping[Var, Var]) -> dict[Var, Var]:
+    """What a loop carries under the name of its initial value, under that of what has arrived."""
+    names = {
+        c.init.name: new[c.init].name
+        for c in loop.carries
+        if c.init in new and c.inside.name == c.init.name
+    }
+    inner = (v for n in every((loop,)) for v in (*n.makes, *_enters(n)))
+    return {v: replace(v, name=names[v.name]) for v in inner if v.name in names}
 
 
 def _enters(node: Node) -> Iterator[Var]:

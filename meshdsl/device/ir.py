@@ -340,7 +340,7 @@ class Pipeline(Loop):
     @property
     def places(self) -> Iterator[tuple[Node, Part, Ends]]:
         """Every statement, with its part, and of a network that is cut its stages."""
-        yield from zip(self.body, self.parts, self.homes or repeat(()))
+        yield from zip(self.body, self.parts, self.homes or repeat(()), strict=False)
 
     @property
     def known(self) -> Verified:

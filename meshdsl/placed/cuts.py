@@ -194,7 +194,7 @@ class _Stages:
                 level = selects(rule.selector, value)
                 if level == FUNCTION:
                     found.setdefault(node, FUNCTION)
-                elif level == TENSOR:
+                elif level == TENSOR and not _belongs_to_call(node, value):
                     found.update(dict.fromkeys(self._statement(node, value), TENSOR))
         return found
 
@@ -268,6 +268,11 @@ class _Stages:
         fail("MD0340", message, rule.span, *related, Related(node.span, "here"), help=help)
 
 
+def _belongs_to_call(node: Node, value: Value) -> bool:
+    """Whether a value is what a loop in a function carries, named as the argument of the call."""
+    return isinstance(node, Loop) and any(len(v.path) > len(value.path) for v in makes_of(node))
+
+
 def _leaves(node: Node) -> bool:
     return isinstance(node, Op) and is_leaving(node)
 
@@ -314,7 +319,7 @@ class _Backward:
                     late[value] = max(late.get(value, 0), stage)
 
     def _note(self, node: Node, reads: list[Value], placed: dict[Node, int]) -> None:
-        """Note the stage of a cotangent: of its place in the source, no later than its operands'."""
+        """Note the stage of a cotangent: that of its place in the source, unless it reads earlier."""
         before = [self.stages[v] for v in reads if v in self.cotangents and v in self.stages]
         if not before and not any(v.follows and not self._copies(v, node) for v in node.makes):
             return

@@ -1,0 +1,308 @@
+"""Networks without a loop that rules cut into stages: numbers of one device, bytes as said.
+
+Each is compared with the same step on one device, under schedules of one stage a device and of
+several, and one of them with torch's own gradients.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from meshdsl.backends.engines.in_process import run_local
+from meshdsl.diagnostics import DiagnosticError
+from meshdsl.pipeline import lower_placed
+from meshdsl.placed.place import POLICIES
+from meshdsl.report.explain import explain
+from tests.ir.test_text import read_again, statements
+from tests.pipelines.test_programs import (
+    OPTIMIZERS,
+    compiled,
+    hold_to,
+    on_one_device,
+    results,
+)
+
+PROGRAMS: dict[str, str] = {}
+PROGRAMS["layers"] = """
+dim b = 8, m = 6, o = m
+program p(x[b, m], t[b, m]) {
+  param w1[m, o]
+  param w2[m, o]
+  param w3[m, o]
+  param w4[m, o]
+  h1 = tanh(einsum(x, w1 -> [b, o])[o -> m])
+  h2 = tanh(einsum(h1, w2 -> [b, o])[o -> m])
+  h3 = tanh(einsum(h2, w3 -> [b, o])[o -> m])
+  h4 = einsum(h3, w4 -> [b, o])[o -> m]
+  loss = mean(square(h4 - t))
+  return loss
+  minimize loss with OPT
+}
+"""
+PROGRAMS["residual"] = """
+dim b = 8, m = 6, o = m
+def block(x[b, m]) -> [b, m] {
+  param w[m, o]
+  param s[m] = ones()
+  y = relu(einsum(x * s, w -> [b, o])[o -> m])
+  return y * 0.5
+}
+program p(x[b, m], t[b, m]) {
+  h1 = x + block(x)
+  h2 = h1 + block(h1)
+  h3 = h2 + block(h2) + h1
+  h4 = h3 + block(h3) * tanh(h1) + h2
+  loss = mean(square(h4 - t))
+  far = mean(h2)
+  return loss, far
+  minimize loss with OPT
+}
+"""
+PROGRAMS["several values"] = """
+dim b = 8, m = 6, o = m
+program p(x[b, m], t[b, m]) {
+  param w1[m, o]
+  param w2[m, o]
+  param v[m]
+  h1 = tanh(einsum(x, w1 -> [b, o])[o -> m])
+  gate = sigmoid(x * v)
+  same = x * 2 + h1
+  h2 = gate * einsum(same, w2 -> [b, o])[o -> m]
+  h3 = h2 + gate * same
+  h4 = h3 * tanh(h1)
+  loss = mean(square(h4 - t)) + 0.1 * mean(square(same))
+  return loss
+  minimize loss with OPT
+}
+"""
+PROGRAMS["tied"] = """
+dim b = 8, s = 3, m = 6, v = 5, o = m
+program p(ids[b, s]: i32, to[b, s]: i32) {
+  param embed[v, m]
+  param w[m, o]
+  param k[m, o]
+  h1 = embed[v = ids]
+  h2 = tanh(einsum(h1, w -> [b, s, o])[o -> m])
+  h3 = h2 + tanh(einsum(h2, k -> [b, s, o])[o -> m]) * mean[s](h1)
+  h4 = rms_norm[m](h3)
+  logits = einsum(h4, embed -> [b, s, v])
+  hot = cast(one_hot[v](to), f32)
+  loss = mean(cross_entropy[v](logits, to)) + 0.1 * mean(square(softmax[v](logits) - hot))
+  hit = mean(where(argmax[v](logits) == to, 1.0, 0.0))
+  return loss, hit
+  minimize loss with OPT
+}
+"""
+PROGRAMS["penalties"] = """
+dim b = 8, m = 6, o = m
+program p(x[b, m], t[b, m]) {
+  param w1[m, o]
+  param w2[m, o]
+  h1 = tanh(einsum(x, w1 -> [b, o])[o -> m])
+  h2 = dropout[b, m](h1, 0.25)
+  h3 = einsum(h2, w2 -> [b, o])[o -> m]
+  h4 = h3 + x * mean(square(w1))
+  loss = mean(square(h4 - t)) + 0.1 * sum(square(w1)) + 0.01 * sum(w1 * w2)
+  return loss
+  minimize loss with OPT
+}
+"""
+PROGRAMS["recomputed"] = """
+dim b = 8, m = 6, o = m
+program p(x[b, m], t[b, m]) {
+  param w1[m, o]
+  param w2[m, o]
+  param w3[m, o]
+  recompute {
+    h1 = tanh(einsum(x, w1 -> [b, o])[o -> m])
+    h2 = tanh(einsum(h1, w2 -> [b, o])[o -> m]) * sin(h1)
+  }
+  recompute {
+    h3 = tanh(einsum(h2, w3 -> [b, o])[o -> m]) * h1
+    h4 = h3 * gelu(h3)
+  }
+  loss = mean(square(h4 - t))
+  return loss
+  minimize loss with OPT
+}
+"""
+PROGRAMS["loops inside"] = """
+dim b = 8, m = 6, l = 3, o = m
+def part(x[b, m]) -> [b, m] {
+  repeat l {
+    param w[m, o]
+    x = x + tanh(einsum(x, w -> [b, o])[o -> m])
+  }
+  return x
+}
+program p(x[b, m], t[b, m]) {
+  param v[m]
+  h1 = part(x)
+  h2 = h1 * v
+  h3 = part(h2) + h1
+  h4 = sigmoid(h3) * v
+  loss = mean(square(h4 - t))
+  return loss
+  minimize loss with OPT
+}
+"""
+PROGRAMS["images"] = """
+dim b = 8, c = 2, h = 8, w = 8, kh = 3, kw = 3, c1 = 3, c2 = 4, h2 = 4, w2 = 4, v = 5
+program p(x[b, c, h, w], t[b]: i32) {
+  param k1[c1, c, kh, kw]
+  param k2[c2, c1, kh, kw]
+  param f[c2, h2, w2, v]
+  param e[v] = zeros()
+  h1 = relu(conv[h by kh, w by kw](x, k1, pad=1 -> [b, c1, h, w]))
+  p1 = max_pool[h by 2 -> h2, w by 2 -> w2](h1, stride=2)
+  h2_ = relu(conv[h2 by kh, w2 by kw](p1, k2, pad=1 -> [b, c2, h2, w2]))
+  h3 = einsum(h2_, f -> [b, v])
+  h4 = h3 + e
+  loss = mean(cross_entropy[v](h4, t))
+  return loss
+  minimize loss with OPT
+}
+"""
+FOUR = "h2: pipe = 1, h3: pipe = 2, h4: pipe = 3"
+CUTS = {"images": ("h2_: pipe = 1", "p1: pipe = 1, h2_: pipe = 2, h3: pipe = 3")}
+DIM = {"images": "c2"}
+
+MESHES = {"pipe:2": "", "pipe:4": "", "d:2,pipe:2": "b -> d", "pipe:2,tp:2": "TP -> tp",
+          "d:2,pipe:4": "b -> d, state: TP -> d", "d:2,pipe:2,tp:2": "b -> d, TP -> tp"}  # fmt: skip
+SCHEDULES = ("gpipe[b](4)", "one_f_one_b[b](2)", "eager[b](4)", "one_f_one_b[b](4)", "zb_h1[b](4)")
+
+
+def rules_of(name: str, stages: int, mesh: str) -> str:
+    """The rules of a program on a mesh: its cuts, and splits of the other axes."""
+    cuts = CUTS.get(name, ("h3: pipe = 1", FOUR))[stages > 2]
+    others = MESHES[mesh].replace("TP", DIM.get(name, "m"))
+    return f"{cuts}, {others}" if others else cuts
+
+
+def stages_of(mesh: str) -> int:
+    """The devices along the axis of the stages."""
+    return int(mesh.split("pipe:")[1][0])
+
+
+def cases() -> list[tuple[str, str, str, str, str]]:
+    """Each program on each mesh; optimizers, schedules and policies take turns."""
+    pairs = itertools.product(enumerate(PROGRAMS), enumerate(MESHES))
+    return [
+        (n, mesh, OPTIMIZERS[(i + j) % 4], SCHEDULES[(i + 3 * j) % 5], POLICIES[(2 * i + j) % 4])
+        for (i, n), (j, mesh) in pairs
+    ]
+
+
+@pytest.mark.parametrize(("name", "mesh", "optimizer", "schedule", "policy"), cases())
+def test_a_step_is_that_of_one_device(
+    name: str, mesh: str, optimizer: str, schedule: str, policy: str
+) -> None:
+    text = PROGRAMS[name].replace("OPT", optimizer)
+    made = compiled(text, mesh, rules_of(name, stages_of(mesh), mesh), f"with {schedule}", policy)
+    run = run_local(made.text, seed=4)
+    hold_to(results(run), on_one_device(text))
+    assert not run.disagreements()
+    sent = max(run.wire_bytes(rank) for rank in range(len(run.sent)))
+    assert sent == explain(made.device)["totals"]["wire_bytes"]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("schedule", ["zb_h2[b](8)", "gpipe[b](1)", "one_f_one_b[b](8)"])
+def test_halves_one_batch_and_many(name: str, schedule: str) -> None:
+    text = PROGRAMS[name].replace("OPT", "adamw(lr=0.01, clip=0.3)")
+    made = compiled(text, "pipe:4", rules_of(name, 4, "pipe:4"), f"with {schedule}")
+    hold_to(results(run_local(made.text, seed=4)), on_one_device(text))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("schedule", ["interleaved[b](4)", "zb_v[b](4)", "dualpipe_v[b](4)"])
+def test_several_stages_on_a_device(name: str, schedule: str) -> None:
+    text = PROGRAMS[name].replace("OPT", "momentum(lr=0.1)")
+    made = compiled(text, "pipe:2", rules_of(name, 4, "pipe:2"), f"with {schedule}")
+    run = run_local(made.text, seed=4)
+    hold_to(results(run), on_one_device(text))
+    sent = max(run.wire_bytes(rank) for rank in range(len(run.sent)))
+    assert sent == explain(made.device)["totals"]["wire_bytes"]
+
+
+BITS = ("layers", "residual", "several values", "images")
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("schedule", ["", "gpipe", "zb_h1", "eager"])
+@pytest.mark.parametrize("name", BITS)
+def test_the_bits_of_one_device(name: str, schedule: str, stages: int) -> None:
+    """With as many batches added up, by one stage each, in the same order."""
+    text = PROGRAMS[name].replace("OPT", "adamw(lr=0.01, accumulate=4)")
+    mesh, use = f"pipe:{stages}", f"with {schedule}" if schedule else ""
+    made = compiled(text, mesh, rules_of(name, stages, mesh), use)
+    alone = on_one_device(text)
+    for key, array in results(run_local(made.text, seed=4)).items():
+        np.testing.assert_array_equal(array, alone[key], key)
+
+
+@pytest.mark.parametrize("use", ["with zb_h1[b](2)", "with interleaved[b](4)", ""])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_text_is_read_back_and_lowered_alike(name: str, use: str) -> None:
+    optimizer = "momentum(lr=0.1)" if use else "momentum(lr=0.1, accumulate=4)"
+    text = PROGRAMS[name].replace("OPT", optimizer)
+    stages = 4 if "interleaved" in use else 2
+    made = compiled(text, "pipe:2,tp:2", rules_of(name, stages, "pipe:2,tp:2"), use)
+    again = read_again("placed", made.placed)
+    assert statements(lower_placed(again)) == statements(made.device)
+    read_again("device", made.device)
+
+
+@pytest.mark.parametrize("mesh", ["pipe:2", "d:2,pipe:4"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_batches_that_are_accumulated(name: str, mesh: str) -> None:
+    text = PROGRAMS[name].replace("OPT", "adamw(lr=0.01, clip=0.3, accumulate=3)")
+    made = compiled(text, mesh, rules_of(name, stages_of(mesh), mesh), "")
+    hold_to(results(run_local(made.text, seed=4)), on_one_device(text))
+
+
+STORED = {
+    "parameters in parts": "params: TP -> d, grads: TP -> d",
+    "states on the stages": "state: TP -> pipe",
+    "parameters on the stages": "params: TP -> (pipe, d)",
+    "over both": "b -> (d, e)",
+}
+
+
+@pytest.mark.parametrize("case", STORED)
+@pytest.mark.parametrize("name", ["residual", "tied", "images"])
+def test_storage_and_splits(name: str, case: str) -> None:
+    text = PROGRAMS[name].replace("OPT", "adamw(lr=0.01, clip=0.5)")
+    rules = STORED[case].replace("TP", DIM.get(name, "m"))
+    mesh = "d:2,pipe:2,e:2" if "e)" in rules else "d:2,pipe:2"
+    rules = f"{rules_of(name, 2, 'pipe:2')}, {rules if 'b ->' in rules else 'b -> d, ' + rules}"
+    made = compiled(text, mesh, rules, "with one_f_one_b[b](2)")
+    run = run_local(made.text, seed=4)
+    hold_to(results(run), on_one_device(text))
+
+
+def test_gradients_are_those_of_torch() -> None:
+    """With `sgd(lr=1)` a parameter changes by its gradient."""
+    text = PROGRAMS["several values"].replace("OPT", "sgd(lr=1.0)")
+    rng = np.random.default_rng(3)
+    shapes = {"x": (8, 6), "t": (8, 6), "w1": (6, 6), "w2": (6, 6), "v": (6,)}
+    given = {name: rng.normal(size=shape) for name, shape in shapes.items()}
+    x, t, w1, w2, v = (torch.tensor(given[n], requires_grad=n not in "xt") for n in shapes)
+    h1 = torch.tanh(x @ w1)
+    gate, same = torch.sigmoid(x * v), x * 2 + h1
+    h3 = gate * (same @ w2) + gate * same
+    ((h3 * torch.tanh(h1) - t).square().mean() + 0.1 * same.square().mean()).backward()
+    narrow = {name: array.astype("f4") for name, array in given.items()}
+    inputs, params = ({n: narrow[n] for n in names} for names in (("x", "t"), ("w1", "w2", "v")))
+    for mesh, use in (("pipe:2", "one_f_one_b[b](4)"), ("d:2,pipe:4", "zb_h1[b](2)")):
+        rules = rules_of("several values", stages_of(mesh), mesh)
+        made = compiled(text, mesh, rules, f"with {use}")
+        updated = run_local(made.text, inputs, params).updated
+        for name, parameter in (("w1", w1), ("w2", w2), ("v", v)):
+            assert parameter.grad is not None
+            change = params[name] - updated[name]
+            np.testing.assert_allclose(change, parameter.grad, rtol=0, atol=1e-5)
