@@ -61,6 +61,10 @@ def replay_of(made: Compilation) -> Replay | None:
     pipe = made.placed.pipe
     if pipe is None or pipe.use is None or not made.asynchronous:
         return None
+    if pipe.count:
+        message = f"`{pipe.use.name}` updates stages on the way, and rules cut this network"
+        help = "updates on the way need the stages of a loop, `layers -> pipe`; or take one_f_one_b"
+        fail("MD0335", message, pipe.use.span, help=help)
     return Replay(
         made, pipe, pipe.use.verified(made.placed.mesh.size(pipe.axis), count_of(made, pipe))
     )

@@ -12,7 +12,7 @@ accumulates.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import NoReturn
@@ -24,6 +24,7 @@ from meshdsl.diagnostics import Related, fail
 from meshdsl.ir.program import Carry, Stacked
 from meshdsl.ir.types import Dim
 from meshdsl.named.accumulate import summed
+from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.choose import flops
 from meshdsl.placed.collectives import Step
@@ -37,12 +38,12 @@ def in_micro_batches(program: Program) -> Program:
     pipe = program.placed.pipe
     if pipe is None or pipe.cut is None:
         return program
-    return _Cutting(program, pipe.cut).program()
+    return _Cutting(program, pipe.cut, pipe.homes).program()
 
 
 class _Cutting:
-    def __init__(self, program: Program, cut: Cut) -> None:
-        self.source, self.cut = program, cut
+    def __init__(self, program: Program, cut: Cut, homes: Mapping[Value, int]) -> None:
+        self.source, self.cut, self.homes = program, cut, homes
         self.mesh: Mesh = replace(program.mesh, moments=((cut.axis, cut.micro),))
         self.names = Names(names_of(program))
         self.index = self.names.fresh(cut.axis)
@@ -228,6 +229,8 @@ class _Cutting:
         """A value of the whole batch, made before the loop; None of what stages make."""
         if var in self.source.inputs or var not in self.inside:
             return var
+        if var.value in self.homes:
+            return None
         if var not in self.of_batch:
             self.of_batch[var] = self._made_whole(var)
         return self.of_batch[var]

@@ -180,6 +180,10 @@ def _lint_cut_network(
         return
     accumulated = program.goal.optimizer.accumulate
     diagnostics.add(*_lint_cuts(use, program, layout, accumulated, set()))
+    if use.layers:
+        message = "`layers=` divides the iterations of a loop, and rules cut this network"
+        help = "leave it out; a stage begins where its rule says"
+        diagnostics.add(Diagnostic("MD0538", message, use.span, help=help))
     devices = layout.mesh.size_or_one(cuts[0].axis)
     if devices > 1 and not diagnostics.errors:
         diagnostics.of(partial(_check_table, use, 0, devices, accumulated * (use.micro or 1)))
@@ -196,7 +200,7 @@ def _lint_stages(
     for rule in layout.cuts:
         if rule.axis not in layout.mesh.names:
             diagnostics.add(_no_axis(rule, rule.axis, layout))
-        if rule in some:
+        if rule in some or rule.axis not in layout.mesh.names:
             continue
         name = ".".join(rule.selector)
         known = {v.label for v in values if v.name and v.role == "activation"}

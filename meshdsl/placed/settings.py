@@ -22,6 +22,7 @@ from meshdsl.diagnostics import (
 )
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_entry
+from meshdsl.syntax.symbols import ROLES
 
 SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("grads", "reduce"): ("bf16", "f32"),
@@ -78,9 +79,9 @@ def stage_rules_of(nodes: Iterable[ast.Layout], diagnostics: Diagnostics) -> tup
 
 def _is_stage(node: ast.Setting) -> bool:
     """Whether a setting is the number of a stage: nothing that is set is a whole number."""
-    return isinstance(node.value, ast.Number) and (
-        isinstance(node.value.value, int) and node.name.text not in NAMES
-    )
+    if node.name.text in NAMES or node.selector[0].text in ROLES:
+        return False
+    return isinstance(node.value, ast.Number) and isinstance(node.value.value, int)
 
 
 def settings_of(nodes: Iterable[ast.Layout], diagnostics: Diagnostics) -> tuple[Setting, ...]:

@@ -124,7 +124,7 @@ class Asked:
         if ":" in asked:
             moved = (replace(r, span=Span(text, r.span.start, r.span.end)) for r in layout.rules)
             layout = replace(layout, rules=tuple(moved))
-        if layout.schedule is not None:
+        if layout.schedule is not None or layout.cuts:
             help = "name a layout without a schedule; `--pipeline AXIS` searches for stages"
             fail("MD0601", f"`{option} {asked}`: the layout is that of a pipeline", help=help)
         found = Diagnostics()
