@@ -319,7 +319,7 @@ class _Backward:
                     late[value] = max(late.get(value, 0), stage)
 
     def _note(self, node: Node, reads: list[Value], placed: dict[Node, int]) -> None:
-        """Note the stage of a cotangent: that of its place in the source, unless it reads earlier."""
+        """Note the stage of a cotangent: that of its place in the source."""
         before = [self.stages[v] for v in reads if v in self.cotangents and v in self.stages]
         if not before and not any(v.follows and not self._copies(v, node) for v in node.makes):
             return

@@ -67,6 +67,7 @@ def test_u_net_sends_two_rows_for_each_convolution() -> None:
         ("alexnet", "towers", {"n": 2}),
         ("alexnet", "weird_trick", {"n": 2}),
         ("unet", "rows_of_images", {"h": 32, "w": 16}),
+        ("vgg", "quarters", {"n": 8}),
     ],
 )
 def test_it_learns_from_its_first_batch(

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from meshdsl.backends.engines.in_process import run_local
-from meshdsl.diagnostics import DiagnosticError
 from meshdsl.pipeline import lower_placed
 from meshdsl.placed.place import POLICIES
 from meshdsl.report.explain import explain
@@ -171,8 +170,14 @@ FOUR = "h2: pipe = 1, h3: pipe = 2, h4: pipe = 3"
 CUTS = {"images": ("h2_: pipe = 1", "p1: pipe = 1, h2_: pipe = 2, h3: pipe = 3")}
 DIM = {"images": "c2"}
 
-MESHES = {"pipe:2": "", "pipe:4": "", "d:2,pipe:2": "b -> d", "pipe:2,tp:2": "TP -> tp",
-          "d:2,pipe:4": "b -> d, state: TP -> d", "d:2,pipe:2,tp:2": "b -> d, TP -> tp"}  # fmt: skip
+MESHES = {
+    "pipe:2": "",
+    "pipe:4": "",
+    "d:2,pipe:2": "b -> d",
+    "pipe:2,tp:2": "TP -> tp",
+    "d:2,pipe:4": "b -> d, state: TP -> d",
+    "d:2,pipe:2,tp:2": "b -> d, TP -> tp",
+}
 SCHEDULES = ("gpipe[b](4)", "one_f_one_b[b](2)", "eager[b](4)", "one_f_one_b[b](4)", "zb_h1[b](4)")
 
 

@@ -23,7 +23,7 @@ from meshdsl.pipeline import build_named, front
 from tests.programs.harness import REFUSALS, Case, run_case
 from tests.project import matching
 
-TRAINED = ("alexnet", "digits_async", "dlrm", "encdec", "lm", "nmt", "resnet", "unet", "vit")
+TRAINED = ("alexnet", "digits_async", "dlrm", "encdec", "lm", "nmt", "resnet", "unet", "vgg", "vit")
 """Large training steps: `tests/training` and `tests/examples` run them."""
 
 EVERY = matching("examples/*.mdsl")

@@ -44,6 +44,7 @@ SIZES: dict[str, dict[str, int]] = {
     "unet": {"n": 4, "h": 64, "w": 16, "a": 2},
     "nmt": {"batch": 4, "source": 2, "target": 2, "vocab": 8, "model": 4, "hidden": 8},
     "transformer": {**_BLOCK, "vocab": 8, "layers": 2},
+    "vgg": {"n": 4, "classes": 8},
     "vit": {**_WIDE, "height": 4, "width": 4, "rows": 2, "columns": 2, "classes": 4, "layers": 2},
 }
 """Sizes that are small, and that every layout divides."""

@@ -183,7 +183,7 @@ def test_same_exactly_when_placements_routes_and_bytes_agree(example: str) -> No
         assert found == (_facts(stages[0]) == _facts(stages[1]))
         seen.add(found)
     # On a training step no two layouts or policies do the same.
-    trained = ("alexnet", "dlrm", "encdec", "lm", "moe", "nmt", "resnet", "unet", "vit")
+    trained = ("alexnet", "dlrm", "encdec", "lm", "moe", "nmt", "resnet", "unet", "vgg", "vit")
     # Of the one layout of stages, which send nothing else, all policies do the same.
     alike = {"digits_async": {True}} | {name: {False} for name in trained}
     assert seen == alike.get(example, {True, False})
