@@ -23,6 +23,7 @@ from meshdsl.named.uncalled import check_uncalled
 from meshdsl.placed.expect import lint_expect
 from meshdsl.placed.layout import (
     collect_axes,
+    collect_cuts,
     collect_layout,
     collect_mesh,
     collect_rules,
@@ -161,6 +162,7 @@ def _check_declared(declarations: Declarations, diagnostics: Diagnostics) -> Non
     for layout in declarations.layouts.values():
         collect_rules(layout, declarations, diagnostics)
         collect_settings(layout, declarations, diagnostics)
+        collect_cuts(layout, declarations, diagnostics)
         collect_schedule(layout, declarations, diagnostics)
     for schedule in declarations.schedules.values():
         diagnostics.of(partial(table_of, schedule))

@@ -15,6 +15,7 @@ from meshdsl.ir.program import every
 from meshdsl.named.ir import Loop, Program, Value
 from meshdsl.placed.layout import (
     collect_axes,
+    collect_cuts,
     collect_rules,
     collect_schedule,
     collect_settings,
@@ -203,6 +204,7 @@ def _layout(known: Facts, placing: Placing | None, symbol: Symbol) -> Iterator[s
     used = f" with {schedule.span.text}" if schedule else ""
     lines = [f"  {rule}{' keep' if rule.keep else ''}" for rule in rules]
     lines += [f"  {setting}" for setting in settings]
+    lines += [f"  {cut}" for cut in collect_cuts(node, known.declarations, Diagnostics())]
     yield code("\n".join([f"layout {symbol.name}{base} {{", *lines, f"}}{used}"]))
     yield from _chosen(placing, symbol.name)
 

@@ -178,8 +178,13 @@ class _Stages:
         for rule in self.pipe.rules:
             for node, level in self._selected(rule).items():
                 old = found.get(node)
-                if old is None or level > old[0]:
+                # What two statements have in common is where it is read first.
+                common = old is not None and level == old[0] == TENSOR
+                earlier = common and old is not None and rule.stage < old[1].stage
+                if old is None or level > old[0] or earlier:
                     found[node] = level, rule
+                elif common:
+                    continue
                 elif level == old[0] and old[1].stage != rule.stage:
                     message = f"two stages for one operator: `{old[1]}` and `{rule}`"
                     other = Related(old[1].span, "the other rule")
@@ -189,6 +194,7 @@ class _Stages:
     def _selected(self, rule: StageRule) -> dict[Node, int]:
         """The nodes that a rule selects: those of a function, or of the statement of a tensor."""
         found: dict[Node, int] = {}
+        direct: set[Node] = set()
         for node in self.forward:
             for value in makes_of(node):
                 level = selects(rule.selector, value)
@@ -196,7 +202,8 @@ class _Stages:
                     found.setdefault(node, FUNCTION)
                 elif level == TENSOR and not _belongs_to_call(node, value):
                     found.update(dict.fromkeys(self._statement(node, value), TENSOR))
-        return found
+                    direct.add(node)
+        return found | dict.fromkeys(direct, TENSOR + 1)
 
     def _statement(self, node: Node, target: Value) -> set[Node]:
         """What a statement consists of that assigns to `target`, with the calls in it."""

@@ -562,7 +562,7 @@ def _rules_and_schedule(
         rules = collect_rules(node, declarations, diagnostics)
         settings = collect_settings(node, declarations, diagnostics)
         schedule = collect_schedule(node, declarations, diagnostics)
-        cuts = stage_rules_of(_chain(node, declarations, Diagnostics()), diagnostics)
+        cuts = collect_cuts(node, declarations, diagnostics)
         return Layout(layout, rules, mesh, places, schedule, settings, cuts)
     if ":" in layout:
         return Layout(layout, tuple(_rules_of_text(layout)), mesh, places)
@@ -634,6 +634,13 @@ def collect_settings(
 ) -> tuple[Setting, ...]:
     """The settings of a layout over those it extends; what is wrong with them is reported."""
     return settings_of(_chain(node, declarations, Diagnostics()), diagnostics)
+
+
+def collect_cuts(
+    node: ast.Layout, declarations: Declarations, diagnostics: Diagnostics
+) -> tuple[StageRule, ...]:
+    """The stages that a layout gives by name, over those of the layouts it extends."""
+    return stage_rules_of(_chain(node, declarations, Diagnostics()), diagnostics)
 
 
 def collect_schedule(

@@ -241,6 +241,8 @@ def _layout(node: ast.Layout, table: _Table) -> None:
     for setting in node.settings:
         if setting.selector[0].text not in ROLES:
             _select(setting.selector, table)
+            if isinstance(setting.value, ast.Number):  # the number of a stage on an axis
+                _axes((setting.name,), table)
     if node.schedule is not None:
         _scheduled(node.schedule, table)
 

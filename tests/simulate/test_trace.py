@@ -15,7 +15,7 @@ from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Options, compile_source
 from meshdsl.simulate.engine import simulate
 from meshdsl.simulate.measured import measured_trace
-from meshdsl.simulate.timeline import Timeline
+from meshdsl.simulate.timeline import Timeline, streams_of, way_back
 from meshdsl.simulate.trace import label, simulated_trace
 from tests.report.golden import WHOLE, Case, made
 from tests.simulate.flat import LAYOUTS, flat, layered
@@ -81,8 +81,11 @@ def agrees(timeline: Timeline, found: dict[tuple[int, int], list[Json]]) -> None
     waits = [e for e in found[0, 0] if e["cat"] == "wait"]
     waited = sum(e["dur"] * e["args"]["trips"] for e in waits) / 1e6
     assert waited == pytest.approx(sum(timeline.exposed.values()))
-    for tid, axis in enumerate(timeline.program.mesh.names, 1):
-        sent = sum(e["dur"] * e["args"]["trips"] for e in found[0, tid]) / 1e6
+    streams = streams_of(timeline.program)
+    for axis in timeline.program.mesh.names:
+        # What a stage sends to the one before has a stream of its own.
+        own = [found[0, tid] for tid, s in enumerate(streams) if s in (axis, way_back(axis))]
+        sent = sum(e["dur"] * e["args"]["trips"] for slices in own for e in slices) / 1e6
         groups = timeline.sending.items()
         assert sent == pytest.approx(sum(s for axes, s in groups if axis in axes.split("+")))
 
