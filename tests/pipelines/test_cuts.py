@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from meshdsl.backends.engines.in_process import run_local
+from meshdsl.backends.engines.replay import replay_of
+from meshdsl.diagnostics import DiagnosticError
 from meshdsl.pipeline import lower_placed
 from meshdsl.placed.place import POLICIES
 from meshdsl.report.explain import explain
@@ -311,3 +313,80 @@ def test_gradients_are_those_of_torch() -> None:
             assert parameter.grad is not None
             change = params[name] - updated[name]
             np.testing.assert_allclose(change, parameter.grad, rtol=0, atol=1e-5)
+
+
+ORIGINS = """
+dim b = 8, m = 6, o = m
+program p(x[b, m], t[b, m]) {
+  param s[m] = ones()
+  param w[m, o]
+  param v[m, o]
+  BEFORE
+  h1 = tanh(einsum(x, w -> [b, o])[o -> m])
+  h3 = tanh(einsum(h1, v -> [b, o])[o -> m])
+  loss = mean(square(h3 - t)) + 0.1 * sum(square(s - 0.5))
+  BEHIND
+  return loss, q
+  minimize loss with adamw(lr=0.01, clip=0.5)
+}
+"""
+OF = {
+    "the input": ("q = mean(square(x))", ""),
+    "the target": ("", "q = mean(square(t))"),
+    "a parameter": ("q = sum(square(s))", ""),
+    "a constant": ("q = 3.0 + 0.0 * sum(t)", ""),
+    "the first stage": ("", "q = mean(h1)"),
+    "both": ("", "q = mean(h3) + mean(h1)"),
+    "both, in the loss": ("", "q = mean(h3) + mean(h1)\n  loss = loss + q"),
+    "a counter": ("param n[]: i32 = zeros()\n  n := n + 1\n  q = mean(x)", ""),
+    "an average of the input": (
+        "param e[m] = zeros()\n  e := 0.9 * e + 0.1 * mean[b](x)\n  q = mean(x)", "",
+    ),
+    "an average of the last stage": (
+        "param e[m] = zeros()", "e := 0.9 * e + 0.1 * mean[b](h3)\n  q = mean(h3)",
+    ),
+    "weights of the samples": (
+        "", "n = mean[m](t * t)\n  q = sum(h3 * n) / (sum(n) + 1.0)\n  loss = loss + q",
+    ),
+    "a parameter on both stages": ("x = x * s", "loss = loss + mean(h3 * s)\n  q = mean(s)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("use", ["with one_f_one_b[b](4)", "with zb_h1[b](2)"])
+@pytest.mark.parametrize("mesh", ["pipe:2", "d:2,pipe:2"])
+@pytest.mark.parametrize("name", OF)
+def test_it_counts_once(name: str, mesh: str, use: str) -> None:
+    before, behind = OF[name]
+    text = ORIGINS.replace("BEFORE", before).replace("BEHIND", behind)
+    run = run_local(compiled(text, mesh, "h3: pipe = 1, b -> d", use).text, seed=4)
+    hold_to(results(run), on_one_device(text))
+    assert not run.disagreements()
+
+
+def test_large_values_are_let_go_of_on_each_stage() -> None:
+    """Those of more than a MiB are deleted behind their last use; a stage holds its own alone."""
+    text = PROGRAMS["residual"].replace("OPT", "momentum(lr=0.1)")
+    text = text.replace("b = 8, m = 6", "b = 1024, m = 1024")
+    for use in ("with one_f_one_b[b](2)", "with zb_h1[b](2)"):
+        made = compiled(text, "pipe:4", FOUR, use)
+        assert "del " in made.text
+        hold_to(results(run_local(made.text, seed=4)), on_one_device(text), 2e-4)
+
+
+def test_a_message_over_stages_is_one() -> None:
+    """`h1` goes to stage 1 and to stage 3, straight: what is between does not hand it on."""
+    made = compiled(PROGRAMS["several values"].replace("OPT", "sgd(lr=0.1)"), "pipe:4", FOUR,
+                    "with one_f_one_b[b](4)")  # fmt: skip
+    found = [c for c in explain(made.device)["collectives"] if c["kind"] == "send"]
+    ways = {(c["tensor"], c["why"].split(" goes")[0]) for c in found if c["phase"] == "forward"}
+    assert ("h1", "stage 3") in ways
+    assert not any(tensor == "h1" and stage == "stage 2" for tensor, stage in ways)
+
+
+def test_updates_on_the_way_are_refused() -> None:
+    text = PROGRAMS["layers"].replace("OPT", "sgd(lr=0.1)")
+    made = compiled(text, "pipe:2", "h3: pipe = 1", "with pipedream[b](4)")
+    with pytest.raises(DiagnosticError, match="MD0335"):
+        made.text  # noqa: B018
+    with pytest.raises(DiagnosticError, match="rules cut this network"):
+        replay_of(made)

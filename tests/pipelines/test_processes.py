@@ -10,6 +10,7 @@ import pytest
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.diagnostics import Source
 from meshdsl.pipeline import Compilation, Options
+from tests.pipelines.test_cuts import FOUR, PROGRAMS
 from tests.pipelines.test_micro_batches import CUT, OPTIMIZER
 from tests.ranks import Forks
 
@@ -26,10 +27,19 @@ CASES = {
 }  # fmt: skip
 
 
+CASES |= {
+    "network": ("residual", "pipe:4", FOUR, "one_f_one_b[b](4)"),
+    "network and data": ("tied", "d:2,pipe:2", "h3: pipe = 1, b -> d", "zb_h1[b](4)"),
+    "network in chunks": ("residual", "pipe:2", FOUR, "zb_v[b](4)"),
+}
+"""And networks that rules cut."""
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_numbers_of_threads(case: str, forks: Forks, tmp_path: Path) -> None:
     name, mesh, rules, schedule = CASES[case]
-    text = CUT[name].replace("OPTIMIZER", OPTIMIZER)
+    texts = PROGRAMS if case.startswith("network") else CUT
+    text = texts[name].replace("OPTIMIZER", OPTIMIZER).replace("OPT", OPTIMIZER)
     text += f"\nlayout chosen {{ {rules} }} with {schedule}\n"
     made = Compilation(Source("net.mdsl", text), Options(mesh=mesh, layout="chosen"))
     threads = run_local(made.text, seed=2)

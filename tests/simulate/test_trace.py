@@ -84,8 +84,9 @@ def agrees(timeline: Timeline, found: dict[tuple[int, int], list[Json]]) -> None
     streams = streams_of(timeline.program)
     for axis in timeline.program.mesh.names:
         # What a stage sends to the one before has a stream of its own.
-        own = [found[0, tid] for tid, s in enumerate(streams) if s in (axis, way_back(axis))]
-        sent = sum(e["dur"] * e["args"]["trips"] for slices in own for e in slices) / 1e6
+        tids = [tid for tid, s in enumerate(streams) if s in (axis, way_back(axis))]
+        slices = [e for tid in tids for e in found[0, tid]]
+        sent = sum(e["dur"] * e["args"]["trips"] for e in slices) / 1e6
         groups = timeline.sending.items()
         assert sent == pytest.approx(sum(s for axes, s in groups if axis in axes.split("+")))
 
