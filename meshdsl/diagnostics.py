@@ -295,8 +295,9 @@ def _identity(item: Diagnostic) -> tuple[object, ...]:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 dim`, `2 dims`, `no dims`."""
-    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"
+    """`1 dim`, `2 dims`, `no dims`, `2 micro-batches`."""
+    ending = "es" if noun.endswith("ch") else "s"
+    return f"{number or 'no'} {noun}{'' if number == 1 else ending}"
 
 
 def did_you_mean(name: str, known: list[str]) -> str | None:

@@ -20,7 +20,7 @@ from typing import NoReturn
 from meshdsl.device.ir import Collected, Compute, Loop, Move, Node, Program, Var
 from meshdsl.device.liveness import reads
 from meshdsl.device.names import Names, names_of
-from meshdsl.diagnostics import Related, fail
+from meshdsl.diagnostics import Related, counted, fail
 from meshdsl.ir.program import Carry, Stacked
 from meshdsl.ir.types import Dim
 from meshdsl.named.accumulate import summed
@@ -45,6 +45,7 @@ class _Cutting:
     def __init__(self, program: Program, cut: Cut, homes: Mapping[Value, int]) -> None:
         self.source, self.cut, self.homes = program, cut, homes
         self.mesh: Mesh = replace(program.mesh, moments=((cut.axis, cut.micro),))
+        self.parts = counted(cut.micro, "micro-batch")
         self.names = Names(names_of(program))
         self.index = self.names.fresh(cut.axis)
         self.components: dict[Var, Component] = {}
@@ -138,7 +139,7 @@ class _Cutting:
         fail(
             "MD0331",
             f"`{dim}` of {name} is not on the devices of the inputs, whose blocks are cut into "
-            f"{self.cut.micro} micro-batches",
+            f"{self.parts}",
             var.value.span,
             Related(self.cut.span, "cut here"),
             help="split the dim over the same axes everywhere, or over none",
@@ -287,7 +288,7 @@ class _Cutting:
         )
         fail(
             "MD0332",
-            f"{what}, which is cut into {self.cut.micro} micro-batches",
+            f"{what}, which is cut into {self.parts}",
             var.value.span if sums else node.span,
             Related(self.cut.span, "cut here"),
             help="take 1 micro-batch; or `accumulate`, where each batch is on its own; or an "
@@ -429,8 +430,7 @@ class _Cutting:
     def _refuse_output(self, node: Compute, part: Split) -> NoReturn:
         fail(
             "MD0333",
-            f"{self._left(node)} with `{part.dim}`, which is cut into "
-            f"{self.cut.micro} micro-batches",
+            f"{self._left(node)} with `{part.dim}`, which is cut into {self.parts}",
             node.ins[0].value.span,
             Related(self.cut.span, "cut here"),
             help=f"take a number: its mean over `{part.dim}`, for example",

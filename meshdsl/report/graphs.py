@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from meshdsl.cluster.profile import Cluster, load
-from meshdsl.diagnostics import Source, Span, did_you_mean, fail
+from meshdsl.diagnostics import Source, Span, counted, did_you_mean, fail
 from meshdsl.report.document import aligned, human
 from meshdsl.search.annealing import anneal
 from meshdsl.search.devices import Devices, exhaustive, reinforce
@@ -382,7 +382,7 @@ def _alpa_text(found: Json) -> list[str]:
     head = (
         f"{found['graph']} on {found['devices']} x {found['cluster']}: "
         f"{found['parameters'] / 1e9:.4g} billion parameters, "
-        f"{found['micro_batches']} micro-batches in {found['seconds']:.4g} s"
+        f"{counted(found['micro_batches'], 'micro-batch')} in {found['seconds']:.4g} s"
     )
     rows = [["stage", "devices", "data, tensor", "groups", "ms a micro-batch"]]
     for number, stage in enumerate(found["stages"]):

@@ -99,8 +99,8 @@ def sends_of(body: tuple[Node, ...]) -> Iterator[tuple[Collective, int, int]]:
 
 def pipeline_sentence(pipeline: Json) -> str:
     """`one_f_one_b over pipe: 4 stages, 8 micro-batches; 3/11 (27.3 %) of … is idle.`."""
-    stages, micro = counted(pipeline["stages"], "stage"), pipeline["micro_batches"]
-    batches = f"{micro} micro-batch{'es' if micro > 1 else ''}"
+    stages = counted(pipeline["stages"], "stage")
+    batches = counted(pipeline["micro_batches"], "micro-batch")
     share = f"{100 * float(Fraction(pipeline['bubble'])):.3g} %"
     idle = f"{pipeline['bubble']} ({share}) of the devices' time is idle"
     again = ", computed again for their backward passes" if "recompute" in pipeline else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator
 
+from meshdsl.diagnostics import counted
 from meshdsl.schedule.one_stage import Step
 from meshdsl.schedule.registry import Rows, needs, schedule
 from meshdsl.schedule.table import Kind
@@ -19,7 +20,7 @@ def interleaved(devices: int, micro: int, chunks: int = 2) -> Rows:
     """
     rounds = max(1, micro // devices)
     help = f"take a multiple of {rounds}, best of {devices}"
-    needs(micro % rounds == 0, f"{micro} micro-batches in {rounds} equal rounds", help)
+    needs(micro % rounds == 0, f"{counted(micro, 'micro-batch')} in {rounds} equal rounds", help)
     size = micro // rounds
     total = chunks * micro
 
@@ -70,7 +71,7 @@ def chimera(devices: int, micro: int) -> Rows:
     needs(devices % 2 == 0, f"{devices} devices", f"take {devices + 1}: the directions meet")
     fits = micro % 2 == 0 if micro <= devices else micro % devices == 0
     help = f"take a multiple of {devices}, or an even number below"
-    needs(fits, f"{micro} micro-batches on {devices} devices", help)
+    needs(fits, f"{counted(micro, 'micro-batch')} on {devices} devices", help)
     unit = min(micro, devices)
     for device in range(devices):
         every = [
@@ -134,7 +135,7 @@ def dualpipe_v(devices: int, micro: int) -> Rows:
     chunks.
     """
     help = f"take {2 * devices} or more"
-    needs(micro >= 2 * devices, f"{micro} micro-batches on {devices} devices", help)
+    needs(micro >= 2 * devices, f"{counted(micro, 'micro-batch')} on {devices} devices", help)
     for device in range(devices):
         yield _dual_row(device, devices, micro)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal, cast
 
-from meshdsl.diagnostics import DiagnosticError, Span, fail
+from meshdsl.diagnostics import DiagnosticError, Span, counted, fail
 from meshdsl.schedule.registry import generate, schedules
 from meshdsl.schedule.table import ANNEAL
 from meshdsl.schedule.verify import Verified, verify
@@ -91,7 +91,8 @@ class ScheduleUse:
             message = f"schedule `{self.name}` has {found.devices} rows, for {devices} devices"
             fail("MD0536", message, self.span, help="write a row for each device of the axis")
         if micro is not None and found.micro != micro:
-            message = f"schedule `{self.name}` is of {found.micro} micro-batches, not of {micro}"
+            own = counted(found.micro, "micro-batch")
+            message = f"schedule `{self.name}` is of {own}, not of {micro}"
             fail("MD0536", message, self.span, help=f"cut the batch into {found.micro}")
         return table
 
