@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from meshdsl.device.ir import Ends, Loop, Move, Node, Part, Var, with_vars
+from meshdsl.device.ir import Compute, Ends, Loop, Move, Node, Part, Var, with_vars
 from meshdsl.device.liveness import is_constant, reads, totals
 from meshdsl.device.names import Names
 from meshdsl.ir.program import every
@@ -21,6 +21,9 @@ from meshdsl.placed.stages import Piped
 from meshdsl.schedule.verify import Verified
 
 Placed = tuple[Node, Part, Ends]
+
+Message = tuple[Move, int, Ends]
+"""What is sent, the position at which it is, and the two stages."""
 
 FREE = -1
 """In place of a position: any stage can do it."""
@@ -82,8 +85,16 @@ class Positions:
 class Cuts:
     """The statements of an iteration stage by stage, with what the stages send."""
 
-    def __init__(self, loop: Loop, pipe: Piped, mesh: Mesh, table: Verified, names: Names) -> None:
-        self.loop, self.pipe, self.mesh = loop, pipe, mesh
+    def __init__(
+        self,
+        loop: Loop,
+        pipe: Piped,
+        mesh: Mesh,
+        table: Verified,
+        names: Names,
+        lists: set[Var],
+    ) -> None:
+        self.loop, self.pipe, self.mesh, self.lists = loop, pipe, mesh, lists
         self.table, self.names = table, names
         self.found = Positions(loop, pipe)
         self.at = self.found.of_all()
@@ -94,6 +105,9 @@ class Cuts:
         nodes = self._copied()
         self._nearer(nodes)
         made, sends = self._sent(nodes)
+        self.again: set[Node] = set()
+        if self.pipe.use is not None and self.pipe.use.recompute:
+            made, sends = self._computed_again(made, sends)
         return self._in_order(made, sends)
 
     # --- what any stage can do -------------------------------------------------------------------
@@ -141,14 +155,22 @@ class Cuts:
             names.setdefault(var.name, self.names.fresh(var.name))
             mapping[var] = replace(var, name=names[var.name])
         new.update(((v, stage), mapping[v]) for v in node.makes)
+        self.lists |= {mapping[v] for v in self.lists if v in mapping}
         copy = _replaced(node, mapping)
         return replace(copy, index=self.names.fresh(copy.index)) if isinstance(copy, Loop) else copy
 
-    def _with(self, node: Node, stage: int | None, new: Mapping[tuple[Var, int], Var]) -> Node:
+    def _with(
+        self,
+        node: Node,
+        stage: int | None,
+        new: Mapping[tuple[Var, int], Var],
+        at: int | None = None,
+    ) -> Node:
+        """A statement that reads the copies of its stage; it is where it was, or `at`."""
         if stage is None or all((v, stage) not in new for v in reads(node)):
             return node
         made = with_vars(node, lambda v: new.get((v, stage), v))
-        self.at[made] = self.at[node]
+        self.at[made] = self.at[node] if at is None else at
         return made
 
     # --- messages --------------------------------------------------------------------------------
@@ -164,14 +186,14 @@ class Cuts:
             for var in reads(node):
                 readers.setdefault(var, set()).add(self.at[node])
 
-    def _sent(self, nodes: list[Node]) -> tuple[list[Node], list[tuple[Move, int, Ends]]]:
+    def _sent(self, nodes: list[Node]) -> tuple[list[Node], list[Message]]:
         """The statements that read what has been sent to them, and the messages.
 
         Those have the position at which they are sent.
         """
         made = {v: self.at[n] for n in nodes if self.at[n] != FREE for v in n.makes}
         made = {v: at for v, at in made.items() if v.name not in self.totals}
-        sends: dict[tuple[Var, int], tuple[Move, int, Ends]] = {}
+        sends: dict[tuple[Var, int], Message] = {}
         found: list[Node] = []
         renamed: dict[Var, Var] = {}
         for node in nodes:
@@ -194,7 +216,9 @@ class Cuts:
                 continue
             new = {v: sends[v, here][0].target for v in away if here is not None}
             if isinstance(node, Loop):
-                carried = _carried_over(node, new)
+                # What has arrived stays as it is where the backward pass begins with it again.
+                again = self.pipe.use is not None and self.pipe.use.recompute
+                carried = _carried_over(node, new, self.names if again else None)
                 made.update((carried[v], made[v]) for v in carried.keys() & made.keys())
                 renamed |= carried
                 new |= carried
@@ -205,7 +229,7 @@ class Cuts:
     def _is_away(self, made: int | None, here: int | None) -> bool:
         return made is not None and here is not None and self.found.stage(made) != here
 
-    def _message(self, var: Var, source: int, target: int, position: int) -> tuple[Move, int, Ends]:
+    def _message(self, var: Var, source: int, target: int, position: int) -> Message:
         name = f"`{var.value.label}`" if var.value.name else f"what `{var.hint}` yields"
         arrived = replace(var, name=self.names.fresh(f"{var.name}_in"))
         step = send(var.placement, self.pipe.axis)
@@ -220,9 +244,52 @@ class Cuts:
         move = Move(step, var, arrived, held, sent, in_all, span, why, remedy, phase)
         return move, position, (source, target)
 
+    # --- once more -------------------------------------------------------------------------------
+
+    def _computed_again(
+        self, nodes: list[Node], sends: list[Message]
+    ) -> tuple[list[Node], list[Message]]:
+        """The statements, with those of the forward pass once more that a backward pass reads.
+
+        A stage then keeps what it received (GPipe, Huang et al. 2019).
+        """
+        last, copies, rest = self.found.last, list[Node](), list[Node]()
+        new: dict[tuple[Var, int], Var] = {}
+        for stage in range(last + 1):
+            late = [n for n in nodes if self.at[n] == self.found.backward(stage)]
+            wanted = {v for n in late for v in reads(n)}
+            wanted |= {m.source for m, at, ends in sends if at > last and ends[0] == stage}
+            own = [n for n in nodes if self.at[n] == stage]
+            needed: list[Node] = []
+            for node in reversed(own):
+                if self._is_made_again(node) and not wanted.isdisjoint(node.makes):
+                    wanted.update(reads(node))
+                    needed.append(node)
+            copies += [self._again(node, stage, new) for node in reversed(needed)]
+        for node in nodes:
+            at = self.at[node]
+            rest.append(self._with(node, self.found.stage(at), new) if at > last else node)
+        sent = []
+        for move, at, ends in sends:
+            source = new.get((move.source, ends[0]), move.source) if at > last else move.source
+            sent.append((replace(move, source=source), at, ends))
+        first, behind = ([n for n in rest if (self.at[n] > last) is late] for late in (False, True))
+        return [*first, *copies, *behind], sent
+
+    def _is_made_again(self, node: Node) -> bool:
+        return all(v.name not in self.totals for v in node.makes)
+
+    def _again(self, node: Node, stage: int, new: dict[tuple[Var, int], Var]) -> Node:
+        copy = self._with(self._copy(node, stage, new), stage, new, at=self.found.backward(stage))
+        assert isinstance(copy, Compute | Move | Loop), f"{copy} of a pass"
+        copy = replace(copy, phase="backward")
+        self.at[copy] = self.found.backward(stage)
+        self.again.add(copy)
+        return copy
+
     # --- order -----------------------------------------------------------------------------------
 
-    def _in_order(self, nodes: list[Node], sends: list[tuple[Move, int, Ends]]) -> list[Placed]:
+    def _in_order(self, nodes: list[Node], sends: list[Message]) -> list[Placed]:
         """Forward passes, first halves of backward passes, second halves; each stage by stage."""
         wanted = {move.source for move, *_ in sends}
         for node in reversed(nodes):
@@ -236,9 +303,11 @@ class Cuts:
             elif at <= self.found.last:
                 found.append(((1, at, 0), (node, Part.LOOP, (at,))))
             else:
-                early = not wanted.isdisjoint(node.makes)
+                again = node in self.again
+                early = again or not wanted.isdisjoint(node.makes)
                 part = Part.LOOP_BACKWARD if early else Part.WEIGHTS
-                found.append(((3 - early, at, 0), (node, part, (self.found.stage(at),))))
+                part = Part.LOOP_AGAIN if again else part
+                found.append(((3 - early, at, -again), (node, part, (self.found.stage(at),))))
         for move, at, ends in sends:
             forward = at <= self.found.last
             part = Part.SENT if forward else Part.SENT_BACKWARD
@@ -250,10 +319,13 @@ def _replaced(node: Node, new: Mapping[Var, Var]) -> Node:
     return with_vars(node, lambda v: new.get(v, v))
 
 
-def _carried_over(loop: Loop, new: Mapping[Var, Var]) -> dict[Var, Var]:
-    """What a loop carries under the name of its initial value, under that of what has arrived."""
+def _carried_over(loop: Loop, new: Mapping[Var, Var], fresh: Names | None) -> dict[Var, Var]:
+    """What a loop carries under the name of its initial value, under that of what has arrived.
+
+    Or under a `fresh` one.
+    """
     names = {
-        c.init.name: new[c.init].name
+        c.init.name: fresh.fresh(c.init.name) if fresh else new[c.init].name
         for c in loop.carries
         if c.init in new and c.inside.name == c.init.name
     }

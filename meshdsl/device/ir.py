@@ -411,7 +411,7 @@ class Pipeline(Loop):
     @property
     def received(self) -> frozenset[Var]:
         """What a stage keeps of a micro-batch, where it computes the rest again."""
-        if Part.LOOP_AGAIN not in self.parts:
+        if Part.LOOP_AGAIN not in self.parts or self.homes:
             return frozenset()
         return frozenset(c.init for c in self.loop(Part.LOOP).carries)
 

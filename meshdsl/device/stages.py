@@ -72,7 +72,7 @@ def _pipeline(
     body = _sums_apart(node, pipe, names)
     fields = {name: getattr(node, name) for name in Loop.__dataclass_fields__}
     if pipe.count:
-        cuts = Cuts(replace(node, body=body), pipe, program.mesh, table, names)
+        cuts = Cuts(replace(node, body=body), pipe, program.mesh, table, names, lists)
         nodes, parts, homes = zip(*cuts.placed(), strict=True)
         return Pipeline(
             **{**fields, "body": nodes}, axis=pipe.axis, parts=parts, table=table, homes=homes
@@ -185,8 +185,6 @@ def _table(pipe: Piped, mesh: Mesh, micro: int) -> Verified:
         message = f"`{pipe.use.name}` is not built yet: {missing}"
         fail("MD0335", message, pipe.use.span, help="take one_f_one_b, interleaved or zb_v")
     later = {"layers": len(set(pipe.use.layers)) > 1, "reduce": pipe.use.reduce == "each"}
-    if pipe.count:
-        later["recompute"] = pipe.use.recompute
     for option in (name for name, asked in later.items() if asked):
         message = f"the option `{option}` of a schedule is not built yet"
         fail("MD0335", message, pipe.use.span, help="leave it out for now")

@@ -7,11 +7,13 @@ several, and one of them with torch's own gradients.
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import meshdsl as md
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.engines.replay import replay_of
 from meshdsl.diagnostics import DiagnosticError
@@ -236,6 +238,22 @@ def test_several_stages_on_a_device(name: str, schedule: str) -> None:
     assert sent == explain(made.device)["totals"]["wire_bytes"]
 
 
+@pytest.mark.parametrize("mesh", ["pipe:4", "pipe:2,tp:2"])
+@pytest.mark.parametrize("schedule", ["one_f_one_b", "zb_h1", "gpipe"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_stages_that_are_computed_again(name: str, schedule: str, mesh: str) -> None:
+    """The same bits, and of the forward pass a stage keeps what it received."""
+    text = PROGRAMS[name].replace("OPT", "adamw(lr=0.01)")
+    rules = rules_of(name, stages_of(mesh), mesh)
+    plain = compiled(text, mesh, rules, f"with {schedule}[b](4)")
+    made = compiled(text, mesh, rules, f"with {schedule}[b](4, recompute=stage)")
+    found, expected = (results(run_local(m.text, seed=4)) for m in (made, plain))
+    for key, array in expected.items():
+        np.testing.assert_array_equal(found[key], array, key)
+    assert explain(made.device)["pipeline"]["recompute"] == "stage"
+    read_again("device", made.device)
+
+
 BITS = ("layers", "residual", "several values", "images")
 
 
@@ -390,3 +408,23 @@ def test_updates_on_the_way_are_refused() -> None:
         made.text  # noqa: B018
     with pytest.raises(DiagnosticError, match="rules cut this network"):
         replay_of(made)
+
+
+def test_training_goes_on_under_any_layout(tmp_path: Path) -> None:
+    """From stages to one device and back; layouts are written in Python."""
+    (tmp_path / "p.mdsl").write_text(PROGRAMS["tied"].replace("OPT", "adamw(lr=0.01, clip=0.5)"))
+    program, batch = md.load(tmp_path / "p.mdsl"), md.dim("b", 8)
+    rng, folder = np.random.default_rng(3), str(tmp_path / "run")
+    data = {name: rng.integers(0, 5, size=(32, 3), dtype=np.int32) for name in ("ids", "to")}
+    used = md.scheduled("one_f_one_b", batch, micro=4)
+    two = md.layout(["h3: pipe = 1", "b -> d"], schedule=used)
+    four = md.layout(FOUR.split(", "), schedule="zb_h1[b](2)")
+    plans = (program.compile({"d": 2, "pipe": 2}, two), program.compile(), program.compile(
+        {"pipe": 4}, four))  # fmt: skip
+    for steps, plan in zip((3, 6, 9), plans, strict=True):
+        plan.train(data, steps, checkpoint=folder, resume=steps > 3, progress=False)
+    whole = program.compile()
+    whole.train(data, 9, progress=False)
+    for name, array in whole.params.items():
+        found = np.asarray(plans[-1].params[name])
+        np.testing.assert_allclose(found, np.asarray(array), rtol=0, atol=1e-5)
