@@ -174,9 +174,13 @@ class Walk(ABC):
 
     def header(self, node: Loop) -> None:
         """The line of the `for`."""
-        indices = f"range({node.dim.size})"
+        indices = f"range({self.count(node)})"
         indices = f"reversed({indices})" if node.reverse else indices
         self.out.add(f"for {self.counter(node)} in {indices}:")
+
+    def count(self, node: Loop) -> str:
+        """Text of the number of iterations of a loop."""
+        return str(node.dim.size)
 
     def counter(self, node: Loop) -> str:
         """The identifier of the index of a loop."""

@@ -235,7 +235,7 @@ class _Run:
     def _block(self, value: Value, array: Array, stage: int) -> Array:
         if not self.parts.is_block(value):
             return array
-        return array.take(self.parts.block(stage), value.type.index(self.parts.loop.dim.name))
+        return array.take(self.parts.blocks[stage], value.type.index(self.parts.loop.dim.name))
 
     # --- actions ---------------------------------------------------------------------------------
 
@@ -309,7 +309,7 @@ class _Run:
 
     def _iterate(self, loop: Loop, stage: _Stage, flying: _Flying, weights: Values) -> None:
         """Run a stage's block of the iterations of a loop."""
-        block, dim = self.parts.block(stage.number), loop.dim.name
+        block, dim = self.parts.blocks[stage.number], loop.dim.name
 
         def slice_of(outer: Value, index: int) -> Array:
             if outer in flying.collected:
@@ -325,7 +325,7 @@ class _Run:
         if value not in flying.collected:
             return flying.values[value]
         found = flying.collected[value]
-        return np.stack([found[i] for i in self.parts.block(stage.number)])
+        return np.stack([found[i] for i in self.parts.blocks[stage.number]])
 
     # --- results ---------------------------------------------------------------------------------
 

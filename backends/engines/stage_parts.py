@@ -60,9 +60,10 @@ class StageParts:
         self.program, self.pipe, self.stages = program, pipe, stages
         self._check_optimizer()
         self.loop, self.gradient_loop = self._loops()
-        if self.loop.dim.size % stages:
+        if not pipe.sizes and self.loop.dim.size % stages:
             message = f"`{pipe.dim}` does not divide over the {stages} stages of the table"
             fail("MD0334", message, pipe.span, help="take as many iterations on each stage")
+        self.blocks = pipe.iterations(self.loop.dim.size, stages)
         self.trained = {u.old for u in program.updates if u.old.role == "param"}
         self.sections = self._sections()
         self._check_collected()
@@ -72,15 +73,6 @@ class StageParts:
         self.owners = {param: self._owner(param) for param in self.trained - self.stacked}
 
     # --- what is computed where ------------------------------------------------------------------
-
-    @property
-    def indices(self) -> int:
-        """The iterations of a stage."""
-        return self.loop.dim.size // self.stages
-
-    def block(self, stage: int) -> range:
-        """The iterations of a stage."""
-        return range(stage * self.indices, (stage + 1) * self.indices)
 
     def stage_of(self, section: Section) -> int:
         """The stage of a section."""
@@ -174,8 +166,9 @@ class StageParts:
         for value in read:
             self._check_here(value, stage, value in kept)
         every = (*read, *(u.old for u in here), *(v for n in nodes for v in n.makes))
-        block = {v: self._of_block(v) for v in dict.fromkeys(every)}
-        renamed = tuple(self._with_block(n) for n in substitute(nodes, block))
+        size = len(self.blocks[stage])
+        block = {v: self._of_block(v, size) for v in dict.fromkeys(every)}
+        renamed = tuple(self._with_block(n, size) for n in substitute(nodes, block))
         updates = tuple(Update(u.old, block[u.new]) for u in here)
         return StageUpdate(renamed, updates, block, gradients)
 
@@ -199,26 +192,26 @@ class StageParts:
                 found.append(node)
         return tuple(reversed(found))
 
-    def _of_block(self, value: Value) -> Value:
+    def _of_block(self, value: Value, size: int) -> Value:
         """The value as a stage has it: a block of what has the loop's dim."""
         if not value.type.has(self.loop.dim.name):
             return value
-        return replace(value, type=self._smaller(value.type))
+        return replace(value, type=self._smaller(value.type, size))
 
-    def _with_block(self, node: Node) -> Node:
+    def _with_block(self, node: Node, size: int) -> Node:
         """An operator whose attributes speak of the block."""
         assert isinstance(node, Op), "an update has no loops"
-        return replace(node, attrs=tuple((key, self._smaller(v)) for key, v in node.attrs))
+        return replace(node, attrs=tuple((key, self._smaller(v, size)) for key, v in node.attrs))
 
-    def _smaller(self, said: Any) -> Any:
-        """A type, dims or an attribute, with the block's size for the loop's dim."""
+    def _smaller(self, said: Any, size: int) -> Any:
+        """A type, dims or an attribute, with the size of a block for that of the loop's dim."""
         match said:
             case Dim() if said == self.loop.dim:
-                return Dim(said.name, self.indices)
+                return Dim(said.name, size)
             case tuple():
-                return tuple(map(self._smaller, said))
+                return tuple(self._smaller(item, size) for item in said)
         if hasattr(said, "dims"):
-            return replace(said, dims=self._smaller(said.dims))
+            return replace(said, dims=self._smaller(said.dims, size))
         return said
 
     # --- what is refused -------------------------------------------------------------------------

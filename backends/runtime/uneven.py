@@ -1,7 +1,7 @@
 """Collectives where the blocks of a group differ in size, since its mesh axes do not divide a dim.
 
-`ways` are the numbers of blocks along each axis of the group, the outer first; `size` is that of
-the dim on all of them together. Every device of a group must call the same one.
+`ways` are the numbers of blocks along each axis of the group, the outer first, or their sizes;
+`size` is that of the dim on all of them together. Every device of a group must call the same one.
 """
 
 import itertools
@@ -12,23 +12,27 @@ import torch
 import torch.distributed as dist
 
 from meshdsl.backends.runtime.collectives import Pending, all_gather_start, as_numbers
-from meshdsl.backends.runtime.values import block
+from meshdsl.backends.runtime.values import Way, block
 
 
-def block_sizes(size: int, ways: tuple[int, ...]) -> list[int]:
-    """The sizes of the blocks of a dim, in the order of the devices of the group."""
-    return [block(size, ways, at)[1] for at in itertools.product(*map(range, ways))]
+def block_sizes(size: int, ways: tuple[Way, ...]) -> list[int]:
+    """The sizes of the blocks of a dim, in the order of the devices of the group.
+
+    Of `ways` the first alone may be sizes.
+    """
+    counts = [way if isinstance(way, int) else len(way) for way in ways]
+    return [block(size, ways, at)[1] for at in itertools.product(*map(range, counts))]
 
 
 def all_gather_uneven(
-    x: torch.Tensor, dim: int, size: int, ways: tuple[int, ...], group: Any
+    x: torch.Tensor, dim: int, size: int, ways: tuple[Way, ...], group: Any
 ) -> torch.Tensor:
     """The blocks of all devices joined along `dim`."""
     return all_gather_uneven_start(x, dim, size, ways, group).wait()  # type: ignore[no-any-return]
 
 
 def all_gather_uneven_start(
-    x: torch.Tensor, dim: int, size: int, ways: tuple[int, ...], group: Any
+    x: torch.Tensor, dim: int, size: int, ways: tuple[Way, ...], group: Any
 ) -> Pending:
     """Begin an `all_gather_uneven`: blocks are sent as long as the largest, and cut on arrival."""
     sizes = block_sizes(size, ways)
@@ -45,14 +49,14 @@ def all_gather_uneven_start(
 
 
 def reduce_scatter_uneven(
-    x: torch.Tensor, dim: int, ways: tuple[int, ...], group: Any, op: str
+    x: torch.Tensor, dim: int, ways: tuple[Way, ...], group: Any, op: str
 ) -> torch.Tensor:
     """This device's block, along `dim`, of the sum (max, min, prod) over the group."""
     return reduce_scatter_uneven_start(x, dim, ways, group, op).wait()  # type: ignore[no-any-return]
 
 
 def reduce_scatter_uneven_start(
-    x: torch.Tensor, dim: int, ways: tuple[int, ...], group: Any, op: str
+    x: torch.Tensor, dim: int, ways: tuple[Way, ...], group: Any, op: str
 ) -> Pending:
     """Begin a `reduce_scatter_uneven`: blocks are exchanged, and added up in the order of ranks."""
     whole = x.movedim(dim, 0).contiguous()
@@ -89,16 +93,18 @@ def all_to_all_uneven(
     split_dim: int,
     concat_dim: int,
     size: int,
-    ways: tuple[int, ...],
+    ways: tuple[tuple[Way, ...], tuple[Way, ...]],
     group: Any,
 ) -> torch.Tensor:
     """Exchange blocks: `x` whole along `split_dim` becomes whole along `concat_dim` instead.
 
-    `size` is that of `concat_dim` on all devices of the group together.
+    `size` is that of `concat_dim` on all devices of the group together, `ways` are those of
+    `split_dim` and of `concat_dim`.
     """
-    pieces = torch.split(x, block_sizes(x.shape[split_dim], ways), split_dim)
+    leaving, coming = ways
+    pieces = torch.split(x, block_sizes(x.shape[split_dim], leaving), split_dim)
     own = pieces[dist.get_rank(group)].shape
-    shapes = [[*own[:concat_dim], n, *own[concat_dim + 1 :]] for n in block_sizes(size, ways)]
+    shapes = [[*own[:concat_dim], n, *own[concat_dim + 1 :]] for n in block_sizes(size, coming)]
     sent = torch.cat([piece.reshape(-1) for piece in pieces])
     arrives = [math.prod(shape) for shape in shapes]
     leaves = [piece.numel() for piece in pieces]

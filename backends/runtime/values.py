@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 Array = np.ndarray[Any, np.dtype[Any]]
+Way = int | tuple[int, ...]
+"""How a dim is split over an axis: into a number of blocks, or into blocks of given sizes."""
+
 
 NUMPY_DTYPES = {
     "f32": "float32",
@@ -27,7 +30,8 @@ class Spec(NamedTuple):
     `("zeros",)`, `("ones",)`, `("below", n)` for integers from 0 to n - 1, `("coin",)` for
     booleans, or `("seed",)` for the seed of the run; `key` names another tensor
     whose values it begins with. Along the axes of `parts` every device has a part of a sum.
-    `order` says of a dim in which order its equal blocks lie before it is split.
+    `blocks` says of a dim which indices of it lie in each block along its outer axis, in their
+    order; a single block is in which order all of it lies, before it is split alike.
     """
 
     dtype: str
@@ -36,7 +40,7 @@ class Spec(NamedTuple):
     draw: tuple[Any, ...] | None = None
     key: str = ""
     parts: tuple[str, ...] = ()
-    order: dict[str, tuple[int, ...]] | None = None
+    blocks: dict[str, list[list[int]]] | None = None
 
 
 Part = tuple[slice | list[int], ...]
@@ -47,16 +51,16 @@ def spec_of(text: str) -> Spec:
     """The tensor written as `f32[vocab=512@tp, model=256] = normal(0.02)`, perhaps ` as key`.
 
     Behind the dims may stand the axes along which it is kept in parts: ` over pod data`, behind a
-    size the order of blocks: `layers=8:0.2.1.3@pipe`.
+    size what lies where: `layers=4:0.2.1.3@pipe`, or of each block: `layers=4:0.1.2|3@pipe`.
     """
     form = r"^(\w+)\[(.*?)\](?: over ([\w ]+?))?(?: = (\w+)\((.*?)\))?(?: as (.+))?$"
     dtype, dims, parts, how, numbers, key = re.findall(form, text)[0]
-    found = re.findall(r"([^ ,=]+)=(\d+):?([\d.]*)@?([^ ,]*)", dims)
+    found = re.findall(r"([^ ,=]+)=(\d+):?([\d.|]*)@?([^ ,]*)", dims)
     sizes = {dim: int(size) for dim, size, _, _ in found}
     split = {dim: tuple(axes.split("+")) for dim, _, _, axes in found if axes}
-    order = {dim: tuple(map(int, at.split("."))) for dim, _, at, _ in found if at} or None
+    blocks = {d: [[*map(int, b.split("."))] for b in at.split("|")] for d, _, at, _ in found if at}
     draw = (how, *(float(x) for x in numbers.split(", ") if x)) if how else None
-    return Spec(dtype, sizes, split, draw, key, tuple(parts.split()), order)
+    return Spec(dtype, sizes, split, draw, key, tuple(parts.split()), blocks or None)
 
 
 def coordinates(mesh: dict[str, int], rank: int) -> dict[str, int]:
@@ -105,16 +109,17 @@ def group_members(mesh: dict[str, int], axes: tuple[str, ...]) -> list[list[int]
     return found
 
 
-def block(size: int, ways: tuple[int, ...], at: tuple[int, ...]) -> tuple[int, int]:
+def block(size: int, ways: tuple[Way, ...], at: tuple[int, ...]) -> tuple[int, int]:
     """First index and size of one block of a dim that is split into `ways`, the outer first.
 
     Each block is split again: the blocks of a split are of equal size, rounded up, and the last
-    ones short or empty. `at` are the numbers of the block in each split.
+    ones short or empty. `at` are the numbers of the block in each split; where sizes are given,
+    they are those of all blocks of the dim so far, and the number is that among all of these.
     """
     start, extent = 0, size
-    for count, number in zip(ways, at, strict=True):
-        part = -(-extent // count)
-        before = min(number * part, extent)
+    for way, number in zip(ways, at, strict=True):
+        part = -(-extent // way) if isinstance(way, int) else way[number]
+        before = min(number * part, extent) if isinstance(way, int) else sum(way[:number]) - start
         start, extent = start + before, min(part, extent - before)
     return start, extent
 
@@ -202,12 +207,12 @@ def local_part(spec: Spec, mesh: dict[str, int], rank: int) -> Part:
     """What device `rank` holds of each dim."""
     at, parts = coordinates(mesh, rank), list[slice | list[int]]()
     for dim, size in spec.dims.items():
-        ways, here = (tuple(of[a] for a in spec.split.get(dim, ())) for of in (mesh, at))
-        start, extent = block(size, ways, here)
-        parts.append(slice(start, start + extent))
-        if order := (spec.order or {}).get(dim):
-            blocks = np.arange(size).reshape(len(order), -1)[list(order)]
-            parts[-1] = blocks.reshape(-1)[start : start + extent].tolist()
+        on, blocks = spec.split.get(dim, ()), (spec.blocks or {}).get(dim, ())
+        ways = tuple(tuple(map(len, blocks)) if blocks[1:] and a == on[0] else mesh[a] for a in on)
+        start, extent = block(size, ways, tuple(at[a] for a in on))
+        own = slice(start, start + extent)
+        lying = [i for each in blocks for i in each][own]
+        parts.append(own if lying in ([], [*range(start, own.stop)]) else lying)
     return tuple(parts)
 
 

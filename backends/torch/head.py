@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.torch.format import INDENT, WIDTH, quoted, statement
@@ -17,7 +17,8 @@ from meshdsl.schedule.table import row_text
 from meshdsl.version import __version__
 
 Draws = Mapping[Value, tuple[object, ...]]
-Order = Mapping[str, tuple[int, ...]]
+Lying = Callable[[TensorType, Placement], Mapping[str, list[list[int]]]]
+"""What lies where of dims of a tensor, where it is not in order (`Spec.blocks`)."""
 PROVIDED = ("import numpy as np", "import torch", "import torch.distributed as dist")
 RUNTIME = f"# {' the runtime: functions that the program calls ':-^98}"
 """The line between the program and the functions it calls."""
@@ -25,12 +26,12 @@ RUNTIME = f"# {' the runtime: functions that the program calls ':-^98}"
 
 def head(program: Program, draws: Draws, imports: Iterable[str], bare: bool = False) -> list[str]:
     """The lines above the function `device`, the two blank ones before it included."""
-    order = program.placed.order
+    lying = program.placed.blocks
     tables = [
-        *_table("INPUTS", [(v.value.label, v) for v in program.inputs], draws, order),
-        *_table("PARAMS", [(p.value.name or "", p) for p in program.params], draws, order),
+        *_table("INPUTS", [(v.value.label, v) for v in program.inputs], draws, lying),
+        *_table("PARAMS", [(p.value.name or "", p) for p in program.params], draws, lying),
         *_states(program, draws),
-        *_table("OUTPUTS", list(program.outputs), {}, order),
+        *_table("OUTPUTS", list(program.outputs), {}, lying),
         *_loss(program),
         *_assigned(program),
         *_schedule(program),
@@ -46,8 +47,9 @@ def module_head(
     named: Mapping[str, list[tuple[str, Var]]],
 ) -> list[str]:
     """The lines above the functions of a module; `named` are its tables of variables."""
-    tables = [line for name, items in named.items() for line in _table(name, items, draws, {})]
     source = program.placed
+    of = (_table(name, items, draws, source.blocks) for name, items in named.items())
+    tables = [line for lines in of for line in lines]
     about = [
         f"# {inert(source.named.span.file)}, program {source.named.name}: its forward and backward "
         f"pass on each of {program.mesh.devices} devices.",
@@ -170,8 +172,8 @@ def _states(program: Program, draws: Draws) -> list[str]:
         copied = copies[var.value]
         draw = ("zeros",) if copied is None else draws.get(copied)
         rows.append((var.value.name or "", var, draw, copied.name if copied else None))
-    order = program.placed.order
-    texts = [(key, _spec(var, draw, order, under)) for key, var, draw, under in rows]
+    lying = program.placed.blocks
+    texts = [(key, _spec(var, draw, lying, under)) for key, var, draw, under in rows]
     return _rows("STATES", texts)
 
 
@@ -210,9 +212,9 @@ def _schedule(program: Program) -> list[str]:
 # --- tables ------------------------------------------------------------------------------------
 
 
-def _table(name: str, items: list[tuple[str, Var]], draws: Draws, order: Order) -> list[str]:
+def _table(name: str, items: list[tuple[str, Var]], draws: Draws, lying: Lying) -> list[str]:
     """A dict of `Spec`s of variables."""
-    return _rows(name, [(key, _spec(var, draws.get(var.value), order)) for key, var in items])
+    return _rows(name, [(key, _spec(var, draws.get(var.value), lying)) for key, var in items])
 
 
 def _rows(name: str, items: list[tuple[str, str]]) -> list[str]:
@@ -231,24 +233,29 @@ def _row(line: str) -> list[str]:
     return [f'{first}"', f'{INDENT}"{equals}{rest}']
 
 
-def _spec(var: Var, draw: tuple[object, ...] | None, order: Order, under: str | None = None) -> str:
+def _spec(var: Var, draw: tuple[object, ...] | None, lying: Lying, under: str | None = None) -> str:
     """The text of a variable's `Spec`, the same for all devices."""
     type_, split = var.value.type, dict(var.placement.splits)
     dims = {dim.name: dim.size for dim in type_.dims}
-    parts, own = var.placement.partial, {d: at for d, at in order.items() if d in dims}
+    parts, own = var.placement.partial, dict(lying(type_, var.placement))
     return quoted(spec_text(Spec(str(type_.dtype), dims, split, draw, under or "", parts, own)))
 
 
 def spec_text(spec: Spec) -> str:
     """`f32[vocab=512@tp, model=256] = normal(0.02)`, which `spec_of` of the runtime reads."""
     axes = {dim: f"@{'+'.join(axes)}" for dim, axes in spec.split.items()}
-    order = {dim: f":{'.'.join(map(str, at))}" for dim, at in (spec.order or {}).items()}
-    each = (f"{d}={n}{order.get(d, '')}{axes.get(d, '')}" for d, n in spec.dims.items())
+    lying = {dim: f":{'|'.join(map(_indices, each))}" for dim, each in (spec.blocks or {}).items()}
+    each = (f"{d}={n}{lying.get(d, '')}{axes.get(d, '')}" for d, n in spec.dims.items())
     dims = ", ".join(each)
     how, *numbers = spec.draw or ("",)
     drawn = f" = {how}({', '.join(map(repr, numbers))})" if how else ""
     parts = f" over {' '.join(spec.parts)}" if spec.parts else ""
     return f"{spec.dtype}[{dims}]{parts}{drawn}{f' as {spec.key}' if spec.key else ''}"
+
+
+def _indices(indices: Iterable[int]) -> str:
+    """`0.2.3`, which `spec_of` of the runtime reads."""
+    return ".".join(map(str, indices))
 
 
 def _dict(items: Iterator[tuple[str, str]]) -> str:

@@ -54,15 +54,20 @@ class Loops(Moves):
 
     def header(self, node: Loop) -> None:
         """Write the `for`, after the issue of collectives that the first iteration waits for."""
-        first = node.dim.size - 1 if node.reverse else 0
+        first = self._last(node) if node.reverse else "0"
         for ahead in node.ahead:
-            with self._reading_ahead(ahead.slices, node, str(first)):
+            with self._reading_ahead(ahead.slices, node, first):
                 self.start(Start(ahead.collective, ahead.work))
         super().header(node)
 
     def counter(self, node: Loop) -> str:
         """The counter of a loop: that of an earlier loop, where that one does not enclose it."""
         return self.variables.counter(node.index, node.dim.name, {n.index for n in self.loops})
+
+    def _last(self, node: Loop) -> str:
+        """Text of the index of the last iteration."""
+        count = self.count(node)
+        return str(int(count) - 1) if count.isdigit() else f"{count} - 1"
 
     def body(self, node: Loop) -> None:
         """Write the statements of an iteration."""
@@ -106,7 +111,7 @@ class Loops(Moves):
         """Issue the collective that the next iteration waits for, if there is one."""
         node = self.loops[-1]
         (ahead,) = (a for a in node.ahead if a.collective is start.collective)
-        test, step = ("> 0", "- 1") if node.reverse else (f"< {node.dim.size - 1}", "+ 1")
+        test, step = ("> 0", "- 1") if node.reverse else (f"< {self._last(node)}", "+ 1")
         counter = self.variables.word(node.index)
         self.out.add(f"if {counter} {test}:")
         self.out.depth += 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from meshdsl.backends.runtime.values import Way
 from meshdsl.backends.torch.format import quoted
-from meshdsl.backends.torch.head import type_text
+from meshdsl.backends.torch.head import inert, type_text
 from meshdsl.backends.torch.names import Variables
 from meshdsl.backends.torch.paste import defined
 from meshdsl.backends.walk import Walk
@@ -23,7 +24,10 @@ from meshdsl.device.liveness import uses
 from meshdsl.diagnostics import Span
 from meshdsl.ops.opdef import Reads
 from meshdsl.ops.text import atom, scalar, tuple_text
-from meshdsl.placed.sbp import Mesh, Window
+from meshdsl.placed.sbp import Mesh, Placement, Window
+
+SHOWN = 16
+"""Block sizes that a note lists."""
 
 MOST_SHOWN = 8
 """Windows that a comment lists."""
@@ -151,32 +155,44 @@ class Moves(Walk):
     def _all_gather(self, node: Move, suffix: str) -> str:
         dim = self._position(node.source, node.step.dim)
         call = _function(node, self.mesh) + suffix
-        sizes = self._sizes(node) if "uneven" in call else ""
+        sizes = ""
+        if "uneven" in call:
+            ways = tuple_text(self._ways(node, node.source, node.step.dim))
+            sizes = f"{self._joined(node)}, {ways}, "
         return f"{call}({self.name(node.source)}, {dim}, {sizes}{self._group(node)})"
 
     def _reduce_scatter(self, node: Move, suffix: str) -> str:
         dim = self._position(node.source, node.step.dim)
         x, group = self._tensor(node.source), self._group(node)
         call = _function(node, self.mesh) + suffix
-        ways = f"{self._ways(node)}, " if "uneven" in call else ""
+        ways = ""
+        if "uneven" in call:
+            ways = f"{tuple_text(self._ways(node, node.target, node.step.dim))}, "
         return f'{call}({x}, {dim}, {ways}{group}, "{node.step.op}")'
 
     def _all_to_all(self, node: Move, suffix: str) -> str:
         split = self._position(node.source, node.step.to_dim)
         concat = self._position(node.source, node.step.dim)
         call = _function(node, self.mesh)
-        sizes = self._sizes(node) if "uneven" in call else ""
+        sizes = ""
+        if "uneven" in call:
+            leaving = self._ways(node, node.target, node.step.to_dim)
+            coming = self._ways(node, node.source, node.step.dim)
+            ways = f"({tuple_text(leaving)}, {tuple_text(coming)})"
+            sizes = f"{self._joined(node)}, {ways}, "
         x, group = self.name(node.source), self._group(node)
         return f"{call}({x}, {split}, {concat}, {sizes}{group})"
 
-    def _sizes(self, node: Move) -> str:
-        """The size of the joined dim and the numbers of blocks, as arguments."""
+    def _joined(self, node: Move) -> str:
+        """Text of the size of the dim that is joined."""
         assert node.step.dim is not None
-        return f"{self.extent(node.target, node.step.dim)}, {self._ways(node)}, "
+        return self.extent(node.target, node.step.dim)
 
-    def _ways(self, node: Move) -> str:
-        """The numbers of blocks along the axes of a collective: a tuple."""
-        return tuple_text([self.mesh.size(axis) for axis in node.step.axes])
+    def _ways(self, node: Move, split: Var, dim: str | None) -> tuple[Way, ...]:
+        """How a dim is split over the axes of a collective, which are the innermost of it."""
+        assert dim is not None
+        ways = self.mesh.ways(dim, split.type.size(dim), split.placement.axes_of(dim))
+        return ways[-len(node.step.axes) :]
 
     def _permute(self, node: Move, suffix: str) -> str:
         # Dicts of strings and tuples of them: their `repr` is their text.
@@ -271,13 +287,29 @@ class Moves(Walk):
 
     def block_along(self, dim: str, size: int, axes: tuple[str, ...]) -> tuple[str, str] | None:
         """The same of a dim of a size over some axes."""
-        if size % self.mesh.size(*axes) == 0:
+        if not self.mesh.is_uneven(dim, size, axes):
             return None
         key = (dim, size, axes)
         if key not in self.blocks:
             fresh = self.variables.names.fresh
             self.blocks[key] = fresh(f"at_{dim}"), fresh(f"n_{dim}")
         return self.blocks[key]
+
+    def _is_of_device(self, key: tuple[str, int, tuple[str, ...]]) -> bool:
+        """Whether a block is one of the device: not of a point in time."""
+        return set(key[2]) <= set(self.mesh.names)
+
+    def block_line(self, dim: str, size: int, axes: tuple[str, ...], first: str, n: str) -> str:
+        """The line of a first index and a number of elements of an uneven dim."""
+        self.used.add("block")
+        ways = self.mesh.ways(dim, size, axes)
+        own = ((way, axes[: n + 1]) for n, way in enumerate(ways))
+        at = [self._index(over[-1:] if isinstance(way, int) else over) for way, over in own]
+        split = Placement(((dim, axes),))
+        sizes = [stop - start for start, stop in split.blocks(dim, size, self.mesh)]
+        shown = ", ".join(map(str, sizes if len(sizes) <= SHOWN else [*sizes[:SHOWN], "…"]))
+        text = f"{first}, {n} = block({size}, {tuple_text(ways)}, {tuple_text(at)})"
+        return f"{text}  # {inert(dim)}@{'+'.join(map(inert, axes))}: {shown}"
 
     def may_be_empty(self, var: Var, dim: str) -> bool:
         """Whether some device has nothing of a dim."""

@@ -8,12 +8,14 @@ has several, named in each call.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from meshdsl.backends.torch.cuts import CutNetworks
-from meshdsl.backends.torch.format import quoted
+from meshdsl.backends.torch.format import INDENT, quoted
 from meshdsl.backends.torch.head import goes_back, line_group
+from meshdsl.backends.torch.lines import Line
 from meshdsl.backends.torch.moves import typed
 from meshdsl.backends.torch.passes import KEEPERS
 from meshdsl.backends.walk import NOWHERE
@@ -52,7 +54,7 @@ class Pipelines(CutNetworks):
             super().loop(node)
 
     def _pipeline(self, node: Pipeline) -> None:
-        device, several = self.at[node.axis], bool(self.program.placed.order)
+        device, several = self.at[node.axis], bool(self._pipe.order)
         micro = self.begin(node, several)
         outside, self.fresh = self.fresh, set()
         loops = {Part.LOOP: node.loop(Part.LOOP), Part.LOOP_BACKWARD: node.loop(Part.LOOP_BACKWARD)}
@@ -88,6 +90,31 @@ class Pipelines(CutNetworks):
         self.loops.pop()
         self.fresh = outside | sums(node)
         self.totals, self.shown = frozenset(), NOWHERE
+
+    @contextmanager
+    def _function(self, name: str, node: Pipeline) -> Iterator[None]:
+        """Write the function of a pass, with what it has to know of the device's stages."""
+        with super()._function(name, node):
+            begun = len(self.out.lines)
+            yield
+            self.out.lines[begun:begun] = self._of_stage(self.out.lines[begun:])
+
+    def _of_stage(self, lines: list[Line]) -> list[Line]:
+        """The lines for which of the device's stages a pass is of, and what that has of a dim."""
+        *_, axis = self._pipe.axes(self.mesh)
+        if axis in self.mesh.names:
+            return []
+        text = "\n".join(line.text for line in lines)
+
+        def is_read(*names: str) -> bool:
+            return any(re.search(rf"\b{re.escape(name)}\b", text) for name in names)
+
+        own = {k: v for k, v in self.blocks.items() if not self._is_of_device(k) and is_read(*v)}
+        if not own and not is_read(self.at[axis]):
+            return []
+        found = [f"{self.at[axis]} = stages.index(stage)"]
+        found += [self.block_line(*key, *names) for key, names in own.items()]
+        return [Line(INDENT * self.out.depth + line) for line in found]
 
     # --- lines -----------------------------------------------------------------------------------
 
@@ -176,30 +203,28 @@ class Pipelines(CutNetworks):
 
         And the rows of stacks that a stage has.
         """
-        chunk = ""
         for item in node.stacked:
             if self._first_reads(node, item.inside).isdisjoint(parts):
                 continue
-            if not isinstance(item, Rows):
+            if isinstance(item, Rows):
+                self._rows(item)
+            else:
                 self.stacked(item.outer, item.inside, node)
-                continue
-            if not chunk:
-                chunk = self._chunk()
-            self._rows(item, chunk)
 
-    def _chunk(self) -> str:
-        """Write which of the device's stages a pass is of; the word for it."""
-        *_, axis = self._pipe.axes(self.mesh)
+    def _rows(self, item: Rows) -> None:
+        pipe, inside = self._pipe, item.inside
+        first = self._start_in(inside, item.outer, pipe.axes(self.mesh)[1:], pipe.dim)
+        position, size = inside.local.index(pipe.dim), self.extent(inside, pipe.dim)
         self.out.place = ""
-        self.out.statement(f"{self.at[axis]} = stages.index(stage)")
-        return self.at[axis]
+        self._let(inside, f"{self.variables.of(item.outer)}.narrow({position}, {first}, {size})")
 
-    def _rows(self, item: Rows, chunk: str) -> None:
-        dim, local = self._pipe.dim, item.inside.local
-        size = local.size(dim)
-        first = chunk if size == 1 else f"{chunk} * {size}"
-        rows = f"{self.variables.of(item.outer)}.narrow({local.index(dim)}, {first}, {size})"
-        self._let(item.inside, rows)
+    def count(self, node: Loop) -> str:
+        """Text of the number of iterations of a loop: of one on the stages, the stage's."""
+        pipe = self.program.placed.pipe
+        if pipe is None or not pipe.sizes or not pipe.cuts(node):
+            return super().count(node)
+        found = self.block_along(pipe.dim, sum(pipe.sizes), pipe.axes(self.mesh))
+        return found[1] if found else super().count(node)
 
     @property
     def _pipe(self) -> Piped:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from meshdsl.backends.torch.call import TorchText
 from meshdsl.backends.torch.format import INDENT, WIDTH, quoted
-from meshdsl.backends.torch.head import assigned, foot, head, inert
+from meshdsl.backends.torch.head import assigned, foot, head
 from meshdsl.backends.torch.lines import Line
 from meshdsl.backends.torch.moves import typed
 from meshdsl.backends.torch.paste import paste
@@ -34,11 +34,7 @@ from meshdsl.device.liveness import (
 )
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Signature, lookup
-from meshdsl.ops.text import tuple_text
-from meshdsl.placed.sbp import Placement, Window
-
-SHOWN = 16
-"""Block sizes that a note lists."""
+from meshdsl.placed.sbp import Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +124,12 @@ class Emitter(Pipelines):
     def _coordinates(self, lines: list[Line]) -> list[Line]:
         """The lines of this device's coordinates on each axis that a function's lines use."""
         text = "\n".join(line.text for line in lines)
-        names = {*self.at.values(), *itertools.chain(*self.blocks.values())}
+        blocks = {k: v for k, v in self.blocks.items() if self._is_of_device(k)}
+        names = {*self.at.values(), *itertools.chain(*blocks.values())}
         if not any(re.search(rf"\b{name}\b", text) for name in names):
             return []
         used = set(_globals(symtable.symtable(text, "text", "exec")))
-        blocks = {k: v for k, v in self.blocks.items() if not used.isdisjoint(v)}
+        blocks = {k: v for k, v in blocks.items() if not used.isdisjoint(v)}
         used |= {self.at[axis] for _, _, axes in blocks for axis in axes}
         found = []
         stride = self.mesh.devices
@@ -143,18 +140,7 @@ class Emitter(Pipelines):
             whole = stride * size == self.mesh.devices
             if name in used:
                 found.append(Line(f"{INDENT}{name} = {text}{'' if whole else f' % {size}'}"))
-        return found + [Line(self._block_line(*k, *v)) for k, v in blocks.items()]
-
-    def _block_line(self, dim: str, size: int, axes: tuple[str, ...], at: str, n: str) -> str:
-        """The line of this device's first index and number of elements of an uneven dim."""
-        self.used.add("block")
-        ways = tuple_text([self.mesh.size(axis) for axis in axes])
-        numbers = tuple_text([self.at[axis] for axis in axes])
-        split = Placement(((dim, axes),))
-        sizes = [stop - start for start, stop in split.blocks(dim, size, self.mesh)]
-        shown = ", ".join(map(str, sizes if len(sizes) <= SHOWN else [*sizes[:SHOWN], "…"]))
-        text = f"{INDENT}{at}, {n} = block({size}, {ways}, {numbers})"
-        return f"{text}  # {inert(dim)}@{'+'.join(map(inert, axes))}: {shown}"
+        return found + [Line(INDENT + self.block_line(*k, *v)) for k, v in blocks.items()]
 
     def entry(self, var: Var, kind: str) -> None:
         """Write the line of a given tensor, if it is read."""

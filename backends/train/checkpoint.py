@@ -428,7 +428,7 @@ def digest(path: Path) -> dict[str, Any]:
 def _table(spec: Spec) -> dict[str, Any]:
     """The manifest entry of a tensor; dims are a list, for their order counts."""
     about = {"dtype": spec.dtype, "dims": list(spec.dims.items()), "split": spec.split}
-    seldom = {"parts": spec.parts, "order": spec.order}
+    seldom = {"parts": spec.parts, "blocks": spec.blocks}
     return {**about, **{key: value for key, value in seldom.items() if value}}
 
 
@@ -436,8 +436,8 @@ def _spec(entry: Mapping[str, Any]) -> Spec:
     """The tensor of a manifest entry, with its splits at the save."""
     split = {dim: tuple(axes) for dim, axes in entry["split"].items()}
     parts = tuple(entry.get("parts", ()))
-    order = {dim: tuple(at) for dim, at in entry.get("order", {}).items()} or None
-    return Spec(entry["dtype"], dict(entry["dims"]), split, parts=parts, order=order)
+    blocks = entry.get("blocks")
+    return Spec(entry["dtype"], dict(entry["dims"]), split, parts=parts, blocks=blocks)
 
 
 # --- blocks --------------------------------------------------------------------------------------
@@ -601,7 +601,7 @@ def _of_sum(spec: Spec, found: Found, mesh: dict[str, int], rank: int, name: str
     one device takes all, and others begin with zeros.
     """
     stored, held = found.tensors[name], [*_stored(found, name)]
-    same = (stored.parts, stored.split, stored.order) == (spec.parts, spec.split, spec.order)
+    same = (stored.parts, stored.split, stored.blocks) == (spec.parts, spec.split, spec.blocks)
     if found.mesh == mesh and same:
         own = coordinates(mesh, rank)
         axes = {*spec.parts, *(a for axes in spec.split.values() for a in axes)}

@@ -96,7 +96,7 @@ def _stored(found: Found, specs: Mapping[str, Spec] | None) -> Whole:
 
 def _undivided(spec: Spec) -> Spec:
     """A tensor as a device has it that has all of it, its blocks in their own order."""
-    return spec._replace(split={}, order=None)
+    return spec._replace(split={}, blocks=None)
 
 
 def _held(

@@ -25,8 +25,7 @@ def in_chunks(program: Program, loop: Loop, pipe: Piped, names: Names) -> tuple[
     axes = pipe.axes(program.mesh)
     if len(axes) == 1:
         return program, loop
-    count = pipe.stages(program.mesh) // program.mesh.size(pipe.axis)
-    mesh = replace(program.mesh, moments=(*program.mesh.moments, (axes[1], count)))
+    mesh = pipe.in_time(program.mesh)
     cutting = _Chunks(mesh, loop, pipe, axes, names)
     made = cutting.loop()
     program = replace(

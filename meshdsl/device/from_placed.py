@@ -186,7 +186,7 @@ class _Lowering:
     def _loop(self, node: placed.Loop) -> Loop:
         index, dim, pipe = self.names.fresh(node.dim.name), node.dim, self.source.pipe
         if pipe and pipe.cuts(node):
-            dim = Dim(dim.name, dim.size // pipe.stages(self.mesh))
+            dim = Dim(dim.name, pipe.most(dim.size, self.mesh))
         inits = [self.vars[c.init] for c in node.carries]
         insides = [self._inside(c) for c in node.carries]
         stacked = tuple(map(self._slice, node.stacked))

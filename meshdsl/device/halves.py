@@ -115,7 +115,8 @@ class _Fission:
     def _keep(self, var: Var) -> None:
         """Keep a value of each iteration of the first loop for the second."""
         mesh: Mesh = self.program.mesh
-        dim = Dim(self.pipe.dim, self.loop.dim.size * self.pipe.stages(mesh))
+        size = sum(self.pipe.sizes) or self.loop.dim.size * self.pipe.stages(mesh)
+        dim = Dim(self.pipe.dim, size)
         type_ = TensorType((dim, *var.value.type.dims), var.value.type.dtype)
         splits = {**dict(var.placement.splits), self.pipe.dim: self.pipe.axes(mesh)}
         placed = replace(var.placement, splits=tuple(sorted(splits.items())))

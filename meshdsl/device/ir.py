@@ -310,6 +310,9 @@ WEIGHTS = tuple(part for part in Part if part >= Part.WEIGHTS)
 Ends = tuple[int, ...]
 """The stage of a statement, or the two of a message; empty where the part says which."""
 
+STAGED = frozenset((Part.LOOP, Part.LOOP_AGAIN, Part.LOOP_BACKWARD, Part.WEIGHTS))
+"""The parts that are loops over the iterations of a stage."""
+
 ENDS = frozenset(part for part in Part if part.name.startswith(("FIRST", "LAST")))
 
 
@@ -319,8 +322,9 @@ class Pipeline(Loop):
 
     `parts` are those of the statements of the body, which stand in their order; `table` says which
     stages device `axis=k` has, and in which order it does forward and backward passes. `stages`
-    are those that are looked at; empty: those of any device. Where rules cut a network, `homes` has
-    the stages of each statement, which then stand stage by stage.
+    are those that are looked at; empty: those of any device. `sizes` are the iterations of each
+    stage, where these are not as many as its loops say: then that is the largest of them. Where
+    rules cut a network, `homes` has the stages of each statement, which then stand stage by stage.
     """
 
     axis: str = ""
@@ -328,6 +332,7 @@ class Pipeline(Loop):
     table: Verified | None = None
     stages: tuple[int, ...] = ()
     homes: tuple[Ends, ...] = ()
+    sizes: tuple[int, ...] = ()
 
     def of(self, *parts: Part, stage: int | None = None) -> tuple[Node, ...]:
         """The statements of some parts; of a network that is cut, those of one stage."""
@@ -370,8 +375,21 @@ class Pipeline(Loop):
 
     def times(self, part: Part, ends: Ends = ()) -> int:
         """How often a part is done for each micro-batch; of all devices, as often as one does."""
+        return self._most(part, lambda stage: 1, ends)
+
+    def trips(self, node: Node, part: Part) -> int:
+        """As `times`, of the iterations of a loop on the stages."""
+        assert isinstance(node, Loop)
+        return self._most(part, lambda stage: self.iterations(node, part, stage))
+
+    def iterations(self, node: Loop, part: Part, stage: int) -> int:
+        """How many iterations of a loop of a part a stage has."""
+        return self.sizes[stage] if self.sizes and part in STAGED else node.dim.size
+
+    def _most(self, part: Part, count: Callable[[int], int], ends: Ends = ()) -> int:
+        """The most of what stages do a part for that is counted of a device."""
         each = (self.stages,) if self.stages else self.known.held
-        return max(sum(self.does(part, stage, ends) for stage in stages) for stages in each)
+        return max(sum(count(s) for s in stages if self.does(part, s, ends)) for stages in each)
 
     def on(self, *stages: int) -> Pipeline:
         """What is done on some stages."""
@@ -487,6 +505,7 @@ def devices(program: Program) -> tuple[tuple[Node, ...], ...]:
     for device, held in enumerate(found.known.held):
         own = found.on(*held)
         key = (device,) if found.homes else tuple(own.times(part) for part in Part)
+        key += tuple(found.sizes[stage] for stage in held if found.sizes)
         alike.setdefault(key, device)
     return tuple(on_device(program, device) for device in alike.values())
 
@@ -508,7 +527,13 @@ def walk(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[Compute | Co
         match node:
             case Pipeline():
                 for inner, part, ends in node.places:
-                    yield from walk((inner,), trips * node.dim.size * node.times(part, ends))
+                    if part in STAGED and node.sizes:
+                        assert isinstance(inner, Loop)
+                        trip = trips * node.dim.size * node.trips(inner, part)
+                        yield from walk(inner.body, trip)
+                    else:
+                        times = trips * node.dim.size * node.times(part, ends)
+                        yield from walk((inner,), times)
             case Loop():
                 yield from walk(node.body, trips * node.dim.size)
             case Wait():

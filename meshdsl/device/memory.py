@@ -7,8 +7,8 @@ memory of an operator while it runs (`OpDef.scratch`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshdsl.device.ir import (
@@ -41,7 +41,9 @@ from meshdsl.device.liveness import (
     uses,
 )
 from meshdsl.ir.program import every
+from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import lookup
+from meshdsl.placed.choose import flops
 
 
 def memory(program: Program) -> dict[str, int]:
@@ -50,12 +52,10 @@ def memory(program: Program) -> dict[str, int]:
     `grads` are the gradients of all parameters, as of the end of the backward pass.
     `activations` are the rest of the peak.
     """
-    params, state, inputs = (
-        sum(v.local.bytes for v in kept)
-        for kept in (program.params, program.states, program.inputs)
-    )
-    held = max((walk.walked() for walk in walks(program)), key=lambda held: held.most)
-    grads = min(held.most, sum(v.local.bytes for v in gradients(program)))
+    walk = max(walks(program), key=lambda walk: walk.stored + walk.walked().most)
+    params, state, inputs = map(walk.bytes, (program.params, program.states, program.inputs))
+    held = walk.held
+    grads = min(held.most, walk.bytes(gradients(program)))
     return {
         "params": params,
         "grads": grads,
@@ -152,8 +152,10 @@ class Walk:
 
     def __init__(self, program: Program, device: int = 0) -> None:
         self.program, self.device = program, device
-        # The stage of a pass, while it is walked.
-        self.stage = 0
+        # The stage of a pass, and which of the device's it is, while it is walked.
+        self.stage = self.chunk = 0
+        self.loops: dict[Loop, int] = {}
+        self.sizes: dict[tuple[Var, int], TensorType] = {}
         self.held = Held(line=program.placed.named.span.line)
         self.shown = shown_by(program) | dict(_Reuse(program).found())
         self.used_up, self.collected = used_up(program), collected(program)
@@ -162,6 +164,37 @@ class Walk:
         self.numbers: dict[Var, Any] = {}
         # What dies after each statement of a pipeline.
         self.dead: dict[Node, tuple[Var, ...]] = {}
+
+    @property
+    def stored(self) -> int:
+        """The bytes of inputs, parameters and states."""
+        program = self.program
+        return self.bytes((*program.params, *program.states, *program.inputs))
+
+    def bytes(self, variables: Iterable[Var]) -> int:
+        """The bytes of variables on this device."""
+        return sum(self.local(v).bytes for v in variables)
+
+    def local(self, var: Var) -> TensorType:
+        """The local type of a variable: of this device, where stages have blocks of their own."""
+        if not self.program.mesh.given:
+            return var.local
+        key = var, self.chunk
+        if key not in self.sizes:
+            self.sizes[key] = var.placement.local_at(
+                var.local, var.type, self.program.mesh, (self.device, self.chunk)
+            )
+        return self.sizes[key]
+
+    def sized(self, node: Compute) -> Compute:
+        """An operator with what it has on this device."""
+        if not self.program.mesh.given:
+            return node
+        ins, outs = (
+            tuple(replace(v, local=self.local(v)) for v in vs) for vs in (node.ins, node.outs)
+        )
+        made = replace(node, ins=ins, outs=outs)
+        return replace(made, flops=flops(lookup(made.name), made.local) if made.flops else 0)
 
     def walked(self) -> Held:
         """The memory after the last statement, with its peak."""
@@ -207,7 +240,7 @@ class Walk:
         """The memory of a new variable: its own, or that of one it shows or overwrites."""
         source = self.shown.get(var)
         block = None if source is None else self.held.names.get(source.name)
-        return block or self.held.take(var.local.bytes, line)
+        return block or self.held.take(self.local(var).bytes, line)
 
     # --- operators and collectives -------------------------------------------------------------
 
@@ -229,16 +262,16 @@ class Walk:
         scratch = lookup(node.name).scratch
         if scratch is not None:
             numbers = {i: self.numbers[v] for i, v in enumerate(node.ins) if v in self.numbers}
-            return scratch(node.local, numbers)
+            return scratch(self.sized(node).local, numbers)
         if node.onto is None or node.name != "add":
             return 0
-        total, part = (v.local for v in node.ins)
+        total, part = map(self.local, node.ins)
         return part.elements * total.dtype.bytes if part.dtype != total.dtype else 0
 
     def _room(self, node: Collective) -> list[Block]:
         """The memory of a collective: its buffers, and the results if they are not in those."""
         line = node.span.line
-        blocks = [self.held.take(size, line) for size in _worked_in(node)]
+        blocks = [self.held.take(size, line) for size in _worked_in(node, self.bytes)]
         if isinstance(node, Move):
             blocks.append(self._memory(node.target, line))
         for block in blocks:
@@ -249,7 +282,7 @@ class Walk:
         """Bind the results: to the last of the blocks, all or part of it, or to copies from it."""
         for move in node.moves:
             is_copy = isinstance(node, Bucket) and node.step.kind == "all_gather"
-            size, line = move.target.local.bytes, node.span.line
+            size, line = self.local(move.target).bytes, node.span.line
             self.held.bind(move.target.name, self.held.take(size, line) if is_copy else blocks[-1])
         for block in blocks:
             self.held.release(block)
@@ -261,21 +294,26 @@ class Walk:
         self._begin(node)
         self._drop(given_up(node, dead))
         trip, outside = 0, self.is_last
-        while trip < node.dim.size:
+        count = self.trips(node)
+        while trip < count:
             if alike := self.alike(node, trip):
                 self._skip(node, alike)
                 trip += alike
-            self.is_last = trip == node.dim.size - 1
+            self.is_last = trip == count - 1
             self._trip(node)
             trip += 1
         self.is_last = outside
+
+    def trips(self, node: Loop) -> int:
+        """How many iterations of a loop the device does: of those on the stages, the stage's."""
+        return self.loops.get(node, node.dim.size)
 
     def alike(self, node: Loop, trip: int) -> int:
         """The iterations from `trip` on that are like those before and need not be walked.
 
         The first two are walked, and the last.
         """
-        return node.dim.size - 3 if trip == 2 else 0
+        return max(self.trips(node) - 3, 0) if trip == 2 else 0
 
     def _begin(self, node: Loop) -> None:
         for carry in node.carries:
@@ -285,7 +323,7 @@ class Walk:
             if item.is_list:
                 self.held.lists[item.outer.name] = []
             elif item.stack is None:
-                room = self.held.take(item.outer.local.bytes, node.span.line)
+                room = self.held.take(self.local(item.outer).bytes, node.span.line)
                 self.held.bind(item.outer.name, room)
         for ahead in node.ahead:
             self.issue(ahead.collective, ahead.work)
@@ -324,7 +362,12 @@ class Walk:
 
     def _passes(self, node: Pipeline, stage: int) -> dict[str, tuple[int, int, int]]:
         """Walk the passes of a stage; the most memory of each, its line, and what it leaves."""
-        self.stage = stage
+        self.stage, self.chunk = stage, node.known.held[self.device].index(stage)
+        self.loops = {
+            n: node.iterations(n, part, stage)
+            for n, part in zip(node.body, node.parts, strict=True)
+            if isinstance(n, Loop)
+        }
         names, begun = set(self.held.names) | set(self.held.lists), self.held.now
         own, found = node.on(stage), {}
         for kind, parts in node.passes.items():
@@ -334,6 +377,7 @@ class Walk:
             most, line = self._pass(node, parts, names | kept)
             found[kind] = most, line, self.held.now - before
         assert self.held.now == begun, "a micro-batch leaves memory behind"
+        self.chunk = 0
         return found
 
     def _pass(self, node: Pipeline, parts: Sequence[Part], kept: set[str]) -> tuple[int, int]:
@@ -363,7 +407,7 @@ class Walk:
         if not node.homes and begins.get(part, self.stage) != self.stage:
             loop = node.loop(part)
             for carry in loop.carries:
-                received = self.held.take(carry.inside.local.bytes, loop.span.line)
+                received = self.held.take(self.local(carry.inside).bytes, loop.span.line)
                 self.held.bind(carry.init.name, received)
         if node.homes and part in (Part.LOOP, Part.LOOP_BACKWARD):
             self._arrived(node, part is Part.LOOP)
@@ -403,7 +447,7 @@ class Walk:
 # --- buffers of collectives ----------------------------------------------------------------------
 
 
-def _worked_in(node: Collective) -> Iterator[int]:
+def _worked_in(node: Collective, bytes: Callable[[Iterable[Var]], int]) -> Iterator[int]:
     """Bytes of the buffers of a collective; of a bucket the last one is the result.
 
     A sent tensor has the dim that is gathered or scattered outermost; an all_reduce of a bucket
@@ -411,9 +455,9 @@ def _worked_in(node: Collective) -> Iterator[int]:
     """
     together = isinstance(node, Bucket) and node.step.kind != "all_reduce"
     if together or any(map(_is_sent_otherwise, node.moves)):
-        yield sum(m.source.local.bytes for m in node.moves)
+        yield bytes(m.source for m in node.moves)
     if isinstance(node, Bucket):
-        yield sum(m.target.local.bytes for m in node.moves)
+        yield bytes(m.target for m in node.moves)
 
 
 def _is_sent_otherwise(move: Move) -> bool:

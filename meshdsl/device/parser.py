@@ -219,9 +219,9 @@ def _pipeline(loop: Loop, axis: str, line: Line) -> Pipeline:
     found = ((_PART.fullmatch(below.text), len(below.inner)) for below in line.inner)
     each = [part for part, size in found if part for _ in range(size)]
     parts = tuple(Part[part[1]] for part in each)
-    homes = tuple(
-        tuple(map(int, (part[2] or "").split(" to "))) if part[2] else () for part in each
-    )
+    homes = tuple(tuple(map(int, part[2].split(" to "))) if part[2] else () for part in each)
+    said = (below.text.split(" ") for below in line.inner)
+    sizes = next((tuple(map(int, words[1:])) for words in said if words[0] == "iterations"), ())
     about = {name: getattr(loop, name) for name in Loop.__dataclass_fields__}
-    homes = homes if any(homes) else ()
-    return Pipeline(**about, axis=axis, parts=parts, table=table, homes=homes)
+    about |= {"axis": axis, "parts": parts, "table": table, "sizes": sizes}
+    return Pipeline(**about, homes=homes if any(homes) else ())

@@ -108,6 +108,8 @@ class _Device(Printer[Var]):
         pad = INDENT * depth
         for stage, row in enumerate(node.rows):
             yield f"{pad}stage {stage}: {row_text(stage, row)}"
+        if node.sizes:
+            yield f"{pad}iterations {' '.join(map(str, node.sizes))}"
         for item in node.stacked:
             if isinstance(item, Rows):
                 yield f"{pad}rows {self.typed(item.inside)} = {item.outer.name}"

@@ -79,7 +79,8 @@ def _pipeline(
         )
     pairs = _of_loop(replace(node, body=body), pipe, program, table, names, lists)
     fields["body"] = tuple(n for _, n in pairs)
-    return Pipeline(**fields, axis=pipe.axis, parts=tuple(p for p, _ in pairs), table=table)
+    done = tuple(part for part, _ in pairs)
+    return Pipeline(**fields, axis=pipe.axis, parts=done, table=table, sizes=pipe.sizes)
 
 
 def _of_loop(
@@ -184,9 +185,8 @@ def _table(pipe: Piped, mesh: Mesh, micro: int) -> Verified:
     if missing := not_built(found):
         message = f"`{pipe.use.name}` is not built yet: {missing}"
         fail("MD0335", message, pipe.use.span, help="take one_f_one_b, interleaved or zb_v")
-    later = {"layers": len(set(pipe.use.layers)) > 1, "reduce": pipe.use.reduce == "each"}
-    for option in (name for name, asked in later.items() if asked):
-        message = f"the option `{option}` of a schedule is not built yet"
+    if pipe.use.reduce == "each":
+        message = "the option `reduce=each` of a schedule is not built yet"
         fail("MD0335", message, pipe.use.span, help="leave it out for now")
     return found
 

@@ -111,11 +111,16 @@ register(
 
 
 def _in_order(attrs: Attrs) -> Array:
-    """The indices along a dim whose blocks lie in an order. All but the last are of one size."""
+    """The indices along a dim whose blocks lie in an order.
+
+    Sizes are those of the blocks as they lie; without, all but the last are of one.
+    """
     size, order = attrs["dim"].size, attrs["order"]
-    block = -(-size // len(order))
+    lying = attrs.get("sizes", (-(-size // len(order)),) * len(order))
+    sizes = dict(zip(order, lying, strict=True))
+    starts = np.cumsum([0, *(sizes[number] for number in range(len(order)))])
     every = np.arange(size, dtype=np.int32)
-    return np.concatenate([every[number * block : (number + 1) * block] for number in order])
+    return np.concatenate([every[starts[n] : starts[n + 1]] for n in order])
 
 
 def _index_numpy(call: NumpyCall) -> Array:
@@ -139,8 +144,12 @@ register(
         plain(),
         _index_numpy,
         _index_text,
-        (sample(dim=HIDDEN, order=(0, 2, 1, 3)), sample(dim=SEQ, order=(1, 0))),
-        meaning="The indices along a dim whose equal blocks lie in another order, as i32.",
+        (
+            sample(dim=HIDDEN, order=(0, 2, 1, 3)),
+            sample(dim=SEQ, order=(1, 0)),
+            sample(dim=SEQ, order=(1, 0), sizes=(SEQ.size - 1, 1)),
+        ),
+        meaning="The indices along a dim whose blocks lie in another order, as i32.",
     )
 )
 

@@ -164,7 +164,7 @@ def _sent_at(step: Step, type_: TensorType, mesh: Mesh, at: Mapping[str, int]) -
         case "all_gather":  # of blocks that are padded to the largest of the group
             assert step.dim is not None
             rest = math.prod(n for d, n in before.items() if d != step.dim)
-            sent = (members - 1) * -(-after[step.dim] // members) * rest
+            sent = (members - 1) * max(_gathered(step, type_, mesh, after[step.dim])) * rest
         case "reduce_scatter":
             sent = local - math.prod(after.values())
         case "all_to_all":
@@ -178,13 +178,23 @@ def _sent_at(step: Step, type_: TensorType, mesh: Mesh, at: Mapping[str, int]) -
     return sent * step.bytes(type_)
 
 
+def _gathered(step: Step, type_: TensorType, mesh: Mesh, size: int) -> list[int]:
+    """The sizes of the blocks that an all_gather joins to so much of its dim."""
+    assert step.dim is not None
+    axes = step.before.axes_of(step.dim)
+    ways = mesh.ways(step.dim, type_.size(step.dim), axes)[-len(step.axes) :]
+    every = itertools.product(*(range(mesh.size(axis)) for axis in axes[-len(step.axes) :]))
+    return [block(size, ways, at)[1] for at in every]
+
+
 def _extents(
     p: Placement, type_: TensorType, mesh: Mesh, at: Mapping[str, int]
 ) -> Iterator[tuple[str, int]]:
     """The local size of each dim on one device."""
     for dim in type_.dims:
         axes = p.axes_of(dim.name)
-        ways, numbers = tuple(mesh.size(a) for a in axes), tuple(at[a] for a in axes)
+        ways = mesh.ways(dim.name, dim.size, axes)
+        numbers = mesh.numbers(ways, axes, (at[a] for a in axes))
         yield dim.name, block(dim.size, ways, numbers)[1]
 
 

@@ -151,11 +151,13 @@ class Program:
     plan: Found | None = None
     pipe: Piped | None = None
 
-    @property
-    def order(self) -> dict[str, tuple[int, ...]]:
-        """By dim, in which order its equal blocks lie in every tensor: of a pipeline's loop."""
+    def blocks(self, type_: TensorType, p: Placement) -> dict[str, list[list[int]]]:
+        """What lies where of the dim of a pipeline's loop, if a tensor has it (`Spec.blocks`)."""
         pipe = self.pipe
-        return {} if pipe is None or not pipe.order else {pipe.dim: pipe.order}
+        if pipe is None or not type_.has(pipe.dim):
+            return {}
+        found = pipe.blocks(type_.size(pipe.dim), p.axes_of(pipe.dim), self.mesh)
+        return {pipe.dim: found} if found else {}
 
     @property
     def rewritten(self) -> names.Program:

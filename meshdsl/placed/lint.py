@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
 import re
 from collections.abc import Iterable, Iterator, Set
@@ -18,7 +17,6 @@ from meshdsl.diagnostics import (
     Severity,
     Span,
     did_you_mean,
-    fail,
     spelled_right,
 )
 from meshdsl.named.declarations import Declarations
@@ -28,6 +26,7 @@ from meshdsl.placed.layout import STORAGE, TENSOR, Layout, Rule, selects
 from meshdsl.placed.request import loops
 from meshdsl.placed.sbp_block import Annotations, check_component, means
 from meshdsl.placed.settings import StageRule
+from meshdsl.placed.stages import check_layers
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
 from meshdsl.syntax.edits import without_entry, word_in
@@ -264,13 +263,8 @@ def divisors(size: int) -> list[int]:
 def _check_table(use: ScheduleUse, layers: int, devices: int, micro: int) -> None:
     """Raise where there is no table for so many devices, or `layers=` is not of its stages."""
     stages = use.verified(devices, micro).schedule.stages
-    if use.layers and (len(use.layers) != stages or sum(use.layers) != layers):
-        found = f"{len(use.layers)} stages with {sum(use.layers)} layers"
-        message = f"`layers=` is of {found}; the pipeline has {stages} with {layers}"
-        ends = [layers * stage // stages for stage in range(stages + 1)]
-        even = " ".join(str(b - a) for a, b in itertools.pairwise(ends))
-        help = f'write a number for each stage: `layers="{even}"`'
-        fail("MD0538", message, use.span, help=help)
+    if use.layers:
+        check_layers(use, layers, stages)
 
 
 # --- rules, by themselves ------------------------------------------------------------------------

@@ -27,7 +27,8 @@ from meshdsl.schedule.use import ScheduleUse
 from meshdsl.schedule.verify import verify
 
 _HEAD = re.compile(r"program (\w+), mesh (.*\)), layout (.*), reduce ([\w-]+)")
-_MESH = re.compile(r"(\S+) \((.*)\)")
+_MESH = re.compile(r"(\S+) \(([^)]*)\)(?: \((.*)\))?")
+_GIVEN = re.compile(r"(\S+) over (.*?)((?: \d+)+)")
 
 
 def parse_program(text: str) -> Program:
@@ -36,11 +37,14 @@ def parse_program(text: str) -> Program:
 
 
 def parse_mesh(text: str) -> Mesh:
-    """`square (rows 2, cols 2)`; `line (pipe 4; micro 8)` with axes in time."""
+    """`square (rows 2, cols 2)`; `line (pipe 4; micro 8) (layers over pipe 3 5)`."""
     found = _MESH.fullmatch(text)
     assert found, f"no mesh: {text}"
     pairs = ([axis.split(" ") for axis in part.split(", ")] for part in found[2].split("; "))
-    return Mesh(found[1], *(tuple((name, int(size)) for name, size in part) for part in pairs))
+    axes, *times = (tuple((name, int(size)) for name, size in part) for part in pairs)
+    texts = (_GIVEN.fullmatch(item) for item in found[3].split(", ")) if found[3] else ()
+    given = ((m[1], tuple(m[2].split(" ")), tuple(map(int, m[3].split()))) for m in texts if m)
+    return Mesh(found[1], axes, times[0] if times else (), tuple(given))
 
 
 def parse_placed_type(
@@ -65,6 +69,15 @@ def _window(scan: Scanner) -> Window:
     numbers: dict[str, Any] = {name: _number(text) for name, text in said}
     loop = numbers.pop("loop")
     return Window(dim, int(size), Reads(**numbers), loop)
+
+
+def _numbers(scan: Scanner, word: str) -> tuple[int, ...]:
+    """The numbers behind a word; none without it."""
+    found = list[int]()
+    if scan.accept(word):
+        while (text := scan.peek()) and text.isdigit():
+            found.append(int(scan.next()))
+    return tuple(found)
 
 
 def _number(text: str) -> Any:
@@ -159,13 +172,10 @@ class _Placed(ir.Parser[Tensor]):
                 dim, count = "", int(scan.next())
                 scan.expect("stages")
             axis, micro = _over(scan)
-            order = list[int]()
-            scan.accept("stages")
-            while scan.peek():
-                order.append(int(scan.next()))
+            order, sizes = (_numbers(scan, word) for word in ("stages", "sizes"))
         use = self._use(line.inner[0]) if line.inner else None
         cut = Cut(use.dims, use.micro, micro, use.name, use.span) if use and use.micro else None
-        return Piped(dim, axis, micro, line.span, use, cut, tuple(order), count)
+        return Piped(dim, axis, micro, line.span, use, cut, order, sizes, count)
 
     def _on_stages(self) -> list[tuple[int, list[str]]]:
         """The lines `on stage 1: %5 %6`, which are consumed."""

@@ -130,6 +130,7 @@ def _request(program: named.Program, asked: Layout | Annotations) -> Request:
     pipe = (cut_apart(program, asked, pipe) if trains else None) or pipe
     if pipe is not None:
         program = with_leaving(in_stage_order(program, pipe), pipe)
+        asked = replace(asked, mesh=pipe.on(asked.mesh))
     return Request(with_loads(program, asked, pipe), asked, pipe=pipe)
 
 

@@ -31,10 +31,17 @@ def print_program(program: Program) -> str:
 
 
 def mesh_text(mesh: Mesh) -> str:
-    """`square (rows 2, cols 2)`; `line (pipe 4; micro 8)` with axes in time."""
+    """`square (rows 2, cols 2)`; `line (pipe 4; micro 8)` with axes in time.
+
+    Behind them stand blocks of given sizes: `line (pipe 2) (layers over pipe 3 5)`.
+    """
     axes = (mesh.axes, mesh.moments) if mesh.moments else (mesh.axes,)
     texts = (", ".join(f"{axis} {size}" for axis, size in part) for part in axes)
-    return f"{mesh.name} ({'; '.join(texts)})"
+    given = (
+        f"{dim} over {' '.join(over)} {' '.join(map(str, sizes))}"
+        for dim, over, sizes in mesh.given
+    )
+    return f"{mesh.name} ({'; '.join(texts)})" + (f" ({', '.join(given)})" if mesh.given else "")
 
 
 def step_text(step: Step) -> str:
@@ -82,8 +89,9 @@ def _splits(p: Placement) -> str:
 def _pipeline(pipe: Piped) -> Iterator[str]:
     """`pipeline layers over pipe, micro-batches micro`, and the schedule of the layout."""
     order = f" stages {' '.join(map(str, pipe.order))}" if pipe.order else ""
+    sizes = f" sizes {' '.join(map(str, pipe.sizes))}" if pipe.sizes else ""
     of = f"in {pipe.count} stages" if pipe.count else pipe.dim
-    yield f"pipeline {of} over {pipe.axis}, {pipe.micro}{order}"
+    yield f"pipeline {of} over {pipe.axis}, {pipe.micro}{order}{sizes}"
     use = pipe.use
     if use is None:
         return

@@ -241,6 +241,7 @@ def _space(
     # Of a dim that does not divide, 0: any number of parts will do.
     ends = (source, target)
     uneven = {d for p in ends for d, _ in p.splits if p.is_uneven(d, type_.size(d), mesh)}
+    uneven |= {dim for dim, *_ in mesh.given}
     ways = tuple((d, 0 if d in uneven else shared[d]) for d in type_.names if d in dims)
     return _shared_space(ways, axes, target.partial, target.op, mesh, scatter)
 
@@ -340,12 +341,17 @@ class _Space:
             if split and free and not together and self.mesh.size(a) == self.mesh.size(b):
                 swap = {a: b, b: a}
                 turned = {d: tuple(swap.get(x, x) for x in axes) for d, axes in p.splits}
-                yield c.permute(self.mesh, p, turned)
+                if all(turned[dim] == p.axes_of(dim) for dim in splits if self._is_given(dim)):
+                    yield c.permute(self.mesh, p, turned)
 
     def _same_blocks(self, dim: str, old: tuple[str, ...], new: tuple[str, ...]) -> bool:
         """Whether another order of axes leaves the blocks of a dim as they are."""
         ways = [[self.mesh.size(a) for a in axes] for axes in (old, new)]
-        return self.ways[dim] != 0 or ways[0] == ways[1]
+        return self.ways[dim] != 0 or (ways[0] == ways[1] and not self._is_given(dim))
+
+    def _is_given(self, dim: str) -> bool:
+        """Whether blocks of a dim have given sizes on some axes, and others on others."""
+        return any(dim == known for known, *_ in self.mesh.given)
 
     def _local_steps(self, p: Placement) -> Iterator[c.Step]:
         for axis in self.axes:

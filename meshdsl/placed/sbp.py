@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from meshdsl.backends.runtime.values import block
+from meshdsl.backends.runtime.values import Way, block
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import Reads, ReduceOp
 
@@ -23,12 +23,14 @@ class Mesh:
     """Named device axes in rank order (row-major: the last axis varies fastest).
 
     `names` are those of the axes, in order. `moments` are axes whose devices are points in time: a
-    device does the part of each of them, one after the other.
+    device does the part of each of them, one after the other. `given` are dims with the axes over
+    which their blocks have given sizes, in order; all other blocks are as equal as they can be.
     """
 
     name: str
     axes: tuple[tuple[str, int], ...]
     moments: tuple[tuple[str, int], ...] = ()
+    given: tuple[tuple[str, tuple[str, ...], tuple[int, ...]], ...] = ()
     names: tuple[str, ...] = field(init=False, compare=False, repr=False)
     _sizes: dict[str, int] = field(init=False, compare=False, repr=False)
     _hash: int = field(init=False, compare=False, repr=False)
@@ -36,7 +38,7 @@ class Mesh:
     def __post_init__(self) -> None:
         object.__setattr__(self, "names", tuple(name for name, _ in self.axes))
         object.__setattr__(self, "_sizes", dict((*self.axes, *self.moments)))
-        object.__setattr__(self, "_hash", hash((self.name, self.axes)))
+        object.__setattr__(self, "_hash", hash((self.name, self.axes, self.given)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -57,6 +59,30 @@ class Mesh:
         for axis in axes:
             found *= self._sizes[axis]
         return found
+
+    def ways(self, dim: str, size: int, axes: tuple[str, ...]) -> tuple[Way, ...]:
+        """How a dim of a size is split over each of `axes`, outer first (`values.block`)."""
+        found: list[Way] = [self.size(axis) for axis in axes]
+        for known, over, sizes in self.given:
+            if known == dim and sum(sizes) == size and axes[: len(over)] == over:
+                found[len(over) - 1] = sizes
+        return tuple(found)
+
+    def numbers(
+        self, ways: tuple[Way, ...], axes: tuple[str, ...], at: Iterable[int]
+    ) -> tuple[int, ...]:
+        """The numbers of a block in `ways`, from its coordinates `at` on the axes."""
+        found, which = [], 0
+        for way, axis, number in zip(ways, axes, at, strict=True):
+            which = which * self.size(axis) + number
+            found.append(number if isinstance(way, int) else which)
+        return tuple(found)
+
+    def is_uneven(self, dim: str, size: int, axes: tuple[str, ...]) -> bool:
+        """Whether the blocks of a dim over `axes` may differ in size."""
+        if size % self.size(*axes):
+            return True
+        return bool(self.given) and any(isinstance(w, tuple) for w in self.ways(dim, size, axes))
 
     def size_or_one(self, axis: str) -> int:
         """The size of an axis; 1 for one the mesh does not have."""
@@ -198,14 +224,36 @@ class Placement:
         """The type of the largest local block, or window, of a device."""
         return _local(self, type_, mesh) if self.splits else type_
 
+    def local_at(
+        self, largest: TensorType, type_: TensorType, mesh: Mesh, at: tuple[int, ...]
+    ) -> TensorType:
+        """The type of the `largest` local block, where blocks have given sizes that of `at`.
+
+        `at` are coordinates on the axes over which a dim has such blocks, as many as it is over.
+        """
+        sizes = {}
+        for dim, over, _ in mesh.given:
+            if not type_.has(dim) or not mesh.is_uneven(dim, type_.size(dim), self.axes_of(dim)):
+                continue
+            axes = self.axes_of(dim)
+            if axes[: len(over)] == over:
+                ways = mesh.ways(dim, type_.size(dim), axes)
+                rest = (range(mesh.size(axis)) for axis in axes[len(over) :])
+                every = itertools.product(*((n,) for n in at[: len(over)]), *rest)
+                numbers = (mesh.numbers(ways, axes, each) for each in every)
+                sizes[dim] = max(block(type_.size(dim), ways, own)[1] for own in numbers)
+        return largest.resized(sizes)
+
     def is_uneven(self, dim: str, size: int, mesh: Mesh) -> bool:
         """Whether the blocks of `dim` differ in size."""
-        return size % mesh.size(*self.axes_of(dim)) != 0
+        return mesh.is_uneven(dim, size, self.axes_of(dim))
 
     def blocks(self, dim: str, size: int, mesh: Mesh) -> tuple[tuple[int, int], ...]:
         """The [start, stop) of each block of `dim`, in order: by the coordinates on its axes."""
-        ways = tuple(mesh.size(axis) for axis in self.axes_of(dim))
-        found = (block(size, ways, at) for at in itertools.product(*map(range, ways)))
+        axes = self.axes_of(dim)
+        ways, every = mesh.ways(dim, size, axes), (range(mesh.size(axis)) for axis in axes)
+        at = (mesh.numbers(ways, axes, each) for each in itertools.product(*every))
+        found = (block(size, ways, numbers) for numbers in at)
         return tuple((start, start + extent) for start, extent in found)
 
     def held(self, dim: str, size: int, mesh: Mesh) -> tuple[tuple[int, int], ...]:
@@ -258,6 +306,9 @@ class Placement:
 @functools.lru_cache(maxsize=1 << 16)
 def _local(placed: Placement, type_: TensorType, mesh: Mesh) -> TensorType:
     sizes = {d: -(-type_.size(d) // mesh.size(*axes)) for d, axes in placed.splits}
+    for dim in sizes if mesh.given else ():
+        blocks = placed.blocks(dim, type_.size(dim), mesh)
+        sizes[dim] = max(stop - start for start, stop in blocks)
     for window in placed.windows:
         held = placed.held(window.dim, window.size, mesh)
         sizes[window.dim] = max(stop - start for start, stop in held)

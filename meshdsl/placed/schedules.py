@@ -159,7 +159,7 @@ _LAYERS = re.compile(r"\s*\d{1,9}(\s+\d{1,9})*\s*", re.ASCII)
 
 
 def _layers(node: ast.Expr) -> tuple[int, ...] | None:
-    """How many layers each stage has, from `"3 5"`; a stage may have none, not all of them."""
+    """How many layers each stage has, from `"3 5"`."""
     if not isinstance(node, ast.String) or not _LAYERS.fullmatch(node.value):
         return None
     return tuple(map(int, node.value.split()))

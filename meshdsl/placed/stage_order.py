@@ -32,8 +32,10 @@ def _in_order(nodes: tuple[Node, ...], pipe: Piped) -> Iterator[Node]:
         if isinstance(node, Loop):
             yield replace(node, body=tuple(_in_order(node.body, pipe)))
         elif node.name == "iota" and node.attr("dim").name == pipe.dim:
-            attrs = (("dim", node.attr("dim")), ("order", pipe.order))
-            yield replace(node, name="stage_index", attrs=attrs)
+            attrs = [("dim", node.attr("dim")), ("order", pipe.order)]
+            if pipe.sizes:
+                attrs.append(("sizes", tuple(pipe.sizes[stage] for stage in pipe.order)))
+            yield replace(node, name="stage_index", attrs=tuple(attrs))
         else:
             _check(node, pipe)
             yield node

@@ -9,6 +9,7 @@ zeros where none of its operators adds to it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -50,7 +51,8 @@ class Piped:
 
     `micro` is the dim of the loop over micro-batches, which has the loop in it: that of the
     optimizer's `accumulate`, or of a `cut`. `use` is the schedule of the layout. `order` has the
-    stages device by device, where a device has others than that of its own number.
+    stages device by device, where a device has others than that of its own number; `sizes` how many
+    iterations each stage has, where these are not equally many.
 
     Where `rules` cut a network into `count` stages (`cuts.py`) there is no loop, and `dim` is
     empty; `homes` are then the stages of the values of a placed program.
@@ -63,6 +65,7 @@ class Piped:
     use: ScheduleUse | None = None
     cut: Cut | None = None
     order: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
     count: int = 0
     rules: tuple[StageRule, ...] = ()
     homes: Mapping[Value, int] = field(default_factory=dict, compare=False)
@@ -79,6 +82,53 @@ class Piped:
         while name in mesh.names or name in (self.micro, self.dim):
             name += "_"
         return self.axis, name
+
+    def most(self, size: int, mesh: Mesh) -> int:
+        """The most iterations of a stage, of a loop of a size."""
+        return max(self.sizes, default=size // self.stages(mesh))
+
+    def on(self, mesh: Mesh) -> Mesh:
+        """The mesh with blocks of the loop's dim as they are on its devices."""
+        if not self.sizes:
+            return mesh
+        each = (sum(self.sizes[stage] for stage in held) for held in self._held(mesh))
+        return self._given(mesh, (self.axis,), tuple(each))
+
+    def in_time(self, mesh: Mesh) -> Mesh:
+        """The mesh with the axis in time of several stages on a device, and their blocks."""
+        axes, stages = self.axes(mesh), self.stages(mesh)
+        made = replace(mesh, moments=(*mesh.moments, (axes[1], stages // mesh.size(self.axis))))
+        sizes = tuple(self.sizes[stage] for stage in self.order) if self.sizes else ()
+        return self._given(made, axes, sizes)
+
+    def _given(self, mesh: Mesh, axes: tuple[str, ...], sizes: tuple[int, ...]) -> Mesh:
+        if len(set(sizes)) < 2:
+            return mesh
+        return replace(mesh, given=(*mesh.given, (self.dim, axes, sizes)))
+
+    def _held(self, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
+        """The stages of each device."""
+        order = self.order or tuple(range(self.stages(mesh)))
+        each = len(order) // mesh.size(self.axis)
+        return tuple(order[at : at + each] for at in range(0, len(order), each))
+
+    def iterations(self, size: int, stages: int) -> tuple[range, ...]:
+        """The iterations of each of so many stages, of a loop of a size."""
+        sizes = self.sizes or (size // stages,) * stages
+        ends = [*itertools.accumulate(sizes, initial=0)]
+        return tuple(range(*pair) for pair in itertools.pairwise(ends))
+
+    def blocks(self, size: int, axes: tuple[str, ...], mesh: Mesh) -> list[list[int]]:
+        """The indices in each block of the loop's dim, split over `axes`; `Spec.blocks`.
+
+        None where all of it lies in order, in blocks that are as equal as they can be.
+        """
+        own = self.iterations(size, self.stages(mesh))
+        each = [[i for stage in held for i in own[stage]] for held in self._held(mesh)]
+        if axes[:1] == (self.axis,) and mesh.ways(self.dim, size, axes)[0] != len(each):
+            return each
+        whole = [*itertools.chain(*each)]
+        return [] if whole == [*range(size)] else [whole]
 
     def cuts(self, loop: ir.Loop[Any, Any]) -> bool:
         """Whether the iterations of a loop are on the stages."""
@@ -194,21 +244,62 @@ def _above(sizes: list[int], stages: int) -> list[int]:
     return [n for n in sizes if n > stages][:1]
 
 
+def _sized(pipe: Piped, size: int, mesh: Mesh) -> Piped:
+    """The pipeline with the iterations of each stage, of a loop of a size. Raises MD0334."""
+    given = pipe.use.layers if pipe.use else ()
+    stages = pipe.stages(mesh)
+    if pipe.use and given:
+        check_layers(pipe.use, size, stages)
+        return replace(pipe, sizes=given if len(set(given)) > 1 else ())
+    if size % stages == 0:
+        return pipe
+    devices = mesh.size(pipe.axis) if pipe.order else 1
+    sizes = [n for n in range(1, size + 1) if size % n == 0]
+    sizes = [n for n in sizes if n % devices == 0] or [1]
+    near = (max((n for n in sizes if n < stages), default=1), *_above(sizes, stages))
+    some = counted(near[-1], "stage").split(" ", 1)[1]
+    help = f"take {' or '.join(map(str, near))} {some}{' in all' if pipe.order else ''}"
+    if size > stages:
+        help += f'; or say how many each has, in its schedule: `layers="{shared(size, stages)}"`'
+    message = f"`{pipe.dim}` of size {size} does not divide over {stages} stages of `{pipe.axis}`"
+    fail("MD0334", message, pipe.span, help=help)
+
+
+def check_layers(use: ScheduleUse, size: int, stages: int) -> None:
+    """Raise MD0538 where `layers=` is not of so many stages of a loop of a size."""
+    fits = len(use.layers) == stages and sum(use.layers) == size
+    if fits and 0 not in use.layers:
+        return
+    message = (
+        f"`layers=` is of {counted(len(use.layers), 'stage')} with {sum(use.layers)} layers; the "
+        f"pipeline has {stages} with {size}"
+    )
+    help = f'write a number for each stage: `layers="{shared(size, stages)}"`'
+    if fits:
+        message = f"`layers=` leaves stage {use.layers.index(0)} without a layer"
+    if size < stages:
+        help = f"take {size} stages or fewer: each has one layer at least"
+    fail("MD0538", message, use.span, help=help)
+
+
+MOST_SHOWN = 8
+"""Stages whose iterations a message proposes one by one."""
+
+
+def shared(size: int, stages: int) -> str:
+    """How many iterations each stage may have, as `layers=` says it; of many, the first ones.
+
+    The ends have the fewest: they have more to do than their iterations.
+    """
+    least, more = divmod(size, stages)
+    order = sorted(range(stages), key=lambda n: (n in (0, stages - 1), n))
+    each = [str(least + (stage in order[:more])) for stage in range(stages)]
+    return " ".join(each if stages <= MOST_SHOWN else [*each[:3], "…"])
+
+
 def _checked(program: Program, first: Loop, layout: Layout, found: Piped) -> Piped:
     """The pipeline, unless several loops would be on the stages at once, or blocks differ."""
-    stages = found.stages(layout.mesh)
-    if first.dim.size % stages:
-        devices = layout.mesh.size(found.axis) if found.order else 1
-        sizes = [n for n in range(1, first.dim.size + 1) if first.dim.size % n == 0]
-        sizes = [n for n in sizes if n % devices == 0] or [1]
-        near = (max((n for n in sizes if n < stages), default=1), *_above(sizes, stages))
-        message = (
-            f"`{found.dim}` of size {first.dim.size} does not divide over {stages} stages of "
-            f"`{found.axis}`"
-        )
-        some = counted(near[-1], "stage").split(" ", 1)[1]
-        help = f"take {' or '.join(map(str, near))} {some}{' in all' if found.order else ''}"
-        fail("MD0334", message, found.span, help=help)
+    found = _sized(found, first.dim.size, layout.mesh)
     forward = [
         loop for loop, _ in _loops(program.body, ()) if found.cuts(loop) and loop.phase == "forward"
     ]

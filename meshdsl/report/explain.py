@@ -12,7 +12,6 @@ from fractions import Fraction
 from itertools import product
 from typing import Any
 
-from meshdsl.backends.runtime.values import Spec, local_part, shape_of
 from meshdsl.backends.torch.text import identifiers
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.ir import Bucket, Collective, Compute, Move, Program, Wait, devices, walk
@@ -203,6 +202,7 @@ def _tensor(tensor: placed.Tensor, number: int, program: placed.Program) -> dict
     local = tensor.local(program.mesh)
     every = _local_shapes(tensor, program.mesh)
     causes = program.causes.get(value, {})
+    lying = program.blocks(value.type, p)
     return {
         "name": value.name,
         "id": number,
@@ -216,6 +216,7 @@ def _tensor(tensor: placed.Tensor, number: int, program: placed.Program) -> dict
         **({"local_shapes": every} if every else {}),
         "placement": {a: str(p.component(a)) for a in program.mesh.names},
         "order": {d: list(axes) for d, axes in p.splits},
+        **({"blocks": lying} if lying else {}),
         "role": value.role if value.role != "activation" else _role(value, program),
         "rules": {
             dim: {"rule": rule, "file": span.file, "line": span.line}
@@ -229,10 +230,13 @@ def _local_shapes(tensor: placed.Tensor, mesh: Mesh) -> list[list[int]]:
     type_, p = tensor.value.type, tensor.placement
     if not p.splits_unevenly(type_, mesh):
         return []
-    dims, split = {d.name: d.size for d in type_.dims}, dict(p.splits)
-    spec, axes = Spec(str(type_.dtype), dims, split), dict(mesh.axes)
-    parts = (local_part(spec, axes, rank) for rank in range(mesh.devices))
-    return [shape_of(part) for part in parts]
+    blocks = {d.name: p.blocks(d.name, d.size, mesh) for d in type_.dims}
+    found = []
+    for rank in range(mesh.devices):
+        at = mesh.coordinates(rank)
+        own = (every[p.number(dim, mesh, at)] for dim, every in blocks.items())
+        found.append([stop - start for start, stop in own])
+    return found
 
 
 def _role(value: Value, program: placed.Program) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from meshdsl.backends.runtime.values import block
@@ -19,7 +19,8 @@ SIGNS = {"sum": "+", "prod": "×", "max": "max", "min": "min"}
 class Holding:
     """A tensor on a mesh. `order` has the axes of each split dim, outer first.
 
-    Along `partial` axes devices have partial values, to be reduced by `op`.
+    Along `partial` axes devices have partial values, to be reduced by `op`. `lying` are the blocks
+    of dims that do not lie in order (`Spec.blocks`).
     """
 
     name: str
@@ -30,6 +31,7 @@ class Holding:
     partial: tuple[str, ...]
     op: str
     mesh: Mesh
+    lying: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, tensor: Json, mesh: Mapping[str, int]) -> Holding:
@@ -44,6 +46,7 @@ class Holding:
             tuple(partial),
             next(iter(partial.values()), "")[2:-1] or "sum",
             Mesh("mesh", tuple(mesh.items())),
+            tensor.get("blocks", {}),
         )
 
     # --- blocks ------------------------------------------------------------------------------
@@ -60,14 +63,21 @@ class Holding:
         """The indices of one block of a dim: `0–31`, or `all` of it, or `none`."""
         if self.parts(dim) == 1:
             return "all"
-        ways = [self.mesh.size(axis) for axis in self.order.get(dim, ())]
+        axes, lying = self.order.get(dim, ()), self.lying.get(dim, ())
         at: list[int] = []
-        for count in reversed(ways):
-            part, number = divmod(part, count)
+        for axis in reversed(axes):
+            part, number = divmod(part, self.mesh.size(axis))
             at.insert(0, number)
+        ways = list(self.mesh.ways(dim, self.size(dim), axes))
+        if len(lying) > 1:
+            ways[0] = tuple(map(len, lying))
         first, local = block(self.size(dim), tuple(ways), tuple(at))
         if not local:
             return "none"
+        every = [i for each in lying for i in each][first : first + local]
+        if every and every != [*range(every[0], every[0] + local)]:
+            return ", ".join(map(str, every))
+        first = every[0] if every else first
         return str(first) if local == 1 else f"{first}–{first + local - 1}"
 
     def part_of(self, rank: int) -> dict[str, int]:

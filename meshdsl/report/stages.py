@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from functools import partial
 from typing import Any
 
 from meshdsl.device.ir import (
     ENDS,
+    STAGED,
     Bucket,
     Collective,
     Compute,
+    Loop,
     Move,
     Node,
     Part,
@@ -40,7 +42,7 @@ def piped(program: Program) -> dict[str, Any]:
     """The entry of a pipeline in a report, if there is one. Bytes are those of one device.
 
     `bubble` is the share of the devices' time that is idle where a forward pass takes as long as
-    either half of a backward pass, on every stage.
+    either half of a backward pass, and all iterations take as long.
     """
     found = next((node for node in program.body if isinstance(node, Pipeline)), None)
     if found is None:
@@ -50,9 +52,7 @@ def piped(program: Program) -> dict[str, Any]:
     schedule = table.schedule
     early = Part.WEIGHTS in found.parts
     small = sum(map(len, schedule.rows)) <= MOST_ACTIONS
-    stored = (*program.params, *program.states, *program.inputs)
-    given = sum(v.local.bytes for v in stored)
-    peaks = [walk.walked() for walk in walks(program)]
+    peaks = [walk.stored + walk.walked().most for walk in walks(program)]
     return {
         "pipeline": {
             "axis": found.axis,
@@ -61,12 +61,19 @@ def piped(program: Program) -> dict[str, Any]:
             "micro_batches": schedule.micro,
             "rows": schedule.text.splitlines() if small else None,
             "early": early,
+            **({"layers": list(found.sizes)} if found.sizes else {}),
             **({"recompute": "stage"} if Part.LOOP_AGAIN in found.parts else {}),
-            "bubble": str(timed(table, Times(early=early)).bubble),
+            "bubble": str(timed(table, alike(found.sizes, early)).bubble),
             "in_flight": list(table.peaks),
-            "peak": [given + held.most for held in peaks],
+            "peak": peaks,
         }
     }
+
+
+def alike(sizes: Sequence[int], early: bool) -> Times:
+    """Times of stages of such numbers of iterations, or of as many each: one takes 1."""
+    each = tuple(map(Fraction, sizes)) or (Fraction(1),)
+    return Times(each, each, each, early=early)
 
 
 def busiest(program: Program) -> tuple[Node, ...]:
@@ -77,15 +84,20 @@ def busiest(program: Program) -> tuple[Node, ...]:
 def shares(program: Program) -> dict[Compute | Collective, Fraction]:
     """Of what not all devices along the axis of a pipeline do alike, the share that all do.
 
-    The first or the last stage alone does a part on one of them. What is sent from stage to stage
-    has been counted for all of them.
+    The first or the last stage alone does a part on one of them, and iterations are counted of the
+    device with most. What is sent from stage to stage has been counted for all of them.
     """
     found: dict[Compute | Collective, Fraction] = {}
     for pipe in (node for node in program.body if isinstance(node, Pipeline)):
         for node, part, ends in pipe.places:
+            share = Fraction(1)
             alone = part in ENDS or (ends and not part.sends)
             if alone or part.sends:
                 share = Fraction(1, len(pipe.rows) if alone else max(1, pipe.times(part, ends)))
+            elif part in STAGED and pipe.sizes:
+                assert isinstance(node, Loop), "the iterations of a stage are a loop"
+                share = Fraction(sum(pipe.sizes), len(pipe.rows) * pipe.trips(node, part))
+            if share != 1:
                 found.update((inner, share) for inner, _ in walk((node,)))
     return found
 
@@ -114,24 +126,24 @@ def by_stage(report: Json) -> Iterator[Block]:
         return
     if pipeline["rows"] is not None:
         yield _picture(pipeline, report.get("time"))
-    rows = [
-        (str(number), str(flying), human(peak))
-        for number, (flying, peak) in enumerate(
-            zip(pipeline["in_flight"], pipeline["peak"], strict=True)
-        )
-    ]
-    each = "stage" if pipeline["stages"] == len(rows) else "device"
+    each = "stage" if pipeline["stages"] == len(pipeline["peak"]) else "device"
+    head = [each, "in flight", "held"]
+    columns = [map(str, pipeline["in_flight"]), map(human, pipeline["peak"])]
+    if "layers" in pipeline and each == "stage":
+        head.insert(1, "layers")
+        columns.insert(0, map(str, pipeline["layers"]))
+    rows = [(str(n), *row) for n, row in enumerate(zip(*columns, strict=True))]
     if len(rows) > MOST_STAGES:
         half = MOST_STAGES // 2
-        rows = [*rows[:half], ("…", "", ""), *rows[-half:]]
+        rows = [*rows[:half], ("…", *[""] * len(columns)), *rows[-half:]]
     yield Gap()
-    yield Grid(f"by {each}", (each, "in flight", "held"), tuple(rows))
+    yield Grid(f"by {each}", tuple(head), tuple(rows))
 
 
 def _picture(pipeline: Json, time: Json | None) -> Picture:
     """The passes of each stage: as long as is predicted, without a cluster each half alike."""
     table = verify(parsed("\n".join(pipeline["rows"])))
-    times = Times(early=pipeline["early"])
+    times = alike(pipeline.get("layers", ()), pipeline["early"])
     if time is not None:
         each = (tuple(map(Fraction, time["passes"][name])) for name in ("F", "I", "W", "send"))
         forward, inputs, weights, send = each

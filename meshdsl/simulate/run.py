@@ -88,11 +88,9 @@ class Run(Walk):
         """The timeline, once everything was walked."""
         self._note(self.clock)
         ends = (self.clock, *self.free.values())
-        program = self.program
-        kept = (*program.params, *program.states, *program.inputs)
-        stored = sum(v.local.bytes for v in kept)
+        stored = self.stored
         return Timeline(
-            program,
+            self.program,
             self.timing,
             tuple(self.events),
             tuple(self.folded),
@@ -120,7 +118,7 @@ class Run(Walk):
         self._note(self.clock)
 
     def _work(self, node: Compute | Move) -> None:
-        time = self.time_of(node)
+        time = self.time_of(self.sized(node) if isinstance(node, Compute) else node)
         if duration := ticks(time):
             end = self._computed(duration)
             self._event(Event(node, "run", (COMPUTE,), self.clock, end, time.bound))
@@ -225,7 +223,7 @@ class Run(Walk):
         before = self.begun[node].setdefault(self._state(), now)
         if before is now:
             return 0
-        periods = (node.dim.size - 1 - trip) // (trip - before.trip)
+        periods = (self.trips(node) - 1 - trip) // (trip - before.trip)
         if periods:
             self._fold(node, before, now, periods)
         return periods * (trip - before.trip)

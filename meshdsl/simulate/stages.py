@@ -53,14 +53,21 @@ def simulate_stage(
 
 
 def in_time(pipe: Pipeline, program: Program, timing: Timing) -> Timed:
-    """The schedule with predicted times of its passes, in ticks. Inner stages are alike."""
+    """The schedule with predicted times of its passes, in ticks.
+
+    Inner stages of as many iterations are alike.
+    """
     last = pipe.last
-    passes = {}
-    for stage in range(last + 1) if pipe.homes else {0, min(1, last), last}:
-        run = _Stage(program, timing, False, pipe.known.device_of[0, stage])
-        run.walked()
-        passes[stage] = run.passes[stage]
-    each = [passes[n if n in passes else 1] for n in range(last + 1)]
+    passes: dict[tuple[int, ...], Mapping[str, Pass]] = {}
+    each = []
+    for stage in range(last + 1):
+        alone = (stage,) if pipe.homes else (stage == 0, stage == last)
+        kind = (*alone, *pipe.sizes[stage : stage + 1])
+        if kind not in passes:
+            run = _Stage(program, timing, False, pipe.known.device_of[0, stage])
+            run.walked()
+            passes[kind] = run.passes[stage]
+        each.append(passes[kind])
     longest = max(
         sum(ticks(timing.node(move)) for move in _messages(pipe, forward, stage))
         for forward in (True, False)

@@ -40,14 +40,14 @@ DIMS = {"a": 8, "b": 16}
 META = {"program": "mlp", "seed": 7, "position": 640}
 
 
-ORDERS: tuple[dict[str, tuple[int, ...]] | None, ...] = (
-    None,
-    {"a": (2, 0, 3, 1)},
-    None,
-    {"b": (1, 0)},
-    {"a": (0, 4, 1, 5, 2, 6, 3, 7)},
+LYING: tuple[dict[str, list[list[int]]], ...] = (
+    {},
+    {"a": [[4, 5, 0, 1, 6, 7, 2, 3]]},
+    {"a": [[5, 0, 1], [2, 3, 4, 6, 7]]},
+    {"b": [[*range(8, 16), *range(8)]]},
+    {"a": [[0, 4, 1, 5, 2, 6, 3, 7]]},
 )
-"""Orders of blocks, as stages have them; taken in turn."""
+"""What lies in blocks, as stages have them; taken in turn."""
 
 
 def splits(mesh: dict[str, int]) -> Iterator[dict[str, tuple[str, ...]]]:
@@ -57,6 +57,19 @@ def splits(mesh: dict[str, int]) -> Iterator[dict[str, tuple[str, ...]]]:
             for cut in range(count + 1):
                 chosen = {"a": axes[:cut], "b": axes[cut:]}
                 yield {dim: names for dim, names in chosen.items() if names}
+
+
+def lying(
+    blocks: dict[str, list[list[int]]],
+    split: dict[str, tuple[str, ...]],
+    mesh: dict[str, int],
+) -> dict[str, list[list[int]]] | None:
+    """The blocks; their order alone where a dim is not split into as many first."""
+    found = {}
+    for dim, each in blocks.items():
+        fits = [mesh[axis] for axis in split.get(dim, ())][:1] == [len(each)]
+        found[dim] = each if fits else [[*itertools.chain(*each)]]
+    return found or None
 
 
 def placed(
@@ -69,7 +82,9 @@ def placed(
             dtypes[i % len(dtypes)],
             dims,
             every[i * stride % len(every)],
-            order=ORDERS[(i + stride) % 5] if dims == DIMS else None,
+            blocks=lying(LYING[(i + stride) % 5], every[i * stride % len(every)], mesh)
+            if dims == DIMS
+            else None,
         )
         for i in range(count)
     } | {f"scalar.{dtype}": Spec(dtype, {}, {}) for dtype in DTYPES}

@@ -49,10 +49,22 @@ def test_any_slice_has_the_values_of_the_whole(dtype, how):
         ({"x": 2, "y": 3, "z": 2}, {"b": ("z", "x"), "a": ("y",)}),
     ],
 )
-@pytest.mark.parametrize("order", [None, {"a": (2, 0, 1)}, {"b": (0, 3, 1, 4, 2, 5)}])
-def test_shards_over_meshes_tile_the_whole(mesh, split, order):
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        None,
+        {"a": [[8, 9, 10, 11, *range(8)]]},
+        {"b": [[0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11]]},
+        {"a": [[3, 4, 5, 0, 1], [2, *range(6, 12)]]},
+        {"b": [[0], [*range(1, 9)], [9, 10, 11]]},
+    ],
+)
+def test_shards_over_meshes_tile_the_whole(mesh, split, blocks):
     plain = Spec("f32", {"a": 12, "b": 12}, {}, ("normal", 1.0))
-    spec = plain._replace(split=split, order=order)
+    for dim, each in (blocks or {}).items():
+        if [mesh[axis] for axis in split.get(dim, ())][:1] != [len(each)]:
+            blocks = {dim: [[*itertools.chain(*each)]]}  # in this order, split alike
+    spec = plain._replace(split=split, blocks=blocks)
     full, ranks = whole(plain), range(int(np.prod(list(mesh.values()))))
     covered = np.zeros(full.shape, bool)
     for rank in ranks:

@@ -11,13 +11,17 @@ import pytest
 from .command import Cli, write
 
 TEXT = """
-dim batch = 8, m = 4, o = m, layers = 4
+dim batch = 8, m = 4, o = m, layers = 8
 mesh two = { pipe: 2 }
+mesh four = { pipe: 2, data: 2 }
 mesh alone = { data: 2 }
 layout staged { layers -> pipe } with interleaved[batch](4)
 layout vee { layers -> pipe } with zb_v[batch](2)
 layout mine { layers -> pipe } with swapped[batch]
 layout plain { layers -> pipe } with one_f_one_b[batch](4)
+layout uneven { layers -> pipe } with gpipe[batch](4, layers="1 7")
+layout ragged { layers -> pipe } with interleaved[batch](4, layers="1 3 2 2")
+layout split { layers -> pipe, state: layers -> (pipe, data) } with zb_h1[batch](2, layers="5 3")
 layout dp { batch -> data }
 layout fsdp { batch -> data, params: layers -> data, state: layers -> data }
 schedule swapped(stages=2, micro=2) {
@@ -38,7 +42,9 @@ program net(x[batch, m], target[batch, m]) {
 """
 WAY = (
     "staged --mesh two", "vee --mesh two", "fsdp --mesh alone", "mine --mesh two",
-    "staged --mesh two --engine torchrun", "plain --mesh two",
+    "staged --mesh two --engine torchrun", "uneven --mesh two", "ragged --mesh two",
+    "fsdp --mesh alone", "split --mesh four", "plain --mesh two", "ragged --mesh two",
+    "uneven --mesh two --engine torchrun", "staged --mesh two",
 )  # fmt: skip
 
 
@@ -60,7 +66,7 @@ def test_a_run_goes_through_all_orders_of_stages(cli: Cli, run: str) -> None:
         resume = step if number > 1 else step[:-1]
         done = cli("train", run, "--data", "d.npz", "--layout", *way.split(), *resume)
         assert done.code == 0, done.err
-    options = "--layout dp --mesh alone --steps 6 --log alone --checkpoint alone_kept".split()
-    assert cli("train", run, "--data", "d.npz", *options).code == 0
+    options = f"--layout dp --mesh alone --steps {len(WAY)} --log alone --checkpoint alone_kept"
+    assert cli("train", run, "--data", "d.npz", *options.split()).code == 0
     np.testing.assert_allclose(losses("log"), losses("alone"), rtol=1e-5)
-    assert len([*Path("kept/step-5").glob("device-*.safetensors")]) == 4
+    assert len([*Path(f"kept/step-{len(WAY)}").glob("device-*.safetensors")]) == 4

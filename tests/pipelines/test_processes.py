@@ -18,6 +18,11 @@ CASES = {
     "one_f_one_b": ("headed", "pipe:4", "layers -> pipe", "one_f_one_b[batch](8)"),
     "gpipe and tp": ("tied", "pipe:2,tp:2", "layers -> pipe, model -> tp", "gpipe[batch](4)"),
     "interleaved": ("headed", "pipe:2", "layers -> pipe", "interleaved[batch](4)"),
+    "uneven": ("tied", "pipe:2", "layers -> pipe", 'one_f_one_b[batch](4, layers="3 5")'),
+    "uneven and several": (
+        "headed", "data:2,pipe:2", "layers -> pipe, batch -> data, state: layers -> (pipe, data)",
+        'interleaved[batch](2, layers="2 1 2 3")',
+    ),
     "V and data": (
         "summed", "data:2,pipe:2", "layers -> pipe, batch -> data", "zb_v[batch](4)",
     ),
@@ -40,6 +45,7 @@ def test_the_numbers_of_threads(case: str, forks: Forks, tmp_path: Path) -> None
     name, mesh, rules, schedule = CASES[case]
     texts = PROGRAMS if case.startswith("network") else CUT
     text = texts[name].replace("OPTIMIZER", OPTIMIZER).replace("OPT", OPTIMIZER)
+    text = text.replace("layers = 4", "layers = 8")
     text += f"\nlayout chosen {{ {rules} }} with {schedule}\n"
     made = Compilation(Source("net.mdsl", text), Options(mesh=mesh, layout="chosen"))
     threads = run_local(made.text, seed=2)

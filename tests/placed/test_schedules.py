@@ -152,7 +152,7 @@ AGAINST = {
     ("gpipe[batch](16)", "data:2"): [],
     ("chimera[batch](8)", "pipe:3"): ["MD0529"],
     ('gpipe[batch](8, layers="4 4")', "pipe:2"): [],
-    ('gpipe[batch](8, layers="8 0")', "pipe:2"): [],
+    ('gpipe[batch](8, layers="8 0")', "pipe:2"): ["MD0538"],
     ('gpipe[batch](8, layers="4 5")', "pipe:2"): ["MD0538"],
     ('gpipe[batch](8, layers="4 2 2")', "pipe:2"): ["MD0538"],
     ('interleaved[batch](8, layers="3 2 2 1")', "pipe:2"): [],

@@ -80,7 +80,7 @@ def gradients(
 
     Activations are made with the blocks `forward`, gradients go back through those of `backward`.
     """
-    per = LAYERS // len(forward)
+    owners = [(s, i) for s, block in enumerate(forward) for i in range(len(block["w"]))]
     seen = [x, np.tanh(x @ forward[0]["a"])]
     for block in forward:
         for w, b in zip(block["w"], block["b"], strict=True):
@@ -89,7 +89,7 @@ def gradients(
     slope = 2 * (seen[-1] - t) / t.size
     found = [{n: np.zeros_like(v) for n, v in block.items()} for block in forward]
     for layer in reversed(range(LAYERS)):
-        stage, i = divmod(layer, per)
+        stage, i = owners[layer]
         inner = slope * (1 - seen[layer + 2] ** 2)
         found[stage]["b"][i] = inner.sum(0)
         found[stage]["w"][i] = seen[layer + 1].T @ inner
@@ -108,7 +108,7 @@ def recursion(
 ) -> tuple[list[float], Arrays]:
     """The losses, and the parameters at the end: all stages update behind every `batch`."""
     inputs, params = values(made)
-    held: list[list[Block]] = [[b] for b in blocks(params, stages)]
+    held: list[list[Block]] = [[b] for b in blocks(params, sizes_of(made, stages))]
     losses: list[float] = []
     waiting: list[list[Block]] = [[] for _ in range(stages)]
     for m in range(MICRO):
@@ -128,9 +128,15 @@ def recursion(
     return losses, {"a": ends[0]["a"], **whole}
 
 
-def blocks(params: Arrays, stages: int) -> list[Block]:
+def sizes_of(made: Compilation, stages: int) -> tuple[int, ...]:
+    """The layers of each stage."""
+    assert made.placed.pipe is not None
+    return made.placed.pipe.sizes or (LAYERS // stages,) * stages
+
+
+def blocks(params: Arrays, sizes: tuple[int, ...]) -> list[Block]:
     wide = {name: array.astype(float) for name, array in params.items()}
-    parts = [np.split(wide[name], stages) for name in "wb"]
+    parts = [np.split(wide[name], np.cumsum(sizes)[:-1]) for name in "wb"]
     found = [dict(zip("wb", pair, strict=True)) for pair in zip(*parts, strict=True)]
     found[0]["a"] = wide["a"]
     return found
@@ -162,10 +168,15 @@ def same(made: Compilation, losses: list[float], params: Arrays) -> None:
 # --- the four rules ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pipe", [2, 4, 8])
+LAYERS_OF_STAGES = ("4 4", "2 2 2 2", "1 1 1 1 1 1 1 1", "3 5", "1 4 1 2")
+
+
+@pytest.mark.parametrize("layers", LAYERS_OF_STAGES)
 @pytest.mark.parametrize("opt", ["sgd(0.2)", "momentum(0.1)"])
 @pytest.mark.parametrize("name", ["ampnet", "pipedream", "two_bw"])
-def test_training_is_the_recursion_of_the_papers(name: str, opt: str, pipe: int) -> None:
+def test_training_is_the_recursion_of_the_papers(name: str, opt: str, layers: str) -> None:
+    pipe = len(layers.split())
+
     def late(m: int, s: int) -> int:
         return max(0, m - (pipe - 1 - s))
 
@@ -175,7 +186,7 @@ def test_training_is_the_recursion_of_the_papers(name: str, opt: str, pipe: int)
         "two_bw": (lambda m, s: max(0, m // pipe - 1),) * 2,
     }
     forward, backward = rules[name]
-    made = compiled(f"{name}[batch]({MICRO})", opt, pipe)
+    made = compiled(f'{name}[batch]({MICRO}, layers="{layers}")', opt, pipe)
     optimizer = Momentum() if "momentum" in opt else descent
     batch = pipe if name == "two_bw" else 1
     read = lambda held, m, s: held[s][backward(m, s)]  # noqa: E731
@@ -183,9 +194,10 @@ def test_training_is_the_recursion_of_the_papers(name: str, opt: str, pipe: int)
 
 
 @pytest.mark.parametrize("anneal", [5, 40])
-@pytest.mark.parametrize("pipe", [2, 4, 8])
-def test_pipemare_corrects_what_passes_read_and_how_far_they_step(pipe: int, anneal: int) -> None:
+@pytest.mark.parametrize("layers", LAYERS_OF_STAGES)
+def test_pipemare_corrects_what_passes_read_and_how_far_they_step(layers: str, anneal: int) -> None:
     """Yang et al. 2021: steps over tau^p, and backward weights w - tau delta."""
+    pipe = len(layers.split())
     average: dict[tuple[int, str], Any] = {}
 
     def tau(s: int) -> int:
@@ -203,7 +215,7 @@ def test_pipemare_corrects_what_passes_read_and_how_far_they_step(pipe: int, ann
         apart = min(m, tau(s))
         return {n: w - apart * average.get((s, n), 0.0) for n, w in held[s][m].items()}
 
-    made = compiled(f"pipemare[batch]({MICRO}, anneal={anneal})", pipe=pipe)
+    made = compiled(f'pipemare[batch]({MICRO}, anneal={anneal}, layers="{layers}")', pipe=pipe)
     same(made, *recursion(made, pipe, lambda m, s: max(0, m - tau(s)), backward, optimizer))
 
 

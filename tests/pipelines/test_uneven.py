@@ -1,0 +1,196 @@
+"""Stages of several sizes, `layers="3 5"`: the step of one device, whatever the stages have.
+
+Programs, meshes and schedules are those of equal stages; the sizes of the stages take turns.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from meshdsl.backends.engines.in_process import run_local
+from meshdsl.cluster.profile import load
+from meshdsl.cluster.timing import Timing
+from meshdsl.diagnostics import DiagnosticError, Source
+from meshdsl.pipeline import Compilation, Options, lower_placed
+from meshdsl.placed.place import POLICIES
+from meshdsl.report.explain import explain
+from meshdsl.simulate.engine import simulate
+from tests.device.alone import allocated, first_device
+from tests.ir.test_text import read_again, statements
+from tests.pipelines.test_numbers import ONE_SUM
+from tests.pipelines.test_numbers import PROGRAMS as ONCE
+from tests.pipelines.test_programs import (
+    BY_ROWS,
+    MESHES,
+    OPTIMIZERS,
+    PROGRAMS,
+    compiled,
+    hold_to,
+    on_one_device,
+    results,
+)
+from tests.pipelines.test_recompute import CLOSE, wide
+from tests.pipelines.test_storage import RULES, SEVERAL, TEXT
+
+SIZES = {
+    1: ("8",),
+    2: ("3 5", "7 1", "1 2"),
+    4: ("1 3 2 2", "2 1 1 7", "1 1 1 2"),
+    8: ("1 2 1 1 3 1 1 2", "2 1 1 1 1 1 1 1"),
+}
+"""Iterations of as many stages."""
+
+USES = (
+    "gpipe[b](4)", "one_f_one_b[b](2)", "zb_h1[b](4)", "interleaved[b](4)", "eager[b](1)",
+    "one_f_one_b[b](4, recompute=stage)", "zb_v[b](4)", "zb_h2[b](2)", "breadth_first[b](2)",
+    "dualpipe_v[b](8)", "interleaved[b](2, recompute=stage)", "gpipe[b](1)",
+)  # fmt: skip
+TWICE = ("interleaved", "breadth_first", "zb_v", "dualpipe_v")
+"""Schedules of two stages a device."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program under a layout whose stages have several sizes."""
+
+    text: str
+    mesh: str
+    rules: str
+    use: str
+    policy: str = "optimal"
+
+    @property
+    def made(self) -> Compilation:
+        return compiled(self.text, self.mesh, self.rules, f"with {self.use}", self.policy)
+
+
+def uneven(text: str, mesh: str, rules: str, use: str, turn: int) -> Case:
+    """A case with one of the sizes that its number of stages may have; of the loop over `l`."""
+    devices = int(mesh.split("pipe:")[1].split(",")[0])
+    each = SIZES[devices * (2 if use.startswith(TWICE) else 1)]
+    layers = each[turn % len(each)]
+    text = text.replace("l = 4", f"l = {sum(map(int, layers.split()))}")
+    use = f'{use[:-1]}, layers="{layers}")' if use[-1] == ")" else f'{use}(layers="{layers}")'
+    return Case(text, mesh, rules, use, POLICIES[turn % 4])
+
+
+def hold(case: Case) -> None:
+    """The step is that of one device, with the bytes that are said; its text is read back."""
+    made = case.made
+    run = run_local(made.text, seed=4)
+    hold_to(results(run), on_one_device(case.text))
+    assert not run.disagreements()
+    sent = [run.wire_bytes(rank) for rank in range(len(run.sent))]
+    told = explain(made.device)["totals"]
+    assert sum(sent) == told["cluster_wire_bytes"]
+    # The device that sends most in one exchange need not do so in another.
+    assert max(sent) <= told["wire_bytes"]
+    device = read_again("device", made.device)
+    assert statements(device) == statements(lower_placed(read_again("placed", made.placed)))
+
+
+def programs() -> list[tuple[str, str, int]]:
+    """Each program on each mesh; schedules, optimizers, sizes and policies take turns."""
+    pairs = itertools.product(enumerate(PROGRAMS), enumerate(MESHES))
+    return [
+        (name, mesh, i + 5 * j)
+        for (i, name), (j, mesh) in pairs
+        if mesh not in BY_ROWS.get(name, ())
+    ]
+
+
+@pytest.mark.some_of(2)
+@pytest.mark.parametrize(("name", "mesh", "turn"), programs())
+def test_a_step_is_that_of_one_device(name: str, mesh: str, turn: int) -> None:
+    text = PROGRAMS[name].replace("OPT", OPTIMIZERS[turn % 4])
+    use = USES[turn % len(USES)]
+    if "dualpipe_v" in use and "d:2" in mesh:
+        use = "zb_v[b](4)"  # each device has one sample of eight micro-batches
+    hold(uneven(text, mesh, MESHES[mesh], use, turn))
+
+
+@pytest.mark.parametrize("use", ["one_f_one_b[b](3)", "zb_h2[b](3)", "interleaved[b](2)", "gpipe"])
+@pytest.mark.parametrize("name", [*RULES, "parameters over data and stages"])
+def test_parameters_stored_otherwise(name: str, use: str) -> None:
+    rules = {**RULES, "parameters over data and stages": "params: l -> (d, pipe), state: l -> d"}
+    turn = [*rules].index(name)
+    accumulate = "" if "[" in use else ", accumulate=3"
+    text = TEXT.replace("OPT", f"adamw(lr=0.01, clip=0.3{accumulate})")
+    text = text.replace("H,", f"{5 + turn % 2},")
+    case = uneven(text, "d:2,pipe:2", f"l -> pipe, {rules[name]}", use, turn)
+    if "grads: l -> (" in rules[name] and f"with {use}" in SEVERAL:
+        with pytest.raises(DiagnosticError, match="MD0335"):
+            case.made.checked()
+        return
+    hold(case)
+
+
+@pytest.mark.parametrize("layers", ["1 3", "3 1", "1 1 2", "2 1 1"])
+@pytest.mark.parametrize("name", ONE_SUM)
+def test_the_bits_of_one_device(name: str, layers: str) -> None:
+    text = ONCE[name].replace("OPTIMIZER", "adamw(lr=0.01, accumulate=4)")
+    found = []
+    for mesh, use in (("pipe:1", ""), (f"pipe:{len(layers.split())}", f'(layers="{layers}")')):
+        source = f"{text}\nlayout chosen {{ layers -> pipe }} with one_f_one_b{use}\n"
+        made = Compilation(Source("p.mdsl", source), Options(mesh=mesh, layout="chosen"))
+        found.append(results(run_local(made.text, seed=3)))
+    for key, array in found[0].items():
+        np.testing.assert_array_equal(found[1][key], array, key)
+
+
+# --- what is told --------------------------------------------------------------------------------
+
+SHAPES = (
+    'gpipe[b](8, layers="3 5")', 'gpipe[b](8, layers="7 1")', 'zb_h1[b](8, layers="1 7")',
+    'interleaved[b](8, layers="1 3 2 2")', 'zb_v[b](4, layers="3 1 1 3")',
+    'gpipe[b](8, layers="5 3", recompute=stage)',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("use", SHAPES)
+def test_the_memory_that_is_reported_is_what_torch_allocates(use: str) -> None:
+    made = wide(f"with {use}")
+    peak, *_ = explain(made.device)["pipeline"]["peak"]
+    held, run = first_device(made)
+    assert held + allocated(run) == pytest.approx(peak, rel=CLOSE)
+
+
+def test_what_a_device_holds_computes_and_takes_follows_its_iterations() -> None:
+    found = {}
+    for layers in ("4 4", "1 7", "7 1"):
+        made = wide(f'with gpipe[b](8, layers="{layers}")')
+        report = explain(made.device)
+        taken = simulate(made.device, Timing(load("h100"), made.device.mesh)).passes
+        assert taken is not None
+        found[layers] = report, taken
+    even, late, early = found.values()
+    layer = 2 * 256 * 1024 * 4  # bytes of the parameters of a layer
+    for (report, _), most in ((even, 4), (late, 7), (early, 7)):
+        assert report["memory"]["params"] == most * layer
+    small, large = late[0]["pipeline"]["peak"]
+    assert large - small >= 6 * 2 * layer  # and of their gradients
+    assert late[0]["totals"]["flops_per_device"] > 1.7 * even[0]["totals"]["flops_per_device"]
+    assert late[0]["pipeline"]["layers"] == [1, 7]
+    assert Fraction(late[0]["pipeline"]["bubble"]) > Fraction(even[0]["pipeline"]["bubble"])
+    assert late[1].makespan > even[1].makespan
+    forward = [taken.times.forward for _, taken in (late, early)]
+    assert forward[0][0] < forward[0][1]
+    assert forward[1][0] > forward[1][1]
+
+
+def test_sizes_that_are_equal_are_those_of_no_option() -> None:
+    option = ', layers="4 4"'
+    said, plain = (wide(f"with gpipe[b](8{more})").text for more in (option, ""))
+    assert said.replace(option, "") == plain
+
+
+def test_one_text_for_all_stages() -> None:
+    text = wide('with one_f_one_b[b](8, layers="3 5")').text
+    assert "at_l, n_l = block(8, ((3, 5),), (pipe,))  # l@pipe: 3, 5" in text
+    assert "for l in range(n_l):" in text
+    assert '"w": "f32[l=8:0.1.2|3.4.5.6.7@pipe, m=256, h=1024]' in text
