@@ -208,7 +208,7 @@ class _Stages:
     def _statement(self, node: Node, target: Value) -> set[Node]:
         """What a statement consists of that assigns to `target`, with the calls in it."""
         scope = tuple((target.name or "").split(".")[:-1])
-        found, left = {node}, [node]
+        first, found, left = node, {node}, [node]
         if len(target.path) > len(scope):
             left += self._call(target, scope)
         while left:
@@ -223,6 +223,17 @@ class _Stages:
                 left.append(maker)
                 if len(value.path) > len(scope):
                     left += [n for n in self._call(value, scope) if n not in found]
+        return self._alone(first, found)
+
+    def _alone(self, first: Node, statement: set[Node]) -> set[Node]:
+        """A statement without what others read as well: equal operators have become one."""
+        outside = [n for n in self.forward if n not in statement]
+        read = {v for n in outside for v in reads_of(n)}
+        found = set(statement)
+        for node in [n for n in reversed(self.forward) if n in statement]:
+            if node is not first and not read.isdisjoint(node.makes):
+                found.discard(node)
+                read.update(reads_of(node))
         return found
 
     def _call(self, value: Value, scope: tuple[str, ...]) -> list[Node]:
