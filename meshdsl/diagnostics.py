@@ -295,9 +295,14 @@ def _identity(item: Diagnostic) -> tuple[object, ...]:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 dim`, `2 dims`, `no dims`, `2 micro-batches`."""
+    """`1 dim`, `2 dims`, `no dims`."""
+    return f"{number or 'no'} {plural(number, noun)}"
+
+
+def plural(number: int, noun: str) -> str:
+    """`dim` of one, `dims` or `micro-batches` of another number."""
     ending = "es" if noun.endswith("ch") else "s"
-    return f"{number or 'no'} {noun}{'' if number == 1 else ending}"
+    return noun if number == 1 else noun + ending
 
 
 def did_you_mean(name: str, known: list[str]) -> str | None:

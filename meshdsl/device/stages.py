@@ -392,8 +392,10 @@ class _Addends:
             case Move() if maker.step.op in (None, "sum"):
                 inner = self.of(maker.source)
                 if len(inner.vars) > 1:
-                    moves = [self._moved(maker, v) for v in inner.vars]
-                    new = [*inner.new, *moves]
+                    wide = [self._widened(maker, v) for v in inner.vars]
+                    sources = [w.outs[0] if w else v for w, v in zip(wide, inner.vars, strict=True)]
+                    moves = [self._moved(maker, v) for v in sources]
+                    new = [*inner.new, *filter(None, wide), *moves]
                     return _Found([m.target for m in moves], [maker, *inner.gone], new)
             case Compute(name="cast") if maker.ins[0].type.dtype.kind == "float":
                 # To be sent in fewer bits, each addend is rounded.
@@ -403,6 +405,21 @@ class _Addends:
                     new = [*inner.new, *casts]
                     return _Found([c.outs[0] for c in casts], [maker, *inner.gone], new)
         return _Found([var])
+
+    def _widened(self, move: Move, addend: Var) -> Compute | None:
+        """An addend with all dims of the sum, where it lacks one that is split around a move."""
+        before, after = move.source, move.target
+        split = {dim for p in (before.placement, after.placement) for dim, _ in p.splits}
+        if split <= set(addend.value.type.names):
+            return None
+        wide = replace(
+            before,
+            name=self.names.fresh(before.name),
+            value=replace(before.value),
+            hint=addend.hint,
+        )
+        attrs = (("dims", wide.value.type.dims),)
+        return Compute("broadcast", (addend,), (wide,), attrs, move.span, move.phase)
 
     def _cast(self, cast: Compute, source: Var) -> Compute:
         return replace(cast, ins=(source,), outs=(self._of(cast.outs[0], source),))

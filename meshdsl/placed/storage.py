@@ -95,6 +95,16 @@ class _Block:
                 return self._load(value, loop.phase, loop.span, pins)
         return self._load(value, loop.phase, loop.span)
 
+    def _is_over_stages(self, value: Value) -> bool:
+        """Whether a parameter is stored split over the stages of a network that is cut.
+
+        One of them has the loop, and what all send is sent before the first micro-batch.
+        """
+        if self.pipe is None or not self.pipe.count:
+            return False
+        stored = self.layout.bind(value, stored=True).placement(self.layout.mesh)
+        return any(self.pipe.axis in axes for _, axes in stored.splits)
+
     def _loop(self, loop: Loop) -> Loop:
         """The loop, its stacks read slice by slice as stored, and each slice loaded inside."""
         if loop.phase == "update":
@@ -104,7 +114,8 @@ class _Block:
         stacked: list[Stacked[Value]] = []
         inner: set[Value] = set()
         for item in loop.stacked:
-            if item.outer in self.moved and _is_kept(item.outer, self.layout):
+            whole = _is_kept(item.outer, self.layout) or self._is_over_stages(item.outer)
+            if item.outer in self.moved and whole:
                 outer = self._load(item.outer, loop.phase, loop.span)
                 new[item.inside] = replace(item.inside, follows=item.outer)
                 stacked.append(Stacked(outer, item.inside))

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from meshdsl.diagnostics import plural
+
 # --- text ------------------------------------------------------------------------------------
 
 Style = Literal[
@@ -230,7 +232,7 @@ def duration(seconds: float) -> str:
 
 def counted(number: int, noun: str) -> str:
     """`1 device`, `3,072 devices`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {plural(number, noun)}"
 
 
 def aligned(table: list[list[str]]) -> list[str]:

@@ -126,7 +126,7 @@ def shown(timed: Timed, width: int) -> Document:
 def sentence(facts: Json) -> str:
     """`gpipe: 4 stages on 4 devices, 8 micro-batches.`."""
     devices = counted(len(facts["devices"]), "device")
-    micro = f"{facts['micro_batches']:,} micro-batch{'es' * (facts['micro_batches'] > 1)}"
+    micro = counted(facts["micro_batches"], "micro-batch")
     stages = counted(facts["stages"], "stage")
     return f"{facts['schedule'] or 'schedule'}: {stages} on {devices}, {micro}."
 

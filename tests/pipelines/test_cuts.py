@@ -153,6 +153,20 @@ program p(x[b, m], t[b, m]) {
   minimize loss with OPT
 }
 """
+PROGRAMS["scaled"] = """
+dim b = 8, m = 6, o = m
+program p(x[b, m], t[b, m]) {
+  param w1[m, o]
+  param w2[m, o]
+  h1 = einsum(x, w1 -> [b, o])[o -> m]
+  h2 = h1 * tanh(mean(w1))
+  h3 = einsum(h2, w2 -> [b, o])[o -> m]
+  h4 = h3 * mean[m](w1)[o -> m] + mean(w2)
+  loss = mean(square(h4 - t))
+  return loss
+  minimize loss with OPT
+}
+"""
 PROGRAMS["images"] = """
 dim b = 8, c = 2, h = 8, w = 8, kh = 3, kw = 3, c1 = 3, c2 = 4, h2 = 4, w2 = 4, v = 5
 program p(x[b, c, h, w], t[b]: i32) {
@@ -224,6 +238,14 @@ def test_a_step_is_that_of_one_device(
 def test_halves_one_batch_and_many(name: str, schedule: str) -> None:
     text = PROGRAMS[name].replace("OPT", "adamw(lr=0.01, clip=0.3)")
     made = compiled(text, "pipe:4", rules_of(name, 4, "pipe:4"), f"with {schedule}")
+    hold_to(results(run_local(made.text, seed=4)), on_one_device(text))
+
+
+@pytest.mark.parametrize("mesh", [mesh for mesh in MESHES if "," in mesh])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_one_batch_and_other_axes(name: str, mesh: str) -> None:
+    text = PROGRAMS[name].replace("OPT", "sgd(lr=0.1)")
+    made = compiled(text, mesh, rules_of(name, stages_of(mesh), mesh), "with gpipe[b](1)")
     hold_to(results(run_local(made.text, seed=4)), on_one_device(text))
 
 
@@ -299,7 +321,7 @@ STORED = {
 
 
 @pytest.mark.parametrize("case", STORED)
-@pytest.mark.parametrize("name", ["residual", "tied", "images"])
+@pytest.mark.parametrize("name", ["residual", "tied", "images", "loops inside", "scaled"])
 def test_storage_and_splits(name: str, case: str) -> None:
     text = PROGRAMS[name].replace("OPT", "adamw(lr=0.01, clip=0.5)")
     rules = STORED[case].replace("TP", DIM.get(name, "m"))

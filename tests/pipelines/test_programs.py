@@ -186,6 +186,21 @@ program p(x[b, m, s], t[b, m, s]) {
   minimize loss with OPT
   }
 """
+PROGRAMS["scaled"] = """
+dim b = 8, m = 6, l = 4, o = m, q = m
+program p(x[b, m], t[b, m]) {
+  param v[m, q]
+  param u[m]
+  x = einsum(x, v -> [b, q])[q -> m] * mean(u)
+  repeat l {
+    param w[m]
+    x = tanh(x * w)
+  }
+  loss = mean(square(x * tanh(mean(v)) * u - t))
+  return loss
+  minimize loss with OPT
+  }
+"""
 PROGRAMS["read before and inside"] = """
 dim b = 8, m = 6, l = 4, o = m
 program p(x[b, m], t[m, b]) {
@@ -393,13 +408,13 @@ def test_sizes_and_splits(case: str) -> None:
     hold_to(results(run_local(made.text, seed=4)), alone)
 
 
+@pytest.mark.parametrize("mesh", ["pipe:2", "d:2,pipe:2,tp:2"])
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_one_micro_batch(name: str) -> None:
+def test_one_micro_batch(name: str, mesh: str) -> None:
     """Nothing of it is split, and what does not depend on the batch looks alike."""
     text = PROGRAMS[name].replace("OPT", "sgd(lr=0.1)")
-    alone = on_one_device(text)
-    made = compiled(text, "pipe:2", "l -> pipe", "with gpipe[b](1)")
-    hold_to(results(run_local(made.text, seed=4)), alone)
+    made = compiled(text, mesh, MESHES[mesh], "with gpipe[b](1)")
+    hold_to(results(run_local(made.text, seed=4)), on_one_device(text))
 
 
 TABLE = """
