@@ -236,7 +236,7 @@ class Cuts:
         held, sent = step.payload(var.type, self.mesh), step.wire(var.type, self.mesh)
         homes = self.table.device_of
         apart = homes[0, source] != homes[0, target]
-        in_all = sent * apart * (self.mesh.devices // self.mesh.size(self.pipe.axis))
+        in_all = step.if_all_send(var.type, self.mesh) * apart // self.mesh.size(self.pipe.axis)
         why = f"stage {target} goes on with {name} of a micro-batch"
         remedy = f"another cut of `{self.pipe.axis}`, or a split of what is sent"
         phase = "forward" if position <= self.found.last else "backward"

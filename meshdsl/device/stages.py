@@ -165,7 +165,7 @@ def _sends(
             target = replace(source, name=names.fresh(f"{source.name}_sent"))
             step = send(source.placement, pipe.axis)
             held, sent = step.payload(source.type, mesh), step.wire(source.type, mesh)
-            in_all = sent * crossings * (mesh.devices // mesh.size(pipe.axis))
+            in_all = step.if_all_send(source.type, mesh) * crossings // mesh.size(pipe.axis)
             why = f"the {to} stage goes on with {name} of a micro-batch"
             remedy = f"fewer stages of `{pipe.axis}`, or a split of what is sent"
             made = (step, source, target, held, sent, in_all, node.span, why, remedy)
@@ -181,6 +181,8 @@ def _table(pipe: Piped, mesh: Mesh, micro: int) -> Verified:
     if found.schedule.updates:
         message = f"stages update on the way under `{pipe.use.name}`, which no device does yet"
         help = "`meshdsl train --engine reference` trains by its table; or take `one_f_one_b`"
+        if pipe.count:
+            help = "take `one_f_one_b`; updates on the way need the stages of a loop"
         fail("MD0335", message, pipe.use.span, help=help)
     if missing := not_built(found):
         message = f"`{pipe.use.name}` is not built yet: {missing}"

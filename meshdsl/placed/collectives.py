@@ -108,10 +108,7 @@ class Step:
         """Bytes all devices send together; in a permute some send nothing."""
         if self.kind == "halo":
             return sum(_halo_bytes(self, type_, mesh))
-        if self.moves and self.is_uneven(type_, mesh):
-            found = sum(sent * devices for sent, devices in _sent(self, type_, mesh))
-        else:
-            found = self.wire(type_, mesh) * mesh.devices
+        found = self.if_all_send(type_, mesh)
         if self.kind == "send":  # the stage at the end sends nothing
             stages = mesh.size(*self.axes)
             return found * (stages - 1) // stages
@@ -122,6 +119,12 @@ class Step:
         ranks = range(mesh.size(*self.axes))
         moved = sum(source_rank(part, r, before, after) != r for r in ranks)
         return moved * self.payload(type_, mesh) * (mesh.devices // len(ranks))
+
+    def if_all_send(self, type_: TensorType, mesh: Mesh) -> int:
+        """Bytes all devices send together where each of them does."""
+        if self.moves and self.is_uneven(type_, mesh):
+            return sum(sent * devices for sent, devices in _sent(self, type_, mesh))
+        return self.wire(type_, mesh) * mesh.devices
 
     @property
     def window(self) -> Window:

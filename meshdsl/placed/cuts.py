@@ -166,6 +166,9 @@ class _Stages:
         others = [r for r in self.pipe.rules if r is not rule]
         related = tuple(Related(r.span, "another stage begins here") for r in others)
         help = f"a rule says where it begins: `NAME: {axis} = {stage}`; there are {count}"
+        if rule.stage == stage:
+            name = ".".join(rule.selector)
+            help = f"`{name}` is made before the first micro-batch: name what depends on the batch"
         if stage == 0:
             help = "name a tensor behind the first operators, so that these stay on stage 0"
         fail("MD0339", message, rule.span, *related, help=help)

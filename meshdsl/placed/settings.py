@@ -119,7 +119,9 @@ def _wrong_name(node: ast.Setting) -> Diagnostic | None:
     if name in NAMES:
         return None
     every = ", ".join(f"`{text}`" for text in _forms())
-    stage = f"`{node.selector[-1].text}: {name} = 1` is a stage of a pipeline"
+    of = node.selector[-1].text
+    of = "NAME" if of in ROLES else of
+    stage = f"`{of}: {name} = 1` is a stage of a pipeline"
     help = did_you_mean(name, NAMES) or f"there are {every}; a dim is split by `->`; {stage}"
     fixes = spelled_right(node.name.span, name, NAMES)
     message = f"layouts have no setting `{name}`"

@@ -310,7 +310,9 @@ def test_a_step_is_that_of_one_device(
     hold_to(results(run), alone)
     assert not run.disagreements()
     sent = max(run.wire_bytes(rank) for rank in range(len(run.sent)))
-    assert sent == explain(piped.device)["totals"]["wire_bytes"]
+    totals = explain(piped.device)["totals"]
+    assert sent == totals["wire_bytes"]
+    assert sum(run.wire_bytes(r) for r in range(len(run.sent))) == totals["cluster_wire_bytes"]
 
 
 HALVES = {"pipe:2": "zb_h1[b](4)", "pipe:4": "zb_h2[b](8)", "d:2,pipe:2,tp:2": "zb_h1[b](2)"}
