@@ -320,20 +320,18 @@ UNEVEN = ("permute", "halo")
 def check_bytes(report: dict[str, Any], run: LocalRun) -> None:
     """Every device did just the collectives, and sent just the bytes, that `explain` predicted.
 
-    Of a permute or a halo the prediction is the most that a device sends: some send less. What a
-    stage sends is its own; of all of them it is exact.
+    Of a permute or a halo the prediction is the most that a device sends: some send less.
     """
     predicted: Counter[object] = Counter()
-    for c in (c for c in report["collectives"] if c["kind"] != "send"):
+    for c in report["collectives"]:
         payload = None if c["kind"] in UNEVEN else c["payload_bytes"]
         key = (c["kind"], c["op"] or "", tuple(c["axes"]), c["group_size"], payload)
         predicted[key] += c["count"]
     wire = sum(c["wire_bytes"] for c in report["collectives"])
-    own = (*UNEVEN, "send")
-    uneven = sum(c["wire_bytes"] for c in report["collectives"] if c["kind"] in own)
+    uneven = sum(c["wire_bytes"] for c in report["collectives"] if c["kind"] in UNEVEN)
     for rank, sent in enumerate(run.sent):
         counted: Counter[object] = Counter()
-        for s, count in ((s, count) for s, count in sent.items() if s.kind != "send"):
+        for s, count in sent.items():
             payload = None if s.kind in UNEVEN else s.payload
             counted[s.kind, s.op, s.axes, s.size, payload] += count
         if any("uneven" in c for c in report["collectives"]):
@@ -345,8 +343,7 @@ def check_bytes(report: dict[str, Any], run: LocalRun) -> None:
     cluster = sum(c["cluster_wire_bytes"] for c in report["collectives"])
     assert cluster == sum(run.wire_bytes(rank) for rank in range(len(run.sent)))
     by_phase = report["totals"]["by_phase"]
-    stages = any(c["kind"] == "send" for c in report["collectives"])
-    assert sum(by_phase.values()) == (report["totals"]["wire_bytes"] if stages else wire)
+    assert sum(by_phase.values()) == wire
     assert report["totals"]["wire_bytes"] == wire - by_phase.get("output", 0)
 
 
