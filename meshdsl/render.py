@@ -121,10 +121,14 @@ def _source_line(text: Text, number: int, marks: list[_Mark], gutter: int, width
     text.append(f"{left}{''.join(cells[start:stop])}{right}\n")
     for mark in marks:
         first, last = line.columns(mark)
-        first, last = max(first, start), min(last, stop)
-        if first > stop or last < start:
-            first, last = start, start + 1
-        _underline(text, mark, len(left) + _width(cells[start:first]), cells[first:last], gutter)
+        under = cells[max(first, start) : min(last, stop)]
+        indent = len(left) + _width(cells[start : max(first, start)])
+        # What is out of view is under the sign for what was cut.
+        if right and first >= stop:
+            under, indent = [_CUT], len(left) + _width(cells[start:stop])
+        elif left and last <= start:
+            under, indent = [_CUT], 0
+        _underline(text, mark, indent, under, gutter)
 
 
 def _underline(text: Text, mark: _Mark, indent: int, under: list[str], gutter: int) -> None:

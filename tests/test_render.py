@@ -117,6 +117,17 @@ def test_wide_lines_are_windowed(width: int, at: int) -> None:
     assert len(shown) <= max(width, 24)
 
 
+@pytest.mark.parametrize(("at", "other"), [(10, 390), (390, 10)])
+def test_what_is_out_of_view_is_marked_on_its_side(at: int, other: int) -> None:
+    source = Source("t", "x" * 400)
+    related = (Related(Span(source, other, other + 5), "here"),)
+    diagnostic = Diagnostic("MD0002", "m", Span(source, at, at + 1), related=related)
+    shown, _, mark = _printed(diagnostic, width=40).split("\n")[3:6]
+    assert mark.endswith("- here")
+    assert mark.index("-") == (len(shown) - 1 if other > at else shown.index("…"))
+    assert shown[mark.index("-")] == "…"
+
+
 def test_a_span_over_lines_is_marked_to_the_end_of_the_first() -> None:
     span = _span("layout megatron {\n  heads")
     assert "| ^^^^^^^^^^^^^^^^^\n" in _printed(Diagnostic("MD0001", "m", span))

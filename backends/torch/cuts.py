@@ -6,14 +6,10 @@ gradients of the stage's parameters, for which nobody waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 from meshdsl.backends.torch.format import quoted
 from meshdsl.backends.torch.head import messages
 from meshdsl.backends.torch.moves import typed
 from meshdsl.backends.torch.passes import Passes
-from meshdsl.backends.walk import NOWHERE
 from meshdsl.device.ir import FORWARD, INPUTS, WEIGHTS, Move, Node, Part, Pipeline, Var
 from meshdsl.device.liveness import is_constant, reads, sums, totals
 
@@ -33,19 +29,15 @@ class CutNetworks(Passes):
             self.out.statement("kept = {}")
         if halves and any(self._left_on(node, stage) for stage in range(node.last + 1)):
             self.out.statement("kept_weights = {}")
-        with self._function("forward", node):
+        with self._function("forward"):
             self._branches(node, "F", lines)
-        with self._function("inputs" if halves else "backward", node):
+        with self._function("inputs" if halves else "backward"):
             self._branches(node, "I" if halves else "B", lines)
         if halves:
-            with self._function("weights", node):
+            with self._function("weights"):
                 self._branches(node, "W", lines)
-        self._row(node, micro)
-        for name in lines.values():
-            self.out.statement(f"{name}.close()")
-        self.loops.pop()
+        self.end(node, micro, lines.values())
         self.fresh = outside | sums(node)
-        self.totals, self.shown = frozenset(), NOWHERE
 
     def _cut_lines(self, node: Pipeline) -> dict[Move, str]:
         """Write a line for each message; their names."""
@@ -68,7 +60,7 @@ class CutNetworks(Passes):
         word = "if"
         stages = range(node.last + 1)
         for stage in stages if kind == "F" else reversed(stages):
-            with self._branch(word, stage) as begun:
+            with self._under(f"{word} {self.stage} == {stage}:", optional=True) as begun:
                 if kind == "F":
                     self._forward_of(node, stage, lines)
                 if kind in "IB":
@@ -78,20 +70,6 @@ class CutNetworks(Passes):
                     self._stage_nodes(node, stage, WEIGHTS)
             if len(self.out.lines) > begun:
                 word = "elif"
-
-    @contextmanager
-    def _branch(self, word: str, stage: int) -> Iterator[int]:
-        """A branch of one stage; left out where nothing is written in it."""
-        self.out.place = ""
-        start = len(self.out.lines)
-        self.out.add(f"{word} {self.stage} == {stage}:")
-        self.out.depth += 1
-        self.shown = NOWHERE
-        yield start
-        if self.out.only_comments(start + 1):
-            del self.out.lines[start:]
-        self.out.depth -= 1
-        self.shown = NOWHERE
 
     def _forward_of(self, node: Pipeline, stage: int, lines: dict[Move, str]) -> None:
         self._receive(node, stage, lines, forward=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from meshdsl.backends.torch.format import INDENT
@@ -47,6 +47,14 @@ class Passes(Loops):
         self.loops.append(node)
         return micro
 
+    def end(self, node: Pipeline, micro: str, lines: Iterable[str]) -> None:
+        """Write what is behind the passes: the loop over actions, and the ends of the lines."""
+        self._row(node, micro)
+        for name in lines:
+            self.out.statement(f"{name}.close()")
+        self.loops.pop()
+        self.totals, self.shown = frozenset(), NOWHERE
+
     def _key(self) -> str:
         """The key of what is kept for a pass, between parentheses."""
         return f"({self.arguments})" if "," in self.arguments else self.arguments
@@ -70,16 +78,28 @@ class Passes(Loops):
             self.out.add(f"{2 * INDENT}{name}({given})")
 
     @contextmanager
-    def _function(self, name: str, node: Pipeline) -> Iterator[None]:
-        self.out.place = ""
+    def _function(self, name: str) -> Iterator[None]:
         self.out.add()
-        self.out.add(f"def {name}({self.arguments}):")
+        with self._under(f"def {name}({self.arguments}):"):
+            yield
+
+    @contextmanager
+    def _under(self, head: str, optional: bool = False) -> Iterator[int]:
+        """Write what stands under a line; where that is nothing, `pass`, or none of it if optional.
+
+        Yields the number of lines before it.
+        """
+        self.out.place = ""
+        before = len(self.out.lines)
+        self.out.add(head)
         self.out.depth += 1
         self.shown = NOWHERE
-        begun = len(self.out.lines)
-        yield
-        if self.out.only_comments(begun):
-            self.out.add("pass")
+        yield before
+        if self.out.only_comments(before + 1):
+            if optional:
+                del self.out.lines[before:]
+            else:
+                self.out.add("pass")
         self.out.depth -= 1
         self.shown = NOWHERE
 

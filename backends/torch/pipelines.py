@@ -18,7 +18,6 @@ from meshdsl.backends.torch.head import goes_back, line_group
 from meshdsl.backends.torch.lines import Line
 from meshdsl.backends.torch.moves import typed
 from meshdsl.backends.torch.passes import KEEPERS
-from meshdsl.backends.walk import NOWHERE
 from meshdsl.device.ir import (
     FORWARD,
     INPUTS,
@@ -68,9 +67,9 @@ class Pipelines(CutNetworks):
         halves = self._halves(node, kept) if "I" in node.passes else None
         if halves:
             self.out.statement("kept_weights = {}")
-        with self._function("forward", node):
+        with self._function("forward"):
             self._forward_pass(node, lines[Part.LOOP], kept)
-        with self._function("backward" if halves is None else "inputs", node):
+        with self._function("backward" if halves is None else "inputs"):
             self._inputs_pass(node, lines[Part.LOOP_BACKWARD], kept)
             if halves is None:
                 self._weights_pass(node, kept)
@@ -79,22 +78,18 @@ class Pipelines(CutNetworks):
                 names = ", ".join(self._names(halves))
                 self.out.statement(f"kept_weights[{self.arguments}] = {names}")
         if halves is not None:
-            with self._function("weights", node):
+            with self._function("weights"):
                 if halves:
                     names = ", ".join(self._names(halves))
                     self.out.statement(f"{names} = kept_weights.pop({self._key()})")
                 self._weights_pass(node, kept)
-        self._row(node, micro)
-        for name in (*lines[Part.LOOP].values(), *lines[Part.LOOP_BACKWARD].values()):
-            self.out.statement(f"{name}.close()")
-        self.loops.pop()
+        self.end(node, micro, (name for found in lines.values() for name in found.values()))
         self.fresh = outside | sums(node)
-        self.totals, self.shown = frozenset(), NOWHERE
 
     @contextmanager
-    def _function(self, name: str, node: Pipeline) -> Iterator[None]:
+    def _function(self, name: str) -> Iterator[None]:
         """Write the function of a pass, with what it has to know of the device's stages."""
-        with super()._function(name, node):
+        with super()._function(name):
             begun = len(self.out.lines)
             yield
             self.out.lines[begun:begun] = self._of_stage(self.out.lines[begun:])
@@ -154,7 +149,7 @@ class Pipelines(CutNetworks):
         self._send(node, Part.SENT, lines, f"< {last}")
         nodes = node.of(Part.LAST)
         if nodes or kept.get("last"):
-            with self._only(node, last):
+            with self._under(f"if {self.stage} == {last}:"):
                 self._slices(node, Part.LAST)
                 self.nodes(nodes)
                 self._put(node, kept, "last")
@@ -180,23 +175,10 @@ class Pipelines(CutNetworks):
         self.nodes(node.of(Part.WEIGHTS, Part.COLLECTED_BACKWARD))
         nodes = node.of(Part.FIRST_AGAIN, Part.FIRST_BACKWARD)
         if nodes or kept.get("first"):
-            with self._only(node, 0):
+            with self._under(f"if {self.stage} == 0:"):
                 self._slices(node, Part.FIRST_AGAIN, Part.FIRST_BACKWARD)
                 self._taken(node, kept, "first")
                 self.nodes(nodes)
-
-    @contextmanager
-    def _only(self, node: Pipeline, stage: int) -> Iterator[None]:
-        self.out.place = ""
-        self.out.add(f"if {self.stage} == {stage}:")
-        self.out.depth += 1
-        self.shown = NOWHERE
-        begun = len(self.out.lines)
-        yield
-        if self.out.only_comments(begun):
-            self.out.add("pass")
-        self.out.depth -= 1
-        self.shown = NOWHERE
 
     def _slices(self, node: Pipeline, *parts: Part) -> None:
         """Write the slices of inputs that parts read, and no part before them in their function.
@@ -258,7 +240,7 @@ class Pipelines(CutNetworks):
         start = len(self.out.lines)
         begun = {v: n for n in node.of(Part.FIRST) for v in n.makes if v in node.received}
         kept = [c for c in loop.carries if c.init in begun]
-        with self._only(node, stage):
+        with self._under(f"if {self.stage} == {stage}:"):
             inside = len(self.out.lines)
             yield
             self.variables.reach(loop)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from meshdsl.device.ir import Compute, Ends, Loop, Move, Node, Part, Var, with_vars
+from meshdsl.device.ir import Compute, Ends, Loop, Move, Node, Part, Var, renamed, with_vars
 from meshdsl.device.liveness import is_constant, reads, totals
 from meshdsl.device.names import Names
 from meshdsl.ir.program import every
@@ -156,7 +156,7 @@ class Cuts:
             mapping[var] = replace(var, name=names[var.name])
         new.update(((v, stage), mapping[v]) for v in node.makes)
         self.lists |= {mapping[v] for v in self.lists if v in mapping}
-        copy = _replaced(node, mapping)
+        copy = renamed(node, mapping)
         return replace(copy, index=self.names.fresh(copy.index)) if isinstance(copy, Loop) else copy
 
     def _with(
@@ -195,11 +195,11 @@ class Cuts:
         made = {v: at for v, at in made.items() if v.name not in self.totals}
         sends: dict[tuple[Var, int], Message] = {}
         found: list[Node] = []
-        renamed: dict[Var, Var] = {}
+        over: dict[Var, Var] = {}
         for node in nodes:
             at = self.at[node]
-            if not renamed.keys().isdisjoint(reads(node)):
-                node = _replaced(node, renamed)
+            if not over.keys().isdisjoint(reads(node)):
+                node = renamed(node, over)
             here = self.found.stage(at) if at != FREE else None
             away = [v for v in dict.fromkeys(reads(node)) if self._is_away(made.get(v), here)]
             for var in away:
@@ -220,9 +220,9 @@ class Cuts:
                 again = self.pipe.use is not None and self.pipe.use.recompute
                 carried = _carried_over(node, new, self.names if again else None)
                 made.update((carried[v], made[v]) for v in carried.keys() & made.keys())
-                renamed |= carried
+                over |= carried
                 new |= carried
-            found.append(_replaced(node, new))
+            found.append(renamed(node, new))
         self.at.update(zip(found, [self.at[n] for n in nodes], strict=True))
         return found, list(sends.values())
 
@@ -313,10 +313,6 @@ class Cuts:
             part = Part.SENT if forward else Part.SENT_BACKWARD
             found.append(((1 if forward else 2, at, 1), (move, part, ends)))
         return [placed for _, placed in sorted(found, key=lambda item: item[0])]
-
-
-def _replaced(node: Node, new: Mapping[Var, Var]) -> Node:
-    return with_vars(node, lambda v: new.get(v, v))
 
 
 def _carried_over(loop: Loop, new: Mapping[Var, Var], fresh: Names | None) -> dict[Var, Var]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from meshdsl.device.ir import Collected, Compute, Loop, Move, Node, Program, Var, with_vars
+from meshdsl.device.ir import Collected, Compute, Loop, Move, Node, Program, Var, renamed
 from meshdsl.device.liveness import is_constant, reads
 from meshdsl.device.names import Names
 from meshdsl.ir.program import Stacked
@@ -87,7 +87,7 @@ class _Fission:
         weights = replace(
             loop,
             carries=(),
-            body=(*self.numbers, *map(self._renamed, self.later)),
+            body=(*self.numbers, *(renamed(node, self.new) for node in self.later)),
             stacked=tuple(self.stacked),
             collected=tuple(collected),
             index=index,
@@ -131,6 +131,3 @@ class _Fission:
         self.kept.append(Collected(var, outer, is_list=True))
         self.new[var] = replace(var, name=self.names.fresh(var.name))
         self.stacked.append(Stacked(outer, self.new[var]))
-
-    def _renamed(self, node: Node) -> Node:
-        return with_vars(node, lambda var: self.new.get(var, var))

@@ -5,10 +5,10 @@ All devices run the same text. A variable is the local block of one version of a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from itertools import groupby, repeat
+from itertools import groupby
 
 from meshdsl.diagnostics import Span
 from meshdsl.ir import program as ir
@@ -345,7 +345,8 @@ class Pipeline(Loop):
     @property
     def places(self) -> Iterator[tuple[Node, Part, Ends]]:
         """Every statement, with its part, and of a network that is cut its stages."""
-        yield from zip(self.body, self.parts, self.homes or repeat(()), strict=False)
+        homes = self.homes or ((),) * len(self.body)
+        yield from zip(self.body, self.parts, homes, strict=True)
 
     @property
     def known(self) -> Verified:
@@ -496,6 +497,11 @@ def with_vars(node: Node, of: Callable[[Var], Var]) -> Node:
     raise AssertionError(f"{node} is issued ahead, or in a bucket: that comes later")
 
 
+def renamed(node: Node, new: Mapping[Var, Var]) -> Node:
+    """The node with new variables in the place of some; `with_vars`."""
+    return with_vars(node, lambda var: new.get(var, var))
+
+
 def devices(program: Program) -> tuple[tuple[Node, ...], ...]:
     """The statements of one device of a pipeline for each that differs from others; else all."""
     found = next((node for node in program.body if isinstance(node, Pipeline)), None)
@@ -533,7 +539,8 @@ def walk(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[Compute | Co
                         yield from walk(inner.body, trip)
                     else:
                         times = trips * node.dim.size * node.times(part, ends)
-                        yield from walk((inner,), times)
+                        # What stages of one device hand on is not sent.
+                        yield from walk((inner,), times) if times else ()
             case Loop():
                 yield from walk(node.body, trips * node.dim.size)
             case Wait():

@@ -417,7 +417,7 @@ class Walk:
     def _arrived(self, node: Pipeline, forward: bool) -> None:
         """Take the memory of the messages that a pass begins with."""
         for move in node.arriving(self.stage, forward):
-            received = self.held.take(move.target.local.bytes, move.span.line)
+            received = self.held.take(self.local(move.target).bytes, move.span.line)
             self.held.bind(move.target.name, received)
 
     def _slice(self, stack: Var, inside: Var) -> None:

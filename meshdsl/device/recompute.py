@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from meshdsl.device.ir import FORWARD, Collected, Compute, Loop, Move, Node, Part, Var, with_vars
+from meshdsl.device.ir import FORWARD, Collected, Compute, Loop, Move, Node, Part, Var, renamed
 from meshdsl.device.liveness import is_constant, reads
 from meshdsl.device.names import Names
 from meshdsl.ir.program import Carry, every
@@ -52,7 +52,7 @@ def recomputed(
     }
     lists |= {new[v] for v in lists if v in new}
     later = [(AGAIN[part], _again(node, new, names)) for part, node in again]
-    later += [(part, _with(node, new)) for part, node in backward]
+    later += [(part, renamed(node, new)) for part, node in backward]
     first = _needed(forward, _read_by(later), lambda part, n: part.sends or _adds(n, totals))
     return [*first, *later]
 
@@ -99,11 +99,11 @@ def _kept_apart(pairs: list[Pair], names: Names) -> Iterator[Pair]:
     for part, node in pairs:
         if node is loop:
             yield from ((Part.FIRST, start) for start in begun)
-            looped = _with(replace(loop, body=body), new)
+            looped = renamed(replace(loop, body=body), new)
             assert isinstance(looped, Loop)
             yield part, replace(looped, carries=carries)
         else:
-            yield part, _with(node, new)
+            yield part, renamed(node, new)
 
 
 def _not_in_place(
@@ -186,15 +186,10 @@ def _fresh(variables: Iterable[Var], names: Names) -> Iterator[tuple[Var, str]]:
 
 def _again(node: Node, new: dict[Var, Var], names: Names) -> Node:
     """A statement of the forward pass as one of the backward pass."""
-    made = _with(node, new)
+    made = renamed(node, new)
     assert isinstance(made, Compute | Move | Loop), f"{made} of a pass"
     made = replace(made, phase="backward")
     if not isinstance(made, Loop):
         return made
     body = tuple(_again(n, {}, names) for n in made.body)
     return replace(made, body=body, index=names.fresh(made.index))
-
-
-def _with(node: Node, new: dict[Var, Var]) -> Node:
-    """A statement with other variables."""
-    return with_vars(node, lambda var: new.get(var, var))

@@ -148,6 +148,8 @@ def lint_schedule(program: Program, layout: Layout, diagnostics: Diagnostics) ->
     if cuts := _cuts_of(program, layout):
         _lint_cut_network(program, layout, use, cuts, diagnostics)
         return
+    if any(_is_to_cut(rule, program, layout) for rule in layout.cuts):
+        return  # what is wrong with these is said
     if not rules:
         diagnostics.add(_makes_no_pipeline(use, layout, sorted(known)))
         return
@@ -166,6 +168,11 @@ def _cuts_of(program: Program, layout: Layout) -> list[StageRule]:
     """The rules that give stages to something in a program."""
     values = tuple(values_of(program))
     return [r for r in layout.cuts if any(selects(r.selector, v) is not None for v in values)]
+
+
+def _is_to_cut(rule: StageRule, program: Program, layout: Layout) -> bool:
+    """Whether a rule is to cut a training step on several devices."""
+    return program.goal is not None and layout.mesh.size_or_one(rule.axis) > 1
 
 
 def _lint_cut_network(
@@ -191,10 +198,7 @@ def _lint_cut_network(
 def _lint_stages(
     program: Program, values: tuple[Value, ...], layout: Layout, diagnostics: Diagnostics
 ) -> None:
-    """Report stages given on an axis that there is not, or to what there is not.
-
-    Rules of a layout may be meant for another program of the file: then none of them selects.
-    """
+    """Report stages given on an axis that there is not, or to what there is not."""
     some = _cuts_of(program, layout)
     for rule in layout.cuts:
         if rule.axis not in layout.mesh.names:
@@ -204,10 +208,12 @@ def _lint_stages(
         name = ".".join(rule.selector)
         known = {v.label for v in values if v.name and v.role == "activation"}
         known |= {f for v in values for f in v.functions}
-        help = did_you_mean(rule.selector[-1], sorted(known)) or "name a tensor, or a function"
+        help = did_you_mean(rule.selector[-1], sorted(known))
+        help = help or "name a result of an operator, or a function"
         fixes = _spelled(rule.span, rule.selector[-1], sorted(known)) or _removed(rule.span)
-        message = f"`{name}` names no tensor or function of the program; `{rule}` does nothing"
-        severity: Severity = "error" if some else "warning"
+        message = f"`{name}` names nothing that the program computes; `{rule}` does nothing"
+        wrong = some or _is_to_cut(rule, program, layout)
+        severity: Severity = "error" if wrong else "warning"
         diagnostics.add(Diagnostic("MD0306", message, rule.span, severity, help=help, fixes=fixes))
 
 
