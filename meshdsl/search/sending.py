@@ -18,6 +18,7 @@ import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.buckets import KINDS, SMALL
@@ -61,21 +62,34 @@ def divided(taken: float, timing: Timing) -> float:
     return taken - (1 - 1 / timing.mesh.devices) * max(0.0, taken - launch)
 
 
+class _Made(NamedTuple):
+    """When in its block a tensor is made: after so many seconds, and so many nodes."""
+
+    clock: float = 0.0
+    nodes: int = 0
+
+
+class _Waiting(NamedTuple):
+    """Collectives that are done so many `times`, and when their source is made."""
+
+    since: _Made
+    sent: tuple[Timed, ...]
+    times: int
+
+
 @dataclass(slots=True)
 class _Block:
     """A block so far: seconds computed, when tensors were made, and what is to be waited for.
 
-    A tensor is made at a time, and behind so many nodes. `sums` are additions, with their node and
-    how often they are done: a loop does those in place that it carries. `full` is the number of
-    nodes behind which a collective that may be in a bucket is in another than those that counted.
+    `sums` are additions, with their node and how often they are done: a loop does those in place
+    that it carries. `full` is the number of nodes behind which a collective that may be in a bucket
+    is in another than those that counted.
     """
 
     clock: float = 0.0
     passed: int = 0
-    made: dict[Tensor, tuple[float, int]] = field(default_factory=dict)
-    waiting: dict[Tensor, tuple[tuple[float, int], tuple[Timed, ...], int]] = field(
-        default_factory=dict
-    )
+    made: dict[Tensor, _Made] = field(default_factory=dict)
+    waiting: dict[Tensor, _Waiting] = field(default_factory=dict)
     full: dict[Kind, int] = field(default_factory=dict)
     sums: list[tuple[Apply, float, int]] = field(default_factory=list)
 
@@ -166,7 +180,7 @@ class Sent:
             self._read((node.source,))
             self._sends(node, block, times, timing)
         block.passed += 1
-        block.made.update(dict.fromkeys(node.makes, (block.clock, block.passed)))
+        block.made.update(dict.fromkeys(node.makes, _Made(block.clock, block.passed)))
 
     def _computes(self, node: Apply, seconds: float, times: int, timing: Timing) -> None:
         self.whole.computed += seconds * times
@@ -180,7 +194,7 @@ class Sent:
             for axis, seconds in () if bucketed else busy:
                 self.busy[axis] = self.busy.get(axis, 0.0) + seconds * times
         if sent and source.value.role not in STORED:
-            block.waiting[node.target] = block.made.get(source, (0.0, 0)), sent, times
+            block.waiting[node.target] = _Waiting(block.made.get(source, _Made()), sent, times)
         if sent:
             self._check()
 
@@ -194,20 +208,20 @@ class Sent:
         for tensor in tensors:
             for block in self.blocks:
                 if tensor in block.waiting:
-                    (since, behind), sent, times = block.waiting.pop(tensor)
-                    for kind, busy, bucketed in sent:
-                        if bucketed and behind < block.full.get(kind, 0):
-                            continue
-                        if bucketed:
-                            block.full[kind] = block.passed + 1
-                        self._waits(busy, block.clock - since, times, parts)
+                    self._waits(block, block.waiting.pop(tensor), parts)
 
-    def _waits(self, busy: Busy, hidden: float, times: int, parts: tuple[_Part, ...]) -> None:
-        """A collective is waited for, of which operators may hide so many seconds."""
-        for axis, seconds in busy:
-            left = max(0.0, seconds - hidden) * times
-            for part in parts:
-                part.exposed[axis] = part.exposed.get(axis, 0.0) + left
+    def _waits(self, block: _Block, waiting: _Waiting, parts: tuple[_Part, ...]) -> None:
+        """Collectives are waited for, less what operators may have hidden since."""
+        hidden = block.clock - waiting.since.clock
+        for kind, busy, bucketed in waiting.sent:
+            if bucketed:
+                if waiting.since.nodes < block.full.get(kind, 0):
+                    continue
+                block.full[kind] = block.passed + 1
+            for axis, seconds in busy:
+                left = max(0.0, seconds - hidden) * waiting.times
+                for part in parts:
+                    part.exposed[axis] = part.exposed.get(axis, 0.0) + left
 
 
 def _is_divided(node: Apply) -> bool:
