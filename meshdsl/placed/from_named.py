@@ -360,7 +360,7 @@ class Placer:
             partial = (*here.partial, pipe.axis)
             placed = placement(self.mesh, dict(here.splits), partial, here.op or "sum")
         self.causes[op.out] = self.causes.get(op.ins[0], {})
-        self.state.partial_why[op.out] = self.state.partial_why.get(op.ins[0], why.CARRIED)
+        self.state.partial_why[op.out] = self.state.partial_why.get(op.ins[0], why.STAGED)
         made = self._enter(op.out, placed, len(self.state.blocks) - 1)
         self._emit(Apply.of(op, (source,), (made,)))
 

@@ -50,6 +50,7 @@ def _runner_up(ask: Ask) -> str:
 
 
 CARRIED = ("it is carried partial through the loop",)
+STAGED = ("each stage has its own part of it",)
 KEPT = ("it is kept in parts, as what is added to it",)
 ANNOTATED = ("the `sbp` block says so",)
 
@@ -174,6 +175,8 @@ def _reduce_remedy(value: Value, kinds: set[str], facts: Facts) -> str:
     dims = " or ".join(f"`{d}`" for d in value.type.names)
     if not dims:
         return "nothing worth the trouble: it is one number"
+    if facts.partial == STAGED:
+        return "in a `repeat` whose dim is on the stages, each stage has its own parameters"
     return (
         f"leave the reduced dim whole, or split {dims} over the same axis "
         "(a reduce_scatter sends half the bytes)"
