@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from meshdsl.backends.runtime.values import block, group_members, parts_of, source_rank
+from meshdsl.backends.runtime.values import Way, block, group_members, parts_of, source_rank
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import ReduceOp
 from meshdsl.placed.sbp import Mesh, Placement, Window, placement
@@ -167,7 +167,8 @@ def _sent_at(step: Step, type_: TensorType, mesh: Mesh, at: Mapping[str, int]) -
         case "all_gather":  # of blocks that are padded to the largest of the group
             assert step.dim is not None
             rest = math.prod(n for d, n in before.items() if d != step.dim)
-            sent = (members - 1) * max(_gathered(step, type_, mesh, after[step.dim])) * rest
+            ways = _gathered(step, type_, mesh)
+            sent = (members - 1) * _largest(after[step.dim], ways) * rest
         case "reduce_scatter":
             sent = local - math.prod(after.values())
         case "all_to_all":
@@ -181,13 +182,20 @@ def _sent_at(step: Step, type_: TensorType, mesh: Mesh, at: Mapping[str, int]) -
     return sent * step.bytes(type_)
 
 
-def _gathered(step: Step, type_: TensorType, mesh: Mesh, size: int) -> list[int]:
-    """The sizes of the blocks that an all_gather joins to so much of its dim."""
+def _gathered(step: Step, type_: TensorType, mesh: Mesh) -> tuple[Way, ...]:
+    """How the dim that an all_gather joins is split over its axes, the innermost of the dim."""
     assert step.dim is not None
     axes = step.before.axes_of(step.dim)
-    ways = mesh.ways(step.dim, type_.size(step.dim), axes)[-len(step.axes) :]
-    every = itertools.product(*(range(mesh.size(axis)) for axis in axes[-len(step.axes) :]))
-    return [block(size, ways, at)[1] for at in every]
+    return mesh.ways(step.dim, type_.size(step.dim), axes)[-len(step.axes) :]
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _largest(size: int, ways: tuple[Way, ...]) -> int:
+    """The size of the largest block."""
+    if all(isinstance(way, int) for way in ways):
+        return -(-size // math.prod(way for way in ways if isinstance(way, int)))
+    counts = (way if isinstance(way, int) else len(way) for way in ways)
+    return max(block(size, ways, at)[1] for at in itertools.product(*map(range, counts)))
 
 
 def _extents(
@@ -208,8 +216,7 @@ def _passes_on(step: Step, mesh: Mesh, at: Mapping[str, int]) -> bool:
     for axis in step.axes:
         rank = rank * mesh.size(axis) + at[axis]
     before, after = step.changed()
-    sources = [source_rank(part, r, before, after) for r in range(math.prod(part.values()))]
-    return sources.index(rank) != rank
+    return source_rank(part, rank, before, after) != rank
 
 
 def all_gather(mesh: Mesh, p: Placement, dim: str, axes: tuple[str, ...]) -> Step:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pytest
 
 from meshdsl.backends.runtime.values import Spec, local_part
 from meshdsl.ir.types import F32, Dim, TensorType
+from meshdsl.placed.reshard import route
 from meshdsl.placed.sbp import Mesh, placement
+from tests.work import calls
 
 
 def cut(indices: list[int], ways: int) -> list[list[int]]:
@@ -37,3 +40,25 @@ def test_a_dim_may_be_split_by_the_later_axis_first() -> None:
     split = placement(mesh, {"d": ("y", "x")})
     assert split.blocks("d", 7, mesh) == ((0, 2), (2, 3), (3, 5), (5, 6), (6, 7), (7, 7))
     assert placement(mesh, {}).blocks("d", 7, mesh) == ((0, 7),)
+
+
+Splits = dict[str, tuple[str, ...]]
+ROUTES: dict[str, tuple[Splits, tuple[str, ...], Splits]] = {
+    "all_gather": ({"d": ("x", "y")}, (), {}),
+    "reduce_scatter": ({}, ("x",), {"d": ("x",)}),
+    "all_to_all": ({"d": ("x",)}, (), {"e": ("x",)}),
+    "permute": ({"d": ("x", "y")}, (), {"d": ("y", "x")}),
+}
+
+
+@pytest.mark.parametrize("kind", ROUTES)
+def test_the_work_for_uneven_blocks_grows_with_the_devices(kind: str) -> None:
+    before, partial, after = ROUTES[kind]
+    type_ = TensorType((Dim("d", 1_009), Dim("e", 1_013)), F32)
+
+    def work(devices: int) -> int:
+        mesh = Mesh("m", (("x", devices), ("y", 2)))
+        ends = placement(mesh, before, partial, "sum" if partial else None), placement(mesh, after)
+        return calls(lambda: route(type_, *ends, mesh))
+
+    assert work(400) < 3 * work(200)

@@ -13,6 +13,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.pipeline import front
+from meshdsl.placed.layout import collect_schedule
 from tests.programs.harness import Case, run_case
 from tests.project import ROOT, matching
 
@@ -66,7 +69,12 @@ def example_cases(name: str) -> Iterator[Case]:
         for turn in bound.get(d, tuple({d: odd} for odd in (n - 1, 5, 1) if odd not in (0, n)))
     ]
     # Pipelines are in tests/pipelines: stages and micro-batches are refused where they differ.
-    layouts = re.findall(r"^layout (\w+) [^}]*\}(?! with)", text, re.M)
+    declared = front(Source(name, text), {}, Diagnostics())
+    layouts = [
+        layout
+        for layout, node in declared.layouts.items()
+        if collect_schedule(node, declared, Diagnostics()) is None
+    ]
     mesh = "data:2,tp:2" if name == "transformer" else None
     for layout, policy, turn in itertools.product(layouts, POLICIES, turns):
         said = "-".join(f"{d}{n}" for d, n in turn.items())
