@@ -98,6 +98,10 @@ class Step:
         """Whether blocks of the tensor differ in size, before or after."""
         return any(p.splits_unevenly(type_, mesh) for p in (self.before, self.after))
 
+    def turns(self, type_: TensorType, mesh: Mesh) -> int:
+        """Points in time at which a device has blocks of other sizes."""
+        return mesh.size(*_of_other_sizes(self, type_, mesh).difference(mesh.names))
+
     def sends(self, mesh: Mesh) -> Callable[[int], int] | None:
         """Bytes sent per device as a function of the local bytes; None for a local step."""
         if not self.moves:
@@ -105,7 +109,7 @@ class Step:
         return functools.partial(COLLECTIVES[self.kind].wire, mesh.size(*self.axes))
 
     def cluster_wire(self, type_: TensorType, mesh: Mesh) -> int:
-        """Bytes all devices send together; in a permute some send nothing."""
+        """Bytes all devices send together, at all `turns`; in a permute some send nothing."""
         if self.kind == "halo":
             return sum(_halo_bytes(self, type_, mesh))
         found = self.if_all_send(type_, mesh)
@@ -121,7 +125,7 @@ class Step:
         return moved * self.payload(type_, mesh) * (mesh.devices // len(ranks))
 
     def if_all_send(self, type_: TensorType, mesh: Mesh) -> int:
-        """Bytes all devices send together where each of them does."""
+        """Bytes all devices send together where each of them does; at all `turns`."""
         if self.moves and self.is_uneven(type_, mesh):
             return sum(sent * devices for sent, devices in _sent(self, type_, mesh))
         return self.wire(type_, mesh) * mesh.devices
@@ -146,17 +150,26 @@ class Step:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _sent(step: Step, type_: TensorType, mesh: Mesh) -> tuple[tuple[int, int], ...]:
-    """Bytes sent by a device, and how many devices do so, where blocks differ in size."""
-    ends = (step.before, step.after)
-    own = [axes for p in ends for d, axes in p.splits if p.is_uneven(d, type_.size(d), mesh)]
-    axes = mesh.sorted({a for axes in own for a in axes} | set(step.axes))
-    alike = mesh.devices // mesh.size(*axes)
+    """Bytes sent by a device, and how many devices do so, where blocks differ in size.
+
+    What a device sends at several points in time counts as of as many devices.
+    """
+    among = _of_other_sizes(step, type_, mesh) | set(step.axes)
+    axes = tuple(axis for axis in mesh.every if axis in among)
+    alike = mesh.devices * step.turns(type_, mesh) // mesh.size(*axes)
     found = []
     for at in itertools.product(*(range(mesh.size(a)) for a in axes)):
         # Where the other axes split evenly, all their blocks are like the first.
         here = dict.fromkeys(mesh.every, 0) | dict(zip(axes, at, strict=True))
         found.append((_sent_at(step, type_, mesh, here), alike))
     return tuple(found)
+
+
+def _of_other_sizes(step: Step, type_: TensorType, mesh: Mesh) -> frozenset[str]:
+    """The axes of dims whose blocks differ in size, before or after; those in time too."""
+    ends = (step.before, step.after)
+    own = (axes for p in ends for d, axes in p.splits if p.is_uneven(d, type_.size(d), mesh))
+    return frozenset(itertools.chain.from_iterable(own))
 
 
 def _sent_at(step: Step, type_: TensorType, mesh: Mesh, at: Mapping[str, int]) -> int:

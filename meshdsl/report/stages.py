@@ -85,7 +85,8 @@ def shares(program: Program) -> dict[Compute | Collective, Fraction]:
     """Of what not all devices along the axis of a pipeline do alike, the share that all do.
 
     The first or the last stage alone does a part on one of them, and iterations are counted of the
-    device with most. What is sent from stage to stage has been counted for all of them.
+    device with most. What is sent from stage to stage has been counted for all of them, and blocks
+    of stages of other sizes on a device for each of its stages.
     """
     found: dict[Compute | Collective, Fraction] = {}
     for pipe in (node for node in program.body if isinstance(node, Pipeline)):
@@ -97,9 +98,18 @@ def shares(program: Program) -> dict[Compute | Collective, Fraction]:
             elif part in STAGED and pipe.sizes:
                 assert isinstance(node, Loop), "the iterations of a stage are a loop"
                 share = Fraction(sum(pipe.sizes), len(pipe.rows) * pipe.trips(node, part))
-            if share != 1:
-                found.update((inner, share) for inner, _ in walk((node,)))
+            for inner, _ in walk((node,)):
+                own = share / _turns(inner, program.mesh)
+                if own != 1:
+                    found[inner] = own
     return found
+
+
+def _turns(node: Compute | Collective, mesh: Mesh) -> int:
+    """How many stages of a device the bytes of a collective are those of."""
+    if isinstance(node, Compute):
+        return 1
+    return max(move.step.turns(move.source.type, mesh) for move in node.moves)
 
 
 def sends_of(body: tuple[Node, ...]) -> Iterator[tuple[Collective, int, int]]:

@@ -130,6 +130,49 @@ def test_parameters_stored_otherwise(name: str, use: str) -> None:
     hold(case)
 
 
+STACKS = {
+    "layers last": """
+dim b = 8, m = 6, l = 4
+program p(x[b, m]) {
+  param w[m, l]
+  repeat l { x = tanh(x * w) }
+  loss = mean(x)
+  return loss
+  minimize loss with OPT
+}
+""",
+    "a loop inside": """
+dim b = 8, m = 6, l = 4, i = 2, o = m
+program p(x[b, m]) {
+  repeat l {
+    repeat i {
+      param w[m, o]
+      x = tanh(einsum(x, w -> [b, o]))[o -> m]
+    }
+    param v[m]
+    x = x * v
+  }
+  loss = mean(square(x))
+  return loss
+  minimize loss with OPT
+}
+""",
+}
+"""Programs whose gradients are reduced once a pass, of all layers of a stage."""
+
+
+@pytest.mark.parametrize(
+    "use",
+    ["interleaved[b](2)", "zb_v[b](4)", "breadth_first[b](2)", "one_f_one_b[b](4)", "gpipe[b](1)"],
+)
+@pytest.mark.parametrize("rules", ["b -> d, grads: m -> d", "m -> d", "b -> d, params: m -> d"])
+@pytest.mark.parametrize("name", STACKS)
+def test_stacks_of_stages_are_sent_each_in_its_own_size(name: str, rules: str, use: str) -> None:
+    for turn, optimizer in enumerate(("sgd(lr=0.1)", "adamw(lr=0.01, clip=0.3)")):
+        text = STACKS[name].replace("OPT", optimizer)
+        hold(uneven(text, "d:2,pipe:2", f"l -> pipe, {rules}", use, turn))
+
+
 @pytest.mark.parametrize("layers", ["1 3", "3 1", "1 1 2", "2 1 1"])
 @pytest.mark.parametrize("name", ONE_SUM)
 def test_the_bits_of_one_device(name: str, layers: str) -> None:
