@@ -68,7 +68,6 @@ class _Run:
     bounded: int = 0
     ended: dict[Rules, float] = field(default_factory=dict)
     first: list[float] = field(default_factory=list)
-    refused: DiagnosticError | None = None
     cut: bool = False
 
     def in_time(self, items: Iterable[T]) -> Iterator[T]:
@@ -112,8 +111,7 @@ class _Run:
         """
         try:
             made = self._made(rules, most)
-        except DiagnosticError as error:
-            self.refused = self.refused or error
+        except DiagnosticError:
             self.valid -= 1
             return None
         if not made:
@@ -333,13 +331,31 @@ def best_first(problem: Problem, plans: list[Plan]) -> tuple[Plan, ...]:
 
 
 def _refuse(run: _Run, placed: Placed, least: float) -> NoReturn:
-    """MD0641: no layout that was placed divides the work as far as asked."""
+    """MD0641: no layout that was placed divides the work as far as asked.
+
+    Raises what is wrong with the fixed rules, if these alone cannot be placed.
+    """
     asked = run.problem.limits.replicated
-    every = [plan.flops for _, plans in placed for plan in plans]
-    if not every and run.refused is not None:
-        raise run.refused
+    every = [plan.flops for _, plans in placed for plan in plans] or [*_beyond(run)]
     message = f"no layout leaves a device at most {1 + asked:.2f} times the least work"
     if not every:
         fail("MD0641", message, help="a larger `--replicated`, or fewer rules by `--fix`")
     found = math.ceil((min(every) / least - 1) * 100) if least else 100
     fail("MD0641", message, help=f"`--replicated {found}%` is what the layouts placed reach")
+
+
+def _beyond(run: _Run) -> Iterator[float]:
+    """The work of the first layout, by work, that can be placed, of all that divide it less."""
+    problem, space = run.problem, run.problem.space
+    policy, limit = problem.policies[0], run.most_work
+    most = problem.fixed_alone()
+    while limit < most:
+        limit, before = 2 * limit, limit
+        for work, rules in sorted(space.within(limit), key=lambda found: found[0]):
+            if work <= before or not _is_short(rules, problem):
+                continue
+            try:
+                yield problem.plan(rules, policy).flops
+            except DiagnosticError:
+                continue
+            return

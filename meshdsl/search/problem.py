@@ -126,6 +126,10 @@ class Problem:
         policies = self.policies if schedule is None else self.policies[:1]
         return [self.plan(rules, policy, schedule) for policy in policies]
 
+    def fixed_alone(self) -> float:
+        """The work of the fixed rules without others. Raises what is wrong with them."""
+        return self.plan(self.limits.fixed, self.policies[0]).flops
+
     def at_least(self, plan: Plan) -> float:
         """A lower bound of `value` that is known from the placed program alone."""
         if self.objective == "time":

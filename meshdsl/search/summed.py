@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from meshdsl.diagnostics import fail
+from meshdsl.diagnostics import DiagnosticError, fail
 from meshdsl.placed.rows import Call
 from meshdsl.search.annealing import anneal
 from meshdsl.search.exact import TooWide, integer_program, priced_memory
@@ -144,10 +144,16 @@ def refuse_width(error: TooWide) -> NoReturn:
 def placed(problem: Problem, space: Space, rules: Rules) -> Found:
     """One layout as the result of a method: nothing is proven.
 
-    Raises MD0641 where it divides the work less than the tables say, and than asked.
+    Raises MD0641 where it divides the work less than the tables say, and than asked, or where two
+    rules meet in a tensor that the tables do not know.
     """
     made = [problem.plan(rules, policy) for policy in problem.policies]
-    plans = [plan for plan in made if problem.divides(plan)]
+    try:
+        plans = [plan for plan in made if problem.divides(plan)]
+    except DiagnosticError as error:
+        problem.fixed_alone()
+        message = "what is least by the tables cannot be placed: " + error.diagnostics[0].message
+        fail("MD0641", message, help="take `--method layouts`")
     if not plans:
         work = min(plan.flops for plan in made) / problem.least_work
         message = f"what is least by the tables leaves a device {work:.2f} times the least work"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -185,6 +187,42 @@ def test_nothing_divides_the_work_so_far() -> None:
     with pytest.raises(DiagnosticError) as error:
         METHOD.solve(asked)
     assert [d.code for d in error.value.diagnostics] == ["MD0641"]
+
+
+MEETS = """
+dim s = 8, t = 8, c = 2
+program p(x[s, c], z[t, c]) {
+  q = tanh(exp(sin(x)))
+  k = tanh(exp(sin(z)))
+  y = attention[c, t](q, k, k)
+  return y
+}
+"""
+"""What divides the work best has two rules that meet in the scores of the attention."""
+
+
+@pytest.mark.parametrize("method", ["layouts", "exhaustive", "elimination", "ilp", "tofu", "mcmc"])
+@pytest.mark.parametrize("objective", ["bytes", "memory"])
+def test_what_divides_best_cannot_be_placed(objective: str, method: str) -> None:
+    program = Compilation(Source("p.mdsl", MEETS), Options()).named
+    mesh = Mesh("m", (("d", 8),))
+
+    def solve(**limits: Any) -> Found:
+        asked = Limits(storage=False, **limits)
+        return METHODS[method].solve(Problem(program, mesh, objective, asked))
+
+    with pytest.raises(DiagnosticError) as error:
+        solve()
+    (told,) = error.value.diagnostics
+    assert told.code == "MD0641"
+    assert told.help is not None
+    if said := re.search(r"--replicated (\d+)%", told.help):
+        assert solve(replicated=int(said[1]) / 100).plans
+    else:
+        assert "--method layouts" in told.help
+    both = (Rule("s", ("d",)), Rule("t", ("d",)))
+    with pytest.raises(DiagnosticError, match="MD0302"):
+        solve(fixed=both)
 
 
 # --- composites, empty choices, time --------------------------------------------------------------
