@@ -23,6 +23,7 @@ from meshdsl.device.ir import (
     walk,
 )
 from meshdsl.device.memory import walks
+from meshdsl.placed.sbp import Mesh
 from meshdsl.report.document import Block, Gap, Grid, Picture, counted, duration, human
 from meshdsl.report.schedules import schedule_picture
 from meshdsl.schedule.table import parsed
