@@ -363,6 +363,9 @@ class Placer:
         self.state.partial_why[op.out] = self.state.partial_why.get(op.ins[0], why.STAGED)
         made = self._enter(op.out, placed, len(self.state.blocks) - 1)
         self._emit(Apply.of(op, (source,), (made,)))
+        wanted = self._asked(op.out).splits
+        if here.axes_of(pipe.dim) or any(pipe.axis in axes for _, axes in wanted):
+            self._settle_stack(op.out, op)
 
     def _parts(self, op: named.Op) -> None:
         """The parts of a sum as blocks, each of which stays where it is."""
@@ -628,6 +631,10 @@ class Placer:
         """
         if self.decider.foresees and not self.request.demanded(value).axes_of(node.dim.name):
             return
+        self._settle_stack(value, node)
+
+    def _settle_stack(self, value: Value, node: named.Op | named.Loop) -> None:
+        """Reshard a value of all iterations to the placement requested of the whole."""
         want = self._asked(value)
         here = self._latest(value).placement
         if all(here.axes_of(d) == axes for d, axes in want.splits):

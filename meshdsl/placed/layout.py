@@ -100,6 +100,10 @@ class Binding:
         """The splits as a placement; nothing partial."""
         return placement(mesh, self.splits)
 
+    def known(self, splits: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, Span]]:
+        """The text of the rule behind each dim that is split, and where it stands."""
+        return {d: (str(r), r.span) for d, r in self.causes.items() if splits.get(d)}
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:

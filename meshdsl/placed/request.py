@@ -19,10 +19,10 @@ from meshdsl.named.ir import Op, Value
 from meshdsl.placed.choose import Want
 from meshdsl.placed.layout import Binding, Layout
 from meshdsl.placed.rows import Row, call_of, legal_rows
-from meshdsl.placed.sbp import WHOLE, Mesh, Partial, Placement
+from meshdsl.placed.sbp import WHOLE, Mesh, Partial, Placement, placement
 from meshdsl.placed.sbp_block import Annotation, Annotations
 from meshdsl.placed.settings import Setting
-from meshdsl.placed.stages import Piped
+from meshdsl.placed.stages import Piped, is_leaving, makes_of
 
 Pins = tuple[Placement | None, ...]
 """Placements in which single operands of an operator must be read."""
@@ -87,10 +87,53 @@ class Request:
         if value in self._sums:
             found = self.layout.demand(replace(value, role="grad"))
         # Values that are bound alike share their binding; it is kept, so no other one has its id.
-        if id(found) not in self._by_binding:
-            causes = {d: (str(r), r.span) for d, r in found.causes.items() if found.splits.get(d)}
-            self._by_binding[id(found)] = found, Asked(found.placement(self.mesh), causes)
-        return self._by_binding[id(found)][1]
+        key = id(found), value in self._in_passes, value in self._stacks
+        if key not in self._by_binding:
+            asked = Asked(found.placement(self.mesh), found.known(found.splits))
+            if key[1]:
+                asked = self._on_stages(value, found)
+            self._by_binding[key] = found, asked
+        return self._by_binding[key][1]
+
+    @cached_property
+    def _in_passes(self) -> frozenset[Value]:
+        """What the passes of a micro-batch make."""
+        pipe = self.pipe
+        if pipe is None:
+            return frozenset()
+        if pipe.cut is None:
+            micro = (loop for loop in loops(self.program) if loop.dim.name == pipe.micro)
+            return self._sums.union(*(makes_of(loop) for loop in micro))
+        passes = (n for n in self.program.body if n.phase != "update")
+        inside = (n for n in passes if not (isinstance(n, Op) and is_leaving(n)))
+        return frozenset(v for n in inside for v in makes_of(n))
+
+    @cached_property
+    def _stacks(self) -> frozenset[Value]:
+        """What the loop on the stages collects, and sums of it over batches."""
+        pipe = self.pipe
+        if pipe is None:
+            return frozenset()
+        piped = (loop for loop in loops(self.program) if pipe.cuts(loop))
+        sums = (v for v in self._sums if v.type.has(pipe.dim))
+        return frozenset((*(c.outer for loop in piped for c in loop.collected), *sums))
+
+    def _on_stages(self, value: Value, found: Binding) -> Asked:
+        """What is requested of what the passes make: a stage has it, or all of its iterations.
+
+        The axis of the stages may split it otherwise once it has left the passes.
+        """
+        pipe = self.pipe
+        assert pipe is not None, "only with a pipeline there are stages"
+        splits = {
+            dim: axes if dim == pipe.dim else tuple(a for a in axes if a != pipe.axis)
+            for dim, axes in found.splits.items()
+        }
+        causes = found.known(splits)
+        if value in self._stacks and splits.get(pipe.dim, ())[:1] != (pipe.axis,):
+            splits[pipe.dim] = (pipe.axis,)
+            causes[pipe.dim] = f"{pipe.dim} -> {pipe.axis}", pipe.span
+        return Asked(placement(self.mesh, splits), causes)
 
     @cached_property
     def _sums(self) -> frozenset[Value]:
@@ -101,20 +144,12 @@ class Request:
             of = carry.inside.follows
             if of is None or of.role != "param" or carry.inside.role != "activation":
                 continue
-            if self._is_summed_so(replace(carry.inside, role="grad")):
+            if self.layout.is_stored(replace(carry.inside, role="grad"), False):
                 found.update((carry.init, carry.inside, carry.next, carry.result))
         return frozenset(found)
 
-    def _is_summed_so(self, grad: Value) -> bool:
-        """Whether a rule for `grads` binds a sum; each stage adds to its own block at least."""
-        if not self.layout.is_stored(grad, False):
-            return False
-        if self.pipe is None or not grad.type.has(self.pipe.dim):
-            return True
-        return self.pipe.axis in self.layout.demand(grad).splits.get(self.pipe.dim, ())
-
     @cached_property
-    def _by_binding(self) -> dict[int, tuple[Binding, Asked]]:
+    def _by_binding(self) -> dict[tuple[int, bool, bool], tuple[Binding, Asked]]:
         return {}
 
     def ruled(self, value: Value) -> Placement:

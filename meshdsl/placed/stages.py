@@ -24,9 +24,6 @@ from meshdsl.placed.settings import StageRule
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.schedule.verify import Verified
 
-_STORED = (("params",), ("state",))
-"""The rules for what is kept from step to step, which the axis of the stages may split further."""
-
 LEAVING = (("leaves", "stages"),)
 """The attribute of an `identity` whose operand each stage has a part of."""
 
@@ -143,14 +140,19 @@ def is_leaving(op: ir.Op[Any]) -> bool:
 def stored(program: Program, layout: Layout) -> Layout:
     """The layout for a program that is no training step: stages only store their iterations.
 
-    Each iteration gathers its own parameters, and every stage does all of them.
+    Each iteration gathers its own parameters, and every stage does all of them. Rules for
+    parameters take the axis from the loop, as in a training step.
     """
     dims = {loop.dim.name for loop, _ in _loops(program.body, ())}
-    rules = tuple(
-        replace(rule, selector=("params",)) if rule.dim in dims and not rule.selector else rule
-        for rule in layout.rules
-    )
-    return replace(layout, rules=rules)
+    own = [rule for rule in layout.rules if rule.selector == ("params",)]
+    told, taken = {rule.dim for rule in own}, {axis for rule in own for axis in rule.axes}
+    rules = []
+    for rule in layout.rules:
+        if rule.selector or rule.dim not in dims:
+            rules.append(rule)
+        elif rule.dim not in told and taken.isdisjoint(rule.axes):
+            rules.append(replace(rule, selector=("params",)))
+    return replace(layout, rules=tuple(rules))
 
 
 def piped(program: Program, layout: Layout) -> Piped | None:
@@ -325,9 +327,7 @@ def check_axis(program: Program, layout: Layout, found: Piped) -> None:
     stored = (p.value for p in program.params)
     values = (*program.inputs, *stored, *(v for n in program.body for v in makes_of(n)))
     known = {dim for v in values for dim in v.type.names}
-    # Where gradients have rules, they are stored as parameters are beside these.
-    free = _STORED[1:] if any(r.selector == ("grads",) for r in layout.rules) else _STORED
-    asked = [(r.dim, r.axes, r.span) for r in layout.rules if r.selector not in free]
+    asked = [(r.dim, r.axes, r.span) for r in layout.rules if r.selector not in STORAGE]
     asked += [(pin.dim, pin.axes, pin.span) for v in values for pin in v.pins]
     for dim, axes, span in asked:
         if found.axis in axes and dim in known - {found.dim}:

@@ -336,7 +336,8 @@ def _refuse(run: _Run, placed: Placed, least: float) -> NoReturn:
     Raises what is wrong with the fixed rules, if these alone cannot be placed.
     """
     asked = run.problem.limits.replicated
-    every = [plan.flops for _, plans in placed for plan in plans] or [*_beyond(run)]
+    every: list[float] = [plan.flops for _, plans in placed for plan in plans]
+    every = every or [*_beyond(run)]
     message = f"no layout leaves a device at most {1 + asked:.2f} times the least work"
     if not every:
         fail("MD0641", message, help="a larger `--replicated`, or fewer rules by `--fix`")

@@ -319,6 +319,8 @@ STORED = {
     "parameters in parts": "params: TP -> d, grads: TP -> d",
     "states on the stages": "state: TP -> pipe",
     "parameters on the stages": "params: TP -> (pipe, d)",
+    "gradients on the stages": "grads: TP -> pipe",
+    "gradients over both": "grads: TP -> (pipe, d), state: TP -> d",
     "over both": "b -> (d, e)",
 }
 
@@ -333,6 +335,10 @@ def test_storage_and_splits(name: str, case: str) -> None:
     made = compiled(text, mesh, rules, "with one_f_one_b[b](2)")
     run = run_local(made.text, seed=4)
     hold_to(results(run), on_one_device(text))
+    sent = [run.wire_bytes(rank) for rank in range(len(run.sent))]
+    told = explain(made.device)["totals"]
+    assert sum(sent) == told["cluster_wire_bytes"]
+    assert max(sent) <= told["wire_bytes"]
 
 
 def test_gradients_are_those_of_torch() -> None:
