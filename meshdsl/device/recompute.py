@@ -42,7 +42,8 @@ def recomputed(
     kept = {c.init for c in _iterations(forward).carries}
 
     def is_made_once(node: Node) -> bool:
-        return is_constant(node) or bool(kept & {*node.makes}) or _adds(node, totals)
+        adds = not isinstance(node, Loop) and any(v.name in totals for v in node.makes)
+        return is_constant(node) or bool(kept & {*node.makes}) or adds
 
     own = [(part, node) for part, node in forward if not is_made_once(node)]
     again = list(_needed(own, _read_by(backward)))
@@ -53,7 +54,8 @@ def recomputed(
     lists |= {new[v] for v in lists if v in new}
     later = [(AGAIN[part], _again(node, new, names)) for part, node in again]
     later += [(part, renamed(node, new)) for part, node in backward]
-    first = _needed(forward, _read_by(later), lambda part, n: part.sends or _adds(n, totals))
+    sums = {v for _, node in forward for v in node.makes if v.name in totals}
+    first = _needed(forward, _read_by(later) | sums, lambda part: part.sends)
     return [*first, *later]
 
 
@@ -65,11 +67,6 @@ def _iterations(pairs: list[Pair]) -> Loop:
 
 def _read_by(pairs: Iterable[Pair]) -> set[Var]:
     return {v for _, node in pairs for v in reads(node)}
-
-
-def _adds(node: Node, totals: frozenset[str]) -> bool:
-    """Whether a node adds to a sum of the step."""
-    return any(v.name in totals for v in node.makes)
 
 
 # --- what is kept --------------------------------------------------------------------------------
@@ -134,13 +131,13 @@ def _not_in_place(
 def _needed(
     pairs: list[Pair],
     wanted: set[Var],
-    always: Callable[[Part, Node], bool] = lambda part, node: False,
+    always: Callable[[Part], bool] = lambda part: False,
 ) -> list[Pair]:
     """The statements that make what is wanted, and those that are there for other reasons."""
     wanted = set(wanted)
     found: list[Pair] = []
     for part, node in reversed(pairs):
-        if always(part, node) or not wanted.isdisjoint(node.makes):
+        if always(part) or not wanted.isdisjoint(node.makes):
             if isinstance(node, Loop):
                 node = _narrowed(node, wanted)
             wanted.update(reads(node))

@@ -387,10 +387,11 @@ class _Addends:
             return _Found([var])
         match maker:
             case Compute(name="add"):
-                if len({self.parts.made.get(v) for v in maker.ins}) > 1:
-                    one, other = map(self.of, maker.ins)
-                    gone = [maker, *one.gone, *other.gone]
-                    return _Found(one.vars + other.vars, gone, one.new + other.new)
+                one, other = map(self.of, maker.ins)
+                gone = [maker, *one.gone, *other.gone]
+                found = _Found(one.vars + other.vars, gone, one.new + other.new)
+                if len({found.part(v, self.parts) for v in found.vars}) > 1:
+                    return found
             case Move() if maker.step.op in (None, "sum"):
                 inner = self.of(maker.source)
                 if len(inner.vars) > 1:

@@ -78,6 +78,8 @@ class _Sums:
             rest = tuple(node for node in body if node is not maker)
             narrow = replace(add, ins=(total, maker.ins[0]))
             return self._added(_swapped(rest, add, narrow), narrow, total, next_)
+        if alone and isinstance(maker, Move) and (inside := self._filled_inside(maker, body)):
+            return self._added(inside, add, total, next_)
         if alone and isinstance(maker, Loop) and (made_ := _slice_by_slice(maker, part, total)):
             rest = tuple(node for node in body if node is not add)
             return _swapped(rest, maker, self._in_slices(maker, made_, add, total, next_))
@@ -87,6 +89,27 @@ class _Sums:
             return _swapped(body, add, onto)
         rest = tuple(node for node in body if node is not add)
         return _swapped(rest, maker, maker, onto)
+
+    def _filled_inside(self, fill: Move, body: Nodes) -> Nodes | None:
+        """The body with the zeros of a loop's slices made in the loop, in place of its stack's."""
+        stack, loop = fill.source, _maker(fill.source, body)
+        if fill.step.kind != "zero_fill" or fill.step.dim is not None or self.uses[stack] != 1:
+            return None
+        item = _slice_by_slice(loop, stack, fill.target) if isinstance(loop, Loop) else None
+        if item is None or not isinstance(loop, Loop):
+            return None
+        slice_ = item.inside
+        after = fill.target.placement.without_dim(loop.dim.name)
+        target = replace(slice_, name=self.names.fresh(slice_.name), placement=after)
+        step = replace(fill.step, before=slice_.placement, after=after)
+        made = Collected(target, fill.target)
+        inner = replace(
+            loop,
+            body=(*loop.body, replace(fill, step=step, source=slice_, target=target)),
+            collected=tuple(made if c is item else c for c in loop.collected),
+        )
+        self.uses[target] = 1
+        return _swapped(tuple(node for node in body if node is not fill), loop, inner)
 
     def _in_slices(self, loop: Loop, item: Collected, add: Compute, total: Var, next_: Var) -> Loop:
         """The loop that adds its slices to those of `total`, instead of collecting them."""

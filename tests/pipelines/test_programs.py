@@ -241,6 +241,42 @@ program p(x[b, m], t[b, m]) {
   minimize loss with OPT
   }
 """
+PROGRAMS["states of layers"] = """
+dim b = 8, m = 6, l = 4
+program p(x[b, m], t[b, m]) {
+  param f[m]
+  param g[m] = zeros()
+  repeat l {
+    param w[m]
+    param e[m] = zeros()
+    param seen[m] = zeros()
+    param n[] = zeros()
+    y = x * w + stop_gradient(0.1 * e)
+    x = tanh(y) * f
+    e := 0.9 * e + 0.1 * w
+    seen := 0.5 * seen + mean[b](y)
+    n := n + 1.0
+  }
+  g := 0.9 * g + f
+  loss = mean(square(x - t))
+  return loss
+  minimize loss with OPT
+  }
+"""
+PROGRAMS["a table read everywhere"] = """
+dim b = 8, m = 6, l = 4, v = 5
+program p(ids[b]: i32, t[b]: i32) {
+  param e[v, m]
+  x = e[v = ids]
+  repeat l {
+    param w[m]
+    x = tanh(x * w) + e[v = ids]
+  }
+  loss = mean(cross_entropy[v](einsum(x, e -> [b, v]), t)) + mean(square(e))
+  return loss
+  minimize loss with OPT
+  }
+"""
 
 OPTIMIZERS = (
     "momentum(lr=0.1)", "adamw(lr=0.01, clip=0.3)", "adafactor(lr=0.01)", "sgd(lr=0.1)",
@@ -257,8 +293,8 @@ BY_ROWS = {"merged": {"d:2,pipe:2", "d:2,pipe:2,tp:2"}}
 """Meshes on which blocks of a merged dim are not those of the inputs, which is refused (MD0331)."""
 
 
-BY_BATCH = ("penalties outside",)
-"""Programs that are not built where the optimizer accumulates: a penalty of every batch."""
+BY_BATCH = {"penalties outside": "MD0330", "states of layers": "MD0907"}
+"""Programs that are not built where the optimizer accumulates: what every batch does of its own."""
 
 
 def compiled(text: str, mesh: str, rules: str, use: str, policy: str = "optimal") -> Compilation:
@@ -443,7 +479,7 @@ def test_text_is_read_back_and_lowered_alike(name: str, use: str) -> None:
     text = PROGRAMS[name].replace("OPT", optimizer)
     made = compiled(text + TABLE, "pipe:2,tp:2", "l -> pipe, m -> tp", use)
     if name in BY_BATCH and not use:
-        with pytest.raises(DiagnosticError, match="MD0330"):
+        with pytest.raises(DiagnosticError, match=BY_BATCH[name]):
             made.checked()
         return
     again = read_again("placed", made.placed)

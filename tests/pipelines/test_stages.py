@@ -60,6 +60,9 @@ RIGHT = {
         "", "", "n = mean[m](t * t)\n  q = sum(x * n) / (sum(n) + 1.0)\n  loss = loss + q",
     ),
     "a parameter in the loop": ("x = x * s", "x = x * s", "q = mean(x)"),
+    "a parameter on three kinds of stages": (
+        "x = x * s", "x = x * s", "x = x * s\n  loss = loss + mean(x * x)\n  q = mean(x)",
+    ),
     "a parameter on both ends": ("x = x * s", "", "x = x * s\n  q = mean(x)"),
 }  # fmt: skip
 INPUT = "z[l, b, m]"
@@ -83,11 +86,6 @@ REFUSED = {
     "MD0330 a stack and an input": (*STACK, "q = mean(sum[l](h) + t)"),
     "MD0330 a slice of a stack": (*STACK, "q = mean(h[l = 2])"),
     "MD0330 a sum along a stack": (*STACK, "q = mean(square(cumsum[l](h)))"),
-    "MD0330 a parameter on three kinds of stages": (
-        "x = x * s",
-        "x = x * s",
-        "x = x * s\n  loss = loss + mean(x * x)\n  q = mean(x)",
-    ),
     "MD0330 a mean along the loop": (
         "param a[l]\n  v = a - mean[l](a)",
         "x = x * v",
