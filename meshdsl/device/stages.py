@@ -16,12 +16,23 @@ from dataclasses import dataclass, field, replace
 from meshdsl.device.chunks import in_chunks
 from meshdsl.device.cuts import Cuts, Positions
 from meshdsl.device.halves import halves
-from meshdsl.device.ir import Bucket, Compute, Loop, Move, Node, Part, Pipeline, Program, Var
+from meshdsl.device.ir import (
+    Bucket,
+    Compute,
+    Loop,
+    Move,
+    Node,
+    Part,
+    Pipeline,
+    Program,
+    Var,
+    renamed,
+)
 from meshdsl.device.liveness import is_constant, reads, totals
 from meshdsl.device.names import Names, names_of
 from meshdsl.device.recompute import recomputed
 from meshdsl.diagnostics import fail
-from meshdsl.ir.program import uses
+from meshdsl.ir.program import Carry, uses
 from meshdsl.ir.types import TensorType
 from meshdsl.placed.collectives import send
 from meshdsl.placed.sbp import Mesh
@@ -88,6 +99,7 @@ def _of_loop(
 ) -> list[tuple[Part, Node]]:
     """The statements of a pipeline whose stages are iterations of a loop, part by part."""
     _check_loops(node, pipe)
+    node = _handed_back(node, pipe, names)
     parts = _Parts(node, pipe).of_all()
     sends = _sends(node.body, parts, pipe, program.mesh, table, names)
     pairs = sorted([*zip(parts, node.body, strict=True), *sends], key=lambda pair: pair[0])
@@ -191,6 +203,31 @@ def _table(pipe: Piped, mesh: Mesh, micro: int) -> Verified:
         message = "the option `reduce=each` of a schedule is not built yet"
         fail("MD0335", message, pipe.use.span, help="leave it out for now")
     return found
+
+
+def _handed_back(micro: Loop, pipe: Piped, names: Names) -> Loop:
+    """Gradients of the last stage that the first one reads go with what the loop hands back.
+
+    So they do where a value of the first stages is read behind the loop: each iteration carries
+    what it does not change.
+    """
+    known = _Parts(micro, pipe)
+    for node in micro.body:
+        known.follow(node)
+    first = {n for n in micro.body if known.parts[n] is Part.FIRST_BACKWARD}
+    far = dict.fromkeys(
+        v for n in first for v in reads(n) if known.made.get(v) is Part.LAST_BACKWARD
+    )
+    inside = {v: replace(v, name=names.fresh(v.name)) for v in far}
+    new = {v: replace(kept) for v, kept in inside.items()}
+    carries = tuple(Carry(v, kept, kept, new[v]) for v, kept in inside.items())
+    body: list[Node] = []
+    for node in micro.body:
+        if isinstance(node, Loop) and known.parts[node] is Part.LOOP_BACKWARD:
+            body.append(replace(node, carries=(*node.carries, *carries)))
+        else:
+            body.append(renamed(node, new) if node in first else node)
+    return replace(micro, body=tuple(body))
 
 
 class _Parts:

@@ -413,7 +413,7 @@ class Block:
             collected.append(Collected(inside, outer))
             self.add(item.outer, outer)
         for value, (inside, next_) in sums:
-            init = self.tape.emitter(value, value.source).zeros(inside.type)
+            init = self._begun(value, inside.type)
             result = self._gradient(value, inside.type.dims)
             carries.append(Carry(init, inside, next_, result))
             self.add(value, result)
@@ -426,6 +426,19 @@ class Block:
             tuple(collected), not loop.reverse, self.builder.phase,
         )  # fmt: skip
         self.builder.frames[-1].body.append(made)
+
+    def _begun(self, value: Value, type_: TensorType) -> Value:
+        """What the sum over the iterations begins with: the gradient of what is behind the loop.
+
+        That of a parameter is added behind: a device may have its addends at other times.
+        """
+        emit = self.tape.emitter(value, value.source)
+        behind = None if value in self.tape.wrt else self.total(value)
+        if behind is not None and {*behind.type.dims} <= {*type_.dims}:
+            return emit.full(behind, type_.dims)
+        if behind is not None:
+            self.add(value, behind)
+        return emit.zeros(type_)
 
     def summed(self, value: Value) -> tuple[Value, Value]:
         """The gradient of an outer value, summed over the iterations: carry and next."""

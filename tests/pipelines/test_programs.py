@@ -263,6 +263,23 @@ program p(x[b, m], t[b, m]) {
   minimize loss with OPT
   }
 """
+PROGRAMS["from the first stage to the last"] = """
+dim b = 8, m = 6, l = 4
+program p(x[b, m], t[b, m]) {
+  param v[m]
+  param u[m]
+  f = tanh(x * v)
+  g = sigmoid(x * u)
+  h = f
+  repeat l {
+    param w[m]
+    h = tanh(h * w) + f
+  }
+  loss = mean(square(h * g + f - t)) + mean(g * mean[m](f))
+  return loss
+  minimize loss with OPT
+  }
+"""
 PROGRAMS["a table read everywhere"] = """
 dim b = 8, m = 6, l = 4, v = 5
 program p(ids[b]: i32, t[b]: i32) {
