@@ -13,11 +13,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import meshdsl as md
 from meshdsl.backends.engines.in_process import LocalRun, run_local
 from meshdsl.backends.runtime.values import Array
 from meshdsl.diagnostics import Source
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.report.explain import explain
+from tests.project import ROOT
 
 MLP = """
 dim batch = 4, model = 6, layers = 4, out = model
@@ -149,8 +151,11 @@ def test_the_bytes_that_were_said(program: str, mesh: str) -> None:
 
 
 def test_the_example_trains_in_stages() -> None:
-    path = Path(__file__).resolve().parents[2] / "examples" / "lm.mdsl"
-    text = path.read_text("utf-8").replace("clip=1.0)", "clip=1.0, accumulate=2)")
+    text = (
+        (ROOT / "examples" / "lm.mdsl")
+        .read_text("utf-8")
+        .replace("clip=1.0)", "clip=1.0, accumulate=2)")
+    )
     runs = []
     for mesh, layout in (("d:1", "batch:d"), ("data:2,pipe:3", "batch:data,layers:pipe")):
         options = Options("lm", mesh, layout, set_dims={"batch": 4, "seq": 16})
@@ -159,3 +164,24 @@ def test_the_example_trains_in_stages() -> None:
     for name, array in {**alone.outputs, **alone.updated}.items():
         found = {**piped.outputs, **piped.updated}[name]
         np.testing.assert_allclose(found, array, rtol=0, atol=2e-6 * np.abs(array).max(initial=1))
+
+
+def test_the_example_goes_on_under_any_layout(tmp_path: Path) -> None:
+    """Stages of one layer and of two, then Megatron's layout, then one device: the same losses."""
+    sizes, folder = {"batch": 4, "seq": 16, "vocab": 32}, str(tmp_path / "run")
+    program = md.load(ROOT / "examples" / "lm.mdsl", program="lm", dims=sizes)
+    rng = np.random.default_rng(3)
+    data = {n: rng.integers(0, 32, (64, 16), dtype=np.int32) for n in ("tokens", "targets")}
+    schedule = md.scheduled("one_f_one_b", "batch", micro=2, layers=(1, 2))
+    staged = md.layout(["batch -> data", "layers -> pipe"], schedule=schedule)
+    plans = (
+        program.compile({"data": 2, "pipe": 2}, staged),
+        program.compile({"data": 2, "tp": 2}, "megatron"),
+        program.compile({"data": 1}, "data_parallel"),
+    )
+    losses: list[float] = []
+    for steps, plan in zip((4, 8, 12), plans, strict=True):
+        done = plan.train(data, steps, checkpoint=folder, resume=steps > 4, progress=False)
+        losses += done.losses
+    alone = program.compile({"data": 1}, "data_parallel").train(data, 12, progress=False)
+    np.testing.assert_allclose(losses, alone.losses, rtol=2e-5)
