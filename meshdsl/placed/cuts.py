@@ -171,6 +171,12 @@ class _Stages:
             help = f"`{name}` is made before the first micro-batch: name what depends on the batch"
         if stage == 0:
             help = "name a tensor behind the first operators, so that these stay on stage 0"
+            name = ".".join(rule.selector)
+            own = (node for node, found in self.ruled.items() if found is rule)
+            places = [v for node in own for v in node.makes if v.name == name]
+            if len(places) > 1:
+                help = f"`{name}` is assigned {len(places)} times, each of which the rule names: "
+                help += "give the one that begins a stage a name of its own"
         fail("MD0339", message, rule.span, *related, help=help)
 
     # --- rules -----------------------------------------------------------------------------------
