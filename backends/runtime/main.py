@@ -26,11 +26,13 @@ def main(
     outputs: dict[str, str],
     *tables: dict[str, str],
     assigned: tuple[str, ...] = (),
+    disk: Callable[[], Any] | None = None,
 ) -> None:
     """Run `device` as one process of many. Exits with 2 on a wrong command, 3 on a failure.
 
     `tables` are inputs and parameters; with states, be it none, `device` yields new values of them.
-    Parameters that the program has `assigned` begin anew where a file lacks them.
+    Parameters that the program has `assigned` begin anew where a file lacks them. A `disk` keeps
+    the states that lie on one.
     """
     sys.stdout = open(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print is no output of the program
@@ -40,8 +42,9 @@ def main(
         options = parse_options(mesh, trains=len(tables) > 2)
         given = read_file(options.params, specs[1], assigned)
         files = [read_file(options.inputs, specs[0]), given, given]
+        how = (options.seed, mesh, rank, disk().keep if disk else None)
         held = [
-            {n: local_value(n, spec, file, options.seed, mesh, rank) for n, spec in table.items()}
+            {n: local_value(n, spec, file, *how) for n, spec in table.items()}
             for table, file in zip(specs[:-1], files, strict=False)
         ]
         code, where = 3, start(rank, math.prod(mesh.values()))
@@ -121,9 +124,20 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def local_value(
-    name: str, spec: Spec, file: Mapping[str, Any], seed: int, mesh: dict[str, int], rank: int
-) -> torch.Tensor:
-    """The part of a tensor that device `rank` holds: of the file, or made up if it has none."""
+    name: str,
+    spec: Spec,
+    file: Mapping[str, Any],
+    seed: int,
+    mesh: dict[str, int],
+    rank: int,
+    keep: Callable[[torch.Tensor], Any] | None = None,
+) -> Any:
+    """The part of a tensor that device `rank` holds: of the file, or made up if it has none.
+
+    One that lies on disk is given to `keep`.
+    """
+    if keep and spec.disk:
+        return keep(local_value(name, spec, file, seed, mesh, rank))
     part, dtype = local_part(spec, mesh, rank), torch_dtype(spec.dtype)
     if (spec.key or name) not in file:
         return torch.from_numpy(drawn_part(spec, name, seed, part)).to(dtype)

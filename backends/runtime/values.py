@@ -31,7 +31,8 @@ class Spec(NamedTuple):
     booleans, or `("seed",)` for the seed of the run; `key` names another tensor
     whose values it begins with. Along the axes of `parts` every device has a part of a sum.
     `blocks` says of a dim which indices of it lie in each block along its outer axis, in their
-    order; a single block is in which order all of it lies, before it is split alike.
+    order; a single block is in which order all of it lies, before it is split alike. Between steps
+    one on `disk` lies there.
     """
 
     dtype: str
@@ -41,6 +42,7 @@ class Spec(NamedTuple):
     key: str = ""
     parts: tuple[str, ...] = ()
     blocks: dict[str, list[list[int]]] | None = None
+    disk: bool = False
 
 
 Part = tuple[slice | list[int], ...]
@@ -51,16 +53,17 @@ def spec_of(text: str) -> Spec:
     """The tensor written as `f32[vocab=512@tp, model=256] = normal(0.02)`, perhaps ` as key`.
 
     Behind the dims may stand the axes along which it is kept in parts: ` over pod data`, behind a
-    size what lies where: `layers=4:0.2.1.3@pipe`, or of each block: `layers=4:0.1.2|3@pipe`.
+    size what lies where: `layers=4:0.2.1.3@pipe`, or of each block: `layers=4:0.1.2|3@pipe`. Of a
+    state that lies there, ` on disk` stands before how it begins.
     """
-    form = r"^(\w+)\[(.*?)\](?: over ([\w ]+?))?(?: = (\w+)\((.*?)\))?(?: as (.+))?$"
-    dtype, dims, parts, how, numbers, key = re.findall(form, text)[0]
+    form = r"^(\w+)\[(.*?)\](?: over ([\w ]+?))?( on disk)?(?: = (\w+)\((.*?)\))?(?: as (.+))?$"
+    dtype, dims, parts, disk, how, numbers, key = re.findall(form, text)[0]
     found = re.findall(r"([^ ,=]+)=(\d+):?([\d.|]*)@?([^ ,]*)", dims)
     sizes = {dim: int(size) for dim, size, _, _ in found}
     split = {dim: tuple(axes.split("+")) for dim, _, _, axes in found if axes}
     blocks = {d: [[*map(int, b.split("."))] for b in at.split("|")] for d, _, at, _ in found if at}
     draw = (how, *(float(x) for x in numbers.split(", ") if x)) if how else None
-    return Spec(dtype, sizes, split, draw, key, tuple(parts.split()), blocks or None)
+    return Spec(dtype, sizes, split, draw, key, tuple(parts.split()), blocks or None, bool(disk))
 
 
 def coordinates(mesh: dict[str, int], rank: int) -> dict[str, int]:

@@ -1,0 +1,120 @@
+"""States of an optimizer that lie in a file: read, worked on and written back in chunks."""
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+
+class Disk:
+    """The file of one device, in the folder TMPDIR. `read` and `written` count its bytes.
+
+    It has no name from the beginning: nothing is left of it, however the process ends.
+    """
+
+    def __init__(self) -> None:
+        self.folder = os.environ.get("TMPDIR") or tempfile.gettempdir()
+        self.file = tempfile.TemporaryFile(buffering=0, dir=self.folder)
+        self.size = self.read = self.written = 0
+
+    def keep(self, tensor: torch.Tensor) -> "OnDisk":
+        """Write a tensor behind the others; what stands for it from here on."""
+        kept = OnDisk(self, tensor, self.size)
+        self.size += tensor.nbytes
+        kept.write(tensor)
+        return kept
+
+
+class OnDisk:
+    """A tensor in the file of a device, from byte `start` on.
+
+    It stands for the tensor where that is kept, moved to a device, or copied to the CPU.
+    """
+
+    def __init__(self, disk: Disk, like: torch.Tensor, start: int) -> None:
+        self.disk, self.start = disk, start
+        self.shape, self.dtype = like.shape, like.dtype
+
+    def cpu(self) -> torch.Tensor:
+        """All of it, in memory."""
+        found = torch.empty(self.shape, dtype=self.dtype, device="cpu")
+        self.read(found)
+        return found
+
+    def __getitem__(self, part: Any) -> torch.Tensor:
+        """A part of it, in memory."""
+        return self.cpu()[part]
+
+    def to(self, where: torch.device) -> "OnDisk":
+        """Itself: it stays where it is."""
+        return self
+
+    def clone(self) -> "OnDisk":
+        """A copy of it, behind the others in the file."""
+        return self.disk.keep(self.cpu())
+
+    def contiguous(self) -> "OnDisk":
+        """Itself, which is."""
+        return self
+
+    def read(self, values: torch.Tensor, at: int = 0) -> None:
+        """Fill a tensor with the elements from number `at` on."""
+        left, start = bytes_of(values), self.start + at * values.itemsize
+        while left:
+            count = os.preadv(self.disk.file.fileno(), [left], start)
+            if not count:
+                raise EOFError(f"the file of states in {self.disk.folder} ends too early")
+            left, start = left[count:], start + count
+        self.disk.read += values.nbytes
+
+    def write(self, values: torch.Tensor, at: int = 0) -> None:
+        """Write a tensor over the elements from number `at` on."""
+        left, start = bytes_of(values), self.start + at * values.itemsize
+        while left:
+            count = os.pwrite(self.disk.file.fileno(), left, start)
+            left, start = left[count:], start + count
+        self.disk.written += values.nbytes
+
+
+def bytes_of(values: torch.Tensor) -> memoryview:
+    """The memory of a tensor, or of a copy where its elements do not follow each other there."""
+    return values.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
+
+
+def chunks(
+    tensors: Sequence[torch.Tensor], states: Sequence[OnDisk], size: int
+) -> Iterator[list[torch.Tensor]]:
+    """Pieces of tensors, and of states on disk, which are written back once they are worked on.
+
+    A piece of a tensor is a view, one of a state has at most `size` bytes.
+    """
+    if tensors[0].is_contiguous():
+        tensors = [x.reshape(-1) for x in tensors]
+    at, most = 0, size // max(s.dtype.itemsize for s in states)
+    room = [torch.empty(min(most, tensors[0].numel()), dtype=s.dtype, device="cpu") for s in states]
+    for index in pieces_of(tensors[0].shape, most):
+        pieces = [x[index] for x in tensors]
+        parts = [x[: pieces[0].numel()].view(pieces[0].shape) for x in room]
+        for state, part in zip(states, parts, strict=True):
+            state.read(part, at)
+        moved = [part.to(pieces[0].device) for part in parts]
+        yield [*pieces, *moved]
+        for state, part in zip(states, moved, strict=True):
+            state.write(part, at)
+        at += pieces[0].numel()
+
+
+def pieces_of(shape: Sequence[int], most: int) -> Iterator[Any]:
+    """Indices that cut a tensor, in the order of its elements, into pieces of `most` elements."""
+    if not shape or 0 in shape:
+        yield (...,)
+        return
+    row = torch.Size(shape[1:]).numel()
+    step = most // row
+    for first in range(0, shape[0], max(step, 1)):
+        if step:
+            yield (slice(first, first + step),)
+        else:
+            yield from ((first, *inner) for inner in pieces_of(shape[1:], most))
