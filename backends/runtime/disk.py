@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ class Disk:
     def __init__(self) -> None:
         self.folder = os.environ.get("TMPDIR") or tempfile.gettempdir()
         self.file = tempfile.TemporaryFile(buffering=0, dir=self.folder)
+        weakref.finalize(self, self.file.close)
         self.size = self.read = self.written = 0
 
     def keep(self, tensor: torch.Tensor) -> "OnDisk":
@@ -88,14 +90,13 @@ def chunks(
 ) -> Iterator[list[torch.Tensor]]:
     """Pieces of tensors, and of states on disk, which are written back once they are worked on.
 
-    A piece of a tensor is a view, one of a state has at most `size` bytes.
+    Those of the first tensor are views; one of a state has at most `size` bytes.
     """
-    if tensors[0].is_contiguous():
-        tensors = [x.reshape(-1) for x in tensors]
-    at, most = 0, size // max(s.dtype.itemsize for s in states)
-    room = [torch.empty(min(most, tensors[0].numel()), dtype=s.dtype, device="cpu") for s in states]
-    for index in pieces_of(tensors[0].shape, most):
-        pieces = [x[index] for x in tensors]
+    first, at, most = tensors[0], 0, size // max(s.dtype.itemsize for s in states)
+    is_flat = first.is_contiguous()
+    room = [torch.empty(min(most, first.numel()), dtype=s.dtype, device="cpu") for s in states]
+    for index in pieces_of([first.numel()] if is_flat else first.shape, most):
+        pieces = [flat_piece(x, index[0]) if is_flat else x[index] for x in tensors]
         parts = [x[: pieces[0].numel()].view(pieces[0].shape) for x in room]
         for state, part in zip(states, parts, strict=True):
             state.read(part, at)
@@ -108,8 +109,8 @@ def chunks(
 
 def pieces_of(shape: Sequence[int], most: int) -> Iterator[Any]:
     """Indices that cut a tensor, in the order of its elements, into pieces of `most` elements."""
-    if not shape or 0 in shape:
-        yield (...,)
+    if 0 in shape:
+        yield (slice(0, 0),)
         return
     row = torch.Size(shape[1:]).numel()
     step = most // row
@@ -118,3 +119,21 @@ def pieces_of(shape: Sequence[int], most: int) -> Iterator[Any]:
             yield (slice(first, first + step),)
         else:
             yield from ((first, *inner) for inner in pieces_of(shape[1:], most))
+
+
+def flat_piece(tensor: torch.Tensor, index: slice) -> torch.Tensor:
+    """Elements of a tensor in the order of its dims: a view, or of another order in memory a copy.
+
+    No more is copied than the rows that they lie in.
+    """
+    if tensor.is_contiguous():
+        return tensor.view(-1)[index]
+    row = tensor[0].numel()
+    start, stop = index.start // row, -(-min(index.stop, tensor.numel()) // row)
+    if stop - start > 2:
+        return tensor[start:stop].reshape(-1)[index.start - start * row : index.stop - start * row]
+    ends = (
+        (r, max(index.start - r * row, 0), min(index.stop - r * row, row))
+        for r in range(start, stop)
+    )
+    return torch.cat([flat_piece(tensor[r], slice(a, b)) for r, a, b in ends])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from meshdsl.device.disk import of_a_chunk, streamed
+from meshdsl.device.disk import streamed
 from meshdsl.device.ir import (
     Bucket,
     Collective,
@@ -159,7 +159,9 @@ class Walk:
         self.sizes: dict[tuple[Var, int], TensorType] = {}
         self.held = Held(line=program.placed.named.span.line)
         self.shown = shown_by(program) | dict(_Reuse(program).found())
+        # What an update rounds is there as it begins.
         self.streamed = streamed(program)
+        self.rounded = {found.cast for found in self.streamed.values()}
         self.used_up, self.collected = used_up(program), collected(program)
         self.dying: dict[Loop, tuple[tuple[Var, ...], ...]] = {}
         self.is_last = False
@@ -256,7 +258,11 @@ class Walk:
         if is_constant(node):
             self.numbers[node.outs[0]] = node.attr("value")
             return
+        if node in self.rounded:
+            return
         scratch, line = self._scratch(node), node.span.line
+        if node in self.streamed and (cast := self.streamed[node].cast):
+            self.held.bind(cast.outs[0].name, self.held.take(self.local(cast.outs[0]).bytes, line))
         if scratch and shows_operand(node):
             blocks = [self.held.take(scratch, line)]
         else:
@@ -270,12 +276,8 @@ class Walk:
         scratch = lookup(node.name).scratch
         if scratch is not None:
             numbers = {i: self.numbers[v] for i, v in enumerate(node.ins) if v in self.numbers}
-            sig = self.sized(node).local
-            if node not in self.streamed:
-                return scratch(sig, numbers)
-            chunk = of_a_chunk(sig)
-            buffers = sum(chunk.ins[i].bytes for i in self.streamed[node].states)
-            return buffers + scratch(chunk, numbers)
+            found, sig = self.streamed.get(node), self.sized(node).local
+            return found.scratch(sig, numbers) if found else scratch(sig, numbers)
         if node.onto is None or node.name != "add":
             return 0
         total, part = map(self.local, node.ins)

@@ -46,9 +46,10 @@ def _is_in_chunks(state: Value, readers: tuple[Op, ...]) -> bool:
     if len(readers) != 1:
         return False
     (op,) = readers
-    index = op.ins.index(state)
-    scalars = op.ins[max(lookup(op.name).overwrites, default=0) + 1 :]
-    return index in lookup(op.name).overwrites and not any(v.type.dims for v in scalars if v)
+    over = lookup(op.name).overwrites
+    # All but the gradient are numbers.
+    others = (v for i, v in enumerate(op.ins) if i != 1 and i not in over)
+    return op.ins.index(state) in over and not any(v.type.dims for v in others)
 
 
 def _refuse(program: Program, setting: Setting, why: str) -> None:
