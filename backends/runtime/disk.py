@@ -1,5 +1,6 @@
 """States of an optimizer that lie in a file: read, worked on and written back in chunks."""
 
+import functools
 import os
 import tempfile
 import weakref
@@ -7,6 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+
+from meshdsl.backends.runtime.main import local_value
+from meshdsl.backends.runtime.values import Spec
 
 
 class Disk:
@@ -17,9 +21,19 @@ class Disk:
 
     def __init__(self) -> None:
         self.folder = os.environ.get("TMPDIR") or tempfile.gettempdir()
-        self.file = tempfile.TemporaryFile(buffering=0, dir=self.folder)
-        weakref.finalize(self, self.file.close)
         self.size = self.read = self.written = 0
+
+    @functools.cached_property
+    def file(self) -> Any:
+        """The file, opened when the first tensor is kept."""
+        found = tempfile.TemporaryFile(buffering=0, dir=self.folder)
+        weakref.finalize(self, found.close)
+        return found
+
+    def local_value(self, name: str, spec: Spec, *given: Any) -> Any:
+        """As the function: what a device has of a tensor, kept here where that lies on disk."""
+        found = local_value(name, spec, *given)
+        return self.keep(found) if spec.disk else found
 
     def keep(self, tensor: torch.Tensor) -> "OnDisk":
         """Write a tensor behind the others; what stands for it from here on."""
@@ -82,7 +96,9 @@ class OnDisk:
 
 def bytes_of(values: torch.Tensor) -> memoryview:
     """The memory of a tensor, or of a copy where its elements do not follow each other there."""
-    return values.detach().cpu().reshape(-1).view(torch.uint8).numpy().data
+    flat = values.detach().cpu().reshape(-1)
+    # One element, or none, may have any stride; bytes are seen with 1 alone.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8).numpy().data
 
 
 def chunks(

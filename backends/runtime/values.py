@@ -244,18 +244,17 @@ def drawn_part(spec: Spec, name: str, seed: int, part: Part, chunk: int = 1 << 1
     assert spec.draw is not None, f"{name} cannot be made up"
     kinds = {"f64": "f8", "f16": "f2", "i64": "i8", "i32": "i4", "bool": "?"}  # others are float32
     own = [np.arange(size)[p] for size, p in zip(spec.dims.values(), part, strict=True)]
-    shape = [len(index) for index in own]
-    values = np.empty(shape, kinds.get(spec.dtype, "f4"))
+    values = np.empty([len(index) for index in own], kinds.get(spec.dtype, "f4"))
     if spec.draw[0] in ("zeros", "ones"):
         return np.full_like(values, spec.draw[0] == "ones")
     if spec.draw[0] == "seed":
-        seeds = [step_seed(seed, n) if shape else seed for n in range(values.size)]
-        return np.reshape(seeds, shape)
+        seeds = [step_seed(seed, n) if values.shape else seed for n in range(values.size)]
+        return np.reshape(seeds, values.shape)
     digest = hashlib.blake2b(f"{seed}\0{spec.key or name}".encode(), digest_size=8).digest()
     key, flat = np.frombuffer(digest, "<u8").astype(np.uint64), values.reshape(-1)
     for start in range(0, flat.size, chunk):
         # Always a full chunk, so that every element goes through the same loop of numpy.
-        at = np.unravel_index(np.arange(start, start + chunk) % flat.size, [1, *shape])
+        at = np.unravel_index(np.arange(start, start + chunk) % flat.size, [1, *values.shape])
         here = (at[0], *(index[a] for index, a in zip(own, at[1:], strict=True)))
         index = np.ravel_multi_index(here, [1, *spec.dims.values()])
         flat[start : start + chunk] = drawn(spec.draw, key, index)[: flat.size - start]

@@ -97,7 +97,7 @@ class Emitter(Pipelines):
         pasted = paste(self.used)
         states = ", STATES" if self.program.updates else ""
         begun = ", assigned=ASSIGNED" if assigned(self.program) else ""
-        begun += ", disk=Disk" if self.away else ""
+        begun += ", local=Disk().local_value" if self.away else ""
         call = f"main(MESH, GROUPS, device, OUTPUTS, INPUTS, PARAMS{states}{begun})"
         below = [] if bare else foot(pasted.texts, call)
         return self.under(head(self.program, draws, pasted.imports, bare), below)

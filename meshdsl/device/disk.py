@@ -60,6 +60,7 @@ def streamed(program: Program) -> Mapping[Compute, Streamed]:
     for node in reading:
         states = tuple(i for i, v in enumerate(node.ins) if v in away)
         cast = casts.get(node.outs[0]) if 0 in states else None
+        assert cast or 0 not in states, f"the parameter of {node.ins[0].name} is not cast from it"
         found[node] = Streamed(node, states, cast, _is_turned(node, moved))
     return found
 

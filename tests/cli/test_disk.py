@@ -16,7 +16,6 @@ from .command import Cli, write
 TEXT = """\
 dim batch = 16, io = 8, hidden = 12
 mesh two = { d: 2 }
-mesh pipes = { pipe: 2 }
 layout data { batch -> d }
 layout data_away extends data { state: memory = disk }
 layout zero1 { batch -> d, state: hidden -> d }
@@ -57,6 +56,7 @@ def stored(folder: str) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in Path(folder).rglob("*.safetensors")}
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize("engine", ["local", "torchrun"])
 @pytest.mark.parametrize("layout", ["data", "zero1"])
 def test_a_run_is_the_same(layout: str, engine: str, samples: str, cli: Cli) -> None:

@@ -29,6 +29,7 @@ from meshdsl.backends.runtime.values import Array
 from meshdsl.device import disk
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options, lower_placed
+from meshdsl.placed.place import POLICIES
 from meshdsl.report.explain import explain, explanation
 from meshdsl.report.terminal import text as as_text
 from tests.device.alone import allocated, first_device
@@ -72,6 +73,7 @@ LAYOUTS = {
     "rows of states": ("d:2", "b -> d, state: m -> d"),
     "columns of states": ("d:2", "b -> d, state: h -> d, first: o -> none"),
     "uneven states": ("d:4", "b -> d, state: h -> d"),
+    "states on some": ("d:4", "b -> d, state: m -> d"),
     "all split": ("d:2", "b -> d, params: h -> d, grads: h -> d, state: h -> d"),
     "layers of states": ("d:2", "b -> d, params: l -> d, state: l -> d"),
     "tensors": ("d:2,tp:2", "b -> d, h -> tp, state: m -> d"),
@@ -89,13 +91,19 @@ PIPELINES = {
 
 
 def compiled(
-    optimizer: str, dtype: str, mesh: str, rules: str, schedule: str = "", text: str = TEXT
+    optimizer: str,
+    dtype: str,
+    mesh: str,
+    rules: str,
+    schedule: str = "",
+    text: str = TEXT,
+    policy: str = "deferred",
 ) -> Compilation:
     """A program under rules and a schedule."""
     text = text.replace("OPT", optimizer).replace("DTYPE", dtype)
     use = f" with {schedule}" if schedule else ""
     text += f"layout chosen {{ {rules} }}{use}\n"
-    options = Options(mesh=mesh, layout="chosen", reduce="deferred", cache=False)
+    options = Options(mesh=mesh, layout="chosen", reduce=policy, cache=False)
     return Compilation(Source("disk.mdsl", text), options).checked()
 
 
@@ -125,12 +133,12 @@ def trained(made: Compilation, steps: int = 3) -> tuple[dict[str, Array], list[D
 
 
 def check(
-    optimizer: str, dtype: str, mesh: str, rules: str, schedule: str = "", text: str = TEXT
+    optimizer: str, dtype: str, mesh: str, rules: str, schedule: str = "", **how: str
 ) -> None:
     """Compare a program with its states on disk and in memory: bits, bytes, texts."""
-    kept, _ = trained(compiled(optimizer, dtype, mesh, rules, schedule, text))
+    kept, _ = trained(compiled(optimizer, dtype, mesh, rules, schedule, **how))
     away_too = f"{rules}, {DISK}" if rules else DISK
-    made = compiled(optimizer, dtype, mesh, away_too, schedule, text)
+    made = compiled(optimizer, dtype, mesh, away_too, schedule, **how)
     away, disks = trained(made)
     for name, array in kept.items():
         np.testing.assert_array_equal(away[name], array, name)
@@ -175,7 +183,14 @@ def test_pipelines_have_the_same_bits(optimizer: str, dtype: str, pipeline: str)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS[:4])
 def test_networks_that_are_cut_have_the_same_bits(optimizer: str) -> None:
     rules, schedule = FOUR, "one_f_one_b[b](4)"
-    check(optimizer, "f32", "pipe:4", rules, schedule, CUT["residual"])
+    check(optimizer, "f32", "pipe:4", rules, schedule, text=CUT["residual"])
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_has_the_same_bits(policy: str, dtype: str) -> None:
+    check(OPTIMIZERS[4], dtype, *LAYOUTS["columns of states"], policy=policy)
 
 
 @pytest.mark.usefixtures("small")
@@ -321,6 +336,17 @@ def test_processes_have_the_same_bits(
         assert set(one) == set(other)
         for name in one:
             np.testing.assert_array_equal(one[name], other[name], name)
+
+
+def test_a_program_that_cannot_write_says_so(forks: Forks, tmp_path: Path) -> None:
+    made = compiled(OPTIMIZERS[0], "f32", "d:1", DISK)
+    (tmp_path / "prog.py").write_text(made.text, encoding="utf-8")
+    log = tmp_path / "log"
+    with forks.ranks(1, ["prog.py"], tmp_path, log, TMPDIR="/nowhere at all") as leader:
+        assert leader.wait() == 2
+    said = log.read_text(encoding="utf-8")
+    assert "error: [Errno 2] No such file or directory: '/nowhere at all" in said
+    assert "Traceback" not in said
 
 
 # --- what is said --------------------------------------------------------------------------------
