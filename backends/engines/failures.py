@@ -14,8 +14,9 @@ from typing import Any
 from meshdsl.backends.runtime.files import PARSING
 from meshdsl.diagnostics import Diagnostic
 
-_HELP = {
+HELP = {
     "MD0501": "check the file, its space and its permissions",
+    "MD0545": "name a folder with more space in the environment: `TMPDIR=/scratch meshdsl …`",
     "MD0701": "`--engine reference` runs the program itself, without devices",
     "MD0702": "this is a mistake of the compiler, not of the program; please report it",
     "MD0705": "the end of its log stands above; `--engine local` runs without torchrun",
@@ -50,7 +51,7 @@ class RunError(Exception):
     @property
     def diagnostic(self) -> Diagnostic:
         """The error as a diagnostic for the user."""
-        return Diagnostic(self.code, self.message, help=self.help or _HELP.get(self.code))
+        return Diagnostic(self.code, self.message, help=self.help or HELP.get(self.code))
 
 
 class CollectiveError(Exception):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -34,6 +36,8 @@ from meshdsl.backends.torch.head import RUNTIME
 if TYPE_CHECKING:
     import torch
 
+    from meshdsl.backends.runtime.disk import Disk
+
 MOST_DEVICES = 1024
 """The most threads of one process; a bigger mesh is refused."""
 
@@ -44,7 +48,8 @@ class LocalRun:
 
     `outputs` are whole arrays, `device_outputs` the local blocks of each device. `sent` counts the
     collectives of each device. `updated` are parameters and states after a step that has new ones,
-    laid out by `kept`, `device_updated` their local blocks. bf16 values are float32.
+    laid out by `kept`, `device_updated` their local blocks. bf16 values are float32. `disk` are the
+    bytes of states that each device read and wrote, where they lie there.
     """
 
     outputs: dict[str, Array]
@@ -56,6 +61,7 @@ class LocalRun:
     updated: dict[str, Array] = field(default_factory=dict)
     device_updated: tuple[dict[str, Array], ...] = ()
     kept: dict[str, Spec] = field(default_factory=dict)
+    disk: tuple[tuple[int, int], ...] = ()
 
     def wire_bytes(self, rank: int) -> int:
         """Bytes that device `rank` sends by ring algorithms."""
@@ -116,6 +122,7 @@ def run_local(
     learned = local_tensors(program.MESH, program.PARAMS, params or {}, seed, range(devices))
     states = getattr(program, "STATES", None)
     kept = local_tensors(program.MESH, states or {}, params or {}, seed, range(devices))
+    disks = on_disk(states or {}, kept)
     dist = LocalDist(program.MESH, program.GROUPS, lines)
     program.dist = dist
     started = time.monotonic()
@@ -133,6 +140,7 @@ def run_local(
     made = LocalRun(outputs, held, tuple(dist.sent), program.OUTPUTS, program.MESH, seconds)
     if states is None:
         return made
+    made = replace(made, disk=tuple((disk.read, disk.written) for disk in disks))
     return _with_updates(made, {**program.PARAMS, **states}, learned, kept)
 
 
@@ -216,6 +224,31 @@ def local_tensors(
     return found
 
 
+def on_disk(specs: Mapping[str, Spec], tables: Sequence[dict[str, Any]]) -> list[Disk]:
+    """Move the tensors that lie on disk there: a file for each device, whose counts begin at 0.
+
+    Raises MD0545 where they cannot be written.
+    """
+    from meshdsl.backends.runtime.disk import Disk
+
+    names = [name for name, spec in specs.items() if spec.disk]
+    disks = []
+    try:
+        for table in tables if names else ():
+            disks.append(disk := Disk())
+            table.update({name: disk.keep(table.pop(name)) for name in names})
+            disk.written = 0
+    except OSError as error:
+        raise LocalRunError("MD0545", full_disk(error)) from None
+    return disks
+
+
+def full_disk(error: OSError) -> str:
+    """The message of states that could not be written."""
+    folder = os.environ.get("TMPDIR") or tempfile.gettempdir()
+    return f"the states cannot be kept in a file in {folder}: {error.strerror or error}"
+
+
 def _zeros(spec: Spec, part: Part) -> torch.Tensor:
     """What a device begins with that has no part of a sum."""
     import torch
@@ -243,6 +276,7 @@ def as_array(tensor: torch.Tensor) -> Array:
     """A local output as a numpy array (sharing its memory where it can)."""
     import torch
 
+    tensor = tensor.cpu()
     array: Array = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return array
 

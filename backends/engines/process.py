@@ -22,6 +22,7 @@ from meshdsl.backends.engines.in_process import (
     check_given,
     load,
     local_tensors,
+    on_disk,
 )
 from meshdsl.backends.engines.local_devices import LocalRunError
 from meshdsl.backends.engines.ranks import Ranks
@@ -52,7 +53,8 @@ def main(folder: Path, work: Callable[[Path, int, int], None]) -> None:
         os._exit(130)
     except Exception as error:  # whatever it is, the parent reports it
         refused = isinstance(error, Refused | LocalRunError)
-        leave(folder, rank, {"exit": 2 if refused else 3, **describe_error(error)})
+        about = {"exit": 2 if refused else 3, "code": getattr(error, "code", "MD0501")}
+        leave(folder, rank, {**about, **describe_error(error)})
     # Without the barrier gloo may abort when one process closes while others still read.
     dist.barrier()
     dist.destroy_process_group()
@@ -68,6 +70,7 @@ def run(folder: Path, rank: int, world: int) -> None:
     check_given(params, program.PARAMS, "parameters")
     sides = [(program.INPUTS, inputs), (program.PARAMS, params), (states or {}, params)]
     blocks = [local_tensors(mesh, *side, job["seed"], [rank])[0] for side in sides]
+    on_disk(states or {}, blocks[2:])
     where = start(rank, world)
     held = [{name: block.to(where) for name, block in table.items()} for table in blocks]
     groups = make_groups(mesh, program.GROUPS, rank)
@@ -80,7 +83,8 @@ def run(folder: Path, rank: int, world: int) -> None:
     ranks = Ranks(mesh, rank, dist, groups, where)
     _write(folder / "out.npz", program.OUTPUTS, ranks, outputs)
     if states is not None:
-        _write(folder / "updated.npz", {**program.PARAMS, **states}, ranks, {**held[1], **held[2]})
+        now = {name: x.cpu().to(where) if states[name].disk else x for name, x in held[2].items()}
+        _write(folder / "updated.npz", {**program.PARAMS, **states}, ranks, {**held[1], **now})
 
 
 def _timed(

@@ -254,7 +254,7 @@ def told(
     """The one error to report to the user."""
     for report in reports:
         if report["exit"] == 2:
-            return TorchrunError("MD0501", report["message"])
+            return TorchrunError(report["code"], report["message"])
     return earliest_of(text, reports, lines) if reports else unexplained(log)
 
 

@@ -19,6 +19,31 @@ from meshdsl.backends.runtime.collectives import make_groups
 from meshdsl.backends.runtime.values import Spec, drawn_part, first_replicas, local_part, spec_of
 
 
+def torch_dtype(name: str) -> torch.dtype:
+    """Torch's dtype of a name such as `f32`."""
+    letters = name.rstrip("0123456789")
+    long = {"f": "float", "bf": "bfloat", "i": "int", "u": "uint"}.get(letters, letters)
+    return getattr(torch, long + name.removeprefix(letters))  # type: ignore[no-any-return]
+
+
+def local_value(
+    name: str, spec: Spec, file: Mapping[str, Any], seed: int, mesh: dict[str, int], rank: int
+) -> torch.Tensor:
+    """The part of a tensor that device `rank` holds: of the file, or made up if it has none."""
+    part, dtype = local_part(spec, mesh, rank), torch_dtype(spec.dtype)
+    if (spec.key or name) not in file:
+        return torch.from_numpy(drawn_part(spec, name, seed, part)).to(dtype)
+    whole = torch.as_tensor(file[spec.key or name])
+    kinds = {(d.is_floating_point, d == torch.bool) for d in (whole.dtype, dtype)}
+    if len(kinds) > 1 or tuple(whole.shape) != tuple(spec.dims.values()):
+        raise ValueError(f"{name} is {whole.dtype}{[*whole.shape]}, not {spec.dtype}{spec.dims}")
+    block, found = whole[part], whole[part].to(dtype, copy=True)
+    lost = found.isinf() & block.isfinite() if dtype.is_floating_point else found != block
+    if lost.any():
+        raise ValueError(f"{name} holds values that do not fit {spec.dtype}")
+    return found
+
+
 def main(
     mesh: dict[str, int],
     groups: tuple[tuple[str, ...], ...],
@@ -26,11 +51,13 @@ def main(
     outputs: dict[str, str],
     *tables: dict[str, str],
     assigned: tuple[str, ...] = (),
+    local: Callable[..., Any] = local_value,
 ) -> None:
     """Run `device` as one process of many. Exits with 2 on a wrong command, 3 on a failure.
 
     `tables` are inputs and parameters; with states, be it none, `device` yields new values of them.
-    Parameters that the program has `assigned` begin anew where a file lacks them.
+    Parameters that the program has `assigned` begin anew where a file lacks them. Where
+    states lie on disk, `local` keeps those there.
     """
     sys.stdout = open(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print is no output of the program
@@ -41,7 +68,7 @@ def main(
         given = read_file(options.params, specs[1], assigned)
         files = [read_file(options.inputs, specs[0]), given, given]
         held = [
-            {n: local_value(n, spec, file, options.seed, mesh, rank) for n, spec in table.items()}
+            {n: local(n, spec, file, options.seed, mesh, rank) for n, spec in table.items()}
             for table, file in zip(specs[:-1], files, strict=False)
         ]
         code, where = 3, start(rank, math.prod(mesh.values()))
@@ -110,31 +137,6 @@ def read_file(path: str | None, specs: Mapping[str, Spec], optional: tuple[str, 
     needed = {name for name, spec in specs.items() if spec.draw != ("seed",)}
     if not needed - set(optional) <= set(found) <= set(specs):
         raise ValueError(f"{path} holds {', '.join(found)}, but needed are {', '.join(specs)}")
-    return found
-
-
-def torch_dtype(name: str) -> torch.dtype:
-    """Torch's dtype of a name such as `f32`."""
-    letters = name.rstrip("0123456789")
-    long = {"f": "float", "bf": "bfloat", "i": "int", "u": "uint"}.get(letters, letters)
-    return getattr(torch, long + name.removeprefix(letters))  # type: ignore[no-any-return]
-
-
-def local_value(
-    name: str, spec: Spec, file: Mapping[str, Any], seed: int, mesh: dict[str, int], rank: int
-) -> torch.Tensor:
-    """The part of a tensor that device `rank` holds: of the file, or made up if it has none."""
-    part, dtype = local_part(spec, mesh, rank), torch_dtype(spec.dtype)
-    if (spec.key or name) not in file:
-        return torch.from_numpy(drawn_part(spec, name, seed, part)).to(dtype)
-    whole = torch.as_tensor(file[spec.key or name])
-    kinds = {(d.is_floating_point, d == torch.bool) for d in (whole.dtype, dtype)}
-    if len(kinds) > 1 or tuple(whole.shape) != tuple(spec.dims.values()):
-        raise ValueError(f"{name} is {whole.dtype}{[*whole.shape]}, not {spec.dtype}{spec.dims}")
-    block, found = whole[part], whole[part].to(dtype, copy=True)
-    lost = found.isinf() & block.isfinite() if dtype.is_floating_point else found != block
-    if lost.any():
-        raise ValueError(f"{name} holds values that do not fit {spec.dtype}")
     return found
 
 

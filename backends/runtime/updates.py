@@ -47,15 +47,17 @@ def adam_(
     eps: float,
     weight_decay: float,
     decoupled: bool,
+    fused: bool = True,
 ) -> Any:
     """Adam; `decoupled` makes it AdamW: by torch's kernel, in one pass over the memory.
 
-    It needs scalars and contiguous tensors, and its name is private: a torch may lack it. Otherwise
+    It needs scalars and contiguous tensors, and its name is private: a torch may lack it. Chunks
+    of one that is not contiguous are not to be `fused`, for its rounding is another. Otherwise
     lr * (m / c1) / (sqrt(v / c2) + eps) is computed as (lr * r / c1) * m / (sqrt(v) + eps * r) with
     r = sqrt(c2), which saves a pass.
     """
     update = getattr(torch, "_fused_adamw_" if decoupled else "_fused_adam_", None)
-    if update and are_scalars(lr, step) and all(x.is_contiguous() for x in (w, m, v)):
+    if update and fused and are_scalars(lr, step) and all(x.is_contiguous() for x in (w, m, v)):
         full = full_gradient(w, g, scale, 0.0).contiguous()
         steps = torch.as_tensor(step, dtype=torch.float32, device=w.device)
         options = {"lr": lr, "beta1": beta1, "beta2": beta2, "eps": eps}

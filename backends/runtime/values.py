@@ -31,7 +31,8 @@ class Spec(NamedTuple):
     booleans, or `("seed",)` for the seed of the run; `key` names another tensor
     whose values it begins with. Along the axes of `parts` every device has a part of a sum.
     `blocks` says of a dim which indices of it lie in each block along its outer axis, in their
-    order; a single block is in which order all of it lies, before it is split alike.
+    order; a single block is in which order all of it lies, before it is split alike. Between steps
+    one on `disk` lies there.
     """
 
     dtype: str
@@ -41,6 +42,7 @@ class Spec(NamedTuple):
     key: str = ""
     parts: tuple[str, ...] = ()
     blocks: dict[str, list[list[int]]] | None = None
+    disk: bool = False
 
 
 Part = tuple[slice | list[int], ...]
@@ -51,16 +53,17 @@ def spec_of(text: str) -> Spec:
     """The tensor written as `f32[vocab=512@tp, model=256] = normal(0.02)`, perhaps ` as key`.
 
     Behind the dims may stand the axes along which it is kept in parts: ` over pod data`, behind a
-    size what lies where: `layers=4:0.2.1.3@pipe`, or of each block: `layers=4:0.1.2|3@pipe`.
+    size what lies where: `layers=4:0.2.1.3@pipe`, or of each block: `layers=4:0.1.2|3@pipe`. Of a
+    state that lies there, ` on disk` stands before how it begins.
     """
-    form = r"^(\w+)\[(.*?)\](?: over ([\w ]+?))?(?: = (\w+)\((.*?)\))?(?: as (.+))?$"
-    dtype, dims, parts, how, numbers, key = re.findall(form, text)[0]
+    form = r"^(\w+)\[(.*?)\](?: over ([\w ]+?))?( on disk)?(?: = (\w+)\((.*?)\))?(?: as (.+))?$"
+    dtype, dims, parts, disk, how, numbers, key = re.findall(form, text)[0]
     found = re.findall(r"([^ ,=]+)=(\d+):?([\d.|]*)@?([^ ,]*)", dims)
     sizes = {dim: int(size) for dim, size, _, _ in found}
     split = {dim: tuple(axes.split("+")) for dim, _, _, axes in found if axes}
     blocks = {d: [[*map(int, b.split("."))] for b in at.split("|")] for d, _, at, _ in found if at}
     draw = (how, *(float(x) for x in numbers.split(", ") if x)) if how else None
-    return Spec(dtype, sizes, split, draw, key, tuple(parts.split()), blocks or None)
+    return Spec(dtype, sizes, split, draw, key, tuple(parts.split()), blocks or None, bool(disk))
 
 
 def coordinates(mesh: dict[str, int], rank: int) -> dict[str, int]:
@@ -241,18 +244,17 @@ def drawn_part(spec: Spec, name: str, seed: int, part: Part, chunk: int = 1 << 1
     assert spec.draw is not None, f"{name} cannot be made up"
     kinds = {"f64": "f8", "f16": "f2", "i64": "i8", "i32": "i4", "bool": "?"}  # others are float32
     own = [np.arange(size)[p] for size, p in zip(spec.dims.values(), part, strict=True)]
-    shape = [len(index) for index in own]
-    values = np.empty(shape, kinds.get(spec.dtype, "f4"))
+    values = np.empty([len(index) for index in own], kinds.get(spec.dtype, "f4"))
     if spec.draw[0] in ("zeros", "ones"):
         return np.full_like(values, spec.draw[0] == "ones")
     if spec.draw[0] == "seed":
-        seeds = [step_seed(seed, n) if shape else seed for n in range(values.size)]
-        return np.reshape(seeds, shape)
+        seeds = [step_seed(seed, n) if values.shape else seed for n in range(values.size)]
+        return np.reshape(seeds, values.shape)
     digest = hashlib.blake2b(f"{seed}\0{spec.key or name}".encode(), digest_size=8).digest()
     key, flat = np.frombuffer(digest, "<u8").astype(np.uint64), values.reshape(-1)
     for start in range(0, flat.size, chunk):
         # Always a full chunk, so that every element goes through the same loop of numpy.
-        at = np.unravel_index(np.arange(start, start + chunk) % flat.size, [1, *shape])
+        at = np.unravel_index(np.arange(start, start + chunk) % flat.size, [1, *values.shape])
         here = (at[0], *(index[a] for index, a in zip(own, at[1:], strict=True)))
         index = np.ravel_multi_index(here, [1, *spec.dims.values()])
         flat[start : start + chunk] = drawn(spec.draw, key, index)[: flat.size - start]

@@ -23,6 +23,7 @@ class TorchText:
     empty:      dims of which some devices have nothing; of a window, with its operand.
     fresh:      hint -> a variable name that is not taken.
     checked:    whether operand `index` is known to be indices of `dim`; it is from now on.
+    whole:      the variable of which operand 0 is a chunk, where it is one.
     used:       collects the names of support functions.
     lines:      collects the statements that `let` writes, which precede the expression.
     helpers:    collects the variables of those statements.
@@ -43,6 +44,7 @@ class TorchText:
     extents: Mapping[str, str] = field(default_factory=dict)
     empty: frozenset[str | tuple[int, str]] = frozenset()
     starts: Mapping[tuple[int, str], Callable[[], str]] = field(default_factory=dict)
+    whole: str = ""
     used: set[str] = field(default_factory=set)
     lines: list[str] = field(default_factory=list)
     helpers: list[str] = field(default_factory=list)

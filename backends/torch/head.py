@@ -172,8 +172,8 @@ def _states(program: Program, draws: Draws) -> list[str]:
         copied = copies[var.value]
         draw = ("zeros",) if copied is None else draws.get(copied)
         rows.append((var.value.name or "", var, draw, copied.name if copied else None))
-    lying = program.placed.blocks
-    texts = [(key, _spec(var, draw, lying, under)) for key, var, draw, under in rows]
+    lying, away = program.placed.blocks, program.on_disk
+    texts = [(k, _spec(v, draw, lying, under, v in away)) for k, v, draw, under in rows]
     return _rows("STATES", texts)
 
 
@@ -233,12 +233,19 @@ def _row(line: str) -> list[str]:
     return [f'{first}"', f'{INDENT}"{equals}{rest}']
 
 
-def _spec(var: Var, draw: tuple[object, ...] | None, lying: Lying, under: str | None = None) -> str:
+def _spec(
+    var: Var,
+    draw: tuple[object, ...] | None,
+    lying: Lying,
+    under: str | None = None,
+    disk: bool = False,
+) -> str:
     """The text of a variable's `Spec`, the same for all devices."""
     type_, split = var.value.type, dict(var.placement.splits)
     dims = {dim.name: dim.size for dim in type_.dims}
     parts, own = var.placement.partial, dict(lying(type_, var.placement))
-    return quoted(spec_text(Spec(str(type_.dtype), dims, split, draw, under or "", parts, own)))
+    about = (dims, split, draw, under or "", parts, own, disk)
+    return quoted(spec_text(Spec(str(type_.dtype), *about)))
 
 
 def spec_text(spec: Spec) -> str:
@@ -250,6 +257,7 @@ def spec_text(spec: Spec) -> str:
     how, *numbers = spec.draw or ("",)
     drawn = f" = {how}({', '.join(map(repr, numbers))})" if how else ""
     parts = f" over {' '.join(spec.parts)}" if spec.parts else ""
+    parts += " on disk" if spec.disk else ""
     return f"{spec.dtype}[{dims}]{parts}{drawn}{f' as {spec.key}' if spec.key else ''}"
 
 

@@ -11,7 +11,7 @@ import itertools
 import re
 import symtable
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshdsl.backends.torch.call import TorchText
 from meshdsl.backends.torch.format import INDENT, WIDTH, quoted
@@ -20,7 +20,9 @@ from meshdsl.backends.torch.lines import Line
 from meshdsl.backends.torch.moves import typed
 from meshdsl.backends.torch.paste import paste
 from meshdsl.backends.torch.pipelines import Pipelines
+from meshdsl.device import disk
 from meshdsl.device.aliases import copied_first, shared
+from meshdsl.device.disk import Streamed, streamed
 from meshdsl.device.ir import Collective, Compute, Loop, Move, Node, Program, Var
 from meshdsl.device.liveness import (
     LARGE,
@@ -32,6 +34,7 @@ from meshdsl.device.liveness import (
     overwrites,
     shows_operand,
 )
+from meshdsl.ir.types import TensorType
 from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed.sbp import Window
@@ -79,6 +82,9 @@ class Emitter(Pipelines):
         super().__init__(program, taken)
         self.used = {"main"}
         self.copied_first = copied_first(program)
+        self.away = program.on_disk
+        self.streamed = streamed(program)
+        self.rounded = {found.cast for found in self.streamed.values()}
         # The last assignment: the first and last of its lines, the variable, the text.
         self.last: tuple[int, int, Var, str] | None = None
         self.renamed: set[Var] = set()
@@ -91,6 +97,7 @@ class Emitter(Pipelines):
         pasted = paste(self.used)
         states = ", STATES" if self.program.updates else ""
         begun = ", assigned=ASSIGNED" if assigned(self.program) else ""
+        begun += ", local=Disk().local_value" if self.away else ""
         call = f"main(MESH, GROUPS, device, OUTPUTS, INPUTS, PARAMS{states}{begun})"
         below = [] if bare else foot(pasted.texts, call)
         return self.under(head(self.program, draws, pasted.imports, bare), below)
@@ -145,7 +152,7 @@ class Emitter(Pipelines):
     def entry(self, var: Var, kind: str) -> None:
         """Write the line of a given tensor, if it is read."""
         key = var.value.label if kind == "inputs" else var.value.name or ""
-        if self.uses[var]:
+        if self.uses[var] and var not in self.away:
             self._let(var, f"{kind}[{quoted(key)}]")
 
     def block(self, nodes: tuple[Node, ...], kept: frozenset[Var]) -> None:
@@ -192,6 +199,11 @@ class Emitter(Pipelines):
         if node.onto is not None:
             self._write_onto(node)
             return
+        if node in self.streamed:
+            self._in_chunks(self.streamed[node])
+        if node in self.streamed or node in self.rounded:
+            self._has_memory(node)
+            return
         opdef = lookup(node.name)
         call = self._call(node)
         text = self._in_place(node, call) or opdef.torch(call)
@@ -202,6 +214,51 @@ class Emitter(Pipelines):
         if any(2 * v.local.bytes >= LARGE for v in (*node.ins, *node.outs)):
             self.helpers = call.helpers
         self._has_memory(node)
+
+    def _in_chunks(self, found: Streamed) -> None:
+        """Write an update of states on disk as a loop over chunks of them."""
+        node, call = found.update, self._call(found.update)
+        first, dims = self._updated(found), call.ins[0].dims
+        gradient = call.tensor(1) if call.is_constant(1) else call.aligned(1, dims)
+        for var, index in zip(found.new, found.states, strict=True):
+            self.variables.follow(var, node.ins[index])
+        states = dict(zip(found.states, map(self.variables.assign, found.new), strict=True))
+        stored = ", ".join(_stored(node.ins[i]) for i in found.states)
+        hints = (first, "gradient" if call.is_constant(1) else call.args[1])
+        pieces = [self.variables.names.fresh(f"{hint}_chunk") for hint in hints]
+        self.helpers = [*pieces, *states.values()]
+        self.used.update(("chunks", "Disk"))
+        of = f"[{first}, {gradient}], [{stored}], {disk.CHUNK:_}"
+        self.out.statement(f"for {', '.join(self.helpers)} in chunks({of}):")
+        self.out.depth += 1
+        args = tuple(states.get(i, text) for i, text in enumerate((*pieces, *call.args[2:])))
+        chunk = replace(
+            call,
+            args=args,
+            constants=(False, False, *call.constants[2:]),
+            ins=(call.ins[0], TensorType(dims, call.ins[1].dtype), *call.ins[2:]),
+            whole="" if 0 in states else first,
+        )
+        new = ", ".join(args[i] for i in lookup(node.name).overwrites)
+        self.out.statement(f"{new} = {lookup(node.name).torch(chunk)}")
+        if found.cast is not None:
+            self.out.statement(f"{pieces[0]}.copy_({states[0]})")
+        self.out.depth -= 1
+
+    def _updated(self, found: Streamed) -> str:
+        """The identifier of the parameter that an update writes, made anew where it is a cast's."""
+        node, cast = found.update, found.cast
+        if cast is not None:
+            name = self.variables.assign(cast.outs[0])
+            dtype = cast.outs[0].local.dtype.torch
+            text = f"torch.empty({_stored(node.ins[0])}.shape, dtype={dtype})"
+            self.out.statement(f"{name} = {text}", typed(cast.outs[0]))
+            return name
+        self.variables.follow(node.outs[0], node.ins[0])
+        argument, name = self._argument(node.ins[0], 0, node), self.variables.assign(node.outs[0])
+        if argument != name:
+            self.out.statement(f"{name} = {argument}", typed(node.outs[0]))
+        return name
 
     def _has_memory(self, node: Compute) -> None:
         """Note whether the results of a statement have memory of their own or are views."""
@@ -364,7 +421,10 @@ class Emitter(Pipelines):
         program, owners = self.program, shared(self.program)
         params = set(program.params)
         given = {owners.get(v, v) for v in (*program.inputs, *program.params, *program.states)}
+        away = program.on_disk
         for old, new in program.updates:
+            if old in away:
+                continue
             where = "params" if old in params else "states"
             owner = owners.get(new, new)
             # What is stored has memory of its own, or that of the tensor it replaces.
@@ -384,6 +444,11 @@ class Emitter(Pipelines):
             copy = ".clone()" if owners.get(var, var) in stored else ""
             items.append(f"{quoted(name)}: {self._tensor(var)}{copy}")
         self.out.statement(f"return {{{', '.join(items)}}}")
+
+
+def _stored(state: Var) -> str:
+    """Text of a state as it is given."""
+    return f"states[{quoted(state.value.name or '')}]"
 
 
 def _globals(table: symtable.SymbolTable) -> Iterator[str]:

@@ -183,6 +183,19 @@ class Checkpoints:
         MD0501 where it cannot be read.
         """
         check_same(found, specs)
+        return self._read(found, specs, mesh, ranks)
+
+    def each(
+        self, found: Found, specs: dict[str, Spec], mesh: dict[str, int], rank: int
+    ) -> Iterator[tuple[str, torch.Tensor]]:
+        """As `load`, the tensors of one device one after the other."""
+        check_same(found, specs)
+        for name, spec in specs.items():
+            yield from self._read(found, {name: spec}, mesh, [rank])[rank].items()
+
+    def _read(
+        self, found: Found, specs: dict[str, Spec], mesh: dict[str, int], ranks: Sequence[int]
+    ) -> dict[int, dict[str, torch.Tensor]]:
         try:
             return read_blocks(found, specs, mesh, ranks)
         except (OSError, Refused) as error:

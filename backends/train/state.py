@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
+from meshdsl.backends.engines.failures import HELP
+from meshdsl.backends.engines.in_process import full_disk
 from meshdsl.backends.runtime.values import Spec
 from meshdsl.backends.train.checkpoint import Checkpoints, Found
-from meshdsl.diagnostics import Diagnostic
+from meshdsl.diagnostics import Diagnostic, fail
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +34,8 @@ class Held:
         self.param_specs, self.state_specs = program.PARAMS, program.STATES
         self.specs: dict[str, Spec] = {**program.PARAMS, **program.STATES}
         # A parameter of a narrow dtype has a wider copy among the states: that one is its value.
-        self._finest = {spec.key: state for state, spec in program.STATES.items() if spec.key}
-        self.value_specs = {n: self.specs[self._finest.get(n, n)] for n in program.PARAMS}
+        self.finest = {spec.key: state for state, spec in program.STATES.items() if spec.key}
+        self.value_specs = {n: self.specs[self.finest.get(n, n)] for n in program.PARAMS}
         self.meta = {"seed": job.seed, "size": data.size, "vocabulary": data.vocabulary}
         self.meta |= job.about
         self.params: Tensors = {}
@@ -54,7 +56,7 @@ class Held:
             self._first()
             return ()
         assert checkpoints is not None
-        self._take(checkpoints.load(found, self.specs, ranks.mesh, [ranks.rank])[ranks.rank])
+        self._take(checkpoints.each(found, self.specs, ranks.mesh, ranks.rank))
         self.step, self.path = found.step, str(found.path)
         return (
             *found.warnings,
@@ -90,15 +92,32 @@ class Held:
         from meshdsl.backends.runtime.files import read_arrays
 
         given = read_arrays(self.job.params) if self.job.params else {}
-        ranks = [self.ranks.rank]
-        (blocks,) = local_tensors(self.ranks.mesh, self.specs, given, self.job.seed, ranks)
-        self._take(blocks)
+        mesh, seed, ranks = self.ranks.mesh, self.job.seed, [self.ranks.rank]
+
+        def blocks() -> Iterator[tuple[str, torch.Tensor]]:
+            for name, spec in self.specs.items():
+                yield from local_tensors(mesh, {name: spec}, given, seed, ranks)[0].items()
+
+        self._take(blocks())
         self.step, self.path = 0, ""
 
-    def _take(self, blocks: Mapping[str, torch.Tensor]) -> None:
-        held = {name: blocks[name].to(self.ranks.where) for name in self.specs}
-        self.params = {name: held[name] for name in self.param_specs}
-        self.states = {name: held[name] for name in self.state_specs}
+    def _take(self, blocks: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Hold these blocks; those that lie on disk are moved there one by one. Raises MD0545."""
+        from meshdsl.backends.runtime.disk import Disk
+
+        self.params, self.states = {}, {}
+
+        def place() -> None:
+            disk = Disk() if any(spec.disk for spec in self.specs.values()) else None
+            for name, block in blocks:
+                table = self.params if name in self.param_specs else self.states
+                held: Any = disk.keep(block) if disk and self.specs[name].disk else block
+                table[name] = held.to(self.ranks.where)
+
+        try:
+            self.ranks.all_do(place)
+        except OSError as error:
+            fail("MD0545", full_disk(error), help=HELP["MD0545"])
 
     def save(self, step: int) -> None:
         """Write a checkpoint, together with the other devices. Raises DiagnosticError."""
@@ -107,10 +126,12 @@ class Held:
         self._checkpoints.save(step, blocks, self.specs, {**self.meta, "step": step}, self.ranks)
         self.step, self._ours = step, True
 
-    def values(self) -> Tensors:
-        """The parameters in the widest dtype that is kept, as in `value_specs`."""
-        held = {**self.params, **self.states}
-        return {name: held[self._finest.get(name, name)] for name in self.param_specs}
+    def values(self) -> Mapping[str, torch.Tensor]:
+        """The parameters in the widest dtype that is kept, as in `value_specs`.
+
+        Those on disk are read when they are asked for.
+        """
+        return _Values(self)
 
     def is_finite(self) -> bool:
         """Whether all parameters are finite."""
@@ -119,3 +140,22 @@ class Held:
             for tensor in self.params.values()
             if tensor.is_floating_point()
         )
+
+
+class _Values(Mapping[str, "torch.Tensor"]):
+    """The parameters of a device by name, in the widest dtype that is kept."""
+
+    def __init__(self, held: Held) -> None:
+        self.held = held
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        held, kept = self.held, self.held.finest.get(name, name)
+        if held.specs[kept].disk:
+            return held.states[kept].cpu().to(held.ranks.where)
+        return {**held.params, **held.states}[kept]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.held.param_specs)
+
+    def __len__(self) -> int:
+        return len(self.held.param_specs)

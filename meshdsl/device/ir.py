@@ -471,6 +471,12 @@ class Program:
     updates: tuple[tuple[Var, Var], ...] = ()
     lists: frozenset[Var] = frozenset()
 
+    @property
+    def on_disk(self) -> frozenset[Var]:
+        """The states that lie on disk between steps: updates read and write them in chunks."""
+        away = {s.value for s in self.placed.named.states if s.on_disk}
+        return frozenset(v for v in self.states if v.value in away)
+
 
 def with_vars(node: Node, of: Callable[[Var], Var]) -> Node:
     """An operator, a collective or a loop with other variables, those of its body included."""

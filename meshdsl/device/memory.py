@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from meshdsl.device.disk import streamed
 from meshdsl.device.ir import (
     Bucket,
     Collective,
@@ -53,7 +54,7 @@ def memory(program: Program) -> dict[str, int]:
     `activations` are the rest of the peak.
     """
     walk = max(walks(program), key=lambda walk: walk.stored + walk.walked().most)
-    params, state, inputs = map(walk.bytes, (program.params, program.states, program.inputs))
+    params, state, inputs = map(walk.bytes, (program.params, walk.states, program.inputs))
     held = walk.held
     grads = min(held.most, walk.bytes(gradients(program)))
     return {
@@ -158,6 +159,9 @@ class Walk:
         self.sizes: dict[tuple[Var, int], TensorType] = {}
         self.held = Held(line=program.placed.named.span.line)
         self.shown = shown_by(program) | dict(_Reuse(program).found())
+        # What an update rounds is there as it begins.
+        self.streamed = streamed(program)
+        self.rounded = {found.cast for found in self.streamed.values()}
         self.used_up, self.collected = used_up(program), collected(program)
         self.dying: dict[Loop, tuple[tuple[Var, ...], ...]] = {}
         self.is_last = False
@@ -166,10 +170,16 @@ class Walk:
         self.dead: dict[Node, tuple[Var, ...]] = {}
 
     @property
+    def states(self) -> tuple[Var, ...]:
+        """The states that are in memory between steps."""
+        away = self.program.on_disk
+        return tuple(v for v in self.program.states if v not in away)
+
+    @property
     def stored(self) -> int:
         """The bytes of inputs, parameters and states."""
         program = self.program
-        return self.bytes((*program.params, *program.states, *program.inputs))
+        return self.bytes((*program.params, *self.states, *program.inputs))
 
     def bytes(self, variables: Iterable[Var]) -> int:
         """The bytes of variables on this device."""
@@ -248,7 +258,11 @@ class Walk:
         if is_constant(node):
             self.numbers[node.outs[0]] = node.attr("value")
             return
+        if node in self.rounded:
+            return
         scratch, line = self._scratch(node), node.span.line
+        if node in self.streamed and (cast := self.streamed[node].cast):
+            self.held.bind(cast.outs[0].name, self.held.take(self.local(cast.outs[0]).bytes, line))
         if scratch and shows_operand(node):
             blocks = [self.held.take(scratch, line)]
         else:
@@ -262,7 +276,8 @@ class Walk:
         scratch = lookup(node.name).scratch
         if scratch is not None:
             numbers = {i: self.numbers[v] for i, v in enumerate(node.ins) if v in self.numbers}
-            return scratch(self.sized(node).local, numbers)
+            found, sig = self.streamed.get(node), self.sized(node).local
+            return found.scratch(sig, numbers) if found else scratch(sig, numbers)
         if node.onto is None or node.name != "add":
             return 0
         total, part = map(self.local, node.ins)

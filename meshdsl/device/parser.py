@@ -60,6 +60,7 @@ class _Device(ir.Parser[Var]):
         assert found, "no head of a device program"
         self.title, self.mesh = found[1], parse_mesh(found[2])
         self.lists: set[Var] = set()
+        self.states: list[named.State] = []
         self.rows: list[Rows] = []
         self.works: dict[str, Collective] = {}
         self.coordinates = {axis: axis for axis in self.mesh.names}
@@ -69,7 +70,8 @@ class _Device(ir.Parser[Var]):
 
     def program(self) -> Program:
         inputs, params, states, body, outputs, updates = self.sections()
-        source = named.Program(self.title, (), (), (), (), self.top.span)
+        about = (self.title, (), (), (), (), self.top.span)
+        source = named.Program(*about, states=tuple(self.states))
         before = placed.Program(source, self.mesh, "", "", (), (), (), (), (), {})
         made = (inputs, params, body, outputs, self.coordinates, states, updates)
         return Program(before, self.mesh, *made, frozenset(self.lists))
@@ -78,7 +80,10 @@ class _Device(ir.Parser[Var]):
         with self.reading(line) as scan:
             var = self.entry(scan, line, role)
             scan.expect("=")
-            return self._known(replace(var, value=replace(var.value, name=scan.next())))
+            found = replace(var, value=replace(var.value, name=scan.next()))
+            if scan.accept("on", "disk"):
+                self.states.append(named.State(found.value, on_disk=True))
+            return self._known(found)
 
     def _known(self, var: Var) -> Var:
         self.scope[var.name] = var

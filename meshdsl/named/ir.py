@@ -127,12 +127,13 @@ class State:
 
     It begins with zeros, or `copies` its parameter: the same initial values, in its own dtype. Of
     one kept in `parts` only the sum over devices counts: it is partial where what is added to it
-    is.
+    is. Between steps one `on_disk` lies there, where a layout says so.
     """
 
     value: Value
     copies: Value | None = None
     parts: bool = False
+    on_disk: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

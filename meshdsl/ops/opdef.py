@@ -180,6 +180,10 @@ class TorchCall(Protocol):
         """The attributes of the operator."""
 
     @property
+    def whole(self) -> str:
+        """The variable of which operand 0 is a chunk; empty where it is none."""
+
+    @property
     def place(self) -> str:
         """Python string literal with the source place, for run-time errors (`'mlp.mdsl:15'`)."""
 

@@ -54,12 +54,14 @@ def update(
     flops: int,
     true_rows: Mapping[str, str],
     short: Callable[[TorchCall], str | None] = lambda call: None,
+    fused: bool = False,
 ) -> OpDef:
     """Register an update of the `operands`; those called `w`, `m` and `v` get a new value each.
 
     `numpy` takes the attributes and the aligned arrays. The torch text calls the support function
     `{name without _update}_` on the operands and attributes, or is `short` where that has one.
-    `flops` counts per element.
+    `flops` counts per element. One that is `fused` rounds otherwise where `w` is contiguous: of
+    chunks the text says whether the whole is.
     """
     new = tuple(i for i, o in enumerate(operands) if o in ("w", "m", "v"))
 
@@ -68,7 +70,7 @@ def update(
         aligned = [align(a, t, dims) for a, t in zip(arrays, call.ins, strict=True)]
         return numpy(call.attrs, *aligned)
 
-    text = _text(name.removesuffix("update"), new)
+    text = _text(name.removesuffix("update"), new, fused)
     return register(
         OpDef(
             name,
@@ -121,7 +123,7 @@ def _infer(name: str, operands: tuple[str, ...], new: tuple[int, ...]) -> Infer:
     return infer
 
 
-def _text(function: str, new: tuple[int, ...]) -> Callable[[TorchCall], str]:
+def _text(function: str, new: tuple[int, ...], fused: bool) -> Callable[[TorchCall], str]:
     """`adam_(w, g, m, v, lr, scale, step, beta1=0.9, …)`."""
 
     def write(call: TorchCall) -> str:
@@ -131,6 +133,7 @@ def _text(function: str, new: tuple[int, ...]) -> Callable[[TorchCall], str]:
             for i in range(len(call.ins))
         ]
         options = [f"{name}={value!r}" for name, value in call.attrs.items()]
+        options += [f"fused={call.whole}.is_contiguous()"] if fused and call.whole else []
         return f"{call.use(function)}({', '.join([*operands, *options])})"
 
     return write
@@ -267,6 +270,7 @@ update(
         ),
     ),
     flops=12,
+    fused=True,
     true_rows=swapped(
         _REDUCED,
         *_extremes(

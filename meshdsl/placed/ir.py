@@ -160,6 +160,12 @@ class Program:
         return {pipe.dim: found} if found else {}
 
     @property
+    def on_disk(self) -> frozenset[Tensor]:
+        """The states that lie on disk between steps."""
+        away = {s.value for s in self.named.states if s.on_disk}
+        return frozenset(t for t in self.states if t.value in away)
+
+    @property
     def rewritten(self) -> names.Program:
         """The named program with the operators rewritten by placement: expanded, in pairs."""
         return replace(self.named, body=_named_nodes(self.body))

@@ -137,6 +137,7 @@ class _Placed(ir.Parser[Tensor]):
         self.mesh = parse_mesh(found[2])
         self.made: list[Tensor] = []
         self.numbered: dict[str, Tensor] = {}
+        self.on_disk: set[Tensor] = set()
 
     def program(self) -> Program:
         pipe, on_stages = self._pipeline(), self._on_stages()
@@ -149,7 +150,7 @@ class _Placed(ir.Parser[Tensor]):
             (),
             tuple(named.Output(name, t.value, self.top.span) for name, t in outputs),
             self.top.span,
-            tuple(named.State(t.value) for t in states),
+            tuple(named.State(t.value, on_disk=t in self.on_disk) for t in states),
             tuple(named.Update(old.value, new.value) for old, new in updates),
         )
         made = Program(
@@ -201,6 +202,13 @@ class _Placed(ir.Parser[Tensor]):
         rows = "\n".join(row.text for row in line.inner)
         table = verify(parsed(rows)) if rows else None
         return ScheduleUse(name, tuple(dims), micro, line.span, options, table)
+
+    def entry(self, scan: Scanner, line: Line, role: str) -> Tensor:
+        """`state  %3 w.m : f32[a 2] on disk`."""
+        found = super().entry(scan, line, role)
+        if scan.accept("on", "disk"):
+            self.on_disk.add(found)
+        return found
 
     # --- values and nodes ---------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from meshdsl.named.ir import Value
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.cache import Problem
 from meshdsl.placed.cuts import cut_apart, with_homes
+from meshdsl.placed.disk import with_states_on_disk
 from meshdsl.placed.from_named import Placer, Walk, Watch
 from meshdsl.placed.ir import (
     EVERY,
@@ -103,6 +104,7 @@ def place(
     what cannot be met, MD0907 for a split loop.
     """
     assert policy in POLICIES
+    program = with_states_on_disk(program, asked) if isinstance(asked, Layout) else program
     request = with_workers(_with_parts(_request(program, asked)))
     if policy != "optimal":
         return _in_stages(check_parts(_walked(request, policy, watch)[0]))

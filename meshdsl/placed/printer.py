@@ -115,8 +115,9 @@ class _Placed(Printer[Tensor]):
             yield f"{INDENT}input  {self.typed(tensor)}"
         for param in program.params:
             yield f"{INDENT}param  {self.typed(param.tensor)}"
+        away = program.on_disk
         for state in program.states:
-            yield f"{INDENT}state  {self.typed(state)}"
+            yield f"{INDENT}state  {self.typed(state)}{' on disk' if state in away else ''}"
         yield from self.nodes(program.body, 1)
         for name, tensor in program.outputs:
             yield f"{INDENT}return {name} = {self.numbers[tensor]}"

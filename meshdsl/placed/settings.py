@@ -1,7 +1,8 @@
 """Settings of layouts: how what a selector names is handled, not where it lies.
 
-`grads: reduce = bf16` is the dtype in which parts of gradients are added up. `SETTINGS` is the
-table of all of them. A number of an axis, `conv3: pipe = 1`, is a stage of a pipeline (`cuts.py`).
+`grads: reduce = bf16` is the dtype in which parts of gradients are added up, `state: memory = disk`
+where the states of an optimizer are between steps. `SETTINGS` is the table of all of them. A number
+of an axis, `conv3: pipe = 1`, is a stage of a pipeline (`cuts.py`).
 """
 
 from __future__ import annotations
@@ -26,8 +27,14 @@ from meshdsl.syntax.symbols import ROLES
 
 SETTINGS: Mapping[tuple[str, str], tuple[str, ...]] = {
     ("grads", "reduce"): ("bf16", "f32"),
+    ("state", "memory"): ("disk",),
 }
 """The values of every setting, by its selector and name."""
+
+NOT_BUILT: Mapping[tuple[str, str, str], str] = {
+    ("state", "memory", "host"): "states lie in the memory of their device, or on disk",
+}
+"""Values that settings are to have one day, with what there is instead."""
 
 NAMES = list(dict.fromkeys(name for _, name in SETTINGS))
 
@@ -146,6 +153,10 @@ def _wrong_value(node: ast.Setting, selector: str) -> Diagnostic | None:
     if isinstance(value, ast.Ref) and value.name.text in legal:
         return None
     text = value.name.text if isinstance(value, ast.Ref) else ""
+    if (selector, name, text) in NOT_BUILT:
+        message = f"`{selector}: {name} = {text}` is not built yet"
+        help = f"{NOT_BUILT[selector, name, text]}: write `{selector}: {name} = {legal[0]}`"
+        return Diagnostic("MD0314", message, value.span, help=f"{help}, or leave the setting out")
     meant = closest(text, list(legal))
     said = " or ".join(f"`{selector}: {name} = {v}`" for v in ((meant,) if meant else legal))
     message = f"`{selector}: {name}` is {' or '.join(f'`{v}`' for v in legal)}"

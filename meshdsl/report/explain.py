@@ -14,8 +14,9 @@ from typing import Any
 
 from meshdsl.backends.torch.text import identifiers
 from meshdsl.cluster.timing import Timing
+from meshdsl.device.disk import traffic
 from meshdsl.device.ir import Bucket, Collective, Compute, Move, Program, Wait, devices, walk
-from meshdsl.device.memory import memory
+from meshdsl.device.memory import memory, walks
 from meshdsl.diagnostics import Diagnostic, Source
 from meshdsl.ir.program import every
 from meshdsl.named.ir import Op, Value
@@ -101,6 +102,7 @@ def explain(
         "collectives": collectives,
         "totals": _totals(collectives, [n for n, _ in moves], program),
         "memory": memory(program),
+        **_on_disk(program),
         **piped(program),
         **timed,
         "warnings": [
@@ -121,6 +123,14 @@ def _compressed(program: placed.Program) -> dict[str, Any]:
     if found is None:
         return {}
     return {"compress": str(found)} | ({"workers": n} if (n := workers(program)) else {})
+
+
+def _on_disk(program: Program) -> dict[str, Any]:
+    """What lies on the disk of the device that has most there; nothing where nothing does."""
+    if not program.on_disk:
+        return {}
+    each = (traffic(walk.bytes, program) for walk in walks(program))
+    return {"disk": max(each, key=lambda found: found["bytes"])}
 
 
 def _plan(found: placed.Found | None) -> dict[str, Any] | None:
@@ -661,6 +671,7 @@ def _totals_of(report: Json) -> Iterator[Block]:
         yield from timed_in_all(report["time"])
         yield Gap()
     yield from held(report["memory"])
+    yield from on_disk(report)
     yield from by_stage(report)
     if report["warnings"]:
         yield Gap()
@@ -708,6 +719,16 @@ def held(memory: Json) -> Iterator[Item]:
     rows = [("", word, memory[key]) for key, word in kinds.items() if memory.get(key)]
     where = f"activations, line {memory['peak_line']}"
     yield from _amounts([*rows, ("", where, memory["activations"])])
+
+
+def on_disk(report: Json) -> Iterator[Block]:
+    """What a device has on disk, and what a step reads and writes there."""
+    if "disk" not in report:
+        return
+    found = report["disk"]
+    text = f"{exact(found['bytes'])} of states; each step reads {exact(found['read'])} and writes "
+    text += f"{exact(found['written'])}, in chunks of at most {human(found['chunk'])}"
+    yield _headed("On disk per device:", text)
 
 
 def _warnings(warnings: list[Json]) -> Iterator[Block]:

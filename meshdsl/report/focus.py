@@ -29,6 +29,7 @@ from meshdsl.report.explain import (
     held,
     listed,
     listing,
+    on_disk,
     place_of,
     planned,
     section,
@@ -105,6 +106,7 @@ def _excerpt(report: Json, sources: Mapping[str, Source], top: int, rest: str) -
     yield from planned(report)
     yield Gap()
     yield from held(report["memory"])
+    yield from on_disk(report)
     yield from by_stage(report)
     yield Gap()
     yield line(rest, "muted")

@@ -87,7 +87,7 @@ def headline(made: Compilation, engine: str) -> str:
 
 def _devices(made: Compilation, result: Result) -> Grid:
     program = made.device
-    kept = (*program.inputs, *program.params, *program.states)
+    kept = {*program.inputs, *program.params, *program.states} - program.on_disk
     held = sum(v.local.bytes for v in kept)
     what = "inputs, parameters and states" if program.states else "inputs and parameters"
     lines = []

@@ -33,13 +33,28 @@ LAYOUTS: dict[str, Any] = {
     "with none": {"batch": "a", "hidden": "b", "io": None},
     "displaced": md.layout({"batch": "b", "hidden": None}, extends=None) and "batch:a,hidden:b",
 }
-SETTING = md.layout("grads: reduce = bf16", extends=md.layout(batch="a"))
+SETTINGS = ("grads: reduce = bf16", "state: memory = disk")
+SETTING = md.layout(", ".join(SETTINGS), extends=md.layout(batch="a"))
 
 
-def test_a_setting_is_written_as_in_the_language() -> None:
-    assert repr(SETTING) == "layout SETTING extends batch -> a { grads: reduce = bf16 }"
-    plan = mlp.compile(mesh="a:2", layout=["batch -> a", "grads: reduce = bf16"])
-    assert plan.explain().json["layout"] == "batch -> a, grads: reduce = bf16"
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_setting_is_written_as_in_the_language(setting: str) -> None:
+    assert repr(SETTING) == f"layout SETTING extends batch -> a {{ {', '.join(SETTINGS)} }}"
+    plan = mlp.compile(mesh="a:2", layout=["batch -> a", setting])
+    assert plan.explain().json["layout"] == f"batch -> a, {setting}"
+
+
+def test_states_lie_on_disk() -> None:
+    @md.program
+    def trained(x: md.Tensor[batch, io]):
+        w = md.param([io, hidden])
+        loss = md.mean(md.square(md.einsum(x, w, out=[batch, hidden])))
+        md.minimize(loss, md.adam(lr=0.1))
+        return loss
+
+    plan = trained.compile(mesh="a:2", layout=["batch -> a", "state: memory = disk"])
+    assert plan.explain().json["disk"]["read"] == 8 * 4 * 8
+    assert plan.memory["state"] == 4
 
 
 MESHES: dict[str, Any] = {
