@@ -261,6 +261,31 @@ def test_the_memory_that_is_reported_is_what_torch_allocates(
     assert held + allocated(run) == pytest.approx(report["peak"], rel=CLOSE)
 
 
+STAGES = """
+dim b = 64, m = 256, h = 1024, l = 8, o = m
+program p(x[b, m], t[b, m]) {
+  repeat l {
+    param w[m, h]
+    param v[h, o]
+    x = x + einsum(tanh(einsum(x, w -> [b, h])), v -> [b, o])[o -> m]
+  }
+  loss = mean(square(x - t))
+  return loss
+  minimize loss with OPT
+}
+"""
+
+
+@pytest.mark.parametrize(
+    "schedule", ["gpipe[b](8)", "interleaved[b](8)", 'one_f_one_b[b](8, layers="5 3")']
+)
+def test_the_memory_of_stages_is_what_torch_allocates(schedule: str) -> None:
+    made = compiled(OPTIMIZERS[4], "f32", "pipe:2", f"l -> pipe, {DISK}", schedule, text=STAGES)
+    peak, *_ = explain(made.device)["pipeline"]["peak"]
+    held, run = first_device(made)
+    assert held + allocated(run) == pytest.approx(peak, rel=CLOSE)
+
+
 def test_memory_falls_by_the_states_and_rises_by_a_chunk_of_each() -> None:
     found = []
     for rules in ("", DISK):
