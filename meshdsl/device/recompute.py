@@ -93,8 +93,14 @@ def _kept_apart(pairs: list[Pair], names: Names) -> Iterator[Pair]:
         Carry(node.outs[0], new[c.inside], end, new[c.result])
         for node, c, end in zip(begun, loop.carries, ends, strict=True)
     )
+    later = {c.inside.name: new[c.inside].name for c in loop.carries}
+    behind = False
     for part, node in pairs:
+        if behind:
+            # Versions of what was carried have one name behind the loop, too.
+            new |= {v: replace(v, name=later[v.name]) for v in _defines(node) if v.name in later}
         if node is loop:
+            behind = True
             yield from ((Part.FIRST, start) for start in begun)
             looped = renamed(replace(loop, body=body), new)
             assert isinstance(looped, Loop)

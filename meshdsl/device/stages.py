@@ -17,6 +17,7 @@ from meshdsl.device.chunks import in_chunks
 from meshdsl.device.cuts import Cuts, Positions
 from meshdsl.device.halves import halves
 from meshdsl.device.ir import (
+    ENDS,
     Bucket,
     Compute,
     Loop,
@@ -32,7 +33,7 @@ from meshdsl.device.liveness import is_constant, reads, totals
 from meshdsl.device.names import Names, names_of
 from meshdsl.device.recompute import recomputed
 from meshdsl.diagnostics import fail
-from meshdsl.ir.program import Carry, uses
+from meshdsl.ir.program import Carry, every, uses
 from meshdsl.ir.types import TensorType
 from meshdsl.placed.collectives import send
 from meshdsl.placed.sbp import Mesh
@@ -259,21 +260,22 @@ class _Parts:
         found = [part for node in self.loop.body if (part := self.parts[node]) is not None]
         assert len(found) == len(self.loop.body)
         for node, part in zip(self.loop.body, found, strict=True):
-            self._check_stages(node)
+            self._check_stages(node, part)
             for var in reads(node):
                 self._check(node, part, var)
         return found
 
-    def _check_stages(self, node: Node) -> None:
+    def _check_stages(self, node: Node, part: Part) -> None:
         """Refuse what needs all stages at once, which are never at one micro-batch together."""
-        moves = node.moves if isinstance(node, Move | Bucket) else ()
-        whole = [m for m in moves if self.pipe.axis in m.step.axes]
+        within = [*every((node,))]
+        moves = [m for n in within if isinstance(n, Move | Bucket) for m in n.moves]
+        split = [v for n in within for v in n.makes if self._is_split(v)]
+        whole = [m.source for m in moves if self.pipe.axis in m.step.axes]
         stacks = [v for v in reads(node) if self.made.get(v) is Part.COLLECTED]
-        if whole or (stacks and not isinstance(node, Loop) and node.phase == "forward"):
-            value = whole[0].source if whole else stacks[0]
-            known = bool(value.value.name)
-            name = f"`{value.value.label}`" if known else f"what `{value.hint}` yields"
-            message = f"{name}, of which each stage has a part, is read behind the loop"
+        if stacks and node.phase == "forward" and not isinstance(node, Loop):
+            whole += [] if all(map(self._is_split, node.makes)) else stacks
+        if whole:
+            message = f"{_named(whole[0])}, of which each stage has a part, is read behind the loop"
             help = "hand it on from iteration to iteration, as what the loop carries"
             if self.pipe.cut is None:  # else what depends on no sample is computed before them
                 name = self.pipe.use.name if self.pipe.use else "one_f_one_b"
@@ -281,6 +283,15 @@ class _Parts:
                     f"cut the batch, `with {name}[batch](8)`, in place of `accumulate`; or {help}"
                 )
             fail("MD0330", message, node.span, help=help)
+        if part in ENDS and split:
+            dim, stage = self.pipe.dim, part.stages
+            message = f"{_named(split[0])} has all of `{dim}`, and is made on the {stage} stage"
+            help = f"compute it inside of the loop over `{dim}`, or with another dim than `{dim}`"
+            fail("MD0330", message, node.span, help=help)
+
+    def _is_split(self, var: Var) -> bool:
+        """Whether each stage has its own iterations of a value."""
+        return self.pipe.axis in var.placement.axes_of(self.pipe.dim)
 
     def follow(self, node: Node) -> None:
         """Note the part of a statement by its operands; None where it depends on no stage."""
@@ -337,7 +348,7 @@ class _Parts:
             return
         if made.stages in ("every", part.stages) or (part in STARTS and made.stages == "every"):
             return
-        name = f"`{var.value.label}`" if var.value.name else f"what `{var.hint}` yields"
+        name = _named(var)
         readers = "all stages" if part.stages == "every" else f"the {part.stages} one"
         fail(
             "MD0330",
@@ -345,6 +356,11 @@ class _Parts:
             node.span,
             help="leave the loop's dim whole, or compute the value inside of the loop",
         )
+
+
+def _named(var: Var) -> str:
+    """A variable in a message."""
+    return f"`{var.value.label}`" if var.value.name else f"what `{var.hint}` yields"
 
 
 def read_in(reader: Node, part: Part, var: Var) -> Part:

@@ -110,13 +110,14 @@ class Request:
 
     @cached_property
     def _stacks(self) -> frozenset[Value]:
-        """What the loop on the stages collects, and sums of it over batches."""
+        """What the loop on the stages collects, gradients made of it, and sums over batches."""
         pipe = self.pipe
         if pipe is None:
             return frozenset()
         piped = (loop for loop in loops(self.program) if pipe.cuts(loop))
         sums = (v for v in self._sums if v.type.has(pipe.dim))
-        return frozenset((*(c.outer for loop in piped for c in loop.collected), *sums))
+        grads = (v for v in self._in_passes if v.role == "grad" and v.type.has(pipe.dim))
+        return frozenset((*(c.outer for loop in piped for c in loop.collected), *grads, *sums))
 
     def _on_stages(self, value: Value, found: Binding) -> Asked:
         """What is requested of what the passes make: a stage has it, or all of its iterations.

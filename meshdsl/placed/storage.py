@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from meshdsl.diagnostics import Span
-from meshdsl.ir.program import Stacked, substitute
+from meshdsl.ir.program import Stacked, every, substitute
 from meshdsl.named.ir import Loop, Node, Op, Pin, Program, Value, walk
 from meshdsl.placed.layout import Layout
 from meshdsl.placed.stages import Piped
@@ -96,25 +96,32 @@ class _Block:
         return self._load(value, loop.phase, loop.span)
 
     def _is_over_stages(self, value: Value) -> bool:
-        """Whether a parameter is stored split over the stages of a network that is cut.
+        """Whether a parameter is stored split over the stages of a pipeline.
 
-        One of them has the loop, and what all send is sent before the first micro-batch.
+        What all of these send is sent before the first micro-batch.
         """
-        if self.pipe is None or not self.pipe.count:
+        if self.pipe is None:
             return False
         stored = self.layout.bind(value, stored=True).placement(self.layout.mesh)
         return any(self.pipe.axis in axes for _, axes in stored.splits)
+
+    def _is_whole(self, stack: Value) -> bool:
+        """Whether a stack is loaded before a loop rather than slice by slice."""
+        return _is_kept(stack, self.layout) or self._is_over_stages(stack)
 
     def _loop(self, loop: Loop) -> Loop:
         """The loop, its stacks read slice by slice as stored, and each slice loaded inside."""
         if loop.phase == "update":
             return loop
         outside = {v for op in walk(loop.body) for v in op.ins} | {c.init for c in loop.carries}
+        inner_loops = (n for n in every(loop.body) if isinstance(n, Loop))
+        outside.update(s.outer for n in inner_loops for s in n.stacked if self._is_whole(s.outer))
         new = {v: self._load(v, loop.phase, loop.span) for v in outside & self.moved}
         stacked: list[Stacked[Value]] = []
         inner: set[Value] = set()
         for item in loop.stacked:
-            whole = _is_kept(item.outer, self.layout) or self._is_over_stages(item.outer)
+            staged = self.pipe is not None and self.pipe.cuts(loop)
+            whole = _is_kept(item.outer, self.layout) if staged else self._is_whole(item.outer)
             if item.outer in self.moved and whole:
                 outer = self._load(item.outer, loop.phase, loop.span)
                 new[item.inside] = replace(item.inside, follows=item.outer)

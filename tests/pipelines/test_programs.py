@@ -280,6 +280,24 @@ program p(x[b, m], t[b, m]) {
   minimize loss with OPT
   }
 """
+PROGRAMS["a loop behind with the same name"] = """
+dim b = 8, m = 6, l = 4, j = 2
+program p(x[b, m], t[b, m]) {
+  h = x
+  repeat j { h = 0.5 * h + sin(h) }
+  repeat l {
+    param w[m]
+    h = tanh(h * w)
+  }
+  repeat j {
+    param v[m]
+    h = h + tanh(h * v)
+  }
+  loss = mean(square(h - t))
+  return loss
+  minimize loss with OPT
+  }
+"""
 PROGRAMS["a table read everywhere"] = """
 dim b = 8, m = 6, l = 4, v = 5
 program p(ids[b]: i32, t[b]: i32) {

@@ -86,6 +86,26 @@ REFUSED = {
     "MD0330 a stack and an input": (*STACK, "q = mean(sum[l](h) + t)"),
     "MD0330 a slice of a stack": (*STACK, "q = mean(h[l = 2])"),
     "MD0330 a sum along a stack": (*STACK, "q = mean(square(cumsum[l](h)))"),
+    "MD0330 a table of all layers behind the loop": (
+        "param a[l, m]",
+        "",
+        "loss = loss + mean(x * sum[l](a))\n  q = mean(x)",
+    ),
+    "MD0330 a slice of it before the loop": (
+        "param a[l, m]\n  x = x * a[l = 0]",
+        "",
+        "q = mean(x)",
+    ),
+    "MD0330 a state of all layers of the last stage": (
+        "param e[l, m] = zeros()",
+        "",
+        "e := e + mean[b](x)\n  q = mean(x)",
+    ),
+    "MD0330 a sum along the loop in another loop": (
+        "param a[k, l, m]",
+        "",
+        "repeat k { x = x + sum[l](a) }\n  loss = loss + mean(x)\n  q = loss",
+    ),
     "MD0330 a mean along the loop": (
         "param a[l]\n  v = a - mean[l](a)",
         "x = x * v",

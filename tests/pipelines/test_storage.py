@@ -100,6 +100,61 @@ def test_a_step_is_that_of_one_device(
     assert max(sent) == told["wire_bytes"] or (hidden % 2 and max(sent) < told["wire_bytes"])
 
 
+OTHERS = """
+dim b = 6, m = 4, h = H, l = 4, i = 2, o = m
+program p(x[b, m], t[b, m]) {
+  param u[m, l]
+  param r[h, l, m]
+  param s[i, m, h]
+  param e[m, l] = zeros()
+  repeat l {
+    param w[h]
+    param v[m, h]
+    y = x * u * sum(w) + sum[h](r)
+    repeat i {
+      x = x + einsum(tanh(einsum(y, v -> [b, h])), s -> [b, m])
+    }
+    e := 0.9 * e + 0.1 * u + mean[b](y)
+  }
+  loss = mean(square(x - t))
+  return loss
+  minimize loss with OPT
+}
+"""
+"""Stacks whose iterations are not first, parameters read through sums, and in an inner loop."""
+
+
+KEPT = {
+    "kept over the stages": "params: m -> pipe keep",
+    "kept over data, gradients over layers": "params: m -> d keep, grads: l -> d",
+}
+
+
+def others() -> list[tuple[str, str, int]]:
+    """Rules x schedules; optimizers take turns."""
+    uses = [use for use in USES if "[" in use] + ["with one_f_one_b[b](3, recompute=stage)"]
+    return [
+        (name, use, i + j) for i, name in enumerate((*RULES, *KEPT)) for j, use in enumerate(uses)
+    ]
+
+
+@pytest.mark.parametrize(("name", "use", "turn"), others())
+def test_stacks_in_other_orders(name: str, use: str, turn: int) -> None:
+    text = OTHERS.replace("OPT", OPTIMIZERS[turn % 3] + ")").replace("H,", f"{(8, 5)[turn % 2]},")
+    rules = (RULES | KEPT)[name]
+    made = compiled(text, "d:2,pipe:2", f"l -> pipe, {rules}", use, POLICIES[turn % 4])
+    if "l -> (pipe" in rules and use in SEVERAL:
+        with pytest.raises(DiagnosticError, match="MD0335"):
+            made.checked()
+        return
+    run = run_local(made.text, seed=4)
+    hold_to(results(run), on_one_device(text))
+    sent = [run.wire_bytes(rank) for rank in range(len(run.sent))]
+    told = explain(made.device)["totals"]
+    assert sum(sent) == told["cluster_wire_bytes"]
+    assert max(sent) <= told["wire_bytes"]
+
+
 NAMES = ("forward", "backward", "inputs", "weights", "kept", "kept_first", "kept_last", "action")
 
 
