@@ -124,8 +124,4 @@ class _Chunks:
         if (source, target) == (node.source, node.target):
             return node
         step = replace(node.step, before=source.placement, after=target.placement)
-        type_ = source.value.type
-        counts = (step.payload, step.wire, step.cluster_wire)
-        payload, wire, cluster = (count(type_, self.mesh) for count in counts)
-        made = replace(node, step=step, source=source, target=target)
-        return replace(made, payload=payload, wire=wire, cluster=cluster)
+        return replace(node, step=step, source=source, target=target).counted(self.mesh)

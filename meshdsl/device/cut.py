@@ -300,11 +300,8 @@ class _Cutting:
         source = self.new.get(node.source, node.source)
         target = self._define(node.target, part)
         step = replace(node.step, before=source.placement, after=target.placement)
-        type_ = node.source.value.type
-        payload, wire = step.payload(type_, self.mesh), step.wire(type_, self.mesh)
-        cluster = step.cluster_wire(type_, self.mesh)
-        about = (node.span, node.why, node.remedy, node.phase)
-        self.made.append(Move(step, source, target, payload, wire, cluster, *about))
+        made = replace(node, step=step, source=source, target=target)
+        self.made.append(made.counted(self.mesh))
 
     def _inner(self, node: Loop) -> None:
         """A loop of the program; its carries are cut, or sums, if they become so in its body."""

@@ -152,15 +152,13 @@ class _Lowering:
     def _moves(self, node: placed.Reshard, value: Value, source: Var) -> list[Move]:
         """The steps of a route, on a version of a value."""
         moves: list[Move] = []
-        type_ = value.type
         about = (*(node.words() if self.told else ("", "")), node.phase)
         for step in node.route.steps:
             version = partial(self._version, node.target, step.after, source)
             made = placed.Tensor(value, step.after)
             target = self._var(made, step.after, version(source.name), version(source.hint))
-            payload, wire = step.payload(type_, self.mesh), step.wire(type_, self.mesh)
-            cluster = step.cluster_wire(type_, self.mesh)
-            moves.append(Move(step, source, target, payload, wire, cluster, node.span, *about))
+            made_by = Move(step, source, target, 0, 0, 0, node.span, *about)
+            moves.append(made_by.counted(self.mesh))
             source = target
         return moves
 

@@ -79,6 +79,12 @@ class Move:
     remedy: str
     phase: str
 
+    def counted(self, mesh: Mesh) -> Move:
+        """The move with the bytes of its step on a mesh."""
+        of = (self.source.value.type, mesh)
+        payload, wire = self.step.payload(*of), self.step.wire(*of)
+        return replace(self, payload=payload, wire=wire, cluster=self.step.cluster_wire(*of))
+
     @property
     def moves(self) -> tuple[Move, ...]:
         """The moves in it: itself, as a bucket has several."""

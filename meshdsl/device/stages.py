@@ -81,7 +81,7 @@ def _pipeline(
     node: Loop, pipe: Piped, program: Program, table: Verified, names: Names, lists: set[Var]
 ) -> Pipeline:
     _check_sums(node)
-    body = _sums_apart(node, pipe, names)
+    body = _sums_apart(node, pipe, program.mesh, names)
     fields = {name: getattr(node, name) for name in Loop.__dataclass_fields__}
     if pipe.count:
         cuts = Cuts(replace(node, body=body), pipe, program.mesh, table, names, lists)
@@ -378,12 +378,12 @@ def _only_begins(node: Node, var: Var) -> bool:
 # --- sums ----------------------------------------------------------------------------------------
 
 
-def _sums_apart(loop: Loop, pipe: Piped, names: Names) -> tuple[Node, ...]:
+def _sums_apart(loop: Loop, pipe: Piped, mesh: Mesh, names: Names) -> tuple[Node, ...]:
     """The body, with the addends of each sum of a step added to it one by one.
 
     Only where they are made on several stages: an addition of its own joins them otherwise.
     """
-    addends = _Addends(loop, pipe, names)
+    addends = _Addends(loop, pipe, mesh, names)
     body = list(loop.body)
     for node in loop.body:
         if not (isinstance(node, Compute) and addends.adds(node)):
@@ -421,8 +421,8 @@ class _Found:
 class _Addends:
     """The values that additions of an iteration join, stage by stage."""
 
-    def __init__(self, loop: Loop, pipe: Piped, names: Names) -> None:
-        self.names = names
+    def __init__(self, loop: Loop, pipe: Piped, mesh: Mesh, names: Names) -> None:
+        self.mesh, self.names = mesh, names
         self.parts: _Parts | Positions = (Positions if pipe.count else _Parts)(loop, pipe)
         for node in loop.body:
             self.parts.follow(node)
@@ -481,7 +481,8 @@ class _Addends:
         return replace(cast, ins=(source,), outs=(self._of(cast.outs[0], source),))
 
     def _moved(self, move: Move, source: Var) -> Move:
-        return replace(move, source=source, target=self._of(move.target, source))
+        moved = replace(move, source=source, target=self._of(move.target, source))
+        return moved.counted(self.mesh)
 
     def _of(self, var: Var, source: Var) -> Var:
         """What is made of one addend in place of all: with the dims of that, in its order."""

@@ -16,6 +16,8 @@ from typing import NoReturn, TypeVar
 from meshdsl.diagnostics import DiagnosticError, fail
 from meshdsl.named.ir import walk
 from meshdsl.pipeline import lower_placed
+from meshdsl.placed.request import loops
+from meshdsl.placed.stages import stored as stored_stages
 from meshdsl.search.plan import Plan, Rules, layout_of
 from meshdsl.search.problem import Count, Found, Problem
 from meshdsl.search.sending import ROUNDING, Beyond
@@ -211,7 +213,8 @@ class _Run:
         """Whether what was `found` cannot become better, or fit, by rules for storage.
 
         What is stored in parts is gathered where it is read: bytes do not become fewer, unless
-        what is stored is wider than what is computed with.
+        what is stored is wider than what is computed with, or stored in parts already: a loop's
+        dim that is fixed is split where it is stored.
         """
         problem = self.problem
         if self.most == math.inf or problem.front:
@@ -222,6 +225,9 @@ class _Run:
         reached = self.reached
         if problem.objective == "memory":
             return held > reached
+        own = {loop.dim.name for loop in loops(problem.program)}
+        if any(rule.dim in own and rule.axes for rule in found[0]):
+            return False
         if problem.objective == "bytes":
             return self._least(found) * narrowing(problem) > reached
         kept = [*(plan.kept_at_least for plan in found[1]), self.ended.get(found[0], math.inf)]
@@ -230,8 +236,9 @@ class _Run:
 
 def held_at_least(problem: Problem, rules: Rules) -> int:
     """The bytes of parameters, states and inputs on a device."""
-    layout = layout_of(rules, problem.mesh)
     program = problem.program
+    layout = layout_of(rules, problem.mesh)
+    layout = layout if program.updates else stored_stages(program, layout)
     params, states = (p.value for p in program.params), (s.value for s in program.states)
     values = (*program.inputs, *params, *states)
     placed = ((v, layout.bind(v, stored=v.role != "input")) for v in values)

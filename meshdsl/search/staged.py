@@ -18,6 +18,7 @@ from meshdsl.diagnostics import DiagnosticError, Source, Span, fail
 from meshdsl.ir.program import Loop
 from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
+from meshdsl.placed.lint import values_of
 from meshdsl.placed.sbp import Mesh
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.search.layouts import SHOWN
@@ -148,7 +149,10 @@ def _splits(problem: Problem, axis: str) -> Iterator[Rules]:
     if batch is None or any(r.dim == batch.name and not r.selector for r in kept):
         yield kept
         return
-    others = [name for name, size in problem.mesh.axes if name != axis and size > 1]
+    meets = {d for v in values_of(problem.program) if v.type.has(batch.name) for d in v.type.names}
+    taken = {a for rule in kept if rule.dim in meets and not rule.selector for a in rule.axes}
+    free = (name for name, size in problem.mesh.axes if size > 1 and name not in taken)
+    others = [name for name in free if name != axis]
     for count in range(len(others) + 1):
         for over in itertools.combinations(others, count):
             if batch.size % problem.mesh.size(*over) == 0:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from meshdsl.cluster.profile import load
+from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.named.ir import walk
 from meshdsl.pipeline import Compilation, Options
@@ -223,6 +225,33 @@ def test_what_divides_best_cannot_be_placed(objective: str, method: str) -> None
     both = (Rule("s", ("d",)), Rule("t", ("d",)))
     with pytest.raises(DiagnosticError, match="MD0302"):
         solve(fixed=both)
+
+
+LAYERED = """
+dim batch = 8, model = 4, out = 2, layers = 4
+program p(x[batch, model], u[batch]) {
+  param g[model]
+  param r[model, out]
+  h = 2.0 * g
+  repeat layers {
+    param w[model]
+    h = h + w
+  }
+  return mean(u * einsum(h, r -> [out]))
+}
+"""
+
+
+@pytest.mark.parametrize("axis", ["x", "y"])
+@each_objective
+def test_layers_that_are_stored_in_parts(objective: str, cluster: str, axis: str) -> None:
+    """What is fixed of a loop's dim is a rule for storage, which another one may better."""
+    program = Compilation(Source("p.mdsl", LAYERED), Options()).named
+    timing = Timing(load(cluster), SQUARE) if cluster else None
+    limits = Limits(fixed=(Rule("layers", (axis,)),))
+    asked = Problem(program, SQUARE, objective, limits, timing)
+    found, every = (value(METHODS[m].solve(asked)) for m in ("layouts", "exhaustive"))
+    assert found == pytest.approx(every)
 
 
 # --- composites, empty choices, time --------------------------------------------------------------

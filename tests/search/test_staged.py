@@ -235,3 +235,14 @@ def test_in_python(file: Path) -> None:
     assert f"with {found.json['plans'][0]['schedule']}" in found.layout
     assert "SCHEDULE = (" in first.code
     assert first.cost().wire_bytes == found.json["plans"][0]["wire_bytes"]
+
+
+@pytest.mark.parametrize("fix", ["io:tp", "hidden:tp", "batch:tp", "io:tp,batch:none"])
+def test_a_rule_that_is_fixed_meets_the_batch(fix: str) -> None:
+    """No split of the batch is tried over an axis that a fixed rule has of the same tensors."""
+    made = Compilation(Source("net.mdsl", TEXT), Options(mesh="pipe:2,tp:2"))
+    found = solve(Asked(pipeline="pipe", fix=fix).problems(made), METHODS["layouts"])
+    dim, axis = fix.split(",")[0].split(":")
+    assert found.plans
+    for plan in found.plans:
+        assert any((rule.dim, rule.axes) == (dim, (axis,)) for rule in plan.rules)
