@@ -297,8 +297,9 @@ class Placer:
         setting = self.request.reduced_in(node.source.value)
         if setting is None or not node.route.reduces:
             return node
-        dtype = DTYPES[setting.value]
-        if node.source.placement.op != "sum" or dtype == node.source.type.dtype:
+        dtype, own = DTYPES[setting.value], node.source.type.dtype
+        # What is wider than f32 stays so: f32 is asked for to add up narrower numbers.
+        if node.source.placement.op != "sum" or dtype == own or own.bytes > dtype.bytes == 4:
             return node
         words = functools.partial(why.in_dtype, node.words, setting)
         return replace(node, dtype=dtype, words=words)

@@ -145,6 +145,7 @@ def lint_schedule(program: Program, layout: Layout, diagnostics: Diagnostics) ->
         return
     known = {n.dim.name: n.dim.size for n in loops(program)}
     rules = [r for r in layout.rules if r.dim in known and r.selector[:1] not in STORAGE]
+    rules = [r for r in rules if not r.selector] or rules
     if cuts := _cuts_of(program, layout):
         _lint_cut_network(program, layout, use, cuts, diagnostics)
         return

@@ -161,7 +161,7 @@ def piped(program: Program, layout: Layout) -> Piped | None:
     Raises MD0907 for what cannot be a pipeline.
     """
     for loop, around in _loops(program.body, ()):
-        for rule in layout.rules:
+        for rule in sorted(layout.rules, key=lambda rule: bool(rule.selector)):
             axes = tuple(a for a in layout.mesh.known(rule.axes) if layout.mesh.size(a) > 1)
             if rule.dim == loop.dim.name and axes and rule.selector[:1] not in STORAGE:
                 if len(axes) > 1 or rule.selector:

@@ -60,6 +60,12 @@ def test_narrow_gradients_may_be_added_up_wider() -> None:
     assert reductions(whole) == 2 * reductions(half)
 
 
+def test_what_is_wider_stays_so() -> None:
+    text = f"{TEXT}layout wide extends data_parallel {{ grads: reduce = f32 }}"
+    wide, plain = (made(n, text, "data:4", "f64") for n in ("wide", "data_parallel"))
+    assert wide.bare == plain.bare
+
+
 def test_without_a_mesh_nothing_is_cast() -> None:
     narrow, plain = (made(n, mesh="data:1") for n in ("data_parallel_narrow", "data_parallel"))
     assert narrow.bare.replace("_narrow", "") == plain.bare

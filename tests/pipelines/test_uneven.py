@@ -237,3 +237,9 @@ def test_one_text_for_all_stages() -> None:
     assert "at_l, n_l = block(8, ((3, 5),), (pipe,))  # l@pipe: 3, 5" in text
     assert "for l in range(n_l):" in text
     assert '"w": "f32[l=8:0.1.2|3.4.5.6.7@pipe, m=256, h=1024]' in text
+
+
+@pytest.mark.parametrize("rules", ["l -> pipe, d_w: l -> d", "d_w: l -> d, l -> pipe"])
+def test_a_rule_for_one_cotangent_is_no_pipeline(rules: str) -> None:
+    text = STACKS["a loop inside"].replace("OPT", "sgd(lr=0.1)")
+    hold(uneven(text, "d:2,pipe:2", rules, "one_f_one_b[b](2)", 0))
