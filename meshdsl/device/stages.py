@@ -286,7 +286,7 @@ class _Parts:
         if part in ENDS and split:
             dim, stage = self.pipe.dim, part.stages
             message = f"{_named(split[0])} has all of `{dim}`, and is made on the {stage} stage"
-            help = f"compute it inside of the loop over `{dim}`, or with another dim than `{dim}`"
+            help = f"read what has all of `{dim}` inside of the loop, or give it another dim"
             fail("MD0330", message, node.span, help=help)
 
     def _is_split(self, var: Var) -> bool:
