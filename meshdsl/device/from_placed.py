@@ -157,8 +157,8 @@ class _Lowering:
             version = partial(self._version, node.target, step.after, source)
             made = placed.Tensor(value, step.after)
             target = self._var(made, step.after, version(source.name), version(source.hint))
-            made_by = Move(step, source, target, 0, 0, 0, node.span, *about)
-            moves.append(made_by.counted(self.mesh))
+            move = Move(step, source, target, 0, 0, 0, node.span, *about)
+            moves.append(move.counted(self.mesh))
             source = target
         return moves
 

@@ -16,7 +16,6 @@ from typing import NoReturn, TypeVar
 from meshdsl.diagnostics import DiagnosticError, fail
 from meshdsl.named.ir import walk
 from meshdsl.pipeline import lower_placed
-from meshdsl.placed.request import loops
 from meshdsl.placed.stages import stored as stored_stages
 from meshdsl.search.plan import Plan, Rules, layout_of
 from meshdsl.search.problem import Count, Found, Problem
@@ -225,8 +224,7 @@ class _Run:
         reached = self.reached
         if problem.objective == "memory":
             return held > reached
-        own = {loop.dim.name for loop in loops(problem.program)}
-        if any(rule.dim in own and rule.axes for rule in found[0]):
+        if any(rule.dim in problem.space.loops and rule.axes for rule in found[0]):
             return False
         if problem.objective == "bytes":
             return self._least(found) * narrowing(problem) > reached

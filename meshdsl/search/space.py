@@ -91,6 +91,7 @@ class Space:
         self.fixed = {d: tuple(a for a in axes if a in self.axes) for d, axes in self.asked.items()}
         self.narrower = tuple(rule for rule in fixed if rule.selector)
         self.calls, self.updates, self.related = _calls(program)
+        self.loops = frozenset(loop.dim.name for loop in loops(program))
         self.dims = self._dims()
         self._tables: dict[Weigh, list[_Tables]] = {}
 
@@ -99,13 +100,12 @@ class Space:
         every = {d.name: d.size for v in values_of(self.program) for d in v.type.dims}
         # No rule can name a dim that the compiler has made up: its name has a dot.
         sizes = {name: size for name, size in every.items() if "." not in name}
-        own = {loop.dim.name for loop in loops(self.program)}
         touched: Counter[str] = Counter()
         for call, trips in self.calls.items():
             local = Signature(call.ins, call.outs, dict(call.attrs))
             for dim in {d for t in (*call.ins, *call.outs) for d in t.names}:
                 touched[dim] += trips * flops(call.opdef, local)
-        names = [d for d in sizes if d not in own and self._may_split(sizes, d)]
+        names = [d for d in sizes if d not in self.loops and self._may_split(sizes, d)]
         names.sort(key=lambda d: (d not in self.fixed, -touched[d]))
         numbers = {name: i for i, name in enumerate(names)}
         meets = dict.fromkeys(names, 0)

@@ -24,6 +24,7 @@ from tests.ir.test_text import read_again, statements
 from tests.pipelines.test_programs import (
     OPTIMIZERS,
     compiled,
+    hold_bytes,
     hold_to,
     on_one_device,
     results,
@@ -372,10 +373,7 @@ def test_storage_and_splits(name: str, case: str) -> None:
     made = compiled(text, mesh, rules, "with one_f_one_b[b](2)")
     run = run_local(made.text, seed=4)
     hold_to(results(run), on_one_device(text))
-    sent = [run.wire_bytes(rank) for rank in range(len(run.sent))]
-    told = explain(made.device)["totals"]
-    assert sum(sent) == told["cluster_wire_bytes"]
-    assert max(sent) <= told["wire_bytes"]
+    hold_bytes(run, made)
 
 
 def test_gradients_are_those_of_torch() -> None:

@@ -356,6 +356,17 @@ def hold_to(found: dict[str, Array], alone: dict[str, Array], part: float = 5e-5
         assert np.abs(found[key] - array).max(initial=0) < part * most, key
 
 
+def hold_bytes(run: LocalRun, made: Compilation) -> None:
+    """What all devices send is what is told, and no device sends more than is told of one.
+
+    The device that sends most in one exchange need not do so in another.
+    """
+    sent = [run.wire_bytes(rank) for rank in range(len(run.sent))]
+    told = explain(made.device)["totals"]
+    assert sum(sent) == told["cluster_wire_bytes"]
+    assert max(sent) <= told["wire_bytes"]
+
+
 def cases() -> list[tuple[str, str, str, str, str]]:
     """Each program on each mesh; optimizers, schedules and policies take turns."""
     found = []

@@ -36,6 +36,7 @@ from tests.device.alone import allocated, first_device
 from tests.ir.test_text import read_again, statements
 from tests.pipelines.test_cuts import FOUR
 from tests.pipelines.test_cuts import PROGRAMS as CUT
+from tests.pipelines.test_recompute import WIDE as LAYERS
 from tests.ranks import Forks
 
 TEXT = """
@@ -261,19 +262,7 @@ def test_the_memory_that_is_reported_is_what_torch_allocates(
     assert held + allocated(run) == pytest.approx(report["peak"], rel=CLOSE)
 
 
-STAGES = """
-dim b = 64, m = 256, h = 1024, l = 8, o = m
-program p(x[b, m], t[b, m]) {
-  repeat l {
-    param w[m, h]
-    param v[h, o]
-    x = x + einsum(tanh(einsum(x, w -> [b, h])), v -> [b, o])[o -> m]
-  }
-  loss = mean(square(x - t))
-  return loss
-  minimize loss with OPT
-}
-"""
+STAGES = LAYERS.replace("sgd(lr=0.1)", "OPT")
 
 
 @pytest.mark.parametrize(
