@@ -91,7 +91,7 @@ def spearman(one: Sequence[float], other: Sequence[float]) -> float:
 def main() -> None:
     """Measure, predict, time and print."""
     parser = argparse.ArgumentParser(description="Predicted beside measured times of eight layouts")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=25)
     rounds = parser.parse_args().rounds
     print(machine())
     keep(measure())

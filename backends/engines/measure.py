@@ -32,7 +32,7 @@ SIDES = (16, 32, 64, 128, 256, 512)
 """Sides of square products."""
 BYTES = (1 << 12, 1 << 16, 1 << 20, 1 << 22)
 """Sizes of what is sent, and of what is passed over."""
-ROUNDS = 5
+ROUNDS = 11
 """Bursts of each, of which the first warms up; of the slowest, every second one."""
 BURST = 1 << 14
 """Bytes that a burst sends: smaller calls are repeated."""

@@ -5,9 +5,14 @@ Exit codes: 0 fine, 1 the program is wrong, 2 the command is wrong, 3 it failed 
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from typing import Any
+
+COLLECTED = 100_000
+"""Objects that are made between two looks for cycles of garbage: a compiler makes many, and few
+cycles. A thousand of Python's own looks are a tenth of a long command."""
 
 
 def main() -> None:
@@ -15,6 +20,14 @@ def main() -> None:
     from meshdsl.backends.runtime.output import keep_stdout
 
     keep_stdout()
+    gc.set_threshold(COLLECTED)
+    try:
+        _run()
+    finally:
+        gc.freeze()  # the process ends: no last look for cycles among all that it has made
+
+
+def _run() -> None:
     from meshdsl.cli.app import app
     from meshdsl.cli.options import run_words
 

@@ -174,7 +174,7 @@ def uses(nodes: Iterable[Any]) -> Counter[Any]:
 
 def substitute(nodes: Iterable[N], new: Mapping[Any, Any]) -> tuple[N, ...]:
     """`nodes` with every mention of a value in `new`, its definition included, replaced."""
-    return tuple(_with(node, new) for node in nodes)
+    return tuple([_with(node, new) for node in nodes] if new else nodes)
 
 
 def _with(node: Any, new: Mapping[Any, Any]) -> Any:

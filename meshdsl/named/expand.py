@@ -41,7 +41,16 @@ Axes = tuple[tuple[str, int], ...]
 
 
 def expand(op: Op, split: Mapping[str, Axes]) -> Expansion | None:
-    """`op` on parts, None if it has no such form. `split`: own dim -> axes with sizes."""
+    """`op` on parts, None if it has no such form. `split`: own dim -> axes with sizes.
+
+    Walks under many layouts ask for the same: their programs share its operators.
+    """
+    return _expanded(op, tuple(split.items()))
+
+
+@functools.lru_cache(maxsize=1 << 12)
+def _expanded(op: Op, axes: tuple[tuple[str, Axes], ...]) -> Expansion | None:
+    split = dict(axes)
     if op.name in IN_BLOCKS:
         own = own_dims(dict(op.attrs)) if op.name == "cumsum" else op.attr("source")
         parts = math.prod(size for _, size in split[own[0].name])

@@ -12,6 +12,7 @@ forced a reduction, later ones read the result.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
@@ -19,7 +20,7 @@ from typing import ClassVar, Protocol
 from meshdsl.diagnostics import Span
 from meshdsl.ir import program as ir
 from meshdsl.ir.program import Carry, Collected, Stacked
-from meshdsl.ir.types import DTYPES
+from meshdsl.ir.types import DTYPES, TensorType
 from meshdsl.named import ir as named
 from meshdsl.named.cse import SAME_NUMBERS
 from meshdsl.named.expand import IN_BLOCKS, Expansion, expand
@@ -32,7 +33,7 @@ from meshdsl.placed.contraction import pairwise
 from meshdsl.placed.ir import Apply, Loop, Node, Parameter, Program, Reshard, Tensor, walk
 from meshdsl.placed.request import Pins, Request
 from meshdsl.placed.reshard import Price, route
-from meshdsl.placed.rows import Call, call_of, whole_dims
+from meshdsl.placed.rows import Call, call_of, needed_whole
 from meshdsl.placed.sbp import Mesh, Placement, placement
 from meshdsl.placed.stages import is_leaving
 from meshdsl.placed.storage import is_load, is_loaded
@@ -224,10 +225,11 @@ class Placer:
         return self.state.versions[value][-1]
 
     def _placements(self, value: Value) -> tuple[Placement, ...]:
-        return tuple(t.placement for t in self.state.versions[value])
+        return tuple([t.placement for t in self.state.versions[value]])
 
     def _windows(self, value: Value) -> tuple[Placement, ...]:
-        return tuple(t.placement for t in self.state.windows.get(value, ()))
+        made = self.state.windows.get(value)
+        return tuple([t.placement for t in made]) if made else ()
 
     def _emit(self, node: Node, depth: int = -1) -> None:
         self.state.blocks[depth].append(node)
@@ -444,10 +446,9 @@ class Placer:
     def _split_own_dims(self, op: named.Op) -> dict[str, tuple[str, ...]]:
         """Dims that the operator needs whole and that an operand has split, with their axes."""
         found: dict[str, tuple[str, ...]] = {}
-        for value, own in zip(op.ins, whole_dims(call_of(op)), strict=True):
-            if own:
-                splits = self._latest(value).placement.splits
-                found.update((dim, axes) for dim, axes in splits if dim in own)
+        for value, own in needed_whole(op):
+            splits = self._latest(value).placement.splits
+            found.update((dim, axes) for dim, axes in splits if dim in own)
         return found
 
     def _apply(self, op: named.Op) -> None:
@@ -495,7 +496,8 @@ class Placer:
     def _chooser(self, op: named.Op) -> Chooser:
         """The chooser of `op`, with the versions of its operands and the demands on its results."""
         wants, pins = self.request.wants(op), self.request.pins(op)
-        self.causes.update((v, self.request.asked(v).causes) for v in op.outs)
+        for value in op.outs:
+            self.causes[value] = self.request.asked(value).causes
         versions = tuple([self._placements(v) + self._windows(v) for v in op.ins])
         # Outputs force: a returned value is reduced at its definition, and all readers share that.
         forced = not self.returned.isdisjoint(op.outs)
@@ -528,7 +530,7 @@ class Placer:
 
     def _note_partial(self, op: named.Op, choice: Choice) -> None:
         """Note why a result is partial, for the reshard that reduces it."""
-        if not any(p.partial for p in choice.yields):
+        if not any([p.partial for p in choice.yields]):
             return
         pairs = zip(op.ins, choice.needs, strict=True)
         inherited = [self.state.partial_why.get(v, ()) for v, p in pairs if p.partial]
@@ -561,14 +563,18 @@ class Placer:
         if not wait:
             return
         first, self.state = self.state, before
-        partial, _ = self._loop(node, wait)
+        reduced = sum(self._reducing(v.type, p) for v, p in wait.items())
+        partial = reduced if plain <= reduced else self._loop(node, wait, plain - reduced)[0]
         if plain <= partial:
             self.state = first
 
     def _loop(
-        self, node: named.Loop, decided: Mapping[Value, Placement]
-    ) -> tuple[int, dict[Value, Placement]]:
-        """One loop, carries as `decided`, others as requested; its bytes, and result placements."""
+        self, node: named.Loop, decided: Mapping[Value, Placement], most: float = math.inf
+    ) -> tuple[float, dict[Value, Placement]]:
+        """One loop, carries as `decided`, others as requested; its bytes, and result placements.
+
+        It is not placed to its end where its iterations send `most` bytes before: then it is dear.
+        """
         entry = len(self.state.blocks[-1])
         wants = {c.inside: decided.get(c.inside, self._carried(c)) for c in node.carries}
         inits = [
@@ -583,8 +589,16 @@ class Placer:
         for carry, want in wants.items():
             if want.partial:
                 self.state.partial_why[carry] = why.CARRIED
+        sent, counted = 0, 0
         for inner in node.body:
             self._node(inner)
+            if most < math.inf:
+                block = self.state.blocks[-1]
+                sent += _sent(block[counted:]) * node.dim.size
+                counted = len(block)
+                if sent >= most:
+                    self.trips.pop()
+                    return math.inf, {}
         natural = {c.inside: self._placements(c.next)[0] for c in node.carries}
         nexts = [
             self._carry(c.next, f"`{c.next.label}` goes round", wants[c.inside], node)
@@ -694,14 +708,14 @@ class Placer:
 
     def _bytes(self, entry: int, results: list[Tensor]) -> int:
         """Bytes sent since node `entry`, and by reducing what the loop leaves partial."""
-        nodes = tuple(self.state.blocks[-1][entry:])
-        total = sum(n.route.wire_bytes * k for n, k in walk(nodes) if isinstance(n, Reshard))
-        for tensor in results:
-            here = tensor.placement
-            reduced = route(tensor.value.type, here, here.reduced, self.mesh)
-            assert reduced is not None
-            total += reduced.wire_bytes
-        return total
+        left = sum(self._reducing(tensor.type, tensor.placement) for tensor in results)
+        return _sent(self.state.blocks[-1][entry:]) + left
+
+    def _reducing(self, type_: TensorType, here: Placement) -> int:
+        """The bytes of reducing what is partial."""
+        reduced = route(type_, here, here.reduced, self.mesh)
+        assert reduced is not None
+        return reduced.wire_bytes
 
     # --- outputs -----------------------------------------------------------------------------
 
@@ -720,3 +734,8 @@ class Placer:
         who = f"the new `{update.old.label}` is stored so"
         ask = why.Ask("update", who, update.new.span, phase="update")
         return old, self._version(update.new, old.placement, ask)
+
+
+def _sent(nodes: Iterable[Node]) -> int:
+    """The bytes that nodes send."""
+    return sum(n.route.wire_bytes * k for n, k in walk(tuple(nodes)) if isinstance(n, Reshard))

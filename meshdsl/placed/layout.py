@@ -126,6 +126,11 @@ class Layout:
     _alike: dict[tuple[tuple[str, ...], str, bool], Binding] = field(
         init=False, default_factory=dict, compare=False, repr=False
     )
+    _naming: tuple[Rule, ...] = field(init=False, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        naming = (r for r in self.rules if r.selector and r.selector[0] not in ROLES)
+        object.__setattr__(self, "_naming", tuple(naming))
 
     def uneven(
         self, dim: str, size: int, axes: tuple[str, ...], span: Span
@@ -163,19 +168,15 @@ class Layout:
     def _bind_alike(self, value: Value, stored: bool) -> Binding:
         """What binds a value; where no rule or `@` names it, what binds all of its dims and role.
 
-        Rules of functions and tensors tell values apart, as soon as there is one.
+        Rules of functions and tensors (`_naming`) tell values apart, as soon as there is one.
         """
-        if (value.follows or value).pins or value.pins or self._names_values:
+        if self._naming or (value.follows or value).pins or value.pins:
             return self._bind(value, stored)
         key = value.type.names, value.role, stored
         found = self._alike.get(key)
         if found is None:
             found = self._alike[key] = self._bind(value, stored)
         return found
-
-    @property
-    def _names_values(self) -> bool:
-        return any(rule.selector and rule.selector[0] not in ROLES for rule in self.rules)
 
     def _bind(self, value: Value, stored: bool) -> Binding:
         chosen: dict[str, tuple[int, Rule]] = {}
@@ -200,7 +201,9 @@ class Layout:
 
         Less those that `op` cannot follow: it splits no dim along an axis that splits another one.
         """
-        naming = [r for r in self.rules if r.selector and selects(r.selector, value) == TENSOR]
+        if not self._naming:
+            return ()
+        naming = [r for r in self._naming if selects(r.selector, value) == TENSOR]
         if not naming:
             return ()
         loops = [row.factor for row in legal_rows(call_of(op)) if row.factor]

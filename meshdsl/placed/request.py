@@ -30,10 +30,17 @@ Pins = tuple[Placement | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The placement requested of a value; per split dim the text that requests it, and where."""
+    """The placement requested of a value; per split dim the text that requests it, and where.
+
+    `want` is the demand on an operator that makes it, where rules say nothing of what it reduces.
+    """
 
     placement: Placement
     causes: dict[str, tuple[str, Span]]
+    want: Want = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "want", Want(self.placement))
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +190,11 @@ class Request:
 
     def wants(self, op: Op) -> tuple[Want, ...]:
         """The demands on the results of an operator. Raises MD0309 for one it cannot yield."""
-        return tuple(Want(self.ruled(v), summed=self.layout.summed(v, op)) for v in op.outs)
+        return tuple([self._wanted(v, op) for v in op.outs])
+
+    def _wanted(self, value: Value, op: Op) -> Want:
+        want, summed = self.asked(value).want, self.layout.summed(value, op)
+        return replace(want, summed=summed) if summed else want
 
     def pins(self, op: Op) -> Pins:
         """The placements in which `op` must read its operands; rules do not tell readers apart."""

@@ -102,6 +102,12 @@ def whole_dims(call: Call) -> tuple[frozenset[str], ...]:
     )
 
 
+@functools.lru_cache(maxsize=1 << 13)
+def needed_whole(op: ir.Op[Any]) -> tuple[tuple[Any, frozenset[str]], ...]:
+    """The operands of which an operator needs dims whole, with these."""
+    return tuple((v, own) for v, own in zip(op.ins, whole_dims(call_of(op)), strict=True) if own)
+
+
 Placements = tuple[Placement, ...]
 
 
