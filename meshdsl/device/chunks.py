@@ -98,9 +98,10 @@ class _Chunks:
         fail(
             "MD0335",
             f"`{self.pipe.dim}` of `{var.value.label}` is split over {further} too, which is not "
-            f"built yet for several stages on a device, as `{use.name}` has them",
+            f"built yet behind each pass of several stages on a device, as `{use.name}` has them",
             use.span,
-            help="let the rule split another dim, or take a schedule of one stage a device",
+            help="leave `reduce=each` out, let the rule split another dim, or take a schedule of "
+            "one stage a device",
         )
 
     # --- nodes -----------------------------------------------------------------------------------

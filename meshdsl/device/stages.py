@@ -200,9 +200,6 @@ def _table(pipe: Piped, mesh: Mesh, micro: int) -> Verified:
     if missing := not_built(found):
         message = f"`{pipe.use.name}` is not built yet: {missing}"
         fail("MD0335", message, pipe.use.span, help="take one_f_one_b, interleaved or zb_v")
-    if pipe.use.reduce == "each":
-        message = "the option `reduce=each` of a schedule is not built yet"
-        fail("MD0335", message, pipe.use.span, help="leave it out for now")
     return found
 
 

@@ -366,9 +366,7 @@ class Placer:
         self.state.partial_why[op.out] = self.state.partial_why.get(op.ins[0], why.STAGED)
         made = self._enter(op.out, placed, len(self.state.blocks) - 1)
         self._emit(Apply.of(op, (source,), (made,)))
-        wanted = self._asked(op.out).splits
-        if here.axes_of(pipe.dim) or any(pipe.axis in axes for _, axes in wanted):
-            self._settle_stack(op.out, op)
+        self._settle_stack(op.out, op)
 
     def _parts(self, op: named.Op) -> None:
         """The parts of a sum as blocks, each of which stays where it is."""

@@ -91,7 +91,9 @@ class Request:
 
     def _ask(self, value: Value) -> Asked:
         found = self.layout.demand(value, value in self.returned)
-        if value in self._sums:
+        if self._waits_for_all(value):
+            found = self.layout.bind(value)
+        elif value in self._sums:
             found = self.layout.demand(replace(value, role="grad"))
         # Values that are bound alike share their binding; it is kept, so no other one has its id.
         key = id(found), value in self._in_passes, value in self._stacks
@@ -101,6 +103,12 @@ class Request:
                 asked = self._on_stages(value, found)
             self._by_binding[key] = found, asked
         return self._by_binding[key][1]
+
+    def _waits_for_all(self, value: Value) -> bool:
+        """Whether a gradient is placed as `grads` rules say only once all passes are done."""
+        if self.pipe is None or (self.pipe.use and self.pipe.use.reduce == "each"):
+            return False
+        return value in self._sums or (value.role == "grad" and value in self._in_passes)
 
     @cached_property
     def _in_passes(self) -> frozenset[Value]:

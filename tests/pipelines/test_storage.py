@@ -18,7 +18,7 @@ from meshdsl.report.explain import explain
 from tests.pipelines.test_programs import compiled, hold_bytes, hold_to, on_one_device, results
 
 TEXT = """
-dim b = 6, m = 4, h = H, l = 4, o = m
+dim b = 12, m = 4, h = H, l = 4, o = m
 program p(x[b, m], t[b, m]) {
   param s[m] = ones()
   y = mean(square(s))
@@ -51,6 +51,9 @@ RULES = {
     "parameters by one dim, gradients by another": "params: m -> pipe, grads: h -> d",
     "parameters by another dim, gradients by layers": "params: m -> pipe, grads: l -> pipe",
     "gradients over data and the stages": "grads: l -> (d, pipe)",
+    "data and ZeRO 2": "b -> d, state: h -> d, grads: h -> d",
+    "data and ZeRO 3": "b -> d, state: m -> d, grads: m -> d, params: m -> d",
+    "data and gradients over both": "b -> d, grads: l -> (pipe, d), state: l -> (pipe, d)",
     "tensor": "h -> d",
     "tensor and ZeRO": "h -> d, state: m -> d, grads: m -> d",
 }
@@ -63,9 +66,20 @@ USES = (
     "with zb_h2",
     "with interleaved[b](2)",
     "with zb_v",
+    "with one_f_one_b[b](3, reduce=each)",
+    "with zb_h1(reduce=each)",
+    "with interleaved(reduce=each)",
+    "with interleaved[b](2, reduce=each)",
 )
-SEVERAL = ("with interleaved[b](2)", "with zb_v")
-"""Of these, a device has two stages, and blocks of its iterations are not those of a stage."""
+SEVERAL = ("with interleaved[b](2, reduce=each)", "with interleaved(reduce=each)")
+"""Of these, a device has two stages, and blocks of its iterations are not those of a stage.
+
+Gradients cannot be placed by these behind each pass."""
+
+
+def is_refused(rules: str, use: str) -> bool:
+    """Whether gradients are to lie in blocks that stages do not have, behind each pass."""
+    return "grads: l -> (pipe" in rules and use in SEVERAL
 
 
 def cases() -> list[tuple[str, int, str, str, str]]:
@@ -85,7 +99,7 @@ def test_a_step_is_that_of_one_device(
 ) -> None:
     text = TEXT.replace("OPT", optimizer).replace("H,", f"{hidden},")
     piped = compiled(text, "d:2,pipe:2", f"l -> pipe, {RULES[name]}", use, policy)
-    if "grads: l -> (pipe" in RULES[name] and use in SEVERAL:
+    if is_refused(RULES[name], use):
         with pytest.raises(DiagnosticError, match="MD0335"):
             piped.checked()
         return
@@ -100,8 +114,26 @@ def test_a_step_is_that_of_one_device(
     assert max(sent) == told["wire_bytes"] or (hidden % 2 and max(sent) < told["wire_bytes"])
 
 
+@pytest.mark.parametrize("cut", [True, False], ids=["cut", "accumulated"])
+@pytest.mark.parametrize("micro", [2, 3, 6])
+@pytest.mark.parametrize("rules", ["h -> d", "m -> d", "l -> (pipe, d)"])
+def test_gradients_are_reduced_once_or_behind_each_pass(rules: str, micro: int, cut: bool) -> None:
+    """`reduce=each` sends as many times the bytes as there are micro-batches."""
+    optimizer = "sgd(lr=0.1)" if cut else f"sgd(lr=0.1, accumulate={micro})"
+    text = TEXT.replace("OPT", optimizer).replace("H,", "8,")
+    sent = {}
+    for reduce in ("last", "each"):
+        options = f"[b]({micro}, reduce={reduce})" if cut else f"(reduce={reduce})"
+        use = f"with one_f_one_b{options}"
+        made = compiled(text, "d:2,pipe:2", f"l -> pipe, b -> d, grads: {rules}", use, "deferred")
+        found = explain(made.device)["collectives"]
+        reduced = [c for c in found if c["kind"] == "reduce_scatter" and c["axes"] == ["d"]]
+        sent[reduce] = sum(c["wire_bytes"] for c in reduced)
+    assert sent["each"] == micro * sent["last"] > 0
+
+
 OTHERS = """
-dim b = 6, m = 4, h = H, l = 4, i = 2, o = m
+dim b = 12, m = 4, h = H, l = 4, i = 2, o = m
 program p(x[b, m], t[b, m]) {
   param u[m, l]
   param r[h, l, m]
@@ -143,7 +175,7 @@ def test_stacks_in_other_orders(name: str, use: str, turn: int) -> None:
     text = OTHERS.replace("OPT", OPTIMIZERS[turn % 3] + ")").replace("H,", f"{(8, 5)[turn % 2]},")
     rules = (RULES | KEPT)[name]
     made = compiled(text, "d:2,pipe:2", f"l -> pipe, {rules}", use, POLICIES[turn % 4])
-    if "l -> (pipe" in rules and use in SEVERAL:
+    if is_refused(rules, use):
         with pytest.raises(DiagnosticError, match="MD0335"):
             made.checked()
         return
@@ -197,7 +229,7 @@ ONCE = {
 def test_a_micro_batch_goes_once_through_the_stages_and_back(message: str) -> None:
     text = TEXT.replace("OPT", "sgd(lr=0.1)").replace("H,", "4,").replace(*ONCE[message])
     if "broadcast" in text:
-        text = text.replace("b = 6,", "b = 6, b2 = 2,").replace("broadcast[b]", "broadcast[b2]")
+        text = text.replace("b = 12,", "b = 12, b2 = 2,").replace("broadcast[b]", "broadcast[b2]")
         text = re.sub(r"\[b, ([ho])\]", r"[b2, \1]", text).replace("x - t)", "mean[b2](x) - t)")
     if "recompute" in text:
         text = text.replace("[o -> m]\n  }", "[o -> m]\n  } }")
