@@ -113,6 +113,7 @@ def _plan(plan: Plan, found: Found) -> Json:
     pairs = zip(rules, plan.rules, strict=True)
     return {
         "rules": [{**told, "saves": saved.get(rule, {})} for told, rule in pairs],
+        "cuts": [str(cut) for cut in plan.cuts],
         "schedule": str(plan.schedule) if plan.schedule else None,
         "reduce": plan.policy,
         "step_seconds": plan.seconds if plan.timing else None,

@@ -8,6 +8,7 @@ without bounds.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from meshdsl.diagnostics import DiagnosticError, fail
 from meshdsl.named.ir import walk
 from meshdsl.pipeline import lower_placed
 from meshdsl.placed.stages import stored as stored_stages
+from meshdsl.search.climbing import climbed
 from meshdsl.search.plan import Plan, Rules, layout_of
 from meshdsl.search.problem import Count, Found, Problem
 from meshdsl.search.sending import ROUNDING, Beyond
@@ -29,6 +31,9 @@ MOST = 64
 
 The first by the tables; the others are left, and nothing is proven. `exhaustive` places them too.
 """
+
+LISTED = 10_000
+"""The layouts that `layouts` lists; of a larger space it climbs (`climbing.py`)."""
 
 STORED = 4_000
 """The operators in those with rules for storage, where a layout without them fits already.
@@ -263,11 +268,12 @@ class Layouts:
         least = problem.least_work
         tables, most = Tables(space), MOST if self.bounds else math.inf
         run = _Run(problem, tables, least * (1 + limits.replicated), most)
-        divided = (r for _, r in space.within(run.most_work) if _is_short(r, problem))
         if problem.objective == "time":
-            placed = self._by_time(run, space, divided)
+            placed = self._by_time(run, space)
         else:
-            placed = run.general(run.ordered(divided, tables.sent))
+            found, whole = self._divided(run, space, tables.sent)
+            run.cut = run.cut or not whole
+            placed = run.general(found)
         if limits.storage and problem.program.params:
             run.storage(placed, space)
         if not run.plans and not run.bounded:
@@ -282,7 +288,34 @@ class Layouts:
             bound = min([problem.below, *map(problem.value, plans[:1])])
         return Found(problem, plans, tuple(run.plans), count, bound)
 
-    def _by_time(self, run: _Run, space: Space, divided: Iterator[Rules]) -> Placed:
+    def _divided(
+        self, run: _Run, space: Space, key: Callable[[Rules], float]
+    ) -> tuple[list[Rules], bool]:
+        """The layouts that divide the work, by a key, and whether these are all.
+
+        Of a large space they are those that the key leads to.
+        """
+        within = (r for _, r in space.within(run.most_work) if _is_short(r, run.problem))
+        found, whole = self._listed(run, within)
+        if whole:
+            return run.ordered(found, key), True
+
+        def beyond(rules: Rules) -> float:
+            """The work that a layout leaves a device beyond what is asked."""
+            return 0.0 if run.most_work == math.inf else space.of(rules) - run.most_work
+
+        def by(rules: Rules) -> tuple[float, float]:
+            return max(0.0, beyond(rules)), key(rules)
+
+        seen = climbed(space, by, run.in_time, run.most_work)
+        return [r for r in seen if beyond(r) <= 0 and _is_short(r, run.problem)], False
+
+    def _listed(self, run: _Run, items: Iterator[T]) -> tuple[list[T], bool]:
+        """The first of some layouts, and whether these are all; without bounds, all of them."""
+        found = list(itertools.islice(run.in_time(items), LISTED + 1 if self.bounds else None))
+        return found, not self.bounds or len(found) <= LISTED
+
+    def _by_time(self, run: _Run, space: Space) -> Placed:
         """Place the first layouts that divide the work, then all that could be faster than these.
 
         A layout cannot be faster than its operators are without any communication.
@@ -300,11 +333,16 @@ class Layouts:
             """About how long it takes: good layouts first, so that others end soon."""
             return problem.computing(rules) + run.tables.sent(rules) * weight
 
-        placed = run.general(run.ordered(divided, expected)[:FIRST])
+        seen, _ = self._divided(run, space, expected)
+        placed = run.general(seen[:FIRST])
         first = {rules for rules, _ in placed}
         known = run.reached * (1 + ROUNDING) if self.bounds else math.inf
-        bounds = {rules: bound for bound, rules in run.in_time(space.within(known, weigh))}
-        for rules in run.ordered(bounds, expected):
+        listed, whole = self._listed(run, space.within(known, weigh))
+        bounds = {rules: bound for bound, rules in listed}
+        if not whole:
+            run.cut = True
+            bounds = {rules: space.of(rules, weigh) for rules in seen}
+        for rules in run.ordered(bounds, expected) if whole else bounds:
             bound = bounds[rules]
             if rules in first or not _is_short(rules, problem):
                 continue

@@ -19,6 +19,7 @@ from meshdsl.placed import ir as placed
 from meshdsl.placed import layout as layouts
 from meshdsl.placed.place import place
 from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.settings import StageRule
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.search.sending import ROUNDING, Beyond, Sent
 from meshdsl.simulate.engine import simulate
@@ -54,16 +55,42 @@ class Rule:
 Rules = tuple[Rule, ...]
 
 
-def layout_of(rules: Rules, mesh: Mesh, schedule: ScheduleUse | None = None) -> layouts.Layout:
-    """Rules as a layout, with the schedule of its pipeline."""
-    return layouts.Layout(NAME, tuple(rule.placed for rule in rules), mesh, schedule=schedule)
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """`selector: axis = stage`: where a stage of a network without a loop begins."""
+
+    selector: tuple[str, ...]
+    axis: str
+    stage: int
+
+    def __str__(self) -> str:
+        return str(self.placed)
+
+    @property
+    def placed(self) -> StageRule:
+        """The rule as layouts have it."""
+        span = Span(Source("--layout", self.axis), 0, len(self.axis))
+        return StageRule(self.selector, self.axis, self.stage, span)
+
+
+def layout_of(
+    rules: Rules, mesh: Mesh, schedule: ScheduleUse | None = None, cuts: tuple[Cut, ...] = ()
+) -> layouts.Layout:
+    """Rules as a layout, with the schedule of its pipeline, and where its stages begin."""
+    placed, stages = tuple(rule.placed for rule in rules), tuple(cut.placed for cut in cuts)
+    return layouts.Layout(NAME, placed, mesh, schedule=schedule, cuts=stages)
+
+
+Asked = tuple[Rules, tuple[Cut, ...], str]
+"""Rules, the beginnings of stages, and a schedule as text."""
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
     """`program` on `mesh` under `rules`, placed by the walk `policy`. Figures are per device.
 
-    `timing` is the cluster that its seconds are those of, `schedule` that of a pipeline.
+    `timing` is the cluster that its seconds are those of, `schedule` that of a pipeline; `cuts` are
+    where the stages of a network without a loop begin.
     """
 
     program: named.Program
@@ -72,20 +99,21 @@ class Plan:
     policy: str
     timing: Timing | None = None
     schedule: ScheduleUse | None = None
+    cuts: tuple[Cut, ...] = ()
 
     def __str__(self) -> str:
         used = f" with {self.schedule}" if self.schedule else ""
-        return (", ".join(map(str, self.rules)) or "nothing split") + used
+        return (", ".join(map(str, (*self.rules, *self.cuts))) or "nothing split") + used
 
     @property
-    def asked(self) -> tuple[Rules, str]:
-        """What is placed, whatever the walk: the rules, and the schedule as text."""
-        return self.rules, str(self.schedule or "")
+    def asked(self) -> Asked:
+        """What is placed, whatever the walk: the rules, the stages, and the schedule as text."""
+        return self.rules, self.cuts, str(self.schedule or "")
 
     @property
     def layout(self) -> layouts.Layout:
         """The rules as a layout."""
-        return layout_of(self.rules, self.mesh, self.schedule)
+        return layout_of(self.rules, self.mesh, self.schedule, self.cuts)
 
     @cached_property
     def placed(self) -> placed.Program:

@@ -16,7 +16,7 @@ from meshdsl.cluster.timing import Timing
 from meshdsl.named import ir as named
 from meshdsl.placed.sbp import Mesh
 from meshdsl.schedule.use import ScheduleUse
-from meshdsl.search.plan import AT_ONCE, POLICIES, Plan, Rules
+from meshdsl.search.plan import AT_ONCE, POLICIES, Cut, Plan, Rules
 from meshdsl.search.space import Space, seconds, space_of
 from meshdsl.syntax.symbols import ROLES
 
@@ -117,14 +117,24 @@ class Problem:
             return plan.seconds
         return plan.sent if self.objective == "bytes" else plan.peak
 
-    def plan(self, rules: Rules, policy: str, schedule: ScheduleUse | None = None) -> Plan:
-        """Rules placed by a walk, in a pipeline if there is a schedule."""
-        return Plan(self.program, self.mesh, rules, policy, self.timing, schedule)
+    def plan(self, rules: Rules, policy: str) -> Plan:
+        """Rules placed by a walk."""
+        return Plan(self.program, self.mesh, rules, policy, self.timing)
 
-    def plans(self, rules: Rules, schedule: ScheduleUse | None = None) -> list[Plan]:
-        """Rules placed by each walk; a pipeline by the first alone."""
-        policies = self.policies if schedule is None else self.policies[:1]
-        return [self.plan(rules, policy, schedule) for policy in policies]
+    def plans(self, rules: Rules) -> list[Plan]:
+        """Rules placed by each walk."""
+        return [self.plan(rules, policy) for policy in self.policies]
+
+    def pipeline(self, rules: Rules, schedule: ScheduleUse, cuts: tuple[Cut, ...] = ()) -> Plan:
+        """Rules in stages, placed by the first walk."""
+        about = (self.policies[0], self.timing, schedule, cuts)
+        return Plan(self.program, self.mesh, rules, *about)
+
+    def as_staged(self, rules: Rules, plan: Plan) -> list[Plan]:
+        """Rules placed by each walk; in the stages of a plan, if it has any, by the first alone."""
+        if plan.schedule is None:
+            return self.plans(rules)
+        return [self.pipeline(rules, plan.schedule, plan.cuts)]
 
     def fixed_alone(self) -> float:
         """The work of the fixed rules without others. Raises what is wrong with them."""

@@ -40,7 +40,7 @@ def without(found: Found, plan: Plan, rule: Rule) -> Plan | None:
     """The better walk of a plan less one rule, whatever the limits."""
     kept = tuple(other for other in plan.rules if other is not rule)
     known = {(p.asked, p.policy): p for p in found.every}
-    plans = found.problem.plans(kept, plan.schedule)
+    plans = found.problem.as_staged(kept, plan)
     made = [known.get((p.asked, p.policy), p) for p in plans]
     try:
         return min(made, key=found.problem.key)

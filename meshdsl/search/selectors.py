@@ -16,7 +16,7 @@ from meshdsl.named.prelude import prelude
 from meshdsl.placed.layout import selects
 from meshdsl.placed.lint import values_of
 from meshdsl.search.per_tensor import chosen, named_tensors
-from meshdsl.search.plan import Plan, Rule, Rules
+from meshdsl.search.plan import Asked, Plan, Rule, Rules
 from meshdsl.search.problem import Found, Problem
 
 Selector = tuple[str, ...]
@@ -94,7 +94,7 @@ class _Steps:
 
     problem: Problem
     options: list[Rule]
-    known: dict[tuple[Rules, str], Plan | None] = field(default_factory=dict)
+    known: dict[Asked, Plan | None] = field(default_factory=dict)
     made: list[Plan] = field(default_factory=list)
 
     def descend(self, plan: Plan) -> Plan:
@@ -134,7 +134,7 @@ class _Steps:
     def _placed(self, rules: Rules, than: Plan) -> Plan | None:
         problem, best = self.problem, None
         try:
-            for plan in problem.plans(rules, than.schedule):
+            for plan in problem.as_staged(rules, than):
                 if not problem.divides(plan):
                     continue
                 self.made.append(plan)

@@ -209,6 +209,15 @@ class Space:
         names = self.axes
         return tuple((a, b) for a, b in tied if (names[a] in axes) == (names[b] in axes))
 
+    def allows(self, chosen: Sequence[tuple[str, ...]]) -> bool:
+        """Whether a choice of axes per dim is a valid layout, or one with equal axes exchanged."""
+        open_, _ = self.undecided
+        for number, axes in enumerate(chosen):
+            if axes not in self.options(number, open_, ()):
+                return False
+            open_ = self.left(number, axes, open_)
+        return True
+
     # --- layouts -------------------------------------------------------------------------------
 
     def least(self, weigh: Weigh = work) -> float:

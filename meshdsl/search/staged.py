@@ -5,6 +5,10 @@ Each of them with the loop's dim over the axis is a pipeline under a schedule an
 micro-batches, placed and timed as any program is: with idle time, messages, and what is done twice.
 Layout and number of micro-batches are chosen by one schedule, then the schedule for these. (What to
 choose among is that of Narayanan et al. 2021 and Zheng et al. 2022.)
+
+A network without a loop is cut where its stages have about the same work; then all ways to cut it
+are tried, or where there are many, single stages begin earlier or later as long as that is better.
+(PipeDream, Harlap et al. 2018, cuts chains of layers by measured times.)
 """
 
 from __future__ import annotations
@@ -14,16 +18,19 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from meshdsl.diagnostics import DiagnosticError, Source, Span, fail
+from meshdsl.cluster.timing import Timing
+from meshdsl.diagnostics import DiagnosticError, Source, Span, counted, fail
 from meshdsl.ir.program import Loop
 from meshdsl.ir.types import Dim
 from meshdsl.named import ir as named
 from meshdsl.placed.lint import values_of
 from meshdsl.placed.sbp import Mesh
 from meshdsl.schedule.use import ScheduleUse
+from meshdsl.search.beginnings import Beginnings, beginnings, passes
 from meshdsl.search.layouts import SHOWN
-from meshdsl.search.plan import Plan, Rule, Rules
+from meshdsl.search.plan import Cut, Plan, Rule, Rules
 from meshdsl.search.problem import Count, Found, Key, Method, Problem
+from meshdsl.search.space import seconds, work
 
 STARTS = 3
 """The layouts of the other axes that are put in stages, for each split of the batch."""
@@ -44,8 +51,11 @@ With four times as many as stages a fifth of the time is idle, with eight times 
 MOST = 2
 """The layouts that are compared with other numbers of micro-batches."""
 
-Tried = tuple[Rules, ScheduleUse]
-"""Rules for the other axes, and a schedule."""
+WAYS = 40
+"""The ways to cut a network that are all tried; of more, those near the best one."""
+
+Tried = tuple[Rules, ScheduleUse, tuple[Cut, ...]]
+"""Rules for the other axes, a schedule, and where the stages of a network begin."""
 
 
 def searched(problem: Problem, method: Method) -> Found:
@@ -54,16 +64,23 @@ def searched(problem: Problem, method: Method) -> Found:
     Where the rule of the stages is to be kept, pipelines alone.
     """
     axis = problem.limits.pipeline
-    loop = _loop(problem) if axis is not None and problem.mesh.size(axis) > 1 else None
-    if axis is None or loop is None:
+    if axis is None or problem.mesh.size(axis) == 1:
         return method.solve(problem)
-    cut = Rule(loop.name, (axis,))
-    if cut in problem.limits.fixed:
+    places, cut = None, tuple[Rule, ...]()
+    if not list(_loops(problem.program)):
+        places = _beginnings(problem.program, problem.timing)
+        if places.even(problem.mesh.size(axis)) is None:
+            return method.solve(problem)
+    elif (loop := _loop(problem)) is not None:
+        cut = (Rule(loop.name, (axis,)),)
+    else:
+        return method.solve(problem)
+    if cut and {*cut} <= {*problem.limits.fixed}:
         found = Found(problem, (), (), Count("L1", 0, 0, 0, 1), 0.0)
     else:
         found = method.solve(problem)
     layouts = {found.rules: found.stored for found in _layouts(problem, axis, method)}
-    run = _Run(problem, cut, layouts)
+    run = _Run(problem, axis, cut, places, layouts)
     run.search()
     count = replace(found.count, pipelines=len(run.made))
     fitting = sorted(filter(problem.fits, run.made), key=problem.key)
@@ -79,10 +96,16 @@ def check(program: named.Program, axis: str, meshes: Sequence[Mesh]) -> None:
         message = f"`{program.name}` is no training step: it runs in no pipeline"
         fail("MD0647", message, program.span, help="search without `--pipeline`")
     dims = list(_loops(program))
-    if not dims:
-        message = f"`{program.name}` has no `repeat`, whose iterations would be on `{axis}`"
-        fail("MD0647", message, program.span, help="write equal layers as `repeat layers { … }`")
     sizes = [mesh.size(axis) for mesh in meshes]
+    if not dims:
+        places = _beginnings(program, None)
+        if all(places.even(n) is None for n in sizes):
+            at = counted(len(places.places), "tensor")
+            message = f"`{program.name}` has no `repeat`, and {at} with a name of its own where one"
+            message += f" of {min(sizes)} stages could begin"
+            help = "write equal layers as `repeat layers { … }`, or give what begins a stage a name"
+            fail("MD0647", message, program.span, help=help)
+        return
     if not any(dim.size % n == 0 for dim in dims for n in sizes):
         dim = max(dims, key=lambda dim: dim.size)
         message = f"`{dim.name}` of size {dim.size} does not divide over `{axis}` of {sizes[0]}"
@@ -93,13 +116,14 @@ def check(program: named.Program, axis: str, meshes: Sequence[Mesh]) -> None:
 
 def _loops(program: named.Program) -> Iterator[Dim]:
     """The dims of the loops that a pipeline may cut."""
-    within = program.body
-    accumulates = program.goal is not None and program.goal.optimizer.accumulate > 1
-    if accumulates:
-        within = tuple(n for loop in within if isinstance(loop, Loop) for n in loop.body)
-    for node in within:
+    for node in passes(program):
         if isinstance(node, Loop) and node.phase == "forward":
             yield node.dim
+
+
+def _beginnings(program: named.Program, timing: Timing | None) -> Beginnings:
+    """Where stages may begin: by seconds, or without a cluster by FLOPs."""
+    return beginnings(program, work if timing is None else seconds(timing))
 
 
 def _loop(problem: Problem) -> Dim | None:
@@ -170,23 +194,42 @@ def _batch(problem: Problem) -> Dim | None:
 class _Run:
     """One search among the layouts of the other axes, each with rules for storage that go with it.
 
-    `cut` is the rule of the stages, `made` are the pipelines that were placed.
+    `cut` is the rule of the stages, or a network without a loop has `places` where they may begin;
+    `made` are the pipelines that were placed.
     """
 
     problem: Problem
-    cut: Rule
+    axis: str
+    cut: Rules
+    places: Beginnings | None
     layouts: dict[Rules, tuple[Rules, ...]]
     made: list[Plan] = field(default_factory=list)
 
     def search(self) -> None:
-        """Choose layouts, then among micro-batches, what is stored how, and schedules."""
-        self._try((rules, use) for rules in self.layouts for use in self._cuts(rules)[:1])
+        """Choose layouts, then among micro-batches, cuts, what is stored how, and schedules."""
+        self._try((rules, use, ()) for rules in self.layouts for use in self._uses(rules)[:1])
         first = [self._general(plan) for plan in sorted(self.made, key=self._key)[:MOST]]
-        self._try((rules, use) for rules in first for use in self._cuts(rules)[1:])
+        self._try((rules, use, ()) for rules in first for use in self._uses(rules)[1:])
+        if self.made and self.places is not None:
+            self._move(self.places)
         for changed in (self._stored, self._scheduled) if self.made else ():
-            self._try(changed(min(self.made, key=self._key)))
+            best = min(self.made, key=self._key)
+            self._try((*found, best.cuts) for found in changed(best))
 
-    def _stored(self, plan: Plan) -> Iterator[Tried]:
+    def _move(self, places: Beginnings) -> None:
+        """Cut the best pipeline in every way; of many, near it as long as that gets better."""
+        stages = self.problem.mesh.size(self.axis)
+        whole, here = places.ways(stages) <= WAYS, places.even(stages)
+        while here is not None:
+            best = min(self.made, key=self._key)
+            assert best.schedule is not None
+            tried = places.every(stages) if whole else places.near(here)
+            ways = {places.cuts(chosen, self.axis): chosen for chosen in tried}
+            rules = tuple(rule for rule in best.rules if rule not in self.cut)
+            self._try((rules, best.schedule, cuts) for cuts in ways)
+            here = None if whole else ways.get(min(self.made, key=self._key).cuts)
+
+    def _stored(self, plan: Plan) -> Iterator[tuple[Rules, ScheduleUse]]:
         """A pipeline with rules for what is stored, and with the same computed again."""
         use, general = plan.schedule, self._general(plan)
         assert use is not None
@@ -196,14 +239,14 @@ class _Run:
             if self.problem.limits.memory is not None:
                 yield (*general, *rules), again
 
-    def _scheduled(self, plan: Plan) -> Iterator[Tried]:
+    def _scheduled(self, plan: Plan) -> Iterator[tuple[Rules, ScheduleUse]]:
         """A pipeline under other schedules."""
         assert plan.schedule is not None
-        rules = tuple(rule for rule in plan.rules if rule != self.cut)
+        rules = tuple(rule for rule in plan.rules if rule not in self.cut)
         return ((rules, replace(plan.schedule, name=name)) for name in OTHERS)
 
     def _general(self, plan: Plan) -> Rules:
-        return tuple(r for r in plan.rules if not r.selector and r != self.cut)
+        return tuple(r for r in plan.rules if not r.selector and r not in self.cut)
 
     def _key(self, plan: Plan) -> tuple[bool, float, Key]:
         fits = self.problem.fits(plan)
@@ -213,24 +256,40 @@ class _Run:
         """Place layouts in stages, as far as they can be and there is time."""
         limits = self.problem.limits
         known = {plan.asked for plan in self.made}
-        for others, use in tried:
-            rules = (self.cut, *others)
-            (plan,) = self.problem.plans(rules, use)
+        for others, use, cuts in tried:
+            rules = (*self.cut, *others)
             long = limits.rules is not None and len(rules) > limits.rules
-            if long or plan.asked in known or not {*limits.fixed} <= {*rules}:
+            if long or not {*limits.fixed} <= {*rules}:
                 continue
-            if self.problem.expired() and self.made:
-                return
             try:
+                plan = self.problem.pipeline(rules, use, self._begun(use, cuts))
+                if plan.asked in known:
+                    continue
+                if self.problem.expired() and self.made:
+                    return
                 if plan.placed.pipe is not None:
                     self.problem.key(plan)
                     self.made.append(plan)
             except DiagnosticError:
                 continue
 
-    def _cuts(self, rules: Rules) -> list[ScheduleUse]:
+    def _begun(self, use: ScheduleUse, cuts: tuple[Cut, ...]) -> tuple[Cut, ...]:
+        """Where the stages of a network begin: as they do, or evenly where a schedule has others.
+
+        Raises what is wrong with the schedule. Where there are too few places, it has no stages.
+        """
+        if self.places is None:
+            return ()
+        goal = self.problem.program.goal
+        micro = use.micro or (goal.optimizer.accumulate if goal else 1)
+        stages = use.verified(self.problem.mesh.size(self.axis), micro).schedule.stages
+        if len(cuts) == stages - 1:
+            return cuts
+        return self.places.cuts(self.places.even(stages) or (), self.axis)
+
+    def _uses(self, rules: Rules) -> list[ScheduleUse]:
         """The numbers of micro-batches that a batch may be cut into, if it does not accumulate."""
-        program, axis = self.problem.program, self.cut.axes[0]
+        program, axis = self.problem.program, self.axis
         assert program.goal is not None
         span = Span(Source("--pipeline", axis), 0, len(axis))
         if program.goal.optimizer.accumulate > 1:

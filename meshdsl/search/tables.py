@@ -7,14 +7,21 @@ upper bound of the walk `immediate`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
 
 from meshdsl.ir.types import TensorType
 from meshdsl.placed.choose import Choice, Chooser, Want
 from meshdsl.placed.rows import Call
 from meshdsl.placed.sbp import Placement, placement
+from meshdsl.search.graph import CostGraph, Factor, Solution, Variable
 from meshdsl.search.plan import Rules
 from meshdsl.search.space import Space
+
+Axes = tuple[str, ...]
 
 
 class Tables:
@@ -49,3 +56,75 @@ class Tables:
         pins = (None,) * len(ins)
         chooser = Chooser(call, versions, wants, pins, self.mesh, "immediate", uneven=uneven)
         return chooser.candidates()[0]
+
+
+# --- the graph of a space ------------------------------------------------------------------------
+
+
+def table_graph(
+    space: Space, most_work: float, among: Sequence[tuple[Axes, ...]] | None = None
+) -> CostGraph:
+    """The bytes of every call by the axes of its dims, and its FLOPs as what is limited.
+
+    `among` are the choices of each dim, where these are not all.
+    """
+    tables = Tables(space)
+    every = [tuple(choices_of(space, number)) for number in range(len(space.dims))]
+    choices = every if among is None else list(among)
+    names = zip(space.dims, choices, strict=True)
+    variables = tuple(Variable(d.name, tuple(" ".join(a) for a in axes)) for d, axes in names)
+    factors, work = list(_meetings(space, choices)), []
+    for call, trips in space.calls.items():
+        scope, cost, flops = _of_call(space, tables, choices, call)
+        factors.append(Factor(scope, cost * trips))
+        work.append(Factor(scope, flops * trips))
+    return CostGraph(variables, tuple(factors), tuple(work), most_work)
+
+
+def choices_of(space: Space, number: int) -> Iterator[Axes]:
+    """The axes that may split a dim, none first; a fixed rule leaves no choice."""
+    dim = space.dims[number]
+    if dim.name in space.fixed:
+        yield dim.axes
+        return
+    for count in range(len(dim.axes) + 1):
+        for axes in itertools.combinations(dim.axes, count):
+            if space.divides(dim, axes):
+                yield axes
+
+
+def _meetings(space: Space, choices: list[tuple[Axes, ...]]) -> Iterator[Factor]:
+    """Dims that meet in a tensor are split over different axes."""
+    for i, j in itertools.combinations(range(len(space.dims)), 2):
+        if space.dims[i].meets >> j & 1:
+            shared = [[bool(set(a) & set(b)) for b in choices[j]] for a in choices[i]]
+            yield Factor((i, j), np.where(shared, math.inf, 0.0))
+
+
+def _of_call(
+    space: Space, tables: Tables, choices: list[tuple[Axes, ...]], call: Call
+) -> tuple[tuple[int, ...], np.ndarray[tuple[int, ...], np.dtype[np.float64]], np.ndarray]:
+    """The dims of a call that may be split, and its bytes and FLOPs by the axes of each."""
+    own = {d for t in (*call.ins, *call.outs) for d in t.names}
+    scope = tuple(i for i, dim in enumerate(space.dims) if dim.name in own)
+    shape = [len(choices[i]) for i in scope]
+    cost, flops = np.zeros(shape), np.zeros(shape)
+    for at in itertools.product(*map(range, shape)):
+        axes = {space.dims[i].name: choices[i][k] for i, k in zip(scope, at, strict=True)}
+        if not _may_stand(call, axes):
+            continue  # forbidden by the dims that meet
+        chosen = tables.chosen(call, axes)
+        cost[at], flops[at] = chosen.cost, chosen.rank[-1]
+    return scope, cost, flops
+
+
+def _may_stand(call: Call, axes: Mapping[str, Axes]) -> bool:
+    """Whether no axis splits two dims of one tensor."""
+    every = ([a for d in t.names for a in axes.get(d, ())] for t in (*call.ins, *call.outs))
+    return all(len(set(used)) == len(used) for used in every)
+
+
+def picked(space: Space, found: Solution) -> tuple[Axes, ...]:
+    """The axes of each dim in a solution of the graph."""
+    choices = (tuple(choices_of(space, n)) for n in range(len(space.dims)))
+    return tuple(axes[k] for axes, k in zip(choices, found.picks, strict=True))

@@ -17,7 +17,8 @@ from meshdsl.search.exact import TooWide, least
 from meshdsl.search.graph import least_memory
 from meshdsl.search.problem import Found, Problem
 from meshdsl.search.space import Space
-from meshdsl.search.summed import Axes, placed, refuse_width, table_graph
+from meshdsl.search.summed import placed, refuse_width
+from meshdsl.search.tables import Axes, table_graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from functools import cache
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import meshdsl as md
 from meshdsl.cluster.profile import load
@@ -16,6 +19,7 @@ from meshdsl.pipeline import Compilation, Options
 from meshdsl.report.explain import explain
 from meshdsl.report.search import block_of
 from meshdsl.search.asked import Asked
+from meshdsl.search.beginnings import Beginning, Beginnings
 from meshdsl.search.methods import METHODS
 from meshdsl.search.problem import Found
 from meshdsl.search.reasons import reasons
@@ -42,6 +46,25 @@ program net(x[batch, io], t[batch, io]) {
 }
 """
 MESH = "pipe:4,tp:2"
+CHAIN = """
+dim batch = 32, io = 64, a = 512, b = 256, c = 1024, d = 64, out = 16
+program net(x[batch, io], t[batch, out]) {
+  param w1[io, a]
+  param w2[a, b]
+  param w3[b, c]
+  param w4[c, d]
+  param w5[d, out]
+  h1 = tanh(einsum(x, w1 -> [batch, a]))
+  h2 = tanh(einsum(h1, w2 -> [batch, b]))
+  h3 = tanh(einsum(h2, w3 -> [batch, c])) + mean[b](h2)
+  h4 = tanh(einsum(h3, w4 -> [batch, d]))
+  y = einsum(h4, w5 -> [batch, out])
+  loss = mean(square(y - t))
+  return loss
+  minimize loss with adamw(lr=0.01)
+}
+"""
+"""A network without a loop, whose layers are of several sizes."""
 
 
 @cache
@@ -54,14 +77,20 @@ def found_in(
     return solve(asked.problems(made), METHODS["layouts"])
 
 
-@pytest.mark.parametrize("mesh", ["pipe:2", "data:2,pipe:2", "pipe:4,tp:2"])
-def test_what_is_printed_is_what_was_found(mesh: str) -> None:
+@pytest.mark.parametrize(
+    ("net", "mesh"),
+    [
+        *((TEXT, mesh) for mesh in ("pipe:2", "data:2,pipe:2", "pipe:4,tp:2")),
+        *((CHAIN, mesh) for mesh in ("pipe:2", "pipe:2,data:2", "pipe:3,tp:2")),
+    ],
+)
+def test_what_is_printed_is_what_was_found(net: str, mesh: str) -> None:
     """Each pipeline, as text: it sends, holds and takes what the search says."""
-    found = found_in(TEXT, mesh)
-    piped = [plan for plan in found.plans if plan.schedule is not None]
+    found = found_in(net, mesh)
+    piped = [plan for plan in found.every if plan.schedule is not None]
     assert piped
-    for plan in piped:
-        text = f"{TEXT}\n{block_of(found, plan, 'again')}"
+    for plan in sorted(piped, key=found.problem.key)[:4]:
+        text = f"{net}\n{block_of(found, plan, 'again')}"
         options = Options(mesh=mesh, layout="again", reduce=plan.policy)
         made = Compilation(Source("net.mdsl", text), options)
         assert made.checked() is not None
@@ -71,6 +100,42 @@ def test_what_is_printed_is_what_was_found(mesh: str) -> None:
         assert report["totals"]["flops_per_device"] == plan.flops
         timing = Timing(load("h100"), made.device.mesh)
         assert simulate(made.device, timing).seconds == pytest.approx(plan.seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_a_network_is_cut_as_none_of_all_ways_is_better(stages: int) -> None:
+    """Every cut, written by hand and compiled: none takes less time than what is found."""
+    found = found_in(CHAIN, f"pipe:{stages}")
+    best = min((p for p in found.every if p.schedule is not None), key=found.problem.key)
+    assert best.schedule is not None
+    assert len(best.cuts) == best.schedule.verified(stages).schedule.stages - 1
+    names = ("h2", "h3", "h4", "y", "loss")
+    timing = Timing(load("h100"), found.problem.mesh)
+    for chosen in itertools.combinations(names, stages - 1):
+        cuts = ", ".join(f"{name}: pipe = {i + 1}" for i, name in enumerate(chosen))
+        text = f"{CHAIN}\nlayout cut {{ {cuts} }} with one_f_one_b[batch]({best.schedule.micro})"
+        options = Options(mesh=f"pipe:{stages}", layout="cut")
+        made = Compilation(Source("net.mdsl", text), options)
+        assert simulate(made.device, timing).seconds >= best.seconds * (1 - 1e-9)
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=9), st.integers(1, 5))
+def test_even_stages(before: list[int], stages: int) -> None:
+    """The largest stage is as small as any way to cut has it."""
+    ends = list(itertools.accumulate(before, lambda a, b: a + b + 1))
+    places = Beginnings(tuple(Beginning((f"v{i}",), n) for i, n in enumerate(ends)), ends[-1] + 3)
+    ways = list(places.every(stages))
+    assert places.ways(stages) == len(ways)
+
+    def largest(chosen: tuple[int, ...]) -> float:
+        borders = [0.0, *(places.places[i].before for i in chosen), places.work]
+        return max(b - a for a, b in itertools.pairwise(borders))
+
+    even = places.even(stages)
+    assert (even is None) == (not ways)
+    if even is not None:
+        assert largest(even) == min(map(largest, ways))
+        assert set(places.near(even)) <= set(ways) - {even}
 
 
 @pytest.mark.parametrize("name", ["two carries", "frozen", "batch last"])
@@ -222,7 +287,7 @@ def test_programs_without_stages(case: str, file: Path, cli: Cli) -> None:
     text = TEXT.replace(old, old.replace("repeat layers {\n", "") if "repeat" in old else "")
     text = text.replace("  }\n  loss", "  loss") if "repeat" in old else text
     file.write_text(text, encoding="utf-8")
-    done = cli("search", file, "--cluster", "h100", "--pipeline", "pipe")
+    done = cli("search", file, "--cluster", "h100", "--pipeline", "pipe", "--mesh", "pipe:4")
     assert done.codes == ["error[MD0647]"]
     assert message in done.err
 

@@ -15,8 +15,7 @@ from meshdsl.search.methods import METHODS
 from meshdsl.search.plan import Rule
 from meshdsl.search.problem import Problem
 from meshdsl.search.space import Space
-from meshdsl.search.summed import table_graph
-from meshdsl.search.tables import Tables
+from meshdsl.search.tables import Tables, table_graph
 
 from .problems import LINE, SQUARE, UNEQUAL, named, problem
 from .resnets import wide_resnet

@@ -1,0 +1,127 @@
+"""Where the stages of a network without a loop may begin, and the cuts that divide its work evenly.
+
+A stage begins with a tensor, or with the call of a function: `conv3: pipe = 1` (`placed/cuts.py`).
+Of those that the program names once the places in program order are known, with the work of the
+forward pass before each; even stages are those whose largest is least.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from meshdsl.ir.program import Loop, counted
+from meshdsl.named import ir as named
+from meshdsl.named.ir import Op, Value
+from meshdsl.placed.rows import call_of
+from meshdsl.placed.stages import makes_of
+from meshdsl.search.plan import Cut
+from meshdsl.search.space import Weigh
+
+Chosen = tuple[int, ...]
+"""The places at which the stages behind the first begin, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A tensor or a call by name, and the work of the forward pass that comes before it."""
+
+    selector: tuple[str, ...]
+    before: float
+
+
+@dataclass(frozen=True, slots=True)
+class Beginnings:
+    """The places where stages may begin, in program order, and the work of the forward pass."""
+
+    places: tuple[Beginning, ...]
+    work: float
+
+    def cuts(self, chosen: Chosen, axis: str) -> tuple[Cut, ...]:
+        """Stages that begin at some places, as the language says it."""
+        return tuple(Cut(self.places[at].selector, axis, i + 1) for i, at in enumerate(chosen))
+
+    def every(self, stages: int) -> Iterator[Chosen]:
+        """All ways to divide the network into so many stages."""
+        return itertools.combinations(range(len(self.places)), stages - 1)
+
+    def ways(self, stages: int) -> int:
+        """How many ways there are."""
+        return math.comb(len(self.places), stages - 1)
+
+    def even(self, stages: int) -> Chosen | None:
+        """The way whose largest stage has the least work; None where there are too few places."""
+        if len(self.places) < stages - 1:
+            return None
+        ends = [place.before for place in self.places]
+
+        @functools.cache
+        def least(first: int, left: int) -> tuple[float, Chosen]:
+            """For what begins at a place, -1 for the first operator, with so many more stages."""
+            begun = ends[first] if first >= 0 else 0.0
+            if not left:
+                return self.work - begun, ()
+            found = []
+            for at in range(first + 1, len(ends) - left + 1):
+                rest, chosen = least(at, left - 1)
+                found.append((max(ends[at] - begun, rest), (at, *chosen)))
+            return min(found)
+
+        return least(-1, stages - 1)[1]
+
+    def near(self, chosen: Chosen) -> Iterator[Chosen]:
+        """The ways in which one stage begins one or two places earlier or later."""
+        for i, at in enumerate(chosen):
+            low = chosen[i - 1] + 1 if i else 0
+            high = chosen[i + 1] if i + 1 < len(chosen) else len(self.places)
+            for other in (at - 1, at + 1, at - 2, at + 2):
+                if low <= other < high:
+                    yield (*chosen[:i], other, *chosen[i + 1 :])
+
+
+def beginnings(program: named.Program, weigh: Weigh) -> Beginnings:
+    """The places where stages of a program may begin."""
+    nodes = [n for n in passes(program) if n.phase == "forward"]
+    times = Counter(v.name for n in nodes for v in makes_of(n) if v.name)
+    calls = [path[0] for n in nodes for path in {v.path[:1] for v in makes_of(n)} if path]
+    batch = set(program.inputs)
+    found: dict[tuple[str, ...], float] = {}
+    begun = done = 0.0  # before the statement that a node belongs to, and before the node
+    for node in nodes:
+        makes = list(makes_of(node))
+        depends = not batch.isdisjoint(_reads(node))
+        batch.update(makes if depends else ())
+        for value in makes if depends else ():
+            if value.path and value.path[0] in calls:
+                found.setdefault(value.path[:1], done)
+            elif value.name and "." not in value.name and times[value.name] == 1:
+                found.setdefault((value.name,), begun)
+        done += _work(node, weigh)
+        if any(value.name and not value.path for value in makes):
+            begun = done
+    # Before the first place something has to be left for the first stage.
+    places = (Beginning(name, before) for name, before in found.items() if before)
+    return Beginnings(tuple(sorted(places, key=lambda place: place.before)), done)
+
+
+def passes(program: named.Program) -> tuple[named.Node, ...]:
+    """The passes of a step: those of one batch, where the optimizer accumulates several."""
+    if program.goal is None or program.goal.optimizer.accumulate == 1:
+        return program.body
+    return tuple(n for loop in program.body if isinstance(loop, Loop) for n in loop.body)
+
+
+def _reads(node: named.Node) -> Iterable[Value]:
+    if isinstance(node, Loop):
+        return [v for inner, _ in counted((node,)) for v in inner.reads]
+    return node.reads
+
+
+def _work(node: named.Node, weigh: Weigh) -> float:
+    inside: Sequence[tuple[named.Node, int]] = list(counted((node,)))
+    ops = ((op, trips) for op, trips in inside if isinstance(op, Op))
+    return sum(weigh(call, call.signature) * k for op, k in ops for call in (call_of(op),))

@@ -1,0 +1,109 @@
+"""Spaces too large to be listed: a beam climbs them, and finds what listing does where both can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+
+import pytest
+
+from meshdsl.cluster.profile import load
+from meshdsl.cluster.timing import Timing
+from meshdsl.pipeline import Compilation, Options
+from meshdsl.placed.sbp import Mesh
+from meshdsl.search import layouts
+from meshdsl.search.climbing import climbed, varied
+from meshdsl.search.layouts import LISTED, Layouts
+from meshdsl.search.methods import METHODS
+from meshdsl.search.plan import Rule, Rules
+from meshdsl.search.problem import Found, Limits, Problem
+from meshdsl.search.tables import Tables
+from meshdsl.syntax.parse import read_source
+from tests.project import ROOT
+
+MESH = Mesh("square", (("data", 2), ("model", 2)))
+SMALL = ("mlp", "dlrm", "nmt", "moe", "alexnet", "resnet", "transformer", "encdec")
+LARGE = ("vgg", "unet")
+
+
+@cache
+def problem(name: str, timed: bool = False, storage: bool = False) -> Problem:
+    """The search of an example on four devices."""
+    source = read_source(ROOT / "examples" / f"{name}.mdsl")
+    program = Compilation(source, Options()).named
+    timing = Timing(load("h100"), MESH) if timed else None
+    objective = "time" if timed else "bytes"
+    return Problem(program, MESH, objective, Limits(storage=storage), timing)
+
+
+def at_once(items: Iterable[Rules]) -> Iterable[Rules]:
+    return items
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_beam_leads_to_the_least_of_all(name: str) -> None:
+    """By the bytes of the tables, among the layouts that divide the work."""
+    found, space = problem(name), problem(name).space
+    sent, most = Tables(space).sent, problem(name).most_work
+    least = min(sent(rules) for _, rules in space.within(most))
+
+    def key(rules: Rules) -> tuple[float, ...]:
+        return max(0.0, space.of(rules) - found.most_work), sent(rules)
+
+    seen = climbed(space, key, at_once, most)
+    assert min(map(key, seen)) == (0.0, least)
+    assert len(set(seen)) == len(seen)
+    for rules in seen:
+        axes = {rule.dim: rule.axes for rule in rules}
+        assert space.allows([axes.get(dim.name, ()) for dim in space.dims])
+
+
+@pytest.mark.some_of(3)
+@pytest.mark.parametrize("name", SMALL)
+def test_climbing_finds_what_listing_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the same problem, if nothing could be listed; then nothing is proven."""
+    for timed in (False, True):
+        whole = Layouts().solve(problem(name, timed))
+        monkeypatch.setattr(layouts, "LISTED", 0)
+        found = Layouts().solve(problem(name, timed))
+        monkeypatch.undo()
+        best = [made.problem.value(made.plans[0]) for made in (found, whole)]
+        assert best[0] <= best[1] * 1.02
+        assert not found.proven
+
+
+@cache
+def large(name: str, timed: bool) -> Found:
+    return Layouts().solve(problem(name, timed))
+
+
+@pytest.mark.some_of(2)
+@pytest.mark.parametrize("timed", [False, True], ids=["bytes", "time"])
+@pytest.mark.parametrize("name", LARGE)
+def test_millions_of_layouts(name: str, timed: bool) -> None:
+    """No worse than elimination's layout, no rules at all, and the batch over any devices.
+
+    Each by the walk that is tried first: another one is placed only where that does not do.
+    """
+    found = large(name, timed)
+    asked = found.problem
+    assert asked.space.count > LISTED
+    assert not found.proven
+    best = asked.value(found.plans[0])
+    told = METHODS["elimination"].solve(asked).plans[0].rules
+    for plan in (asked.plan(rules, asked.policies[0]) for rules in (told, *simple())):
+        if asked.divides(plan):
+            assert best <= asked.value(plan)
+
+
+def simple() -> list[Rules]:
+    """Nothing split, and the batch over some axes or all."""
+    ways = ((), ("data",), ("model",), ("data", "model"))
+    return [(Rule("n", axes),) if axes else () for axes in ways]
+
+
+def test_few_rules_have_their_turn() -> None:
+    one, two, three = (tuple(Rule(d, ("a",)) for d in dims) for dims in ("x", "xy", "xyz"))
+    other = (Rule("z", ("a",)),)
+    assert varied([three, two, one, other]) == [three, two, one, other]
+    assert varied([one, other, three]) == [one, three, other]
