@@ -92,7 +92,7 @@ class Searched(View):
 
 def _layout(plan: Planned) -> Any:
     """The rules of a plan, with the schedule of its pipeline."""
-    rules = [*map(str, plan.rules)]
+    rules = [*map(str, (*plan.rules, *plan.cuts))]
     return layout(rules, schedule=str(plan.schedule)) if plan.schedule else rules or ""
 
 

@@ -302,6 +302,20 @@ def test_in_python(file: Path) -> None:
     assert first.cost().wire_bytes == found.json["plans"][0]["wire_bytes"]
 
 
+def test_a_cut_network_in_python(tmp_path: Path) -> None:
+    """Plans are compiled with their stages."""
+    file = tmp_path / "chain.mdsl"
+    file.write_text(CHAIN, encoding="utf-8")
+    found = md.load(file).search({"pipe": 2}, cluster="h100", pipeline="pipe")
+    cut = [
+        (plan, told) for plan, told in zip(found, found.json["plans"], strict=True) if told["cuts"]
+    ]
+    assert cut
+    for plan, told in cut:
+        assert "SCHEDULE = (" in plan.code
+        assert plan.cost().wire_bytes == told["wire_bytes"]
+
+
 @pytest.mark.parametrize("fix", ["io:tp", "hidden:tp", "batch:tp", "io:tp,batch:none"])
 def test_a_rule_that_is_fixed_meets_the_batch(fix: str) -> None:
     """No split of the batch is tried over an axis that a fixed rule has of the same tensors."""
