@@ -16,14 +16,13 @@ from meshdsl.search.climbing import climbed, varied
 from meshdsl.search.layouts import LISTED, Layouts
 from meshdsl.search.methods import METHODS
 from meshdsl.search.plan import Rule, Rules
-from meshdsl.search.problem import Found, Limits, Problem
+from meshdsl.search.problem import Limits, Problem
 from meshdsl.search.tables import Tables
 from meshdsl.syntax.parse import read_source
 from tests.project import ROOT
 
 MESH = Mesh("square", (("data", 2), ("model", 2)))
 SMALL = ("mlp", "dlrm", "nmt", "moe", "alexnet", "resnet", "transformer", "encdec")
-LARGE = ("vgg", "unet")
 
 
 @cache
@@ -58,8 +57,8 @@ def test_the_beam_leads_to_the_least_of_all(name: str) -> None:
         assert space.allows([axes.get(dim.name, ()) for dim in space.dims])
 
 
-@pytest.mark.some_of(3)
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.some_of(2)
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "resnet"])
 def test_climbing_finds_what_listing_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the same problem, if nothing could be listed; then nothing is proven."""
     for timed in (False, True):
@@ -72,20 +71,13 @@ def test_climbing_finds_what_listing_does(name: str, monkeypatch: pytest.MonkeyP
         assert not found.proven
 
 
-@cache
-def large(name: str, timed: bool) -> Found:
-    return Layouts().solve(problem(name, timed))
-
-
-@pytest.mark.some_of(2)
 @pytest.mark.parametrize("timed", [False, True], ids=["bytes", "time"])
-@pytest.mark.parametrize("name", LARGE)
-def test_millions_of_layouts(name: str, timed: bool) -> None:
+def test_millions_of_layouts(timed: bool) -> None:
     """No worse than elimination's layout, no rules at all, and the batch over any devices.
 
     Each by the walk that is tried first: another one is placed only where that does not do.
     """
-    found = large(name, timed)
+    found = Layouts().solve(problem("vgg", timed))
     asked = found.problem
     assert asked.space.count > LISTED
     assert not found.proven
