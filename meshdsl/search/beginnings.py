@@ -87,7 +87,9 @@ def beginnings(program: named.Program, weigh: Weigh) -> Beginnings:
     """The places where stages of a program may begin."""
     nodes = [n for n in passes(program) if n.phase == "forward"]
     times = Counter(v.name for n in nodes for v in makes_of(n) if v.name)
-    calls = [path[0] for n in nodes for path in {v.path[:1] for v in makes_of(n)} if path]
+    calls = {(v.path[0], v.functions[0]) for n in nodes for v in makes_of(n) if v.path}
+    # The first call of several has the name of the function, which means all of them.
+    times.update(function for _, function in calls)
     batch = set(program.inputs)
     found: dict[tuple[str, ...], float] = {}
     begun = done = 0.0  # before the statement that a node belongs to, and before the node
@@ -96,10 +98,9 @@ def beginnings(program: named.Program, weigh: Weigh) -> Beginnings:
         depends = not batch.isdisjoint(_reads(node))
         batch.update(makes if depends else ())
         for value in makes if depends else ():
-            if value.path and value.path[0] in calls:
-                found.setdefault(value.path[:1], done)
-            elif value.name and "." not in value.name and times[value.name] == 1:
-                found.setdefault((value.name,), begun)
+            name = value.path[0] if value.path else value.name
+            if name and "." not in name and times[name] <= 1:
+                found.setdefault((name,), done if value.path else begun)
         done += _work(node, weigh)
         if any(value.name and not value.path for value in makes):
             begun = done
