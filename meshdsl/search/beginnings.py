@@ -22,6 +22,9 @@ from meshdsl.placed.stages import makes_of
 from meshdsl.search.plan import Cut
 from meshdsl.search.space import Weigh
 
+Path = tuple[str, ...]
+"""A tensor or a call, by the names of the calls that it is in, outermost first."""
+
 Chosen = tuple[int, ...]
 """The places at which the stages behind the first begin, in order."""
 
@@ -30,7 +33,7 @@ Chosen = tuple[int, ...]
 class Beginning:
     """A tensor or a call by name, and the work of the forward pass that comes before it."""
 
-    selector: tuple[str, ...]
+    selector: Path
     before: float
 
 
@@ -86,27 +89,41 @@ class Beginnings:
 def beginnings(program: named.Program, weigh: Weigh) -> Beginnings:
     """The places where stages of a program may begin."""
     nodes = [n for n in passes(program) if n.phase == "forward"]
-    times = Counter(v.name for n in nodes for v in makes_of(n) if v.name)
-    calls = {(v.path[0], v.functions[0]) for n in nodes for v in makes_of(n) if v.path}
-    # The first call of several has the name of the function, which means all of them.
-    times.update(function for _, function in calls)
+    times = Counter(v.name for n in nodes for v in makes_of(n))
+    shared = _shared(v for n in nodes for v in makes_of(n))
     batch = set(program.inputs)
-    found: dict[tuple[str, ...], float] = {}
-    begun = done = 0.0  # before the statement that a node belongs to, and before the node
+    found: dict[Path, float] = {}
+    done = 0.0
+    statement: dict[Path, float] = {}  # by call, the work before the statement that is under way
     for node in nodes:
         makes = list(makes_of(node))
         depends = not batch.isdisjoint(_reads(node))
         batch.update(makes if depends else ())
         for value in makes if depends else ():
-            name = value.path[0] if value.path else value.name
-            if name and "." not in name and times[name] <= 1:
-                found.setdefault((name,), done if value.path else begun)
+            for count in range(1, len(value.path) + 1):
+                if value.path[:count] not in shared:
+                    found.setdefault(value.path[:count], done)
+            if value.name and times[value.name] == 1:
+                before = statement.get(value.path, found.get(value.path, 0.0))
+                found.setdefault(tuple(value.name.split(".")), before)
         done += _work(node, weigh)
-        if any(value.name and not value.path for value in makes):
-            begun = done
-    # Before the first place something has to be left for the first stage.
-    places = (Beginning(name, before) for name, before in found.items() if before)
-    return Beginnings(tuple(sorted(places, key=lambda place: place.before)), done)
+        statement.update((value.path, done) for value in makes if value.name)
+    # Before the first place something has to be left for the first stage. Of several names of one
+    # place the shortest is taken.
+    names: dict[float, Path] = {}
+    for name, before in sorted(found.items(), key=lambda place: len(place[0])):
+        names.setdefault(before, name)
+    places = (Beginning(names[before], before) for before in sorted(names) if before)
+    return Beginnings(tuple(places), done)
+
+
+def _shared(values: Iterable[Value]) -> set[Path]:
+    """The calls whose name means others, too: the first of several has that of the function."""
+    calls: dict[Path, set[Path]] = {}
+    for value in values:
+        for count in range(1, len(value.path) + 1):
+            calls.setdefault(value.functions[:count], set()).add(value.path[:count])
+    return {name for name, paths in calls.items() if len(paths) > 1}
 
 
 def passes(program: named.Program) -> tuple[named.Node, ...]:

@@ -101,7 +101,7 @@ def check(program: named.Program, axis: str, meshes: Sequence[Mesh]) -> None:
         places = _beginnings(program, None)
         if all(places.even(n) is None for n in sizes):
             at = counted(len(places.places), "tensor")
-            message = f"`{program.name}` has no `repeat`, and {at} with a name of its own where one"
+            message = f"`{program.name}` has no `repeat`, and {at} with a name where one"
             message += f" of {min(sizes)} stages could begin"
             help = "write equal layers as `repeat layers { … }`, or give what begins a stage a name"
             fail("MD0647", message, program.span, help=help)
