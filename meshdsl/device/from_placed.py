@@ -226,18 +226,24 @@ def _apart(nodes: list[Node], early: set[Node], late: set[Node]) -> tuple[Node, 
     for node in nodes:
         if node in early and node.reads[0] in makes:
             sent.setdefault(node.reads[0], []).append(node)
-    moved = {node for casts in sent.values() for node in casts}
+    # What comes from a collective may go on to another one: then its cast waits for that.
+    source = {v: made for made, casts in sent.items() for cast in casts for v in cast.makes}
     found: list[Node] = []
     waiting: dict[Var, Node] = {}
-    for node in nodes:
-        if node in moved:
-            continue
-        if node in late:
-            waiting.update((v, node) for v in node.makes)
-            continue
-        found.extend(waiting.pop(v) for v in dict.fromkeys(reads(node)) if v in waiting)
+
+    def put(node: Node) -> None:
+        for var in dict.fromkeys(source.get(v, v) for v in reads(node)):
+            if var in waiting:
+                put(waiting.pop(var))
         found.append(node)
         found.extend(cast for v in node.makes for cast in sent.get(v, ()))
+
+    moved = {node for casts in sent.values() for node in casts}
+    for node in nodes:
+        if node in late:
+            waiting.update((v, node) for v in node.makes)
+        elif node not in moved:
+            put(node)
     return (*found, *waiting.values())
 
 

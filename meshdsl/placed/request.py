@@ -205,12 +205,21 @@ class Request:
         return replace(want, summed=summed) if summed else want
 
     def pins(self, op: Op) -> Pins:
-        """The placements in which `op` must read its operands; rules do not tell readers apart."""
-        return (None,) * len(op.ins)
+        """The placements in which `op` must read its operands; rules do not tell readers apart.
+
+        States on disk are read where they lie: only pieces of them are ever in memory.
+        """
+        if not self._on_disk:
+            return (None,) * len(op.ins)
+        return tuple([self.stored(v) if v in self._on_disk else None for v in op.ins])
+
+    @cached_property
+    def _on_disk(self) -> frozenset[Value]:
+        return frozenset(s.value for s in self.program.states if s.on_disk)
 
     def refuse(self, op: Op) -> NoReturn:
         """Raise MD0309: no row of `op` has its operands as `pins` demand."""
-        raise AssertionError(f"{op.name} has no legal placement, and nothing is pinned")
+        raise AssertionError(f"{op.name} has no legal placement, and no annotation pins it")
 
     def alike(self, first: Op, second: Op) -> bool:
         """Whether the results of two operators are requested in one placement."""

@@ -132,6 +132,22 @@ def test_gradients_are_reduced_once_or_behind_each_pass(rules: str, micro: int, 
     assert sent["each"] == micro * sent["last"] > 0
 
 
+@pytest.mark.some_of(2)
+@pytest.mark.parametrize("use", ["with zb_h1[b](3)", "with gpipe", "with zb_v", USES[-1]])
+@pytest.mark.parametrize("name", RULES)
+def test_sums_in_fewer_bits(name: str, use: str) -> None:
+    """Gradients are cast on their way to others, also where one way goes on from another."""
+    optimizer = "sgd(lr=0.1" + (")" if "[" in use else ", accumulate=3)")
+    text = TEXT.replace("OPT", optimizer).replace("H,", "8,")
+    rules = f"l -> pipe, {RULES[name]}, grads: reduce = bf16"
+    made = compiled(text, "d:2,pipe:2", rules, use, "deferred")
+    if is_refused(RULES[name], use):
+        return
+    alone = on_one_device(text)
+    for key, array in results(run_local(made.text, seed=4)).items():
+        np.testing.assert_allclose(array, alone[key], rtol=1e-2, atol=5e-3)
+
+
 OTHERS = """
 dim b = 12, m = 4, h = H, l = 4, i = 2, o = m
 program p(x[b, m], t[b, m]) {

@@ -79,6 +79,8 @@ LAYOUTS = {
     "layers of states": ("d:2", "b -> d, params: l -> d, state: l -> d"),
     "tensors": ("d:2,tp:2", "b -> d, h -> tp, state: m -> d"),
     "narrow sums": ("d:2", "b -> d, grads: reduce = bf16"),
+    "finer gradients": ("d:2,tp:2", "b -> d, h -> tp, grads: h -> (tp, d)"),
+    "gradients by another dim": ("d:2", "b -> d, grads: m -> d"),
 }
 
 PIPELINES = {
