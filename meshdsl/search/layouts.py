@@ -1,7 +1,7 @@
 """Methods `layouts` and `exhaustive`: every layout of a space, evaluated by walks or bounded.
 
 General rules that divide the work (`space.py`) are ordered by what the tables say (`tables.py`) and
-placed by the walk `deferred`, or `immediate` where that one does not do; each with rules for
+placed by the walk `deferred`, and by `immediate` as long as that may be better; each with rules for
 storage (`storage.py`) as far as these can lead to something better. `exhaustive` is the same
 without bounds.
 """
@@ -58,9 +58,10 @@ SHOWN = 6
 class _Run:
     """One search: what was evaluated so far, and the best that fits.
 
-    `ended` are layouts that are worse than the `first` values of all that fit, and what was known
-    when this was seen: the bytes they had sent, or the seconds that rules for storage cannot
-    change. It is `cut` where the time is over before all are listed.
+    `ended` are layouts of which a walk is worse than another one, or than the `first` values of all
+    that fit, and what was known when this was seen: the bytes it had sent, or the seconds that
+    rules for storage cannot change; of `unplaced` ones that is so of each walk. It is `cut` where
+    the time is over before all are listed.
     """
 
     problem: Problem
@@ -73,6 +74,7 @@ class _Run:
     evaluated: int = 0
     bounded: int = 0
     ended: dict[Rules, float] = field(default_factory=dict)
+    unplaced: int = 0
     first: list[float] = field(default_factory=list)
     cut: bool = False
 
@@ -97,7 +99,7 @@ class _Run:
 
     @property
     def _tried(self) -> int:
-        return self.evaluated + len(self.ended)
+        return self.evaluated + self.unplaced
 
     @property
     def worth(self) -> float:
@@ -109,7 +111,7 @@ class _Run:
         return min(last, problem.below)
 
     def consider(self, rules: Rules, most: float = math.inf) -> list[Plan] | None:
-        """Place a layout by the first walk that does; its plans, also those that are out of limits.
+        """Place a layout by each walk that may be better; its plans, also those out of limits.
 
         A walk does if it divides the work, fits, and sends no more than `most`, what the tables
         say. None where it cannot be placed: two rules may meet in a tensor that only the expansion
@@ -121,7 +123,7 @@ class _Run:
             self.valid -= 1
             return None
         if not made:
-            self.bounded += 1
+            self.bounded, self.unplaced = self.bounded + 1, self.unplaced + 1
             return made
         self.evaluated += 1
         divided = [plan for plan in made if self._divides(plan)]
@@ -133,25 +135,24 @@ class _Run:
         return made
 
     def _made(self, rules: Rules, most: float) -> list[Plan]:
-        """The plans of a layout; none where each sends too much to be among the first."""
-        made, ended = list[Plan](), list[tuple[Plan, Beyond]]()
+        """The plans of a layout; none where each sends too much to be among the first.
+
+        Where one walk does, another one is placed as long as it may be better.
+        """
+        made, ended = list[Plan](), list[Beyond]()
         timed = self.problem.objective == "time"
         computing = self.problem.computing(rules) if timed else None
+        least = math.inf
         for policy in self.problem.policies:
             plan = self.problem.plan(rules, policy)
-            if beyond := plan.within(self.worth, computing):
-                ended.append((plan, beyond))
+            if beyond := plan.within(min(self.worth, least), computing):
+                ended.append(beyond)
                 continue
             made.append(plan)
-            if self._does(plan, most):
-                break
-        if not made:
-            self.ended[rules] = min(b.kept if timed else b.bytes for _, b in ended)
-        for plan, beyond in ended if made else ():
-            # If the walk that was ended does, the other is not asked for.
-            if beyond.bytes <= most and self._does(plan, most):
-                return [plan]
-            made.insert(0, plan)
+            if self.most < math.inf and self._does(plan, most):
+                least = min(least, plan.seconds if timed else plan.sent_at_most)
+        if ended:
+            self.ended[rules] = min(b.kept if timed else b.bytes for b in ended)
         return made
 
     def _does(self, plan: Plan, most: float) -> bool:
@@ -193,7 +194,7 @@ class _Run:
         """What is known of the value of a layout: in bytes, a lower bound."""
         rules, plans = found
         ended = self.ended.get(rules, math.inf) if self.problem.objective == "bytes" else math.inf
-        return min(map(self.problem.at_least, plans), default=ended)
+        return min([*map(self.problem.at_least, plans), ended])
 
     def storage(self, placed: Placed, space: Space) -> None:
         """Place them with rules for storage, too, unless that cannot be better."""

@@ -149,6 +149,11 @@ class Plan:
         """A lower bound of `sent` that needs no device program: buckets round up less often."""
         return 0 if self.placed.pipe is not None else self._sent.bytes
 
+    @property
+    def sent_at_most(self) -> int:
+        """An upper bound of `sent`, likewise."""
+        return self._sent.wire
+
     def seconds_at_least(self, computing: float) -> float:
         """A lower bound of `seconds` that needs no device program.
 

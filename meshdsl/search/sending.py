@@ -114,6 +114,8 @@ class _Part:
 class Sent:
     """What a walk sends: bytes, and with a cluster the seconds that each axis is busy, and exposed.
 
+    Of `bytes` there are no fewer, as buckets round up less often, and of `wire` no more.
+
     `computing` is what operators take at least, `whole` what those so far do, `kept` the part that
     no rules for storage change. Beyond `most` bytes, or seconds where a cluster is named, it ends
     the walk.
@@ -124,6 +126,7 @@ class Sent:
     computing: float = 0.0
     most: float = math.inf
     bytes: int = 0
+    wire: int = 0
     busy: dict[str, float] = field(default_factory=dict)
     whole: _Part = field(default_factory=_Part)
     kept: _Part = field(default_factory=_Part)
@@ -140,6 +143,7 @@ class Sent:
         if isinstance(node, Reshard):
             # Buckets round up less often.
             self.bytes += max(0, node.route.wire_bytes - node.route.collectives) * times
+            self.wire += node.route.wire_bytes * times
         if self.timing is not None:
             self._timed(node, depth, times, self.timing)
         elif self.bytes > self.most:

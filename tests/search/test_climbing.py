@@ -73,17 +73,14 @@ def test_climbing_finds_what_listing_does(name: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("timed", [False, True], ids=["bytes", "time"])
 def test_millions_of_layouts(timed: bool) -> None:
-    """No worse than elimination's layout, no rules at all, and the batch over any devices.
-
-    Each by the walk that is tried first: another one is placed only where that does not do.
-    """
+    """No worse than elimination's layout, no rules at all, and the batch over any devices."""
     found = Layouts().solve(problem("vgg", timed))
     asked = found.problem
     assert asked.space.count > LISTED
     assert not found.proven
     best = asked.value(found.plans[0])
     told = METHODS["elimination"].solve(asked).plans[0].rules
-    for plan in (asked.plan(rules, asked.policies[0]) for rules in (told, *simple())):
+    for plan in (plan for rules in (told, *simple()) for plan in asked.plans(rules)):
         if asked.divides(plan):
             assert best <= asked.value(plan)
 
