@@ -38,7 +38,7 @@ from meshdsl.placed.request import BlockRequest, Request
 from meshdsl.placed.reshard import MESSAGE_BYTES, Price
 from meshdsl.placed.sbp_block import Annotations
 from meshdsl.placed.stage_order import in_stage_order
-from meshdsl.placed.stages import piped, stored, with_leaving
+from meshdsl.placed.stages import of_batch, piped, stored, with_leaving
 from meshdsl.placed.storage import with_loads
 from meshdsl.placed.workers import check_parts, is_per_worker, with_workers
 from meshdsl.syntax import ast
@@ -229,11 +229,25 @@ def _is_proven(program: Program) -> bool:
 
 def cost(program: Program, price: Price) -> tuple[int, int, int]:
     """The cost that is minimised; then collectives, and local steps."""
-    moves = [(n, k) for n, k in walk(program.body) if isinstance(n, Reshard)]
+    each = _in_each_batch(program)
+    every = [(n, k) for n, k in walk(program.body) if isinstance(n, Reshard)]
+    moves = [(n, k * each.get(n.source.value, 1)) for n, k in every]
     collectives = sum(n.route.collectives * k for n, k in moves)
     local = sum(n.route.kernels * k for n, k in moves)
     sent = sum(price.of(n.route, n.source.type) * k for n, k in moves)
     return sent + _computing(program, price), collectives, local
+
+
+def _in_each_batch(program: Program) -> dict[Value, int]:
+    """How often what a micro-batch makes is sent as a whole, where a schedule cuts the batch.
+
+    A gradient without the dim is of the size of its parameter each time; what has the dim is sent
+    in slices, as much as at once.
+    """
+    cut = program.pipe.cut if program.pipe else None
+    if cut is None:
+        return {}
+    return {v: cut.micro for v in of_batch(program.rewritten, cut) if not cut.has(v)}
 
 
 def _computing(program: Program, price: Price) -> int:

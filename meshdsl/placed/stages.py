@@ -41,6 +41,10 @@ class Cut:
     name: str
     span: Span
 
+    def has(self, value: Value) -> bool:
+        """Whether a micro-batch has a part of a value."""
+        return any(value.type.has(dim) for dim in self.dims)
+
 
 @dataclass(frozen=True, slots=True)
 class Piped:
@@ -359,10 +363,7 @@ def _behind_passes(program: Program, cut: Cut) -> Program:
     """
     passes = [n for n in program.body if n.phase != "update"]
     update = [n for n in program.body if n.phase == "update"]
-    inside: set[Value] = {v for v in program.inputs if _has(v, cut)}
-    for n in passes:
-        if any(v in inside or _has(v, cut) for v in (*reads_of(n), *makes_of(n))):
-            inside.update(n.makes)
+    inside = of_batch(program, cut)
     made = {v: n for n in passes for v in n.makes if v in inside}
     read = [v for n in update for v in reads_of(n)]
     read += [*(o.value for o in program.outputs), *(u.new for u in program.updates)]
@@ -373,6 +374,17 @@ def _behind_passes(program: Program, cut: Cut) -> Program:
     ]
     body = (*passes, *leaving, *substitute(update, new))
     return _ending(program, body, new)
+
+
+def of_batch(program: Program, cut: Cut) -> set[Value]:
+    """What the passes make of the batch, each micro-batch a part of it or all again."""
+    found = {v for v in program.inputs if cut.has(v)}
+    for node in program.body:
+        if node.phase == "update" or (isinstance(node, Op) and is_leaving(node)):
+            continue
+        if any(v in found or cut.has(v) for v in (*reads_of(node), *makes_of(node))):
+            found.update(makes_of(node))
+    return found
 
 
 def _ending(program: Program, body: tuple[Node, ...], new: Mapping[Value, Value]) -> Program:
@@ -400,10 +412,6 @@ def makes_of(node: Node) -> Iterator[Value]:
     yield from node.makes
     if isinstance(node, Loop):
         yield from (v for n in node.body for v in makes_of(n))
-
-
-def _has(value: Value, cut: Cut) -> bool:
-    return any(value.type.has(dim) for dim in cut.dims)
 
 
 def _behind_loop(program: Program, pipe: Piped) -> Program:

@@ -7,12 +7,14 @@ all. What a pipeline cannot do is refused, with its place.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
 
 from meshdsl.backends.engines.in_process import run_local
-from meshdsl.diagnostics import DiagnosticError
+from meshdsl.diagnostics import DiagnosticError, Source
+from meshdsl.pipeline import Compilation, Options
 from meshdsl.placed.place import POLICIES
 from meshdsl.report.explain import explain
 from tests.pipelines.test_programs import compiled, hold_bytes, hold_to, on_one_device, results
@@ -130,6 +132,23 @@ def test_gradients_are_reduced_once_or_behind_each_pass(rules: str, micro: int, 
         reduced = [c for c in found if c["kind"] == "reduce_scatter" and c["axes"] == ["d"]]
         sent[reduce] = sum(c["wire_bytes"] for c in reduced)
     assert sent["each"] == micro * sent["last"] > 0
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16"])
+@pytest.mark.parametrize("micro", [1, 6])
+@pytest.mark.parametrize("rules", ["b -> (t, d)", "b -> d, grads: h -> d", "h -> d"])
+def test_the_plan_of_least_cost_counts_each_micro_batch(rules: str, micro: int, dtype: str) -> None:
+    """What every micro-batch sends as a whole costs as often: another policy may send less."""
+    text = TEXT.replace("OPT", "adafactor(lr=0.02)").replace("H,", "8,").replace("b = 12", "b = 24")
+    text = text.replace("(square(x - t))", "(square(x - t)) + 0.1 * sum(square(v))")
+    text += f"layout chosen {{ l -> pipe, {rules} }} with one_f_one_b[b]({micro})\n"
+    sent = {}
+    for policy in POLICIES:
+        about: dict[str, Any] = {"reduce": policy, "dtype": dtype, "message_bytes": 0}
+        options = Options(mesh="d:2,t:2,pipe:2", layout="chosen", **about)
+        made = Compilation(Source("net.mdsl", text), options)
+        sent[policy] = explain(made.device)["totals"]["wire_bytes"]
+    assert sent["optimal"] <= min(sent.values())
 
 
 @pytest.mark.some_of(2)
