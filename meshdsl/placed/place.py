@@ -191,6 +191,7 @@ def _least(request: Request, search: Search) -> Program:
     """The planned program, unless a walk sends nothing, or is better, or there is no plan.
 
     The plan is made for the last walk's rewritten program; the others run if nothing is proven.
+    Of blocks of several sizes nothing is: a walk may take rows that the search leaves out.
     """
     price = search.price
     last, known = _walked(request, WALKS[-1])
@@ -199,6 +200,9 @@ def _least(request: Request, search: Search) -> Program:
     if is_per_worker(request.program):  # others would reduce what workers compress
         return replace(last, policy="optimal", plan=search.found("no other policy"))
     planned = None if request.pipe else _planned(request, known, last, search)
+    if planned is not None and _has_uneven(last):
+        assert planned.plan is not None
+        planned = replace(planned, plan=replace(planned.plan, least=False))
     if planned is not None and _is_proven(planned) and cost(planned, price) <= cost(last, price):
         return planned
     walks = (*(_walked(request, policy)[0] for policy in WALKS[:-1]), last)
@@ -221,6 +225,14 @@ def _planned(request: Request, known: Request, last: Program, search: Search) ->
     searched = f"{plan.searched}, {ONE_ORDER}" if several else plan.searched
     found = search.found(searched, plan.least)
     return replace(Placer(rewritten, plan).program(), plan=found)
+
+
+def _has_uneven(program: Program) -> bool:
+    """Whether something is split into blocks of several sizes."""
+    made = (t for node in ir.every(program.body) for t in node.makes)
+    held = (*program.inputs, *(p.tensor for p in program.params), *program.states)
+    every = itertools.chain(held, made)
+    return any(t.placement.splits_unevenly(t.type, program.mesh) for t in every)
 
 
 def _is_proven(program: Program) -> bool:
