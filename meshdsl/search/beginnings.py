@@ -11,14 +11,14 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from meshdsl.ir.program import Loop, counted
 from meshdsl.named import ir as named
 from meshdsl.named.ir import Op, Value
 from meshdsl.placed.rows import call_of
-from meshdsl.placed.stages import makes_of
+from meshdsl.placed.stages import makes_of, reads_of
 from meshdsl.search.plan import Cut
 from meshdsl.search.space import Weigh
 
@@ -97,7 +97,7 @@ def beginnings(program: named.Program, weigh: Weigh) -> Beginnings:
     statement: dict[Path, float] = {}  # by call, the work before the statement that is under way
     for node in nodes:
         makes = list(makes_of(node))
-        depends = not batch.isdisjoint(_reads(node))
+        depends = not batch.isdisjoint(reads_of(node))
         batch.update(makes if depends else ())
         for value in makes if depends else ():
             for count in range(1, len(value.path) + 1):
@@ -133,13 +133,6 @@ def passes(program: named.Program) -> tuple[named.Node, ...]:
     return tuple(n for loop in program.body if isinstance(loop, Loop) for n in loop.body)
 
 
-def _reads(node: named.Node) -> Iterable[Value]:
-    if isinstance(node, Loop):
-        return [v for inner, _ in counted((node,)) for v in inner.reads]
-    return node.reads
-
-
 def _work(node: named.Node, weigh: Weigh) -> float:
-    inside: Sequence[tuple[named.Node, int]] = list(counted((node,)))
-    ops = ((op, trips) for op, trips in inside if isinstance(op, Op))
-    return sum(weigh(call, call.signature) * k for op, k in ops for call in (call_of(op),))
+    calls = ((call_of(op), trips) for op, trips in counted((node,)) if isinstance(op, Op))
+    return sum(weigh(call, call.signature) * trips for call, trips in calls)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from meshdsl.search.exact import TooWide, priced_memory
 from meshdsl.search.plan import Rules
 from meshdsl.search.space import Space
-from meshdsl.search.tables import picked, table_graph
+from meshdsl.search.tables import choices_of, picked, table_graph
 
 BEAM = 8
 """The layouts that go on: the best of all that were seen."""
@@ -78,9 +78,8 @@ def varied(layouts: Iterable[Rules]) -> list[Rules]:
 
 def _near(space: Space, here: Chosen) -> Iterator[Chosen]:
     """The layouts with other axes for one dim, which the dims that it meets leave to it."""
-    open_, _ = space.undecided
     for number, dim in enumerate(space.dims):
-        for axes in space.options(number, open_, ()):
+        for axes in choices_of(space, number):
             if axes == here[number]:
                 continue
             changed = [
@@ -88,5 +87,5 @@ def _near(space: Space, here: Chosen) -> Iterator[Chosen]:
                 for i, kept in enumerate(here)
             ]
             changed[number] = axes
-            if space.allows(tuple(changed)):
+            if space.allows(changed):
                 yield tuple(changed)

@@ -110,15 +110,14 @@ class _Run:
         last = self.first[SHOWN - 1] if len(self.first) >= SHOWN else math.inf
         return min(last, problem.below)
 
-    def consider(self, rules: Rules, most: float = math.inf) -> list[Plan] | None:
+    def consider(self, rules: Rules) -> list[Plan] | None:
         """Place a layout by each walk that may be better; its plans, also those out of limits.
 
-        A walk does if it divides the work, fits, and sends no more than `most`, what the tables
-        say. None where it cannot be placed: two rules may meet in a tensor that only the expansion
+        None where it cannot be placed: two rules may meet in a tensor that only the expansion
         of an operator has. A layout that is not among the first has no plans.
         """
         try:
-            made = self._made(rules, most)
+            made = self._made(rules)
         except DiagnosticError:
             self.valid -= 1
             return None
@@ -134,10 +133,10 @@ class _Run:
         self._rank(divided)
         return made
 
-    def _made(self, rules: Rules, most: float) -> list[Plan]:
+    def _made(self, rules: Rules) -> list[Plan]:
         """The plans of a layout; none where each sends too much to be among the first.
 
-        Where one walk does, another one is placed as long as it may be better.
+        Where one walk divides the work and fits, another one is placed as long as it may be better.
         """
         made, ended = list[Plan](), list[Beyond]()
         timed = self.problem.objective == "time"
@@ -149,14 +148,11 @@ class _Run:
                 ended.append(beyond)
                 continue
             made.append(plan)
-            if self.most < math.inf and self._does(plan, most):
+            if self.most < math.inf and self._divides(plan) and self._fits(plan):
                 least = min(least, plan.seconds if timed else plan.sent_at_most)
         if ended:
             self.ended[rules] = min(b.kept if timed else b.bytes for b in ended)
         return made
-
-    def _does(self, plan: Plan, most: float) -> bool:
-        return plan.sent_at_least <= most and self._divides(plan) and self._fits(plan)
 
     def _rank(self, plans: list[Plan]) -> None:
         """Note the value of a layout, if it is among the first."""
@@ -185,7 +181,7 @@ class _Run:
         for rules in layouts:
             if self._tried >= self.most or (self._tried and self.problem.expired()):
                 break
-            made = self.consider(rules, self.tables.sent(rules))
+            made = self.consider(rules)
             if made is not None:
                 found.append((rules, made))
         return sorted(found, key=self._least)

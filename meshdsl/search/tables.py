@@ -83,14 +83,8 @@ def table_graph(
 
 def choices_of(space: Space, number: int) -> Iterator[Axes]:
     """The axes that may split a dim, none first; a fixed rule leaves no choice."""
-    dim = space.dims[number]
-    if dim.name in space.fixed:
-        yield dim.axes
-        return
-    for count in range(len(dim.axes) + 1):
-        for axes in itertools.combinations(dim.axes, count):
-            if space.divides(dim, axes):
-                yield axes
+    open_, _ = space.undecided
+    return space.options(number, open_, ())
 
 
 def _meetings(space: Space, choices: list[tuple[Axes, ...]]) -> Iterator[Factor]:

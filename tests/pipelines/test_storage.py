@@ -161,6 +161,8 @@ def test_sums_in_fewer_bits(name: str, use: str) -> None:
     rules = f"l -> pipe, {RULES[name]}, grads: reduce = bf16"
     made = compiled(text, "d:2,pipe:2", rules, use, "deferred")
     if is_refused(RULES[name], use):
+        with pytest.raises(DiagnosticError, match="MD0335"):
+            made.checked()
         return
     alone = on_one_device(text)
     for key, array in results(run_local(made.text, seed=4)).items():
