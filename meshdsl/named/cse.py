@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from meshdsl.ir.program import substitute
 from meshdsl.named.ir import Loop, Node, Op, Program, Value
 from meshdsl.named.simplify import drop_unused
 from meshdsl.ops.opdef import lookup
+
+N = TypeVar("N", Op, Loop)
 
 Alike = Callable[[Op, Op], bool]
 """Whether a layout constrains two operators alike."""
@@ -30,16 +32,14 @@ def cse(program: Program, alike: Alike) -> Program:
     A value that has a name or a pin, or is returned, stored, carried or collected, stays one of its
     own: an identity. Operators are merged only if they are `alike`.
     """
-    kept = {o.value for o in program.outputs} | {u.new for u in program.updates}
-    kept |= {program.goal.loss} if program.goal else set()
-    block = _Block(alike, kept)
+    block = Merging.of(program, alike)
     body = block.nodes(program.body)
     return drop_unused(replace(program, body=body)) if block.merged else program
 
 
 @dataclass(slots=True)
-class _Block:
-    """One block of nodes.
+class Merging:
+    """One block of nodes, as far as it has been seen.
 
     numbers: values that are equal have one number; a value without one is equal only to itself.
     same:    the removed values, and their replacements.
@@ -55,24 +55,45 @@ class _Block:
     shared: set[Value] = field(default_factory=set)
     merged: int = 0
 
+    @classmethod
+    def of(cls, program: Program, alike: Alike) -> Merging:
+        """The block of a program, before its first node."""
+        kept = {o.value for o in program.outputs} | {u.new for u in program.updates}
+        return cls(alike, kept | ({program.goal.loss} if program.goal else set()))
+
+    def inside(self, loop: Loop) -> Merging:
+        """The block of a loop, before its first node."""
+        return Merging(
+            self.alike, {c.next for c in loop.carries} | {c.inside for c in loop.collected}
+        )
+
+    def copy(self) -> Merging:
+        """The same block, to go on with in another way."""
+        done = {key: (number, [*before]) for key, (number, before) in self.done.items()}
+        known = (dict(self.numbers), dict(self.same), done, set(self.shared))
+        return Merging(self.alike, self.kept, *known, self.merged)
+
+    def now(self, node: N) -> N:
+        """A node that reads what stands for what has been removed."""
+        return substitute([node], self.same)[0]
+
     def nodes(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """The block with its equal operators merged."""
         found: list[Node] = []
         for node in nodes:
-            (now,) = substitute([node], self.same)
-            made = self._loop(now) if isinstance(now, Loop) else self._op(now)
+            made = self._loop(self.now(node)) if isinstance(node, Loop) else self.op(node)
             found.extend([] if made is None else [made])
         return tuple(found)
 
     def _loop(self, loop: Loop) -> Loop:
-        ends = {c.next for c in loop.carries} | {c.inside for c in loop.collected}
-        inner = _Block(self.alike, ends)
+        inner = self.inside(loop)
         body = inner.nodes(loop.body)
         self.merged += inner.merged
         return replace(loop, body=body)
 
-    def _op(self, op: Op) -> Op | None:
-        """The operator, an identity of an equal one, or None where that one replaces it."""
+    def op(self, op: Op) -> Op | None:
+        """The next operator, an identity of an equal one, or None where that one replaces it."""
+        op = self.now(op)
         if len(op.outs) != 1 or lookup(op.name).overwrites:
             return op
         number, before = self._equal(op)
@@ -87,6 +108,12 @@ class _Block:
             self.same[op.out] = first.out
             return None
         return replace(op, name="identity", ins=(first.out,), attrs=())
+
+    def forget(self, op: Op) -> None:
+        """Let nothing be merged with an operator that has been left out."""
+        _, before = self._equal(op)
+        if op in before:
+            before.remove(op)
 
     def _equal(self, op: Op) -> tuple[Any, list[Op]]:
         """The number of the result, and the operators that have computed the same."""

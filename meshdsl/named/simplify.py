@@ -208,9 +208,9 @@ def _may_leave(op: Op, loop: Loop) -> bool:
 
 
 def drop_unused(program: Program) -> Program:
-    """Remove operators, loops, carries and slices whose results nobody reads."""
-    needed = set(_kept(program))
-    return replace(program, body=_needed_nodes(program.body, needed))
+    """Remove operators, loops, carries and slices whose results nobody reads, if there are any."""
+    body = _needed_nodes(program.body, set(_kept(program)))
+    return program if body == program.body else replace(program, body=body)
 
 
 def _kept(program: Program) -> list[Value]:
@@ -250,4 +250,7 @@ def _needed_loop(node: Loop, needed: set[Value]) -> Loop | None:
     needed.update(v for v in inner if v not in own)
     needed.update(s.outer for s in stacked)
     needed.update(c.init for c in carries)
+    kept = (carries, stacked, body, collected)
+    if kept == (node.carries, node.stacked, node.body, node.collected):
+        return node
     return replace(node, carries=carries, stacked=stacked, body=body, collected=collected)

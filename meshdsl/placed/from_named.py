@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Protocol
 
@@ -22,11 +22,10 @@ from meshdsl.ir import program as ir
 from meshdsl.ir.program import Carry, Collected, Stacked
 from meshdsl.ir.types import DTYPES, TensorType
 from meshdsl.named import ir as named
-from meshdsl.named.cse import SAME_NUMBERS
-from meshdsl.named.expand import IN_BLOCKS, Expansion, expand
+from meshdsl.named.cse import Merging
+from meshdsl.named.expand import expand
 from meshdsl.named.ir import Value
 from meshdsl.named.workers import is_parts
-from meshdsl.ops.opdef import lookup
 from meshdsl.placed import why
 from meshdsl.placed.choose import Choice, Chooser, Want, cheapest
 from meshdsl.placed.contraction import pairwise
@@ -105,7 +104,8 @@ class Watch(Protocol):
 class _State:
     """The state a trial restores: versions per value, node lists per loop depth, known causes.
 
-    `windows` are versions that only some operators may read.
+    `windows` are versions that only some operators may read. `merging` has the operators of every
+    block, that of the innermost loop last.
     """
 
     versions: dict[Value, list[Tensor]] = field(default_factory=dict)
@@ -114,6 +114,7 @@ class _State:
     windows: dict[Value, list[Tensor]] = field(default_factory=dict)
     partial_why: dict[Value, tuple[str, ...]] = field(default_factory=dict)
     settled: dict[Value, Tensor] = field(default_factory=dict)
+    merging: list[Merging] = field(default_factory=list)
 
     def copy(self) -> _State:
         return _State(
@@ -123,6 +124,7 @@ class _State:
             {v: list(ts) for v, ts in self.windows.items()},
             dict(self.partial_why),
             dict(self.settled),
+            [block.copy() for block in self.merging],
         )
 
 
@@ -149,10 +151,9 @@ def _choosers(mesh: Mesh, policy: str, price: Price) -> Callable[..., Chooser]:
 class Placer:
     """One walk over the program of a request, extending it by rules for dims made up on the way.
 
-    `watch` follows what will be in the program for sure. If it may be walked again with equal
-    operators merged (`merges`), that is what comes before the first that is rewritten otherwise
-    than it would be then, or computed twice: an operator that reads the second may be merged with
-    one that reads the first.
+    With `merges`, operators that are rewritten are merged with equal ones before them. `watch`
+    follows what will be in the program for sure: no more where an operator of the program itself is
+    merged, for what that has read may be unused then, though it has been placed.
     """
 
     def __init__(
@@ -162,17 +163,25 @@ class Placer:
         watch: Watch | None = None,
         merges: bool = False,
     ) -> None:
-        self.watch, self.merges = watch, merges
+        self.watch = watch
         self.trips, self.trials = [1], 0
-        self.numbers: dict[Value, Value] = {}
-        self.computed: dict[object, tuple[Value, ...]] = {}
         self.source, self.request, self.decider = request.program, request, decider
         self.mesh: Mesh = request.mesh
         self.price = decider.price
         self.choosers = _choosers(self.mesh, decider.policy, decider.price)
         self.returned = request.returned
         self.state = _State()
+        if merges:
+            self.state.merging.append(Merging.of(request.program, self._alike))
         self.causes: dict[Value, dict[str, tuple[str, Span]]] = {}
+
+    def _alike(self, one: named.Op, other: named.Op) -> bool:
+        return self.request.alike(one, other)
+
+    @property
+    def merged(self) -> int:
+        """How many operators were merged."""
+        return sum(block.merged for block in self.state.merging)
 
     def program(self) -> Program:
         """The placed program."""
@@ -328,20 +337,37 @@ class Placer:
     # --- nodes -------------------------------------------------------------------------------
 
     def _node(self, node: named.Node) -> None:
+        merging = self.state.merging
         if isinstance(node, named.Loop):
-            self._repeat(node)
+            self._repeat(merging[-1].now(node) if merging else node)
             return
-        if is_load(node):
-            self._load(node)
-            return
-        if is_leaving(node):
-            self._leaving(node)
-            return
-        if is_parts(node):
-            self._parts(node)
-            return
-        for op in self._rewritten(node):
+        found: named.Op | None = node
+        if merging:
+            before = merging[-1].merged
+            found = merging[-1].op(node)
+            if merging[-1].merged > before:
+                self.watch = None
+        if found is not None:
+            self._place(found)
+
+    def _place(self, op: named.Op) -> None:
+        if is_load(op):
+            self._load(op)
+        elif is_leaving(op):
+            self._leaving(op)
+        elif is_parts(op):
+            self._parts(op)
+        else:
+            self._operator(op)
+
+    def _operator(self, op: named.Op) -> None:
+        """Place an operator, or those that it is rewritten in."""
+        parts = self._rewritten(op)
+        if parts[0] is op:
             self._apply(op)
+            return
+        for part in self._merged(parts, op):
+            self._operator(part)
 
     def _load(self, op: named.Op) -> None:
         """Reshard a stored value to the placement of its use; the stored version stays apart."""
@@ -387,7 +413,6 @@ class Placer:
             return (op,)
         if op.name == "einsum" and len(op.ins) > 2:
             placed = tuple(self._latest(v).placement for v in op.ins)
-            self._unwatch()
             return pairwise(op, placed, self.mesh)
         own = self._split_own_dims(op)
         if not own:
@@ -396,50 +421,35 @@ class Placer:
         expanded = expand(op, sizes)
         if expanded is None:
             return (op,)
-        if not self._stays(op, expanded):
-            self._unwatch()
         for dim, axes in expanded.rules:
             self.request = self.request.also(dim, axes, op.span)
         return expanded.ops
 
-    def _stays(self, op: named.Op, expanded: Expansion) -> bool:
-        """Whether an expansion is placed alike, where no operator in it is computed twice.
+    def _merged(self, parts: tuple[named.Op, ...], op: named.Op) -> tuple[named.Op, ...]:
+        """The operators that one is rewritten in, less those that equal others before them.
 
-        No dim is made up, none of its operators is rewritten in turn, and all of them are read.
+        And less those that nothing reads: of what an operator yields not all may be read.
         """
-        if expanded.rules or not self.read.issuperset(op.outs):
-            return False
-        inside = {v for part in expanded.ops for v in part.ins}.union(op.outs)
-        return all(
-            inside.issuperset(part.outs)
-            and len(part.ins) < 3
-            and not lookup(part.name).composite
-            and part.name not in IN_BLOCKS
-            for part in expanded.ops
-        )
+        if not self.state.merging:
+            return parts
+        merging = self.state.merging[-1]
+        ends = self.read.intersection(op.outs) or {*op.outs}
+        found = [p for part in _needed(parts, ends) if (p := merging.op(part)) is not None]
+        left = _needed(found, ends)
+        for part in found:
+            if part not in left:
+                merging.forget(part)
+        self.read.update(v for part in left for v in part.ins)
+        return left
 
     @functools.cached_property
-    def read(self) -> frozenset[Value]:
+    def read(self) -> set[Value]:
         """The values that the program reads, or keeps."""
         program = self.source
         loops = (n for n in ir.every(program.body) if isinstance(n, named.Loop))
         ends = {v for loop in loops for v in (*loop.reads, *loop.ends)}
         kept = {o.value for o in program.outputs} | {u.new for u in program.updates}
-        return frozenset(ends | kept | {v for n in named.walk(program.body) for v in n.ins})
-
-    def _note_computed(self, op: named.Op) -> None:
-        """Watch no longer where something is computed that has been, or is a copy."""
-        ins = tuple([self.numbers.get(v, v) for v in op.ins])
-        key = op.name, op.attrs, ins, tuple([v.type for v in op.outs])
-        before = self.computed.setdefault(key, op.outs)
-        if before is not op.outs and not op.ins:
-            self.numbers.update(zip(op.outs, before, strict=True))
-        elif before is not op.outs or op.name in SAME_NUMBERS:
-            self._unwatch()
-
-    def _unwatch(self) -> None:
-        """From here on operators may be merged: then they send less."""
-        self.watch = None if self.merges else self.watch
+        return ends | kept | {v for n in named.walk(program.body) for v in n.ins}
 
     def _split_own_dims(self, op: named.Op) -> dict[str, tuple[str, ...]]:
         """Dims that the operator needs whole and that an operand has split, with their axes."""
@@ -459,8 +469,6 @@ class Placer:
                 for v, need in zip(op.ins, best.needs, strict=True)
             ]
         )
-        if self.watch is not None and self.merges:
-            self._note_computed(op)
         self._note_partial(op, best)
         depth = len(self.state.blocks) - 1
         outs = tuple([self._enter(v, p, depth) for v, p in zip(op.outs, best.yields, strict=True)])
@@ -580,6 +588,8 @@ class Placer:
             for c in node.carries
         ]
         self.state.blocks.append([])
+        if merging := self.state.merging:
+            merging.append(merging[-1].inside(node))
         self.trips.append(self.trips[-1] * node.dim.size)
         depth = len(self.state.blocks) - 1
         stacked = tuple(self._stack(s, node, depth) for s in node.stacked)
@@ -605,6 +615,7 @@ class Placer:
         kept = [self._kept(c.inside, decided.get(c.outer), node) for c in node.collected]
         body = self.state.blocks.pop()
         self.trips.pop()
+        self._leave_block()
         results = [self._leave(c.result, c.inside, c.next, wants[c.inside]) for c in node.carries]
         carries = tuple(Carry(*v) for v in zip(inits, insides, nexts, results, strict=True))
         collected = tuple(
@@ -616,6 +627,12 @@ class Placer:
         for item in node.collected:
             self._settle_collected(item.outer, node)
         return self._bytes(entry, results), natural
+
+    def _leave_block(self) -> None:
+        """Go on in the block around a loop."""
+        if merging := self.state.merging:
+            inner = merging.pop()
+            merging[-1].merged += inner.merged
 
     def _carry(self, value: Value, who: str, want: Placement, node: named.Loop) -> Tensor:
         """The version of a value at the start or the end of an iteration."""
@@ -732,6 +749,16 @@ class Placer:
         who = f"the new `{update.old.label}` is stored so"
         ask = why.Ask("update", who, update.new.span, phase="update")
         return old, self._version(update.new, old.placement, ask)
+
+
+def _needed(ops: Sequence[named.Op], ends: Set[Value]) -> tuple[named.Op, ...]:
+    """The operators that `ends` need."""
+    needed, found = {*ends}, list[named.Op]()
+    for op in reversed(ops):
+        if not needed.isdisjoint(op.outs):
+            needed.update(op.ins)
+            found.append(op)
+    return tuple(reversed(found))
 
 
 def _sent(nodes: Iterable[Node]) -> int:

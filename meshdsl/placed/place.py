@@ -16,6 +16,7 @@ from meshdsl.named import ir as named
 from meshdsl.named.cse import cse
 from meshdsl.named.declarations import unknown
 from meshdsl.named.ir import Value
+from meshdsl.named.simplify import drop_unused
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.cache import Problem
 from meshdsl.placed.cuts import cut_apart, with_homes
@@ -172,17 +173,20 @@ def _walked(
 ) -> tuple[Program, Request]:
     """The placed program after common subexpression elimination, also of rewritten operators.
 
-    And the request, which has rules for the dims that rewriting made up.
+    And the request, which has rules for the dims that rewriting made up. Rewritten operators are
+    merged on the way where that changes nothing of the request; else the program is walked again.
     """
     # A stage does its part of a loop alone: nothing is known of that.
     first, again = (watch(), watch()) if watch and not request.pipe else (None, None)
     merged = cse(request.program, request.alike)
-    placer = Placer(request.on(merged), Walk(policy), first, merges=True)
+    placer = Placer(request.on(merged), Walk(policy), first, merges=request.is_of_values)
     made = placer.program()
     rewritten = made.rewritten
     merged = cse(rewritten, placer.request.alike)
+    if placer.merged:
+        merged = drop_unused(merged)
     if merged is rewritten:
-        return made, placer.request
+        return (replace(made, named=rewritten) if placer.merged else made), placer.request
     placer = Placer(placer.request.on(merged), Walk(policy), again)
     return placer.program(), placer.request
 

@@ -66,6 +66,11 @@ class Request:
         return replace(self, layout=self.layout.also(dim, axes, span))
 
     @property
+    def is_of_values(self) -> bool:
+        """Whether what is requested of a value does not depend on the operators around it."""
+        return self.pipe is None
+
+    @property
     def mesh(self) -> Mesh:
         """The mesh that values are placed on."""
         return self.layout.mesh
@@ -260,6 +265,11 @@ class BlockRequest(Request):
     """
 
     annotations: Annotations = field(kw_only=True)
+
+    @property
+    def is_of_values(self) -> bool:
+        """No: readers may be annotated, and slices are placed as their stack is."""
+        return False
 
     @cached_property
     def _slices(self) -> dict[Value, tuple[Value, str]]:
