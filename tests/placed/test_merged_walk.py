@@ -1,0 +1,102 @@
+"""A walk that merges on the way yields what a second walk over the merged program would.
+
+And what watches it counts no more than is sent in the end. Layouts are drawn for every example.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from meshdsl.cluster.profile import load
+from meshdsl.cluster.timing import Timing
+from meshdsl.diagnostics import DiagnosticError
+from meshdsl.ir.types import Dim
+from meshdsl.named.cse import cse
+from meshdsl.named.ir import Program
+from meshdsl.pipeline import Compilation
+from meshdsl.placed.from_named import Placer, Walk
+from meshdsl.placed.layout import Layout
+from meshdsl.placed.lint import values_of
+from meshdsl.placed.place import WALKS, place
+from meshdsl.placed.printer import print_program
+from meshdsl.placed.request import Request
+from meshdsl.placed.sbp import Mesh
+from meshdsl.placed.stages import stored
+from meshdsl.placed.storage import with_loads
+from meshdsl.search.plan import Rule, layout_of
+from meshdsl.search.sending import ROUNDING, Sent
+from meshdsl.syntax.parse import read_source
+from tests.project import matching
+
+MESHES = (Mesh("square", (("a", 2), ("b", 2))), Mesh("cube", (("a", 2), ("b", 2), ("c", 2))))
+DRAWN = 6
+"""Layouts that are drawn for each example and mesh; some of them cannot be placed."""
+
+EXAMPLES = {path.stem: path for path in matching("examples/*.mdsl")}
+
+
+@functools.cache
+def program(name: str) -> Program:
+    return Compilation(read_source(EXAMPLES[name])).named
+
+
+def layouts(name: str) -> Iterator[Layout]:
+    """Layouts of two to four rules, the same ones each time."""
+    drawn = random.Random(name)
+    known: dict[str, Dim] = {d.name: d for v in values_of(program(name)) for d in v.type.dims}
+    for mesh in MESHES:
+        for _ in range(DRAWN):
+            rules = []
+            for dim in drawn.sample(sorted(known), min(len(known), drawn.randint(1, 3))):
+                axes = tuple(drawn.sample(mesh.names, drawn.choice((1, 1, 2))))
+                if known[dim].size % mesh.size(*axes) == 0:
+                    rules.append(Rule(dim, axes))
+            stored = (drawn.choice(("params", "grads", "state")),)
+            rules.append(Rule(drawn.choice(sorted(known)), (drawn.choice(mesh.names),), stored))
+            yield layout_of(tuple(rules), mesh)
+
+
+def in_two_walks(request: Request, policy: str) -> str:
+    """The placed program where operators are merged between two walks."""
+    first = Placer(request.on(cse(request.program, request.alike)), Walk(policy))
+    merged = cse(first.program().rewritten, first.request.alike)
+    return print_program(Placer(first.request.on(merged), Walk(policy)).program())
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_one_walk_is_as_good_as_two(name: str) -> None:
+    placed = 0
+    for layout in layouts(name):
+        for policy in WALKS:
+            try:
+                made = place(program(name), layout, policy)
+            except DiagnosticError:
+                continue
+            placed += 1
+            asked = layout if program(name).updates else stored(program(name), layout)
+            request = Request(with_loads(program(name), asked, None), asked)
+            assert print_program(made) == in_two_walks(request, policy), layout.rules
+    assert placed
+
+
+@pytest.mark.parametrize("cluster", [None, "a100-dgx"])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_a_watch_counts_no_more_than_is_there(name: str, cluster: str | None) -> None:
+    for layout in layouts(name):
+        timing = Timing(load(cluster), layout.mesh) if cluster else None
+        for policy in WALKS:
+            watches = [Sent(layout.mesh, timing) for _ in range(2)]
+            try:
+                made = place(program(name), layout, policy, watch=iter(watches).__next__)
+            except DiagnosticError:
+                continue
+            whole = Sent(layout.mesh, timing)
+            whole.replay(made.body)
+            for seen in watches:
+                assert seen.bytes <= whole.bytes
+                assert seen.seconds <= whole.seconds * (1 + ROUNDING)
+                assert seen.kept.seconds <= whole.kept.seconds * (1 + ROUNDING)
