@@ -33,8 +33,14 @@ HASTY = 5
 ROUNDS, SHORT = 16, 3
 """How often shares are changed, and sweeps after each change."""
 
+IN_VAIN = 4
+"""Changes of shares in a row that do not raise the bound: then it is left."""
+
 STEP = 1.05
 """The factor by which the price of work changes with them."""
+
+NEAR = 1.25
+"""The factor between prices that are too low and too high which shares are begun with."""
 
 ENOUGH = 3e-4
 """The part by which a sweep has to raise the bound for another one to follow."""
@@ -174,11 +180,14 @@ class _Sweeps:
             self._search()
         self._sweep(LAST)
         self._decide()
+        raised = 0
         for step in range(ROUNDS if any(len(es) > 1 for es in self.values.values()) else 0):
-            if self.expired():
+            if self.expired() or step - raised > IN_VAIN:
                 break
+            before = self.best.least
             self._share(2 / (step + 4))
             self._sweep(SHORT)
+            raised = step if self.best.least > before * (1 + ENOUGH) else raised
             work = self._decide()
             if self.price:
                 self._set(self.price * (STEP if work > self.graph.most else 1 / STEP))
@@ -203,7 +212,7 @@ class _Sweeps:
                 low = middle
             else:
                 high = middle
-            if low and high / low < 1.05:
+            if low and high / low < NEAR:
                 break
         self._set(max(found, key=lambda price: found[price]))
 

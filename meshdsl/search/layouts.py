@@ -17,9 +17,8 @@ from typing import NoReturn, TypeVar
 from meshdsl.diagnostics import DiagnosticError, fail
 from meshdsl.named.ir import walk
 from meshdsl.pipeline import lower_placed
-from meshdsl.placed.stages import stored as stored_stages
 from meshdsl.search.climbing import climbed
-from meshdsl.search.plan import Plan, Rules, layout_of
+from meshdsl.search.plan import Plan, Rules
 from meshdsl.search.problem import Count, Found, Problem
 from meshdsl.search.sending import ROUNDING, Beyond
 from meshdsl.search.space import Space, seconds
@@ -75,6 +74,7 @@ class _Run:
     bounded: int = 0
     ended: dict[Rules, float] = field(default_factory=dict)
     unplaced: int = 0
+    stored: int = 0
     first: list[float] = field(default_factory=list)
     cut: bool = False
 
@@ -144,7 +144,10 @@ class _Run:
         least = math.inf
         for policy in self.problem.policies:
             plan = self.problem.plan(rules, policy)
-            if beyond := plan.within(min(self.worth, least), computing):
+            # Of one too large it counts alone whether rules for storage may lead to a better one.
+            large = timed and self.most < math.inf and self.problem.is_too_large(plan)
+            most = self.reached if large else min(self.worth, least)
+            if beyond := plan.within(most, computing, kept=large):
                 ended.append(beyond)
                 continue
             made.append(plan)
@@ -179,14 +182,16 @@ class _Run:
         found = []
         self.valid += len(layouts)
         for rules in layouts:
-            if self._tried >= self.most or (self._tried and self.problem.expired()):
+            if self._tried - self.stored >= self.most:
+                break
+            if self._tried and self.problem.expired():
                 break
             made = self.consider(rules)
             if made is not None:
                 found.append((rules, made))
-        return sorted(found, key=self._least)
+        return sorted(found, key=self.least)
 
-    def _least(self, found: tuple[Rules, list[Plan]]) -> float:
+    def least(self, found: tuple[Rules, list[Plan]]) -> float:
         """What is known of the value of a layout: in bytes, a lower bound."""
         rules, plans = found
         ended = self.ended.get(rules, math.inf) if self.problem.objective == "bytes" else math.inf
@@ -194,8 +199,7 @@ class _Run:
 
     def storage(self, placed: Placed, space: Space) -> None:
         """Place them with rules for storage, too, unless that cannot be better."""
-        problem, before = self.problem, self._tried
-        most = self.most
+        problem, most = self.problem, self.most
         if self.best is not None and not problem.front and problem.objective != "memory":
             operators = sum(1 for _ in walk(problem.program.body))
             most = most if most == math.inf else min(most, STORED // max(1, operators))
@@ -207,7 +211,8 @@ class _Run:
                 self.valid += 1
                 if self._is_bounded((rules, plans), whole):
                     self.bounded += 1
-                elif self._tried - before < most and not problem.expired():
+                elif self.stored < most and not problem.expired():
+                    self.stored += 1
                     self.consider(whole)
 
     def _is_bounded(self, found: tuple[Rules, list[Plan]], rules: Rules) -> bool:
@@ -220,29 +225,18 @@ class _Run:
         problem = self.problem
         if self.most == math.inf or problem.front:
             return False
-        held = held_at_least(problem, rules)
-        if problem.limits.memory is not None and held > problem.limits.memory:
+        plan = problem.plan(rules, problem.policies[0])
+        if problem.is_too_large(plan):
             return True
         reached = self.reached
         if problem.objective == "memory":
-            return held > reached
+            return plan.held_at_least > reached
         if any(rule.dim in problem.space.loops and rule.axes for rule in found[0]):
             return False
         if problem.objective == "bytes":
-            return self._least(found) * narrowing(problem) > reached
+            return self.least(found) * narrowing(problem) > reached
         kept = [*(plan.kept_at_least for plan in found[1]), self.ended.get(found[0], math.inf)]
         return max(min(kept), problem.computing(found[0])) * (1 - ROUNDING) > reached
-
-
-def held_at_least(problem: Problem, rules: Rules) -> int:
-    """The bytes of parameters, states and inputs on a device."""
-    program = problem.program
-    layout = layout_of(rules, problem.mesh)
-    layout = layout if program.updates else stored_stages(program, layout)
-    params, states = (p.value for p in program.params), (s.value for s in program.states)
-    values = (*program.inputs, *params, *states)
-    placed = ((v, layout.bind(v, stored=v.role != "input")) for v in values)
-    return sum(p.placement(problem.mesh).local(v.type, problem.mesh).bytes for v, p in placed)
 
 
 def narrowing(problem: Problem) -> float:
@@ -265,14 +259,15 @@ class Layouts:
         least = problem.least_work
         tables, most = Tables(space), MOST if self.bounds else math.inf
         run = _Run(problem, tables, least * (1 + limits.replicated), most)
+        storage = limits.storage and bool(problem.program.params)
         if problem.objective == "time":
-            placed = self._by_time(run, space)
+            placed = self._by_time(run, space, storage)
         else:
             found, whole = self._divided(run, space, tables.sent)
             run.cut = run.cut or not whole
             placed = run.general(found)
-        if limits.storage and problem.program.params:
-            run.storage(placed, space)
+            if storage:
+                run.storage(placed, space)
         if not run.plans and not run.bounded:
             _refuse(run, placed, least)
         level = "L1" if limits.storage else "L0"
@@ -312,10 +307,12 @@ class Layouts:
         found = list(itertools.islice(run.in_time(items), LISTED + 1 if self.bounds else None))
         return found, not self.bounds or len(found) <= LISTED
 
-    def _by_time(self, run: _Run, space: Space) -> Placed:
+    def _by_time(self, run: _Run, space: Space, storage: bool) -> Placed:
         """Place the first layouts that divide the work, then all that could be faster than these.
 
-        A layout cannot be faster than its operators are without any communication.
+        A layout cannot be faster than its operators are without any communication. Where rules for
+        `storage` are searched, too, the first have theirs before others are looked at: often they
+        alone fit.
         """
         problem = run.problem
         assert problem.timing is not None
@@ -332,7 +329,9 @@ class Layouts:
 
         seen, _ = self._divided(run, space, expected)
         placed = run.general(seen[:FIRST])
-        first = {rules for rules, _ in placed}
+        if storage:
+            run.storage(placed, space)
+        first, others = {rules for rules, _ in placed}, Placed()
         known = run.reached * (1 + ROUNDING) if self.bounds else math.inf
         listed, whole = self._listed(run, space.within(known, weigh))
         bounds = {rules: bound for bound, rules in listed}
@@ -346,8 +345,10 @@ class Layouts:
             if self.bounds and bound * (1 - ROUNDING) > run.reached:
                 run.valid, run.bounded = run.valid + 1, run.bounded + 1
             else:
-                placed += run.general([rules])
-        return placed
+                others += run.general([rules])
+        if storage:
+            run.storage(sorted(others, key=run.least), space)
+        return placed + others
 
 
 def _is_short(rules: Rules, problem: Problem) -> bool:

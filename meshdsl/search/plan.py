@@ -20,6 +20,7 @@ from meshdsl.placed import layout as layouts
 from meshdsl.placed.place import place
 from meshdsl.placed.sbp import Mesh
 from meshdsl.placed.settings import StageRule
+from meshdsl.placed.stages import stored
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.search.sending import ROUNDING, Beyond, Sent
 from meshdsl.simulate.engine import simulate
@@ -120,17 +121,18 @@ class Plan:
         """The placed program. Raises a diagnostic where the rules cannot be followed."""
         return place(self.program, self.layout, self.policy)
 
-    def within(self, most: float, computing: float | None) -> Beyond | None:
+    def within(self, most: float, computing: float | None, kept: bool = False) -> Beyond | None:
         """Place the program, unless it sends more than so many bytes: then, when.
 
-        With `computing`, what operators take at least, unless a step takes more seconds.
+        With `computing`, what operators take at least, unless a step takes more seconds; `kept`,
+        unless those of them are more that no rules for storage change.
         Raises what placing it raises.
         """
         if "placed" in self.__dict__ or most == math.inf:
             self.placed  # noqa: B018
             return None
         timing = None if computing is None else self.timing
-        watch = partial(Sent, self.mesh, timing, computing or 0.0, most)
+        watch = partial(Sent, self.mesh, timing, computing or 0.0, most, kept)
         try:
             self.__dict__["placed"] = place(self.program, self.layout, self.policy, watch=watch)
         except Beyond as beyond:
@@ -143,6 +145,19 @@ class Plan:
         return lower_placed(self.placed, told=False)
 
     # --- figures -------------------------------------------------------------------------------
+
+    @cached_property
+    def held_at_least(self) -> int:
+        """A lower bound of `peak` that needs no placing: parameters, states and inputs."""
+        if self.schedule is not None:
+            return 0
+        program, layout = self.program, self.layout
+        layout = layout if program.updates else stored(program, layout)
+        params, states = (p.value for p in program.params), (s.value for s in program.states)
+        values = (*program.inputs, *params, *states)
+        there = ((v, layout.bind(v, stored=v.role != "input")) for v in values)
+        held = (p.placement(self.mesh).local(v.type, self.mesh).bytes for v, p in there)
+        return sum(held)
 
     @cached_property
     def sent_at_least(self) -> int:

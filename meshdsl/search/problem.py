@@ -168,7 +168,12 @@ class Problem:
 
     def fits(self, plan: Plan) -> bool:
         """Whether a plan keeps to the limit of memory."""
-        return self.limits.memory is None or plan.peak <= self.limits.memory
+        limit = self.limits.memory
+        return limit is None or (not self.is_too_large(plan) and plan.peak <= limit)
+
+    def is_too_large(self, plan: Plan) -> bool:
+        """Whether it is known that a plan does not fit, before it is placed."""
+        return self.limits.memory is not None and plan.held_at_least > self.limits.memory
 
     def is_better(self, plan: Plan, than: Plan | None) -> bool:
         """Whether a plan fits, and comes before another one."""

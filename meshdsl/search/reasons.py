@@ -37,12 +37,14 @@ def reasons(found: Found, plan: Plan) -> tuple[Reason, ...]:
 
 
 def without(found: Found, plan: Plan, rule: Rule) -> Plan | None:
-    """The better walk of a plan less one rule, whatever the limits."""
+    """The better walk of a plan less one rule; where none fits, the one that needs less memory."""
+    problem = found.problem
     kept = tuple(other for other in plan.rules if other is not rule)
     known = {(p.asked, p.policy): p for p in found.every}
-    plans = found.problem.as_staged(kept, plan)
+    plans = problem.as_staged(kept, plan)
     made = [known.get((p.asked, p.policy), p) for p in plans]
     try:
-        return min(made, key=found.problem.key)
+        fitting = [p for p in made if problem.fits(p)]
+        return min(fitting, key=problem.key) if fitting else min(made, key=lambda p: p.peak)
     except DiagnosticError:
         return None

@@ -7,7 +7,7 @@ taken, until none is better: no single rule more or less improves what is found.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from meshdsl.diagnostics import DiagnosticError
@@ -18,6 +18,7 @@ from meshdsl.placed.lint import values_of
 from meshdsl.search.per_tensor import chosen, named_tensors
 from meshdsl.search.plan import Asked, Plan, Rule, Rules
 from meshdsl.search.problem import Found, Problem
+from meshdsl.syntax.symbols import ROLES
 
 Selector = tuple[str, ...]
 
@@ -56,10 +57,11 @@ def by_steps(found: Found) -> Found:
 def less(found: Found) -> Found:
     """The best plan without the rules that it is better without, if any.
 
-    Rules for storage come in groups, of which one may be worth nothing to a parameter or two.
+    Rules for storage come in groups, of which one may be worth nothing to a parameter or two: these
+    are left out first.
     """
     run = _Steps(found.problem, [])
-    best = run.descend(found.plans[0])
+    best = run.descend(run.descend(found.plans[0], _is_stored))
     if best is found.plans[0]:
         return replace(found, every=(*found.every, *run.made))
     return _with(found, [best], run)
@@ -84,6 +86,10 @@ def _with(found: Found, best: list[Plan], run: _Steps) -> Found:
     return replace(found, plans=tuple(plans.values()), every=(*found.every, *run.made))
 
 
+def _is_stored(rule: Rule) -> bool:
+    return len(rule.selector) == 1 and rule.selector[0] in ROLES
+
+
 def _general(rules: Rules) -> Rules:
     return tuple(rule for rule in rules if not rule.selector)
 
@@ -97,22 +103,25 @@ class _Steps:
     known: dict[Asked, Plan | None] = field(default_factory=dict)
     made: list[Plan] = field(default_factory=list)
 
-    def descend(self, plan: Plan) -> Plan:
-        """The best step from a plan, and from there, until none is better."""
+    def descend(self, plan: Plan, free: Callable[[Rule], bool] = lambda rule: True) -> Plan:
+        """The best step from a plan, and from there, until none is better.
+
+        Only rules that are `free` are left out.
+        """
         while not self.problem.expired():
-            made = (self.placed(rules, plan) for rules in self.steps_from(plan.rules))
+            made = (self.placed(rules, plan) for rules in self.steps_from(plan.rules, free))
             better = [p for p in made if p is not None and self.problem.is_better(p, plan)]
             if not better:
                 break
             plan = min(better, key=self.problem.key)
         return plan
 
-    def steps_from(self, rules: Rules) -> Iterator[Rules]:
+    def steps_from(self, rules: Rules, free: Callable[[Rule], bool]) -> Iterator[Rules]:
         """The rules with one more or less, or with another one in its place."""
         fixed, most = self.problem.limits.fixed, self.problem.limits.rules
         general = {rule.dim: rule.axes for rule in rules if not rule.selector}
         for rule in rules:
-            if rule not in fixed:
+            if rule not in fixed and free(rule):
                 yield tuple(other for other in rules if other is not rule)
         for rule in self.options:
             if rule in rules or rule.axes == general.get(rule.dim, ()):

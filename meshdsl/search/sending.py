@@ -125,6 +125,7 @@ class Sent:
     timing: Timing | None
     computing: float = 0.0
     most: float = math.inf
+    only_kept: bool = False
     bytes: int = 0
     wire: int = 0
     busy: dict[str, float] = field(default_factory=dict)
@@ -203,7 +204,8 @@ class Sent:
             self._check()
 
     def _check(self) -> None:
-        if self.seconds * (1 - ROUNDING) > self.most:
+        seconds = self.kept.seconds if self.only_kept else self.seconds
+        if seconds * (1 - ROUNDING) > self.most:
             raise Beyond(self.bytes, self.kept.seconds)
 
     def _read(self, tensors: Iterable[Tensor], kept: bool = False) -> None:

@@ -82,13 +82,19 @@ def solve(problems: Sequence[Problem], method: Method) -> Found:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without looks for cycles of garbage: plans make few, and are many enough to be looked at."""
+    """Without looks for cycles of garbage: plans make few, and are many enough to be looked at.
+
+    What is there at the end counts as old, so that the next look for what is new leaves it out.
+    """
     was = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was:
+            if not gc.get_freeze_count():
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
