@@ -6,15 +6,26 @@ from dataclasses import replace
 
 from meshdsl.search.dual import bound
 from meshdsl.search.problem import Certificate, Found, Problem
+from meshdsl.search.second import Second
 from meshdsl.search.tensors import TooMany, tensors
 
+Ahead = Second[None, Certificate | None]
 
-def certified(found: Found) -> Found:
+
+def ahead(problem: Problem) -> Ahead:
+    """A process that makes the certificate of a problem, if one is asked for, beside a search."""
+    found: Ahead = Second(lambda _: certificate(problem))
+    if problem.certificate and problem.objective != "memory":
+        found.ask("certificate", None)
+    return found
+
+
+def certified(found: Found, begun: Ahead) -> Found:
     """A result with its certificate, where one is asked for and there is something to compare."""
     problem = found.problem
     if not found.plans or not problem.certificate or problem.objective == "memory":
         return found
-    known = certificate(problem)
+    known = begun.take("certificate") or certificate(problem)
     if known is not None:  # up to rounding it may be above what was reached
         known = replace(known, least=min(known.least, problem.value(found.plans[0])))
     return replace(found, certificate=known)

@@ -75,6 +75,7 @@ class _Run:
     ended: dict[Rules, float] = field(default_factory=dict)
     unplaced: int = 0
     stored: int = 0
+    kept: dict[tuple[Rules, str], float] = field(default_factory=dict)
     first: list[float] = field(default_factory=list)
     cut: bool = False
 
@@ -119,6 +120,7 @@ class _Run:
         try:
             made = self._made(rules)
         except DiagnosticError:
+            self.problem.drop(rules)
             self.valid -= 1
             return None
         if not made:
@@ -141,13 +143,11 @@ class _Run:
         made, ended = list[Plan](), list[Beyond]()
         timed = self.problem.objective == "time"
         computing = self.problem.computing(rules) if timed else None
-        least = math.inf
+        least, worth = math.inf, self.worth
+        self._ask([rules])
         for policy in self.problem.policies:
             plan = self.problem.plan(rules, policy)
-            # Of one too large it counts alone whether rules for storage may lead to a better one.
-            large = timed and self.most < math.inf and self.problem.is_too_large(plan)
-            most = self.reached if large else min(self.worth, least)
-            if beyond := plan.within(most, computing, kept=large):
+            if beyond := self.problem.within(plan, min(worth, least), computing):
                 ended.append(beyond)
                 continue
             made.append(plan)
@@ -156,6 +156,13 @@ class _Run:
         if ended:
             self.ended[rules] = min(b.kept if timed else b.bytes for b in ended)
         return made
+
+    def _ask(self, layouts: list[Rules]) -> None:
+        """Let the second process place layouts while this one does."""
+        timed = self.problem.objective == "time"
+        for rules in layouts:
+            computing = self.problem.computing(rules) if timed else None
+            self.problem.ask(rules, self.worth, computing, self.worth)
 
     def _rank(self, plans: list[Plan]) -> None:
         """Note the value of a layout, if it is among the first."""
@@ -178,14 +185,22 @@ class _Run:
         return self.problem.fits(plan)
 
     def general(self, layouts: list[Rules]) -> Placed:
-        """Place layouts of general rules in order; those that could be placed, the best first."""
-        found = []
+        """Place layouts of general rules in order; those that could be placed, the best first.
+
+        What is known to be too large is not placed: rules for storage may make it fit.
+        """
+        problem, found = self.problem, Placed()
+        bounds = problem.objective == "time" and self.most < math.inf and not problem.front
         self.valid += len(layouts)
         for rules in layouts:
             if self._tried - self.stored >= self.most:
                 break
-            if self._tried and self.problem.expired():
+            if self._tried and problem.expired():
                 break
+            if bounds and problem.is_too_large(problem.plan(rules, problem.policies[0])):
+                self.bounded += 1
+                found.append((rules, []))
+                continue
             made = self.consider(rules)
             if made is not None:
                 found.append((rules, made))
@@ -204,39 +219,69 @@ class _Run:
             operators = sum(1 for _ in walk(problem.program.body))
             most = most if most == math.inf else min(most, STORED // max(1, operators))
         for rules, plans in placed:
-            for more in stored(problem.program, problem.mesh, rules, space.exchanged):
-                whole = (*rules, *more)
-                if not more or not _is_short(whole, problem):
+            every = stored(problem.program, problem.mesh, rules, space.exchanged)
+            wholes = [w for m in every if m and _is_short(w := (*rules, *m), problem)]
+            fitting = [whole for whole in wholes if not self._is_too_large(whole)]
+            self.valid, self.bounded = self.valid + len(wholes), self.bounded + len(wholes)
+            for number, whole in enumerate(fitting):
+                if self._is_bounded((rules, plans), len(fitting)):
+                    problem.drop(whole)
                     continue
-                self.valid += 1
-                if self._is_bounded((rules, plans), whole):
-                    self.bounded += 1
-                elif self.stored < most and not problem.expired():
+                self.bounded -= 1
+                if self.stored < most and not problem.expired():
                     self.stored += 1
+                    self._ask(fitting[number : number + 2])
                     self.consider(whole)
 
-    def _is_bounded(self, found: tuple[Rules, list[Plan]], rules: Rules) -> bool:
-        """Whether what was `found` cannot become better, or fit, by rules for storage.
+    def _is_too_large(self, rules: Rules) -> bool:
+        """Whether it is known that rules do not fit, or need more memory than others."""
+        problem = self.problem
+        if self.most == math.inf or problem.front:
+            return False
+        plan = problem.plan(rules, problem.policies[0])
+        if problem.objective == "memory" and plan.held_at_least > self.reached:
+            return True
+        return problem.is_too_large(plan)
+
+    def _is_bounded(self, found: tuple[Rules, list[Plan]], several: int) -> bool:
+        """Whether what was `found` cannot become better by any of `several` rules for storage.
 
         What is stored in parts is gathered where it is read: bytes do not become fewer, unless
         what is stored is wider than what is computed with, or stored in parts already: a loop's
         dim that is fixed is split where it is stored.
         """
-        problem = self.problem
-        if self.most == math.inf or problem.front:
+        problem, reached = self.problem, self.reached
+        if self.most == math.inf or problem.front or problem.objective == "memory":
             return False
-        plan = problem.plan(rules, problem.policies[0])
-        if problem.is_too_large(plan):
-            return True
-        reached = self.reached
-        if problem.objective == "memory":
-            return plan.held_at_least > reached
         if any(rule.dim in problem.space.loops and rule.axes for rule in found[0]):
             return False
         if problem.objective == "bytes":
             return self.least(found) * narrowing(problem) > reached
-        kept = [*(plan.kept_at_least for plan in found[1]), self.ended.get(found[0], math.inf)]
-        return max(min(kept), problem.computing(found[0])) * (1 - ROUNDING) > reached
+        if problem.computing(found[0]) * (1 - ROUNDING) > reached:
+            return True
+        return all(kept * (1 - ROUNDING) > reached for kept in self._kept(*found, several > 1))
+
+    def _kept(self, rules: Rules, plans: list[Plan], again: bool) -> Iterator[float]:
+        """Seconds of each walk that no rules for storage change, at least.
+
+        One that has ended, or was left out, is done `again` where that is worth it.
+        """
+        problem, placed = self.problem, {plan.policy for plan in plans}
+        yield from (plan.kept_at_least for plan in plans)
+        left = [p for p in problem.policies if p not in placed]
+        if left and self.ended.get(rules, 0.0) * (1 - ROUNDING) > self.reached:
+            return
+        for policy in left:
+            if again and (rules, policy) not in self.kept:
+                self.kept[rules, policy] = self._kept_of(problem.plan(rules, policy))
+            yield self.kept.get((rules, policy), 0.0)
+
+    def _kept_of(self, plan: Plan) -> float:
+        try:
+            beyond = plan.within(self.reached, self.problem.computing(plan.rules), kept=True)
+        except DiagnosticError:
+            return 0.0
+        return plan.kept_at_least if beyond is None else beyond.kept
 
 
 def narrowing(problem: Problem) -> float:
@@ -310,9 +355,8 @@ class Layouts:
     def _by_time(self, run: _Run, space: Space, storage: bool) -> Placed:
         """Place the first layouts that divide the work, then all that could be faster than these.
 
-        A layout cannot be faster than its operators are without any communication. Where rules for
-        `storage` are searched, too, the first have theirs before others are looked at: often they
-        alone fit.
+        A layout cannot be faster than its operators are without any communication. Where none of
+        the first fits, they have their rules for `storage` before others are looked at.
         """
         problem = run.problem
         assert problem.timing is not None
@@ -329,9 +373,9 @@ class Layouts:
 
         seen, _ = self._divided(run, space, expected)
         placed = run.general(seen[:FIRST])
-        if storage:
-            run.storage(placed, space)
-        first, others = {rules for rules, _ in placed}, Placed()
+        begun = placed if storage and run.best is None else []
+        run.storage(begun, space)
+        first, others = {rules for rules, _ in placed}, Placed() if begun else [*placed]
         known = run.reached * (1 + ROUNDING) if self.bounds else math.inf
         listed, whole = self._listed(run, space.within(known, weigh))
         bounds = {rules: bound for bound, rules in listed}
@@ -348,7 +392,7 @@ class Layouts:
                 others += run.general([rules])
         if storage:
             run.storage(sorted(others, key=run.least), space)
-        return placed + others
+        return begun + others
 
 
 def _is_short(rules: Rules, problem: Problem) -> bool:

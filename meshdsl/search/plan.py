@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import Any
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.device.ir import Bucket, Collective, Compute, Move, devices
@@ -146,6 +147,22 @@ class Plan:
 
     # --- figures -------------------------------------------------------------------------------
 
+    @property
+    def known(self) -> dict[str, Any]:
+        """The figures that are known, to be learnt by an equal plan of another process."""
+        found = {name: self.__dict__[name] for name in _FIGURES if name in self.__dict__}
+        sent = replace(self._sent, timing=None, blocks=[])
+        return found | {"_sent": sent, "is_piped": self.is_piped}
+
+    def learn(self, known: dict[str, Any]) -> None:
+        """Take the figures of an equal plan."""
+        self.__dict__.update(known)
+
+    @cached_property
+    def is_piped(self) -> bool:
+        """Whether the plan runs in stages."""
+        return self.placed.pipe is not None
+
     @cached_property
     def held_at_least(self) -> int:
         """A lower bound of `peak` that needs no placing: parameters, states and inputs."""
@@ -162,7 +179,7 @@ class Plan:
     @cached_property
     def sent_at_least(self) -> int:
         """A lower bound of `sent` that needs no device program: buckets round up less often."""
-        return 0 if self.placed.pipe is not None else self._sent.bytes
+        return 0 if self.is_piped else self._sent.bytes
 
     @property
     def sent_at_most(self) -> int:
@@ -174,7 +191,7 @@ class Plan:
 
         `computing` is what the operators take at least.
         """
-        if self.placed.pipe is not None:
+        if self.is_piped:
             return 0.0
         return replace(self._sent, computing=computing).seconds * (1 - ROUNDING)
 
@@ -202,7 +219,7 @@ class Plan:
     @cached_property
     def flops(self) -> int:
         """Floating-point operations of a step, of the stage that has most."""
-        if self.placed.pipe is not None:
+        if self.is_piped:
             return self._most(lambda node: node.flops if isinstance(node, Compute) else 0)
         operators = (
             (n, k) for n, k in placed.walk(self.placed.body) if not isinstance(n, _RESHARD)
@@ -227,3 +244,4 @@ class Plan:
 
 
 _RESHARD = placed.Reshard
+_FIGURES = ("flops", "sent", "seconds", "memory")

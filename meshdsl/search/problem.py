@@ -10,13 +10,15 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from meshdsl.cluster.timing import Timing
 from meshdsl.named import ir as named
 from meshdsl.placed.sbp import Mesh
 from meshdsl.schedule.use import ScheduleUse
 from meshdsl.search.plan import AT_ONCE, POLICIES, Cut, Plan, Rules
+from meshdsl.search.second import Second
+from meshdsl.search.sending import Beyond
 from meshdsl.search.space import Space, seconds, space_of
 from meshdsl.syntax.symbols import ROLES
 
@@ -30,6 +32,22 @@ Bytes alone are least where nothing is split. Tofu assumes that work is divided;
 (`allow_recompute_heavy_op=False`)."""
 
 Key = tuple[float, int, int, int]
+
+AGAIN = 32
+"""Plans that a second process keeps: what a rule is good for is asked after what is best."""
+
+Answer = tuple[int, float] | dict[str, Any]
+"""Where a walk ended (`sending.Beyond`), or the figures of its plan."""
+
+
+class Question(NamedTuple):
+    """What `Problem.ask` asks the second process."""
+
+    rules: Rules
+    policy: str
+    most: float
+    computing: float | None
+    worth: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +154,51 @@ class Problem:
             return self.plans(rules)
         return [self.pipeline(rules, plan.schedule, plan.cuts)]
 
+    @cached_property
+    def _made(self) -> dict[tuple[Rules, str], Plan]:
+        return {}
+
+    @cached_property
+    def second(self) -> Second[Question, Answer]:
+        """A process that places layouts by the second walk while this one does so by the first."""
+        return Second(self._figures)
+
+    def ask(self, rules: Rules, most: float, computing: float | None, worth: float) -> None:
+        """Let rules be placed by the second walk, unless that ends beyond `most` (`Plan.within`).
+
+        A plan that may be `worth` it is timed, if it fits.
+        """
+        for policy in self.policies[1:]:
+            self.second.ask((rules, policy), Question(rules, policy, most, computing, worth))
+
+    def within(self, plan: Plan, most: float, computing: float | None) -> Beyond | None:
+        """`Plan.within`; a plan that has been asked for has its figures then."""
+        found = self.second.take((plan.rules, plan.policy))
+        if found is None:
+            return plan.within(most, computing)
+        if isinstance(found, tuple):
+            return Beyond(*found)
+        plan.learn(found)
+        reached = plan.sent_at_least if computing is None else plan.seconds_at_least(computing)
+        return Beyond(plan.sent_at_least, plan.kept_at_least) if reached > most else None
+
+    def drop(self, rules: Rules) -> None:
+        """Do without what has been asked of rules."""
+        for policy in self.policies[1:]:
+            self.second.drop((rules, policy))
+
+    def _figures(self, asked: Question) -> Answer:
+        """Answer in the second process, which is asked for more of some plans again."""
+        key = asked.rules, asked.policy
+        if len(self._made) > AGAIN:
+            self._made.clear()
+        plan = self._made.setdefault(key, self.plan(*key))
+        if beyond := plan.within(asked.most, asked.computing):
+            return beyond.bytes, beyond.kept
+        if self.divides(plan) and self.fits(plan) and self.at_least(plan) <= asked.worth:
+            self.key(plan)
+        return plan.known
+
     def fixed_alone(self) -> float:
         """The work of the fixed rules without others. Raises what is wrong with them."""
         return self.plan(self.limits.fixed, self.policies[0]).flops
@@ -173,7 +236,15 @@ class Problem:
 
     def is_too_large(self, plan: Plan) -> bool:
         """Whether it is known that a plan does not fit, before it is placed."""
-        return self.limits.memory is not None and plan.held_at_least > self.limits.memory
+        if self.limits.memory is None or plan.schedule is not None:
+            return False
+        if plan.rules not in self._held:
+            self._held[plan.rules] = plan.held_at_least
+        return self._held[plan.rules] > self.limits.memory
+
+    @cached_property
+    def _held(self) -> dict[Rules, int]:
+        return {}
 
     def is_better(self, plan: Plan, than: Plan | None) -> bool:
         """Whether a plan fits, and comes before another one."""

@@ -7,7 +7,8 @@ taken, until none is better: no single rule more or less improves what is found.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from meshdsl.diagnostics import DiagnosticError
@@ -18,6 +19,7 @@ from meshdsl.placed.lint import values_of
 from meshdsl.search.per_tensor import chosen, named_tensors
 from meshdsl.search.plan import Asked, Plan, Rule, Rules
 from meshdsl.search.problem import Found, Problem
+from meshdsl.search.second import AHEAD
 from meshdsl.syntax.symbols import ROLES
 
 Selector = tuple[str, ...]
@@ -60,7 +62,7 @@ def less(found: Found) -> Found:
     Rules for storage come in groups, of which one may be worth nothing to a parameter or two: these
     are left out first.
     """
-    run = _Steps(found.problem, [])
+    run = _Steps(found.problem, [], {(p.asked, p.policy): p for p in found.every})
     best = run.descend(run.descend(found.plans[0], _is_stored))
     if best is found.plans[0]:
         return replace(found, every=(*found.every, *run.made))
@@ -96,10 +98,14 @@ def _general(rules: Rules) -> Rules:
 
 @dataclass(slots=True)
 class _Steps:
-    """One search by steps that may add the rules in `options`; `made` are the plans placed."""
+    """One search by steps that may add the rules in `options`; `made` are the plans placed.
+
+    `before` are plans that have been placed by walks already.
+    """
 
     problem: Problem
     options: list[Rule]
+    before: Mapping[tuple[Asked, str], Plan] = field(default_factory=dict)
     known: dict[Asked, Plan | None] = field(default_factory=dict)
     made: list[Plan] = field(default_factory=list)
 
@@ -109,7 +115,7 @@ class _Steps:
         Only rules that are `free` are left out.
         """
         while not self.problem.expired():
-            made = (self.placed(rules, plan) for rules in self.steps_from(plan.rules, free))
+            made = self._all_placed(list(self.steps_from(plan.rules, free)), plan)
             better = [p for p in made if p is not None and self.problem.is_better(p, plan)]
             if not better:
                 break
@@ -130,6 +136,17 @@ class _Steps:
             if all(r in kept for r in fixed) and (most is None or len(kept) < most):
                 yield (*kept, rule)
 
+    def _all_placed(self, steps: list[Rules], than: Plan) -> Iterator[Plan | None]:
+        """The better walk of each, some of which the second process has placed before."""
+        problem = self.problem
+        ahead = [r for r in steps if replace(than, rules=r).asked not in self.known]
+        ahead = [] if than.schedule else ahead
+        for number in range(-AHEAD, len(steps)):
+            if number + AHEAD < len(ahead):
+                problem.ask(ahead[number + AHEAD], math.inf, None, problem.value(than))
+            if number >= 0:
+                yield self.placed(steps[number], than)
+
     def placed(self, rules: Rules, than: Plan) -> Plan | None:
         """The better walk of some rules, in stages as `than` is.
 
@@ -143,7 +160,9 @@ class _Steps:
     def _placed(self, rules: Rules, than: Plan) -> Plan | None:
         problem, best = self.problem, None
         try:
-            for plan in problem.as_staged(rules, than):
+            for new in problem.as_staged(rules, than):
+                plan = self.before.get((new.asked, new.policy), new)
+                problem.within(plan, math.inf, None)
                 if not problem.divides(plan):
                     continue
                 self.made.append(plan)
@@ -153,6 +172,7 @@ class _Steps:
                 if problem.is_better(plan, best):
                     best = plan
         except DiagnosticError:
+            problem.drop(rules)
             return None
         return best
 

@@ -11,12 +11,12 @@ from dataclasses import replace
 from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import DiagnosticError
 from meshdsl.placed.sbp import Mesh
-from meshdsl.search.certificate import certified
+from meshdsl.search.certificate import Ahead, ahead, certified
 from meshdsl.search.problem import Found, Method, Problem
 from meshdsl.search.selectors import by_steps, less
 from meshdsl.search.space import seconds
 from meshdsl.search.staged import searched
-from meshdsl.search.start import begun
+from meshdsl.search.start import begun as started
 
 
 def shapes(mesh: Mesh, devices: int) -> Iterator[Mesh]:
@@ -62,7 +62,8 @@ def solve(problems: Sequence[Problem], method: Method) -> Found:
     """
     with _uncollected():
         if len(problems) == 1:
-            return _finished(searched(problems[0], method))
+            begun = ahead(problems[0])
+            return _finished(searched(problems[0], method), begun)
         least = min(map(_least_work, problems))
         found, refused = [], list[DiagnosticError]()
         below = math.inf
@@ -73,11 +74,13 @@ def solve(problems: Sequence[Problem], method: Method) -> Found:
             except DiagnosticError as error:
                 refused.append(error)
                 continue
+            finally:
+                problem.second.close()
             below = min([below, *map(problem.value, found[-1].plans[:1])])
         if not found:
             raise refused[0]
         first, *others = sorted(found, key=_order)
-        return replace(_finished(first), others=tuple(others))
+        return replace(_finished(first, ahead(first.problem)), others=tuple(others))
 
 
 @contextmanager
@@ -98,14 +101,16 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _finished(found: Found) -> Found:
+def _finished(found: Found, begun: Ahead) -> Found:
     """With rules for functions and parameters where these are asked for, less what does no good.
 
     And what a layout to begin from leads to, and a certificate.
     """
     if found.plans:
         found = by_steps(found) if found.problem.limits.selectors else less(found)
-    return certified(found if found.problem.start is None else begun(found))
+    found = certified(found if found.problem.start is None else started(found), begun)
+    begun.close()
+    return found
 
 
 def _least_work(problem: Problem) -> float:

@@ -29,7 +29,8 @@ class Tables:
 
     def __init__(self, space: Space) -> None:
         self.space, self.mesh = space, space.mesh
-        self.known: dict[tuple[Call, tuple[Placement, ...]], Choice] = {}
+        self.dims: dict[Call, tuple[str, ...]] = {}
+        self.known: dict[tuple[Call, tuple[Axes, ...]], Choice] = {}
 
     def sent(self, rules: Rules) -> int:
         """The bytes sent under general rules, at most."""
@@ -37,12 +38,21 @@ class Tables:
         calls = self.space.calls.items()
         return sum(self.chosen(call, axes).cost * trips for call, trips in calls)
 
-    def chosen(self, call: Call, axes: Mapping[str, tuple[str, ...]]) -> Choice:
+    def chosen(self, call: Call, axes: Mapping[str, Axes]) -> Choice:
         """The placements of a call alone, with its bytes, and its FLOPs last in their rank."""
-        key = call, tuple(self._placed(t, axes) for t in (*call.ins, *call.outs))
-        if key not in self.known:
-            self.known[key] = self._chosen(*key)
-        return self.known[key]
+        key = call, tuple([axes.get(dim, ()) for dim in self._dims(call)])
+        found = self.known.get(key)
+        if found is None:
+            placed = tuple(self._placed(t, axes) for t in (*call.ins, *call.outs))
+            found = self.known[key] = self._chosen(call, placed)
+        return found
+
+    def _dims(self, call: Call) -> tuple[str, ...]:
+        """The dims of what a call reads and makes."""
+        if call not in self.dims:
+            names = (name for t in (*call.ins, *call.outs) for name in t.names)
+            self.dims[call] = tuple(dict.fromkeys(names))
+        return self.dims[call]
 
     def _placed(self, type_: TensorType, axes: Mapping[str, tuple[str, ...]]) -> Placement:
         return placement(self.mesh, {d: axes[d] for d in type_.names if d in axes})
