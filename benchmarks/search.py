@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -50,7 +52,7 @@ T = TypeVar("T")
 
 
 def timed(run: Callable[[], T], rounds: int) -> tuple[float, T]:
-    """The median of the processor time of some rounds, and what came out of the last."""
+    """The median of the processor time of some rounds on one core, and what came out of the last."""
     taken = []
     for _ in range(rounds):
         gc.collect()
@@ -133,6 +135,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=1)
     rounds = parser.parse_args().rounds
+    if sys.platform == "linux":
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])  # no second process
     of_graphs(rounds)
     print()
     of_examples(rounds)
