@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 def timed(run: Callable[[], T], rounds: int) -> tuple[float, T]:
-    """The median of the processor time of some rounds on one core, and what came out of the last."""
+    """The median of the processor time of rounds on one core, and what came out of the last."""
     taken = []
     for _ in range(rounds):
         gc.collect()

@@ -290,8 +290,11 @@ class Layout:
     def _one_axis(self, value: Value, axis: str, first: Rule, second: Rule) -> None:
         if self.mesh.size(axis) == 1:
             return
-        fixes = _freed(value, second) if value.name else ()
+        # An update has tensors without a name beside a state: rules for its parameter free all.
+        of = value.follows if value.role == "state" and value.follows else value
+        fixes = _freed(of, second) if of.name else ()
         said = f"`{value.label}`" if value.name else "this subexpression"
+        said += f" of `{of.label}`" if of is not value else ""
         fail(
             "MD0302",
             f"{said} {value.type} would have `{first.dim}` and `{second.dim}` both split "
@@ -299,7 +302,7 @@ class Layout:
             value.span,
             Related(first.span, f"`{first}`"),
             Related(second.span, f"`{second}`"),
-            help=f"split one of them over another axis, or {_way_free(value, second)}",
+            help=f"split one of them over another axis, or {_way_free(of, second)}",
             fixes=fixes,
         )
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from meshdsl.diagnostics import Diagnostics, Source
+from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Options
 from meshdsl.placed.ir import Program
 from meshdsl.report.check import check_source
@@ -49,6 +51,15 @@ def test_a_tensor_is_not_taken_for_a_state() -> None:
     found = placements("m: hidden -> y")
     assert found["m"] == "[batch, hidden@y]"
     assert found["w.m"] == "[io, hidden]"
+
+
+def test_what_frees_a_state_of_two_rules_does_so() -> None:
+    rules = "state: io -> x, state: hidden -> x"
+    with pytest.raises(DiagnosticError, match="`m` of `w` ") as caught:
+        placed(rules)
+    (found,) = caught.value.diagnostics
+    (freed,) = re.findall(r"`(\w+: hidden -> none)`", found.help or "")
+    assert placements(f"{rules}, {freed}")["w.v"] == "[io@x, hidden]"
 
 
 @pytest.mark.parametrize(
