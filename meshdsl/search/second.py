@@ -11,6 +11,7 @@ import pickle
 import signal
 import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Hashable
 from contextlib import suppress
@@ -89,7 +90,11 @@ class Second(Generic[Q, A]):
     def _begun(self) -> tuple[IO[bytes], IO[bytes]]:
         theirs, questions = os.pipe()
         answers, ours = os.pipe()
-        if process := os.fork():
+        with warnings.catch_warnings():
+            # From Python 3.12 on it warns of any thread; those of numpy's library stand a fork.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process = os.fork()
+        if process:
             os.close(theirs)
             os.close(ours)
             pipes = open(questions, "wb"), open(answers, "rb")
@@ -102,7 +107,7 @@ class Second(Generic[Q, A]):
     def _serve(self, questions: int, answers: int) -> NoReturn:
         """Answer until there is nobody who asks."""
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        with suppress(BaseException):
+        with suppress(BaseException):  # the first process comes to it, too, and tells of it
             nowhere = os.open(os.devnull, os.O_RDWR)
             for own in range(3):  # whoever reads what the first process prints does not wait for us
                 os.dup2(nowhere, own)
