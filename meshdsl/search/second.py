@@ -22,6 +22,9 @@ from meshdsl.diagnostics import DiagnosticError
 Q = TypeVar("Q")
 A = TypeVar("A")
 
+IDLE = 10
+"""Seconds after which it ends where it is asked nothing: results may be kept for long."""
+
 AHEAD = 8
 """Questions that are asked before they are needed: their answers wait in a pipe, which is small."""
 
@@ -113,7 +116,9 @@ class Second(Generic[Q, A]):
                 os.dup2(nowhere, own)
             with open(questions, "rb") as read, open(answers, "wb") as written:
                 while True:
+                    signal.alarm(IDLE)  # ends the process, if it comes to that
                     key, question = pickle.load(read)
+                    signal.alarm(0)
                     pickle.dump((key, self._answer(question)), written)
                     written.flush()
         os._exit(0)

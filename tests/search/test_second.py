@@ -81,6 +81,18 @@ def test_one_that_is_gone_is_done_without() -> None:
     assert in_a_process(BEGUN + text) == "True\n[None, None, None] True\n"
 
 
+def test_one_that_nobody_asks_ends() -> None:
+    text = """
+    second.IDLE = 1
+    two.ask("one", 1)
+    print(two.take("one"))
+    os.waitpid(two.end.peek()[2][0], 0)
+    two.ask("two", 2)
+    print(two.take("two"), two.is_gone)
+    """
+    assert in_a_process(BEGUN + text) == "2\nNone True\n"
+
+
 @pytest.mark.parametrize("ending", ["two.close()", "pass", "os.kill(os.getpid(), 9)"])
 def test_nothing_is_left(ending: str) -> None:
     text = f"""
