@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -158,8 +157,9 @@ def line_group(axis: str, part: Part, number: int, back: bool = False) -> str:
 
 def goes_back(node: Pipeline) -> bool:
     """Whether a stage is on a device before that of the stage before it."""
-    homes = [node.known.device_of[0, stage] for stage in range(node.last + 1)]
-    return any(one > other for one, other in itertools.pairwise(homes))
+    device_of = node.known.device_of
+    follow = ((device_of[m, s], device_of.get((m, s + 1))) for m, s in device_of)
+    return any(other is not None and one > other for one, other in follow)
 
 
 def _states(program: Program, draws: Draws) -> list[str]:

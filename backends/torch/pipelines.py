@@ -53,13 +53,13 @@ class Pipelines(CutNetworks):
             super().loop(node)
 
     def _pipeline(self, node: Pipeline) -> None:
-        device, several = self.at[node.axis], bool(self._pipe.order)
+        device, several = self.at[node.axis], bool(self._pipe.order or self._pipe.others)
         micro = self.begin(node, several)
         outside, self.fresh = self.fresh, set()
         loops = {Part.LOOP: node.loop(Part.LOOP), Part.LOOP_BACKWARD: node.loop(Part.LOOP_BACKWARD)}
         lines = {part: self._lines(node, part, loop) for part, loop in loops.items()}
         kept = self._kept(node)
-        if several:
+        if self._pipe.order:
             self.used.add("stages_of")
             self.out.statement(f"stages = stages_of(SCHEDULE[{device}], {device})")
         for stages in kept:
@@ -89,9 +89,14 @@ class Pipelines(CutNetworks):
     @contextmanager
     def _function(self, name: str) -> Iterator[None]:
         """Write the function of a pass, with what it has to know of the device's stages."""
+        axis = self._pipe.axis
+        device = self.at[axis]
         with super()._function(name):
             begun = len(self.out.lines)
+            if self._pipe.others:  # where another device's stage is, an index is that of it
+                self.at[axis] = self.stage
             yield
+            self.at[axis] = device
             self.out.lines[begun:begun] = self._of_stage(self.out.lines[begun:])
 
     def _of_stage(self, lines: list[Line]) -> list[Line]:
@@ -195,9 +200,13 @@ class Pipelines(CutNetworks):
 
     def _rows(self, item: Rows) -> None:
         pipe, inside = self._pipe, item.inside
+        self.out.place = ""
+        if item.other is not None:
+            own, other = self.variables.of(item.outer), self.variables.of(item.other)
+            self._let(inside, f"{own} if {self.stage} == {self.home} else {other}")
+            return
         first = self._start_in(inside, item.outer, pipe.axes(self.mesh)[1:], pipe.dim)
         position, size = inside.local.index(pipe.dim), self.extent(inside, pipe.dim)
-        self.out.place = ""
         self._let(inside, f"{self.variables.of(item.outer)}.narrow({position}, {first}, {size})")
 
     def count(self, node: Loop) -> str:
@@ -222,7 +231,7 @@ class Pipelines(CutNetworks):
             if any(v is var or v.name == var.name in sums for v in reads(reader))
         }
         for rows in node.stacked:
-            if isinstance(rows, Rows) and rows.outer is var:
+            if isinstance(rows, Rows) and var in (rows.outer, rows.other):
                 read |= self._first_reads(node, rows.inside)
         found = set()
         for parts in node.passes.values():

@@ -198,6 +198,7 @@ class Emitter(Pipelines):
         """Write an operator, in place where no other variable shares the memory."""
         if node.onto is not None:
             self._write_onto(node)
+            self.fresh.update(node.outs if node.ins[node.onto] in self.fresh else ())
             return
         if node in self.streamed:
             self._in_chunks(self.streamed[node])

@@ -518,7 +518,10 @@ class _Reuse:
                 self.fresh.update(m.target for m in moves if m.step.moves)
 
     def _compute(self, node: Compute) -> Iterator[tuple[Var, Var]]:
-        if is_constant(node) or node.onto is not None:
+        if is_constant(node):
+            return
+        if node.onto is not None:
+            self.fresh.update(node.outs if node.ins[node.onto] in self.fresh else ())
             return
         shows = shows_operand(node)
         if self.program.updates and (over := self._over(node)) is not None:

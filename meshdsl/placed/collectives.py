@@ -37,6 +37,7 @@ COLLECTIVES: dict[str, Collective] = {
         Collective("all_to_all", lambda n, b: -(-(n - 1) * b // n), "(n-1)/n*b"),
         Collective("permute", lambda n, b: b, "b"),
         Collective("send", lambda n, b: b, "b"),
+        Collective("exchange", lambda n, b: b, "b"),
         Collective("halo", lambda n, b: b, "what others read of the block"),
         Collective("slice", lambda n, b: 0, "0", moves=False),
         Collective("zero_fill", lambda n, b: 0, "0", moves=False),
@@ -269,6 +270,11 @@ def permute(mesh: Mesh, p: Placement, splits: dict[str, tuple[str, ...]]) -> Ste
 def send(p: Placement, axis: str) -> Step:
     """The same blocks on the stage behind along `axis`, or in a backward pass before."""
     return Step("send", (axis,), p, p)
+
+
+def exchange(p: Placement, axis: str) -> Step:
+    """For the same block of the device along `axis` that has this one's stage too."""
+    return Step("exchange", (axis,), p, p)
 
 
 def senders(step: Step, mesh: Mesh) -> list[tuple[int, int]]:

@@ -90,6 +90,7 @@ def _pipeline(pipe: Piped) -> Iterator[str]:
     """`pipeline layers over pipe, micro-batches micro`, and the schedule of the layout."""
     order = f" stages {' '.join(map(str, pipe.order))}" if pipe.order else ""
     sizes = f" sizes {' '.join(map(str, pipe.sizes))}" if pipe.sizes else ""
+    sizes += f" others {' '.join(map(str, pipe.others))}" if pipe.others else ""
     of = f"in {pipe.count} stages" if pipe.count else pipe.dim
     yield f"pipeline {of} over {pipe.axis}, {pipe.micro}{order}{sizes}"
     use = pipe.use

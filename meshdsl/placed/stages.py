@@ -53,7 +53,8 @@ class Piped:
     `micro` is the dim of the loop over micro-batches, which has the loop in it: that of the
     optimizer's `accumulate`, or of a `cut`. `use` is the schedule of the layout. `order` has the
     stages device by device, where a device has others than that of its own number; `sizes` how many
-    iterations each stage has, where these are not equally many.
+    iterations each stage has, where these are not equally many. `others` has for each device the
+    stage that it has beside its own, where devices have each other's in pairs.
 
     Where `rules` cut a network into `count` stages (`cuts.py`) there is no loop, and `dim` is
     empty; `homes` are then the stages of the values of a placed program.
@@ -67,6 +68,7 @@ class Piped:
     cut: Cut | None = None
     order: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
+    others: tuple[int, ...] = ()
     count: int = 0
     rules: tuple[StageRule, ...] = ()
     homes: Mapping[Value, int] = field(default_factory=dict, compare=False)
@@ -220,6 +222,8 @@ def _ordered(pipe: Piped, program: Program, layout: Layout) -> Piped:
     order = tuple(stage for stages in table.held for stage in stages)
     if not_built(table) or order == tuple(range(table.schedule.devices)):
         return pipe
+    if others := pairs_of(table):
+        return replace(pipe, others=others)
     return replace(pipe, order=order)
 
 
@@ -227,8 +231,28 @@ def not_built(table: Verified) -> str:
     """What is not built yet of a table's stages; empty where all is."""
     held = table.held
     if sum(map(len, held)) > table.schedule.stages:
-        return "a stage is on several devices"
+        return "" if pairs_of(table) else "a stage is on several devices, other than in pairs"
     return "devices have unequally many stages" if len({*map(len, held)}) > 1 else ""
+
+
+def pairs_of(table: Verified) -> tuple[int, ...]:
+    """The stage that each device has beside its own, if two devices have each other's (Chimera).
+
+    Every micro-batch then changes devices between the same stages. Empty where it is not so.
+    """
+    pairs = [set(held) - {device} for device, held in enumerate(table.held)]
+    if table.schedule.stages != len(pairs) or any(len(pair) != 1 for pair in pairs):
+        return ()
+    others = tuple(pair.pop() for pair in pairs)
+    ways = {tuple(_crossings(table, micro)) for micro in range(table.schedule.micro)}
+    mutual = all(others[other] == device for device, other in enumerate(others))
+    return others if mutual and len(ways) == 1 else ()
+
+
+def _crossings(table: Verified, micro: int) -> Iterator[bool]:
+    """Whether a micro-batch is on another device in a stage than in the one before."""
+    homes = [table.device_of[micro, stage] for stage in range(table.schedule.stages)]
+    return (one != other for one, other in itertools.pairwise(homes))
 
 
 def _refuse(message: str, span: Span, help: str, *related: Related) -> None:

@@ -95,10 +95,12 @@ def shares(program: Program) -> dict[Compute | Collective, Fraction]:
             share = Fraction(1)
             alone = part in ENDS or (ends and not part.sends)
             if alone or part.sends:
-                share = Fraction(1, len(pipe.rows) if alone else max(1, pipe.times(part, ends)))
+                share = Fraction(pipe.dim.size, max(1, pipe.times(part, ends)))
+                share /= len(pipe.rows) if alone else 1
             elif part in STAGED and pipe.sizes:
                 assert isinstance(node, Loop), "the iterations of a stage are a loop"
-                share = Fraction(sum(pipe.sizes), len(pipe.rows) * pipe.trips(node, part))
+                all_trips = sum(pipe.sizes) * pipe.dim.size
+                share = Fraction(all_trips, len(pipe.rows) * pipe.trips(node, part))
             for inner, _ in walk((node,)):
                 own = share / _turns(inner, program.mesh)
                 if own != 1:

@@ -56,7 +56,8 @@ MESHES = {
 
 @pytest.mark.some_of(3)
 @pytest.mark.parametrize(
-    "schedule", ["gpipe[batch](4)", "one_f_one_b[batch](2)", "eager[batch](4)"]
+    "schedule",
+    ["gpipe[batch](4)", "one_f_one_b[batch](2)", "eager[batch](4)", "chimera[batch](4)"],
 )
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("name", CUT)
@@ -76,7 +77,8 @@ NORMED = SUMMED.replace("out -> model])", "out -> model])\n    x = x - mean[batc
         pytest.param(NORMED, "gpipe[batch](4)", "MD0332", id="batch norm"),
         pytest.param(SUMMED, "gpipe[batch](3)", "MD0534", id="does not divide"),
         pytest.param(SUMMED.replace("return loss", "return loss, x"), "gpipe[batch](4)", "MD0333"),
-        pytest.param(SUMMED, "chimera[batch](4)", "MD0335", id="not built"),
+        pytest.param(SUMMED, 'chimera[batch](4, layers="3 1")', "MD0335", id="not built"),
+        pytest.param(SUMMED, "chimera[batch](1)", "MD0529", id="half a pair"),
         pytest.param(SUMMED, "interleaved[batch](4, chunks=3)", "MD0334", id="six stages"),
         pytest.param(SUMMED, "pipedream[batch](4)", "MD0335", id="asynchronous"),
     ],
