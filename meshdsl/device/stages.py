@@ -198,10 +198,8 @@ def _table(pipe: Piped, mesh: Mesh, micro: int) -> Verified:
         if pipe.count:
             help = "take `one_f_one_b`; updates on the way need the stages of a loop"
         fail("MD0335", message, pipe.use.span, help=help)
-    missing, help = not_built(found), "take one_f_one_b, interleaved or zb_v"
-    if pairs_of(found) and pipe.count:
-        missing = "a stage is on two devices, and rules put each on one"
-    elif pairs_of(found) and pipe.sizes:
+    missing, help = not_built(found, not pipe.count), "take one_f_one_b, interleaved or zb_v"
+    if pipe.sizes and pairs_of(found):
         missing = "a stage is on two devices, and stages have unequally many iterations"
         help = "leave `layers=` out, or take one_f_one_b, interleaved or zb_v"
     if missing:

@@ -227,32 +227,33 @@ def _ordered(pipe: Piped, program: Program, layout: Layout) -> Piped:
     return replace(pipe, order=order)
 
 
-def not_built(table: Verified) -> str:
-    """What is not built yet of a table's stages; empty where all is."""
-    held = table.held
-    if sum(map(len, held)) > table.schedule.stages:
-        return "" if pairs_of(table) else "a stage is on several devices, other than in pairs"
-    return "devices have unequally many stages" if len({*map(len, held)}) > 1 else ""
+def not_built(table: Verified, stored: bool = True) -> str:
+    """What is not built yet of a table's stages, where devices have `stored` them; or nothing."""
+    if len({_shared(table, micro) for micro in range(table.schedule.micro)}) > 1:
+        return "some micro-batches stay on a device where others leave it"
+    if not stored or pairs_of(table):
+        return ""
+    if sum(map(len, table.held)) > table.schedule.stages:
+        return "a stage is on several devices, other than in pairs"
+    return "devices have unequally many stages" if len({*map(len, table.held)}) > 1 else ""
 
 
 def pairs_of(table: Verified) -> tuple[int, ...]:
     """The stage that each device has beside its own, if two devices have each other's (Chimera).
 
-    Every micro-batch then changes devices between the same stages. Empty where it is not so.
+    Empty where it is not so.
     """
     pairs = [set(held) - {device} for device, held in enumerate(table.held)]
     if table.schedule.stages != len(pairs) or any(len(pair) != 1 for pair in pairs):
         return ()
     others = tuple(pair.pop() for pair in pairs)
-    ways = {tuple(_crossings(table, micro)) for micro in range(table.schedule.micro)}
-    mutual = all(others[other] == device for device, other in enumerate(others))
-    return others if mutual and len(ways) == 1 else ()
+    return others if all(others[n] == device for device, n in enumerate(others)) else ()
 
 
-def _crossings(table: Verified, micro: int) -> Iterator[bool]:
-    """Whether a micro-batch is on another device in a stage than in the one before."""
+def _shared(table: Verified, micro: int) -> tuple[int, ...]:
+    """For each stage the first one that a micro-batch has on the same device."""
     homes = [table.device_of[micro, stage] for stage in range(table.schedule.stages)]
-    return (one != other for one, other in itertools.pairwise(homes))
+    return tuple(map(homes.index, homes))
 
 
 def _refuse(message: str, span: Span, help: str, *related: Related) -> None:
