@@ -53,7 +53,8 @@ class Step:
     `dim` is gathered, or split off (slice, reduce_scatter), or split before (all_to_all, zero_fill
     of a split); `to_dim` is split by an all_to_all instead. `axes` are in mesh order, of a slice
     outer first. A halo, or a `window` where nothing is sent, makes the last window of `after`, of
-    the blocks or of a `wider` window.
+    the blocks or of a `wider` window. In an exchange, `partners` has for each device along the axis
+    the one that it sends to and receives from.
     """
 
     kind: str
@@ -63,6 +64,7 @@ class Step:
     dim: str | None = None
     to_dim: str | None = None
     op: str | None = None
+    partners: tuple[int, ...] = ()
 
     @property
     def moves(self) -> bool:
@@ -272,9 +274,9 @@ def send(p: Placement, axis: str) -> Step:
     return Step("send", (axis,), p, p)
 
 
-def exchange(p: Placement, axis: str) -> Step:
-    """For the same block of the device along `axis` that has this one's stage too."""
-    return Step("exchange", (axis,), p, p)
+def exchange(p: Placement, axis: str, partners: tuple[int, ...]) -> Step:
+    """The same block for that of the partner along `axis`."""
+    return Step("exchange", (axis,), p, p, partners=partners)
 
 
 def senders(step: Step, mesh: Mesh) -> list[tuple[int, int]]:

@@ -102,7 +102,7 @@ def parse_step(scan: Scanner, mesh: Mesh, before: Placement) -> c.Step:
         "all_to_all": lambda: c.all_to_all(mesh, before, words[0], words[2], axes),
         "permute": lambda: c.permute(mesh, before, dict(words[1:])),
         "send": lambda: c.send(before, axes[0]),
-        "exchange": lambda: c.exchange(before, axes[0]),
+        "exchange": lambda: c.exchange(before, axes[0], tuple(map(int, words[1:]))),
         "slice": lambda: c.slice_(mesh, before, words[0], axes),
         "zero_fill": lambda: c.zero_fill(mesh, before, axes[0], words[0], (*words[1:], None)[0]),
     }

@@ -50,6 +50,8 @@ def step_text(step: Step) -> str:
         over = ", ".join(step.after.axes_of(step.window.dim))
         return f"{step.kind} {_window(step.window)} over {over}"
     moved = _splits(step.after) if step.kind == "permute" else None
+    if step.partners:
+        moved = f"with {' '.join(map(str, step.partners))}"
     words = [step.kind, step.op, step.dim, f"to {step.to_dim}" if step.to_dim else None, moved]
     return f"{' '.join(w for w in words if w)} over {', '.join(step.axes)}"
 
