@@ -461,6 +461,21 @@ def test_each_stage_on_two_devices(
     test_a_step_is_that_of_one_device(name, mesh, optimizer, schedule, policy)
 
 
+@pytest.mark.some_of(2)
+@pytest.mark.parametrize("mesh", ["pipe:2", "d:2,pipe:4"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_batches_that_are_accumulated_go_both_ways(name: str, mesh: str) -> None:
+    text = PROGRAMS[name].replace("OPT", "adamw(lr=0.01, clip=0.3, accumulate=4)")
+    made = compiled(text, mesh, "l -> pipe, b -> d", "with chimera")
+    if name in BY_BATCH:
+        with pytest.raises(DiagnosticError, match=BY_BATCH[name]):
+            made.checked()
+        return
+    run = run_local(made.text, seed=4)
+    hold_to(results(run), on_one_device(text))
+    hold_bytes(run, made)
+
+
 def test_gradients_are_those_of_torch() -> None:
     """With `sgd(lr=1)` a parameter changes by its gradient."""
     text = PROGRAMS["two carries"].replace("OPT", "sgd(lr=1.0)")
