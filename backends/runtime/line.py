@@ -31,13 +31,19 @@ def stages_of(row: str, device: int) -> list[int]:
     return sorted({stage for _, _, stage in actions(row, device)})
 
 
-def exchange(x: torch.Tensor, row: str, device: int, group: Any) -> torch.Tensor:
-    """The block of the device whose stage this one's row has too, which gets this one's."""
+def exchange(
+    x: torch.Tensor, row: str, device: int, group: Any, shape: tuple[int, ...] | None = None
+) -> torch.Tensor:
+    """The block of the device whose stage this one's row has too, which gets this one's.
+
+    `shape` is that of the result where it may be another than that of `x`.
+    """
     (other,) = {stage for _, _, stage in actions(row, device)} - {device}
     sent = as_numbers(x.contiguous())
-    received, sizes = torch.empty_like(sent), [0] * dist.get_world_size(group)
-    sizes[other] = sent.numel()
-    dist.all_to_all_single(received.view(-1), sent.view(-1), sizes, sizes, group=group)
+    received = sent.new_empty(x.shape if shape is None else shape)
+    arrives, leaves = ([0] * dist.get_world_size(group) for _ in range(2))
+    arrives[other], leaves[other] = received.numel(), sent.numel()
+    dist.all_to_all_single(received.view(-1), sent.view(-1), arrives, leaves, group=group)
     return received.view(x.dtype)
 
 

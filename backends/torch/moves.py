@@ -204,8 +204,11 @@ class Moves(Walk):
         return f"permute({self.name(node.source)}, rank, MESH, {before}, {after}, groups{shape})"
 
     def _exchange(self, node: Move, suffix: str) -> str:
-        device = self.at[node.step.axes[0]]
+        (axis,) = node.step.axes
+        device = self.variables.word(self.program.coordinates[axis])
         args = f"SCHEDULE[{device}], {device}, {self._group(node)}"
+        if node.step.is_uneven(node.source.type, self.mesh):
+            args += f", {self.shape(node.target)}"
         return f"exchange({self._tensor(node.source)}, {args})"
 
     def _halo(self, node: Move, suffix: str) -> str:

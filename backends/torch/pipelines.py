@@ -24,10 +24,13 @@ from meshdsl.device.ir import (
     WEIGHTS,
     Loop,
     Move,
+    Node,
     Part,
     Pipeline,
+    Program,
     Rows,
     Var,
+    of_other_stages,
 )
 from meshdsl.device.liveness import given_up, is_constant, reads, sums, totals
 from meshdsl.device.stages import read_in
@@ -42,6 +45,13 @@ Kept = dict[str, list[Var]]
 
 class Pipelines(CutNetworks):
     """Writes pipelines; a subclass writes their statements."""
+
+    def __init__(self, program: Program, taken: frozenset[str] = frozenset()) -> None:
+        super().__init__(program, taken)
+        self.others = of_other_stages(program)
+        # As `blocks`, of what is of the device's other stage, as a statement `elsewhere` is.
+        self.other_blocks: dict[tuple[str, int, tuple[str, ...]], tuple[str, str]] = {}
+        self.is_elsewhere = False
 
     def loop(self, node: Loop) -> None:
         """Write a loop."""
@@ -87,6 +97,32 @@ class Pipelines(CutNetworks):
         self.fresh = outside | sums(node)
 
     @contextmanager
+    def elsewhere(self, node: Node) -> Iterator[None]:
+        """Write what makes a block of the device's other stage, which may have another size."""
+        pipe = self.program.placed.pipe
+        here = isinstance(node, Loop) or self.others.isdisjoint(v.name for v in node.makes)
+        if here or pipe is None or not pipe.sizes:
+            yield
+            return
+        device, known = self.at[pipe.axis], {*self.other_blocks}
+        self.at[pipe.axis], self.is_elsewhere = f"{pipe.others}[{device}]", True
+        for var in node.makes:
+            self.block_of(var, pipe.dim)
+        for key in self.other_blocks.keys() - known:
+            self.out.add(self.block_line(*key, *self.other_blocks[key]))
+        yield
+        self.at[pipe.axis], self.is_elsewhere = device, False
+
+    def block_along(self, dim: str, size: int, axes: tuple[str, ...]) -> tuple[str, str] | None:
+        """Variables for a block of a dim: of another stage than the device's they are others."""
+        if not self.is_elsewhere or self._pipe.axis not in axes:
+            return super().block_along(dim, size, axes)
+        here, self.blocks = self.blocks, self.other_blocks
+        found = super().block_along(dim, size, axes)
+        self.blocks = here
+        return found
+
+    @contextmanager
     def _function(self, name: str) -> Iterator[None]:
         """Write the function of a pass, with what it has to know of the device's stages."""
         axis = self._pipe.axis
@@ -96,23 +132,24 @@ class Pipelines(CutNetworks):
             if self._pipe.others:  # where another device's stage is, an index is that of it
                 self.at[axis] = self.stage
             yield
-            self.at[axis] = device
             self.out.lines[begun:begun] = self._of_stage(self.out.lines[begun:])
+            self.at[axis] = device
 
     def _of_stage(self, lines: list[Line]) -> list[Line]:
         """The lines for which of the device's stages a pass is of, and what that has of a dim."""
         *_, axis = self._pipe.axes(self.mesh)
-        if axis in self.mesh.names:
+        chunked = axis not in self.mesh.names
+        if not chunked and not self._pipe.others:
             return []
         text = "\n".join(line.text for line in lines)
 
         def is_read(*names: str) -> bool:
             return any(re.search(rf"\b{re.escape(name)}\b", text) for name in names)
 
-        own = {k: v for k, v in self.blocks.items() if not self._is_of_device(k) and is_read(*v)}
-        if not own and not is_read(self.at[axis]):
+        own = {k: v for k, v in self.blocks.items() if axis in k[2] and is_read(*v)}
+        if not own and not (chunked and is_read(self.at[axis])):
             return []
-        found = [f"{self.at[axis]} = stages.index(stage)"]
+        found = [f"{self.at[axis]} = stages.index(stage)"] if chunked else []
         found += [self.block_line(*key, *names) for key, names in own.items()]
         return [Line(INDENT * self.out.depth + line) for line in found]
 

@@ -175,7 +175,8 @@ class Emitter(Pipelines):
         """Write one statement; large tensors are deleted after their last use."""
         self.variables.reach(node)
         outside, self.out.node = self.out.node, None if isinstance(node, Loop) else node
-        super().node(node)
+        with self.elsewhere(node):
+            super().node(node)
         self.out.node = outside
         dead = self.dead[node]
         gone = given_up(node, dead) if isinstance(node, Loop) else ()

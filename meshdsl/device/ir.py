@@ -499,6 +499,15 @@ class Program:
         return frozenset(v for v in self.states if v.value in away)
 
 
+def of_other_stages(program: Program) -> frozenset[str]:
+    """The names of variables that a device has of the other stage of its pair."""
+    pipes = (node for node in program.body if isinstance(node, Pipeline))
+    stacked = [item for pipe in pipes for item in pipe.stacked]
+    rows = {item.other for item in stacked if isinstance(item, Rows) and item.other}
+    sliced = {item.outer for item in stacked if item.inside in rows}
+    return frozenset(var.name for var in rows | sliced)
+
+
 def with_vars(node: Node, of: Callable[[Var], Var]) -> Node:
     """An operator, a collective or a loop with other variables, those of its body included."""
     match node:

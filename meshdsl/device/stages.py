@@ -37,7 +37,7 @@ from meshdsl.ir.program import Carry, every, uses
 from meshdsl.ir.types import TensorType
 from meshdsl.placed.collectives import send
 from meshdsl.placed.sbp import Mesh
-from meshdsl.placed.stages import Piped, not_built, pairs_of
+from meshdsl.placed.stages import Piped, not_built
 from meshdsl.schedule.registry import generate
 from meshdsl.schedule.verify import Verified, verify
 
@@ -198,12 +198,9 @@ def _table(pipe: Piped, mesh: Mesh, micro: int) -> Verified:
         if pipe.count:
             help = "take `one_f_one_b`; updates on the way need the stages of a loop"
         fail("MD0335", message, pipe.use.span, help=help)
-    missing, help = not_built(found, not pipe.count), "take one_f_one_b, interleaved or zb_v"
-    if pipe.sizes and pairs_of(found):
-        missing = "a stage is on two devices, and stages have unequally many iterations"
-        help = "leave `layers=` out, or take one_f_one_b, interleaved or zb_v"
-    if missing:
-        fail("MD0335", f"`{pipe.use.name}` is not built yet: {missing}", pipe.use.span, help=help)
+    if missing := not_built(found, not pipe.count):
+        message = f"`{pipe.use.name}` is not built yet: {missing}"
+        fail("MD0335", message, pipe.use.span, help="take one_f_one_b, interleaved or zb_v")
     return found
 
 

@@ -229,13 +229,13 @@ def _ordered(pipe: Piped, program: Program, layout: Layout) -> Piped:
 
 def not_built(table: Verified, stored: bool = True) -> str:
     """What is not built yet of a table's stages, where devices have `stored` them; or nothing."""
+    counts = [*map(len, table.held)]
+    if sum(counts) == table.schedule.stages:
+        return "devices have unequally many stages" if stored and len({*counts}) > 1 else ""
     if len({_shared(table, micro) for micro in range(table.schedule.micro)}) > 1:
         return "some micro-batches stay on a device where others leave it"
-    if not stored or pairs_of(table):
-        return ""
-    if sum(map(len, table.held)) > table.schedule.stages:
-        return "a stage is on several devices, other than in pairs"
-    return "devices have unequally many stages" if len({*map(len, table.held)}) > 1 else ""
+    fits = not stored or pairs_of(table)
+    return "" if fits else "a stage is on several devices, other than in pairs"
 
 
 def pairs_of(table: Verified) -> tuple[int, ...]:
@@ -252,8 +252,9 @@ def pairs_of(table: Verified) -> tuple[int, ...]:
 
 def _shared(table: Verified, micro: int) -> tuple[int, ...]:
     """For each stage the first one that a micro-batch has on the same device."""
-    homes = [table.device_of[micro, stage] for stage in range(table.schedule.stages)]
-    return tuple(map(homes.index, homes))
+    first: dict[int, int] = {}
+    homes = (table.device_of[micro, stage] for stage in range(table.schedule.stages))
+    return tuple(first.setdefault(home, stage) for stage, home in enumerate(homes))
 
 
 def _refuse(message: str, span: Span, help: str, *related: Related) -> None:

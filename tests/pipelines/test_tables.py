@@ -196,6 +196,24 @@ def test_stages_may_be_on_two_devices_each(seed: int) -> None:
     hold_messages(made)
 
 
+REFUSED = {
+    "stay on a device where others leave it": ("F0 F0@1 B0@1 B0 F1 B1", "F1 B1"),
+    "on several devices, other than in pairs": ("F0 B0", "F1@0 B1@0", "F0@1 B0@1 F1@1 B1@1"),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_stages_on_several_devices_in_other_ways_are_refused(message: str) -> None:
+    rows = "\n".join(f"{n}: {row}" for n, row in enumerate(REFUSED[message]))
+    text = PROGRAMS["two carries"].replace("OPT", "sgd(lr=0.1)").replace("l = 4", "l = 6")
+    text += f"schedule mine(stages=2, micro=2) {{\n{rows}\n}}\n"
+    made = compiled(text, f"pipe:{len(REFUSED[message])}", "l -> pipe", "with mine[b]")
+    with pytest.raises(DiagnosticError, match=message) as caught:
+        made.checked()
+    assert [d.code for d in caught.value.diagnostics] == ["MD0335"]
+    assert all(d.span and d.help for d in caught.value.diagnostics)
+
+
 def hold_messages(made: Compilation) -> None:
     """A step is that of one device, and its messages are those of the table."""
     run = run_local(made.text, seed=4)
