@@ -108,8 +108,9 @@ class Pipelines(CutNetworks):
         self.at[pipe.axis], self.is_elsewhere = f"{pipe.others}[{device}]", True
         for var in node.makes:
             self.block_of(var, pipe.dim)
-        for key in self.other_blocks.keys() - known:
-            self.out.add(self.block_line(*key, *self.other_blocks[key]))
+        for key, names in self.other_blocks.items():
+            if key not in known:
+                self.out.add(self.block_line(*key, *names))
         yield
         self.at[pipe.axis], self.is_elsewhere = device, False
 
@@ -146,7 +147,8 @@ class Pipelines(CutNetworks):
         def is_read(*names: str) -> bool:
             return any(re.search(rf"\b{re.escape(name)}\b", text) for name in names)
 
-        own = {k: v for k, v in self.blocks.items() if axis in k[2] and is_read(*v)}
+        of_stage = (k for k in self.blocks if axis in k[2] or not self._is_of_device(k))
+        own = {k: self.blocks[k] for k in of_stage if is_read(*self.blocks[k])}
         if not own and not (chunked and is_read(self.at[axis])):
             return []
         found = [f"{self.at[axis]} = stages.index(stage)"] if chunked else []
