@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from meshdsl.backends.runtime.collectives import as_numbers
+
 
 def actions(row: str, device: int) -> Iterator[tuple[str, int, int]]:
     """The actions of a row: kind, micro-batch and stage, without `@` that of the device.
@@ -27,6 +29,22 @@ def actions(row: str, device: int) -> Iterator[tuple[str, int, int]]:
 def stages_of(row: str, device: int) -> list[int]:
     """The stages of a device, as their iterations lie in what it stores."""
     return sorted({stage for _, _, stage in actions(row, device)})
+
+
+def exchange(
+    x: torch.Tensor, row: str, device: int, group: Any, shape: tuple[int, ...] | None = None
+) -> torch.Tensor:
+    """The block of the device whose stage this one's row has too, which gets this one's.
+
+    `shape` is that of the result where it may be another than that of `x`.
+    """
+    (other,) = {stage for _, _, stage in actions(row, device)} - {device}
+    sent = as_numbers(x.contiguous())
+    received = sent.new_empty(x.shape if shape is None else shape)
+    arrives, leaves = ([0] * dist.get_world_size(group) for _ in range(2))
+    arrives[other], leaves[other] = received.numel(), sent.numel()
+    dist.all_to_all_single(received.view(-1), sent.view(-1), arrives, leaves, group=group)
+    return received.view(x.dtype)
 
 
 At = tuple[int, int]

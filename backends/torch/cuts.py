@@ -42,14 +42,16 @@ class CutNetworks(Passes):
     def _cut_lines(self, node: Pipeline) -> dict[Move, str]:
         """Write a line for each message; their names."""
         found = {}
-        for move, ends, group in messages(node):
+        for move, ends, names in messages(node):
             kind = "F" if move.phase == "forward" else "B"
             local = move.target.local
             name = self.variables.names.fresh(f"{move.source.hint or move.source.name}_line")
             what = f"{self.shape(move.target)}, {local.dtype.torch}, ends={ends}"
             way = f'SCHEDULE, "{kind}", {self.at[node.axis]}'
+            group, *back = (f"groups[{quoted(name)}]" for name in names)
+            what += "".join(f", back={name}" for name in back)
             self.out.place = f"{move.span.file}:{move.span.line}"
-            self.out.statement(f"{name} = Line(groups[{quoted(group)}], {way}, {what})")
+            self.out.statement(f"{name} = Line({group}, {way}, {what})")
             found[move] = name
         return found
 

@@ -115,7 +115,8 @@ def _groups(program: Program) -> list[tuple[str, ...]]:
     """The sets of mesh axes that collectives run over."""
     steps = {node.step for node, _ in walk(program.body) if isinstance(node, Move | Bucket)}
     pipes = [node for node in program.body if isinstance(node, Pipeline)]
-    cut = dict.fromkeys(group for node in pipes if node.homes for *_, group in messages(node))
+    ways = (groups for node in pipes if node.homes for *_, groups in messages(node))
+    cut = dict.fromkeys(itertools.chain.from_iterable(ways))
     lines = [
         (line_group(node.axis, part, number, back),)
         for node in pipes
@@ -128,23 +129,26 @@ def _groups(program: Program) -> list[tuple[str, ...]]:
     return [*axes, *lines, *((group,) for group in cut)]
 
 
-def messages(node: Pipeline) -> Iterator[tuple[Move, Ends, str]]:
-    """The messages of a network that is cut: their stages, and the group of the line of each.
+def messages(node: Pipeline) -> Iterator[tuple[Move, Ends, tuple[str, ...]]]:
+    """The messages of a network that is cut: their stages, and the groups of the line of each.
 
-    Between two devices each has a group of its own; other devices may use it as well.
+    Between two devices each has a group of its own; other devices may use it as well. Where
+    micro-batches go both ways, the second group is that of those which go `back`.
     """
     taken: Counter[tuple[str, int, int]] = Counter()
     device_of = node.known.device_of
     for move, part, ends in node.places:
         if not (part.sends and isinstance(move, Move)):
             continue
-        source, target = (device_of[0, stage] for stage in ends)
         is_forward = part is Part.SENT
-        back = (target > source) != is_forward and source != target
         kind = Part.LOOP if is_forward else Part.LOOP_BACKWARD
-        number = taken[line_group(node.axis, kind, 0, back), source, target]
-        taken[line_group(node.axis, kind, 0, back), source, target] += 1
-        yield move, ends, line_group(node.axis, kind, number, back)
+        ways = {tuple(device_of[m, stage] for stage in ends) for m in range(node.dim.size)}
+        backs = {(s, t): (t > s) != is_forward and s != t for s, t in ways}
+        keys = [(line_group(node.axis, kind, 0, back), *way) for way, back in backs.items()]
+        number = max(taken[key] for key in keys)
+        taken |= dict.fromkeys(keys, number + 1)
+        groups = (line_group(node.axis, kind, number, back) for back in sorted({*backs.values()}))
+        yield move, ends, tuple(groups)
 
 
 def line_group(axis: str, part: Part, number: int, back: bool = False) -> str:
@@ -158,8 +162,9 @@ def line_group(axis: str, part: Part, number: int, back: bool = False) -> str:
 
 def goes_back(node: Pipeline) -> bool:
     """Whether a stage is on a device before that of the stage before it."""
-    homes = [node.known.device_of[0, stage] for stage in range(node.last + 1)]
-    return any(one > other for one, other in itertools.pairwise(homes))
+    device_of = node.known.device_of
+    follow = ((device_of[m, s], device_of.get((m, s + 1))) for m, s in device_of)
+    return any(other is not None and one > other for one, other in follow)
 
 
 def _states(program: Program, draws: Draws) -> list[str]:

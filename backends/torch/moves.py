@@ -125,6 +125,7 @@ class Moves(Walk):
             "reduce_scatter": self._reduce_scatter,
             "all_to_all": self._all_to_all,
             "permute": self._permute,
+            "exchange": self._exchange,
             "halo": self._halo,
             "window": self._halo,
             "slice": self._slice,
@@ -201,6 +202,14 @@ class Moves(Walk):
         if node.step.is_uneven(node.source.type, self.mesh):
             shape = f", {self.shape(node.target)}"
         return f"permute({self.name(node.source)}, rank, MESH, {before}, {after}, groups{shape})"
+
+    def _exchange(self, node: Move, suffix: str) -> str:
+        (axis,) = node.step.axes
+        device = self.variables.word(self.program.coordinates[axis])
+        args = f"SCHEDULE[{device}], {device}, {self._group(node)}"
+        if node.step.is_uneven(node.source.type, self.mesh):
+            args += f", {self.shape(node.target)}"
+        return f"exchange({self._tensor(node.source)}, {args})"
 
     def _halo(self, node: Move, suffix: str) -> str:
         """The call; a window of which nothing is sent is cut from the block, or from the whole."""

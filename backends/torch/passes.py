@@ -30,8 +30,8 @@ class Passes(Loops):
 
     # The identifiers of the sums that passes add to: they belong to the function around them.
     totals: frozenset[str] = frozenset()
-    # The word for the stage of a pass, and the arguments of a pass.
-    stage, arguments = "", ""
+    # The words for the device and for the stage of a pass, and the arguments of a pass.
+    home, stage, arguments = "", "", ""
 
     def begin(self, node: Pipeline, several: bool) -> str:
         """Write what is before the passes; where a device has `several` stages, a pass names its.
@@ -40,7 +40,8 @@ class Passes(Loops):
         """
         self.used.update(("Line", "actions"))
         micro = self.variables.word(node.index, "micro")
-        self.stage = "stage" if several else self.at[node.axis]
+        self.home = self.at[node.axis]
+        self.stage = "stage" if several else self.home
         self.arguments = f"{micro}, stage" if several else micro
         self.enter(node)
         self.totals = frozenset(self.name(v) for v in _summed(node))

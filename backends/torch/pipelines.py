@@ -24,10 +24,13 @@ from meshdsl.device.ir import (
     WEIGHTS,
     Loop,
     Move,
+    Node,
     Part,
     Pipeline,
+    Program,
     Rows,
     Var,
+    of_other_stages,
 )
 from meshdsl.device.liveness import given_up, is_constant, reads, sums, totals
 from meshdsl.device.stages import read_in
@@ -43,6 +46,13 @@ Kept = dict[str, list[Var]]
 class Pipelines(CutNetworks):
     """Writes pipelines; a subclass writes their statements."""
 
+    def __init__(self, program: Program, taken: frozenset[str] = frozenset()) -> None:
+        super().__init__(program, taken)
+        self.others = of_other_stages(program)
+        # As `blocks`, of what is of the device's other stage, as a statement `elsewhere` is.
+        self.other_blocks: dict[tuple[str, int, tuple[str, ...]], tuple[str, str]] = {}
+        self.is_elsewhere = False
+
     def loop(self, node: Loop) -> None:
         """Write a loop."""
         if isinstance(node, Pipeline) and node.homes:
@@ -53,13 +63,13 @@ class Pipelines(CutNetworks):
             super().loop(node)
 
     def _pipeline(self, node: Pipeline) -> None:
-        device, several = self.at[node.axis], bool(self._pipe.order)
+        device, several = self.at[node.axis], bool(self._pipe.order or self._pipe.others)
         micro = self.begin(node, several)
         outside, self.fresh = self.fresh, set()
         loops = {Part.LOOP: node.loop(Part.LOOP), Part.LOOP_BACKWARD: node.loop(Part.LOOP_BACKWARD)}
         lines = {part: self._lines(node, part, loop) for part, loop in loops.items()}
         kept = self._kept(node)
-        if several:
+        if self._pipe.order:
             self.used.add("stages_of")
             self.out.statement(f"stages = stages_of(SCHEDULE[{device}], {device})")
         for stages in kept:
@@ -87,27 +97,61 @@ class Pipelines(CutNetworks):
         self.fresh = outside | sums(node)
 
     @contextmanager
+    def elsewhere(self, node: Node) -> Iterator[None]:
+        """Write what makes a block of the device's other stage, which may have another size."""
+        pipe = self.program.placed.pipe
+        here = isinstance(node, Loop) or self.others.isdisjoint(v.name for v in node.makes)
+        if here or pipe is None or not pipe.sizes:
+            yield
+            return
+        device, known = self.at[pipe.axis], {*self.other_blocks}
+        self.at[pipe.axis], self.is_elsewhere = f"{pipe.others}[{device}]", True
+        for var in node.makes:
+            self.block_of(var, pipe.dim)
+        for key, names in self.other_blocks.items():
+            if key not in known:
+                self.out.add(self.block_line(*key, *names))
+        yield
+        self.at[pipe.axis], self.is_elsewhere = device, False
+
+    def block_along(self, dim: str, size: int, axes: tuple[str, ...]) -> tuple[str, str] | None:
+        """Variables for a block of a dim: of another stage than the device's they are others."""
+        if not self.is_elsewhere or self._pipe.axis not in axes:
+            return super().block_along(dim, size, axes)
+        here, self.blocks = self.blocks, self.other_blocks
+        found = super().block_along(dim, size, axes)
+        self.blocks = here
+        return found
+
+    @contextmanager
     def _function(self, name: str) -> Iterator[None]:
         """Write the function of a pass, with what it has to know of the device's stages."""
+        axis = self._pipe.axis
+        device = self.at[axis]
         with super()._function(name):
             begun = len(self.out.lines)
+            if self._pipe.others:  # where another device's stage is, an index is that of it
+                self.at[axis] = self.stage
             yield
             self.out.lines[begun:begun] = self._of_stage(self.out.lines[begun:])
+            self.at[axis] = device
 
     def _of_stage(self, lines: list[Line]) -> list[Line]:
         """The lines for which of the device's stages a pass is of, and what that has of a dim."""
         *_, axis = self._pipe.axes(self.mesh)
-        if axis in self.mesh.names:
+        chunked = axis not in self.mesh.names
+        if not chunked and not self._pipe.others:
             return []
         text = "\n".join(line.text for line in lines)
 
         def is_read(*names: str) -> bool:
             return any(re.search(rf"\b{re.escape(name)}\b", text) for name in names)
 
-        own = {k: v for k, v in self.blocks.items() if not self._is_of_device(k) and is_read(*v)}
-        if not own and not is_read(self.at[axis]):
+        of_stage = (k for k in self.blocks if axis in k[2] or not self._is_of_device(k))
+        own = {k: self.blocks[k] for k in of_stage if is_read(*self.blocks[k])}
+        if not own and not (chunked and is_read(self.at[axis])):
             return []
-        found = [f"{self.at[axis]} = stages.index(stage)"]
+        found = [f"{self.at[axis]} = stages.index(stage)"] if chunked else []
         found += [self.block_line(*key, *names) for key, names in own.items()]
         return [Line(INDENT * self.out.depth + line) for line in found]
 
@@ -195,9 +239,13 @@ class Pipelines(CutNetworks):
 
     def _rows(self, item: Rows) -> None:
         pipe, inside = self._pipe, item.inside
+        self.out.place = ""
+        if item.other is not None:
+            own, other = self.variables.of(item.outer), self.variables.of(item.other)
+            self._let(inside, f"{own} if {self.stage} == {self.home} else {other}")
+            return
         first = self._start_in(inside, item.outer, pipe.axes(self.mesh)[1:], pipe.dim)
         position, size = inside.local.index(pipe.dim), self.extent(inside, pipe.dim)
-        self.out.place = ""
         self._let(inside, f"{self.variables.of(item.outer)}.narrow({position}, {first}, {size})")
 
     def count(self, node: Loop) -> str:
@@ -222,7 +270,7 @@ class Pipelines(CutNetworks):
             if any(v is var or v.name == var.name in sums for v in reads(reader))
         }
         for rows in node.stacked:
-            if isinstance(rows, Rows) and rows.outer is var:
+            if isinstance(rows, Rows) and var in (rows.outer, rows.other):
                 read |= self._first_reads(node, rows.inside)
         found = set()
         for parts in node.passes.values():

@@ -175,7 +175,8 @@ class Emitter(Pipelines):
         """Write one statement; large tensors are deleted after their last use."""
         self.variables.reach(node)
         outside, self.out.node = self.out.node, None if isinstance(node, Loop) else node
-        super().node(node)
+        with self.elsewhere(node):
+            super().node(node)
         self.out.node = outside
         dead = self.dead[node]
         gone = given_up(node, dead) if isinstance(node, Loop) else ()
@@ -198,6 +199,7 @@ class Emitter(Pipelines):
         """Write an operator, in place where no other variable shares the memory."""
         if node.onto is not None:
             self._write_onto(node)
+            self.fresh.update(node.outs if node.ins[node.onto] in self.fresh else ())
             return
         if node in self.streamed:
             self._in_chunks(self.streamed[node])

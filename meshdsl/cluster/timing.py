@@ -28,7 +28,7 @@ from meshdsl.placed.sbp import Mesh
 Bound = Literal["compute", "memory", "launch", "network", "none"]
 
 
-POINT_TO_POINT = ("halo", "send")
+POINT_TO_POINT = ("halo", "send", "exchange")
 """Steps whose bytes each go to one other device."""
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Var
+from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Rows, Var
 from meshdsl.device.liveness import kept_after, overwrites, reads, shows_operand
 from meshdsl.ir.program import every
 from meshdsl.ops.opdef import lookup
@@ -52,6 +52,8 @@ def _pairs(node: Node) -> Iterator[tuple[Var, Var]]:
             yield node.source, node.target
         case Loop():
             yield from ((s.outer, s.inside) for s in node.slices)
+            rows = (s for s in node.stacked if isinstance(s, Rows))
+            yield from ((s.other, s.inside) for s in rows if s.other is not None)
             for carry in node.carries:
                 yield from ((carry.init, other) for other in (carry.inside, carry.next))
                 yield carry.init, carry.result

@@ -3,6 +3,9 @@
 The stages of a device are points in time, as micro-batches are (`cut.py`): along an axis inside of
 that of the devices, every tensor with the dim of the loop is split. Of what is stored, and of the
 sums of a step, a pass reads and writes the rows of its stage.
+
+Where two devices have each other's stages (Chimera, Li and Hoefler 2021), each stores its own, and
+has the other's for the time of the passes.
 """
 
 from __future__ import annotations
@@ -13,9 +16,10 @@ from typing import NoReturn
 from meshdsl.device.ir import Compute, Loop, Move, Node, Program, Rows, Var, with_vars
 from meshdsl.device.names import Names
 from meshdsl.diagnostics import fail
-from meshdsl.ir.program import every
-from meshdsl.ops.opdef import lookup
+from meshdsl.ir.program import Carry, Stacked, every
+from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed.choose import flops
+from meshdsl.placed.collectives import exchange
 from meshdsl.placed.sbp import Mesh
 from meshdsl.placed.stages import Piped
 
@@ -35,6 +39,21 @@ def in_chunks(program: Program, loop: Loop, pipe: Piped, names: Names) -> tuple[
         lists=frozenset(cutting.new.get(v, v) for v in program.lists),
     )
     return program, made
+
+
+def in_pairs(
+    program: Program, loop: Loop, pipe: Piped, names: Names
+) -> tuple[list[Node], Loop, list[Node]]:
+    """The loop in rows of stages that two devices have, and what is done before and behind it.
+
+    Each gets the other's block of every stack before the first micro-batch. The sums of that block
+    go back behind the last one, and are added to the other's own.
+    """
+    if not pipe.others:
+        return [], loop, []
+    pairs = _Pairs(program, loop, pipe, names)
+    made = pairs.loop()
+    return pairs.before, made, pairs.behind
 
 
 class _Chunks:
@@ -126,3 +145,76 @@ class _Chunks:
             return node
         step = replace(node.step, before=source.placement, after=target.placement)
         return replace(node, step=step, source=source, target=target).counted(self.mesh)
+
+
+class _Pairs(_Chunks):
+    """Stages that two devices have: in a pass, the axis of the stages is where its stage is."""
+
+    def __init__(self, program: Program, loop: Loop, pipe: Piped, names: Names) -> None:
+        super().__init__(program.mesh, loop, pipe, (pipe.axis,), names)
+        self.makers = {v: node for node in program.body for v in node.makes}
+        self.before: list[Node] = []
+        self.behind: list[Node] = []
+        self.others: dict[Var, Var] = {}
+
+    def loop(self) -> Loop:
+        """The loop, with a second sum for each, and a second block for each stack."""
+        made = super().loop()
+        carries = [pair for carry in made.carries for pair in self._sums(carry)]
+        slices = [pair for item in made.stacked for pair in self._blocks(item)]
+        return replace(made, carries=tuple(carries), stacked=tuple(slices))
+
+    def _split(self, var: Var) -> Var:
+        return var
+
+    def _sums(self, carry: Carry[Var]) -> list[Carry[Var]]:
+        """A carry; of a sum in rows also that of the other stage.
+
+        Behind the loop that goes to the device that stores the stage, and is added there.
+        """
+        if carry.inside not in self.rows:
+            return [carry]
+        zeros = self.makers[carry.init]
+        assert isinstance(zeros, Compute), "a sum begins with zeros"
+        other = self.others[carry.inside] = self._other(carry.inside)
+        init, result = replace(other), replace(other)
+        self.before.append(replace(zeros, outs=(init,)))
+        total, own = carry.result, replace(carry.result)
+        why = "the device that stores this stage adds up what both have"
+        came = self._other(carry.inside, "back")
+        self.behind.append(self._exchange(result, came, why, "backward"))
+        add = Signature((own.local, came.local), (total.local,), {})
+        about = ((), zeros.span, "backward")
+        cost = flops(lookup("add"), add)
+        self.behind.append(Compute("add", (own, came), (total,), *about, flops=cost, onto=0))
+        return [replace(carry, result=own), Carry(init, other, other, result)]
+
+    def _blocks(self, item: Stacked[Var]) -> list[Stacked[Var]]:
+        """Rows with those of the other stage; of what is cut into slices first, both slices."""
+        if isinstance(item, Rows):
+            if item.outer not in self.others:
+                self.others[item.outer] = self._block(item.outer)
+            return [replace(item, other=self.others[item.outer])]
+        if item.inside not in self.rows:
+            return [item]
+        other = self.others[item.inside] = self._other(item.inside)
+        return [item, Stacked(self._block(item.outer), other)]
+
+    def _block(self, stack: Var) -> Var:
+        """The block of a stack that the other stage of the device has."""
+        why = "the device has this stage too, for other micro-batches"
+        other = self._other(stack)
+        self.before.append(self._exchange(stack, other, why, "forward"))
+        return other
+
+    def _exchange(self, source: Var, target: Var, why: str, phase: str) -> Move:
+        """What is sent to the device that has this one's stage too, for the same from there."""
+        step = exchange(source.placement, self.pipe.axis, self.pipe.others)
+        remedy = "a schedule with each stage on one device, such as one_f_one_b"
+        about = (source.value.span, why, remedy, phase)
+        return Move(step, source, target, 0, 0, 0, *about).counted(self.mesh)
+
+    def _other(self, var: Var, word: str = "other") -> Var:
+        """A variable like another, of the other stage of the device."""
+        name, hint = (f"{w.removesuffix('_stack')}_{word}" for w in (var.name, var.hint))
+        return replace(var, name=self.names.fresh(name), value=replace(var.value), hint=hint)

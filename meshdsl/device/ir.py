@@ -233,7 +233,13 @@ class Collected(ir.Collected[Var]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rows(Stacked[Var]):
-    """Of a stack, or of a sum that is stacked, the rows that the stage of a pass has."""
+    """Of a stack, or of a sum that is stacked, the rows that the stage of a pass has.
+
+    Where devices have each other's stages in pairs, these are all of the device's own, or all of
+    the `other`.
+    """
+
+    other: Var | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -261,8 +267,9 @@ class Loop(ir.Loop[Var, "Node"]):
     def reads(self) -> tuple[Var, ...]:
         """Stacks, and initial values of carries; the body reads more."""
         own = {*(c.inside for c in self.carries), *(s.inside for s in self.stacked)}
-        stacks = (s.outer for s in self.slices if s.outer not in own)
-        return (*(c.init for c in self.carries), *stacks)
+        stacks = [s.outer for s in self.slices]
+        stacks += [s.other for s in self.stacked if isinstance(s, Rows) and s.other]
+        return (*(c.init for c in self.carries), *(v for v in stacks if v not in own))
 
 
 class Part(IntEnum):
@@ -328,9 +335,10 @@ class Pipeline(Loop):
 
     `parts` are those of the statements of the body, which stand in their order; `table` says which
     stages device `axis=k` has, and in which order it does forward and backward passes. `stages`
-    are those that are looked at; empty: those of any device. `sizes` are the iterations of each
-    stage, where these are not as many as its loops say: then that is the largest of them. Where
-    rules cut a network, `homes` has the stages of each statement, which then stand stage by stage.
+    are those that are looked at, of a `device` or of all that have them; empty: of any device.
+    `sizes` are the iterations of each stage, where these are not as many as its loops say: then
+    that is the largest of them. Where rules cut a network, `homes` has the stages of each
+    statement, which then stand stage by stage.
     """
 
     axis: str = ""
@@ -339,6 +347,7 @@ class Pipeline(Loop):
     stages: tuple[int, ...] = ()
     homes: tuple[Ends, ...] = ()
     sizes: tuple[int, ...] = ()
+    device: int | None = None
 
     def of(self, *parts: Part, stage: int | None = None) -> tuple[Node, ...]:
         """The statements of some parts; of a network that is cut, those of one stage."""
@@ -381,7 +390,7 @@ class Pipeline(Loop):
         return bool(ends) or stage == {"first": 0, "last": self.last}.get(part.stages, stage)
 
     def times(self, part: Part, ends: Ends = ()) -> int:
-        """How often a part is done for each micro-batch; of all devices, as often as one does."""
+        """How often a part is done in a step; of all devices, as often as one does."""
         return self._most(part, lambda stage: 1, ends)
 
     def trips(self, node: Node, part: Part) -> int:
@@ -394,13 +403,19 @@ class Pipeline(Loop):
         return self.sizes[stage] if self.sizes and part in STAGED else node.dim.size
 
     def _most(self, part: Part, count: Callable[[int], int], ends: Ends = ()) -> int:
-        """The most of what stages do a part for that is counted of a device."""
-        each = (self.stages,) if self.stages else self.known.held
-        return max(sum(count(s) for s in stages if self.does(part, s, ends)) for stages in each)
+        """The most that is counted of a device, for the micro-batches that it does a part of."""
+        taken = self.known.taken
+        if self.stages and self.device is None:  # of all devices that have them
+            each = [dict.fromkeys(self.stages, self.dim.size)]
+        else:
+            devices = range(len(self.rows)) if self.device is None else (self.device,)
+            each = [{s: taken[d, s] for s in self.stages or self.known.held[d]} for d in devices]
+        done = (((s, n) for s, n in own.items() if self.does(part, s, ends)) for own in each)
+        return max(sum(count(s) * n for s, n in own) for own in done)
 
-    def on(self, *stages: int) -> Pipeline:
-        """What is done on some stages."""
-        own = replace(self, stages=stages)
+    def on(self, *stages: int, device: int | None = None) -> Pipeline:
+        """What is done on some stages, of a device or of all that have them."""
+        own = replace(self, stages=stages, device=device)
         made = [(n, p, e) for n, p, e in self.places if own.times(p, e)]
         homes = tuple(ends for *_, ends in made) if self.homes else ()
         body, parts = tuple(n for n, *_ in made), tuple(p for _, p, _ in made)
@@ -484,6 +499,15 @@ class Program:
         return frozenset(v for v in self.states if v.value in away)
 
 
+def of_other_stages(program: Program) -> frozenset[str]:
+    """The names of variables that a device has of the other stage of its pair."""
+    pipes = (node for node in program.body if isinstance(node, Pipeline))
+    stacked = [item for pipe in pipes for item in pipe.stacked]
+    rows = {item.other for item in stacked if isinstance(item, Rows) and item.other}
+    sliced = {item.outer for item in stacked if item.inside in rows}
+    return frozenset(var.name for var in rows | sliced)
+
+
 def with_vars(node: Node, of: Callable[[Var], Var]) -> Node:
     """An operator, a collective or a loop with other variables, those of its body included."""
     match node:
@@ -521,7 +545,7 @@ def devices(program: Program) -> tuple[tuple[Node, ...], ...]:
         return (program.body,)
     alike: dict[tuple[int, ...], int] = {}
     for device, held in enumerate(found.known.held):
-        own = found.on(*held)
+        own = found.on(*held, device=device)
         key = (device,) if found.homes else tuple(own.times(part) for part in Part)
         key += tuple(found.sizes[stage] for stage in held if found.sizes)
         alike.setdefault(key, device)
@@ -531,7 +555,7 @@ def devices(program: Program) -> tuple[tuple[Node, ...], ...]:
 def on_device(program: Program, device: int) -> tuple[Node, ...]:
     """The statements of one device along the axis of a pipeline."""
     return tuple(
-        node.on(*node.known.held[device]) if isinstance(node, Pipeline) else node
+        node.on(*node.known.held[device], device=device) if isinstance(node, Pipeline) else node
         for node in program.body
     )
 
@@ -547,10 +571,9 @@ def walk(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[Compute | Co
                 for inner, part, ends in node.places:
                     if part in STAGED and node.sizes:
                         assert isinstance(inner, Loop)
-                        trip = trips * node.dim.size * node.trips(inner, part)
-                        yield from walk(inner.body, trip)
+                        yield from walk(inner.body, trips * node.trips(inner, part))
                     else:
-                        times = trips * node.dim.size * node.times(part, ends)
+                        times = trips * node.times(part, ends)
                         # What stages of one device hand on is not sent.
                         yield from walk((inner,), times) if times else ()
             case Loop():

@@ -65,7 +65,7 @@ def given_up(node: Loop, dead: tuple[Var, ...]) -> tuple[Var, ...]:
 
 def sums(node: Loop) -> frozenset[Var]:
     """The sums that a loop adds up in place, in memory of their own."""
-    rows = {s.outer for s in node.stacked if isinstance(s, Rows)}
+    rows = {v for s in node.stacked if isinstance(s, Rows) for v in (s.outer, s.other)}
     carried = (c for c in node.carries if c.next is not c.inside or c.inside in rows)
     return frozenset(c.result for c in carried if c.next.name == c.inside.name == c.init.name)
 

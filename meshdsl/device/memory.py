@@ -25,6 +25,7 @@ from meshdsl.device.ir import (
     Start,
     Var,
     Wait,
+    of_other_stages,
 )
 from meshdsl.device.liveness import (
     collected,
@@ -155,8 +156,10 @@ class Walk:
         self.program, self.device = program, device
         # The stage of a pass, and which of the device's it is, while it is walked.
         self.stage = self.chunk = 0
+        self.passing = False
+        self.others = of_other_stages(program)
         self.loops: dict[Loop, int] = {}
-        self.sizes: dict[tuple[Var, int], TensorType] = {}
+        self.sizes: dict[tuple[Var, tuple[int, int]], TensorType] = {}
         self.held = Held(line=program.placed.named.span.line)
         self.shown = shown_by(program) | dict(_Reuse(program).found())
         # What an update rounds is there as it begins.
@@ -189,12 +192,18 @@ class Walk:
         """The local type of a variable: of this device, where stages have blocks of their own."""
         if not self.program.mesh.given:
             return var.local
-        key = var, self.chunk
+        key = var, self._place(var)
         if key not in self.sizes:
-            self.sizes[key] = var.placement.local_at(
-                var.local, var.type, self.program.mesh, (self.device, self.chunk)
-            )
+            self.sizes[key] = var.placement.local_at(var.local, var.type, self.program.mesh, key[1])
         return self.sizes[key]
+
+    def _place(self, var: Var) -> tuple[int, int]:
+        """The coordinates of a block: of two stages in a pair, of that whose block it is."""
+        pipe = self.program.placed.pipe
+        if pipe is None or not pipe.others:
+            return self.device, self.chunk
+        stage = pipe.others[self.device] if var.name in self.others else self.device
+        return self.stage if self.passing else stage, 0
 
     def sized(self, node: Compute) -> Compute:
         """An operator with what it has on this device."""
@@ -384,7 +393,7 @@ class Walk:
             if isinstance(n, Loop)
         }
         names, begun = set(self.held.names) | set(self.held.lists), self.held.now
-        own, found = node.on(stage), {}
+        own, found, self.passing = node.on(stage), {}, True
         for kind, parts in node.passes.items():
             later = [n for n, p in zip(own.body, own.parts, strict=True) if p > parts[-1]]
             kept = {v.name for n in every(later) for v in (*n.reads, *n.makes)}
@@ -392,7 +401,7 @@ class Walk:
             most, line = self._pass(node, parts, names | kept)
             found[kind] = most, line, self.held.now - before
         assert self.held.now == begun, "a micro-batch leaves memory behind"
-        self.chunk = 0
+        self.chunk, self.passing = 0, False
         return found
 
     def _pass(self, node: Pipeline, parts: Sequence[Part], kept: set[str]) -> tuple[int, int]:
@@ -518,7 +527,10 @@ class _Reuse:
                 self.fresh.update(m.target for m in moves if m.step.moves)
 
     def _compute(self, node: Compute) -> Iterator[tuple[Var, Var]]:
-        if is_constant(node) or node.onto is not None:
+        if is_constant(node):
+            return
+        if node.onto is not None:
+            self.fresh.update(node.outs if node.ins[node.onto] in self.fresh else ())
             return
         shows = shows_operand(node)
         if self.program.updates and (over := self._over(node)) is not None:

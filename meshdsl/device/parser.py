@@ -198,7 +198,9 @@ class _Device(ir.Parser[Var]):
             scan.expect("rows")
             inside = self.typed(scan, line)
             scan.expect("=")
-            return Rows(self.scope[scan.next()], inside)
+            outer = self.scope[scan.next()]
+            other = self.scope[scan.next()] if scan.accept("or") else None
+            return Rows(outer, inside, other)
 
     def make_loop(
         self, loop: generic.Loop[Var, Any], scan: Scanner, begun: Any, line: Line

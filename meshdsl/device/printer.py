@@ -114,7 +114,8 @@ class _Device(Printer[Var]):
             yield f"{pad}iterations {' '.join(map(str, node.sizes))}"
         for item in node.stacked:
             if isinstance(item, Rows):
-                yield f"{pad}rows {self.typed(item.inside)} = {item.outer.name}"
+                other = f" or {item.other.name}" if item.other else ""
+                yield f"{pad}rows {self.typed(item.inside)} = {item.outer.name}{other}"
         for (part, ends), group in groupby(node.places, lambda place: place[1:]):
             stages = f" of {' to '.join(map(str, ends))}" if ends else ""
             yield f"{pad}part {part.name}{stages}"

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from meshdsl.device.chunks import in_chunks
+from meshdsl.device.chunks import in_chunks, in_pairs
 from meshdsl.device.cuts import Cuts, Positions
 from meshdsl.device.halves import halves
 from meshdsl.device.ir import (
@@ -72,8 +72,9 @@ def pipelined(program: Program) -> Program:
     names = Names(names_of(program))
     table = _table(pipe, program.mesh, loop.dim.size)
     program, loop = in_chunks(program, loop, pipe, names)
+    before, loop, behind = in_pairs(program, loop, pipe, names)
     lists = set(program.lists)
-    body[at] = _pipeline(loop, pipe, program, table, names, lists)
+    body[at : at + 1] = [*before, _pipeline(loop, pipe, program, table, names, lists), *behind]
     return replace(program, body=tuple(body), lists=frozenset(lists))
 
 
@@ -197,7 +198,7 @@ def _table(pipe: Piped, mesh: Mesh, micro: int) -> Verified:
         if pipe.count:
             help = "take `one_f_one_b`; updates on the way need the stages of a loop"
         fail("MD0335", message, pipe.use.span, help=help)
-    if missing := not_built(found):
+    if missing := not_built(found, not pipe.count):
         message = f"`{pipe.use.name}` is not built yet: {missing}"
         fail("MD0335", message, pipe.use.span, help="take one_f_one_b, interleaved or zb_v")
     return found

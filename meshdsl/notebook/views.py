@@ -246,6 +246,9 @@ class CollectiveView(View):
         if self.kind == "permute":
             mesh, splits = dict(self.mesh.axes), self._node.step.changed()
             return [(source_rank(mesh, r, *splits), r) for r in range(self.mesh.devices)]
+        if self.kind == "exchange":
+            partners = self._node.step.partners
+            return [(g[i], g[other]) for g in self.groups for i, other in enumerate(partners)]
         if self.kind == "halo":
             return senders(self._node.step, self.mesh)
         return [pair for group in self.groups for pair in pairs(self.kind, group)]

@@ -37,6 +37,7 @@ COLLECTIVES: dict[str, Collective] = {
         Collective("all_to_all", lambda n, b: -(-(n - 1) * b // n), "(n-1)/n*b"),
         Collective("permute", lambda n, b: b, "b"),
         Collective("send", lambda n, b: b, "b"),
+        Collective("exchange", lambda n, b: b, "b"),
         Collective("halo", lambda n, b: b, "what others read of the block"),
         Collective("slice", lambda n, b: 0, "0", moves=False),
         Collective("zero_fill", lambda n, b: 0, "0", moves=False),
@@ -52,7 +53,8 @@ class Step:
     `dim` is gathered, or split off (slice, reduce_scatter), or split before (all_to_all, zero_fill
     of a split); `to_dim` is split by an all_to_all instead. `axes` are in mesh order, of a slice
     outer first. A halo, or a `window` where nothing is sent, makes the last window of `after`, of
-    the blocks or of a `wider` window.
+    the blocks or of a `wider` window. In an exchange, `partners` has for each device along the axis
+    the one that it sends to and receives from.
     """
 
     kind: str
@@ -62,6 +64,7 @@ class Step:
     dim: str | None = None
     to_dim: str | None = None
     op: str | None = None
+    partners: tuple[int, ...] = ()
 
     @property
     def moves(self) -> bool:
@@ -269,6 +272,11 @@ def permute(mesh: Mesh, p: Placement, splits: dict[str, tuple[str, ...]]) -> Ste
 def send(p: Placement, axis: str) -> Step:
     """The same blocks on the stage behind along `axis`, or in a backward pass before."""
     return Step("send", (axis,), p, p)
+
+
+def exchange(p: Placement, axis: str, partners: tuple[int, ...]) -> Step:
+    """The same block for that of the partner along `axis`."""
+    return Step("exchange", (axis,), p, p, partners=partners)
 
 
 def senders(step: Step, mesh: Mesh) -> list[tuple[int, int]]:

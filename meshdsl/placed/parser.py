@@ -102,6 +102,7 @@ def parse_step(scan: Scanner, mesh: Mesh, before: Placement) -> c.Step:
         "all_to_all": lambda: c.all_to_all(mesh, before, words[0], words[2], axes),
         "permute": lambda: c.permute(mesh, before, dict(words[1:])),
         "send": lambda: c.send(before, axes[0]),
+        "exchange": lambda: c.exchange(before, axes[0], tuple(map(int, words[1:]))),
         "slice": lambda: c.slice_(mesh, before, words[0], axes),
         "zero_fill": lambda: c.zero_fill(mesh, before, axes[0], words[0], (*words[1:], None)[0]),
     }
@@ -173,10 +174,11 @@ class _Placed(ir.Parser[Tensor]):
                 dim, count = "", int(scan.next())
                 scan.expect("stages")
             axis, micro = _over(scan)
-            order, sizes = (_numbers(scan, word) for word in ("stages", "sizes"))
+            words = ("stages", "sizes", "others")
+            order, sizes, others = (_numbers(scan, word) for word in words)
         use = self._use(line.inner[0]) if line.inner else None
         cut = Cut(use.dims, use.micro, micro, use.name, use.span) if use and use.micro else None
-        return Piped(dim, axis, micro, line.span, use, cut, order, sizes, count)
+        return Piped(dim, axis, micro, line.span, use, cut, order, sizes, others, count)
 
     def _on_stages(self) -> list[tuple[int, list[str]]]:
         """The lines `on stage 1: %5 %6`, which are consumed."""

@@ -50,6 +50,8 @@ def step_text(step: Step) -> str:
         over = ", ".join(step.after.axes_of(step.window.dim))
         return f"{step.kind} {_window(step.window)} over {over}"
     moved = _splits(step.after) if step.kind == "permute" else None
+    if step.partners:
+        moved = f"with {' '.join(map(str, step.partners))}"
     words = [step.kind, step.op, step.dim, f"to {step.to_dim}" if step.to_dim else None, moved]
     return f"{' '.join(w for w in words if w)} over {', '.join(step.axes)}"
 
@@ -90,6 +92,7 @@ def _pipeline(pipe: Piped) -> Iterator[str]:
     """`pipeline layers over pipe, micro-batches micro`, and the schedule of the layout."""
     order = f" stages {' '.join(map(str, pipe.order))}" if pipe.order else ""
     sizes = f" sizes {' '.join(map(str, pipe.sizes))}" if pipe.sizes else ""
+    sizes += f" others {' '.join(map(str, pipe.others))}" if pipe.others else ""
     of = f"in {pipe.count} stages" if pipe.count else pipe.dim
     yield f"pipeline {of} over {pipe.axis}, {pipe.micro}{order}{sizes}"
     use = pipe.use

@@ -53,7 +53,8 @@ class Piped:
     `micro` is the dim of the loop over micro-batches, which has the loop in it: that of the
     optimizer's `accumulate`, or of a `cut`. `use` is the schedule of the layout. `order` has the
     stages device by device, where a device has others than that of its own number; `sizes` how many
-    iterations each stage has, where these are not equally many.
+    iterations each stage has, where these are not equally many. `others` has for each device the
+    stage that it has beside its own, where devices have each other's in pairs.
 
     Where `rules` cut a network into `count` stages (`cuts.py`) there is no loop, and `dim` is
     empty; `homes` are then the stages of the values of a placed program.
@@ -67,6 +68,7 @@ class Piped:
     cut: Cut | None = None
     order: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
+    others: tuple[int, ...] = ()
     count: int = 0
     rules: tuple[StageRule, ...] = ()
     homes: Mapping[Value, int] = field(default_factory=dict, compare=False)
@@ -220,15 +222,39 @@ def _ordered(pipe: Piped, program: Program, layout: Layout) -> Piped:
     order = tuple(stage for stages in table.held for stage in stages)
     if not_built(table) or order == tuple(range(table.schedule.devices)):
         return pipe
+    if others := pairs_of(table):
+        return replace(pipe, others=others)
     return replace(pipe, order=order)
 
 
-def not_built(table: Verified) -> str:
-    """What is not built yet of a table's stages; empty where all is."""
-    held = table.held
-    if sum(map(len, held)) > table.schedule.stages:
-        return "a stage is on several devices"
-    return "devices have unequally many stages" if len({*map(len, held)}) > 1 else ""
+def not_built(table: Verified, stored: bool = True) -> str:
+    """What is not built yet of a table's stages, where devices have `stored` them; or nothing."""
+    counts = [*map(len, table.held)]
+    if sum(counts) == table.schedule.stages:
+        return "devices have unequally many stages" if stored and len({*counts}) > 1 else ""
+    if len({_shared(table, micro) for micro in range(table.schedule.micro)}) > 1:
+        return "some micro-batches stay on a device where others leave it"
+    fits = not stored or pairs_of(table)
+    return "" if fits else "a stage is on several devices, other than in pairs"
+
+
+def pairs_of(table: Verified) -> tuple[int, ...]:
+    """The stage that each device has beside its own, if two devices have each other's (Chimera).
+
+    Empty where it is not so.
+    """
+    pairs = [set(held) - {device} for device, held in enumerate(table.held)]
+    if table.schedule.stages != len(pairs) or any(len(pair) != 1 for pair in pairs):
+        return ()
+    others = tuple(pair.pop() for pair in pairs)
+    return others if all(others[n] == device for device, n in enumerate(others)) else ()
+
+
+def _shared(table: Verified, micro: int) -> tuple[int, ...]:
+    """For each stage the first one that a micro-batch has on the same device."""
+    first: dict[int, int] = {}
+    homes = (table.device_of[micro, stage] for stage in range(table.schedule.stages))
+    return tuple(first.setdefault(home, stage) for stage, home in enumerate(homes))
 
 
 def _refuse(message: str, span: Span, help: str, *related: Related) -> None:

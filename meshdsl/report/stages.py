@@ -28,7 +28,7 @@ from meshdsl.report.document import Block, Gap, Grid, Picture, counted, duration
 from meshdsl.report.schedules import schedule_picture
 from meshdsl.schedule.table import parsed
 from meshdsl.schedule.times import Times, timed
-from meshdsl.schedule.verify import verify
+from meshdsl.schedule.verify import Verified, verify
 
 Json = dict[str, Any]
 
@@ -63,12 +63,18 @@ def piped(program: Program) -> dict[str, Any]:
             "rows": schedule.text.splitlines() if small else None,
             "early": early,
             **({"layers": list(found.sizes)} if found.sizes else {}),
+            **({"held": list(map(list, table.held))} if _is_shared(table) else {}),
             **({"recompute": "stage"} if Part.LOOP_AGAIN in found.parts else {}),
             "bubble": str(timed(table, alike(found.sizes, early)).bubble),
             "in_flight": list(table.peaks),
             "peak": peaks,
         }
     }
+
+
+def _is_shared(table: Verified) -> bool:
+    """Whether a stage is on several devices."""
+    return sum(map(len, table.held)) > table.schedule.stages
 
 
 def alike(sizes: Sequence[int], early: bool) -> Times:
@@ -95,10 +101,12 @@ def shares(program: Program) -> dict[Compute | Collective, Fraction]:
             share = Fraction(1)
             alone = part in ENDS or (ends and not part.sends)
             if alone or part.sends:
-                share = Fraction(1, len(pipe.rows) if alone else max(1, pipe.times(part, ends)))
+                share = Fraction(pipe.dim.size, max(1, pipe.times(part, ends)))
+                share /= len(pipe.rows) if alone else 1
             elif part in STAGED and pipe.sizes:
                 assert isinstance(node, Loop), "the iterations of a stage are a loop"
-                share = Fraction(sum(pipe.sizes), len(pipe.rows) * pipe.trips(node, part))
+                all_trips = sum(pipe.sizes) * pipe.dim.size
+                share = Fraction(all_trips, len(pipe.rows) * pipe.trips(node, part))
             for inner, _ in walk((node,)):
                 own = share / _turns(inner, program.mesh)
                 if own != 1:
@@ -131,18 +139,24 @@ def pipeline_sentence(pipeline: Json) -> str:
 
 
 def by_stage(report: Json) -> Iterator[Block]:
-    """A line for each stage: micro-batches in flight, and memory; for each device with several."""
+    """A line for each stage: micro-batches in flight, and memory; for each device with several.
+
+    Where stages are on several devices, `held` are those of each.
+    """
     pipeline = report.get("pipeline")
     if pipeline is None:
         return
     if pipeline["rows"] is not None:
         yield _picture(pipeline, report.get("time"))
-    each = "stage" if pipeline["stages"] == len(pipeline["peak"]) else "device"
+    each = _row(pipeline)
     head = [each, "in flight", "held"]
     columns = [map(str, pipeline["in_flight"]), map(human, pipeline["peak"])]
     if "layers" in pipeline and each == "stage":
         head.insert(1, "layers")
         columns.insert(0, map(str, pipeline["layers"]))
+    if "held" in pipeline:
+        head.insert(1, "stages")
+        columns.insert(0, map(_numbers, pipeline["held"]))
     rows = [(str(n), *row) for n, row in enumerate(zip(*columns, strict=True))]
     if len(rows) > MOST_STAGES:
         half = MOST_STAGES // 2
@@ -163,4 +177,14 @@ def _picture(pipeline: Json, time: Json | None) -> Picture:
     ends = "" if time is None else duration(float(found.makespan))
     idle = f"{100 * float(found.bubble):.3g} % of the stages' time is idle"
     words = f"{pipeline['schedule']} on {pipeline['stages']} stages: {idle}"
-    return Picture(partial(schedule_picture, found, "stage", ends), words, extra=True)
+    return Picture(partial(schedule_picture, found, _row(pipeline), ends), words, extra=True)
+
+
+def _numbers(stages: Sequence[int]) -> str:
+    return " ".join(map(str, stages))
+
+
+def _row(pipeline: Json) -> str:
+    """What a device is called: by its stage, if it has one that no other has."""
+    several = "held" in pipeline or pipeline["stages"] != len(pipeline["peak"])
+    return "device" if several else "stage"

@@ -78,6 +78,11 @@ class Verified:
         return tuple(tuple(sorted({a.stage for a in row})) for row in self.schedule.rows)
 
     @cached_property
+    def taken(self) -> Mapping[tuple[int, int], int]:
+        """By device and stage, how many micro-batches it takes through that stage."""
+        return Counter((device, stage) for (_, stage), device in self.device_of.items())
+
+    @cached_property
     def stage_peaks(self) -> tuple[Mapping[int, int], ...]:
         """The most micro-batches in flight on each stage of each device."""
         return tuple(

@@ -22,6 +22,8 @@ layout plain { layers -> pipe } with one_f_one_b[batch](4)
 layout uneven { layers -> pipe } with gpipe[batch](4, layers="1 7")
 layout ragged { layers -> pipe } with interleaved[batch](4, layers="1 3 2 2")
 layout split { layers -> pipe, state: layers -> (pipe, data) } with zb_h1[batch](2, layers="5 3")
+layout both { layers -> pipe } with chimera[batch](4)
+layout each { layers -> pipe, batch -> data, state: layers -> (pipe, data) } with chimera[batch](2)
 layout dp { batch -> data }
 layout fsdp { batch -> data, params: layers -> data, state: layers -> data }
 schedule swapped(stages=2, micro=2) {
@@ -43,7 +45,8 @@ program net(x[batch, m], target[batch, m]) {
 WAY = (
     "staged --mesh two", "vee --mesh two", "fsdp --mesh alone", "mine --mesh two",
     "staged --mesh two --engine torchrun", "uneven --mesh two", "ragged --mesh two",
-    "fsdp --mesh alone", "split --mesh four", "plain --mesh two", "ragged --mesh two",
+    "both --mesh two", "fsdp --mesh alone", "split --mesh four", "plain --mesh two",
+    "each --mesh four", "ragged --mesh two", "both --mesh two --engine torchrun",
     "uneven --mesh two --engine torchrun", "staged --mesh two",
 )  # fmt: skip
 

@@ -297,8 +297,20 @@ def test_several_stages_on_a_device(name: str, schedule: str) -> None:
     assert sent == explain(made.device)["totals"]["wire_bytes"]
 
 
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("mesh", ["pipe:2", "pipe:4", "d:2,pipe:2,tp:2"])
+def test_each_stage_on_two_devices(name: str, mesh: str) -> None:
+    """Parameters are on all devices, so nothing but messages goes another way."""
+    text = PROGRAMS[name].replace("OPT", "adamw(lr=0.01, clip=0.3)")
+    made = compiled(text, mesh, rules_of(name, stages_of(mesh), mesh), "with chimera[b](4)")
+    run = run_local(made.text, seed=4)
+    hold_to(results(run), on_one_device(text))
+    assert not run.disagreements()
+    hold_bytes(run, made)
+
+
 @pytest.mark.parametrize("mesh", ["pipe:4", "pipe:2,tp:2"])
-@pytest.mark.parametrize("schedule", ["one_f_one_b", "zb_h1", "gpipe"])
+@pytest.mark.parametrize("schedule", ["one_f_one_b", "zb_h1", "gpipe", "chimera"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_stages_that_are_computed_again(name: str, schedule: str, mesh: str) -> None:
     """The same bits, and of the forward pass a stage keeps what it received."""
@@ -329,7 +341,9 @@ def test_the_bits_of_one_device(name: str, schedule: str, stages: int) -> None:
         np.testing.assert_array_equal(array, alone[key], key)
 
 
-@pytest.mark.parametrize("use", ["with zb_h1[b](2)", "with interleaved[b](4)", ""])
+@pytest.mark.parametrize(
+    "use", ["with zb_h1[b](2)", "with interleaved[b](4)", "with chimera[b](4)", ""]
+)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_text_is_read_back_and_lowered_alike(name: str, use: str) -> None:
     optimizer = "momentum(lr=0.1)" if use else "momentum(lr=0.1, accumulate=4)"

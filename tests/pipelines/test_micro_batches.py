@@ -12,7 +12,7 @@ from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options
-from meshdsl.report.document import Picture
+from meshdsl.report.document import Grid, Picture
 from meshdsl.report.explain import explain
 from meshdsl.report.stages import by_stage
 from tests.pipelines.test_numbers import PROGRAMS
@@ -36,11 +36,13 @@ CUT = {"summed": SUMMED} | {n: p.replace("batch = 4", "batch = 8") for n, p in P
 OPTIMIZER = "adamw(lr=0.01, clip=0.5)"
 
 
-def step(text: str, mesh: str, rules: str, schedule: str) -> dict[str, Array]:
+def step(
+    text: str, mesh: str, rules: str, schedule: str, dtype: str | None = None
+) -> dict[str, Array]:
     """What one training step returns and updates."""
     text = f"{text}\nlayout chosen {{ {rules} }} {schedule}\n"
-    made = Compilation(Source("net.mdsl", text), Options(mesh=mesh, layout="chosen"))
-    done = run_local(made.text, seed=5)
+    options = Options(mesh=mesh, layout="chosen", dtype=dtype)
+    done = run_local(Compilation(Source("net.mdsl", text), options).text, seed=5)
     assert not done.disagreements()
     return {**done.outputs, **done.updated}
 
@@ -56,7 +58,8 @@ MESHES = {
 
 @pytest.mark.some_of(3)
 @pytest.mark.parametrize(
-    "schedule", ["gpipe[batch](4)", "one_f_one_b[batch](2)", "eager[batch](4)"]
+    "schedule",
+    ["gpipe[batch](4)", "one_f_one_b[batch](2)", "eager[batch](4)", "chimera[batch](4)"],
 )
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("name", CUT)
@@ -76,7 +79,7 @@ NORMED = SUMMED.replace("out -> model])", "out -> model])\n    x = x - mean[batc
         pytest.param(NORMED, "gpipe[batch](4)", "MD0332", id="batch norm"),
         pytest.param(SUMMED, "gpipe[batch](3)", "MD0534", id="does not divide"),
         pytest.param(SUMMED.replace("return loss", "return loss, x"), "gpipe[batch](4)", "MD0333"),
-        pytest.param(SUMMED, "chimera[batch](4)", "MD0335", id="not built"),
+        pytest.param(SUMMED, "chimera[batch](1)", "MD0529", id="half a pair"),
         pytest.param(SUMMED, "interleaved[batch](4, chunks=3)", "MD0334", id="six stages"),
         pytest.param(SUMMED, "pipedream[batch](4)", "MD0335", id="asynchronous"),
     ],
@@ -97,6 +100,49 @@ def test_updates_on_the_way_of_one_stage_are_refused() -> None:
             "with pipedream[batch](4)",
         )
     assert [d.code for d in caught.value.diagnostics] == ["MD0335"]
+
+
+BOTH_WAYS = {
+    "pipe:2": "layers -> pipe",
+    "pipe:4": "layers -> pipe",
+    "pipe:8": "layers -> pipe",
+    "data:2,pipe:4": "layers -> pipe, batch -> data, state: model -> data",
+    "pipe:4,tp:2": "layers -> pipe, model -> tp",
+}
+
+
+@pytest.mark.parametrize(("dtype", "part"), [("f64", 1e-12), ("f32", 1e-6)])
+@pytest.mark.parametrize("mesh", BOTH_WAYS)
+@pytest.mark.parametrize("name", CUT)
+def test_gradients_where_micro_batches_go_both_ways(
+    name: str, mesh: str, dtype: str, part: float
+) -> None:
+    """With `sgd(lr=1)` a parameter changes by its gradient; two sums of it become one."""
+    text = CUT[name].replace("OPTIMIZER", "sgd(lr=1.0)").replace("layers = 4", "layers = 8")
+    text = text.replace("batch = 8", "batch = 16")
+    alone = step(text, "pipe:1", "layers -> pipe", "with gpipe[batch](8)", dtype)
+    piped = step(text, mesh, BOTH_WAYS[mesh], "with chimera[batch](8)", dtype)
+    hold_to(piped, alone, part)
+
+
+def test_the_report_has_the_stages_of_each_device() -> None:
+    """Half of the micro-batches go down, half go up; a block each way for both of these."""
+    text = CUT["mlp"].replace("OPTIMIZER", OPTIMIZER)
+    text += "\nlayout chosen { layers -> pipe } with chimera[batch](8)\n"
+    made = Compilation(Source("net.mdsl", text), Options(mesh="pipe:4", layout="chosen"))
+    report = explain(made.device)
+    pipeline, block = report["pipeline"], 4 * (6 * 6 + 6)
+    assert pipeline["held"] == [[0, 3], [1, 2], [1, 2], [0, 3]]
+    assert pipeline["in_flight"] == [3, 4, 4, 3]
+    assert report["totals"]["by_kind"]["exchange"] == 2 * block
+    *_, grid = by_stage(report)
+    assert isinstance(grid, Grid)
+    assert grid.head == ("device", "stages", "in flight", "held")
+    assert [row[:3] for row in grid.lines] == [
+        ("0", "0 3", "3"), ("1", "1 2", "4"), ("2", "1 2", "4"), ("3", "0 3", "3"),
+    ]  # fmt: skip
+    (picture,) = [found for found in by_stage(report) if isinstance(found, Picture)]
+    assert "device 3" in str(picture.draw())
 
 
 @pytest.mark.parametrize("stages", [2, 4])

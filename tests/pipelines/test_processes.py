@@ -26,6 +26,12 @@ CASES = {
     "V and data": (
         "summed", "data:2,pipe:2", "layers -> pipe, batch -> data", "zb_v[batch](4)",
     ),
+    "chimera": ("tied", "pipe:4", "layers -> pipe", "chimera[batch](8)"),
+    "chimera and both": (
+        "headed", "data:2,pipe:2,tp:2",
+        "layers -> pipe, batch -> data, model -> tp, state: layers -> (pipe, data)",
+        "chimera[batch](4)",
+    ),
     "eager and data": (
         "summed", "data:2,pipe:2", "layers -> pipe, batch -> data", "eager[batch](4)",
     ),

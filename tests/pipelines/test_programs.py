@@ -427,22 +427,53 @@ CHUNKS = {
 }
 
 
-def chunked() -> list[tuple[str, str, str, str, str]]:
-    """Each program on each mesh, with two stages a device; the others take turns."""
+def in_turns(uses: dict[str, tuple[str, ...]]) -> list[tuple[str, str, str, str, str]]:
+    """Each program on each mesh; its schedules, optimizers and policies take turns."""
     found = []
-    for (i, name), (j, mesh) in itertools.product(enumerate(PROGRAMS), enumerate(CHUNKS)):
-        schedules = CHUNKS[mesh]
+    for (i, name), (j, mesh) in itertools.product(enumerate(PROGRAMS), enumerate(uses)):
+        schedules = uses[mesh]
         schedule = schedules[(i + j) % len(schedules)]
         found.append((name, mesh, OPTIMIZERS[(i + j) % 4], schedule, POLICIES[(i + 2 * j) % 4]))
     return found
 
 
 @pytest.mark.some_of(2)
-@pytest.mark.parametrize(("name", "mesh", "optimizer", "schedule", "policy"), chunked())
+@pytest.mark.parametrize(("name", "mesh", "optimizer", "schedule", "policy"), in_turns(CHUNKS))
 def test_several_stages_on_a_device(
     name: str, mesh: str, optimizer: str, schedule: str, policy: str
 ) -> None:
     test_a_step_is_that_of_one_device(name, mesh, optimizer, schedule, policy)
+
+
+PAIRS = {
+    "pipe:2": ("chimera[b](4)", "chimera[b](2)", "chimera[b](8)"),
+    "pipe:4": ("chimera[b](8)", "chimera[b](4)", "chimera[b](2)"),
+    "d:2,pipe:2": ("chimera[b](4)", "chimera[b](2)"),
+    "d:2,pipe:2,tp:2": ("chimera[b](2)", "chimera[b](4)"),
+}
+
+
+@pytest.mark.some_of(2)
+@pytest.mark.parametrize(("name", "mesh", "optimizer", "schedule", "policy"), in_turns(PAIRS))
+def test_each_stage_on_two_devices(
+    name: str, mesh: str, optimizer: str, schedule: str, policy: str
+) -> None:
+    test_a_step_is_that_of_one_device(name, mesh, optimizer, schedule, policy)
+
+
+@pytest.mark.some_of(2)
+@pytest.mark.parametrize("mesh", ["pipe:2", "d:2,pipe:4"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_batches_that_are_accumulated_go_both_ways(name: str, mesh: str) -> None:
+    text = PROGRAMS[name].replace("OPT", "adamw(lr=0.01, clip=0.3, accumulate=4)")
+    made = compiled(text, mesh, "l -> pipe, b -> d", "with chimera")
+    if name in BY_BATCH:
+        with pytest.raises(DiagnosticError, match=BY_BATCH[name]):
+            made.checked()
+        return
+    run = run_local(made.text, seed=4)
+    hold_to(results(run), on_one_device(text))
+    hold_bytes(run, made)
 
 
 def test_gradients_are_those_of_torch() -> None:
@@ -460,7 +491,8 @@ def test_gradients_are_those_of_torch() -> None:
     narrow = {name: array.astype("f4") for name, array in given.items()}
     inputs, params = ({n: narrow[n] for n in names} for names in ("xt", "wv"))
     uses = [(mesh, "one_f_one_b[b](4)") for mesh in MESHES]
-    uses += [(mesh, schedule) for mesh, schedules in CHUNKS.items() for schedule in schedules]
+    several = (*CHUNKS.items(), *PAIRS.items())
+    uses += [(mesh, schedule) for mesh, schedules in several for schedule in schedules]
     for mesh, schedule in uses:
         made = compiled(text, mesh, MESHES[mesh], f"with {schedule}")
         updated = run_local(made.text, inputs, params).updated
@@ -517,7 +549,7 @@ def test_a_table_of_its_own() -> None:
         np.testing.assert_allclose(array, alone[key], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("use", ["with mine[b]", "with zb_v[b](2)", ""])
+@pytest.mark.parametrize("use", ["with mine[b]", "with zb_v[b](2)", "with chimera[b](4)", ""])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_text_is_read_back_and_lowered_alike(name: str, use: str) -> None:
     """Stages, rows and parts are in the text; without a schedule the optimizer accumulates."""

@@ -18,8 +18,8 @@ from tests.ir.test_text import read_again, statements
 from tests.pipelines.test_programs import BY_ROWS, MESHES, OPTIMIZERS, PROGRAMS, compiled, results
 
 USES = {
-    "pipe:2": ("gpipe[b](4)", "zb_h1[b](4)", "interleaved[b](4)"),
-    "pipe:4": ("zb_h2[b](8)", "one_f_one_b[b](2)", "gpipe[b](4)"),
+    "pipe:2": ("gpipe[b](4)", "zb_h1[b](4)", "interleaved[b](4)", "chimera[b](4)"),
+    "pipe:4": ("chimera[b](8)", "zb_h2[b](8)", "one_f_one_b[b](2)", "gpipe[b](4)"),
     "d:2,pipe:2": ("zb_v[b](2)", "one_f_one_b[b](4)"),
     "d:2,pipe:2,tp:2": ("zb_v[b](4)", "gpipe[b](2)"),
 }
@@ -87,8 +87,10 @@ def wide(use: str) -> Compilation:
     return compiled(WIDE, "pipe:2", "l -> pipe", use)
 
 
-ONCE = [f"with {use}" for use in ("gpipe[b](8)", "interleaved[b](8)", "zb_v[b](4)")]
-TWICE = [again(use) for use in ("gpipe[b](8)", "zb_h1[b](8)", "interleaved[b](8)")]
+ONCE = [
+    f"with {use}" for use in ("gpipe[b](8)", "interleaved[b](8)", "zb_v[b](4)", "chimera[b](8)")
+]
+TWICE = [again(use) for use in ("gpipe[b](8)", "zb_h1[b](8)", "interleaved[b](8)", "chimera[b](4)")]
 
 
 @pytest.mark.parametrize("use", ONCE + TWICE)

@@ -143,7 +143,9 @@ def written(parts: tuple[str, str, str]) -> str:
 
 
 @pytest.mark.some_of(4)
-@pytest.mark.parametrize("use", ["with one_f_one_b[b](4)", "with gpipe[b](2)", ""])
+@pytest.mark.parametrize(
+    "use", ["with one_f_one_b[b](4)", "with gpipe[b](2)", "with chimera[b](4)", ""]
+)
 @pytest.mark.parametrize("mesh", ["pipe:2", "d:2,pipe:4"])
 @pytest.mark.parametrize("name", RIGHT)
 def test_it_counts_once(name: str, mesh: str, use: str) -> None:

@@ -68,6 +68,8 @@ USES = (
     "with zb_h2",
     "with interleaved[b](2)",
     "with zb_v",
+    "with chimera[b](6)",
+    "with chimera[b](2, reduce=each)",
     "with one_f_one_b[b](3, reduce=each)",
     "with zb_h1(reduce=each)",
     "with interleaved(reduce=each)",

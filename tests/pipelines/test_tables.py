@@ -15,15 +15,27 @@ import pytest
 
 from meshdsl.backends.engines.in_process import run_local
 from meshdsl.backends.runtime.values import Array
+from meshdsl.device.ir import Part, Pipeline
 from meshdsl.diagnostics import DiagnosticError
+from meshdsl.pipeline import Compilation
 from meshdsl.schedule.table import Action, of_rows, row_text
 from meshdsl.schedule.verify import verify
-from tests.pipelines.test_programs import PROGRAMS, compiled, hold_to, on_one_device, results
+from tests.pipelines.test_cuts import PROGRAMS as NETWORKS
+from tests.pipelines.test_cuts import rules_of
+from tests.pipelines.test_programs import (
+    PROGRAMS,
+    compiled,
+    hold_bytes,
+    hold_to,
+    on_one_device,
+    results,
+)
 
 RUNS = int(os.environ.get("MESHDSL_CASES", "40"))
 ROWS = re.compile(r"^SCHEDULE = \(.*?^\)", re.DOTALL | re.MULTILINE)
 SIZES = ((2, 2), (2, 4), (2, 8), (4, 2), (4, 4), (4, 8))
 NAMES = ("two carries", "penalty inside")
+LOOPS = {"F": Part.LOOP, "B": Part.LOOP_BACKWARD}
 Rows = list[list[Action]]
 
 
@@ -41,14 +53,14 @@ def executed(
     micro: int,
     random_: random.Random,
     halves: bool = False,
-    homes: list[int] | None = None,
+    ways: list[list[int]] | None = None,
 ) -> Rows:
     """The rows of a random execution: any action whose operands are there may be the next.
 
-    `homes` are the devices of the stages; without them each has its own.
+    `ways` are the devices of the stages, for each micro-batch; without them each has its own.
     """
-    homes = homes or [*range(stages)]
-    rows: Rows = [[] for _ in {*homes}]
+    ways = ways or [[*range(stages)]] * micro
+    rows: Rows = [[] for _ in {home for way in ways for home in way}]
     done: set[Action] = set()
     parts = [(m, s) for m in range(micro) for s in range(stages)]
     todo = [Action("F", *part) for part in parts]
@@ -63,7 +75,7 @@ def executed(
         backward = [a for a in ready if a.kind != "F"]
         first = forward and (not backward or random_.random() < leaning)
         action = random_.choice(forward if first else backward)
-        rows[homes[action.stage]].append(action)
+        rows[ways[action.micro][action.stage]].append(action)
         done.add(action)
         todo.remove(action)
     return rows
@@ -130,6 +142,12 @@ def test_a_changed_table_is_refused_or_right(seed: int) -> None:
     hold_to(made, alone, 2e-5)
 
 
+def declared(rows: Rows, stages: int, micro: int) -> str:
+    """Rows as a file declares them."""
+    table = "\n".join(f"  {n}: {row_text(n, row)}" for n, row in enumerate(rows))
+    return f"schedule mine(stages={stages}, micro={micro}) {{\n{table}\n}}\n"
+
+
 SEVERAL = ((2, 4, 2), (2, 4, 4), (4, 4, 3), (1, 4, 2), (2, 2, 4))
 """Devices, stages and micro-batches; stages are dealt out at random, to each device as many."""
 
@@ -140,12 +158,98 @@ def test_stages_may_be_dealt_out_in_any_way(seed: int) -> None:
     devices, stages, micro = SEVERAL[seed % len(SEVERAL)]
     homes = [device for device in range(devices) for _ in range(stages // devices)]
     random_.shuffle(homes)
-    rows = executed(stages, micro, random_, bool(seed % 2), homes)
-    table = "\n".join(f"  {n}: {row_text(n, row)}" for n, row in enumerate(rows))
-    table = f"schedule mine(stages={stages}, micro={micro}) {{\n{table}\n}}\n"
+    rows = executed(stages, micro, random_, bool(seed % 2), [homes] * micro)
+    table = declared(rows, stages, micro)
     text = PROGRAMS[NAMES[seed // len(SEVERAL) % len(NAMES)]].replace("OPT", "momentum(lr=0.1)")
     text = text.replace("b = 8", f"b = {4 * micro}")
     alone = on_one_device(text)
     mesh, rules = ("pipe:1", "l -> pipe") if devices == 1 else (f"pipe:{devices}", "l -> pipe")
     made = results(run_local(compiled(text + table, mesh, rules, "with mine[b]").text, seed=4))
     hold_to(made, alone, 2e-5)
+
+
+def in_pairs(stages: int, micro: int, random_: random.Random) -> list[list[int]]:
+    """Ways of micro-batches where devices have each other's stages; each of them goes both ways."""
+    order = random_.sample(range(stages), stages)
+    ways = [[*range(stages)] for _ in range(micro)]
+    for one, other in zip(order[::2], order[1::2], strict=True):
+        apart = random_.random() < 0.7
+        first = random_.randrange(2)
+        for n, way in enumerate(ways):
+            turned = (n + first) % 2 if n < 2 else random_.randrange(2)
+            pair = (one, other) if apart else (one, one)
+            swapped = (other, one) if apart else (other, other)
+            way[one], way[other] = swapped if turned else pair
+    return ways
+
+
+@pytest.mark.parametrize("seed", range(RUNS))
+def test_stages_may_be_on_two_devices_each(seed: int) -> None:
+    """Micro-batches take either device of a pair, or both of its stages stay on one."""
+    random_ = random.Random(3000 + seed)
+    stages, micro = ((2, 2), (2, 4), (4, 4), (4, 3))[seed % 4]
+    rows = executed(stages, micro, random_, bool(seed % 3), in_pairs(stages, micro, random_))
+    text = PROGRAMS[NAMES[seed // 4 % len(NAMES)]].replace("OPT", "adamw(lr=0.01, clip=0.3)")
+    text = text.replace("b = 8", f"b = {4 * micro}")
+    text += declared(rows, stages, micro)
+    made = compiled(text, f"pipe:{stages}", "l -> pipe", "with mine[b]")
+    hold_messages(made)
+
+
+REFUSED = {
+    "stay on a device where others leave it": ("F0 F0@1 B0@1 B0 F1 B1", "F1 B1"),
+    "on several devices, other than in pairs": ("F0 B0", "F1@0 B1@0", "F0@1 B0@1 F1@1 B1@1"),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_stages_on_several_devices_in_other_ways_are_refused(message: str) -> None:
+    rows = "\n".join(f"{n}: {row}" for n, row in enumerate(REFUSED[message]))
+    text = PROGRAMS["two carries"].replace("OPT", "sgd(lr=0.1)").replace("l = 4", "l = 6")
+    text += f"schedule mine(stages=2, micro=2) {{\n{rows}\n}}\n"
+    made = compiled(text, f"pipe:{len(REFUSED[message])}", "l -> pipe", "with mine[b]")
+    with pytest.raises(DiagnosticError, match=message) as caught:
+        made.checked()
+    assert [d.code for d in caught.value.diagnostics] == ["MD0335"]
+    assert all(d.span and d.help for d in caught.value.diagnostics)
+
+
+def hold_messages(made: Compilation) -> None:
+    """A step is that of one device, and its messages are those of the table."""
+    run = run_local(made.text, seed=4)
+    alone = compiled(made.source.text.partition("layout chosen")[0], "pipe:1", "l -> pipe", "")
+    hold_to(results(run), results(run_local(alone.text, seed=4)), 2e-5)
+    hold_bytes(run, made)
+    (pipe,) = (node for node in made.device.body if isinstance(node, Pipeline))
+    carried = {kind: len(pipe.loop(part).carries) for kind, part in LOOPS.items()}
+    told = sum(len(line.messages) * carried[line.kind] for line in pipe.known.lines)
+    sent = sum(n for device in run.sent for one, n in device.items() if one.kind == "send")
+    assert sent == told
+
+
+def apart(stages: int, micro: int, random_: random.Random) -> list[list[int]]:
+    """Ways of micro-batches over any devices, all of them with the same stages on one device."""
+    blocks = random_.choice([[0, 1, 2, 3], [0, 1, 1, 2], [0, 0, 1, 1], [0, 1, 0, 1]])
+    count = random_.randint(max(blocks) + 1, 4)
+    while True:
+        each = [random_.sample(range(count), max(blocks) + 1) for _ in range(micro)]
+        ways = [[devices[block] for block in blocks] for devices in each]
+        if {home for way in ways for home in way} == {*range(count)}:
+            return ways
+
+
+@pytest.mark.parametrize("seed", range(RUNS))
+def test_stages_of_a_network_may_be_on_any_devices(seed: int) -> None:
+    """All devices have all parameters: the devices of a stage may be many, or two of three."""
+    random_ = random.Random(4000 + seed)
+    stages, micro = 4, (2, 4, 8)[seed % 3]
+    ways = apart(stages, micro, random_)
+    rows = executed(stages, micro, random_, bool(seed % 2), ways)
+    name = ("residual", "several values", "tied", "layers")[seed % 4]
+    text = NETWORKS[name].replace("OPT", "adamw(lr=0.01, clip=0.3)")
+    mesh, cuts = f"pipe:{len(rows)}", rules_of(name, stages, "pipe:4")
+    made = compiled(text + declared(rows, stages, micro), mesh, cuts, "with mine[b]")
+    run = run_local(made.text, seed=4)
+    hold_to(results(run), on_one_device(text), 2e-5)
+    hold_bytes(run, made)
+    assert not run.disagreements()

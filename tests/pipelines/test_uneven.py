@@ -50,6 +50,7 @@ USES = (
     "gpipe[b](4)", "one_f_one_b[b](2)", "zb_h1[b](4)", "interleaved[b](4)", "eager[b](1)",
     "one_f_one_b[b](4, recompute=stage)", "zb_v[b](4)", "zb_h2[b](2)", "breadth_first[b](2)",
     "dualpipe_v[b](8)", "interleaved[b](2, recompute=stage)", "gpipe[b](1)",
+    "chimera[b](4)",
 )  # fmt: skip
 TWICE = ("interleaved", "breadth_first", "zb_v", "dualpipe_v")
 """Schedules of two stages a device."""
@@ -111,7 +112,10 @@ def test_a_step_is_that_of_one_device(name: str, mesh: str, turn: int) -> None:
     hold(uneven(text, mesh, MESHES[mesh], use, turn))
 
 
-@pytest.mark.parametrize("use", ["one_f_one_b[b](3)", "zb_h2[b](3)", "interleaved[b](2)", "gpipe"])
+@pytest.mark.parametrize(
+    "use",
+    ["one_f_one_b[b](3)", "zb_h2[b](3)", "interleaved[b](2)", "gpipe", "chimera[b](6)"],
+)
 @pytest.mark.parametrize("name", [*RULES, "parameters over data and stages"])
 def test_parameters_stored_otherwise(name: str, use: str) -> None:
     rules = {**RULES, "parameters over data and stages": "params: l -> (d, pipe), state: l -> d"}
@@ -120,6 +124,18 @@ def test_parameters_stored_otherwise(name: str, use: str) -> None:
     text = TEXT.replace("OPT", f"adamw(lr=0.01, clip=0.3{accumulate})")
     text = text.replace("H,", f"{5 + turn % 2},")
     hold(uneven(text, "d:2,pipe:2", f"l -> pipe, {rules[name]}", use, turn))
+
+
+@pytest.mark.some_of(2)
+@pytest.mark.parametrize("mesh", ["pipe:2", "pipe:4", "d:2,pipe:2,tp:2"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_stages_on_two_devices(name: str, mesh: str) -> None:
+    """A device gets a block of the size that its partner's stage has, and sends as much back."""
+    turn = [*PROGRAMS].index(name)
+    text = PROGRAMS[name].replace("OPT", OPTIMIZERS[turn % 4])
+    use = ("chimera[b](4)", "chimera[b](2, recompute=stage)")[turn % 2]
+    if mesh not in BY_ROWS.get(name, ()):
+        hold(uneven(text, mesh, MESHES[mesh], use, turn))
 
 
 STACKS = {
@@ -155,7 +171,14 @@ program p(x[b, m]) {
 
 @pytest.mark.parametrize(
     "use",
-    ["interleaved[b](2)", "zb_v[b](4)", "breadth_first[b](2)", "one_f_one_b[b](4)", "gpipe[b](1)"],
+    [
+        "interleaved[b](2)",
+        "zb_v[b](4)",
+        "breadth_first[b](2)",
+        "one_f_one_b[b](4)",
+        "gpipe[b](1)",
+        "chimera[b](4)",
+    ],
 )
 @pytest.mark.parametrize("rules", ["b -> d, grads: m -> d", "m -> d", "b -> d, params: m -> d"])
 @pytest.mark.parametrize("name", STACKS)
@@ -183,7 +206,8 @@ def test_the_bits_of_one_device(name: str, layers: str) -> None:
 SHAPES = (
     'gpipe[b](8, layers="3 5")', 'gpipe[b](8, layers="7 1")', 'zb_h1[b](8, layers="1 7")',
     'interleaved[b](8, layers="1 3 2 2")', 'zb_v[b](4, layers="3 1 1 3")',
-    'gpipe[b](8, layers="5 3", recompute=stage)',
+    'gpipe[b](8, layers="5 3", recompute=stage)', 'chimera[b](8, layers="3 5")',
+    'chimera[b](4, layers="7 1", recompute=stage)',
 )  # fmt: skip
 
 

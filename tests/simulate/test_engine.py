@@ -84,6 +84,28 @@ def test_every_stage_of_a_pipeline(link: Level, schedule: str) -> None:
 
 
 @pytest.mark.parametrize("link", [LINKS, SLOW], ids=["fast links", "slow links"])
+def test_every_device_where_each_stage_is_on_two(link: Level) -> None:
+    """Both devices of a pair do the same: half of the micro-batches on either stage."""
+    options = Options(
+        mesh="pipe:4", layout=PIPELINE.layout, schedule="chimera[batch](8)", set_dims={"layers": 4}
+    )
+    program = compile_source(source(PIPELINE.example), options, Diagnostics()).device
+    timing, peaks = flat(program, link=link), explain(program)["pipeline"]["peak"]
+    each = [simulate(program, timing, stage=device) for device in range(4)]
+    sent = []
+    for timeline, peak in zip(each, peaks, strict=True):
+        consistent(timeline)
+        assert timeline.peak[0] == peak
+        ran = [e.node for e in timeline.during("run") if isinstance(e.node, Move)]
+        sent.append([sum(n.step.kind == kind for n in ran) for kind in ("send", "exchange")])
+    blocks = 2 * sum(
+        move.step.kind == "exchange" for move in program.body if isinstance(move, Move)
+    )
+    assert [one for one, _ in sent] == [8, 16, 16, 8]
+    assert {both for _, both in sent} == {blocks // 2}
+
+
+@pytest.mark.parametrize("link", [LINKS, SLOW], ids=["fast links", "slow links"])
 @pytest.mark.parametrize("layers", [1, 2, 3, 4, 9])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_folded_loops_take_exactly_what_unrolled_ones_do(

@@ -88,6 +88,7 @@ PIPELINES = {
     "and data": ("d:2,pipe:2", "l -> pipe, b -> d, state: h -> d", "one_f_one_b[b](2)"),
     "interleaved": ("pipe:2", "l -> pipe", "interleaved[b](4)"),
     "in halves": ("pipe:2", "l -> pipe", "zb_v[b](2)"),
+    "both ways": ("pipe:2", "l -> pipe", "chimera[b](4)"),
     "uneven": ("pipe:2", "l -> pipe", 'one_f_one_b[b](4, layers="3 1")'),
     "again": ("pipe:4", "l -> pipe", "zb_h1[b](4, recompute=stage)"),
 }
