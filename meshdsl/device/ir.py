@@ -5,6 +5,7 @@ All devices run the same text. A variable is the local block of one version of a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -272,7 +273,8 @@ class Part(IntEnum):
     of them: inputs, parameters, what the loop collects. Those of `FIRST` and `LAST` are the first
     and the last stage's. `SENT` is what another stage goes on with, `WEIGHTS` the half of the
     stage's iterations for which none waits. Up to `LAST` it is the forward pass; `AGAIN` is what
-    the backward pass computes of it a second time (`recompute.py`).
+    the backward pass computes of it a second time (`recompute.py`). `UPDATE` and those behind it
+    are the update of a stage where that is made on the way.
 
     Where rules cut a network into stages, the statements of each stage are in `LOOP`,
     `LOOP_BACKWARD` and `WEIGHTS`, and what it sends behind them.
@@ -296,6 +298,9 @@ class Part(IntEnum):
     COLLECTED_BACKWARD = 15
     FIRST_AGAIN = 16
     FIRST_BACKWARD = 17
+    UPDATE = 18
+    FIRST_UPDATE = 19
+    LAST_UPDATE = 20
 
     @property
     def stages(self) -> str:
@@ -310,8 +315,11 @@ class Part(IntEnum):
 
 FORWARD = tuple(part for part in Part if part <= Part.LAST)
 INPUTS = tuple(part for part in Part if Part.LAST < part < Part.WEIGHTS)
-WEIGHTS = tuple(part for part in Part if part >= Part.WEIGHTS)
+WEIGHTS = tuple(part for part in Part if Part.WEIGHTS <= part < Part.UPDATE)
 """The passes of a micro-batch: forward, and the halves of the backward one."""
+
+UPDATE = tuple(part for part in Part if part >= Part.UPDATE)
+"""The update of a stage, on the way."""
 
 Ends = tuple[int, ...]
 """The stage of a statement, or the two of a message; empty where the part says which."""
@@ -331,6 +339,7 @@ class Pipeline(Loop):
     are those that are looked at; empty: those of any device. `sizes` are the iterations of each
     stage, where these are not as many as its loops say: then that is the largest of them. Where
     rules cut a network, `homes` has the stages of each statement, which then stand stage by stage.
+    The sums that an update on the way has `taken` begin anew behind it.
     """
 
     axis: str = ""
@@ -339,6 +348,7 @@ class Pipeline(Loop):
     stages: tuple[int, ...] = ()
     homes: tuple[Ends, ...] = ()
     sizes: tuple[int, ...] = ()
+    taken: tuple[Var, ...] = ()
 
     def of(self, *parts: Part, stage: int | None = None) -> tuple[Node, ...]:
         """The statements of some parts; of a network that is cut, those of one stage."""
@@ -384,6 +394,13 @@ class Pipeline(Loop):
         """How often a part is done for each micro-batch; of all devices, as often as one does."""
         return self._most(part, lambda stage: 1, ends)
 
+    def runs(self, part: Part, ends: Ends = ()) -> int:
+        """How often a part is done in a step; of all devices, as often as one does."""
+        if part not in UPDATE:
+            return self.dim.size * self.times(part, ends)
+        counts = Counter(a.stage for row in self.rows for a in row if a.kind == "U")
+        return self._most(part, lambda stage: counts[stage])
+
     def trips(self, node: Node, part: Part) -> int:
         """As `times`, of the iterations of a loop on the stages."""
         assert isinstance(node, Loop)
@@ -425,18 +442,37 @@ class Pipeline(Loop):
     @property
     def passes(self) -> dict[str, tuple[Part, ...]]:
         """The parts of each pass by its action: those of B are in halves where the table has I."""
+        update = {"U": UPDATE} if self.table and self.table.schedule.updates else {}
         if self.table is not None and self.table.schedule.halves:
-            return {"F": FORWARD, "I": INPUTS, "W": WEIGHTS}
-        return {"F": FORWARD, "B": INPUTS + WEIGHTS}
+            return {"F": FORWARD, "I": INPUTS, "W": WEIGHTS, **update}
+        return {"F": FORWARD, "B": INPUTS + WEIGHTS, **update}
 
     def passes_of(self, kind: str) -> tuple[str, ...]:
         """What a stage does for an action: B is both halves where there are halves."""
         return (kind,) if kind in self.passes else ("I", "W")
 
     @property
+    def versioned(self) -> dict[Part, tuple[Var, ...]]:
+        """By part of an update, the parameters that it makes where passes may read older ones."""
+        if not self.known.schedule.updates or self.known.schedule.weights == "latest":
+            return {}
+        made = {v: p for n, p, _ in self.places if p in UPDATE for v in n.makes}
+        found: dict[Part, tuple[Var, ...]] = {}
+        for carry in self.carries:
+            if carry.inside.value.role == "param" and carry.next in made:
+                part = made[carry.next]
+                found[part] = (*found.get(part, ()), carry.inside)
+        return dict(sorted(found.items()))
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether a stage computes again what it does not keep, not just what weights determine."""
+        return Part.LOOP_AGAIN in self.parts and not self.known.changes
+
+    @property
     def received(self) -> frozenset[Var]:
         """What a stage keeps of a micro-batch, where it computes the rest again."""
-        if Part.LOOP_AGAIN not in self.parts or self.homes:
+        if not self.recomputes or self.homes:
             return frozenset()
         return frozenset(c.init for c in self.loop(Part.LOOP).carries)
 
@@ -550,7 +586,7 @@ def walk(nodes: tuple[Node, ...], trips: int = 1) -> Iterator[tuple[Compute | Co
                         trip = trips * node.dim.size * node.trips(inner, part)
                         yield from walk(inner.body, trip)
                     else:
-                        times = trips * node.dim.size * node.times(part, ends)
+                        times = trips * node.runs(part, ends)
                         # What stages of one device hand on is not sent.
                         yield from walk((inner,), times) if times else ()
             case Loop():

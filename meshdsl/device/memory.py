@@ -45,6 +45,7 @@ from meshdsl.ir.program import every
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.choose import flops
+from meshdsl.schedule.table import Action
 
 
 def memory(program: Program) -> dict[str, int]:
@@ -79,7 +80,8 @@ def gradients(program: Program) -> frozenset[Var]:
     """The gradients of parameters, in the placement they settle in."""
     settled = {t.value: t.placement for t in program.placed.tensors if t.value.role == "grad"}
     every = (v for node in program.body for v in node.makes)
-    return frozenset(v for v in every if settled.get(v.value) == v.placement)
+    taken = (v for node in program.body if isinstance(node, Pipeline) for v in node.taken)
+    return frozenset((*taken, *(v for v in every if settled.get(v.value) == v.placement)))
 
 
 # --- allocated memory --------------------------------------------------------------------------
@@ -366,13 +368,16 @@ class Walk:
             self._slice(item.outer, item.inside)
         dying = deaths(node.body, kept_inside(node), entered(node, self.collected))
         self.dead = dict(zip(node.body, dying, strict=True))
-        now = self.held.now
         passes = {stage: self._passes(node, stage) for stage in node.known.held[self.device]}
+        versions = {stage: _Versions(node, stage, self.local) for stage in passes}
+        now = self.held.now + sum(found.always for found in versions.values())
         for action in node.rows[self.device]:
+            grown, beside = versions[action.stage].at(action)
+            now += grown
             for kind in node.passes_of(action.kind):
                 most, line, held = passes[action.stage][kind]
-                if now + most > self.held.most:
-                    self.held.most, self.held.line = now + most, line
+                if now + most + beside > self.held.most:
+                    self.held.most, self.held.line = now + most + beside, line
                 now += held
 
     def _passes(self, node: Pipeline, stage: int) -> dict[str, tuple[int, int, int]]:
@@ -457,6 +462,36 @@ class Walk:
             for _ in range(trips):
                 more = self.held.take(blocks[-1].bytes) if is_new else blocks[-1]
                 self.held.append(made.outer.name, more)
+
+
+class _Versions:
+    """The memory of versions of a stage's parameters beside those that it stores.
+
+    `always` is there from the first pass on.
+    """
+
+    def __init__(self, node: Pipeline, stage: int, local: Callable[[Var], TensorType]) -> None:
+        own = [v for part, vs in node.versioned.items() if node.does(part, stage) for v in vs]
+        sizes = [local(v).bytes for v in own]
+        self.bytes, self.largest = sum(sizes), max(sizes, default=0)
+        self.corrected = bool(own) and node.known.schedule.weights == "corrected"
+        if own:
+            self.reads = node.known.versions[stage]
+            self.kept = iter(node.known.kept(stage) if not self.corrected else ())
+        self.rooms = 1
+        behind = self.corrected and max(self.reads.staleness) > 0
+        self.always = self.bytes * behind
+
+    def at(self, action: Action) -> tuple[int, int]:
+        """The memory that is there from an action on, and that which it takes meanwhile."""
+        if self.corrected:
+            apart = self.reads.backward[action.micro] - self.reads.forward[action.micro]
+            copied = self.always and (action.kind == "U" or (action.kind in "BI" and apart))
+            return 0, (self.bytes + self.largest) * bool(copied)
+        if action.kind != "U" or not self.bytes:
+            return 0, 0
+        before, self.rooms = self.rooms, next(self.kept)
+        return self.bytes * (self.rooms - before), 0
 
 
 # --- buffers of collectives ----------------------------------------------------------------------

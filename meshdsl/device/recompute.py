@@ -46,6 +46,54 @@ def recomputed(
         return is_constant(node) or bool(kept & {*node.makes}) or adds
 
     own = [(part, node) for part, node in forward if not is_made_once(node)]
+    return _made_again(forward, backward, own, totals, names, lists)
+
+
+def made_of_weights(
+    pairs: list[Pair], stored: frozenset[Var], totals: frozenset[str], names: Names, lists: set[Var]
+) -> list[Pair]:
+    """The statements of a micro-batch, with those again that parameters alone determine.
+
+    So a backward pass reads what its own version of these makes. `stored` are the parameters.
+    """
+    forward = [(part, node) for part, node in pairs if part in FORWARD]
+    backward = [(part, node) for part, node in pairs if part not in FORWARD]
+    known = dict.fromkeys(stored, True)
+    own = [(part, made) for part, node in forward if (made := _of_weights(node, known)) is not None]
+    return _made_again(forward, backward, own, totals, names, lists)
+
+
+def _of_weights(node: Node, known: dict[Var, bool]) -> Node | None:
+    """What of a statement parameters alone determine, with the numbers of the program.
+
+    `known` says of what they determine whether any parameter does; what is made is added to it.
+    """
+    if isinstance(node, Loop):
+        inner = known | {s.inside: known[s.outer] for s in node.stacked if s.outer in known}
+        for n in node.body:
+            _of_weights(n, inner)
+        body = tuple(n for n in node.body if all(v in inner for v in n.makes))
+        collected = tuple(c for c in node.collected if inner.get(c.inside))
+        known.update((c.outer, True) for c in collected)
+        stacked = tuple(s for s in node.stacked if s.inside in inner)
+        made = replace(node, carries=(), body=body, collected=collected, stacked=stacked)
+        return made if collected else None
+    if not all(v in known for v in node.reads):
+        return None
+    of_weights = any(known[v] for v in node.reads)
+    known.update(dict.fromkeys(node.makes, of_weights))
+    return node if of_weights else None
+
+
+def _made_again(
+    forward: list[Pair],
+    backward: list[Pair],
+    own: list[Pair],
+    totals: frozenset[str],
+    names: Names,
+    lists: set[Var],
+) -> list[Pair]:
+    """The statements, with those of `own` again that the backward pass reads."""
     again = list(_needed(own, _read_by(backward)))
     new = {
         v: replace(v, name=name)

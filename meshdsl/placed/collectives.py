@@ -52,7 +52,8 @@ class Step:
     `dim` is gathered, or split off (slice, reduce_scatter), or split before (all_to_all, zero_fill
     of a split); `to_dim` is split by an all_to_all instead. `axes` are in mesh order, of a slice
     outer first. A halo, or a `window` where nothing is sent, makes the last window of `after`, of
-    the blocks or of a `wider` window.
+    the blocks or of a `wider` window. Of what all devices have the one `at` this coordinate keeps
+    its copy in a zero_fill.
     """
 
     kind: str
@@ -62,6 +63,7 @@ class Step:
     dim: str | None = None
     to_dim: str | None = None
     op: str | None = None
+    at: int = 0
 
     @property
     def moves(self) -> bool:

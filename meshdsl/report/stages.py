@@ -28,7 +28,7 @@ from meshdsl.report.document import Block, Gap, Grid, Picture, counted, duration
 from meshdsl.report.schedules import schedule_picture
 from meshdsl.schedule.table import parsed
 from meshdsl.schedule.times import Times, timed
-from meshdsl.schedule.verify import verify
+from meshdsl.schedule.verify import Verified, verify
 
 Json = dict[str, Any]
 
@@ -63,11 +63,26 @@ def piped(program: Program) -> dict[str, Any]:
             "rows": schedule.text.splitlines() if small else None,
             "early": early,
             **({"layers": list(found.sizes)} if found.sizes else {}),
-            **({"recompute": "stage"} if Part.LOOP_AGAIN in found.parts else {}),
+            **({"recompute": "stage"} if found.recomputes else {}),
             "bubble": str(timed(table, alike(found.sizes, early)).bubble),
             "in_flight": list(table.peaks),
             "peak": peaks,
+            **_updates(table),
         }
+    }
+
+
+def _updates(table: Verified) -> Json:
+    """Of updates on the way: which parameters passes read, and of each stage how old they are.
+
+    `copies` of parameters are held, also for a stage whose passes read the newest ones.
+    """
+    if not table.schedule.updates:
+        return {}
+    return {
+        "weights": table.schedule.weights,
+        "updates_behind": [max(v.staleness) for v in table.versions],
+        "copies": [v.copies for v in table.versions],
     }
 
 
@@ -127,7 +142,10 @@ def pipeline_sentence(pipeline: Json) -> str:
     share = f"{100 * float(Fraction(pipeline['bubble'])):.3g} %"
     idle = f"{pipeline['bubble']} ({share}) of the devices' time is idle"
     again = ", computed again for their backward passes" if "recompute" in pipeline else ""
-    return f"{pipeline['schedule']} over {pipeline['axis']}: {stages}, {batches}{again}; {idle}."
+    rule = pipeline.get("weights")
+    late = f" Stages update on the way ({rule})." if rule else ""
+    head = f"{pipeline['schedule']} over {pipeline['axis']}: {stages}, {batches}{again}"
+    return f"{head}; {idle}.{late}"
 
 
 def by_stage(report: Json) -> Iterator[Block]:
@@ -143,6 +161,9 @@ def by_stage(report: Json) -> Iterator[Block]:
     if "layers" in pipeline and each == "stage":
         head.insert(1, "layers")
         columns.insert(0, map(str, pipeline["layers"]))
+    if "weights" in pipeline:
+        head[-1:-1] = ["updates behind", "copies"]
+        columns[-1:-1] = [map(str, pipeline["updates_behind"]), map(str, pipeline["copies"])]
     rows = [(str(n), *row) for n, row in enumerate(zip(*columns, strict=True))]
     if len(rows) > MOST_STAGES:
         half = MOST_STAGES // 2
@@ -156,9 +177,9 @@ def _picture(pipeline: Json, time: Json | None) -> Picture:
     table = verify(parsed("\n".join(pipeline["rows"])))
     times = alike(pipeline.get("layers", ()), pipeline["early"])
     if time is not None:
-        each = (tuple(map(Fraction, time["passes"][name])) for name in ("F", "I", "W", "send"))
-        forward, inputs, weights, send = each
-        times = Times(forward, inputs, weights, send=send)
+        each = {name: tuple(map(Fraction, found)) for name, found in time["passes"].items()}
+        update = each.get("U", times.update)
+        times = Times(each["F"], each["I"], each["W"], update, each["send"])
     found = timed(table, times)
     ends = "" if time is None else duration(float(found.makespan))
     idle = f"{100 * float(found.bubble):.3g} % of the stages' time is idle"
