@@ -161,6 +161,7 @@ class Walk:
         self.sizes: dict[tuple[Var, int], TensorType] = {}
         self.held = Held(line=program.placed.named.span.line)
         self.shown = shown_by(program) | dict(_Reuse(program).found())
+        self.own = dict(self._kept_copies())
         # What an update rounds is there as it begins.
         self.streamed = streamed(program)
         self.rounded = {found.cast for found in self.streamed.values()}
@@ -170,6 +171,14 @@ class Walk:
         self.numbers: dict[Var, Any] = {}
         # What dies after each statement of a pipeline.
         self.dead: dict[Node, tuple[Var, ...]] = {}
+
+    def _kept_copies(self) -> Iterator[tuple[Var, Var]]:
+        """What this device has all of in a sum over stages, and others have zeros for."""
+        pipe = self.program.placed.pipe
+        for node in self.program.body:
+            if isinstance(node, Move) and node.step.kind == "zero_fill" and pipe is not None:
+                if node.step.axes == (pipe.axis,) and node.step.at == self.device:
+                    yield node.target, node.source
 
     @property
     def states(self) -> tuple[Var, ...]:
@@ -250,7 +259,7 @@ class Walk:
 
     def _memory(self, var: Var, line: int) -> Block:
         """The memory of a new variable: its own, or that of one it shows or overwrites."""
-        source = self.shown.get(var)
+        source = self.own.get(var) or self.shown.get(var)
         block = None if source is None else self.held.names.get(source.name)
         return block or self.held.take(self.local(var).bytes, line)
 
@@ -372,13 +381,16 @@ class Walk:
         versions = {stage: _Versions(node, stage, self.local) for stage in passes}
         now = self.held.now + sum(found.always for found in versions.values())
         for action in node.rows[self.device]:
-            grown, beside = versions[action.stage].at(action)
-            now += grown
+            found = versions[action.stage]
+            now += found.grown(action)
             for kind in node.passes_of(action.kind):
                 most, line, held = passes[action.stage][kind]
-                if now + most + beside > self.held.most:
-                    self.held.most, self.held.line = now + most + beside, line
+                most = found.most(action, most)
+                if now + most > self.held.most:
+                    self.held.most, self.held.line = now + most, line
                 now += held
+        # What keeps versions is there to the end, as the functions of passes are.
+        self.held.take(now - self.held.now)
 
     def _passes(self, node: Pipeline, stage: int) -> dict[str, tuple[int, int, int]]:
         """Walk the passes of a stage; the most memory of each, its line, and what it leaves."""
@@ -475,23 +487,26 @@ class _Versions:
         sizes = [local(v).bytes for v in own]
         self.bytes, self.largest = sum(sizes), max(sizes, default=0)
         self.corrected = bool(own) and node.known.schedule.weights == "corrected"
-        if own:
-            self.reads = node.known.versions[stage]
-            self.kept = iter(node.known.kept(stage) if not self.corrected else ())
+        self.kept = iter(node.known.kept(stage) if own and not self.corrected else ())
         self.rooms = 1
-        behind = self.corrected and max(self.reads.staleness) > 0
+        self.reads = node.known.versions[stage] if self.corrected else None
+        behind = self.reads is not None and max(self.reads.staleness) > 0
         self.always = self.bytes * behind
 
-    def at(self, action: Action) -> tuple[int, int]:
-        """The memory that is there from an action on, and that which it takes meanwhile."""
-        if self.corrected:
-            apart = self.reads.backward[action.micro] - self.reads.forward[action.micro]
-            copied = self.always and (action.kind == "U" or (action.kind in "BI" and apart))
-            return 0, (self.bytes + self.largest) * bool(copied)
-        if action.kind != "U" or not self.bytes:
-            return 0, 0
+    def grown(self, action: Action) -> int:
+        """The memory that is there from an action on."""
+        if action.kind != "U" or not self.bytes or self.corrected:
+            return 0
         before, self.rooms = self.rooms, next(self.kept)
-        return self.bytes * (self.rooms - before), 0
+        return self.bytes * (self.rooms - before)
+
+    def most(self, action: Action, most: int) -> int:
+        """The most memory of a pass: with what it estimates, or an update with what it corrects."""
+        if self.reads is None or not self.always:
+            return most
+        read, before = self.reads.backward[action.micro], self.reads.forward[action.micro]
+        copied = action.kind == "U" or (action.kind in "BI" and read != before)
+        return self.bytes + max(most, self.largest) if copied else most
 
 
 # --- buffers of collectives ----------------------------------------------------------------------
