@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from meshdsl import batches
 from meshdsl.analysis import analyse
 from meshdsl.cluster.profile import load
 from meshdsl.cluster.timing import Timing, refuse_uneven
@@ -21,6 +20,7 @@ from meshdsl.named.attention import spoken_names
 from meshdsl.named.build import build, choose_program, finish_named
 from meshdsl.named.declarations import Declarations, declare
 from meshdsl.named.ir import Program as NamedProgram
+from meshdsl.placed import batches
 from meshdsl.placed.ir import Program as PlacedProgram
 from meshdsl.placed.place import Search, check_policy
 from meshdsl.placed.reshard import MESSAGE_BYTES, Price

@@ -27,9 +27,9 @@ from meshdsl.backends.engines.reference import (
     run_nodes,
 )
 from meshdsl.backends.runtime.values import Array
-from meshdsl.batches import check_built, check_table, count_of
 from meshdsl.named.ir import Loop, Value
 from meshdsl.pipeline import Compilation
+from meshdsl.placed.batches import check_built, check_table, count_of
 from meshdsl.placed.stage_parts import Section, StageParts, StageUpdate
 from meshdsl.placed.stages import Piped
 from meshdsl.schedule.table import ANNEAL, Action

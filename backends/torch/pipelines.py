@@ -428,8 +428,8 @@ class Pipelines(CutNetworks):
 
 
 def _is_in(name: str, text: str) -> bool:
-    """Whether a text has a name."""
-    return re.search(rf"\b{re.escape(name)}\b", text) is not None
+    """Whether statements have a name; what stands in comments does not count."""
+    return re.search(rf"(?m)^[^#\n]*\b{re.escape(name)}\b", text) is not None
 
 
 def _is_assigned(name: str, text: str) -> bool:

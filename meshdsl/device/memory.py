@@ -13,6 +13,7 @@ from typing import Any
 
 from meshdsl.device.disk import streamed
 from meshdsl.device.ir import (
+    INPUTS,
     Bucket,
     Collective,
     Compute,
@@ -35,6 +36,7 @@ from meshdsl.device.liveness import (
     kept_after,
     kept_inside,
     left_over,
+    reads,
     shown_by,
     shows_operand,
     sums,
@@ -483,19 +485,23 @@ class _Versions:
     """
 
     def __init__(self, node: Pipeline, stage: int, local: Callable[[Var], TensorType]) -> None:
-        own = [v for part, vs in node.versioned.items() if node.does(part, stage) for v in vs]
-        sizes = [local(v).bytes for v in own]
-        self.bytes, self.largest = sum(sizes), max(sizes, default=0)
-        self.corrected = bool(own) and node.known.schedule.weights == "corrected"
-        self.kept = iter(node.known.kept(stage) if own and not self.corrected else ())
+        read = {v for n in node.of(*INPUTS) for v in reads(n)}
+        own = [vs for part, vs in node.versioned.items() if node.does(part, stage)]
+        sizes = [[local(v).bytes for v in vs] for vs in own]
+        self.bytes, self.largest = sum(map(sum, sizes)), max(map(max, sizes), default=0)
+        # Of what a part of an update makes, a pass reads a version of all or of none.
+        pairs = zip(own, sizes, strict=True)
+        self.estimated = sum(sum(each) for vs, each in pairs if not read.isdisjoint(vs))
+        corrected = bool(own) and node.known.schedule.weights == "corrected"
+        self.kept = iter(node.known.kept(stage) if own and not corrected else ())
         self.rooms = 1
-        self.reads = node.known.versions[stage] if self.corrected else None
+        self.reads = node.known.versions[stage] if corrected else None
         behind = self.reads is not None and max(self.reads.staleness) > 0
         self.always = self.bytes * behind
 
     def grown(self, action: Action) -> int:
         """The memory that is there from an action on."""
-        if action.kind != "U" or not self.bytes or self.corrected:
+        if action.kind != "U" or not self.bytes or self.reads is not None:
             return 0
         before, self.rooms = self.rooms, next(self.kept)
         return self.bytes * (self.rooms - before)
@@ -505,8 +511,9 @@ class _Versions:
         if self.reads is None or not self.always:
             return most
         read, before = self.reads.backward[action.micro], self.reads.forward[action.micro]
-        copied = action.kind == "U" or (action.kind in "BI" and read != before)
-        return self.bytes + max(most, self.largest) if copied else most
+        estimates = action.kind in "BI" and read != before
+        beside = {"U": self.bytes}.get(action.kind, self.estimated * estimates)
+        return beside + max(most, self.largest) if beside else most
 
 
 # --- buffers of collectives ----------------------------------------------------------------------

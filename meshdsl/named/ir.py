@@ -150,7 +150,7 @@ class Goal:
 
     `norm` is the name of the output that is the norm of the whole gradient, where it is measured.
     An update takes the mean gradient of all batches that are accumulated, or of so many of them as
-    are `taken` where it is made on the way (`batches.py`).
+    are `taken` where it is made on the way (`placed/batches.py`).
     """
 
     loss: Value
