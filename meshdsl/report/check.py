@@ -76,8 +76,8 @@ def placement_checks(found: Analysis, options: Options) -> Iterator[Diagnostics]
 def _place(program: named.Program, declarations: Declarations, options: Options) -> None:
     """Place a program, which may be refused; the stages of a pipeline may be too.
 
-    What is refused with a plan that is not searched for is so only if it is with the asked one. No
-    device program updates on the way; such a table is carried out by the reference engine.
+    What is refused with a plan that is not searched for is so only if it is with the asked one.
+    Where stages update on the way, devices run another program than the one that is placed here.
     """
     policy = "deferred" if options.reduce == "optimal" else options.reduce
     result = place_named(program, declarations, replace(options, reduce=policy), Diagnostics())
