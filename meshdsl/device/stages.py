@@ -107,10 +107,10 @@ def _of_loop(
     sends = _sends(node.body, parts, pipe, program.mesh, table, names)
     pairs = sorted([*zip(parts, node.body, strict=True), *sends], key=lambda pair: pair[0])
     if pipe.use is not None and pipe.use.recompute:
-        pairs = recomputed(pairs, totals(node), names, lists)
+        pairs = recomputed(pairs, node, names, lists)
     elif table.changes:
         stored = frozenset(old for old, _ in program.updates if old.value.role == "param")
-        pairs = made_of_weights(pairs, stored, totals(node), names, lists)
+        pairs = made_of_weights(pairs, node, stored, names, lists)
     program = replace(program, lists=frozenset(lists))
     return sorted(_in_halves(pairs, program, pipe, names, lists), key=lambda pair: pair[0])
 

@@ -142,6 +142,7 @@ class _Updates:
         """The program with the update in the loop."""
         nodes = self._needed()
         owners = _Owners(self.loop, self.use, self.source, nodes)
+        self._check_read(owners)
         homes = [(owners.of(n), made) for n in nodes if (made := self._moved(n)) is not None]
         parts = sorted(((UPDATES[home], n) for home, n in homes), key=lambda pair: pair[0])
         carries = [
@@ -170,6 +171,22 @@ class _Updates:
                 needed.update(reads(node))
                 found.append(node)
         return found[::-1]
+
+    def _check_read(self, owners: _Owners) -> None:
+        """Refuse what other stages make of a parameter that one updates: theirs is of no version.
+
+        They do where a value from before the loop is read in it, or behind it (`stages.py`).
+        """
+        stored = {old for old, _ in self.source.updates}
+        for node, part in zip(self.loop.body, self.loop.parts, strict=True):
+            for var in stored.intersection(reads(node)):
+                home = owners.home(var)
+                if home not in ("every", part.stages):
+                    name = f"`{var.value.label}`"
+                    message = f"{name} is updated on the {home} stage, and others read it as well"
+                    help = "hand on what is made of it, as what the loop carries; or "
+                    help += "`meshdsl train --engine reference` trains by this table"
+                    fail("MD0335", message, node.span, help=help)
 
     def _check_outputs(self, made: set[Var]) -> None:
         """Refuse an output of which stages make several in a step."""

@@ -84,6 +84,11 @@ def check_devices(part: Program, pipe: Piped, table: Verified) -> None:
     if table.schedule.weights == "corrected" and any(s.copies for s in part.states):
         message = "steps of parameters that have a copy in f32 are not corrected yet"
         fail("MD0335", message, use.span, help=f"leave `compute=` out; or {reference}")
+    for output in part.outputs:
+        if output.value.type.dims:
+            message = f"`{output.name}` is returned of each micro-batch, and no device joins them"
+            help = f"take a number: its mean, for example; or {reference}"
+            fail("MD0335", message, output.span, help=help)
     if any(v.role == "seed" for v in part.inputs) and pipe.cut is not None:
         message = "random numbers differ from batch to batch, and no device cuts their seed yet"
         help = f"let the optimizer accumulate the batches; or {reference}"

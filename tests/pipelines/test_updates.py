@@ -306,6 +306,7 @@ def test_a_step_is_compared_with_the_replay_of_its_table() -> None:
 
 
 TIED = ENDS.replace("einsum(x, h ->", "einsum(x, a ->").replace("  param h[model, out]\n", "")
+SKIP = ENDS.replace("  repeat l", "  y = x\n  repeat l").replace("x, h ->", "x + y, h ->")
 TWICE = """
 schedule two(stages=4, micro=2) {
   0: F0 F1 F0@2 F1@2 B0@2 U0@2 B1@2 U1@2 B0 U0 B1 U1
@@ -329,6 +330,11 @@ schedule own(stages=2, micro=3) {
         (ENDS, "ampnet[batch](1)", "sgd(0.1)", "MD0335", "of one micro-batch"),
         (ENDS, "pipemare[batch](8, recompute=stage)", "sgd(0.1)", "MD0335", "keep nothing"),
         (ENDS, "pipemare[batch](8)", "adamw(lr=0.1, compute=bf16)", "MD0335", "a copy in f32"),
+        (SKIP, "pipedream[batch](8)", "sgd(0.1)", "MD0335", "others read it as well"),
+        (ENDS.replace("return loss", "return loss, x"), "ampnet[batch](8)", "sgd(0.1)", "MD0335",
+         "no device joins them"),
+        (ENDS.replace("batch = 32", "batch = 24"), "ampnet[batch](8)", "sgd(0.1)", "MD0331",
+         "does not divide over 2 devices"),
         (ENDS + TWICE, "two[batch]", "sgd(0.1)", "MD0335", "several stages of a device"),
         (THIRDS + UNEQUAL.replace("FIRST", ""), "own[batch]", "sgd(0.1)", "MD0337", "unequally"),
         (THIRDS + UNEQUAL.replace("FIRST", "U1"), "own[batch]", "sgd(0.1)", "MD0335", "unequally"),
@@ -339,8 +345,9 @@ schedule own(stages=2, micro=3) {
 def test_what_no_device_does_is_refused(
     text: str, schedule: str, opt: str, code: str, said: str
 ) -> None:
+    mesh = "data:2,pipe:2" if code == "MD0331" else "pipe:2"
     with pytest.raises(DiagnosticError) as caught:
-        _ = compiled(text, schedule, opt, dtype=None).device
+        _ = compiled(text, schedule, opt, mesh, dtype=None).device
     (found,) = caught.value.diagnostics
     assert (found.code, bool(found.help), bool(found.span)) == (code, True, True)
     assert said in found.message
