@@ -339,7 +339,6 @@ class Pipeline(Loop):
     are those that are looked at; empty: those of any device. `sizes` are the iterations of each
     stage, where these are not as many as its loops say: then that is the largest of them. Where
     rules cut a network, `homes` has the stages of each statement, which then stand stage by stage.
-    The sums that an update on the way has `taken` begin anew behind it.
     """
 
     axis: str = ""
@@ -348,7 +347,6 @@ class Pipeline(Loop):
     stages: tuple[int, ...] = ()
     homes: tuple[Ends, ...] = ()
     sizes: tuple[int, ...] = ()
-    taken: tuple[Var, ...] = ()
 
     def of(self, *parts: Part, stage: int | None = None) -> tuple[Node, ...]:
         """The statements of some parts; of a network that is cut, those of one stage."""
@@ -450,6 +448,13 @@ class Pipeline(Loop):
     def passes_of(self, kind: str) -> tuple[str, ...]:
         """What a stage does for an action: B is both halves where there are halves."""
         return (kind,) if kind in self.passes else ("I", "W")
+
+    @property
+    def taken(self) -> tuple[Var, ...]:
+        """The sums that an update on the way takes: behind it they begin anew."""
+        read = {v for n in self.of(*UPDATE) for v in n.reads}
+        sums = (c.next for c in self.carries if c.inside.value.role == "activation")
+        return tuple(v for v in sums if v in read)
 
     @property
     def versioned(self) -> dict[Part, tuple[Var, ...]]:

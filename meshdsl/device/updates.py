@@ -203,13 +203,11 @@ class _Updates:
     def _with(self, parts: list[tuple[Part, Node]], carries: list[Carry[Var]]) -> Pipeline:
         """The loop with the statements of the update."""
         body = tuple(renamed(n, self.inside) for n in self.loop.body)
-        read = {v for _, n in parts for v in reads(n)}
         return replace(
             self.loop,
             body=(*body, *(n for _, n in parts)),
             parts=(*self.loop.parts, *(part for part, _ in parts)),
             carries=(*self.loop.carries, *carries),
-            taken=tuple(c.next for c in self.loop.carries if c.next in read),
         )
 
     # --- statements of the update ----------------------------------------------------------------

@@ -51,7 +51,8 @@ def step_text(step: Step) -> str:
         return f"{step.kind} {_window(step.window)} over {over}"
     moved = _splits(step.after) if step.kind == "permute" else None
     words = [step.kind, step.op, step.dim, f"to {step.to_dim}" if step.to_dim else None, moved]
-    return f"{' '.join(w for w in words if w)} over {', '.join(step.axes)}"
+    kept = f" at {step.at}" if step.at else ""
+    return f"{' '.join(w for w in words if w)} over {', '.join(step.axes)}{kept}"
 
 
 NO_WHOLES: Mapping[str, int] = {}

@@ -17,6 +17,8 @@ from meshdsl.backends.engines.in_process import LocalRun, run_local
 from meshdsl.backends.engines.reference import made_up, whole_specs
 from meshdsl.backends.engines.replay import Replayed, replay_of
 from meshdsl.backends.runtime.versions import Versions
+from meshdsl.device.parser import parse_program
+from meshdsl.device.printer import print_program
 from meshdsl.diagnostics import DiagnosticError, Source
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.report.explain import explain
@@ -271,6 +273,14 @@ def test_other_stages_are_told_what_one_has_updated() -> None:
     assert told
     plain = explain(compiled(MLP, "ampnet[batch](8)", "adamw(lr=0.01)").device)
     assert not [c for c in plain["collectives"] if "alone updates it" in str(c)]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_device_program_is_read_back(rule: str) -> None:
+    """With batches that are accumulated: one that is cut has two sizes, which a text has not."""
+    made = compiled(ENDS, rule, "adamw(lr=0.01, accumulate=8)", "data:2,pipe:2")
+    text = print_program(made.device)
+    assert print_program(parse_program(text)) == text
 
 
 # --- engines -------------------------------------------------------------------------------------
