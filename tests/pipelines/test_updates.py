@@ -19,8 +19,9 @@ from meshdsl.backends.engines.replay import Replayed, replay_of
 from meshdsl.backends.runtime.versions import Versions
 from meshdsl.device.parser import parse_program
 from meshdsl.device.printer import print_program
-from meshdsl.diagnostics import DiagnosticError, Source
+from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options
+from meshdsl.report.check import check_source
 from meshdsl.report.explain import explain
 from meshdsl.schedule.registry import generate
 from meshdsl.schedule.table import row_text
@@ -361,3 +362,18 @@ def test_what_no_device_does_is_refused(
     (found,) = caught.value.diagnostics
     assert (found.code, bool(found.help), bool(found.span)) == (code, True, True)
     assert said in found.message
+
+
+def test_check_says_what_stages_cannot_update_apart() -> None:
+    """What no device does yet it does not: the reference engine trains by such a table."""
+
+    def told(schedule: str, opt: str) -> list[str]:
+        text = f"{ENDS.replace('OPT', opt)}\nmesh m = {{ pipe: 2 }}\n"
+        source = Source("p.mdsl", f"{text}layout late {{ l -> pipe }} with {schedule}\n")
+        found = Diagnostics()
+        check_source(source, Options(), found)
+        return [d.code for d in found]
+
+    assert told("pipedream[batch](8)", "sgd(0.1)") == []
+    assert told("pipedream[batch](8)", "sgd(0.1, clip=1.0)") == ["MD0337"]
+    assert told("pipedream[batch](1)", "sgd(0.1)") == []
