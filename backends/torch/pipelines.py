@@ -205,7 +205,8 @@ class Pipelines(CutNetworks):
                 how = str(self._pipe.use.anneal)
             self.used.add(kind := "Corrected" if rule == "corrected" else "Versions")
             names = ", ".join([f"SCHEDULE[{device}]", how, *self._names([*params])])
-            self.out.statement(f"{VERSIONS[part]} = {kind}({names})")
+            with self._of_part(node, part):
+                self.out.statement(f"{VERSIONS[part]} = {kind}({names})")
 
     @contextmanager
     def _reading(self, node: Pipeline, *rules: str) -> Iterator[None]:
