@@ -65,6 +65,8 @@ AGAIN = MLP.replace("    x =", "    recompute {\n    x =").replace(
     "model]\n  }", "model]\n    }\n  }"
 )
 
+DROPPED = ENDS.replace("square(x - t)", "square(dropout(x, 0.5) - t)")
+
 TOKENS = """
 dim batch = 16, seq = 6, model = 8, hidden = 12, l = 4, vocab = 16
 program p(tokens[batch, seq]: i32, targets[batch, seq]: i32) {
@@ -169,6 +171,7 @@ OTHERS = {
     "following rate": (ENDS, "RULE[batch](8)", "adamw(lr=cosine(0.01, 30))", "pipe:2"),
     "factored": (ENDS, "RULE[batch](8)", "adafactor(0.1)", "pipe:2"),
     "accumulated": (ENDS, "RULE", "adamw(lr=0.01, accumulate=8)", "data:2,pipe:2"),
+    "dropped": (DROPPED, "RULE", "adamw(lr=0.01, accumulate=8)", "data:2,pipe:2"),
     "recompute": (AGAIN, "RULE[batch](8)", "momentum(0.1)", "pipe:4"),
 }  # fmt: skip
 
