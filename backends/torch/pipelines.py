@@ -89,7 +89,7 @@ class Pipelines(CutNetworks):
                 names = ", ".join(self._names(halves))
                 self.out.statement(f"kept_weights[{self.arguments}] = {names}")
         if halves is not None:
-            with self._function("weights"):
+            with self._function("weights"), self._reading(node, "stashed", "buffered"):
                 if halves:
                     names = ", ".join(self._names(halves))
                     self.out.statement(f"{names} = kept_weights.pop({self._key()})")

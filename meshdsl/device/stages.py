@@ -69,7 +69,7 @@ def pipelined(program: Program) -> Program:
     at, loop = loop_of(program, pipe)
     table = _table(program, pipe, loop.dim.size)
     if table.schedule.updates:
-        program = sunk(program, at)
+        program = sunk(program, pipe)
         at, loop = loop_of(program, pipe)
     names = Names(names_of(program))
     program, loop = in_chunks(program, loop, pipe, names)

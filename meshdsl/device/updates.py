@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from meshdsl.device.ir import (
+    WEIGHTS,
     Compute,
     Loop,
     Move,
@@ -100,23 +101,33 @@ def _slice(given: Var, item: Stacked[Var], axis: str, dim: str, loop: Loop) -> M
 # --- updates -------------------------------------------------------------------------------------
 
 
-def sunk(program: Program, at: int) -> Program:
+def sunk(program: Program, pipe: Piped) -> Program:
     """The program with what is made of parameters before the loop made in each of its passes.
 
-    There is another version of it after each update.
+    There is another version of it after each update. Raises MD0335 where it is made of all stages.
     """
-    loop = program.body[at]
-    assert isinstance(loop, Loop)
+    at, loop = loop_of(program, pipe)
     stored = {old for old, _ in program.updates}
     made: set[Var] = set()
     moved: list[Node] = []
     for node in program.body[:at]:
         if not (stored | made).isdisjoint(reads(node)):
+            _check_stored(node, pipe)
             moved.append(node)
             made.update(node.makes)
     stay = tuple(n for n in program.body[:at] if n not in moved)
     loop = replace(loop, body=(*moved, *loop.body))
     return replace(program, body=(*stay, loop, *program.body[at + 1 :]))
+
+
+def _check_stored(node: Node, pipe: Piped) -> None:
+    """Refuse a parameter that comes to its stage from others before the first micro-batch."""
+    if isinstance(node, Move) and pipe.axis in node.step.axes:
+        assert pipe.use is not None, "updates on the way are those of a schedule"
+        message = f"`{node.source.value.label}` is not stored where its stage updates it"
+        help = f"leave out the rule for `params` that goes over `{pipe.axis}`, or write the axis "
+        help += f"behind it: `params: {pipe.dim} -> ({pipe.axis}, data)`"
+        fail("MD0335", message, pipe.use.span, help=help)
 
 
 def updated_on_the_way(program: Program, at: int) -> Program:
@@ -177,10 +188,14 @@ class _Updates:
 
         They do where a value from before the loop is read in it, or behind it (`stages.py`).
         """
-        stored = {old for old, _ in self.source.updates}
+        stored, known = {old for old, _ in self.source.updates}, self.loop.known
         for node, part in zip(self.loop.body, self.loop.parts, strict=True):
             for var in stored.intersection(reads(node)):
                 home = owners.home(var)
+                if part in WEIGHTS and known.schedule.halves and known.changes:
+                    message = f"`{var.value.label}` is read in the second half of a backward pass, "
+                    message += "which may come behind an update"
+                    self._refuse(message, "write B for I and W, or take `weights=stashed`")
                 if home not in ("every", part.stages):
                     name = f"`{var.value.label}`"
                     message = f"{name} is updated on the {home} stage, and others read it as well"

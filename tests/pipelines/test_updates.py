@@ -188,15 +188,30 @@ def test_what_a_stage_received_may_be_all_that_it_keeps(rule: str) -> None:
     holds(stepped(compiled(ENDS, f"{rule}[batch](8, recompute=stage)", "momentum(0.1)", "pipe:4")))
 
 
-@pytest.mark.parametrize("rule", ["latest", "stashed"])
-def test_a_declared_table_with_halves(rule: str) -> None:
-    rows = f"""
-schedule mine(stages=2, micro=4, weights={rule}) {{
-  0: F0 F1 I0 W0 U0 F2 I1 F3 W1 U1 I2 W2 U2 I3 W3 U3
+HALVES = """
+schedule mine(stages=2, micro=4, weights=RULE) {
+  0: F0 F1 I0 I1 W0 U0 F2 W1 U1 I2 F3 W2 U2 I3 W3 U3
   1: F0 I0 F1 W0 U0 I1 W1 U1 F2 I2 W2 U2 F3 I3 W3 U3
-}}
+}
 """
+DEEP = ENDS.replace(
+    "(einsum(x, a ->", "(einsum(tanh(einsum(x, c -> [batch, out]))[out -> model], a ->"
+)
+DEEP = DEEP.replace("  param a", "  param c[model, out]\n  param a")
+"""The gradient of a parameter of the first stage needs another one."""
+
+
+@pytest.mark.parametrize("rule", ["latest", "stashed", "corrected"])
+def test_a_declared_table_with_halves(rule: str) -> None:
+    rows = HALVES.replace("RULE", rule)
     holds(stepped(compiled(ENDS + rows, "mine[batch]", "adamw(lr=0.01)")))
+
+
+def test_a_second_half_behind_an_update_reads_the_version_of_the_first() -> None:
+    stashed, latest = (DEEP + HALVES.replace("RULE", rule) for rule in ("stashed", "latest"))
+    holds(stepped(compiled(stashed, "mine[batch]", "momentum(0.1)")))
+    with pytest.raises(DiagnosticError, match="in the second half of a backward pass"):
+        _ = compiled(latest, "mine[batch]", "momentum(0.1)").device
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -361,6 +376,21 @@ def test_what_no_device_does_is_refused(
     (found,) = caught.value.diagnostics
     assert (found.code, bool(found.help), bool(found.span)) == (code, True, True)
     assert said in found.message
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("params: l -> data", "is not stored where its stage updates it"),
+        ("state: model -> (data, pipe)", "an update needs all stages"),
+    ],
+)
+def test_what_is_stored_over_the_stages_is_refused(rule: str, said: str) -> None:
+    text = f"{ENDS.replace('OPT', 'adamw(lr=0.01)')}\nlayout chosen {{ l -> pipe, batch -> data, "
+    source = Source("p.mdsl", f"{text}{rule} }} with pipedream[batch](8)\n")
+    with pytest.raises(DiagnosticError, match=said) as caught:
+        _ = Compilation(source, Options(mesh="data:2,pipe:2", layout="chosen")).device
+    assert [d.code for d in caught.value.diagnostics] == ["MD0335"]
 
 
 def test_check_says_what_stages_cannot_update_apart() -> None:
