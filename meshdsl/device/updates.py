@@ -11,7 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NoReturn
 
+from meshdsl.device.aliases import shared
 from meshdsl.device.ir import (
+    FORWARD,
+    INPUTS,
     WEIGHTS,
     Compute,
     Loop,
@@ -154,6 +157,9 @@ class _Updates:
         nodes = self._needed()
         owners = _Owners(self.loop, self.use, self.source, nodes)
         self._check_read(owners)
+        assert not self.loop.known.changes or self._shows_none(), (
+            "an update writes over what is kept"
+        )
         homes = [(owners.of(n), made) for n in nodes if (made := self._moved(n)) is not None]
         parts = sorted(((UPDATES[home], n) for home, n in homes), key=lambda pair: pair[0])
         carries = [
@@ -202,6 +208,17 @@ class _Updates:
                     help = "hand on what is made of it, as what the loop carries; or "
                     help += "`meshdsl train --engine reference` trains by this table"
                     fail("MD0335", message, node.span, help=help)
+
+    def _shows_none(self) -> bool:
+        """Whether nothing that a forward pass keeps for its backward pass shows a parameter.
+
+        An update writes over those; what they determine alone is made again (`recompute.py`).
+        """
+        owners = shared(self.source)
+        stored = {owners.get(old, old) for old, _ in self.source.updates}
+        kept = {v for n in self.loop.of(*FORWARD) for v in n.makes}
+        read = {v for n in self.loop.of(*INPUTS, *WEIGHTS) for v in reads(n)}
+        return stored.isdisjoint(owners.get(v, v) for v in kept & read)
 
     def _check_outputs(self, made: set[Var]) -> None:
         """Refuse an output of which stages make several in a step."""
