@@ -65,6 +65,9 @@ AGAIN = MLP.replace("    x =", "    recompute {\n    x =").replace(
     "model]\n  }", "model]\n    }\n  }"
 )
 
+NORMED = ENDS.replace("+ b)[out -> model]\n", "+ b)[out -> model]\n    x = x - mean[batch](x)\n")
+"""With the mean of a micro-batch: in a drained pipeline it is of the whole batch (MD0332)."""
+
 DROPPED = ENDS.replace("square(x - t)", "square(dropout(x, 0.5) - t)")
 
 TOKENS = """
@@ -171,6 +174,7 @@ OTHERS = {
     "following rate": (ENDS, "RULE[batch](8)", "adamw(lr=cosine(0.01, 30))", "pipe:2"),
     "factored": (ENDS, "RULE[batch](8)", "adafactor(0.1)", "pipe:2"),
     "accumulated": (ENDS, "RULE", "adamw(lr=0.01, accumulate=8)", "data:2,pipe:2"),
+    "normed": (NORMED, "RULE[batch](8)", "adamw(lr=0.01)", "data:2,pipe:2"),
     "dropped": (DROPPED, "RULE", "adamw(lr=0.01, accumulate=8)", "data:2,pipe:2"),
     "recompute": (AGAIN, "RULE[batch](8)", "momentum(0.1)", "pipe:4"),
 }  # fmt: skip
