@@ -20,9 +20,12 @@ from meshdsl.named.attention import spoken_names
 from meshdsl.named.build import build, choose_program, finish_named
 from meshdsl.named.declarations import Declarations, declare
 from meshdsl.named.ir import Program as NamedProgram
+from meshdsl.placed import batches
 from meshdsl.placed.ir import Program as PlacedProgram
 from meshdsl.placed.place import Search, check_policy
 from meshdsl.placed.reshard import MESSAGE_BYTES, Price
+from meshdsl.placed.stages import Piped
+from meshdsl.schedule.use import ScheduleUse
 from meshdsl.syntax import ast
 
 if TYPE_CHECKING:
@@ -165,7 +168,7 @@ class Compilation:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether stages update on the way: no device program does, the reference engine can."""
+        """Whether stages update on the way: then each micro-batch is a batch of its own."""
         pipe = self.placed.pipe
         return pipe is not None and pipe.use is not None and pipe.use.asynchronous
 
@@ -177,7 +180,44 @@ class Compilation:
     @cached_property
     def device(self) -> DeviceProgram:
         """The statements of each device, collectives among them."""
-        return lower_placed(self.placed)
+        return lower_placed(self._apart if self.asynchronous else self.placed)
+
+    @cached_property
+    def _apart(self) -> PlacedProgram:
+        """The placed program of devices whose stages update on the way: it accumulates batches."""
+        pipe = self.placed.pipe
+        assert pipe is not None, "updates on the way are those of stages"
+        assert pipe.use is not None, "updates on the way are those of a schedule"
+        batches.check_built(pipe)
+        micro, cut = batches.count_of(self.named, pipe), pipe.cut
+        table = pipe.use.verified(self.placed.mesh.size(pipe.axis), micro)
+        batches.check_apart(self.of_batches(pipe), pipe, table)
+        program = self.of_batches(pipe, micro, batches.taken(pipe, table))
+        apart = None if cut is None else (cut.dims[0], micro, cut.axis)
+        use = replace(pipe.use, dims=(), micro=None, apart=apart)
+        return place_named(program, self.declarations, self.options, Diagnostics(), use)
+
+    def of_batches(self, pipe: Piped, count: int = 1, taken: int = 1) -> NamedProgram:
+        """The step of `count` micro-batches, each a batch of its own.
+
+        Gradients of several are added up, and divided by how many are `taken` into an update.
+        Raises MD0331 and MD0337 for what cannot be cut so.
+        """
+        cut, made = pipe.cut, self
+        if cut is not None:
+            sizes = {**self.options.set_dims, cut.dims[0]: batches.part_of(self.named, cut)}
+            chosen = replace(self.options, set_dims=sizes)
+            made = Compilation(self.source, chosen, Diagnostics(), Known(self.tree))
+        written, options = made.written, made.options
+        goal = written.goal
+        assert goal is not None, "what is cut is a training step"
+        given = {**goal.optimizer.options, "accumulate": count}
+        goal = replace(goal, optimizer=replace(goal.optimizer, options=given), taken=taken)
+        spoken = spoken_names(made.declarations) if options.fused else None
+        found = finish_named(replace(written, goal=goal), options.dtype, False, spoken=spoken)
+        if count == 1:
+            batches.check_sizes(self.named, found, cut)
+        return found
 
     @cached_property
     def emitted(self) -> ProgramText:
@@ -185,7 +225,13 @@ class Compilation:
         from meshdsl.backends.draws import draws
         from meshdsl.backends.torch.text import emit
 
-        return emit(self.device, draws(self.named))
+        found, device = draws(self.named), self.device
+        if self.asynchronous:
+            # Inputs are those of the whole step, whatever micro-batches are made of.
+            whole = {value.label: draw for value, draw in found.items() if value.role == "input"}
+            given = {v.value: whole[v.value.label] for v in device.inputs if v.value.label in whole}
+            found = draws(device.placed.named) | given
+        return emit(device, found)
 
     @property
     def text(self) -> str:
@@ -301,9 +347,16 @@ def written(declarations: Declarations, name: str | None, diagnostics: Diagnosti
 
 
 def place_named(
-    program: NamedProgram, declarations: Declarations, options: Options, diagnostics: Diagnostics
+    program: NamedProgram,
+    declarations: Declarations,
+    options: Options,
+    diagnostics: Diagnostics,
+    schedule: ScheduleUse | None = None,
 ) -> PlacedProgram:
-    """The placed program under the chosen mesh, layout and policy, verified."""
+    """The placed program under the chosen mesh, layout and policy, verified.
+
+    `schedule` is taken in the place of the layout's.
+    """
     from meshdsl.placed.layout import Layout, resolve_layout, resolve_mesh
     from meshdsl.placed.lint import lint, lint_sbp
     from meshdsl.placed.place import place
@@ -319,6 +372,7 @@ def place_named(
         lint_sbp(program, asked, found)
     else:
         asked = resolve_layout(declarations, options.layout, mesh, options.schedule)
+        asked = replace(asked, schedule=schedule or asked.schedule)
         lint(program, asked, found)
     diagnostics.add(*found)
     found.raise_errors()
@@ -354,10 +408,12 @@ def lower_placed(program: PlacedProgram, told: bool = True) -> DeviceProgram:
     from meshdsl.device.overlap import overlapped
     from meshdsl.device.stages import pipelined
     from meshdsl.device.sums import summed_in_place
+    from meshdsl.device.updates import given_whole
     from meshdsl.device.verify import verify
 
     result = lower(program, told=told)
-    for made in (None, in_micro_batches, summed_in_place, pipelined, in_buckets, overlapped):
+    steps = (in_micro_batches, given_whole, summed_in_place, pipelined, in_buckets, overlapped)
+    for made in (None, *steps):
         result = made(result) if made else result
         if told:
             verify(result)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from meshdsl.backends.engines.micro_batches import Arrays, MicroBatches, count_of
+from meshdsl.backends.engines.micro_batches import Arrays, MicroBatches
 from meshdsl.backends.engines.reference import (
     Slices,
     Values,
@@ -26,11 +26,11 @@ from meshdsl.backends.engines.reference import (
     leave,
     run_nodes,
 )
-from meshdsl.backends.engines.stage_parts import Section, StageParts, StageUpdate
 from meshdsl.backends.runtime.values import Array
-from meshdsl.diagnostics import fail
 from meshdsl.named.ir import Loop, Value
 from meshdsl.pipeline import Compilation
+from meshdsl.placed.batches import check_built, check_table, count_of
+from meshdsl.placed.stage_parts import Section, StageParts, StageUpdate
 from meshdsl.placed.stages import Piped
 from meshdsl.schedule.table import ANNEAL, Action
 from meshdsl.schedule.verify import Verified, Versions
@@ -61,13 +61,9 @@ def replay_of(made: Compilation) -> Replay | None:
     pipe = made.placed.pipe
     if pipe is None or pipe.use is None or not made.asynchronous:
         return None
-    if pipe.count:
-        message = f"`{pipe.use.name}` updates stages on the way, and rules cut this network"
-        help = "updates on the way need the stages of a loop, `layers -> pipe`; or take one_f_one_b"
-        fail("MD0335", message, pipe.use.span, help=help)
-    return Replay(
-        made, pipe, pipe.use.verified(made.placed.mesh.size(pipe.axis), count_of(made, pipe))
-    )
+    check_built(pipe)
+    table = pipe.use.verified(made.placed.mesh.size(pipe.axis), count_of(made.named, pipe))
+    return Replay(made, pipe, table)
 
 
 class Replay:
@@ -81,16 +77,7 @@ class Replay:
         self.parts = StageParts(program, pipe, stages)
         self.updates = tuple(self.parts.update(s) for s in range(stages))
         self.anneal = ANNEAL if pipe.use is None else pipe.use.anneal
-        self._check_table(pipe)
-
-    def _check_table(self, pipe: Piped) -> None:
-        """Refuse tables in which stages do not update equally often, as they count one step."""
-        rows = [a for row in self.table.schedule.rows for a in row if a.kind == "U"]
-        counts = {sum(a.stage == s for a in rows) for s in range(self.table.schedule.stages)}
-        if len(counts) > 1:
-            message = "stages update unequally often, and the optimizer counts one number of steps"
-            span = pipe.use.span if pipe.use else pipe.span
-            fail("MD0337", message, span, help="give each stage as many updates")
+        check_table(pipe, table)
 
     def step(self, inputs: Arrays, params: Arrays, states: Arrays) -> Replayed:
         """Carry the table out; arrays are whole, by name. Raises RunError.

@@ -9,6 +9,7 @@ from typing import Any
 
 from meshdsl.backends.draws import draws
 from meshdsl.backends.engines.reference import copy_specs, made_up, whole_specs
+from meshdsl.backends.engines.replay import replay_of
 from meshdsl.backends.engines.verify import NOTHING, Comparison, Reference
 from meshdsl.backends.runtime.files import ArraysRefused, Refused, check_arrays, read_arrays
 from meshdsl.backends.runtime.values import Array, Spec
@@ -118,7 +119,7 @@ def _reference(
         (copy_specs(named, draws(named)), arrays[1]),
     )
     inputs, params, states = (made_up(specs, found, given.seed) for specs, found in sides)
-    return Reference(named, inputs, params, states, reduced)
+    return Reference(named, inputs, params, states, reduced, replay_of(made))
 
 
 def read_given(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshdsl.backends.engines.reference import Values, answer_of, begun, evaluated
+from meshdsl.backends.engines.replay import Replay
 from meshdsl.backends.engines.sensitivity import RUNS, TOLERANCES, Sensitivity
 from meshdsl.backends.runtime.values import Array
 from meshdsl.diagnostics import Diagnostic
@@ -65,7 +66,8 @@ class Reference:
 
     States that are not in `states` begin as in the first step. `reduced` are dtypes that the
     program does not have, in which a layout adds up gradients: what is made of these may differ
-    by as much as they round.
+    by as much as they round. Where stages update on the way, the results are those of the `replay`
+    of their table.
     """
 
     def __init__(
@@ -75,15 +77,20 @@ class Reference:
         params: Arrays,
         states: Arrays = NOTHING,
         reduced: frozenset[str] = frozenset(),
+        replay: Replay | None = None,
     ) -> None:
         self.program, self.inputs, self.params, self.states = program, inputs, params, states
+        self.replay = replay
         self.tolerances = tolerances_of(program, reduced)
         self.tolerance = _tolerance(program, reduced)
 
     def allowing(self, reduced: frozenset[str]) -> Reference:
         """The same reference for a layout that adds up gradients in other dtypes."""
-        found = Reference(self.program, self.inputs, self.params, self.states, reduced)
-        found.__dict__.update(values=self.values, answer=self.answer)
+        given = (self.inputs, self.params, self.states)
+        found = Reference(self.program, *given, reduced, self.replay)
+        found.__dict__.update(answer=self.answer)
+        if self.replay is None:
+            found.__dict__.update(values=self.values)
         return found
 
     @functools.cached_property
@@ -94,6 +101,9 @@ class Reference:
     @functools.cached_property
     def answer(self) -> tuple[dict[str, Array], dict[str, Array]]:
         """The outputs, and parameters and states after the step."""
+        if self.replay is not None:
+            found = self.replay.step(self.inputs, self.params, self.states)
+            return found.outputs, found.updated
         return answer_of(self.program, self.values)
 
     @functools.cached_property
@@ -146,8 +156,13 @@ class Reference:
         own: str,
         sizes: Callable[[], Array],
     ) -> Comparison:
-        """The comparison by `own` size or, if that fails, by what cancels, in few runs."""
+        """The comparison by `own` size or, if that fails, by what cancels, in few runs.
+
+        What cancels in the course of a table is not followed.
+        """
         found = compared(own, None)
+        if self.replay is not None:
+            return found
         if found.ok or not np.isfinite(found.error) or not found.tolerance:
             return found
         found = compared("what cancels there", sizes())

@@ -53,17 +53,23 @@ def spec_of(text: str) -> Spec:
     """The tensor written as `f32[vocab=512@tp, model=256] = normal(0.02)`, perhaps ` as key`.
 
     Behind the dims may stand the axes along which it is kept in parts: ` over pod data`, behind a
-    size what lies where: `layers=4:0.2.1.3@pipe`, or of each block: `layers=4:0.1.2|3@pipe`. Of a
+    size what lies where: `layers=4:0.2.1.3@pipe`, or of each block: `layers=4:0-2|3@pipe`. Of a
     state that lies there, ` on disk` stands before how it begins.
     """
     form = r"^(\w+)\[(.*?)\](?: over ([\w ]+?))?( on disk)?(?: = (\w+)\((.*?)\))?(?: as (.+))?$"
     dtype, dims, parts, disk, how, numbers, key = re.findall(form, text)[0]
-    found = re.findall(r"([^ ,=]+)=(\d+):?([\d.|]*)@?([^ ,]*)", dims)
+    found = re.findall(r"([^ ,=]+)=(\d+):?([\d.|-]*)@?([^ ,]*)", dims)
     sizes = {dim: int(size) for dim, size, _, _ in found}
     split = {dim: tuple(axes.split("+")) for dim, _, _, axes in found if axes}
-    blocks = {d: [[*map(int, b.split("."))] for b in at.split("|")] for d, _, at, _ in found if at}
+    blocks = {d: [*map(indices_of, at.split("|"))] for d, _, at, _ in found if at}
     draw = (how, *(float(x) for x in numbers.split(", ") if x)) if how else None
     return Spec(dtype, sizes, split, draw, key, tuple(parts.split()), blocks or None, bool(disk))
+
+
+def indices_of(text: str) -> list[int]:
+    """The indices written as `0-3.8.9`."""
+    runs = ([*map(int, run.split("-"))] for run in text.split("."))
+    return [index for run in runs for index in range(run[0], run[-1] + 1)]
 
 
 def coordinates(mesh: dict[str, int], rank: int) -> dict[str, int]:

@@ -267,8 +267,15 @@ def spec_text(spec: Spec) -> str:
 
 
 def _indices(indices: Iterable[int]) -> str:
-    """`0.2.3`, which `spec_of` of the runtime reads."""
-    return ".".join(map(str, indices))
+    """`0.2.3` and `0-3.8-11`, which `spec_of` of the runtime reads."""
+    runs = itertools.groupby(enumerate(indices), key=lambda pair: pair[1] - pair[0])
+    return ".".join(_run([index for _, index in run]) for _, run in runs)
+
+
+def _run(indices: list[int]) -> str:
+    """Indices that follow one another."""
+    first, *_, last = indices[0], *indices
+    return f"{first}-{last}" if len(indices) > 2 else ".".join(map(str, indices))
 
 
 def _dict(items: Iterator[tuple[str, str]]) -> str:

@@ -257,12 +257,12 @@ class Moves(Walk):
             return self._tensor(node.source)
         if node.step.dim is not None:
             return self._embed(node)
-        axis = self.at[node.step.axes[0]]
+        keeps = f"{self.at[node.step.axes[0]]} == {node.step.at}"
         if node.source in self.constants:
-            number = f"{self.constants[node.source]} if {axis} == 0 else 0"
+            number = f"{self.constants[node.source]} if {keeps} else 0"
             return scalar(number, node.source.local.dtype)
         x = self.name(node.source)
-        return f"{x} if {axis} == 0 else torch.zeros_like({x})"
+        return f"{x} if {keeps} else torch.zeros_like({x})"
 
     def _embed(self, node: Move) -> str:
         """The text of the block at its place in a tensor of zeros."""

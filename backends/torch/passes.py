@@ -16,7 +16,11 @@ KEEPERS = {"every": "kept", "first": "kept_first", "last": "kept_last"}
 
 
 OWN_NAMES = frozenset(
-    (*"forward backward inputs weights action kept_weights stage stages".split(), *KEEPERS.values())
+    (
+        *"forward backward inputs weights update action kept_weights stage stages".split(),
+        *"versions versions_first versions_last".split(),
+        *KEEPERS.values(),
+    )
 )
 """What is defined for a pipeline, under no name of the source."""
 
@@ -66,13 +70,14 @@ class Passes(Loops):
         stage = "stage" if "," in given else "_"
         self.out.add()
         self.out.add(f"for action, {micro}, {stage} in actions(SCHEDULE[{device}], {device}):")
-        if "B" in node.passes:
+        if [*node.passes] == ["F", "B"]:
             self.out.add(f'{INDENT}forward({given}) if action == "F" else backward({given})')
             return
+        halves = {'action in "BI"': "inputs", 'action in "BW"': "weights"}
         calls = {
             'action == "F"': "forward",
-            'action in "BI"': "inputs",
-            'action in "BW"': "weights",
+            **({'action == "B"': "backward"} if "B" in node.passes else halves),
+            **({'action == "U"': "update"} if "U" in node.passes else {}),
         }
         for test, name in calls.items():
             self.out.add(f"{INDENT}if {test}:")

@@ -21,6 +21,7 @@ from meshdsl.backends.torch.passes import KEEPERS
 from meshdsl.device.ir import (
     FORWARD,
     INPUTS,
+    UPDATE,
     WEIGHTS,
     Loop,
     Move,
@@ -38,6 +39,13 @@ from meshdsl.placed.stages import Piped
 
 Lines = dict[Var, str]
 """The line of each value that a loop carries from stage to stage."""
+
+VERSIONS = {
+    Part.UPDATE: "versions",
+    Part.FIRST_UPDATE: "versions_first",
+    Part.LAST_UPDATE: "versions_last",
+}
+"""What keeps the versions of the parameters that a part of an update makes."""
 
 Kept = dict[str, list[Var]]
 """By stages, what backward passes read of forward passes."""
@@ -77,9 +85,11 @@ class Pipelines(CutNetworks):
         halves = self._halves(node, kept) if "I" in node.passes else None
         if halves:
             self.out.statement("kept_weights = {}")
-        with self._function("forward"):
+        self._begin_versions(node)
+        with self._function("forward"), self._reading(node, "stashed", "buffered"):
             self._forward_pass(node, lines[Part.LOOP], kept)
-        with self._function("backward" if halves is None else "inputs"):
+        back = self._reading(node, "stashed", "buffered", "corrected")
+        with self._function("backward" if halves is None else "inputs"), back:
             self._inputs_pass(node, lines[Part.LOOP_BACKWARD], kept)
             if halves is None:
                 self._weights_pass(node, kept)
@@ -88,11 +98,13 @@ class Pipelines(CutNetworks):
                 names = ", ".join(self._names(halves))
                 self.out.statement(f"kept_weights[{self.arguments}] = {names}")
         if halves is not None:
-            with self._function("weights"):
+            with self._function("weights"), self._reading(node, "stashed", "buffered"):
                 if halves:
                     names = ", ".join(self._names(halves))
                     self.out.statement(f"{names} = kept_weights.pop({self._key()})")
                 self._weights_pass(node, kept)
+        if "U" in node.passes:
+            self._update(node)
         self.end(node, micro, (name for found in lines.values() for name in found.values()))
         self.fresh = outside | sums(node)
 
@@ -145,7 +157,7 @@ class Pipelines(CutNetworks):
         text = "\n".join(line.text for line in lines)
 
         def is_read(*names: str) -> bool:
-            return any(re.search(rf"\b{re.escape(name)}\b", text) for name in names)
+            return any(_is_in(name, text) for name in names)
 
         of_stage = (k for k in self.blocks if axis in k[2] or not self._is_of_device(k))
         own = {k: self.blocks[k] for k in of_stage if is_read(*self.blocks[k])}
@@ -223,6 +235,96 @@ class Pipelines(CutNetworks):
                 self._slices(node, Part.FIRST_AGAIN, Part.FIRST_BACKWARD)
                 self._taken(node, kept, "first")
                 self.nodes(nodes)
+
+    # --- updates on the way ----------------------------------------------------------------------
+
+    def _begin_versions(self, node: Pipeline) -> None:
+        """Write what keeps the versions of parameters that passes read."""
+        device, rule = self.at[node.axis], node.known.schedule.weights
+        for part, params in node.versioned.items():
+            how = quoted(rule)
+            if rule == "corrected":
+                assert self._pipe.use is not None, "updates on the way are those of a schedule"
+                how = str(self._pipe.use.anneal)
+            self.used.add(kind := "Corrected" if rule == "corrected" else "Versions")
+            names = ", ".join([f"SCHEDULE[{device}]", how, *self._names([*params])])
+            with self._of_part(node, part):
+                self.out.statement(f"{VERSIONS[part]} = {kind}({names})")
+
+    @contextmanager
+    def _reading(self, node: Pipeline, *rules: str) -> Iterator[None]:
+        """Write a pass; under some rules it begins with the versions of parameters that it reads.
+
+        Those stand under the names of the newest ones.
+        """
+        start = len(self.out.lines)
+        yield
+        if node.known.schedule.weights not in rules:
+            return
+        written = "\n".join(line.text for line in self.out.lines[start:])
+        rest, self.out.lines[start:] = self.out.lines[start:], []
+        for part, params in node.versioned.items():
+            names = [n if _is_in(n, written) else "_" for n in self._names([*params])]
+            if {*names} == {"_"}:
+                continue
+            with self._of_part(node, part):
+                micro = self.variables.word(node.index)
+                found = f"{', '.join(names)}{',' * (len(names) == 1)}"
+                found = f"({found})" if len(names) == 1 else found
+                self.out.statement(f"{found} = {VERSIONS[part]}.read({micro})")
+        self.out.lines += rest
+
+    @contextmanager
+    def _of_part(self, node: Pipeline, part: Part) -> Iterator[None]:
+        """Write what the stages of a part of an update do."""
+        ends = {"first": 0, "last": node.last}
+        if part.stages not in ends:
+            yield
+            return
+        with self._under(f"if {self.stage} == {ends[part.stages]}:"):
+            yield
+
+    def _update(self, node: Pipeline) -> None:
+        """Write the update of a stage: what it stores is new then, and its sums begin anew."""
+        with self._function("update"):
+            start = len(self.out.lines)
+            for part in UPDATE:
+                if nodes := node.of(part):
+                    with self._of_part(node, part):
+                        self._update_of(node, part, nodes)
+            self.out.place = ""
+            for total in node.taken:
+                self.out.statement(f"{self.name(total)}.zero_()")
+            written = "\n".join(line.text for line in self.out.lines[start:])
+            stored = (self.name(c.inside) for c in node.carries if c.next not in node.taken)
+            if anew := [name for name in stored if _is_assigned(name, written)]:
+                head = f"{INDENT * self.out.depth}nonlocal {', '.join(anew)}"
+                self.out.lines.insert(start, Line(head))
+
+    def _update_of(self, node: Pipeline, part: Part, nodes: tuple[Node, ...]) -> None:
+        """Write the update of a part, in the memory of what is stored."""
+        versions, rule = VERSIONS[part], node.known.schedule.weights
+        params = node.versioned.get(part, ())
+        self.out.place = ""
+        if params and rule in ("stashed", "buffered"):
+            names = self._names([*params])
+            found = f"({names[0]},)" if len(names) == 1 else ", ".join(names)
+            self.out.statement(f"{found} = {versions}.next()")
+        if params and rule == "corrected":
+            self.out.statement(f"{versions}.begin()")
+        self.nodes(nodes)
+        made = {v for n in nodes for v in n.makes}
+        for carry in node.carries:
+            if carry.next in made and self.name(carry.next) != self.name(carry.inside):
+                text = f"{self.name(carry.inside)}.copy_({self._tensor(carry.next)})"
+                self.out.statement(text)
+        if params and rule == "corrected":
+            count = next(
+                c
+                for c in node.carries
+                if c.inside.value.role == "state" and not c.inside.value.follows
+            )
+            self.out.statement(f"{versions}.end(int({self.name(count.inside)}) - 1)")
 
     def _slices(self, node: Pipeline, *parts: Part) -> None:
         """Write the slices of inputs that parts read, and no part before them in their function.
@@ -371,3 +473,13 @@ class Pipelines(CutNetworks):
 
     def _taken(self, node: Pipeline, kept: Kept, stages: str) -> None:
         self._taken_from(KEEPERS[stages], kept.get(stages, []))
+
+
+def _is_in(name: str, text: str) -> bool:
+    """Whether statements have a name; what stands in comments does not count."""
+    return re.search(rf"(?m)^[^#\n]*\b{re.escape(name)}\b", text) is not None
+
+
+def _is_assigned(name: str, text: str) -> bool:
+    """Whether statements assign a name."""
+    return re.search(rf"(?m)^[\w (,]*\b{re.escape(name)}\b[\w ,)]* = ", text) is not None

@@ -139,9 +139,10 @@ class Arrays:
             for dim, block in zip(spec.dims, part, strict=True)
         )
         found = self._opened[name][which]
-        for at, block in enumerate(part):
+        for at, (dim, block) in enumerate(zip(spec.dims, part, strict=True)):
             # Two lists of indices in one bracket would be pairs.
-            found = np.take(found, block, at) if isinstance(block, list) else found
+            if isinstance(block, list) and dim != self.batch:
+                found = np.take(found, block, at)
         return cast(from_stored(found, self.arrays[name].dtype), spec.dtype)
 
 

@@ -519,7 +519,7 @@ def planned(program: Program, chosen: Mapping[str, Any], strict: bool, site: Sit
 
 
 def _checked(made: Compilation) -> Compilation:
-    """The compilation as far as it goes: where stages update on the way, it ends in placements."""
+    """The compilation; of stages that update on the way placements, as an engine may do without."""
     made.checked("placed")
     return made if made.asynchronous else made.checked()
 

@@ -73,7 +73,8 @@ def copied_first(program: Program) -> frozenset[Var]:
     That is another operand of it, or one made before and read later, by outputs too.
     """
     nodes = tuple(enumerate(every(program.body)))
-    made_at = {v: at for at, node in nodes for v in node.makes}
+    # What a loop makes is there behind the last statement of its body.
+    made_at = {v: at + sum(1 for _ in every((node,))) - 1 for at, node in nodes for v in node.makes}
     last_read = {v: at for at, node in nodes for v in reads(node)}
     last_read |= dict.fromkeys(kept_after(program), len(nodes))
     owners = shared(program)

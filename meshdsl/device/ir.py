@@ -5,6 +5,7 @@ All devices run the same text. A variable is the local block of one version of a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -279,7 +280,8 @@ class Part(IntEnum):
     of them: inputs, parameters, what the loop collects. Those of `FIRST` and `LAST` are the first
     and the last stage's. `SENT` is what another stage goes on with, `WEIGHTS` the half of the
     stage's iterations for which none waits. Up to `LAST` it is the forward pass; `AGAIN` is what
-    the backward pass computes of it a second time (`recompute.py`).
+    the backward pass computes of it a second time (`recompute.py`). `UPDATE` and those behind it
+    are the update of a stage where that is made on the way.
 
     Where rules cut a network into stages, the statements of each stage are in `LOOP`,
     `LOOP_BACKWARD` and `WEIGHTS`, and what it sends behind them.
@@ -303,6 +305,9 @@ class Part(IntEnum):
     COLLECTED_BACKWARD = 15
     FIRST_AGAIN = 16
     FIRST_BACKWARD = 17
+    UPDATE = 18
+    FIRST_UPDATE = 19
+    LAST_UPDATE = 20
 
     @property
     def stages(self) -> str:
@@ -317,8 +322,11 @@ class Part(IntEnum):
 
 FORWARD = tuple(part for part in Part if part <= Part.LAST)
 INPUTS = tuple(part for part in Part if Part.LAST < part < Part.WEIGHTS)
-WEIGHTS = tuple(part for part in Part if part >= Part.WEIGHTS)
+WEIGHTS = tuple(part for part in Part if Part.WEIGHTS <= part < Part.UPDATE)
 """The passes of a micro-batch: forward, and the halves of the backward one."""
+
+UPDATE = tuple(part for part in Part if part >= Part.UPDATE)
+"""The update of a stage, on the way."""
 
 Ends = tuple[int, ...]
 """The stage of a statement, or the two of a message; empty where the part says which."""
@@ -403,10 +411,16 @@ class Pipeline(Loop):
         return self.sizes[stage] if self.sizes and part in STAGED else node.dim.size
 
     def _most(self, part: Part, count: Callable[[int], int], ends: Ends = ()) -> int:
-        """The most that is counted of a device, for the micro-batches that it does a part of."""
-        taken = self.known.taken
+        """The most that is counted of a device, for the micro-batches that it does a part of.
+
+        Or for its updates, which belong to the stages of one device.
+        """
+        taken = self.known.updates if part in UPDATE else self.known.taken
         if self.stages and self.device is None:  # of all devices that have them
-            each = [dict.fromkeys(self.stages, self.dim.size)]
+            in_all = Counter[int]()
+            for (_, stage), count in taken.items():
+                in_all[stage] += count
+            each = [{stage: in_all[stage] for stage in self.stages}]
         else:
             devices = range(len(self.rows)) if self.device is None else (self.device,)
             each = [{s: taken[d, s] for s in self.stages or self.known.held[d]} for d in devices]
@@ -440,18 +454,44 @@ class Pipeline(Loop):
     @property
     def passes(self) -> dict[str, tuple[Part, ...]]:
         """The parts of each pass by its action: those of B are in halves where the table has I."""
+        update = {"U": UPDATE} if self.table and self.table.schedule.updates else {}
         if self.table is not None and self.table.schedule.halves:
-            return {"F": FORWARD, "I": INPUTS, "W": WEIGHTS}
-        return {"F": FORWARD, "B": INPUTS + WEIGHTS}
+            return {"F": FORWARD, "I": INPUTS, "W": WEIGHTS, **update}
+        return {"F": FORWARD, "B": INPUTS + WEIGHTS, **update}
 
     def passes_of(self, kind: str) -> tuple[str, ...]:
         """What a stage does for an action: B is both halves where there are halves."""
         return (kind,) if kind in self.passes else ("I", "W")
 
     @property
+    def taken(self) -> tuple[Var, ...]:
+        """The sums that an update on the way takes: behind it they begin anew."""
+        read = {v for n in self.of(*UPDATE) for v in n.reads}
+        sums = (c.next for c in self.carries if c.inside.value.role == "activation")
+        return tuple(v for v in sums if v in read)
+
+    @property
+    def versioned(self) -> dict[Part, tuple[Var, ...]]:
+        """By part of an update, the parameters that it makes where passes may read older ones."""
+        if not self.known.schedule.updates or self.known.schedule.weights == "latest":
+            return {}
+        made = {v: p for n, p, _ in self.places if p in UPDATE for v in n.makes}
+        found: dict[Part, tuple[Var, ...]] = {}
+        for carry in self.carries:
+            if carry.inside.value.role == "param" and carry.next in made:
+                part = made[carry.next]
+                found[part] = (*found.get(part, ()), carry.inside)
+        return dict(sorted(found.items()))
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether a stage computes again what it does not keep, not just what weights determine."""
+        return Part.LOOP_AGAIN in self.parts and not self.known.changes
+
+    @property
     def received(self) -> frozenset[Var]:
         """What a stage keeps of a micro-batch, where it computes the rest again."""
-        if Part.LOOP_AGAIN not in self.parts or self.homes:
+        if not self.recomputes or self.homes:
             return frozenset()
         return frozenset(c.init for c in self.loop(Part.LOOP).carries)
 

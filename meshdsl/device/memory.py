@@ -13,6 +13,7 @@ from typing import Any
 
 from meshdsl.device.disk import streamed
 from meshdsl.device.ir import (
+    INPUTS,
     Bucket,
     Collective,
     Compute,
@@ -36,6 +37,7 @@ from meshdsl.device.liveness import (
     kept_after,
     kept_inside,
     left_over,
+    reads,
     shown_by,
     shows_operand,
     sums,
@@ -46,6 +48,7 @@ from meshdsl.ir.program import every
 from meshdsl.ir.types import TensorType
 from meshdsl.ops.opdef import lookup
 from meshdsl.placed.choose import flops
+from meshdsl.schedule.table import Action
 
 
 def memory(program: Program) -> dict[str, int]:
@@ -80,7 +83,8 @@ def gradients(program: Program) -> frozenset[Var]:
     """The gradients of parameters, in the placement they settle in."""
     settled = {t.value: t.placement for t in program.placed.tensors if t.value.role == "grad"}
     every = (v for node in program.body for v in node.makes)
-    return frozenset(v for v in every if settled.get(v.value) == v.placement)
+    taken = (v for node in program.body if isinstance(node, Pipeline) for v in node.taken)
+    return frozenset((*taken, *(v for v in every if settled.get(v.value) == v.placement)))
 
 
 # --- allocated memory --------------------------------------------------------------------------
@@ -162,6 +166,7 @@ class Walk:
         self.sizes: dict[tuple[Var, tuple[int, int]], TensorType] = {}
         self.held = Held(line=program.placed.named.span.line)
         self.shown = shown_by(program) | dict(_Reuse(program).found())
+        self.own = dict(self._kept_copies())
         # What an update rounds is there as it begins.
         self.streamed = streamed(program)
         self.rounded = {found.cast for found in self.streamed.values()}
@@ -171,6 +176,14 @@ class Walk:
         self.numbers: dict[Var, Any] = {}
         # What dies after each statement of a pipeline.
         self.dead: dict[Node, tuple[Var, ...]] = {}
+
+    def _kept_copies(self) -> Iterator[tuple[Var, Var]]:
+        """What this device has all of in a sum over stages, and others have zeros for."""
+        pipe = self.program.placed.pipe
+        for node in self.program.body:
+            if isinstance(node, Move) and node.step.kind == "zero_fill" and pipe is not None:
+                if node.step.axes == (pipe.axis,) and node.step.at == self.device:
+                    yield node.target, node.source
 
     @property
     def states(self) -> tuple[Var, ...]:
@@ -257,7 +270,7 @@ class Walk:
 
     def _memory(self, var: Var, line: int) -> Block:
         """The memory of a new variable: its own, or that of one it shows or overwrites."""
-        source = self.shown.get(var)
+        source = self.own.get(var) or self.shown.get(var)
         block = None if source is None else self.held.names.get(source.name)
         return block or self.held.take(self.local(var).bytes, line)
 
@@ -375,14 +388,20 @@ class Walk:
             self._slice(item.outer, item.inside)
         dying = deaths(node.body, kept_inside(node), entered(node, self.collected))
         self.dead = dict(zip(node.body, dying, strict=True))
-        now = self.held.now
         passes = {stage: self._passes(node, stage) for stage in node.known.held[self.device]}
+        versions = {stage: _Versions(node, stage, self.local) for stage in passes}
+        now = self.held.now + sum(found.always for found in versions.values())
         for action in node.rows[self.device]:
+            found = versions[action.stage]
+            now += found.grown(action)
             for kind in node.passes_of(action.kind):
                 most, line, held = passes[action.stage][kind]
+                most = found.most(action, most)
                 if now + most > self.held.most:
                     self.held.most, self.held.line = now + most, line
                 now += held
+        # What keeps versions is there to the end, as the functions of passes are.
+        self.held.take(now - self.held.now)
 
     def _passes(self, node: Pipeline, stage: int) -> dict[str, tuple[int, int, int]]:
         """Walk the passes of a stage; the most memory of each, its line, and what it leaves."""
@@ -466,6 +485,44 @@ class Walk:
             for _ in range(trips):
                 more = self.held.take(blocks[-1].bytes) if is_new else blocks[-1]
                 self.held.append(made.outer.name, more)
+
+
+class _Versions:
+    """The memory of versions of a stage's parameters beside those that it stores.
+
+    `always` is there from the first pass on.
+    """
+
+    def __init__(self, node: Pipeline, stage: int, local: Callable[[Var], TensorType]) -> None:
+        read = {v for n in node.of(*INPUTS) for v in reads(n)}
+        own = [vs for part, vs in node.versioned.items() if node.does(part, stage)]
+        sizes = [[local(v).bytes for v in vs] for vs in own]
+        self.bytes, self.largest = sum(map(sum, sizes)), max(map(max, sizes), default=0)
+        # Of what a part of an update makes, a pass reads a version of all or of none.
+        pairs = zip(own, sizes, strict=True)
+        self.estimated = sum(sum(each) for vs, each in pairs if not read.isdisjoint(vs))
+        corrected = bool(own) and node.known.schedule.weights == "corrected"
+        self.kept = iter(node.known.kept(stage) if own and not corrected else ())
+        self.rooms = 1
+        self.reads = node.known.versions[stage] if corrected else None
+        behind = self.reads is not None and max(self.reads.staleness) > 0
+        self.always = self.bytes * behind
+
+    def grown(self, action: Action) -> int:
+        """The memory that is there from an action on."""
+        if action.kind != "U" or not self.bytes or self.reads is not None:
+            return 0
+        before, self.rooms = self.rooms, next(self.kept)
+        return self.bytes * (self.rooms - before)
+
+    def most(self, action: Action, most: int) -> int:
+        """The most memory of a pass: with what it estimates, or an update with what it corrects."""
+        if self.reads is None or not self.always:
+            return most
+        read, before = self.reads.backward[action.micro], self.reads.forward[action.micro]
+        estimates = action.kind in "BI" and read != before
+        beside = {"U": self.bytes}.get(action.kind, self.estimated * estimates)
+        return beside + max(most, self.largest) if beside else most
 
 
 # --- buffers of collectives ----------------------------------------------------------------------

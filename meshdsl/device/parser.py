@@ -36,7 +36,7 @@ from meshdsl.ops.opdef import Signature, lookup
 from meshdsl.placed import ir as placed
 from meshdsl.placed.choose import flops
 from meshdsl.placed.parser import parse_mesh, parse_placed_type, parse_step
-from meshdsl.schedule.table import parsed
+from meshdsl.schedule.table import WEIGHTS, Weights, parsed
 from meshdsl.schedule.verify import verify
 
 _HEAD = re.compile(r"program (\w+) on each of \d+ devices, mesh (.*)")
@@ -220,12 +220,14 @@ class _Device(ir.Parser[Var]):
 def _pipeline(loop: Loop, axis: str, line: Line) -> Pipeline:
     """The loop as a pipeline, with the rows and the parts that are written below its line."""
     rows = (_STAGE.fullmatch(below.text) for below in line.inner)
-    table = verify(parsed("\n".join(row[1] for row in rows if row)))
+    said = [below.text.split(" ") for below in line.inner]
+    written = (rule for rule in WEIGHTS if ["weights", rule] in said)
+    weights: Weights = next(written, "latest")
+    table = verify(parsed("\n".join(row[1] for row in rows if row), weights))
     found = ((_PART.fullmatch(below.text), len(below.inner)) for below in line.inner)
     each = [part for part, size in found if part for _ in range(size)]
     parts = tuple(Part[part[1]] for part in each)
     homes = tuple(tuple(map(int, part[2].split(" to "))) if part[2] else () for part in each)
-    said = (below.text.split(" ") for below in line.inner)
     sizes = next((tuple(map(int, words[1:])) for words in said if words[0] == "iterations"), ())
     about = {name: getattr(loop, name) for name in Loop.__dataclass_fields__}
     about |= {"axis": axis, "parts": parts, "table": table, "sizes": sizes}

@@ -110,6 +110,8 @@ class _Device(Printer[Var]):
         pad = INDENT * depth
         for stage, row in enumerate(node.rows):
             yield f"{pad}stage {stage}: {row_text(stage, row)}"
+        if node.known.schedule.updates:
+            yield f"{pad}weights {node.known.schedule.weights}"
         if node.sizes:
             yield f"{pad}iterations {' '.join(map(str, node.sizes))}"
         for item in node.stacked:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from meshdsl.device.ir import FORWARD, Collected, Compute, Loop, Move, Node, Part, Var, renamed
-from meshdsl.device.liveness import is_constant, reads
+from meshdsl.device.liveness import is_constant, reads, totals
 from meshdsl.device.names import Names
 from meshdsl.ir.program import Carry, every
 
@@ -28,24 +28,71 @@ AGAIN = {
 Pair = tuple[Part, Node]
 
 
-def recomputed(
-    pairs: list[Pair], totals: frozenset[str], names: Names, lists: set[Var]
-) -> list[Pair]:
+def recomputed(pairs: list[Pair], micro: Loop, names: Names, lists: set[Var]) -> list[Pair]:
     """The statements of a micro-batch, with those again that its backward pass reads.
 
-    `totals` are the names of the sums of a step. `lists` are the lists of the program, to which
-    those of the second time are added.
+    `micro` is the loop over micro-batches. `lists` are the lists of the program, to which those of
+    the second time are added.
     """
+    sums = totals(micro)
     pairs = list(_kept_apart(pairs, names))
     forward = [(part, node) for part, node in pairs if part in FORWARD]
     backward = [(part, node) for part, node in pairs if part not in FORWARD]
     kept = {c.init for c in _iterations(forward).carries}
 
     def is_made_once(node: Node) -> bool:
-        adds = not isinstance(node, Loop) and any(v.name in totals for v in node.makes)
+        adds = not isinstance(node, Loop) and any(v.name in sums for v in node.makes)
         return is_constant(node) or bool(kept & {*node.makes}) or adds
 
     own = [(part, node) for part, node in forward if not is_made_once(node)]
+    return _made_again(forward, backward, own, micro, names, lists)
+
+
+def made_of_weights(
+    pairs: list[Pair], micro: Loop, stored: frozenset[Var], names: Names, lists: set[Var]
+) -> list[Pair]:
+    """The statements of a micro-batch, with those again that parameters alone determine.
+
+    So a backward pass reads what its own version of these makes. `stored` are the parameters.
+    """
+    forward = [(part, node) for part, node in pairs if part in FORWARD]
+    backward = [(part, node) for part, node in pairs if part not in FORWARD]
+    known = dict.fromkeys(stored, True)
+    own = [(part, made) for part, node in forward if (made := _of_weights(node, known)) is not None]
+    return _made_again(forward, backward, own, micro, names, lists)
+
+
+def _of_weights(node: Node, known: dict[Var, bool]) -> Node | None:
+    """What of a statement parameters alone determine, with the numbers of the program.
+
+    `known` says of what they determine whether any parameter does; what is made is added to it.
+    """
+    if isinstance(node, Loop):
+        inner = known | {s.inside: known[s.outer] for s in node.stacked if s.outer in known}
+        for n in node.body:
+            _of_weights(n, inner)
+        body = tuple(n for n in node.body if all(v in inner for v in n.makes))
+        collected = tuple(c for c in node.collected if inner.get(c.inside))
+        known.update((c.outer, True) for c in collected)
+        stacked = tuple(s for s in node.stacked if s.inside in inner)
+        made = replace(node, carries=(), body=body, collected=collected, stacked=stacked)
+        return made if collected else None
+    if not all(v in known for v in node.reads):
+        return None
+    of_weights = any(known[v] for v in node.reads)
+    known.update(dict.fromkeys(node.makes, of_weights))
+    return node if of_weights else None
+
+
+def _made_again(
+    forward: list[Pair],
+    backward: list[Pair],
+    own: list[Pair],
+    micro: Loop,
+    names: Names,
+    lists: set[Var],
+) -> list[Pair]:
+    """The statements, with those of `own` again that the backward pass reads."""
     again = list(_needed(own, _read_by(backward)))
     new = {
         v: replace(v, name=name)
@@ -54,8 +101,8 @@ def recomputed(
     lists |= {new[v] for v in lists if v in new}
     later = [(AGAIN[part], _again(node, new, names)) for part, node in again]
     later += [(part, renamed(node, new)) for part, node in backward]
-    sums = {v for _, node in forward for v in node.makes if v.name in totals}
-    first = _needed(forward, _read_by(later) | sums, lambda part: part.sends)
+    sums = {v for _, node in forward for v in node.makes if v.name in totals(micro)}
+    first = _needed(forward, _read_by(later) | sums | {*micro.ends}, lambda part: part.sends)
     return [*first, *later]
 
 

@@ -31,7 +31,8 @@ from meshdsl.device.ir import (
 )
 from meshdsl.device.liveness import is_constant, reads, totals
 from meshdsl.device.names import Names, names_of
-from meshdsl.device.recompute import recomputed
+from meshdsl.device.recompute import made_of_weights, recomputed
+from meshdsl.device.updates import loop_of, sunk, updated_on_the_way
 from meshdsl.diagnostics import fail
 from meshdsl.ir.program import Carry, every, uses
 from meshdsl.ir.types import TensorType
@@ -65,17 +66,19 @@ def pipelined(program: Program) -> Program:
     pipe = program.placed.pipe
     if pipe is None:
         return program
-    body = list(program.body)
-    (at,) = (i for i, n in enumerate(body) if isinstance(n, Loop) and n.dim.name == pipe.micro)
-    loop = body[at]
-    assert isinstance(loop, Loop)
+    at, loop = loop_of(program, pipe)
+    table = _table(program, pipe, loop.dim.size)
+    if table.schedule.updates:
+        program = sunk(program, pipe)
+        at, loop = loop_of(program, pipe)
     names = Names(names_of(program))
-    table = _table(pipe, program.mesh, loop.dim.size)
     program, loop = in_chunks(program, loop, pipe, names)
     before, loop, behind = in_pairs(program, loop, pipe, names)
-    lists = set(program.lists)
+    lists, body = set(program.lists), list(program.body)
     body[at : at + 1] = [*before, _pipeline(loop, pipe, program, table, names, lists), *behind]
-    return replace(program, body=tuple(body), lists=frozenset(lists))
+    found = replace(program, body=tuple(body), lists=frozenset(lists))
+    at += len(before)
+    return updated_on_the_way(found, at) if table.schedule.updates else found
 
 
 def _pipeline(
@@ -106,8 +109,11 @@ def _of_loop(
     sends = _sends(node.body, parts, pipe, program.mesh, table, names)
     pairs = sorted([*zip(parts, node.body, strict=True), *sends], key=lambda pair: pair[0])
     if pipe.use is not None and pipe.use.recompute:
-        pairs = recomputed(pairs, totals(node), names, lists)
-        program = replace(program, lists=frozenset(lists))
+        pairs = recomputed(pairs, node, names, lists)
+    elif table.changes:
+        stored = frozenset(old for old, _ in program.updates if old.value.role == "param")
+        pairs = made_of_weights(pairs, node, stored, names, lists)
+    program = replace(program, lists=frozenset(lists))
     return sorted(_in_halves(pairs, program, pipe, names, lists), key=lambda pair: pair[0])
 
 
@@ -186,18 +192,18 @@ def _sends(
             yield behind, Move(*made, node.phase)
 
 
-def _table(pipe: Piped, mesh: Mesh, micro: int) -> Verified:
+def _table(program: Program, pipe: Piped, micro: int) -> Verified:
     """The schedule of the layout; without one, 1F1B. Raises MD0335."""
-    devices = mesh.size(pipe.axis)
+    devices = program.mesh.size(pipe.axis)
     if pipe.use is None:
         return verify(generate("one_f_one_b", devices, micro))
-    found = pipe.use.verified(devices, micro)
+    found, goal = pipe.use.verified(devices, micro), program.placed.named.goal
     if found.schedule.updates:
-        message = f"stages update on the way under `{pipe.use.name}`, which no device does yet"
-        help = "`meshdsl train --engine reference` trains by its table; or take `one_f_one_b`"
-        if pipe.count:
-            help = "take `one_f_one_b`; updates on the way need the stages of a loop"
-        fail("MD0335", message, pipe.use.span, help=help)
+        # Else it is the step of one update, which `Compilation` makes another program of.
+        if goal is None or goal.taken is None:
+            message = f"`{pipe.use.name}` updates stages on the way, which is not read here yet"
+            help = "`explain`, `run` and `train` do; or take `one_f_one_b`"
+            fail("MD0335", message, pipe.use.span, help=help)
     if missing := not_built(found, not pipe.count):
         message = f"`{pipe.use.name}` is not built yet: {missing}"
         fail("MD0335", message, pipe.use.span, help="take one_f_one_b, interleaved or zb_v")

@@ -78,7 +78,10 @@ class _Loop:
         outputs = {o: self._output(o) for o in program.outputs}
         updates = tuple(self._kept(u) for u in program.updates)
         self._close(inputs)
-        found: dict[Value, Value | None] = {p: self._mean(v, "backward") for p, v in sums.items()}
+        taken = program.goal.taken or self.dim.size
+        found: dict[Value, Value | None] = {
+            p: self._mean(v, "backward", taken) for p, v in sums.items()
+        }
         return replace(self._finish(inputs, outputs), updates=updates), found
 
     def _close(self, inputs: tuple[Value, ...]) -> None:
@@ -160,20 +163,22 @@ class _Loop:
         """The final value of an output of `dtype`: a mean is cast back."""
         if all(c.result is not value for c in self.carries):
             return value
-        mean = self._mean(value, "forward")
+        mean = self._mean(value, "forward", self.dim.size)
         with in_phase(self.builder, "forward"):
             scope = Scope({}, {}, prelude(), value.path, value.functions)
             return self._cast(mean, dtype, scope, {"name": value.name})
 
-    def _mean(self, value: Value, phase: str) -> Value:
+    def _mean(self, value: Value, phase: str, count: int) -> Value:
         with in_phase(self.builder, phase):
             scope = Scope({}, {}, prelude(), value.path, value.functions)
-            number = self.builder.constant(1 / self.dim.size, value.type.dtype, value.span, scope)
             role = "grad" if value.follows is not None else "activation"
             fields = {"role": role, "follows": value.follows, "name": value.name}
-            return self.builder.emit("mul", (value, number), {}, value.span, scope, fields=fields)[
-                0
-            ]
+            if count == 1:
+                op: tuple[str, tuple[Value, ...]] = ("identity", (value,))
+            else:
+                number = self.builder.constant(1 / count, value.type.dtype, value.span, scope)
+                op = ("mul", (value, number))
+            return self.builder.emit(*op, {}, value.span, scope, fields=fields)[0]
 
 
 def summed(dtype: DType) -> DType:

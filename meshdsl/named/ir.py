@@ -149,12 +149,15 @@ class Goal:
     """`minimize loss with optimizer`; `optimizer` is an `Optimizer` of `optimizers.py`.
 
     `norm` is the name of the output that is the norm of the whole gradient, where it is measured.
+    An update takes the mean gradient of all batches that are accumulated, or of so many of them as
+    are `taken` where it is made on the way (`placed/batches.py`).
     """
 
     loss: Value
     optimizer: Any
     span: Span
     norm: str | None = None
+    taken: int | None = None
 
     def without_mixed(self) -> Goal:
         """The same goal in one precision, for `--dtype`."""

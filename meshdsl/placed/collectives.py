@@ -54,7 +54,8 @@ class Step:
     of a split); `to_dim` is split by an all_to_all instead. `axes` are in mesh order, of a slice
     outer first. A halo, or a `window` where nothing is sent, makes the last window of `after`, of
     the blocks or of a `wider` window. In an exchange, `partners` has for each device along the axis
-    the one that it sends to and receives from.
+    the one that it sends to and receives from. Of what all devices have the one `at` this
+    coordinate keeps its copy in a zero_fill.
     """
 
     kind: str
@@ -65,6 +66,7 @@ class Step:
     to_dim: str | None = None
     op: str | None = None
     partners: tuple[int, ...] = ()
+    at: int = 0
 
     @property
     def moves(self) -> bool:

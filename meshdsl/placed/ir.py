@@ -152,12 +152,26 @@ class Program:
     pipe: Piped | None = None
 
     def blocks(self, type_: TensorType, p: Placement) -> dict[str, list[list[int]]]:
-        """What lies where of the dim of a pipeline's loop, if a tensor has it (`Spec.blocks`)."""
+        """What lies where of the dim of a pipeline's loop, if a tensor has it (`Spec.blocks`).
+
+        And of a batch whose parts are batches apart: each device has its share of every one.
+        """
         pipe = self.pipe
-        if pipe is None or not type_.has(pipe.dim):
+        if pipe is None:
             return {}
-        found = pipe.blocks(type_.size(pipe.dim), p.axes_of(pipe.dim), self.mesh)
-        return {pipe.dim: found} if found else {}
+        found = {}
+        if type_.has(pipe.dim):
+            found[pipe.dim] = pipe.blocks(type_.size(pipe.dim), p.axes_of(pipe.dim), self.mesh)
+        if pipe.use is not None and pipe.use.apart is not None:
+            dim, count, _ = pipe.use.apart
+            ways = self.mesh.size(*p.axes_of(dim))
+            if ways > 1 and count * self._batch(dim) == type_.size(dim):
+                found[dim] = [_shares(type_.size(dim), count, ways)]
+        return {dim: blocks for dim, blocks in found.items() if blocks}
+
+    def _batch(self, dim: str) -> int:
+        """The size of a dim of the inputs."""
+        return next(v.type.size(dim) for v in self.named.inputs if v.type.has(dim))
 
     @property
     def on_disk(self) -> frozenset[Tensor]:
@@ -169,6 +183,13 @@ class Program:
     def rewritten(self) -> names.Program:
         """The named program with the operators rewritten by placement: expanded, in pairs."""
         return replace(self.named, body=_named_nodes(self.body))
+
+
+def _shares(size: int, count: int, ways: int) -> list[int]:
+    """The indices of a dim of `count` equal batches, device by device: a share of each batch."""
+    batch, share = size // count, size // count // ways
+    starts = (m * batch + d * share for d in range(ways) for m in range(count))
+    return [i for start in starts for i in range(start, start + share)]
 
 
 def _named_nodes(nodes: tuple[Node, ...]) -> tuple[names.Node, ...]:

@@ -108,7 +108,8 @@ def parse_step(scan: Scanner, mesh: Mesh, before: Placement) -> c.Step:
     }
     if kind not in made:
         raise ValueError(f"`{kind}` is no step")
-    return made[kind]()
+    found = made[kind]()
+    return replace(found, at=int(scan.next())) if scan.accept("at") else found
 
 
 def _over(scan: Scanner) -> tuple[str, ...]:

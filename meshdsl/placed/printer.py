@@ -53,7 +53,8 @@ def step_text(step: Step) -> str:
     if step.partners:
         moved = f"with {' '.join(map(str, step.partners))}"
     words = [step.kind, step.op, step.dim, f"to {step.to_dim}" if step.to_dim else None, moved]
-    return f"{' '.join(w for w in words if w)} over {', '.join(step.axes)}"
+    kept = f" at {step.at}" if step.at else ""
+    return f"{' '.join(w for w in words if w)} over {', '.join(step.axes)}{kept}"
 
 
 NO_WHOLES: Mapping[str, int] = {}

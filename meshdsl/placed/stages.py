@@ -441,6 +441,11 @@ def makes_of(node: Node) -> Iterator[Value]:
 
 
 def _behind_loop(program: Program, pipe: Piped) -> Program:
+    """The program with a `leaving` for what the loop over batches makes.
+
+    Of gradients that each stage takes on the way, none leaves the stage.
+    """
+    stays = program.goal is not None and program.goal.taken is not None
     body: list[Node] = []
     new: dict[Value, Value] = {}
     made = {v: node for node in program.body for v in node.makes}
@@ -450,7 +455,7 @@ def _behind_loop(program: Program, pipe: Piped) -> Program:
         body.append(node)
         if isinstance(node, Loop) and node.dim.name == pipe.micro:
             for value in node.makes:
-                if not value.type.has(pipe.dim):
+                if not value.type.has(pipe.dim) and not (stays and value.follows):
                     new[value] = replace(value)
                     body.append(
                         Op("identity", (value,), (new[value],), LEAVING, value.span, node.phase)

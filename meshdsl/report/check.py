@@ -25,7 +25,14 @@ from meshdsl.diagnostics import (
 )
 from meshdsl.named import ir as named
 from meshdsl.named.declarations import Declarations
-from meshdsl.pipeline import DEFAULT_POLICY, Options, lower_placed, place_named
+from meshdsl.pipeline import (
+    DEFAULT_POLICY,
+    Compilation,
+    Known,
+    Options,
+    lower_placed,
+    place_named,
+)
 from meshdsl.placed import ir as placed
 from meshdsl.placed.expect import KINDS, check_head, expected_number, no_tensor
 from meshdsl.placed.layout import TENSOR, selects
@@ -63,7 +70,7 @@ def placement_checks(found: Analysis, options: Options) -> Iterator[Diagnostics]
     for chosen, name in chosen_layouts(found.declarations, options):
         own, told = Diagnostics(), Diagnostics()
         for program in programs:
-            own.of(partial(_place, program, found.declarations, chosen))
+            own.of(partial(_place, program, found, chosen))
         told.add(*(of_another_layout(name, d, options) if name else d for d in own))
         wrong = wrong or bool(told.errors)
         yield told
@@ -73,15 +80,18 @@ def placement_checks(found: Analysis, options: Options) -> Iterator[Diagnostics]
         yield held
 
 
-def _place(program: named.Program, declarations: Declarations, options: Options) -> None:
+def _place(program: named.Program, found: Analysis, options: Options) -> None:
     """Place a program, which may be refused; the stages of a pipeline may be too.
 
-    What is refused with a plan that is not searched for is so only if it is with the asked one. No
-    device program updates on the way; such a table is carried out by the reference engine.
+    What is refused with a plan that is not searched for is so only if it is with the asked one.
     """
     policy = "deferred" if options.reduce == "optimal" else options.reduce
-    result = place_named(program, declarations, replace(options, reduce=policy), Diagnostics())
-    if result.pipe is None or (result.pipe.use and result.pipe.use.asynchronous):
+    chosen, declarations = replace(options, reduce=policy), found.declarations
+    result = place_named(program, declarations, chosen, Diagnostics())
+    if result.pipe is None:
+        return
+    if result.pipe.use is not None and result.pipe.use.asynchronous:
+        _update_on_the_way(program, found, chosen)
         return
     try:
         lower_placed(result)
@@ -89,6 +99,18 @@ def _place(program: named.Program, declarations: Declarations, options: Options)
         if policy == options.reduce:
             raise
         lower_placed(place_named(program, declarations, options, Diagnostics()))
+
+
+def _update_on_the_way(program: named.Program, found: Analysis, options: Options) -> None:
+    """Make what devices run of updates on the way; what is not built the reference engine does."""
+    name = program.name
+    known = Known(found.tree, found.declarations, found.written[name], program)
+    made = Compilation(found.tree.span.source, replace(options, program=name), Diagnostics(), known)
+    try:
+        made.checked()
+    except DiagnosticError as error:
+        if any(d.code != "MD0335" for d in error.diagnostics):
+            raise
 
 
 # --- expectations ----------------------------------------------------------------------------

@@ -67,6 +67,8 @@ def of_stage(timeline: Timeline) -> Json:
     assert timeline.passes is not None
     times = timeline.passes.times
     each = {"F": times.forward, "I": times.inputs, "W": times.weights, "send": times.send}
+    if any(times.update):
+        each["U"] = times.update
     seconds = {name: [float(t) / PER_SECOND for t in found] for name, found in each.items()}
     return {"stage": timeline.stage, "bubble": timeline.bubble, "passes": seconds}
 

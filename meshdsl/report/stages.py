@@ -10,6 +10,7 @@ from typing import Any
 from meshdsl.device.ir import (
     ENDS,
     STAGED,
+    UPDATE,
     Bucket,
     Collective,
     Compute,
@@ -64,10 +65,11 @@ def piped(program: Program) -> dict[str, Any]:
             "early": early,
             **({"layers": list(found.sizes)} if found.sizes else {}),
             **({"held": list(map(list, table.held))} if _is_shared(table) else {}),
-            **({"recompute": "stage"} if Part.LOOP_AGAIN in found.parts else {}),
+            **({"recompute": "stage"} if found.recomputes else {}),
             "bubble": str(timed(table, alike(found.sizes, early)).bubble),
             "in_flight": list(table.peaks),
             "peak": peaks,
+            **_updates(table),
         }
     }
 
@@ -75,6 +77,20 @@ def piped(program: Program) -> dict[str, Any]:
 def _is_shared(table: Verified) -> bool:
     """Whether a stage is on several devices."""
     return sum(map(len, table.held)) > table.schedule.stages
+
+
+def _updates(table: Verified) -> Json:
+    """Of updates on the way: which parameters passes read, and of each stage how old they are.
+
+    `copies` of parameters are held, also for a stage whose passes read the newest ones.
+    """
+    if not table.schedule.updates:
+        return {}
+    return {
+        "weights": table.schedule.weights,
+        "updates_behind": [max(v.staleness) for v in table.versions],
+        "copies": [v.copies for v in table.versions],
+    }
 
 
 def alike(sizes: Sequence[int], early: bool) -> Times:
@@ -101,7 +117,8 @@ def shares(program: Program) -> dict[Compute | Collective, Fraction]:
             share = Fraction(1)
             alone = part in ENDS or (ends and not part.sends)
             if alone or part.sends:
-                share = Fraction(pipe.dim.size, max(1, pipe.times(part, ends)))
+                times = max(1, pipe.times(part, ends))
+                share = Fraction(times if part in UPDATE else pipe.dim.size, times)
                 share /= len(pipe.rows) if alone else 1
             elif part in STAGED and pipe.sizes:
                 assert isinstance(node, Loop), "the iterations of a stage are a loop"
@@ -135,7 +152,10 @@ def pipeline_sentence(pipeline: Json) -> str:
     share = f"{100 * float(Fraction(pipeline['bubble'])):.3g} %"
     idle = f"{pipeline['bubble']} ({share}) of the devices' time is idle"
     again = ", computed again for their backward passes" if "recompute" in pipeline else ""
-    return f"{pipeline['schedule']} over {pipeline['axis']}: {stages}, {batches}{again}; {idle}."
+    rule = pipeline.get("weights")
+    late = f" Stages update on the way ({rule})." if rule else ""
+    head = f"{pipeline['schedule']} over {pipeline['axis']}: {stages}, {batches}{again}"
+    return f"{head}; {idle}.{late}"
 
 
 def by_stage(report: Json) -> Iterator[Block]:
@@ -157,6 +177,9 @@ def by_stage(report: Json) -> Iterator[Block]:
     if "held" in pipeline:
         head.insert(1, "stages")
         columns.insert(0, map(_numbers, pipeline["held"]))
+    if "weights" in pipeline:
+        head[-1:-1] = ["updates behind", "copies"]
+        columns[-1:-1] = [map(str, pipeline["updates_behind"]), map(str, pipeline["copies"])]
     rows = [(str(n), *row) for n, row in enumerate(zip(*columns, strict=True))]
     if len(rows) > MOST_STAGES:
         half = MOST_STAGES // 2
@@ -170,9 +193,9 @@ def _picture(pipeline: Json, time: Json | None) -> Picture:
     table = verify(parsed("\n".join(pipeline["rows"])))
     times = alike(pipeline.get("layers", ()), pipeline["early"])
     if time is not None:
-        each = (tuple(map(Fraction, time["passes"][name])) for name in ("F", "I", "W", "send"))
-        forward, inputs, weights, send = each
-        times = Times(forward, inputs, weights, send=send)
+        each = {name: tuple(map(Fraction, found)) for name, found in time["passes"].items()}
+        update = each.get("U", times.update)
+        times = Times(each["F"], each["I"], each["W"], update, each["send"])
     found = timed(table, times)
     ends = "" if time is None else duration(float(found.makespan))
     idle = f"{100 * float(found.bubble):.3g} % of the stages' time is idle"

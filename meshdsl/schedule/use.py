@@ -24,7 +24,8 @@ class ScheduleUse:
     `dims` are cut into `micro` micro-batches; without dims, `micro` is None, and those are taken
     that the optimizer accumulates. `options` are those written: `chunks` and the like of the
     schedule itself, `layers`, `recompute`, `reduce`. `table` is that of a schedule which the file
-    declares.
+    declares. `apart` is a dim that has been cut into so many batches of their own, and
+    the axis along which they are, in time.
     """
 
     name: str
@@ -33,6 +34,7 @@ class ScheduleUse:
     span: Span
     options: Mapping[str, Option] = field(default_factory=dict)
     table: Verified | None = None
+    apart: tuple[str, int, str] | None = None
 
     def __str__(self) -> str:
         """What stands behind `with`; options as they are written."""

@@ -83,6 +83,12 @@ class Verified:
         return Counter((device, stage) for (_, stage), device in self.device_of.items())
 
     @cached_property
+    def updates(self) -> Mapping[tuple[int, int], int]:
+        """By device and stage, how often it updates that stage's parameters."""
+        rows = enumerate(self.schedule.rows)
+        return Counter((device, a.stage) for device, row in rows for a in row if a.kind == "U")
+
+    @cached_property
     def stage_peaks(self) -> tuple[Mapping[int, int], ...]:
         """The most micro-batches in flight on each stage of each device."""
         return tuple(
@@ -128,6 +134,11 @@ class Verified:
         """The messages of all lines."""
         return sum(len(line.messages) for line in self.lines)
 
+    @property
+    def changes(self) -> bool:
+        """Whether a backward pass may read another version of parameters than its forward pass."""
+        return self.schedule.updates and self.schedule.weights in ("latest", "corrected")
+
     @cached_property
     def versions(self) -> tuple[Versions, ...]:
         """The versions of each stage's parameters; empty where there are no updates on the way."""
@@ -138,6 +149,21 @@ class Verified:
             for stage in {action.stage for action in row}
         )
         return tuple(sorted(found, key=lambda v: v.stage))
+
+    def kept(self, stage: int) -> tuple[int, ...]:
+        """By update of a stage, how many versions there are room for behind it.
+
+        A version stays until the last pass that reads it has ended.
+        """
+        row = [a for a in self.schedule.rows[self.device_of[0, stage]] if a.stage == stage]
+        read = self.versions[stage].forward
+        last = {read[a.micro]: at for at, a in enumerate(row) if a.kind != "U"}
+        found, there = [1], {0}
+        for at, action in enumerate(row):
+            if action.kind == "U":
+                there = {v for v in there if last.get(v, -1) > at} | {max(there) + 1}
+                found.append(max(found[-1], len(there)))
+        return tuple(found[1:])
 
 
 def verify(schedule: Schedule, where: Where = lambda place: None) -> Verified:

@@ -77,6 +77,7 @@ def in_time(pipe: Pipeline, program: Program, timing: Timing) -> Timed:
         forward=tuple(Fraction(found["F"].duration) for found in each),
         inputs=tuple(Fraction(inputs) for inputs, _ in map(_backward, each)),
         weights=tuple(Fraction(weights) for _, weights in map(_backward, each)),
+        update=tuple(Fraction(found["U"].duration if "U" in found else 0) for found in each),
         send=(Fraction(longest),),
     )
     return timed(pipe.known, times)
@@ -160,7 +161,8 @@ class _Stage(Run):
             leaves = bool(node.homes) or node.does(
                 Part.SENT if forward else Part.SENT_BACKWARD, stage
             )
-            if slot.action.kind != "W" and (awaited := self._awaited(node, forward, stage)):
+            passes_on = slot.action.kind in "FBI"
+            if passes_on and (awaited := self._awaited(node, forward, stage)):
                 self._stand(awaited, begun + _whole(slot.start))
             self.clock = begun + _whole(slot.start)
             for kind in node.passes_of(slot.action.kind):
@@ -168,7 +170,7 @@ class _Stage(Run):
                 self._put(done, at, now)
                 now += done.held
                 self.clock = at + done.duration
-                if kind != "W" and leaves:
+                if passes_on and kind != "W" and leaves:
                     ready = max(at + done.sent, free[forward])
                     free[forward] = self._send(messages, streams[forward], ready)
         self.joined = {node.axis: begun + _whole(found.makespan)}

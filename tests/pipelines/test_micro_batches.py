@@ -81,7 +81,7 @@ NORMED = SUMMED.replace("out -> model])", "out -> model])\n    x = x - mean[batc
         pytest.param(SUMMED.replace("return loss", "return loss, x"), "gpipe[batch](4)", "MD0333"),
         pytest.param(SUMMED, "chimera[batch](1)", "MD0529", id="half a pair"),
         pytest.param(SUMMED, "interleaved[batch](4, chunks=3)", "MD0334", id="six stages"),
-        pytest.param(SUMMED, "pipedream[batch](4)", "MD0335", id="asynchronous"),
+        pytest.param(SUMMED, "pipedream[batch](4)", "MD0337", id="clipped on the way"),
     ],
 )
 def test_refused_before_it_runs(text: str, schedule: str, code: str) -> None:

@@ -252,7 +252,7 @@ def test_one_text_for_all_stages() -> None:
     text = wide('with one_f_one_b[b](8, layers="3 5")').text
     assert "at_l, n_l = block(8, ((3, 5),), (pipe,))  # l@pipe: 3, 5" in text
     assert "for l in range(n_l):" in text
-    assert '"w": "f32[l=8:0.1.2|3.4.5.6.7@pipe, m=256, h=1024]' in text
+    assert '"w": "f32[l=8:0-2|3-7@pipe, m=256, h=1024]' in text
 
 
 @pytest.mark.parametrize("rules", ["l -> pipe, d_w: l -> d", "d_w: l -> d, l -> pipe"])

@@ -381,8 +381,5 @@ schedule mine(stages=2, micro=2) {
         replay_of(compiled("mine[batch]", pipe=2, text=text, batch=4))
 
 
-def test_devices_go_on_refusing_updates_on_the_way() -> None:
-    with pytest.raises(DiagnosticError) as caught:
-        _ = compiled("pipedream[batch](24)").device
-    assert caught.value.diagnostics[0].code == "MD0335"
+def test_a_table_without_updates_has_no_replay() -> None:
     assert replay_of(compiled("one_f_one_b[batch](24)")) is None
