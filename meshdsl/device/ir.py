@@ -418,8 +418,8 @@ class Pipeline(Loop):
         taken = self.known.updates if part in UPDATE else self.known.taken
         if self.stages and self.device is None:  # of all devices that have them
             in_all = Counter[int]()
-            for (_, stage), count in taken.items():
-                in_all[stage] += count
+            for (_, stage), number in taken.items():
+                in_all[stage] += number
             each = [{stage: in_all[stage] for stage in self.stages}]
         else:
             devices = range(len(self.rows)) if self.device is None else (self.device,)
