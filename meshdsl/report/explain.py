@@ -171,6 +171,8 @@ def _between(program: placed.Program) -> set[Value]:
             for inner, named in ((one, other), (other, one)):
                 if inner.name or not named.name or named.role == "param":
                     continue
+                if not {inner, named} <= settled.keys():
+                    continue  # nothing reads it: of an operator in parts it is not computed
                 rules = program.causes.get(inner, {}).items()
                 dims = [d for d, (rule, _) in rules if ":" not in rule and named.type.has(d)]
                 if any(settled[inner].axes_of(d) != settled[named].axes_of(d) for d in dims):

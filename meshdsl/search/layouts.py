@@ -411,8 +411,17 @@ def best_first(problem: Problem, plans: list[Plan]) -> tuple[Plan, ...]:
             break
         if problem.fits(plan):
             found = sorted([*found, plan], key=problem.key)
-            found = list({p.rules: p for p in reversed(found)}.values())[::-1]
+            found = list(_first_of_each(found))
     return tuple(found[:SHOWN])
+
+
+def _first_of_each(plans: list[Plan]) -> Iterator[Plan]:
+    """The first plan of each layout."""
+    seen: set[Rules] = set()
+    for plan in plans:
+        if plan.rules not in seen:
+            seen.add(plan.rules)
+            yield plan
 
 
 def _refuse(run: _Run, placed: Placed, least: float) -> NoReturn:

@@ -84,7 +84,9 @@ def onwards(found: Found, plan: Plan) -> Found:
 
 def _with(found: Found, best: list[Plan], run: _Steps) -> Found:
     """The result with other plans at its head, and all that were placed for them."""
-    plans = {p.asked: p for p in sorted((*best, *found.plans), key=found.problem.key)}
+    plans: dict[Asked, Plan] = {}
+    for plan in sorted((*best, *found.plans), key=found.problem.key):
+        plans.setdefault(plan.asked, plan)
     return replace(found, plans=tuple(plans.values()), every=(*found.every, *run.made))
 
 

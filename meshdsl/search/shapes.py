@@ -64,7 +64,7 @@ def solve(problems: Sequence[Problem], method: Method) -> Found:
         if len(problems) == 1:
             begun = ahead(problems[0])
             return _finished(searched(problems[0], method), begun)
-        least = min(map(_least_work, problems))
+        least = min(problem.least_work for problem in problems)
         found, refused = [], list[DiagnosticError]()
         below = math.inf
         for problem in sorted(problems, key=_least_value):
@@ -111,11 +111,6 @@ def _finished(found: Found, begun: Ahead) -> Found:
     found = certified(found if found.problem.start is None else started(found), begun)
     begun.close()
     return found
-
-
-def _least_work(problem: Problem) -> float:
-    """FLOPs of a device under the layout that divides them most."""
-    return problem.space.least()
 
 
 def _least_value(problem: Problem) -> float:

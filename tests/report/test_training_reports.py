@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from meshdsl.cli.app import app
 from meshdsl.diagnostics import Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options, compile_source
+from meshdsl.placed.place import POLICIES
 from meshdsl.report.columns import Wish, compile_columns
 from meshdsl.report.compare import compare
 from meshdsl.report.explain import explain, explanation
@@ -50,6 +51,31 @@ def file(tmp_path: Path) -> str:
     path = tmp_path / "step.mdsl"
     path.write_text(TEXT, encoding="utf-8")
     return str(path)
+
+
+UNREAD = """
+dim batch = 32, model = 6, hidden = 12, best = 4
+mesh grid = { a: 3, b: 2 }
+layout l { batch -> b, hidden -> a }
+program net(x[batch, model]) {
+  param w[model, hidden]
+  recompute {
+    t, i = top_k[hidden -> best](einsum(x, w -> [batch, hidden]))
+    y = t * 2.0
+  }
+  loss = mean(sigmoid(y))
+  return loss
+  minimize loss with sgd(0.1)
+}
+"""
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_result_that_nothing_reads_has_no_line(policy: str) -> None:
+    source = Source("unread.mdsl", UNREAD)
+    made = compile_source(source, Options(reduce=policy), Diagnostics())
+    shown = {tensor["name"] for tensor in explain(made.device)["tensors"]}
+    assert {"t", "y"} <= shown
 
 
 # --- explain -----------------------------------------------------------------------------------

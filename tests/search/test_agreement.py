@@ -116,6 +116,8 @@ def test_no_rule_can_be_left_out(case: tuple[Problem, Found]) -> None:
     problem, found = case
     found = less(found)
     best = found.plans[0]
+    keys = [problem.key(plan) for plan in found.plans]
+    assert keys == sorted(keys)
     most = problem.space.least() * (1 + problem.limits.replicated)
     for reason in reasons(found, best):
         without = reason.without

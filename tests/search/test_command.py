@@ -92,6 +92,10 @@ def test_the_front_is_one(cli: Cli) -> None:
     assert len(values) > 1
     assert values == sorted(values)
     assert [held for _, held in values] == sorted((held for _, held in values), reverse=True)
+    most = sorted(held for _, held in values)[1]
+    words = ("--front", "--json", "--set", "batch=512", "--memory", f"{most}B")
+    told = json.loads(cli("search", write(TEXT), *words).out)
+    assert {p["memory"]["peak"] <= most for p in told["front"]} == {True}
 
 
 @pytest.mark.parametrize("options", [[], ["--cluster", "h100"]])

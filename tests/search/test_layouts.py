@@ -276,6 +276,34 @@ def test_a_composite_along_a_split_dim_counts_its_work(text: str, mesh: Mesh) ->
     assert METHOD.solve(Problem(made, mesh)).plans
 
 
+STEP = """
+dim b = 64, c = 16, s = 4, m = s, k = 16
+program one(x[b, c], q[b, s, k], kv[b, m, k]) {
+  param w[c]
+  param v[k]
+  loss = mean(TEXT ^ 2)
+  return loss
+  minimize loss with sgd(0.1)
+}
+"""
+TRAINED = (
+    *(f"w * {name}[c](w * x)" for name in ("softmax", "log_softmax", "cumsum")),
+    *("rms_norm[c](x, w)", "layer_norm[c](x, w, w)", "logsumexp[c](w * x)"),
+    "v * attention[k, m](v * q, kv, kv, iota[s] >= iota[m])",
+)
+
+
+@pytest.mark.parametrize("mesh", [LINE, SQUARE], ids=str)
+@pytest.mark.parametrize("text", TRAINED)
+def test_an_even_share_of_the_work_is_never_too_much(text: str, mesh: Mesh) -> None:
+    """A batch that is split evenly is looked at, where tables count less for a composite's dim."""
+    made = Compilation(Source("one.mdsl", STEP.replace("TEXT", text)), Options()).named
+    asked = Problem(made, mesh)
+    split, whole = (asked.plan(r, "deferred") for r in ((Rule("b", mesh.names),), ()))
+    assert split.flops <= whole.flops / mesh.devices * (1 + asked.limits.replicated)
+    assert asked.key(METHOD.solve(asked).plans[0]) <= asked.key(split)
+
+
 EMPTY = "dim a = 3, b = 5\nprogram none(x[a, b]) {\n  y = x * 2\n  return y\n}\n"
 
 
