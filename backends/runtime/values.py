@@ -57,19 +57,14 @@ def spec_of(text: str) -> Spec:
     state that lies there, ` on disk` stands before how it begins.
     """
     form = r"^(\w+)\[(.*?)\](?: over ([\w ]+?))?( on disk)?(?: = (\w+)\((.*?)\))?(?: as (.+))?$"
-    dtype, dims, parts, disk, how, numbers, key = re.findall(form, text)[0]
-    found = re.findall(r"([^ ,=]+)=(\d+):?([\d.|-]*)@?([^ ,]*)", dims)
+    dtype, at, parts, disk, how, numbers, key = re.findall(form, text)[0]
+    at = re.sub(r"(\d+)-(\d+)", lambda m: ".".join(map(str, range(int(m[1]), int(m[2]) + 1))), at)
+    found = re.findall(r"([^ ,=]+)=(\d+):?([\d.|]*)@?([^ ,]*)", at)
     sizes = {dim: int(size) for dim, size, _, _ in found}
     split = {dim: tuple(axes.split("+")) for dim, _, _, axes in found if axes}
-    blocks = {d: [*map(indices_of, at.split("|"))] for d, _, at, _ in found if at}
+    blocks = {d: [[*map(int, b.split("."))] for b in at.split("|")] for d, _, at, _ in found if at}
     draw = (how, *(float(x) for x in numbers.split(", ") if x)) if how else None
     return Spec(dtype, sizes, split, draw, key, tuple(parts.split()), blocks or None, bool(disk))
-
-
-def indices_of(text: str) -> list[int]:
-    """The indices written as `0-3.8.9`."""
-    runs = ([*map(int, run.split("-"))] for run in text.split("."))
-    return [index for run in runs for index in range(run[0], run[-1] + 1)]
 
 
 def coordinates(mesh: dict[str, int], rank: int) -> dict[str, int]:
@@ -110,12 +105,10 @@ def group_members(mesh: dict[str, int], axes: tuple[str, ...]) -> list[list[int]
 
     An axis may be written with what the group is for: `pipe:forward`.
     """
-    axes = tuple(axis.partition(":")[0] for axis in axes)
     ranks = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
-    varying = [position for position, axis in enumerate(mesh) if axis in axes]
-    size = math.prod(mesh[axis] for axis in axes)
-    found = np.moveaxis(ranks, varying, range(-len(varying), 0)).reshape(-1, size).tolist()
-    return found
+    varying = [n for n, axis in enumerate(mesh) if axis in {a.partition(":")[0] for a in axes}]
+    size = math.prod(ranks.shape[position] for position in varying)
+    return np.moveaxis(ranks, varying, range(-len(varying), 0)).reshape(-1, size).tolist()
 
 
 def block(size: int, ways: tuple[Way, ...], at: tuple[int, ...]) -> tuple[int, int]:

@@ -53,6 +53,8 @@ def _expanded(op: Op, axes: tuple[tuple[str, Axes], ...]) -> Expansion | None:
     split = dict(axes)
     if op.name in IN_BLOCKS:
         own = own_dims(dict(op.attrs)) if op.name == "cumsum" else op.attr("source")
+        if "." in own[0].name:  # what blocks exchange: it would be taken apart without end
+            return None
         parts = math.prod(size for _, size in split[own[0].name])
         return None if own[0].size % parts else IN_BLOCKS[op.name](op, split)  # uneven blocks
     if op.name in ATTENTION:

@@ -30,6 +30,7 @@ from meshdsl.placed.storage import with_loads
 from meshdsl.search.plan import Rule, layout_of
 from meshdsl.search.sending import ROUNDING, Sent
 from meshdsl.syntax.parse import read_source
+from tests.compiling import compile_text
 from tests.project import matching
 
 MESHES = (Mesh("square", (("a", 2), ("b", 2))), Mesh("cube", (("a", 2), ("b", 2), ("c", 2))))
@@ -100,3 +101,24 @@ def test_a_watch_counts_no_more_than_is_there(name: str, cluster: str | None) ->
                 assert seen.bytes <= whole.bytes
                 assert seen.seconds <= whole.seconds * (1 + ROUNDING)
                 assert seen.kept.seconds <= whole.kept.seconds * (1 + ROUNDING)
+
+
+IN_BLOCKS = """
+dim a = 8, best = 2
+mesh square = { x: 2, y: 2 }
+sbp whole { v: (S(0), S(0)) }
+sbp inner { v: (S(0), B) }
+program p(v[a]) {
+  t, i = top_k[a -> best](v)
+  return cumsum[a](v), t
+}
+"""
+
+
+@pytest.mark.parametrize("policy", WALKS)
+@pytest.mark.parametrize("block", ["whole", "inner"])
+def test_what_blocks_exchange_is_not_taken_apart(block: str, policy: str) -> None:
+    """In a block without other annotations, what is exchanged stays split as well."""
+    found = print_program(compile_text(IN_BLOCKS, sbp=block, reduce=policy).placed)
+    assert "cumsum" in found
+    assert "blocks.all_blocks" not in found
