@@ -172,6 +172,15 @@ class Compilation:
         pipe = self.placed.pipe
         return pipe is not None and pipe.use is not None and pipe.use.asynchronous
 
+    @property
+    def updates(self) -> int:
+        """How many updates of its parameters each stage makes in a step."""
+        pipe = self.placed.pipe
+        if pipe is None or pipe.use is None or not pipe.use.asynchronous:
+            return 1
+        micro = batches.count_of(self.named, pipe)
+        return max(pipe.use.verified(self.placed.mesh.size(pipe.axis), micro).updates.values())
+
     @cached_property
     def timing(self) -> Timing | None:
         """The chosen cluster as its mesh sees it; None where none is named."""
@@ -188,7 +197,7 @@ class Compilation:
         pipe = self.placed.pipe
         assert pipe is not None, "updates on the way are those of stages"
         assert pipe.use is not None, "updates on the way are those of a schedule"
-        batches.check_built(pipe)
+        batches.check_built(pipe, bool(self.placed.on_disk))
         micro, cut = batches.count_of(self.named, pipe), pipe.cut
         table = pipe.use.verified(self.placed.mesh.size(pipe.axis), micro)
         batches.check_apart(self.of_batches(pipe), pipe, table)

@@ -36,7 +36,8 @@ class Job:
     """The job of a training run: its last step, its data, and the files it writes.
 
     `about` describes the program to readers of a checkpoint. `rate` are the fields of the schedule
-    of the learning rate, and `predicted` is the memory per device in bytes as `explain` has it.
+    of the learning rate, of which a step makes so many `updates`, and `predicted` is the memory per
+    device in bytes as `explain` has it.
     In the folder `timed` each device writes how long the lines of one step took.
     """
 
@@ -52,6 +53,7 @@ class Job:
     resume: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
     rate: Mapping[str, Any] | None = None
+    updates: int = 1
     predicted: int = 0
     timed: str | None = None
 

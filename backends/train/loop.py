@@ -168,7 +168,8 @@ class Trainer:
         """The measurements of the step that was just done, in the order they are shown."""
         found: dict[str, Any] = {}
         if self.rate is not None:
-            found["lr"] = self.rate.at(self.step)
+            last = (self.step + 1) * self.job.updates - 1  # of the step's updates
+            found["lr"] = self.rate.at(last)
         if self.norm is not None:
             found["grad_norm"] = outputs[self.norm].item()
         return {**found, "memory": self.memory.peak}

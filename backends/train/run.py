@@ -112,7 +112,9 @@ def prepared(plan: Plan, job: Job, seed: int | None) -> Job:
     # The reference engine holds all values of a step at once.
     predicted = memory(made.device)["peak"] if plan.asked is made else 0
     rate = asdict(goal.optimizer.lr)
-    return replace(_resumed(job, seed), about=_about(plan), rate=rate, predicted=predicted)
+    about, updates = _about(plan), made.updates
+    found = _resumed(job, seed)
+    return replace(found, about=about, rate=rate, updates=updates, predicted=predicted)
 
 
 def _about(plan: Plan) -> dict[str, Any]:

@@ -329,7 +329,11 @@ class _Parts:
         if is_constant(node):
             return Part.EVERY
         if any(v.name in self.totals for v in node.makes):
-            return Part.LAST  # what is the same on all stages is added once
+            # What is the same on all stages is added once. It belongs to the backward pass where an
+            # update may come between the passes; else it does not matter.
+            use = self.pipe.use
+            late = use is not None and use.asynchronous and node.phase == "backward"
+            return Part.LAST_BACKWARD if late else Part.LAST
         found = {self._read_in(r, v) for v in node.makes for r in self.readers.get(v, ())}
         stages = {part.stages for part in found}
         if not found:

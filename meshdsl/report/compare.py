@@ -98,11 +98,12 @@ def column_as_json(column: Column) -> Json:
     if column.made is None:
         asked = {"version": VERSION, "layout": column.wish.name, "reduce": column.wish.reduce}
         return {**asked, **about, "diagnostics": [to_json(d) for d in column.diagnostics]}
-    report = explain(column.made.device, column.diagnostics, column.made.timing)
-    for entry, tensor in zip(report["tensors"], column.made.placed.tensors, strict=True):
+    device = column.made.device
+    report = explain(device, column.diagnostics, column.made.timing)
+    for entry, tensor in zip(report["tensors"], device.placed.tensors, strict=True):
         entry["named"] = tensor.placement.show(tensor.value.type)
         entry["sbp"] = positional(entry)
-    routes = [_route(moves, n) for moves, n in _chains(busiest(column.made.device))]
+    routes = [_route(moves, n) for moves, n in _chains(busiest(device))]
     annotations = count_annotations(column.wish, column.made)
     return {**report, **about, "annotations": annotations, "routes": routes}
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,12 +23,17 @@ from meshdsl.device.printer import print_program
 from meshdsl.diagnostics import DiagnosticError, Diagnostics, Source
 from meshdsl.pipeline import Compilation, Options
 from meshdsl.report.check import check_source
+from meshdsl.report.columns import Wish, compile_columns
+from meshdsl.report.compare import column_as_json
 from meshdsl.report.explain import explain
 from meshdsl.schedule.registry import generate
 from meshdsl.schedule.table import row_text
 from meshdsl.schedule.verify import verify
+from tests.cli.command import Cli
 from tests.device.alone import allocated, first_device
 from tests.ranks import Forks
+
+pytest_plugins = ["tests.cli.conftest"]
 
 MLP = """
 dim batch = 32, model = 4, out = model, l = 4
@@ -331,6 +337,45 @@ def test_a_step_is_compared_with_the_replay_of_its_table() -> None:
     assert not all(c.ok for c in verify(made, Given(seed=4), other.outputs, other.updated))
 
 
+@pytest.mark.parametrize("weights", ["latest", "stashed", "buffered", "corrected"])
+def test_a_penalty_is_added_behind_the_update_before(weights: str) -> None:
+    """What parameters alone add to a gradient belongs to the backward pass, not to the forward."""
+    rows = "F0 F1 B0 U0 F2 B1 U1 F3 B2 U2 B3 U3"
+    table = f"schedule own(stages=2, micro=4, weights={weights}) {{\n 0: {rows}\n 1: {rows}\n}}\n"
+    text = ENDS.replace("batch = 32", "batch = 16") + table
+    penalty = text.replace(
+        "  return loss", "  loss = loss + 0.5 * sum(square(h))\n  return loss", 1
+    )
+    assert penalty != text
+    holds(stepped(compiled(penalty, "own[batch]", "sgd(0.1)")))
+
+
+def test_the_rate_is_that_of_the_last_update_of_a_step(tmp_path: Path, cli: Cli) -> None:
+    program, data, log = tmp_path / "p.mdsl", tmp_path / "d.npz", tmp_path / "log.jsonl"
+    program.write_text(_source("sgd(lr=linear(0.1, 30, warmup=3))"), encoding="utf-8")
+    made = Compilation(Source("p.mdsl", program.read_text()), Options(mesh="pipe:2"))
+    inputs = made.named.inputs
+    arrays: Any = {v.name: np.zeros([d.size for d in v.type.dims], "f4") for v in inputs}
+    np.savez(data, **arrays)
+    words = ("--data", str(data), "--steps", "2", "--mesh", "pipe:2", "--log", str(log))
+    assert cli("train", str(program), *words).code == 0
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    goal = made.named.goal
+    assert goal is not None
+    wanted = [goal.optimizer.lr.at(update) for update in (7, 15)]
+    assert [line["lr"] for line in lines if "lr" in line] == pytest.approx(wanted)
+
+
+def _source(opt: str) -> str:
+    return f"{MLP.replace('OPT', opt)}\nlayout chosen {{ l -> pipe }} with pipedream[batch](8)\n"
+
+
+def test_a_column_of_a_comparison() -> None:
+    made = Compilation(Source("p.mdsl", _source("sgd(0.1)")), Options(mesh="pipe:2"))
+    (column,) = compile_columns(made, [Wish("layout", "chosen", "deferred")])
+    assert column_as_json(column)["tensors"]
+
+
 # --- what is refused -----------------------------------------------------------------------------
 
 
@@ -394,6 +439,14 @@ def test_what_is_stored_over_the_stages_is_refused(rule: str, said: str) -> None
     source = Source("p.mdsl", f"{text}{rule} }} with pipedream[batch](8)\n")
     with pytest.raises(DiagnosticError, match=said) as caught:
         _ = Compilation(source, Options(mesh="data:2,pipe:2", layout="chosen")).device
+    assert [d.code for d in caught.value.diagnostics] == ["MD0335"]
+
+
+def test_states_on_disk_are_refused() -> None:
+    layout = "layout chosen { l -> pipe, state: memory = disk } with pipedream[batch](8)"
+    source = Source("p.mdsl", f"{ENDS.replace('OPT', 'adamw(lr=0.01)')}\n{layout}\n")
+    with pytest.raises(DiagnosticError, match="they lie on disk") as caught:
+        _ = Compilation(source, Options(mesh="pipe:2", layout="chosen")).device
     assert [d.code for d in caught.value.diagnostics] == ["MD0335"]
 
 
