@@ -356,9 +356,10 @@ class Layouts:
         """Place the first layouts that divide the work, then all that could be faster than these.
 
         A layout cannot be faster than its operators are without any communication. Where none of
-        the first fits, they have their rules for `storage` before others are looked at.
+        the first fits, they have their rules for `storage` before others are looked at. Of the
+        others the fixed rules alone come first: more devices are never slower than fewer.
         """
-        problem = run.problem
+        problem, alone = run.problem, run.problem.limits.fixed
         assert problem.timing is not None
         run.most_work = math.inf
         weigh = seconds(problem.timing)
@@ -381,8 +382,9 @@ class Layouts:
         bounds = {rules: bound for bound, rules in listed}
         if not whole:
             run.cut = True
-            bounds = {rules: space.of(rules, weigh) for rules in seen}
-        for rules in run.ordered(bounds, expected) if whole else bounds:
+            bounds = {rules: space.of(rules, weigh) for rules in [*seen, alone]}
+        ordered = run.ordered(bounds, expected) if whole else [*bounds]
+        for rules in sorted(ordered, key=lambda rules: rules != alone):
             bound = bounds[rules]
             if rules in first or not _is_short(rules, problem):
                 continue

