@@ -456,7 +456,7 @@ def _asked_rules(declarations: Declarations, layout: str | None) -> Iterable[Rul
         layout = next(iter(declarations.layouts), "")
     if layout in declarations.layouts:
         return collect_rules(declarations.layouts[layout], declarations, Diagnostics())
-    return _rules_of_text(layout) if ":" in layout else ()
+    return _rules_of_text(layout, "--layout") if ":" in layout else ()
 
 
 def mesh_of(node: ast.Mesh, declarations: Declarations) -> Mesh:
@@ -494,10 +494,10 @@ def collect_axes(node: ast.Mesh, declarations: Declarations, diagnostics: Diagno
 
 def _mesh_of_text(text: str) -> Mesh:
     axes: dict[str, int] = {}
-    for name, size, span in _pairs(text, "--mesh"):
+    for name, size, span in _pairs(text, "--mesh", _AXES):
         if not _SIZE.fullmatch(size) or not 1 <= int(size) < 2**31:
             message = "the size of a mesh axis is an integer in 1 … 2147483647"
-            fail("MD0105", message, span, help="write `--mesh data:2,model:4`")
+            fail("MD0105", message, span, help=f"write `--mesh {_AXES}`")
         if name == "none":
             fail("MD0109", "`none` cannot name a mesh axis", span, help="choose another name")
         if name in axes:
@@ -506,10 +506,11 @@ def _mesh_of_text(text: str) -> Mesh:
     return Mesh(text, tuple(axes.items()))
 
 
-_EXAMPLES = {"--mesh": "data:2,model:4", "--layout": "batch:data,hidden:model"}
+_AXES, _RULES = "data:2,model:4", "batch:data,hidden:model"
+"""What `--mesh` and `--layout` look like."""
 
 
-def _pairs(text: str, option: str) -> Iterable[tuple[str, str, Span]]:
+def _pairs(text: str, option: str, example: str) -> Iterable[tuple[str, str, Span]]:
     """`a:b,c:d` (or with `;`) as pairs with their places."""
     source = Source(option, text)
     start = 0
@@ -520,23 +521,27 @@ def _pairs(text: str, option: str) -> Iterable[tuple[str, str, Span]]:
         if not part.strip() and text.strip():
             continue
         if not colon or not _NAME.fullmatch(left.strip()) or not right.strip():
-            help = f"for instance `{option} {_EXAMPLES[option]}`"
+            help = f"for instance `{option} {example}`"
             fail("MD0601", f"`{option}` is written `name:value,name:value`", span, help=help)
         yield left.strip(), right.strip(), span
 
 
 def resolve_layout(
-    declarations: Declarations, layout: str | None, mesh: Mesh, schedule: str | None = None
+    declarations: Declarations,
+    layout: str | None,
+    mesh: Mesh,
+    schedule: str | None = None,
+    option: str = "--layout",
 ) -> Layout:
     """The layout called `layout`, or written as `batch:data,hidden:model`; the first for None.
 
     An empty text is the layout without rules. A `schedule`, `one_f_one_b[batch](8)`, replaces that
-    of the layout.
+    of the layout. `option` is where `layout` is from.
 
     Raises a diagnostic when there is no such layout, or it is wrong by itself.
     """
     found = Diagnostics()
-    result = collect_layout(declarations, layout, mesh, found, schedule)
+    result = collect_layout(declarations, layout, mesh, found, schedule, option)
     found.raise_errors()
     return result
 
@@ -547,12 +552,13 @@ def collect_layout(
     mesh: Mesh,
     diagnostics: Diagnostics,
     schedule: str | None = None,
+    option: str = "--layout",
 ) -> Layout:
     """The layout of `resolve_layout`, without what is wrong with a declared one.
 
     That is reported in `diagnostics`. Raises a diagnostic when there is no such layout.
     """
-    found = _rules_and_schedule(declarations, layout, mesh, diagnostics)
+    found = _rules_and_schedule(declarations, layout, mesh, diagnostics, option)
     if schedule is None:
         return found
     given = diagnostics.of(partial(used_of_text, schedule, declarations))
@@ -560,7 +566,11 @@ def collect_layout(
 
 
 def _rules_and_schedule(
-    declarations: Declarations, layout: str | None, mesh: Mesh, diagnostics: Diagnostics
+    declarations: Declarations,
+    layout: str | None,
+    mesh: Mesh,
+    diagnostics: Diagnostics,
+    option: str,
 ) -> Layout:
     places = _places(declarations, mesh)
     if layout is None:
@@ -575,13 +585,13 @@ def _rules_and_schedule(
         cuts = collect_cuts(node, declarations, diagnostics)
         return Layout(layout, rules, mesh, places, schedule, settings, cuts)
     if ":" in layout:
-        return Layout(layout, tuple(_rules_of_text(layout)), mesh, places)
-    span = Span(Source("--layout", layout), 0, len(layout))
+        return Layout(layout, tuple(_rules_of_text(layout, option)), mesh, places)
+    span = Span(Source(option, layout), 0, len(layout))
     if layout in declarations.sbps:
         message = f"`{layout}` is an `sbp` block, not a layout"
         where = Related(declarations.sbps[layout].name.span, "declared here")
         fail("MD0108", message, span, where, help=f"choose it with `--sbp {layout}`")
-    help = "or write the rules: `--layout batch:data,hidden:model`"
+    help = f"or write the rules: `{option} {_RULES}`"
     name, known = ast.Name(layout, span), list(declarations.layouts)
     raise DiagnosticError(unknown("MD0108", "layout", name, known, help))
 
@@ -600,12 +610,12 @@ def _places(declarations: Declarations, mesh: Mesh) -> dict[tuple[str, str], Rel
     return found
 
 
-def _rules_of_text(text: str) -> Iterable[Rule]:
+def _rules_of_text(text: str, option: str) -> Iterable[Rule]:
     """Mesh-TensorFlow's form; a dim named twice is split over several axes, outer first."""
     found: dict[str, Rule] = {}
-    for dim, axis, span in _pairs(text, "--layout"):
+    for dim, axis, span in _pairs(text, option, _RULES):
         if not _NAME.fullmatch(axis):
-            help = f"for instance `--layout {_EXAMPLES['--layout']}`; rules with `->` or of some "
+            help = f"for instance `{option} {_RULES}`; rules with `->` or of some "
             help += "tensors stand in a `layout` of the file"
             fail("MD0601", f"`{axis}` is no axis of a mesh", span, help=help)
         axes = () if axis == "none" else (axis,)

@@ -119,11 +119,7 @@ class Asked:
 
     def _rules(self, made: Compilation, mesh: Mesh, option: str, asked: str) -> Rules:
         """The rules of a layout by name, or as text. Raises MD0302 for some that contradict."""
-        layout = resolve_layout(made.declarations, asked, mesh)
-        text = Source(option, asked)
-        if ":" in asked:
-            moved = (replace(r, span=Span(text, r.span.start, r.span.end)) for r in layout.rules)
-            layout = replace(layout, rules=tuple(moved))
+        layout = resolve_layout(made.declarations, asked, mesh, option=option)
         if layout.schedule is not None or layout.cuts:
             help = "name a layout without a schedule; `--pipeline AXIS` searches for stages"
             fail("MD0601", f"`{option} {asked}`: the layout is that of a pipeline", help=help)

@@ -18,7 +18,7 @@ from meshdsl.diagnostics import DiagnosticError, fail
 from meshdsl.named.ir import walk
 from meshdsl.pipeline import lower_placed
 from meshdsl.search.climbing import climbed
-from meshdsl.search.plan import Plan, Rules
+from meshdsl.search.plan import Plan, Rules, first_of_each
 from meshdsl.search.problem import Count, Found, Problem
 from meshdsl.search.sending import ROUNDING, Beyond
 from meshdsl.search.space import Space, seconds
@@ -412,18 +412,8 @@ def best_first(problem: Problem, plans: list[Plan]) -> tuple[Plan, ...]:
         if last is not None and known(plan) > problem.value(last):
             break
         if problem.fits(plan):
-            found = sorted([*found, plan], key=problem.key)
-            found = list(_first_of_each(found))
+            found = first_of_each(sorted([*found, plan], key=problem.key))
     return tuple(found[:SHOWN])
-
-
-def _first_of_each(plans: list[Plan]) -> Iterator[Plan]:
-    """The first plan of each layout."""
-    seen: set[Rules] = set()
-    for plan in plans:
-        if plan.rules not in seen:
-            seen.add(plan.rules)
-            yield plan
 
 
 def _refuse(run: _Run, placed: Placed, least: float) -> NoReturn:
@@ -438,7 +428,8 @@ def _refuse(run: _Run, placed: Placed, least: float) -> NoReturn:
     if not every:
         fail("MD0641", message, help="a larger `--replicated`, or fewer rules by `--fix`")
     found = math.ceil((min(every) / least - 1) * 100) if least else 100
-    fail("MD0641", message, help=f"`--replicated {found}%` is what the layouts placed reach")
+    more = "" if run.problem.limits.rules is None else "; more rules may divide it further"
+    fail("MD0641", message, help=f"`--replicated {found}%` is what the layouts placed reach{more}")
 
 
 def _beyond(run: _Run) -> Iterator[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -241,6 +241,14 @@ class Plan:
     def peak(self) -> int:
         """Bytes held at the worst moment."""
         return self.memory["peak"]
+
+
+def first_of_each(plans: Iterable[Plan]) -> list[Plan]:
+    """The first plan of each that was asked for: the better walk, where they are in order."""
+    found: dict[Asked, Plan] = {}
+    for plan in plans:
+        found.setdefault(plan.asked, plan)
+    return [*found.values()]
 
 
 _RESHARD = placed.Reshard

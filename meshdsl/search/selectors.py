@@ -17,7 +17,7 @@ from meshdsl.named.prelude import prelude
 from meshdsl.placed.layout import selects
 from meshdsl.placed.lint import values_of
 from meshdsl.search.per_tensor import chosen, named_tensors
-from meshdsl.search.plan import Asked, Plan, Rule, Rules
+from meshdsl.search.plan import Asked, Plan, Rule, Rules, first_of_each
 from meshdsl.search.problem import Found, Problem
 from meshdsl.search.second import AHEAD
 from meshdsl.syntax.symbols import ROLES
@@ -84,10 +84,8 @@ def onwards(found: Found, plan: Plan) -> Found:
 
 def _with(found: Found, best: list[Plan], run: _Steps) -> Found:
     """The result with other plans at its head, and all that were placed for them."""
-    plans: dict[Asked, Plan] = {}
-    for plan in sorted((*best, *found.plans), key=found.problem.key):
-        plans.setdefault(plan.asked, plan)
-    return replace(found, plans=tuple(plans.values()), every=(*found.every, *run.made))
+    plans = first_of_each(sorted((*best, *found.plans), key=found.problem.key))
+    return replace(found, plans=tuple(plans), every=(*found.every, *run.made))
 
 
 def _is_stored(rule: Rule) -> bool:
