@@ -206,6 +206,20 @@ class _Run:
                 found.append((rules, made))
         return sorted(found, key=self.least)
 
+    def by_work(self, space: Space, but: set[Rules]) -> None:
+        """Place the layouts that divide the work furthest, until one does so as far as asked.
+
+        The time is over, and those that were placed in order do not: there is to be an answer.
+        """
+        self.cut = True
+        within = itertools.islice(space.within(self.most_work), LISTED)
+        for _, rules in sorted(within, key=lambda found: found[0]):
+            if self.plans:
+                return
+            if rules not in but and _is_short(rules, self.problem):
+                self.valid += 1
+                self.consider(rules)
+
     def least(self, found: tuple[Rules, list[Plan]]) -> float:
         """What is known of the value of a layout: in bytes, a lower bound."""
         rules, plans = found
@@ -313,6 +327,8 @@ class Layouts:
             placed = run.general(found)
             if storage:
                 run.storage(placed, space)
+        if not run.plans and not run.bounded and problem.expired():
+            run.by_work(space, {rules for rules, _ in placed})
         if not run.plans and not run.bounded:
             _refuse(run, placed, least)
         level = "L1" if limits.storage else "L0"
